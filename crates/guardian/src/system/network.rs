@@ -72,9 +72,9 @@ impl Network {
         Ok(self.channels.as_ref().map_or(Ok(()), |all| all.declare(name(id), address))?)
     }
 
-    /// Whether the present incarnation of a component listens, as far as that is known.
-    pub(super) fn listens(&self, id: ComponentId) -> bool {
-        self.channels.as_ref().is_none_or(|all| all.listens(name(id)))
+    /// Whether the present incarnation of a component has begun to listen, where channels are kept.
+    pub(super) fn listens(&self, id: ComponentId) -> Option<bool> {
+        self.channels.as_ref().map(|all| all.listens(name(id)))
     }
 
     /// A component is ready: callers that wait for it go on.

@@ -144,8 +144,8 @@ impl Checks {
     }
 
     /// Makes the checks that are due, as far as that is possible without a wait.
-    /// `listens` tells whether the incarnation has its listeners, where they are kept.
-    pub(super) fn advance(&mut self, now: Instant, listens: impl FnOnce() -> bool) -> Vec<Sign> {
+    /// `listens` tells whether the incarnation has begun to listen, where listeners are kept.
+    pub(super) fn advance(&mut self, now: Instant, listens: impl FnOnce() -> Option<bool>) -> Vec<Sign> {
         let mut signs = Vec::new();
         self.take_messages(now, &mut signs);
         let is_ready = signs.contains(&Sign::Ready) || self.is_ready_now(now, listens);
@@ -170,13 +170,16 @@ impl Checks {
         signs
     }
 
-    fn is_ready_now(&mut self, now: Instant, listens: impl FnOnce() -> bool) -> bool {
+    fn is_ready_now(&mut self, now: Instant, listens: impl FnOnce() -> Option<bool>) -> bool {
         let Some(readiness) = &mut self.readiness else { return false };
-        if readiness.connects() && !listens() {
-            readiness.put_off(now);
-            return false;
+        match (&mut *readiness, listens()) {
+            (Readiness::Listen(_), Some(true)) => true,
+            (readiness, Some(false)) if readiness.connects() => {
+                readiness.put_off(now);
+                false
+            }
+            (readiness, _) => readiness.advance(now),
         }
-        readiness.advance(now)
     }
 
     /// The address that the component has to listen on to be ready.
