@@ -367,9 +367,19 @@ fn a_component_that_forks_away_leaves_nothing_behind() {
         .count()
     };
     until("both", || (running() == 2).then_some(()));
+    let leaver = system.lab.path("leaver").to_string_lossy().into_owned();
     system.order("leaver", "fork");
     system.await_incarnation("leaver", 2);
     assert_eq!(running(), 2, "the process that went away is left");
+    // One that has written over its environment, as nginx does, is one of its session.
+    system.order("leaver", "leave");
+    system.await_incarnation("leaver", 3);
+    let all = std::fs::read_dir("/proc").unwrap().flatten().filter(|process| {
+        std::fs::read_link(process.path().join("exe")).is_ok_and(|exe| exe == program())
+            && std::fs::read_to_string(process.path().join("cmdline"))
+                .is_ok_and(|line| line.contains(&*leaver))
+    });
+    assert_eq!(all.count(), 1, "the process without an environment is left");
     assert_eq!(system.incarnation("other"), 1);
     assert_eq!(system.down(), Some(0));
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use serde::Serialize;
 use serde_json::{Value, json};
 use store::SubjectName;
+use supervise::Fault;
 use sys::Error;
 use sys::clock::Clock;
 
@@ -46,6 +47,8 @@ pub struct DeathRow {
     pub exit: Option<i32>,
     /// The child whose failure ended it, under `--restart-on child-signal`.
     pub child: Option<FailedChild>,
+    /// What it was killed for, if a check from outside had found a fault.
+    pub fault: Option<Fault>,
     pub followed_by: FollowedBy,
     /// The checkpoint that it was restored from.
     pub seq: Option<u64>,
@@ -151,6 +154,7 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
     let mut found: Vec<DeathRow> = Vec::new();
     // Of each subject, the failure that its root is being ended for.
     let mut failed: BTreeMap<String, FailedChild> = BTreeMap::new();
+    let mut faults: BTreeMap<String, Fault> = BTreeMap::new();
     for row in rows {
         let last = found.iter_mut().rev().find(|death| death.name == row.name);
         let is_open = |death: &&mut DeathRow| death.followed_by == FollowedBy::Nothing;
@@ -158,6 +162,7 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
             (RunEvent::ChildDied { pid, signal, .. }, _) => {
                 failed.insert(row.name.clone(), FailedChild { pid: *pid, signal: *signal });
             }
+            (RunEvent::Faulted { fault, .. }, _) => drop(faults.insert(row.name.clone(), *fault)),
             (RunEvent::Restored { seq, took_us, .. }, Some(death)) if is_open(&death) => {
                 (death.followed_by, death.seq, death.took_us) =
                     (FollowedBy::Restored, Some(*seq), Some(*took_us));
@@ -179,6 +184,7 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
                     signal: *signal,
                     exit: *exit,
                     child: failed.remove(&row.name),
+                    fault: faults.remove(&row.name),
                     followed_by: if is_end { FollowedBy::Ended } else { FollowedBy::Nothing },
                     seq: None,
                     took_us: None,

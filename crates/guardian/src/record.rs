@@ -267,7 +267,7 @@ impl Record {
         self.is_of_this_boot() && self.root.is_alive()
     }
 
-    fn is_of_this_boot(&self) -> bool {
+    pub(crate) fn is_of_this_boot(&self) -> bool {
         self.boot == boot()
     }
 }

@@ -49,7 +49,7 @@ fn row(death: &DeathRow) -> Vec<String> {
     };
     let cause = match death.child {
         Some(child) => format!("signal {} of child {}", child.signal, child.pid),
-        None => cause,
+        None => death.fault.map_or(cause, |fault| fault.to_string()),
     };
     let followed = match (death.seq, death.took_us) {
         (Some(sequence), Some(took)) => {

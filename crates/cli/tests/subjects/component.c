@@ -6,8 +6,9 @@
  * descriptor, and on standard output. `beat` sends WATCHDOG=1. `stay` ignores SIGTERM. `count` keeps a number in memory
  * that it writes to FILE.count every 5 ms. What FILE.do says is done: `hang` (nothing at all any more), `fds` (opens 500
  * descriptors), `eat` (64 MiB of memory), `trigger` (WATCHDOG=trigger), `fork` (a child goes on in a session of its own,
- * and this process ends well), `exit` (status 3).
+ * and this process ends well), `leave` (the same in this session, without its environment), `exit` (status 3).
  */
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -94,6 +95,17 @@ static void obey(const char *word) {
             _exit(0);
         }
         setsid();
+        for (;;) {
+            pause();
+        }
+    } else if (strcmp(word, "leave") == 0) {
+        if (fork() != 0) {
+            usleep(100000);
+            _exit(0);
+        }
+        for (char **variable = environ; *variable; variable++) {
+            memset(*variable, 0, strlen(*variable));
+        }
         for (;;) {
             pause();
         }

@@ -77,13 +77,16 @@ impl Table {
         self.admitted <= 1 && !self.is_shared
     }
 
-    /// The subject whose mark a process has.
-    fn marked(&self, pid: Pid) -> Option<Owner> {
-        let mark = mark_of(pid)?;
-        self.marks
-            .iter()
-            .find(|(_, own)| !own.is_empty() && own.as_bytes() == mark.as_slice())
-            .map(|(owner, _)| *owner)
+    /// The subject whose mark a process has, or whose root has led its session: some programs write over their
+    /// environment, and daemons leave their session.
+    fn recognised(&self, pid: Pid) -> Option<Owner> {
+        let mark = mark_of(pid);
+        let has_mark = |own: &String| !own.is_empty() && mark.as_deref() == Some(own.as_bytes());
+        let marked = self.marks.iter().find(|(_, own)| has_mark(own)).map(|(owner, _)| *owner);
+        marked.or_else(|| {
+            let session = procfs::stat(pid).ok()?.session;
+            self.roots.iter().find(|(_, root)| root.pid == session).map(|(owner, _)| *owner)
+        })
     }
 
     fn is_foreign(&self, key: ProcessKey) -> bool {
@@ -281,8 +284,9 @@ impl ProcessReaper {
     fn strange(&self, owner: Owner, root: Pid) -> Vec<Pid> {
         let table = self.table();
         let mark = table.marks.get(&owner).filter(|_| table.strangers.contains(&owner)).cloned();
+        let session = table.roots.get(&owner).map(|root| root.pid);
         drop(table);
-        let found = mark.map(|mark| marked(&mark)).unwrap_or_default();
+        let found = mark.map(|mark| recognised(&mark, session)).unwrap_or_default();
         found.into_iter().filter(|pid| *pid != root).collect()
     }
 
@@ -296,7 +300,7 @@ impl ProcessReaper {
         if !is_only {
             table.survey();
         }
-        let is_its_own = |key: &ProcessKey| match table.owner_of(*key).or_else(|| table.marked(key.pid)) {
+        let is_its_own = |key: &ProcessKey| match table.owner_of(*key).or_else(|| table.recognised(key.pid)) {
             _ if is_only => true,
             Some(found) => found == owner,
             None => is_traced_by_us(key.pid),
@@ -313,17 +317,24 @@ fn mark_of(pid: Pid) -> Option<Vec<u8>> {
     mark.map(<[u8]>::to_vec)
 }
 
-/// Processes with this mark.
-fn marked(mark: &str) -> Vec<Pid> {
-    let has_it = |pid: &Pid| mark_of(*pid).is_some_and(|own| own == mark.as_bytes());
-    procfs::processes().unwrap_or_default().into_iter().filter(has_it).collect()
+/// Processes with this mark, or in the session that this dead root has led.
+fn recognised(mark: &str, root: Option<Pid>) -> Vec<Pid> {
+    // While a session has members, no other process gets the number of its leader.
+    let is_ours = |pid: &Pid| {
+        mark_of(*pid).is_some_and(|own| !mark.is_empty() && own == mark.as_bytes())
+            || procfs::stat(*pid).is_ok_and(|stat| root == Some(stat.session))
+    };
+    procfs::processes().unwrap_or_default().into_iter().filter(is_ours).collect()
 }
 
-/// Kills all processes with a mark, and waits until they have ended. Their parents reap them.
-pub(super) fn end_marked(mark: &str) -> Result<()> {
+/// Kills what a dead root has left that this program has not started, and waits until it has ended. Its parents reap it.
+pub(super) fn end_left_by(mark: &str, root: Pid) -> Result<()> {
     let deadline = Deadline::after(PATIENCE);
+    // The number may be that of another process by now, with a session of its own.
+    let is_taken = procfs::stat(root).is_ok_and(|stat| !stat.is_zombie());
+    let session = Some(root).filter(|root| root.get() > 0 && !is_taken);
     loop {
-        let mut left = marked(mark);
+        let mut left = recognised(mark, session);
         left.retain(|pid| procfs::stat(*pid).is_ok_and(|stat| !stat.is_zombie()));
         let Some(first) = left.first() else { return Ok(()) };
         if deadline.has_passed() {

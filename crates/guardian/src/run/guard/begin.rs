@@ -287,8 +287,8 @@ fn name_of(store: &Store, pid: Pid) -> Result<Option<SubjectName>> {
 /// Ends what an incarnation has left whose guardian died before it did: its addresses and files would be in the way.
 fn end_leftovers(request: &RunRequest, claim: &Claim) -> Result<()> {
     match Record::read(&claim.directory).ok().flatten() {
-        Some(record) if request.ends_tree && !record.has_root() && !record.requests.is_empty() => {
-            leftovers::end_marked(&record.requests)
+        Some(record) if request.ends_tree && record.is_of_this_boot() && !record.has_root() => {
+            leftovers::end_left_by(&record.requests, record.root.key().pid)
         }
         _ => Ok(()),
     }
