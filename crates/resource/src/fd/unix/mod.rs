@@ -7,6 +7,7 @@
 //! peer's name, or, for clients of a server that goes on and with `loses_connections`, the end of a connection).
 
 mod bind;
+mod calls;
 mod capture;
 mod names;
 mod queue;

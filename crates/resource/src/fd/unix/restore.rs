@@ -8,17 +8,15 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use model::DescriptionId;
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::net::Shutdown;
+use sys::Errno;
 use sys::socket::{self, SocketAddress};
-use sys::stand_in::{Act, perform};
-use sys::{Errno, Error};
 
 use super::super::held_listener;
 use super::super::kind::{FdCreate, FdRecord};
 use super::bind::{self, Bound, bind};
+use super::calls::{accept, connect_to, listen, new, pair, shut};
 use super::queue::{Way, fill};
-use super::state::{Listener, Maker, NAME, Peer, Queued, State, is_path, text};
+use super::state::{Listener, NAME, Peer, Queued, State, is_path, text};
 use crate::error::{ResourceError, Result};
 
 /// Clients that may wait while all are connected; afterwards the program's own limit applies.
@@ -425,67 +423,6 @@ fn is_taken(state: &State) -> Result<bool> {
         Err(error) if error.errno == Errno(bind::EADDRINUSE) => Ok(true),
         Err(error) => Err(error.into()),
     }
-}
-
-fn new(state: &State) -> Result<OwnedFd> {
-    let socket = state.family.create()?;
-    state.options.apply_early(&socket, state.family)?;
-    Ok(socket)
-}
-
-/// Two connected sockets, made in the name of whoever made them.
-fn pair(state: &State) -> Result<(OwnedFd, OwnedFd)> {
-    let (first, second) = (state.family.create()?, state.family.create()?);
-    let act = Act::Pair { kind: state.family.kind, first: first.as_fd(), second: second.as_fd() };
-    if stands_in(state.maker(), act) { Ok((first, second)) } else { Ok(socket::pair(state.family.kind)?) }
-}
-
-fn listen(socket: BorrowedFd<'_>, backlog: i32, maker: Option<Maker<'_>>) -> Result<()> {
-    if stands_in(maker, Act::Listen { socket, backlog }) {
-        return Ok(());
-    }
-    Ok(rustix::net::listen(socket, backlog).map_err(|errno| Error::new("listen", errno))?)
-}
-
-/// Does it in the name of a process, if that is possible: without the right to choose process numbers, and where
-/// the number is taken, we do it in our own name.
-fn stands_in(maker: Option<Maker<'_>>, act: Act<'_>) -> bool {
-    maker.is_some_and(|maker| perform(maker.credentials, maker.groups, act).is_ok())
-}
-
-fn shut(socket: BorrowedFd<'_>, halves: u32) -> Result<()> {
-    let how = match halves {
-        1 => Shutdown::Read,
-        2 => Shutdown::Write,
-        3 => Shutdown::Both,
-        _ => return Ok(()),
-    };
-    Ok(rustix::net::shutdown(socket, how).map_err(|errno| Error::new("shut a Unix socket", errno))?)
-}
-
-/// Has calls on a socket fail where they would wait. The clients that waited at a saved listener find room at a new one;
-/// where the system allows fewer than it did, or a record is a lie, a call would wait for ever.
-fn without_waiting<T>(socket: BorrowedFd<'_>, act: impl FnOnce() -> Result<T>) -> Result<T> {
-    let failed = |errno| Error::new("change the flags of a socket", errno);
-    let flags = fcntl_getfl(socket).map_err(failed)?;
-    fcntl_setfl(socket, flags | OFlags::NONBLOCK).map_err(failed)?;
-    let outcome = act();
-    fcntl_setfl(socket, flags).map_err(failed)?;
-    outcome
-}
-
-/// Takes the connection that was just made.
-fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd> {
-    without_waiting(listener, || Ok(socket::accept(listener)?))
-}
-
-fn connect_to(socket: BorrowedFd<'_>, address: &SocketAddress, maker: Option<Maker<'_>>) -> Result<()> {
-    without_waiting(socket, || {
-        if stands_in(maker, Act::Connect { socket, address }) {
-            return Ok(());
-        }
-        Ok(socket::connect(socket, address)?)
-    })
 }
 
 /// Whether two sockets are bound to one file, as far as that was seen.

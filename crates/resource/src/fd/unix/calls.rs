@@ -1,0 +1,80 @@
+//! Calls on Unix sockets, made in the name of whoever made them in the saved program where that is possible.
+//!
+//! Owns: standing in for the maker of a socket, calls that must not wait.
+//! Does not: know the order in which sockets are built.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::Shutdown;
+use sys::Error;
+use sys::socket::{self, SocketAddress};
+use sys::stand_in::{Act, perform};
+
+use super::state::{Maker, State};
+use crate::error::Result;
+
+pub(super) fn new(state: &State) -> Result<OwnedFd> {
+    let socket = state.family.create()?;
+    state.options.apply_early(&socket, state.family)?;
+    Ok(socket)
+}
+
+/// Two connected sockets, made in the name of whoever made them.
+pub(super) fn pair(state: &State) -> Result<(OwnedFd, OwnedFd)> {
+    let (first, second) = (state.family.create()?, state.family.create()?);
+    let act = Act::Pair { kind: state.family.kind, first: first.as_fd(), second: second.as_fd() };
+    if stands_in(state.maker(), act) { Ok((first, second)) } else { Ok(socket::pair(state.family.kind)?) }
+}
+
+pub(super) fn listen(socket: BorrowedFd<'_>, backlog: i32, maker: Option<Maker<'_>>) -> Result<()> {
+    if stands_in(maker, Act::Listen { socket, backlog }) {
+        return Ok(());
+    }
+    Ok(rustix::net::listen(socket, backlog).map_err(|errno| Error::new("listen", errno))?)
+}
+
+/// Does it in the name of a process, if that is possible: without the right to choose process numbers, and where
+/// the number is taken, we do it in our own name.
+fn stands_in(maker: Option<Maker<'_>>, act: Act<'_>) -> bool {
+    maker.is_some_and(|maker| perform(maker.credentials, maker.groups, act).is_ok())
+}
+
+pub(super) fn shut(socket: BorrowedFd<'_>, halves: u32) -> Result<()> {
+    let how = match halves {
+        1 => Shutdown::Read,
+        2 => Shutdown::Write,
+        3 => Shutdown::Both,
+        _ => return Ok(()),
+    };
+    Ok(rustix::net::shutdown(socket, how).map_err(|errno| Error::new("shut a Unix socket", errno))?)
+}
+
+/// Has calls on a socket fail where they would wait. The clients that waited at a saved listener find room at a new one;
+/// where the system allows fewer than it did, or a record is a lie, a call would wait for ever.
+fn without_waiting<T>(socket: BorrowedFd<'_>, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    let failed = |errno| Error::new("change the flags of a socket", errno);
+    let flags = fcntl_getfl(socket).map_err(failed)?;
+    fcntl_setfl(socket, flags | OFlags::NONBLOCK).map_err(failed)?;
+    let outcome = act();
+    fcntl_setfl(socket, flags).map_err(failed)?;
+    outcome
+}
+
+/// Takes the connection that was just made.
+pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd> {
+    without_waiting(listener, || Ok(socket::accept(listener)?))
+}
+
+pub(super) fn connect_to(
+    socket: BorrowedFd<'_>,
+    address: &SocketAddress,
+    maker: Option<Maker<'_>>,
+) -> Result<()> {
+    without_waiting(socket, || {
+        if stands_in(maker, Act::Connect { socket, address }) {
+            return Ok(());
+        }
+        Ok(socket::connect(socket, address)?)
+    })
+}
