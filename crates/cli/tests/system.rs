@@ -246,6 +246,15 @@ fn a_component_that_cannot_start_or_always_dies_is_given_up_and_the_others_go_on
     system.await_state("dies", "gave-up");
     assert_eq!(system.state("waits"), "waiting");
     assert_eq!(system.status("waits")["component"]["waits_for"], serde_json::json!(["missing"]));
+    let picture = system.call(&["status", "--graph"]).stdout;
+    assert!(picture.starts_with("digraph system {") && picture.trim_end().ends_with('}'), "{picture}");
+    for line in [
+        "\"missing\" [label=\"missing\\nstateless, failed\", fillcolor=tomato];",
+        "\"waits\" -> \"missing\" [style=dashed];",
+        "\"good\" [label=\"good\\nstateless, ready\", fillcolor=palegreen];",
+    ] {
+        assert!(picture.contains(line), "{line} is missing in\n{picture}");
+    }
     until("the program of exec", || (system.lines("given-up") == ["lab dies"]).then_some(()));
     assert!(system.told("no such program") || system.told("No such file"), "{}", system.lab.told());
     let deaths = system.call(&["deaths", "dies"]);

@@ -19,6 +19,7 @@ mod doctor;
 mod events;
 mod files;
 mod gc;
+mod graph;
 mod interface;
 mod ls;
 mod man;

@@ -1,11 +1,11 @@
-//! `undying status [NAME] [--json]`
+//! `undying status [NAME] [--json]`, `undying status --graph`
 //!
 //! Owns: the table of guarded subjects.
 //! Does not: know how they are.
 
 use std::time::Duration;
 
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use guardian::{ChangedFiles, RefusalReport, SubjectReport, SubjectState};
 
 use super::interface::Verb;
@@ -24,7 +24,13 @@ impl Verb for Status {
     }
 
     fn arguments(&self, command: Command) -> Command {
-        command.arg(Arg::new("NAME").help("The subject")).arg(parse::json())
+        command.arg(Arg::new("NAME").help("The subject")).arg(parse::json()).arg(
+            Arg::new("graph")
+                .long("graph")
+                .action(ArgAction::SetTrue)
+                .conflicts_with_all(["json", "NAME"])
+                .help("Print the components of a system, what they need and how they are, for Graphviz"),
+        )
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
@@ -34,6 +40,10 @@ impl Verb for Status {
             print::say_if_missing(&store);
         }
         let found = guardian::status(&store, name)?;
+        if matches.get_flag("graph") {
+            print::lines(&super::graph::text(&found.rows))?;
+            return Ok(report_left_out(&found.failed));
+        }
         if matches.get_flag("json") {
             print::json(&found.rows)?;
             return Ok(report_left_out(&found.failed));

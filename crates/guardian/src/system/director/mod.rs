@@ -272,6 +272,7 @@ impl<'a> SystemDirector<'a> {
             let state = notices::state_name(self.supervisor.state(part.id));
             if part.shown.0 != state {
                 part.shown = (state, time.clone());
+                part.channels = self.network.facts(part.id);
                 self.published.change();
             }
         }
