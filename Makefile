@@ -14,7 +14,7 @@ build:
 	@mkdir -p $(TARGET)/release
 	@ln -sfn ../x86_64-unknown-linux-gnu/release/undying $(TARGET)/release/undying
 
-# A program that is killed and goes on.
+# Programs that are killed and go on, one alone and four as a system.
 demo: build
 	@if [ -x demo/run.sh ]; then demo/run.sh; else cargo run --release --package undying-cli -- --help; fi
 

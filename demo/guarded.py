@@ -1,4 +1,5 @@
 """A program under `undying run`: starting it, asking how it is, killing it, waiting until it is back."""
+import contextlib
 import datetime
 import json
 import os
@@ -13,6 +14,8 @@ EVERY = "500ms"
 # Far above what a loaded machine needs: reaching one means that something hangs.
 LIMIT_S = 60
 POLL_S = 0.005
+# A component that ignores SIGTERM is killed after ten seconds.
+END_S = 15
 BACK = re.compile(r"pid (\d+) is back at checkpoint (\d+) after ([\d.]+) ms")
 
 alive = []
@@ -83,22 +86,31 @@ class Guarded:
         except subprocess.TimeoutExpired:
             raise Failure(f"{self.name} does not end:\n{self.said()}") from None
 
+    def pids(self):
+        return [pid for pid in [self.status().get("pid")] if pid]
+
 
 def time_of(checkpoint):
     """When the subject was stopped for a checkpoint, in seconds since 1970."""
-    return datetime.datetime.fromisoformat(checkpoint["time"].replace("Z", "+00:00")).timestamp()
+    return seconds(checkpoint["time"])
+
+
+def seconds(text):
+    """A time as undying writes it, in seconds since 1970."""
+    return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def end_all():
-    """Ends what still runs: first the subjects, by a signal after which nobody restarts them."""
+    """Ends what still runs: first the programs, by a signal after which nothing restarts them."""
     for one in alive:
         if one.guardian.poll() is not None:
             continue
         one.guardian.terminate()
         try:
-            one.guardian.wait(10)
+            one.guardian.wait(END_S)
         except subprocess.TimeoutExpired:
-            pid = one.status().get("pid")
+            pids = one.pids()
             one.guardian.kill()
-            if pid:
-                os.kill(pid, signal.SIGKILL)
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

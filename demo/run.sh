@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The demo: three programs are killed with SIGKILL and go on. `make demo` builds first and then runs this.
+# The demo: programs and a system of programs are killed with SIGKILL, and go on. `make demo` builds first and then
+# runs this.
 #
 # Installs what is missing (Debian, Ubuntu), or says what to install. Everything it makes lies in one temporary
 # folder, and is gone when it ends.

@@ -26,6 +26,13 @@ class Screen:
     def line(self, label, text):
         self.write(f"  {label:{LABEL_WIDTH}}{text}\n")
 
+    def above(self, label, text):
+        """A line above the progress, which the next call of `progress` shows again."""
+        if self.open_line:
+            sys.stdout.write("\r\033[K")
+            self.open_line = False
+        self.line(label, text)
+
     def good(self, label, text):
         self.line(label, self.colour("32", text))
 

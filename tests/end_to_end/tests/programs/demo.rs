@@ -1,4 +1,5 @@
-//! The demo that `make demo` runs: redis-server, python3 and make under `undying run`, killed with SIGKILL.
+//! The demo that `make demo` runs: redis-server, python3 and make under `undying run`, and a system under `undying up`;
+//! all are killed with SIGKILL.
 //!
 //! Must hold: whatever the demo promises; it judges itself.
 
@@ -14,7 +15,7 @@ use crate::sources::words;
 use crate::subject::{End, Subject};
 
 /// It takes some seconds on a machine with nothing else to do.
-const DEMO_LIMIT: Duration = Duration::from_secs(150);
+const DEMO_LIMIT: Duration = Duration::from_secs(180);
 /// For its own tidying up.
 const END_LIMIT: Duration = Duration::from_secs(30);
 

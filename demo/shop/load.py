@@ -1,0 +1,87 @@
+"""A load generator: clients that ask for a page again and again, with a new connection each time.
+
+Usage: load.py PORT FILE. The counts are in shared memory of FILE, so that they survive when this program is killed. A
+connection that ends without an answer is counted as cut, and the same request is made again. A line on descriptor 3
+reports the first answer.
+"""
+import mmap
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+
+CLIENTS = 4
+LIMIT_S = 10
+REQUEST = b"GET / HTTP/1.0\r\n\r\n"
+# Requests that were begun, and how they ended: answered, refused, another error, lost when this program was killed.
+# Then the connections that were cut, and the longest time from the beginning of a request to its answer.
+RESULTS = ("answered", "refused", "failed", "lost")
+FIELDS = ("asked", *RESULTS, "cut", "longest_us")
+LAYOUT = struct.Struct(f"={len(FIELDS)}Q")
+
+
+class Counts:
+    """The counts of all incarnations."""
+
+    def __init__(self, path):
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(file, LAYOUT.size)
+        self.memory = mmap.mmap(file, LAYOUT.size)
+        self.lock = threading.Lock()
+        before = read(self.memory)
+        # The clients of the incarnation before were in the middle of these.
+        self.add("lost", before["asked"] - sum(before[name] for name in RESULTS))
+
+    def add(self, name, count=1, took_us=0):
+        with self.lock:
+            counts = read(self.memory)
+            counts[name] += count
+            counts["longest_us"] = max(counts["longest_us"], took_us)
+            self.memory[:] = LAYOUT.pack(*counts.values())
+
+
+def read(memory):
+    return dict(zip(FIELDS, LAYOUT.unpack_from(memory)))
+
+
+def client(port, counts, first):
+    while True:
+        counts.add("asked")
+        began = time.monotonic()
+        while (result := ask(port)) == "cut":
+            counts.add("cut")
+        counts.add(result, took_us=int(1e6 * (time.monotonic() - began)))
+        if result == "answered" and first.acquire(blocking=False):
+            os.write(3, b"the first answer\n")
+
+
+def ask(port):
+    """How one connection has ended."""
+    answer = b""
+    try:
+        with socket.create_connection(("127.0.0.1", port), LIMIT_S) as connection:
+            connection.sendall(REQUEST)
+            while data := connection.recv(4096):
+                answer += data
+    except ConnectionRefusedError:
+        return "refused"
+    except ConnectionError:
+        return "cut"
+    except OSError:
+        return "failed"
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if not body.endswith(b"\n"):
+        return "cut"
+    return "answered" if head.split(None, 2)[1] == b"200" else "failed"
+
+
+def main():
+    port, counts, first = int(sys.argv[1]), Counts(sys.argv[2]), threading.Lock()
+    for _ in range(CLIENTS):
+        threading.Thread(target=client, args=(port, counts, first)).start()
+
+
+if __name__ == "__main__":
+    main()
