@@ -26,6 +26,8 @@ const RANDOM_BYTES: usize = 8;
 /// Connections that wait to be accepted, and those that are answered at a time.
 const BACKLOG: i32 = 64;
 const CALLERS_MAX: usize = 256;
+/// Of these, callers that are no operators: any user of the machine can connect, and must not keep operators out.
+const OTHERS_MAX: usize = 32;
 /// The longest request: a complaint with its text.
 const REQUEST_MAX: usize = 16 << 10;
 
@@ -139,6 +141,10 @@ impl Control {
             let user = peer.uid.as_raw();
             let pid = Pid(peer.pid.as_raw_nonzero().get());
             let caller = Caller { pid, is_operator: user == 0 || user == own };
+            let others = self.callers.values().filter(|(caller, _)| !caller.is_operator).count();
+            if !caller.is_operator && others >= OTHERS_MAX {
+                continue;
+            }
             self.callers.insert(self.accepted, (caller, socket));
             self.accepted = self.accepted.wrapping_add(1);
         }
