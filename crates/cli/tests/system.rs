@@ -689,8 +689,11 @@ fn a_store_has_one_system_and_orders_need_one() {
     let second = system.call(&["up", "system.toml"]);
     assert!(second.code == Some(125) && second.stderr.contains("has a system already: lab"), "{second:?}");
     let mut system = system;
-    // The guardian's own end ends the system as well.
     let guardian = ProcessId::of(Pid(system.guardian.id() as i32)).unwrap();
+    // Ctrl-Z stops neither.
+    guardian.signal(Signal::TSTP).unwrap();
+    assert_eq!(system.call(&["start", "a"]).code, Some(0));
+    // The guardian's own end ends the system as well.
     guardian.signal(Signal::TERM).unwrap();
     assert_eq!(wait(&mut system.guardian).code(), Some(0));
     assert_eq!(system.lines("a").len(), 2);

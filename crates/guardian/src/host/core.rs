@@ -368,6 +368,7 @@ impl Host {
         while let Some(request) = self.signals.poll()? {
             match request {
                 Request::Child => self.has_orphans = true,
+                Request::Stop { .. } if director.takes(request) => {}
                 Request::Stop { signal, from_terminal } => self.stop(signal, from_terminal)?,
                 Request::End { .. } | Request::PassOn(_) if director.takes(request) => {}
                 Request::End { .. } | Request::PassOn(_) => {

@@ -394,6 +394,8 @@ impl Director for SystemDirector<'_> {
         self.heard.push(SystemEvent::Ended { id, end });
     }
 
+    /// One that would stop this program does nothing: a guardian that stands still guards nothing, and calls of its
+    /// components would wait for it.
     fn takes(&mut self, signal: Request) -> bool {
         if matches!(signal, Request::End { .. }) {
             self.ends += 1;
