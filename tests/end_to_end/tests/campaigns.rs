@@ -63,3 +63,8 @@ fn a_subject_with_threads_and_children_does_not_notice_that_undying_is_killed() 
 fn files_of_a_build_two_tables_and_a_database_are_those_of_an_uninterrupted_run() {
     short_form("rewind.py", &["--quick"], &["make", "ar"]);
 }
+
+#[test]
+fn clients_of_components_that_are_killed_are_never_refused() {
+    short_form("channels.py", &["--kills", "3", "--clients", "2", "--only", "redis", "unix"], &["redis-server"]);
+}

@@ -1,0 +1,1 @@
+"""Servers under `undying up`, their clients, and their kills. `tests/campaigns/channels.py` puts them together."""
