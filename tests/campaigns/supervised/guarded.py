@@ -15,7 +15,7 @@ from .servers import WORKERS
 
 NAME = "server"
 # Limits of single waits.
-UP_LIMIT_S, RETURN_LIMIT_S, DOWN_LIMIT_S, LEFT_LIMIT_S = 60, 60, 60, 15
+UP_LIMIT_S, RETURN_LIMIT_S, DOWN_LIMIT_S, LEFT_LIMIT_S, LOOK_LIMIT_S = 60, 60, 60, 15, 15
 # A kill hits a running server so long after the last return, at most; checkpoints are taken each 50 ms.
 LATEST_S = 0.25
 # The share of kills that hit an incarnation so soon after its start that it may not be ready.
@@ -95,8 +95,10 @@ class System:
         return self.status().get("component", {}).get("state")
 
     def channels(self):
-        """The levels of `status`, by kind of socket."""
-        return sorted({"%s %s" % (channel["level"], channel["kind"] or "callers") for channel in self.status()["channels"]})
+        """The levels of `status`, by kind of socket. It has what was found at the last look, each second."""
+        found = lambda: sorted({"%s %s" % (one["level"], one["kind"] or "callers") for one in self.status().get("channels", ())})
+        wait_for(lambda: any(level.startswith("L0") for level in found()), "a channel of level L0 in status", LOOK_LIMIT_S)
+        return found()
 
     def has_ended(self):
         return self.guardian.poll() is not None

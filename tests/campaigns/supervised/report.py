@@ -26,11 +26,11 @@ def cells(row):
         return [*head, *[""] * (len(COLUMNS) - 3), verdict(row)]
     kills, failures = row["kills"], row["failures"]
     shown = str(sum(kills.values()))
-    if set(kills) - {"root", "again"}:
+    if set(kills) != {"root"}:
         shown += " (%s)" % ", ".join("%s %d" % item for item in sorted(kills.items()))
     back = "%.0f (%.0f)" % tuple(row["back_ms"]) if row["back_ms"] else ""
     numbered = any(one["client"] == "numbered" for one in row["clients"])
-    lost = row["lost"] if row["policy"] == "checkpointed" else "all: %d" % row["lost"]
+    lost = row["lost"] if row["policy"] == "checkpointed" else "all"
     return [*head, shown, sum(failures.values()) - failures.get(NO_FILE, 0), failures.get(NO_FILE, 0), row["ended"],
             row["answered"], "%.0f" % row["connect_ms"], "%.0f" % row["request_ms"], back, lost if numbered else "",
             row["twice"] if numbered else "", ", ".join(row.get("levels", ())), verdict(row)]

@@ -66,5 +66,9 @@ fn files_of_a_build_two_tables_and_a_database_are_those_of_an_uninterrupted_run(
 
 #[test]
 fn clients_of_components_that_are_killed_are_never_refused() {
-    short_form("channels.py", &["--kills", "3", "--clients", "2", "--only", "redis", "unix"], &["redis-server"]);
+    short_form(
+        "channels.py",
+        &["--kills", "3", "--clients", "2", "--only", "redis", "unix"],
+        &["redis-server"],
+    );
 }
