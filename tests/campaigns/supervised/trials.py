@@ -44,8 +44,8 @@ def work(kind, policy, chosen, seed, folder, row):
             for client in clients:
                 client.stop()
             gather(row, system, clients)
-        row.update(levels=system.channels(), descriptors=[before, system.descriptors()])
         wrong += faults(row, system, clients)
+        row.update(levels=system.channels(), descriptors=[before, system.descriptors()])
         system.down()
     except Wrong as problem:
         wrong.append(str(problem))
