@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod failure;
+mod narrator;
 mod parse;
 mod print;
 mod verb;

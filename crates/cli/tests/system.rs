@@ -261,6 +261,12 @@ fn a_component_that_cannot_start_or_always_dies_is_given_up_and_the_others_go_on
     assert!(deaths.stdout.contains("exit 3") || deaths.stdout.contains("exited with 3"), "{deaths:?}");
     let refused = system.call(&["start", "missing"]);
     assert!(refused.code == Some(125) && refused.stderr.contains("missing is failed"), "{refused:?}");
+    let error = system.status("missing")["component"]["last_error"].as_str().unwrap().to_owned();
+    assert!(
+        error.contains("/no/such/program") && refused.stderr.contains("undying status missing"),
+        "{error}"
+    );
+    assert!(!system.told("missing: was restarted"), "{}", system.lab.told());
     assert_eq!(system.state("good"), "ready");
     assert_eq!(system.down(), Some(0));
 }
@@ -383,14 +389,76 @@ fn a_component_that_forks_away_leaves_nothing_behind() {
     // One that has written over its environment, as nginx does, is one of its session.
     system.order("leaver", "leave");
     system.await_incarnation("leaver", 3);
-    let all = std::fs::read_dir("/proc").unwrap().flatten().filter(|process| {
-        std::fs::read_link(process.path().join("exe")).is_ok_and(|exe| exe == program())
-            && std::fs::read_to_string(process.path().join("cmdline"))
-                .is_ok_and(|line| line.contains(&*leaver))
-    });
-    assert_eq!(all.count(), 1, "the process without an environment is left");
+    let all = || {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten().filter(|process| {
+            std::fs::read_link(process.path().join("exe")).is_ok_and(|exe| exe == program())
+                && std::fs::read_to_string(process.path().join("cmdline"))
+                    .is_ok_and(|line| line.contains(&*leaver))
+        });
+        processes.count()
+    };
+    assert_eq!(all(), 1, "the process without an environment is left");
     assert_eq!(system.incarnation("other"), 1);
+    // With a session of its own as well nothing may tell it from a process of the other component.
+    system.order("leaver", "vanish");
+    system.await_incarnation("leaver", 4);
     assert_eq!(system.down(), Some(0));
+    assert_eq!(all(), 0, "a process is left when the system has ended");
+}
+
+#[test]
+fn a_kill_at_the_birth_of_a_restore_loses_no_checkpoint() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(
+        "[component.kept]\ncommand = [\"PROGRAM\", \"FOLDER/kept\", \"count\"]\npolicy = \"checkpointed\"\n\
+         every = \"50ms\"\nlog = \"kept.log\"\nrestart = { max = \"100/1m\", backoff = \"1ms..10ms\" }\n",
+    );
+    until("a checkpoint", || (system.status("kept")["checkpoints"].as_u64()? > 3).then_some(()));
+    for round in 2..6 {
+        let first = system.pid("kept");
+        first.signal(Signal::KILL).unwrap();
+        // The process under construction has the number of the dead one. Without a nap between two looks: it is killed
+        // before it can be traced.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let second = loop {
+            match ProcessId::of(first.pid()) {
+                Ok(found) if found != first => break found,
+                _ => assert!(Instant::now() < deadline, "{}", system.lab.told()),
+            }
+        };
+        let _ = second.signal(Signal::KILL);
+        system.await_incarnation("kept", round);
+    }
+    let told = system.lab.told();
+    assert!(!told.contains("cannot be restored") && !told.contains("from the beginning: "), "{told}");
+    assert_eq!(system.lines("kept").len(), 1, "{told}");
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn a_guardian_whose_reports_nobody_reads_goes_on() {
+    if !supported() {
+        return;
+    }
+    let (unread, full) = std::io::pipe().unwrap();
+    let mut system = System::up_with(
+        "[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\"]\nlog = \"a.log\"\n",
+        |_, command| {
+            let capacity = rustix::pipe::fcntl_getpipe_size(&full).unwrap();
+            (&full).write_all(&vec![b'.'; capacity]).unwrap();
+            command.stderr(full.try_clone().unwrap());
+        },
+    );
+    for number in 1..4 {
+        system.await_incarnation("a", number);
+        system.pid("a").signal(Signal::KILL).unwrap();
+    }
+    assert_eq!(system.call(&["down"]).code, Some(0));
+    // Its last lines wait for a reader for a while, and no longer.
+    assert_eq!(wait(&mut system.guardian).code(), Some(0));
+    drop(unread);
 }
 
 #[test]
@@ -712,7 +780,11 @@ fn mistakes_of_a_probe_are_found_before_anything_is_started() {
          [component.b]\ncommand = [\"PROGRAM\", \"FOLDER/b\"]\nready = { http = \"https://127.0.0.1/\" }\n",
     );
     assert_eq!(wait(&mut system.guardian).code(), Some(2));
-    assert!(system.told("https"), "{}", system.lab.told());
+    for words in ["https", "the checks on b", "system.toml:5:12"] {
+        assert!(system.told(words), "{words}: {}", system.lab.told());
+    }
+    let checked = system.call(&["check", "system.toml"]);
+    assert!(checked.code == Some(2) && checked.stderr.contains("the checks on b"), "{checked:?}");
     assert!(system.lines("a").is_empty() && system.lines("b").is_empty());
 }
 

@@ -170,6 +170,12 @@ impl EngineError {
         error.errno == sys::Errno::ESRCH || error.errno == sys::Errno::ENOENT
     }
 
+    /// Whether a process under construction was killed from outside: what it was built from may be sound.
+    #[must_use]
+    pub fn is_broken_off(&self) -> bool {
+        matches!(self, Self::Resource(ResourceError::Remote(RemoteError::Ended(_)))) || self.says_gone()
+    }
+
     /// The process whose code cannot be borrowed for remote calls, if it says that.
     pub(crate) fn lacks_code(&self) -> Option<Pid> {
         match self {

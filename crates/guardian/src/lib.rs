@@ -57,6 +57,7 @@ pub use run::{
     COMPRESS_AFTER_DEFAULT, ComponentChannels, Damaged, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT,
     FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,
 };
+pub use signals::in_background;
 pub use status::{SubjectReport, status};
 pub use store::{CODECS, Codec, codec};
 pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy, SubjectStatus, System};

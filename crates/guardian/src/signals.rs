@@ -7,6 +7,7 @@
 //! Does not: act; the loops do.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread::JoinHandle;
 
 use model::{Pid, Signal};
 use sys::signalfd;
@@ -49,6 +50,14 @@ pub(crate) fn outlive_failed_writes() -> Result<u64> {
         sys::signal::set_ignored(signal)?;
     }
     Ok(OF_WRITES.into_iter().map(bit).fold(0, |set, one| set | one) & !ignored)
+}
+
+/// Starts a thread that no signal to this process reaches, so that it can begin before [`Signals::take`].
+pub fn in_background(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let blocked = sys::signal::block(u64::MAX)?;
+    let started = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    sys::signal::unblock(!blocked)?;
+    Ok(started.map_err(|error| sys::Error::new("start a thread", error))?)
 }
 
 /// What a signal asks for.

@@ -110,6 +110,15 @@ pub fn spawn_waiting(wanted: WantedPid) -> Result<Pid> {
     }
 }
 
+/// Ends a child of this process that was just created, and takes its end.
+pub fn end(pid: Pid) {
+    // While its end has not been taken, nobody else has its number; a child that is gone cannot be waited for.
+    if crate::ptrace::peek(pid.leader()).is_ok() {
+        let _ = crate::signal::send(pid, model::Signal(libc::SIGKILL));
+        let _ = reap(pid);
+    }
+}
+
 /// Waits for the end of a child, whatever signal tells of it; its wait status.
 pub(crate) fn reap(pid: Pid) -> Result<i32> {
     let mut status = 0;

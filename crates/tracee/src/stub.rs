@@ -56,8 +56,17 @@ impl Stub {
     /// Creates a process with a wanted number, as a copy of this one, and stops it.
     pub fn spawn(wanted: WantedPid) -> Result<Self, RemoteError> {
         let pid = spawn_waiting(wanted)?;
+        // As a zombie it would keep its number, and everything that is restored under it would be refused.
+        Self::seize(pid).inspect_err(|_| sys::clone::end(pid))
+    }
+
+    fn seize(pid: Pid) -> Result<Self, RemoteError> {
         let tid = pid.leader();
-        ptrace::seize(tid, OPTIONS)?;
+        ptrace::seize(tid, OPTIONS).map_err(|error| {
+            // The kernel calls it a lack of permission when a task has ended already.
+            let has_ended = procfs::thread_stat(pid, tid).is_ok_and(|stat| stat.is_zombie());
+            if has_ended { RemoteError::Ended(tid) } else { error.into() }
+        })?;
         ptrace::interrupt(tid)?;
         let mut stub = Self::adopt(pid, tid)?;
         stub.instruction = find_syscall(pid)?;

@@ -114,7 +114,8 @@ fn soak(name: &str, crew: Option<Arc<Crew>>) {
         shadow.copied
     );
     drop(soak.tracker);
-    assert!(!common::is_watched(pid), "something is still watched");
+    // A child that another test starts just now has a copy of the descriptor until its exec.
+    common::eventually(|| !common::is_watched(pid));
     assert!(soak.subject.is_alive(), "the subject died when tracking ended");
 }
 

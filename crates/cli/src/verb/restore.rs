@@ -11,6 +11,7 @@ use guardian::{PidPolicy, RestoreRequest, RestoredFiles, RunEvent};
 
 use super::interface::Verb;
 use crate::failure::Failure;
+use crate::narrator::Narrator;
 use crate::{parse, print};
 
 /// The values of `--pid`.
@@ -113,8 +114,10 @@ impl Verb for Restore {
             detach: matches.get_flag("detach"),
             pidfile: matches.get_one::<PathBuf>("pidfile").cloned(),
         };
-        let mut tell = |event: &RunEvent| print::say(format_args!("undying: {event:#}"));
+        let mut narrator = Narrator::default();
+        let mut tell = |event: &RunEvent| narrator.say(format_args!("undying: {event:#}"));
         let resumed = guardian::restore(&request, &mut tell)?;
+        drop(narrator);
         if request.detach {
             print::say(format_args!(
                 "restored {} as pid {} ({} processes) in {}{}",

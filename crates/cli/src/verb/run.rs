@@ -13,6 +13,7 @@ use model::Pid;
 
 use super::interface::Verb;
 use crate::failure::Failure;
+use crate::narrator::Narrator;
 use crate::parse::Processors;
 use crate::{parse, print};
 
@@ -78,7 +79,9 @@ impl Verb for Run {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let request = request(matches)?;
-        let status = guardian::run(&request, &mut |event| print::say(format_args!("undying: {event:#}")))?;
+        let mut narrator = Narrator::default();
+        let status = guardian::run(&request, &mut |event| narrator.say(format_args!("undying: {event:#}")))?;
+        drop(narrator);
         if status == guardian::SubjectStatus::Unknown {
             print::say(format_args!("undying: the subject {status}"));
         }

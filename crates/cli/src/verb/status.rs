@@ -182,6 +182,9 @@ fn tell_component(subject: &SubjectReport) {
     if let Some(fault) = &component.last_fault {
         print::say(format_args!("{name}: was killed last since it {fault}"));
     }
+    if let Some(error) = &component.last_error {
+        print::say(format_args!("{name}: failed last: {error}"));
+    }
     if let Some(report) = &component.reports {
         print::say(format_args!("{name} reports: {report}"));
     }

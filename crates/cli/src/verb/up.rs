@@ -9,7 +9,8 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 
 use super::interface::Verb;
 use crate::failure::Failure;
-use crate::{parse, print};
+use crate::narrator::Narrator;
+use crate::parse;
 
 pub(super) struct Up;
 
@@ -34,8 +35,9 @@ impl Verb for Up {
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let path = matches.get_one::<PathBuf>("FILE").expect("clap requires FILE");
         let named = parse::named_store(matches);
+        let mut narrator = Narrator::default();
         guardian::up(path, named, &mut |name, event| {
-            print::say(format_args!("undying: {name}: {event:#}"));
+            narrator.say(format_args!("undying: {name}: {event:#}"));
         })?;
         Ok(0)
     }

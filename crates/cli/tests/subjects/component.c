@@ -6,7 +6,7 @@
  * descriptor, and on standard output. `beat` sends WATCHDOG=1. `stay` ignores SIGTERM. `count` keeps a number in memory
  * that it writes to FILE.count every 5 ms. What FILE.do says is done: `hang` (nothing at all any more), `fds` (opens 500
  * descriptors), `eat` (64 MiB of memory), `trigger` (WATCHDOG=trigger), `fork` (a child goes on in a session of its own,
- * and this process ends well), `leave` (the same in this session, without its environment), `exit` (status 3).
+ * and this process ends well), `leave` (the same in this session, without its environment), `vanish` (the same in a session of its own), `exit` (status 3).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -98,10 +98,13 @@ static void obey(const char *word) {
         for (;;) {
             pause();
         }
-    } else if (strcmp(word, "leave") == 0) {
+    } else if (strcmp(word, "leave") == 0 || strcmp(word, "vanish") == 0) {
         if (fork() != 0) {
-            usleep(100000);
+            usleep(word[0] == 'l' ? 100000 : 0);
             _exit(0);
+        }
+        if (word[0] == 'v') {
+            setsid();
         }
         for (char **variable = environ; *variable; variable++) {
             memset(*variable, 0, strlen(*variable));

@@ -126,6 +126,10 @@ pub enum RunEvent {
     DamageStays { file: String, offset: u64, reason: String },
     /// A component of an earlier guardian runs, and the system file does not have it.
     LeftRunning { pid: i32 },
+    /// Processes that components had left were ended with the system.
+    RestEnded { count: usize },
+    /// A component has checkpoints of an earlier system, of which this is the last, and is started from its beginning.
+    NotContinued { checkpoint: u64 },
     /// Listeners of components do not stay while these are down.
     ListenersNotKept { reason: String },
     /// A component is ready.
@@ -144,8 +148,8 @@ pub enum RunEvent {
     StaysEnded {},
     /// A component is not started, since the system goes down.
     NotStarted {},
-    /// What follows after a component was restarted too often.
-    GivenUp { follows: String },
+    /// What follows when a component is not restarted any more.
+    GivenUp { cause: String, follows: String },
     /// The program that `on_give_up = "exec"` names was started.
     Executed { pid: i32, program: String },
     /// A component is restarted since this member of its group died.

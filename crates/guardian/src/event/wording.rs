@@ -98,6 +98,8 @@ impl fmt::Display for RunEvent {
             }
             Self::CodeChanged { .. }
             | Self::LeftRunning { .. }
+            | Self::NotContinued { .. }
+            | Self::RestEnded { .. }
             | Self::DamageStays { .. }
             | Self::Ready { .. }
             | Self::NotReady { .. }
@@ -150,6 +152,20 @@ fn of_components(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 "pid {pid} goes on unguarded: an earlier guardian has started it, and this system file does not have it"
             )
         }
+        RunEvent::RestEnded { count } => {
+            write!(
+                f,
+                "{count} processes that its components had left were ended (a component that puts itself into the \
+                 background is not guarded: run it in the foreground)"
+            )
+        }
+        RunEvent::NotContinued { checkpoint } => {
+            write!(
+                f,
+                "starts from its beginning; its checkpoints of earlier runs, the last of them {checkpoint}, stay \
+                 until newer ones take their place (`undying restore NAME@{checkpoint}` brings one back)"
+            )
+        }
         RunEvent::Ready { took_us } => write!(f, "ready after {:.2} s", seconds(took_us)),
         RunEvent::NotReady { timeout_us } => write!(f, "not ready within {:.2} s", seconds(timeout_us)),
         RunEvent::Waits { needs } => write!(f, "waits for {}", needs.join(", ")),
@@ -160,7 +176,7 @@ fn of_components(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         }
         RunEvent::StaysEnded {} => f.write_str("has ended, and its policy does not restart it"),
         RunEvent::NotStarted {} => f.write_str("is not started, since the system goes down"),
-        RunEvent::GivenUp { follows } => write!(f, "was restarted too often: {follows}"),
+        RunEvent::GivenUp { cause, follows } => write!(f, "{cause}: {follows}"),
         RunEvent::Executed { pid, program } => write!(f, "{} runs as pid {pid}", Escaped(program)),
         _ => Ok(()),
     }

@@ -234,6 +234,11 @@ impl Host {
         self.shared.reaper.exempt(pid);
     }
 
+    /// Ends what all subjects have left, when none is guarded any more; how many processes there were.
+    pub(crate) fn end_rest(&self) -> Result<usize> {
+        self.shared.reaper.end_rest()
+    }
+
     /// Has a worker do something that may wait for a disk.
     pub(crate) fn aside(&mut self, work: impl FnOnce() + Send + 'static) -> Result<()> {
         self.workers.submit(move || {

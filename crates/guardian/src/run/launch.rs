@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -95,6 +95,11 @@ impl Launch {
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         if let Some(directory) = &self.directory {
+            // As a failure of exec it would seem to be one of the program.
+            let found = std::fs::metadata(directory).map_err(|error| not_entered(directory, error))?;
+            if !found.is_dir() {
+                return Err(not_entered(directory, rustix::io::Errno::NOTDIR).into());
+            }
             command.current_dir(directory);
         }
         if self.is_service {
@@ -123,6 +128,10 @@ impl Launch {
         sys::launch::start_as(command, user);
         Ok(())
     }
+}
+
+fn not_entered(directory: &Path, why: impl Into<sys::Errno>) -> Error {
+    Error::path("change to the directory", directory, why)
 }
 
 /// Looks a user up, with the home directory. Not by getpwnam(3): a program that is linked statically cannot load the

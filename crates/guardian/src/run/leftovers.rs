@@ -23,6 +23,8 @@ use super::requests::VARIABLE;
 use crate::error::{GuardianError, Result};
 use crate::signals::{KILL, STOP};
 
+/// What names the component to a program that is started for it.
+pub(crate) const OF_COMPONENT: &str = "UNDYING_COMPONENT";
 /// How long killed processes may take to go: longer than any that are not stuck in the kernel.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is looked whether they have gone.
@@ -244,39 +246,45 @@ impl ProcessReaper {
         spared: &HashSet<ProcessKey>,
         reap: impl Fn(),
     ) -> Result<()> {
-        let deadline = Deadline::after(PATIENCE);
         let is_spared =
             |pid: &Pid| !spared.is_empty() && procfs::key(*pid).is_ok_and(|key| spared.contains(&key));
-        loop {
+        let living = || {
             let mut left = self.living(owner, root, is_spared);
             left.extend(known.iter().filter(|key| is_alive(**key)).map(|key| key.pid));
-            for signal in [STOP, KILL] {
-                for pid in &left {
-                    // One that has gone meanwhile is what is wanted.
-                    let _ = sys::signal::send(*pid, signal);
-                }
-            }
-            reap();
-            // Those that were reaped as children may have left children, and the dead hold their numbers still.
-            left.extend(self.children(owner).into_iter().filter(|pid| *pid != root && !is_spared(pid)));
-            let Some(first) = left.first() else { return Ok(()) };
-            if deadline.has_passed() {
-                return Err(GuardianError::Leftover { pid: *first });
-            }
-            std::thread::sleep(NAP);
-        }
+            left
+        };
+        // Those that were reaped as children may have left children, and the dead hold their numbers still.
+        let unreaped =
+            || self.children(owner).into_iter().filter(|pid| *pid != root && !is_spared(pid)).collect();
+        end_all(living, reap, unreaped)
+    }
+
+    /// Ends what all subjects have left when the last one is over: also daemons that nothing tells apart from those of
+    /// another subject. Not programs that were started for a component, which may go on. How many processes there were.
+    pub(crate) fn end_rest(&self) -> Result<usize> {
+        let children = || -> Vec<Pid> {
+            let found = procfs::children(self.own).unwrap_or_default();
+            let keys = found.into_iter().filter_map(|pid| procfs::key(pid).ok());
+            let table = self.table();
+            let is_of_subject =
+                |key: &ProcessKey| !table.is_foreign(*key) && variable_of(key.pid, OF_COMPONENT).is_none();
+            keys.filter(is_of_subject).map(|key| key.pid).collect()
+        };
+        let count = living_under(children()).len();
+        let reap_all = || {
+            let dead = |pid: &Pid| procfs::stat(*pid).is_ok_and(|stat| stat.is_zombie());
+            children().into_iter().filter(dead).for_each(reap);
+        };
+        end_all(|| living_under(children()), reap_all, children)?;
+        Ok(count)
     }
 
     /// Descendants of ours that belong to a subject and are neither spared nor dead.
     fn living(&self, owner: Owner, root: Pid, is_spared: impl Fn(&Pid) -> bool) -> Vec<Pid> {
         let children = self.children(owner).into_iter().filter(|pid| *pid != root && !is_spared(pid));
-        let mut found = Vec::new();
-        for child in children {
-            // A child that has gone meanwhile has left its own to us; the next list has them.
-            found.extend(tree::descendants(child).unwrap_or_default());
-        }
-        found.extend(self.strange(owner, root).into_iter().filter(|pid| !is_spared(pid)));
-        found.retain(|pid| procfs::stat(*pid).is_ok_and(|stat| !stat.is_zombie()));
+        let strange = self.strange(owner, root).into_iter().filter(|pid| !is_spared(pid));
+        let mut found = living_under(children.collect());
+        found.extend(strange.filter(|pid| is_living(*pid)));
         found
     }
 
@@ -309,12 +317,48 @@ impl ProcessReaper {
     }
 }
 
+/// Children and their descendants that have not ended.
+fn living_under(children: Vec<Pid>) -> Vec<Pid> {
+    // A child that has gone meanwhile has left its own to us; the next list has them.
+    let found = children.into_iter().flat_map(|child| tree::descendants(child).unwrap_or_default());
+    found.filter(|pid| is_living(*pid)).collect()
+}
+
+fn is_living(pid: Pid) -> bool {
+    procfs::stat(pid).is_ok_and(|stat| !stat.is_zombie())
+}
+
+/// Stops, kills and reaps until nothing is alive and nothing waits to be reaped.
+fn end_all(living: impl Fn() -> Vec<Pid>, reap: impl Fn(), unreaped: impl Fn() -> Vec<Pid>) -> Result<()> {
+    let deadline = Deadline::after(PATIENCE);
+    loop {
+        let mut left = living();
+        for signal in [STOP, KILL] {
+            for pid in &left {
+                // One that has gone meanwhile is what is wanted.
+                let _ = sys::signal::send(*pid, signal);
+            }
+        }
+        reap();
+        left.extend(unreaped());
+        let Some(first) = left.first() else { return Ok(()) };
+        if deadline.has_passed() {
+            return Err(GuardianError::Leftover { pid: *first });
+        }
+        std::thread::sleep(NAP);
+    }
+}
+
 /// The mark of a process, in the environment that it was executed with.
 fn mark_of(pid: Pid) -> Option<Vec<u8>> {
+    variable_of(pid, VARIABLE)
+}
+
+fn variable_of(pid: Pid, name: &str) -> Option<Vec<u8>> {
     let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
     let mut variables = environment.split(|byte| *byte == 0);
-    let mark = variables.find_map(|variable| variable.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"="));
-    mark.map(<[u8]>::to_vec)
+    let value = variables.find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+    value.map(<[u8]>::to_vec)
 }
 
 /// Processes with this mark, or in the session that this dead root has led.

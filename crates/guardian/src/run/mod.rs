@@ -24,7 +24,7 @@ pub(crate) use claim::{Claim, UNDO_DIRECTORY, remove_log};
 pub use damaged::Damaged;
 pub(crate) use guard::{After, Guard, Left, start};
 pub use launch::{Launch, ReadyPipe};
-pub(crate) use leftovers::ProcessReaper;
+pub(crate) use leftovers::{OF_COMPONENT, ProcessReaper};
 pub(crate) use reasons::without_numbers;
 pub(crate) use rebuild::Shared;
 pub use request::{

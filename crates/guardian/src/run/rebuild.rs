@@ -199,11 +199,7 @@ impl Rebuild {
                     let subject = Subject::child(restored.root)?;
                     return Ok(Built { subject, resumed_after: restored.resumed_after });
                 }
-                Err(
-                    EngineError::PidTaken(_)
-                    | EngineError::PidUnreaped { .. }
-                    | EngineError::PidOfGroup { .. },
-                ) if !deadline.has_passed() => {
+                Err(error) if may_pass(&error) && !deadline.has_passed() => {
                     self.host.reaper.clear_construction(self.owner, spared)?;
                     std::thread::sleep(PID_NAP);
                 }
@@ -313,4 +309,13 @@ fn no_command() -> GuardianError {
         command: OsString::new(),
         source: sys::Error::new("execute nothing", sys::Errno::ENOENT),
     }
+}
+
+/// Whether another try may do: a number that is still taken, a kill that met the half-built tree.
+fn may_pass(error: &EngineError) -> bool {
+    let is_taken = matches!(
+        error,
+        EngineError::PidTaken(_) | EngineError::PidUnreaped { .. } | EngineError::PidOfGroup { .. }
+    );
+    is_taken || error.is_broken_off()
 }

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use model::ProcessKey;
-use store::Store;
-use supervise::System;
+use store::{Store, SubjectName};
+use supervise::{Policy, System};
 
 use super::record::SystemRecord;
 use crate::error::Result;
@@ -29,14 +29,16 @@ pub(super) struct Before {
     pub(super) running: BTreeMap<String, Running>,
     /// Those that it does not have.
     pub(super) others: Vec<(String, ProcessKey)>,
+    /// The last checkpoint of each component that does not run and will be started from its beginning.
+    pub(super) checkpoints: Vec<(String, u64)>,
 }
 
 impl Before {
     /// Looks at a store that this program has claimed.
     pub(super) fn find(store: &Store, system: &System) -> Result<Self> {
         let mut before = Self::default();
-        let Some(record) = SystemRecord::read(store)? else { return Ok(before) };
-        for (name, facts) in record.components {
+        let record = SystemRecord::read(store)?;
+        for (name, facts) in record.into_iter().flat_map(|record| record.components) {
             // A record that cannot be read is one of nothing that could be taken over.
             let subject = Record::read(&store.root().join(&name)).ok().flatten();
             let Some(subject) = subject.filter(|subject| subject.has_root() && !subject.is_guarded()) else {
@@ -51,6 +53,19 @@ impl Before {
                 None => before.others.push((name, root)),
             }
         }
+        for (name, component) in &system.component {
+            let name = name.get_ref();
+            if component.policy == Policy::Checkpointed && !before.running.contains_key(name) {
+                let last = last_checkpoint(store, name);
+                before.checkpoints.extend(last.map(|last| (name.clone(), last)));
+            }
+        }
         Ok(before)
     }
+}
+
+/// A subject whose checkpoints cannot be listed has none that could be restored.
+fn last_checkpoint(store: &Store, name: &str) -> Option<u64> {
+    let (last, _) = store.newest(&name.parse::<SubjectName>().ok()?).ok()??;
+    Some(last.get())
 }

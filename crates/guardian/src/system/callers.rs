@@ -113,7 +113,9 @@ fn answer_to(wait: &Wait, of: &Supervisor) -> Option<Answer> {
     match wait {
         Wait::Ready(_) if state.is_ready() => Some(Answer::Done { what }),
         Wait::Ready(_) if is_over => {
-            Some(Answer::Refused { why: format!("{what}\nhelp: `undying deaths {name}` has its ends") })
+            // One that could not be started has had no end.
+            let verb = if notices::has_failed(state) { "status" } else { "deaths" };
+            Some(Answer::Refused { why: format!("{what}\nhelp: `undying {verb} {name}` says why") })
         }
         Wait::Stopped(_) if is_over => Some(Answer::Done { what }),
         _ => None,

@@ -1,14 +1,15 @@
 //! The file that describes a system.
 //!
-//! Owns: reading it from the disk.
+//! Owns: reading it from the disk, the place of a probe that cannot be made.
 //! Does not: know its keys; `supervise` does.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use supervise::System;
+use supervise::{Mistake, Mistakes, System};
 
+use super::checks;
 use crate::error::GuardianError;
 
 /// Far more than thousands of components; `/dev/zero` is no system file.
@@ -23,8 +24,22 @@ pub fn read_system(path: &Path) -> Result<System, GuardianError> {
     let failed = |error: std::io::Error| sys::Error::path("read", path, error);
     let mut content = Vec::new();
     File::open(path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut content)).map_err(failed)?;
-    System::parse(content).map_err(|mistakes| GuardianError::System {
+    let text = String::from_utf8_lossy(&content).into_owned();
+    let refused = |mistakes: Mistakes| GuardianError::System {
         path: path.to_path_buf(),
         mistakes: mistakes.shown(&path.to_string_lossy()),
-    })
+    };
+    let system = System::parse(content).map_err(refused)?;
+    let probes = mistakes_of_probes(&system);
+    if probes.is_empty() { Ok(system) } else { Err(refused(Mistakes::of(text, probes))) }
+}
+
+/// Probes that cannot be made, each at the name of its component.
+fn mistakes_of_probes(system: &System) -> Vec<Mistake> {
+    let components = system.component.iter().filter_map(|(name, component)| {
+        let error = checks::check(component).err()?;
+        let what = format!("the checks on {} cannot be made: {error}", name.get_ref());
+        Some(Mistake { place: name.span(), what, help: None })
+    });
+    components.collect()
 }

@@ -78,7 +78,7 @@ pub fn up(path: &Path, store: Option<&Path>, tell: Tell<'_>) -> Result<()> {
     let mut director =
         SystemDirector::new(&system, &path, (location, opened), (network, before), &host, tell)?;
     host.direct(&mut director)?;
-    director.outcome()
+    director.outcome(&host)
 }
 
 /// Gives the guardian of a store's system an order, and waits until it is carried out; what was done, in a few words.

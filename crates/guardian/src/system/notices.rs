@@ -11,6 +11,9 @@ use supervise::{
 use crate::event::RunEvent;
 use crate::time::microseconds;
 
+const TOO_OFTEN: &str = "was restarted too often";
+const CANNOT_RUN: &str = "could not be started or brought back";
+
 /// The component that a notice is about, if it is about one, and the event.
 pub(super) fn event(notice: SystemNotice, of: &Supervisor) -> (Option<ComponentId>, RunEvent) {
     match notice {
@@ -27,8 +30,10 @@ pub(super) fn event(notice: SystemNotice, of: &Supervisor) -> (Option<ComponentI
             (Some(id), RunEvent::NotStopped { timeout_us: microseconds(timeout) })
         }
         SystemNotice::Ended { id, .. } => (Some(id), RunEvent::StaysEnded {}),
-        SystemNotice::GaveUp { id, follows, .. } => {
-            (Some(id), RunEvent::GivenUp { follows: what_follows(follows).to_owned() })
+        SystemNotice::GaveUp { id, end, follows } => {
+            let cause = if matches!(end, End::Failed(_)) { CANNOT_RUN } else { TOO_OFTEN };
+            let follows = what_follows(follows).to_owned();
+            (Some(id), RunEvent::GivenUp { cause: cause.to_owned(), follows })
         }
         SystemNotice::GroupRestarts { died, member } => {
             (Some(member), RunEvent::GroupRestarts { died: of.name(died).to_owned() })
@@ -59,6 +64,11 @@ pub(super) const fn state_name(state: ComponentState) -> &'static str {
         ComponentState::Ended(End::GaveUp(_)) => "gave-up",
         ComponentState::Ended(End::Failed(_)) => "failed",
     }
+}
+
+/// Whether a component could not be started or brought back.
+pub(super) const fn has_failed(state: ComponentState) -> bool {
+    matches!(state, ComponentState::Ended(End::Failed(_)))
 }
 
 /// A page that is no longer what it was.

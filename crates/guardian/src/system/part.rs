@@ -27,11 +27,20 @@ pub(super) struct Part {
     pub(super) gave_up: bool,
     /// The state that is shown, and since when.
     pub(super) shown: (&'static str, String),
-    pub(super) last_fault: Option<String>,
-    /// What it has reported of itself.
-    pub(super) reports: Option<String>,
+    pub(super) told: Told,
     /// Its channels, as they are shown.
     pub(super) channels: Vec<ChannelFacts>,
+}
+
+/// What is told of a component beside its state.
+#[derive(Default)]
+pub(super) struct Told {
+    /// What it was killed for last.
+    pub(super) fault: Option<String>,
+    /// Why it could not be started or restored.
+    pub(super) error: Option<String>,
+    /// What it has reported of itself.
+    pub(super) reports: Option<String>,
 }
 
 impl Part {
@@ -53,8 +62,7 @@ impl Part {
             root: None,
             gave_up: false,
             shown: ("", time),
-            last_fault: None,
-            reports: None,
+            told: Told::default(),
             channels: Vec::new(),
         }
     }

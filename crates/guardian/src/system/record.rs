@@ -49,6 +49,9 @@ pub struct ComponentFacts {
     pub quorum: u32,
     /// What it was killed for last.
     pub last_fault: Option<String>,
+    /// Why it could not be started or restored.
+    #[serde(default)]
+    pub last_error: Option<String>,
     /// What it has reported of itself (`STATUS=` of sd_notify(3)).
     pub reports: Option<String>,
     /// Addresses that it listens on.

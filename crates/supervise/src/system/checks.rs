@@ -318,6 +318,7 @@ strategy = "rest"
                 &["one of notify, fd, log, listen, tcp, http and exec is missing"],
             ),
             ("listen = true", "listen = true, fd = 3", &["only one of notify, fd, log"]),
+            ("listen = true", "fd = 1", &["descriptor 1 is a standard stream"]),
             ("notify = true, ", "", &["one of notify, tcp, http and exec is missing"]),
             ("ready = { listen = true }\n", "", &["`warm` needs to know when the component is ready"]),
             ("policy = \"checkpointed\"\n", "", &["`every` is for components that are checkpointed"]),

@@ -295,7 +295,7 @@ const fn misses() -> u32 {
     2
 }
 
-/// Why a table has not exactly one of some keys.
+/// Why a table has not exactly one of some keys, or one that cannot be.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOne {
     /// None of these is there.
@@ -304,6 +304,11 @@ pub enum NotOne {
     /// More than one of these.
     #[error("only one of {0} can be there")]
     Several(&'static str),
+    /// The pipe would take the place of a stream that the program writes to later.
+    #[error(
+        "descriptor {0} is a standard stream; write 3 or more, or log = \"TEXT\" for a line of the output"
+    )]
+    Standard(u32),
 }
 
 /// The only one that is there.
@@ -334,6 +339,9 @@ impl TryFrom<ReadyTable> for Ready {
             table.exec.map(Probe::Exec).map(Condition::Probe),
         ];
         let condition = exactly_one(conditions, "notify, fd, log, listen, tcp, http and exec")?;
+        if let Condition::Fd(number @ 0..=2) = condition {
+            return Err(NotOne::Standard(number));
+        }
         Ok(Self { condition, timeout: table.timeout })
     }
 }

@@ -42,6 +42,12 @@ impl Mistake {
 }
 
 impl Mistakes {
+    /// What was found in a text otherwise than by [`System::parse`](super::System::parse).
+    #[must_use]
+    pub fn of(text: String, all: Vec<Mistake>) -> Self {
+        Self { all, text }
+    }
+
     /// Each with the line of the file that it is in.
     #[must_use]
     pub fn shown(&self, path: &str) -> String {

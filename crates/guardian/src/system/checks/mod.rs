@@ -59,6 +59,12 @@ pub(super) struct Checks {
     damaged: Damaged,
 }
 
+/// Whether the checks on a component can be made.
+pub(super) fn check(component: &Component) -> Result<()> {
+    readiness::check(component.ready.as_ref().map(|ready| &ready.condition))?;
+    heart::check(component.heartbeat.as_ref())
+}
+
 impl Checks {
     /// The checks on a component of a system whose file lies in this directory; `name` is one that no other socket has.
     pub(super) fn new(component: &Component, directory: &Path, name: &str, now: Instant) -> Result<Self> {
@@ -70,8 +76,7 @@ impl Checks {
             _ => None,
         };
         // What is wrong with them is found before anything is started.
-        readiness::check(condition)?;
-        heart::check(component.heartbeat.as_ref())?;
+        check(component)?;
         Ok(Self {
             component: component.clone(),
             log: component.log.as_ref().map(|log| directory.join(log)),

@@ -24,7 +24,7 @@ use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::host::{Director, Host, Source, SubjectId, Tell};
 use crate::location::StoreLocation;
-use crate::run::RunRequest;
+use crate::run::{OF_COMPONENT, RunRequest};
 use crate::signals::{KILL, Request};
 use crate::system::before::Before;
 use crate::system::callers::Callers;
@@ -45,7 +45,6 @@ const CALLERS: u32 = 0;
 const PARTS: u32 = 1;
 /// Says to a program of `on_give_up = "exec"` which component was given up.
 const OF_SYSTEM: &str = "UNDYING_SYSTEM";
-const OF_COMPONENT: &str = "UNDYING_COMPONENT";
 
 /// The guardian of a system.
 pub(super) struct SystemDirector<'a> {
@@ -102,6 +101,9 @@ impl<'a> SystemDirector<'a> {
         for (name, root) in before.others {
             tell(&name, &RunEvent::LeftRunning { pid: root.pid.get() });
         }
+        for (name, checkpoint) in before.checkpoints {
+            tell(&name, &RunEvent::NotContinued { checkpoint });
+        }
         let published = Published::new(system, file, store.root(), control.name())?;
         Ok(Self {
             published,
@@ -120,7 +122,14 @@ impl<'a> SystemDirector<'a> {
     }
 
     /// How the system has ended.
-    pub(super) fn outcome(mut self) -> Result<()> {
+    pub(super) fn outcome(mut self, host: &Host) -> Result<()> {
+        let is_left = |part: &Part| self.supervisor.state(part.id) == ComponentState::Ended(End::Left);
+        if !self.parts.iter().any(is_left) {
+            let count = host.end_rest()?;
+            if count > 0 {
+                (self.tell)(self.published.name(), &RunEvent::RestEnded { count });
+            }
+        }
         self.published.end()?;
         self.callers.answer_all("the system has ended");
         if self.supervisor.has_failed() && self.ends == 0 {
@@ -159,7 +168,7 @@ impl<'a> SystemDirector<'a> {
             Order::KillRun(id) => self.end(id, KILL, host),
             Order::Fail(id, fault) => {
                 let part = &mut self.parts[id.index()];
-                part.last_fault = Some(fault.to_string());
+                part.told.fault = Some(fault.to_string());
                 part.subject.iter().for_each(|subject| host.fail(*subject, fault));
             }
             Order::Exec(id) => self.execute(id, host),
@@ -256,7 +265,7 @@ impl<'a> SystemDirector<'a> {
                         (self.tell)(&part.name, &event);
                     }
                     Sign::Reports(text) => {
-                        part.reports = Some(text);
+                        part.told.reports = Some(text);
                         self.published.change();
                     }
                 }
@@ -331,8 +340,9 @@ impl<'a> SystemDirector<'a> {
             waits_for: self.supervisor.waits_for(part.id).iter().map(name_of).collect(),
             complaints: self.supervisor.complaints(part.id, self.now),
             quorum: plan.quorum.sum.get(),
-            last_fault: part.last_fault.clone(),
-            reports: part.reports.clone(),
+            last_fault: part.told.fault.clone(),
+            last_error: part.told.error.clone(),
+            reports: part.told.reports.clone(),
             channels: part.channels.clone(),
             callers: self.network.callers(part.id),
         }
@@ -387,7 +397,9 @@ impl Director for SystemDirector<'_> {
             Ok(status) if part.gave_up => End::GaveUp(status),
             Ok(status) => End::Over(status),
             Err(error) => {
-                (self.tell)(&part.name, &RunEvent::ComponentFailed { reason: error.to_string() });
+                let reason = error.to_string();
+                part.told.error = Some(reason.clone());
+                (self.tell)(&part.name, &RunEvent::ComponentFailed { reason });
                 End::Failed(Failure::LastError)
             }
         };
