@@ -147,6 +147,11 @@ impl Channels {
         }
     }
 
+    /// Whether the holder lives that was given to `new`. Without it no program can be started with a filter.
+    pub fn has_holder(&self) -> bool {
+        self.inner.holder.is_alive()
+    }
+
     /// Handles the calls of an incarnation that was restored, from now on. The first `look` finds which listeners it has.
     ///
     /// # Errors

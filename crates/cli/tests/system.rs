@@ -462,6 +462,31 @@ fn a_guardian_whose_reports_nobody_reads_goes_on() {
 }
 
 #[test]
+fn components_come_back_without_the_process_that_keeps_their_listeners() {
+    if !supported() {
+        return;
+    }
+    let port = free_port();
+    let system = System::up(&format!(
+        "[component.web]\ncommand = [\"PROGRAM\", \"FOLDER/web\", \"listen={port}\"]\nready = {{ listen = true }}\n"
+    ));
+    system.await_state("web", "ready");
+    let guardian = system.guardian.id();
+    let children = std::fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).unwrap();
+    let exe = |pid: &str| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let own = exe(&guardian.to_string());
+    let Some(holder) = children.split_whitespace().find(|pid| exe(pid) == own) else {
+        return println!("unsupported: listeners are not kept: {}", system.lab.told());
+    };
+    ProcessId::of(Pid(holder.parse().unwrap())).unwrap().signal(Signal::KILL).unwrap();
+    system.await_told("the process that keeps their listeners was killed");
+    system.pid("web").signal(Signal::KILL).unwrap();
+    system.await_incarnation("web", 2);
+    until("an answer", || ask(port));
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
 fn a_component_that_ignores_sigterm_is_killed_after_a_time() {
     if !supported() {
         return;

@@ -287,7 +287,7 @@ fn nothing_stays_behind() {
         let Case { subject, tracker, areas } = case;
         drop(tracker);
         case = Case { tracker: attach("full", subject.pid()).unwrap(), subject, areas };
-        assert!(!is_watched(case.pid()), "{name}");
+        common::eventually(|| !is_watched(case.pid()));
         assert_eq!(procfs::descriptors(case.pid()).unwrap(), before, "{name}");
         for area in case.areas.clone() {
             case.subject.act("write", area, 5);
@@ -323,7 +323,7 @@ fn an_orderly_end_lifts_all_protection_before_the_watch_ends() {
             assert_eq!(case.subject.act("read", part(area, 15, 16), 0), 5, "{name}");
         }
         drop(case.tracker);
-        assert!(!is_watched(case.subject.pid()), "{name}");
+        common::eventually(|| !is_watched(case.subject.pid()));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The channels of one component, as its guard uses them.
 //!
 //! Owns: at which step of a start, a restore or an end the channels are told what.
-//! Invariants: a program of a component never runs without its filter; a listener that is kept is handed to the next
+//! Invariants: a program of a component never runs without its filter while there is a holder; a listener that is kept is handed to the next
 //! incarnation, or closed when none follows.
 //! Does not: keep listeners or hold callers; `channel` does.
 
@@ -46,6 +46,10 @@ impl ComponentChannels {
         prepare_last: impl FnOnce(&mut Command) -> Result<()>,
         failed: impl FnOnce(std::io::Error) -> GuardianError,
     ) -> Result<Child> {
+        if !self.is_possible() {
+            prepare_last(command)?;
+            return command.spawn().map_err(failed);
+        }
         let pending = self.all.prepare(self.id, command)?;
         // The filter needs the privileges of this program.
         prepare_last(command)?;
@@ -68,19 +72,35 @@ impl ComponentChannels {
         self.all.begin(self.id, is_restored);
     }
 
-    /// Has a restored tree handled from its first instruction on.
-    pub(super) fn filter(&self) -> FilterInstall {
+    /// Has a restored tree handled from its first instruction on, if that is possible.
+    pub(super) fn filter(&self) -> Option<FilterInstall> {
+        if !self.is_possible() {
+            return None;
+        }
         let own = self.clone();
         let attach = move |listener| {
             own.all.attach(own.id, listener).map_err(|error| {
                 Error::new(format!("handle the channels of the program: {error}"), Errno::EINVAL)
             })
         };
-        FilterInstall { program: self.all.filter(self.id), listener: Box::new(attach) }
+        Some(FilterInstall { program: self.all.filter(self.id), listener: Box::new(attach) })
+    }
+
+    /// Whether a program can have its channels handled. Where somebody has killed the holder the component goes on
+    /// without: its listeners are given up, so that it can bind its addresses itself.
+    fn is_possible(&self) -> bool {
+        let is_possible = self.all.has_holder();
+        if !is_possible {
+            self.all.stopped(self.id);
+        }
+        is_possible
     }
 
     /// Duplicates of the listeners that were kept, for a restore.
     pub(super) fn kept(&self) -> Result<Vec<OwnedFd>> {
+        if !self.is_possible() {
+            return Ok(Vec::new());
+        }
         let kept = self.all.inherit(self.id)?;
         Ok(kept.into_iter().map(|listener| listener.socket).collect())
     }

@@ -256,7 +256,7 @@ impl Rebuild {
 impl Rebuild {
     /// The filter of a tree that is restored, if it has one.
     fn filter(&self) -> Option<FilterInstall> {
-        let channels = || self.launch.channels.as_ref().map(ComponentChannels::filter);
+        let channels = || self.launch.channels.as_ref().and_then(ComponentChannels::filter);
         self.watching.as_deref().map(Watching::filter).or_else(channels)
     }
 

@@ -21,6 +21,9 @@ use crate::run::ComponentChannels;
 /// From one look to the next. A listener that a component has closed is given up after two.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+const HOLDER_KILLED: &str =
+    "the process that keeps their listeners was killed; `undying down` and `up` make a new one";
+
 /// An address of a component.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
@@ -60,6 +63,13 @@ impl Network {
     /// Why listeners are not kept, if they are not.
     pub(super) fn missing(&self) -> Option<&str> {
         self.missing.as_deref()
+    }
+
+    /// Why listeners are not kept any more, once.
+    pub(super) fn has_lost(&mut self) -> Option<&str> {
+        let is_lost = self.missing.is_none() && self.channels.as_ref().is_some_and(|all| !all.has_holder());
+        self.missing = is_lost.then(|| HOLDER_KILLED.to_owned()).or(self.missing.take());
+        self.missing.as_deref().filter(|_| is_lost)
     }
 
     /// The channels of one component.

@@ -302,6 +302,10 @@ impl<'a> SystemDirector<'a> {
             // Without a worker now there will be one in a second.
             let _ = host.aside(work);
         }
+        if let Some(reason) = self.network.has_lost() {
+            let event = RunEvent::ListenersNotKept { reason: reason.to_owned() };
+            (self.tell)(self.published.name(), &event);
+        }
         for part in &mut self.parts {
             let channels = self.network.facts(part.id);
             if part.channels != channels {
