@@ -21,7 +21,7 @@ use super::workers::Workers;
 use crate::error::Result;
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
-use crate::inspection::{require_features, require_restorable};
+use crate::inspection::require_features;
 use crate::run::{After, Guard, Left, ProcessReaper, RunRequest, Shared, start};
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
@@ -135,12 +135,11 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// When the kernel lacks something, or this user may not restore what it checkpoints.
+    /// When the kernel lacks something.
     pub fn new() -> Result<Self> {
         // Before anything is opened.
         let streams = Streams::inherited()?;
         require_features()?;
-        require_restorable()?;
         sys::descriptor_table::make_room()?;
         // Before there is any thread, which would take signals with their usual actions.
         let signals = Signals::take()?;

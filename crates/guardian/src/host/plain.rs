@@ -11,6 +11,7 @@ use supervise::SubjectStatus;
 use super::core::{Director, Host, SubjectId};
 use crate::error::Result;
 use crate::event::RunEvent;
+use crate::inspection::require_restorable;
 use crate::run::RunRequest;
 
 /// Hears what happens to a subject of this name.
@@ -22,6 +23,7 @@ pub type Tell<'a> = &'a mut dyn FnMut(&str, &RunEvent);
 ///
 /// When it cannot be started, watched or, once dead, restored. A program that runs goes on.
 pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent)) -> Result<SubjectStatus> {
+    require_restorable()?;
     let mut host = Host::new()?;
     let id = host.add(request.clone());
     let mut outcomes = host.run(&mut |_, event| tell(event))?;

@@ -22,7 +22,7 @@ use std::path::Path;
 
 use channel::Channels;
 use store::Store;
-use supervise::System;
+use supervise::{Policy, System};
 use sys::listener_holder::ListenerHolder;
 
 use self::before::Before;
@@ -36,6 +36,7 @@ pub use self::record::ComponentFacts;
 use self::record::{SystemRecord, claim};
 use crate::error::{GuardianError, Result};
 use crate::host::{Host, Tell};
+use crate::inspection::require_restorable;
 use crate::location::StoreLocation;
 
 /// Refuses what this version does not do, before anything is started.
@@ -66,6 +67,9 @@ pub fn up(path: &Path, store: Option<&Path>, tell: Tell<'_>) -> Result<()> {
     let missing = Channels::missing();
     // A child of this process before there are threads, and before children count as those of components.
     let holder = missing.is_none().then(ListenerHolder::start).transpose()?;
+    if system.component.values().any(|component| component.policy == Policy::Checkpointed) {
+        require_restorable()?;
+    }
     let mut host = Host::new()?;
     let network = Network::new(holder, missing, host.clock())?;
     let path = std::path::absolute(path).map_err(|error| sys::Error::path("find", path, error))?;
