@@ -1,20 +1,23 @@
-//! Talk of a guardian on stderr, which never makes it wait.
+//! Talk of a guardian on stderr, which never makes it wait for long.
 //!
 //! Owns: the lines that have not been written, and the thread that writes them.
-//! Invariants: a terminal that was stopped by Ctrl-S, a pager or a logger that hangs holds up this thread alone; lines
-//! that find no room are counted, and the count is written in their place.
+//! Invariants: a terminal that was stopped by Ctrl-S, a pager or a logger that hangs holds up this thread, and the
+//! guardian once, for a moment; lines that find no room are counted, and the count is written in their place.
 //! Does not: word anything.
 
 use std::fmt::Arguments;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
 use crate::print;
 
 /// Lines that wait for a reader at most.
 const LINES_MAX: usize = 1024;
+/// How long the guardian waits until a line is written, if all before it are: with a reader that reads, lines keep their
+/// place between those of the program.
+const PATIENCE: Duration = Duration::from_millis(100);
 /// How long the end of this program waits for a reader.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Says what a guardian reports.
 #[derive(Default)]
@@ -23,46 +26,71 @@ pub(crate) struct Narrator {
     left_out: u64,
 }
 
-/// What waits to be written, and the end of the thread that writes it.
-type Writer = (SyncSender<String>, Receiver<()>);
+/// The thread that writes, as the guardian sees it.
+struct Writer {
+    lines: SyncSender<String>,
+    /// One for each line that was written.
+    written: Receiver<()>,
+    waiting: usize,
+}
 
 impl Narrator {
-    /// Says something, after what was said before. Does not wait until it is written.
+    /// Says something, after what was said before.
     pub(crate) fn say(&mut self, what: Arguments<'_>) {
         // Not earlier: a guardian creates processes that are copies of this one while it has one thread.
         if self.writer.is_none() {
-            self.writer = start().ok();
+            self.writer = Writer::start().ok();
         }
-        let Some((lines, _)) = &self.writer else { return print::say(what) };
+        let Some(writer) = &mut self.writer else { return print::say(what) };
         let text = match self.left_out {
             0 => what.to_string(),
             count => format!("undying: {count} lines were left out here, since nobody read stderr\n{what}"),
         };
-        match lines.try_send(text) {
-            Ok(()) => self.left_out = 0,
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => self.left_out += 1,
+        if writer.write(text) {
+            self.left_out = 0;
+        } else {
+            self.left_out += 1;
         }
+    }
+}
+
+impl Writer {
+    fn start() -> guardian::Result<Self> {
+        let (lines, queue) = sync_channel::<String>(LINES_MAX);
+        let (tell, written) = channel::<()>();
+        guardian::in_background("undying-talk", move || {
+            for line in queue {
+                print::say(format_args!("{line}"));
+                // The last lines have nobody to tell.
+                let _ = tell.send(());
+            }
+        })?;
+        Ok(Self { lines, written, waiting: 0 })
+    }
+
+    /// Whether there was room for a line.
+    fn write(&mut self, line: String) -> bool {
+        self.waiting -= self.written.try_iter().count();
+        if self.lines.try_send(line).is_err() {
+            return false;
+        }
+        if self.waiting == 0 && self.written.recv_timeout(PATIENCE).is_ok() {
+            return true;
+        }
+        self.waiting += 1;
+        true
     }
 }
 
 impl Drop for Narrator {
     fn drop(&mut self) {
-        if let Some((lines, is_done)) = self.writer.take() {
-            drop(lines);
-            // An answer or the end of the thread.
-            let _ = is_done.recv_timeout(PATIENCE);
-        }
+        let Some(Writer { lines, written, .. }) = self.writer.take() else { return };
+        drop(lines);
+        let begun = guardian::Clock::default().now();
+        let left = || LAST_PATIENCE.saturating_sub(begun.elapsed());
+        // Until the thread has ended, and with it the sender.
+        while written.recv_timeout(left()).is_ok() {}
     }
-}
-
-fn start() -> guardian::Result<Writer> {
-    let (lines, waiting) = sync_channel::<String>(LINES_MAX);
-    let (done, is_done) = channel::<()>();
-    guardian::in_background("undying-talk", move || {
-        let _tells_its_end = done;
-        waiting.into_iter().for_each(|line| print::say(format_args!("{line}")));
-    })?;
-    Ok((lines, is_done))
 }
 
 #[cfg(test)]
@@ -71,17 +99,17 @@ mod tests {
 
     #[test]
     fn lines_that_nobody_takes_are_counted_and_hold_nobody_up() {
-        let (lines, waiting) = sync_channel(2);
-        let (_done, is_done) = channel();
-        let mut narrator = Narrator { writer: Some((lines, is_done)), left_out: 0 };
+        let (lines, queue) = sync_channel(2);
+        let (_tell, written) = channel();
+        let mut narrator = Narrator { writer: Some(Writer { lines, written, waiting: 1 }), left_out: 0 };
         for number in 0..5 {
             narrator.say(format_args!("{number}"));
         }
-        assert_eq!(waiting.try_iter().collect::<Vec<_>>(), ["0", "1"]);
+        assert_eq!(queue.try_iter().collect::<Vec<_>>(), ["0", "1"]);
         narrator.say(format_args!("5"));
-        let text = waiting.try_recv().unwrap();
+        let text = queue.try_recv().unwrap();
         assert_eq!(text, "undying: 3 lines were left out here, since nobody read stderr\n5");
         narrator.say(format_args!("6"));
-        assert_eq!(waiting.try_recv().unwrap(), "6");
+        assert_eq!(queue.try_recv().unwrap(), "6");
     }
 }
