@@ -52,7 +52,7 @@ pub(crate) fn outlive_failed_writes() -> Result<u64> {
     Ok(OF_WRITES.into_iter().map(bit).fold(0, |set, one| set | one) & !ignored)
 }
 
-/// Starts a thread that no signal to this process reaches, so that it can begin before [`Signals::take`].
+/// Starts a thread that no signal to this process reaches, so that it can begin before they are blocked.
 pub fn in_background(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let blocked = sys::signal::block(u64::MAX)?;
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(work);
