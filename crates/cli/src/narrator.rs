@@ -44,7 +44,9 @@ impl Narrator {
         let Some(writer) = &mut self.writer else { return print::say(what) };
         let text = match self.left_out {
             0 => what.to_string(),
-            count => format!("undying: {count} lines were left out here, since nobody read stderr\n{what}"),
+            count => {
+                format!("undying: {count} messages were dropped here, since stderr was not read\n{what}")
+            }
         };
         if writer.write(text) {
             self.left_out = 0;
@@ -61,7 +63,7 @@ impl Writer {
         guardian::in_background("undying-talk", move || {
             for line in queue {
                 print::say(format_args!("{line}"));
-                // The last lines have nobody to tell.
+                // At the end the receiver is gone.
                 let _ = tell.send(());
             }
         })?;
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_that_nobody_takes_are_counted_and_hold_nobody_up() {
+    fn dropped_messages_are_counted_and_do_not_block() {
         let (lines, queue) = sync_channel(2);
         let (_tell, written) = channel();
         let mut narrator = Narrator { writer: Some(Writer { lines, written, waiting: 1 }), left_out: 0 };
@@ -108,7 +110,7 @@ mod tests {
         assert_eq!(queue.try_iter().collect::<Vec<_>>(), ["0", "1"]);
         narrator.say(format_args!("5"));
         let text = queue.try_recv().unwrap();
-        assert_eq!(text, "undying: 3 lines were left out here, since nobody read stderr\n5");
+        assert_eq!(text, "undying: 3 messages were dropped here, since stderr was not read\n5");
         narrator.say(format_args!("6"));
         assert_eq!(queue.try_recv().unwrap(), "6");
     }

@@ -106,7 +106,7 @@ impl System {
         assert_eq!(said.code, Some(0), "{said:?}\n{}", self.lab.told());
         let code = wait(&mut self.guardian).code();
         let left: Vec<ProcessId> = self.lab.guard.marked();
-        assert!(left.is_empty(), "processes are left: {}", testkit::describe(&left));
+        assert!(left.is_empty(), "processes remain: {}", testkit::describe(&left));
         code
     }
 }
@@ -438,7 +438,7 @@ fn a_kill_at_the_birth_of_a_restore_loses_no_checkpoint() {
 }
 
 #[test]
-fn a_guardian_whose_reports_nobody_reads_goes_on() {
+fn a_guardian_whose_stderr_is_not_read_goes_on() {
     if !supported() {
         return;
     }

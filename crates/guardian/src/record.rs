@@ -245,16 +245,7 @@ impl Record {
 
     /// Writes it to the file in a subject's directory.
     pub(crate) fn write(&self, directory: &Path) -> Result<()> {
-        let (path, temporary) = (directory.join(FILE), directory.join(format!(".{FILE}.new")));
-        let failed = |error: std::io::Error| Error::path("write", &path, error);
-        let text = serde_json::to_vec_pretty(self).map_err(|error| failed(error.into()))?;
-        let mut file = trust::open_or_create(&temporary, trust::Access::Write)?;
-        let written = file.set_len(0).and_then(|()| file.write_all(&text));
-        written.and_then(|()| std::fs::rename(&temporary, &path)).map_err(|error| {
-            // The first error is reported.
-            let _ = std::fs::remove_file(&temporary);
-            failed(error).into()
-        })
+        replace_json(&directory.join(FILE), &directory.join(format!(".{FILE}.new")), self)
     }
 
     /// Whether the guardian that wrote it is still there.
@@ -290,6 +281,19 @@ impl ProcessName {
 pub(crate) fn boot() -> String {
     let text = procfs::read_text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     text.trim().to_owned()
+}
+
+/// Replaces a file with the JSON of a value, by way of a temporary file in the same directory.
+pub(crate) fn replace_json(path: &Path, temporary: &Path, value: &impl Serialize) -> Result<()> {
+    let failed = |error: std::io::Error| Error::path("write", path, error);
+    let text = serde_json::to_vec_pretty(value).map_err(|error| failed(error.into()))?;
+    let mut file = trust::open_or_create(temporary, trust::Access::Write)?;
+    let written = file.set_len(0).and_then(|()| file.write_all(&text));
+    written.and_then(|()| std::fs::rename(temporary, path)).map_err(|error| {
+        // The first error is reported.
+        let _ = std::fs::remove_file(temporary);
+        failed(error).into()
+    })
 }
 
 #[cfg(test)]

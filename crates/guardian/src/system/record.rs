@@ -6,7 +6,7 @@
 //! Does not: survive a power cut in its newest version; it holds nothing that a start needs.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -16,6 +16,7 @@ use sys::Error;
 
 use super::network::ChannelFacts;
 use crate::error::{GuardianError, Result};
+use crate::record::replace_json;
 use crate::record::{ProcessName, boot};
 
 const FILE: &str = ".system.json";
@@ -97,16 +98,7 @@ impl SystemRecord {
 
     /// Writes it to the directory of a store.
     pub(crate) fn write(&self, root: &Path) -> Result<()> {
-        let (path, temporary) = (root.join(FILE), root.join(format!("{FILE}.new")));
-        let failed = |error: std::io::Error| Error::path("write", &path, error);
-        let text = serde_json::to_vec_pretty(self).map_err(|error| failed(error.into()))?;
-        let mut file = trust::open_or_create(&temporary, trust::Access::Write)?;
-        let written = file.set_len(0).and_then(|()| file.write_all(&text));
-        written.and_then(|()| std::fs::rename(&temporary, &path)).map_err(|error| {
-            // The first error is reported.
-            let _ = std::fs::remove_file(&temporary);
-            failed(error).into()
-        })
+        replace_json(&root.join(FILE), &root.join(format!("{FILE}.new")), self)
     }
 
     /// Whether the guardian that wrote it is still there.
