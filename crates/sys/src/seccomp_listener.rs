@@ -228,7 +228,8 @@ impl Listener {
             -1 => Err(Error::new("wait for a call of the subject", Errno::last())),
             0 => Ok(Waited::TimedOut),
             _ if wait.revents & libc::POLLIN != 0 => Ok(Waited::Ready),
-            _ => Ok(Waited::Gone),
+            _ if is_gone(wait.revents) => Ok(Waited::Gone),
+            _ => Ok(Waited::TimedOut),
         }
     }
 
@@ -285,21 +286,30 @@ impl Listener {
             number: at.get() as u32,
             number_flags: if closes_on_exec { libc::O_CLOEXEC as u32 } else { 0 },
         };
-        // SAFETY: the kernel reads the 24 bytes of the structure.
-        let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), ADD_FD, &raw const added) };
-        if result < 0 {
-            return Err(Error::new("replace a descriptor of a waiting call", Errno::last()));
-        }
-        Ok(())
+        self.request(ADD_FD, &raw const added)
+            .map_err(|errno| Error::new("replace a descriptor of a waiting call", errno))
     }
 
     fn answer(&self, answer: &Answer) -> Result<bool> {
-        // SAFETY: the kernel reads the 24 bytes of the structure.
-        let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), SEND, &raw const *answer) };
-        match Errno::last() {
-            _ if result == 0 => Ok(true),
-            Errno::ENOENT => Ok(false),
-            errno => Err(Error::new("answer a call of the subject", errno)),
+        match self.request(SEND, &raw const *answer) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(Error::new("answer a call of the subject", errno)),
+        }
+    }
+
+    /// Makes a request about a call, again for as long as a signal to this thread keeps it from taking the kernel's lock
+    /// of the filter: a call whose answer is given up would wait for ever.
+    fn request<T>(&self, number: libc::c_ulong, structure: *const T) -> std::result::Result<(), Errno> {
+        loop {
+            // SAFETY: the kernel reads as many bytes as the number of the request says, which is the size of `T`; the
+            // callers pass structures that live.
+            let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), number, structure) };
+            match Errno::last() {
+                _ if result >= 0 => return Ok(()),
+                Errno(libc::EINTR) => {}
+                errno => return Err(errno),
+            }
         }
     }
 
@@ -307,9 +317,14 @@ impl Listener {
     /// thread and of no later one with the same number.
     #[must_use]
     pub fn is_valid(&self, id: NotificationId) -> bool {
-        // SAFETY: the kernel reads the 8 bytes of the number.
-        unsafe { libc::ioctl(self.descriptor.as_raw_fd(), ID_VALID, &raw const id) == 0 }
+        self.request(ID_VALID, &raw const id).is_ok()
     }
+}
+
+/// Whether what poll(2) says of a listener means that no task uses its filter. POLLERR means a signal to the thread that
+/// asks, while another task has the kernel's lock of the filter (`seccomp_notify_poll`, Linux 6.18).
+pub(crate) fn is_gone(events: i16) -> bool {
+    events & (libc::POLLHUP | libc::POLLNVAL) != 0
 }
 
 impl AsFd for Listener {

@@ -226,3 +226,60 @@ fn calls_of_channels_are_read_with_their_addresses() {
     read(None);
     thread.join().unwrap();
 }
+
+/// Answers calls until there is no task any more, as a receiver does whose thread gets signals.
+fn answer_all(listener: &Listener) -> usize {
+    let mut answered = 0;
+    loop {
+        let mut notification = Notification::default();
+        match listener.wait(LIMIT).unwrap() {
+            Waited::Gone => return answered,
+            Waited::TimedOut => continue,
+            Waited::Ready => {}
+        }
+        if listener.receive(&mut notification) == Ok(Receipt::Call) {
+            assert!(listener.is_valid(notification.id()));
+            assert_eq!(listener.answer_continue(notification.id()), Ok(true));
+            answered += 1;
+        }
+    }
+}
+
+#[test]
+fn signals_to_the_receiver_leave_no_call_unanswered() {
+    const CALLS: usize = 2_000;
+    const CALLERS: usize = 16;
+    extern "C" fn nothing(_: i32) {}
+    if !is_supported() {
+        return;
+    }
+    let directory = Directory::new("listener-signals");
+    let existing = at(&directory, ".");
+    let work = move || {
+        // Several callers, so that one has the kernel's lock of the filter while another is answered.
+        let call = || (0..CALLS).all(|_| make_directory(&existing) == libc::EEXIST);
+        std::thread::scope(|scope| {
+            let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(call)).collect();
+            callers.into_iter().all(|caller| caller.join().unwrap())
+        })
+    };
+    let (listener, thread) = watched(work);
+    let _ = listener.use_sync_wake_up();
+    // SAFETY: the handler does nothing; the signal is used by no other test.
+    unsafe { libc::signal(libc::SIGUSR1, nothing as *const () as libc::sighandler_t) };
+    let (give, take) = std::sync::mpsc::channel();
+    let receiver = std::thread::spawn(move || {
+        // SAFETY: no arguments.
+        give.send(unsafe { libc::gettid() }).unwrap();
+        answer_all(&listener)
+    });
+    let tid = take.recv().unwrap();
+    let own = std::process::id();
+    while !receiver.is_finished() {
+        // SAFETY: plain numbers; the thread is one of this process, which has a handler.
+        unsafe { libc::syscall(libc::SYS_tgkill, own, tid, libc::SIGUSR1) };
+        (0..4000).for_each(|_| std::hint::spin_loop());
+    }
+    assert_eq!(receiver.join().unwrap(), CALLERS * CALLS);
+    assert!(thread.join().unwrap());
+}

@@ -8,12 +8,13 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use model::{ByteCount, Sequence};
+use model::{ByteCount, Pid, Sequence};
 use sys::Errno;
 use sys::clock::Clock;
 use sys::listener_holder::{HeldCall, ListenerHolder};
 use sys::seccomp_listener::{Listener, NotificationId};
 use sys::socket_call::{CallHandler, CallKind, Handled, ReportedCall, read};
+use testkit::ProcessId;
 use undying_undo::watch::{Watch, WatchOptions};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -37,6 +38,14 @@ impl CallHandler for Notes {
         *self.aside.lock().unwrap() = Some((Arc::clone(reported.listener), id, row));
         Handled::Held
     }
+}
+
+/// What the threads of this program and of its children wait for.
+fn threads() -> String {
+    let own = ProcessId::of(Pid(std::process::id() as i32)).unwrap();
+    let mut all = testkit::descendants(own);
+    all.push(own);
+    testkit::describe(&all)
 }
 
 const PROGRAM: &str = "
@@ -80,7 +89,7 @@ fn calls_of_channels_are_handled_and_only_bind_is_recorded() {
     let began = Instant::now();
     // Calls of other threads are answered while one is put aside.
     while notes.aside.lock().unwrap().is_none() || !root.join("beside").exists() {
-        assert!(began.elapsed() < LIMIT);
+        assert!(began.elapsed() < LIMIT, "the call of connect(2) was not seen:\n{}", threads());
         std::thread::sleep(Duration::from_millis(1));
     }
     let (listener, id, row) = notes.aside.lock().unwrap().take().unwrap();

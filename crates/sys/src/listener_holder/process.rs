@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::error::Errno;
 use crate::fd_passing::receive_descriptors;
-use crate::seccomp_listener::{Listener, Notification, NotificationId, Receipt, Waited};
+use crate::seccomp_listener::{Listener, Notification, NotificationId, Receipt, Waited, is_gone};
 
 /// Notifications that can be received into buffers at a time: one for each listener that is held.
 pub const BUFFERS_MAX: usize = HELD_MAX;
@@ -225,7 +225,7 @@ impl Holder {
             guardian: waits[0].revents != 0,
             socket: waits[1].revents != 0,
             listeners: of(|events| events & libc::POLLIN != 0),
-            gone: of(|events| events != 0 && events & libc::POLLIN == 0),
+            gone: of(|events| events & libc::POLLIN == 0 && is_gone(events)),
             is_late: count == 0,
         }
     }
