@@ -62,6 +62,8 @@ fn create_of(input: &[u8], is_wanted: impl Fn(&str) -> bool) -> bool {
             handed_on: &mut HashSet::new(),
             objects: &objects,
             connections_lost: false,
+            idle: &[],
+            connections: &mut Default::default(),
             shared: &mut shared,
         };
         is_made |= !rows.is_empty() && kind.create(&rows, &mut context).is_ok();

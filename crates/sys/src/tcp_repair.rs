@@ -154,10 +154,14 @@ pub struct Info {
     pub unacknowledged: u32,
     /// For a listener, how many may wait.
     pub backlog: u32,
+    /// Bytes that the peer has acknowledged; its SYN may count as one.
+    pub acknowledged_bytes: u64,
+    /// Bytes that have arrived in their order; the peer's FIN counts as one.
+    pub received_bytes: u64,
 }
 
 /// Bytes of `struct tcp_info` that are read.
-const INFO_BYTES: usize = 32;
+const INFO_BYTES: usize = 136;
 
 /// Reads TCP_INFO.
 pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
@@ -166,9 +170,13 @@ pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
     const SCALES: usize = 6;
     const UNACKNOWLEDGED: usize = 24;
     const BACKLOG: usize = 28;
+    const ACKNOWLEDGED_BYTES: usize = 120;
+    const RECEIVED_BYTES: usize = 128;
     let mut bytes = [0; INFO_BYTES];
     get(socket, INFO, &mut bytes)?;
     let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    // As the kernel aligns it on this architecture: the lower half first.
+    let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
     Ok(Info {
         state: bytes[STATE],
         timestamps: bytes[OPTIONS] & 1 != 0,
@@ -178,6 +186,8 @@ pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
         receive_scale: bytes[SCALES] >> 4,
         unacknowledged: word(UNACKNOWLEDGED),
         backlog: word(BACKLOG),
+        acknowledged_bytes: long(ACKNOWLEDGED_BYTES),
+        received_bytes: long(RECEIVED_BYTES),
     })
 }
 

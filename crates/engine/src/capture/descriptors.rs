@@ -348,6 +348,12 @@ impl Descriptors {
         self.limit = None;
     }
 
+    /// Connections to the outside that nothing has passed through since the pause before.
+    pub(super) fn take_idle_connections(&self) -> Vec<Arc<OwnedFd>> {
+        let _limit = RaisedLimit::new();
+        self.sockets.take_idle_connections()
+    }
+
     /// Forgets all but the options, what sockets share, and listings of directories.
     pub(super) fn forget(&mut self) {
         let (options, sockets) = (std::mem::take(&mut self.options), std::mem::take(&mut self.sockets));

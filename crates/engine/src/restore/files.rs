@@ -8,9 +8,10 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Inode, Pid};
-use resource::fd::{self, FdConnect, FdCreate, FdKind, FdRecord};
+use resource::fd::{self, Connections, FdConnect, FdCreate, FdKind, FdRecord};
 use resource::files::Covered;
 use resource::{Opener, Shared, memory};
 use rustix::fs::{Mode, OFlags};
@@ -37,6 +38,8 @@ pub(super) struct OpenFiles {
     /// For which processes everything is opened.
     pub(super) holders: Holders,
     unfinished: Unfinished,
+    /// What has become of those to the outside.
+    pub(super) connections: Connections,
     /// For all of them together.
     _limit: RaisedLimit,
 }
@@ -62,13 +65,14 @@ impl OpenFiles {
 pub(super) struct Given {
     pub(super) inherited: Vec<(u64, Inode, OwnedFd)>,
     pub(super) held: Vec<OwnedFd>,
+    pub(super) idle: Vec<Arc<OwnedFd>>,
     pub(super) covered: Covered,
     pub(super) connections_lost: bool,
 }
 
 /// Opens objects and descriptions.
 pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<OpenFiles> {
-    let Given { inherited, mut held, covered, connections_lost } = given;
+    let Given { inherited, mut held, idle, covered, connections_lost } = given;
     let limit = RaisedLimit::new();
     let holders = Holders::of(plan)?;
     let unfinished = Unfinished(plan.objects.clone());
@@ -91,6 +95,7 @@ pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<Ope
         }
         objects.insert(object.id, file);
     }
+    let mut connections = Connections::default();
     let mut created = HashMap::new();
     let mut handed_on = HashSet::new();
     for (kind, records) in records_of_kinds(plan, &holders) {
@@ -102,6 +107,8 @@ pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<Ope
             covered: &covered,
             objects: &by_inode,
             connections_lost,
+            idle: &idle,
+            connections: &mut connections,
             shared: &mut *shared,
         };
         kind.create(&records, &mut context)?;
@@ -114,7 +121,7 @@ pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<Ope
         envelope.apply(file.as_fd(), handed_on.contains(&id))?;
         descriptions.insert(id, lift(file, above)?);
     }
-    Ok(OpenFiles { objects, readable, descriptions, holders, unfinished, _limit: limit })
+    Ok(OpenFiles { objects, readable, descriptions, holders, unfinished, connections, _limit: limit })
 }
 
 fn is_writable(file: &OwnedFd) -> bool {

@@ -22,10 +22,12 @@ mod tree;
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use model::{Inode, Pid, Signal};
 use resource::Shared;
+use resource::fd::Connections;
 use resource::files::FileRecord;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use store::ImageReader;
@@ -66,9 +68,12 @@ pub struct RestoreOptions {
     /// Listeners that were kept while the subject was dead: those that it had at the checkpoint come back as they are,
     /// with the connections that wait in them.
     pub held: Vec<OwnedFd>,
+    /// TCP connections to the outside that were kept (`Taken::idle`): those that the program has neither read from nor
+    /// written to since the checkpoint come back as they are.
+    pub idle: Vec<Arc<OwnedFd>>,
     /// What happens to regular files that the subject writes.
     pub files: Files,
-    /// The subject died in a crash, and its TCP connections with it.
+    /// The subject died in a crash, and its TCP connections with it, but for those of `idle`.
     pub connections_lost: bool,
     /// The terminal of ours whose foreground process group becomes one of the subject. SIGTTOU must be blocked.
     pub terminal: Option<OwnedFd>,
@@ -92,6 +97,8 @@ pub struct Restored {
     pub total: Duration,
     /// From the call until all memory was there; later than the first instruction if some of it came later.
     pub filled: Duration,
+    /// What has become of its connections to the outside.
+    pub connections: Connections,
     /// What took how long.
     pub phases: RestorePhases,
 }
@@ -194,6 +201,7 @@ fn given(options: &mut RestoreOptions) -> files::Given {
     files::Given {
         inherited: std::mem::take(&mut options.inherited),
         held: std::mem::take(&mut options.held),
+        idle: std::mem::take(&mut options.idle),
         covered: options.files.covered.clone(),
         connections_lost: options.connections_lost,
     }
@@ -235,6 +243,7 @@ fn restore_with(
     fresh.end()?;
     phases.fill = lap.lap();
     let plan = &plan;
+    let mut restored = Restored { connections: open.connections, ..Restored::of(plan, phases) };
     let given = &Cell::new(None);
     let complete = move |mut built: Built, let_go: LetGo<'_>| {
         layout::advise(plan, &mut built)?;
@@ -246,7 +255,6 @@ fn restore_with(
         open.complete(shared);
         Ok(())
     };
-    let mut restored = Restored::of(plan, phases);
     let has_begun = |restored: &mut Restored| {
         restored.foreground = given.get();
         restored.phases.finish = lap.lap();

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use tracee::{ProcessMemory, Stub};
@@ -37,6 +38,15 @@ pub struct FdRecord {
     pub opener: Opener,
 }
 
+/// What has become of the connections to the outside of a subject that died.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Connections {
+    /// Nothing had passed through them since the checkpoint, and they were kept.
+    pub kept: usize,
+    /// They have ended.
+    pub ended: usize,
+}
+
 /// What `create` works with.
 #[derive(Debug)]
 pub struct FdCreate<'a> {
@@ -52,8 +62,13 @@ pub struct FdCreate<'a> {
     pub covered: &'a Covered,
     /// Memory objects (memfd, shared memory) that the memory kinds have built, by object number.
     pub objects: &'a HashMap<u64, OwnedFd>,
-    /// The subject died in a crash: its TCP connections are lost and come back as sockets that report it.
+    /// The subject died in a crash: its TCP connections are lost and come back as sockets that report it, but for those
+    /// that were kept.
     pub connections_lost: bool,
+    /// Connections that were kept while the subject was dead.
+    pub idle: &'a [Arc<OwnedFd>],
+    /// What becomes of its connections to the outside.
+    pub connections: &'a mut Connections,
     /// What this kind may build together with others.
     pub shared: &'a mut Shared,
 }

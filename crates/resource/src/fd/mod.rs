@@ -25,6 +25,7 @@ mod file_flags;
 mod file_state;
 mod held_listener;
 mod identify;
+mod idle_connections;
 pub mod in_flight;
 pub(crate) mod inet_address;
 pub(crate) mod inherited_socket;
@@ -50,6 +51,7 @@ pub(crate) mod socket_options;
 pub mod sockets;
 pub mod symlink;
 pub mod tcp;
+mod tcp_progress;
 #[cfg(test)]
 pub(crate) mod test_support;
 pub mod timerfd;
@@ -61,7 +63,7 @@ pub mod unix;
 mod waiting;
 
 pub use self::description::{Description, Known, path_of};
-pub use self::kind::{Constant, FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
+pub use self::kind::{Connections, Constant, FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
 pub use self::scope::{CaptureScope, ScopeIndex};
 
 /// Every descriptor kind, asked in this order whether it claims a description.

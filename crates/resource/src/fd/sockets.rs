@@ -9,16 +9,19 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use model::{Inode, Pid};
 use sys::clock::Clock;
 use sys::sock_diag::SockDiag;
 
+use super::idle_connections::IdleConnections;
 use super::socket_family::Family;
 use super::socket_options::{Fresh, Options};
+use super::tcp_progress::Progress;
 use crate::error::Result;
 
 /// How old options may be that need not be those of the pause.
@@ -36,6 +39,7 @@ struct Shared {
     options: RefCell<HashMap<Inode, Aged<Options>>>,
     /// Local and peer address of each connection of the subject.
     ends: RefCell<HashSet<(SocketAddr, SocketAddr)>>,
+    idle: RefCell<IdleConnections>,
     may_repair: Cell<Option<bool>>,
 }
 
@@ -61,6 +65,19 @@ impl Sockets {
     /// The subject stands and `inside` is about to be called.
     pub fn begin_pause(&self) {
         self.0.ends.borrow_mut().clear();
+        self.0.idle.borrow_mut().begin_pause();
+    }
+
+    /// Inside the pause: how far the program has come with a connection to the outside.
+    pub(crate) fn note_progress(&self, progress: Progress, socket: BorrowedFd<'_>) {
+        self.0.idle.borrow_mut().note(progress, socket);
+    }
+
+    /// After a pause, while the limit on descriptors is raised: connections to the outside that the program has neither
+    /// read from nor written to since the pause before. While one is open here, the program's own end is none for the peer.
+    #[must_use]
+    pub fn take_idle_connections(&self) -> Vec<Arc<OwnedFd>> {
+        self.0.idle.borrow_mut().take()
     }
 
     /// The kernel's socket directory.

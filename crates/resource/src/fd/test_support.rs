@@ -134,6 +134,8 @@ pub(crate) fn create(
         covered: &Default::default(),
         objects: &objects,
         connections_lost,
+        idle: &[],
+        connections: &mut Default::default(),
         shared: &mut shared,
     };
     kind.create(records, &mut context)?;

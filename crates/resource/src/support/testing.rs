@@ -155,6 +155,8 @@ impl Subject {
             covered: &self.covered,
             objects: &self.objects,
             connections_lost: false,
+            idle: &[],
+            connections: &mut Default::default(),
             shared: &mut shared,
         };
         kind.create(&records, &mut context)?;

@@ -19,6 +19,7 @@ mod tuning;
 mod verify;
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,6 +73,8 @@ pub struct Continuous {
     expected_before: Expected,
     /// Files that the subject may write, as the last checkpoint recorded them.
     written: Vec<FileRecord>,
+    /// Connections that nothing passed through, as the checkpoint that is taken has found them.
+    idle: Vec<Arc<OwnedFd>>,
     /// Binds the state of files to each checkpoint, if files are watched.
     watched: Watched,
     /// Where its checkpoint waits for those of other subjects.
@@ -101,6 +104,7 @@ impl Continuous {
             expected: Expected::default(),
             expected_before: Expected::default(),
             written: Vec::new(),
+            idle: Vec::new(),
             watched: Watched::default(),
             member: None,
         }
@@ -312,9 +316,21 @@ impl Continuous {
         let Counts { rounds, precopied, residual, slices, .. } = self.spaces.counts;
         let arming = arming + std::mem::take(&mut self.aborted);
         let (files, boundary) = (std::mem::take(&mut self.written), self.watched.take());
+        let idle = std::mem::take(&mut self.idle);
         self.before = Some(before);
-        let taken =
-            Taken { ticket, timings, phases, arming, slices, rounds, precopied, residual, files, boundary };
+        let taken = Taken {
+            ticket,
+            timings,
+            phases,
+            arming,
+            slices,
+            rounds,
+            precopied,
+            residual,
+            files,
+            boundary,
+            idle,
+        };
         Ok((taken, left))
     }
 
@@ -324,6 +340,7 @@ impl Continuous {
         let records = before.records()?;
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
         self.written = std::mem::take(&mut before.descriptors.files.written);
+        self.idle = before.descriptors.take_idle_connections();
         before.descriptors.forget();
         before.threads.sweep(&before.processes);
         Ok(records)

@@ -3,6 +3,8 @@
 //! Owns: the counts and the reports.
 //! Does not: fill them.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use image::Timings;
@@ -40,6 +42,10 @@ pub struct Taken {
     pub files: Vec<FileRecord>,
     /// Whether files can go back to this checkpoint exactly; `None` without a watch.
     pub boundary: Option<Boundary>,
+    /// TCP connections to the outside that the program has neither read from nor written to since the checkpoint before.
+    /// Open when the program dies, they can be given to its restore. Close those that it uses: until then the peer does
+    /// not see the program close them.
+    pub idle: Vec<Arc<OwnedFd>>,
 }
 
 /// Stops before the last one of a checkpoint, which keep each stop within the pause budget.

@@ -26,6 +26,7 @@ use super::super::socket_events::events;
 use super::super::socket_family::{Family, IPPROTO_MPTCP, IPPROTO_TCP};
 use super::super::socket_options::{Fresh, Options, REUSE_ADDRESS};
 use super::super::sockets::Sockets;
+use super::super::tcp_progress::{self, Progress};
 use super::connection::{self, After};
 use super::lock;
 use super::state::{Ended, Listener, NAME, State};
@@ -50,8 +51,8 @@ pub(super) struct Capture {
     inherited: Option<InheritedSocket>,
     sockets: Sockets,
     fresh: Rc<Fresh>,
-    /// Those of a connection that need not be the ones of the pause.
-    recent: Option<Rc<Options>>,
+    /// What need not be read in the pause, of a connection that goes on.
+    recent: Option<Recent>,
     /// Those of the pause.
     options: Option<Options>,
     /// What `inside` saw.
@@ -59,6 +60,14 @@ pub(super) struct Capture {
     addresses: Option<(SocketAddress, SocketAddress)>,
     state: Option<State>,
     held: Option<Held>,
+}
+
+/// What is known of a connection before the pause.
+#[derive(Debug)]
+struct Recent {
+    options: Rc<Options>,
+    /// The number by which it is found again.
+    cookie: u64,
 }
 
 /// What was done to the live socket.
@@ -77,7 +86,8 @@ impl Capture {
         let socket = description.as_fd();
         let state = TcpState::from_number(tcp_repair::info(socket)?.state);
         let recent = if is_connected(state) && !scope.kills && inherited.is_none() {
-            Some(scope.sockets.recent_options(description.inode(), socket, family)?)
+            let options = scope.sockets.recent_options(description.inode(), socket, family)?;
+            Some(Recent { options, cookie: tcp_progress::cookie(socket)? })
         } else {
             None
         };
@@ -182,8 +192,23 @@ impl Capture {
             }
         } else if is_inside {
             saved.connection = Some(connection::read(socket, After::GoesOn)?);
-        } else if saved.was_shut() {
-            saved.ended = Some(Ended { received: peek(socket)?, failed: false });
+        } else {
+            if saved.was_shut() {
+                saved.ended = Some(Ended { received: peek(socket)?, failed: false });
+            }
+            self.note_progress(socket, saved)?;
+        }
+        Ok(())
+    }
+
+    /// Saves how far the program has come with a connection to the outside, and has it kept if that is as far as at the
+    /// checkpoint before.
+    fn note_progress(&self, socket: BorrowedFd<'_>, saved: &mut State) -> Result<()> {
+        let (Some(recent), Some(info)) = (&self.recent, &self.info) else { return Ok(()) };
+        if tcp_progress::is_open(saved.tcp_state()) && self.family.protocol == IPPROTO_TCP {
+            let progress = Progress::after(info, socket, recent.cookie)?;
+            self.sockets.note_progress(progress, socket);
+            saved.progress = Some(progress);
         }
         Ok(())
     }
@@ -230,7 +255,7 @@ impl FdCapture for Capture {
             why: format!("fd {} was not read inside the pause", description.fd),
         };
         let mut state = self.state.take().ok_or_else(missing)?;
-        let options = self.options.as_ref().or(self.recent.as_deref());
+        let options = self.options.as_ref().or(self.recent.as_ref().map(|recent| &*recent.options));
         state.options = options.cloned().unwrap_or_default();
         Ok(state.encode_to_vec())
     }

@@ -21,6 +21,7 @@ use super::super::inet_address::parse;
 use super::super::kind::{FdCreate, FdRecord};
 use super::super::socket_family::IPPROTO_TCP;
 use super::super::socket_options::{REUSE_ADDRESS, REUSE_PORT};
+use super::super::tcp_progress;
 use super::capture::ends;
 use super::ended::{self, End};
 use super::state::{Connection, Listener, NAME, State};
@@ -100,7 +101,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
         let socket = match (&state.inherited, &state.connection) {
             (Some(inherited), _) => inherited.take(context)?,
             (None, Some(connection)) => build_end(&image, state, connection, context.connections_lost)?,
-            (None, None) => build_unconnected(state)?,
+            (None, None) => keep_or_build(state, context)?,
         };
         context.created.insert(*id, socket);
     }
@@ -116,6 +117,17 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
         }
     }
     Ok(())
+}
+
+/// The socket of a connection to the outside, if it was kept; what is left of it else. And what was never connected.
+fn keep_or_build(state: &State, context: &mut FdCreate<'_>) -> Result<OwnedFd> {
+    let Some(progress) = state.progress else { return build_unconnected(state) };
+    if let Some(kept) = tcp_progress::keep(context.idle, progress)? {
+        context.connections.kept += 1;
+        return Ok(kept);
+    }
+    context.connections.ended += 1;
+    build_unconnected(state)
 }
 
 fn build_listener(state: &State, listener: &Listener) -> Result<OwnedFd> {

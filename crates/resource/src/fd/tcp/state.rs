@@ -11,6 +11,7 @@ use sys::tcp_repair::{Agreement, State as TcpState, Window};
 use super::super::inherited_socket::InheritedSocket;
 use super::super::socket_family::Family;
 use super::super::socket_options::Options;
+use super::super::tcp_progress::Progress;
 
 pub(super) const NAME: &str = "fd/tcp";
 
@@ -38,6 +39,9 @@ pub(super) struct State {
     pub(super) connection: Option<Connection>,
     #[prost(message, optional, tag = "9")]
     pub(super) ended: Option<Ended>,
+    /// Of a connection to the outside that goes on after the checkpoint.
+    #[prost(message, optional, tag = "10")]
+    pub(super) progress: Option<Progress>,
 }
 
 /// What only a listener has.

@@ -436,6 +436,8 @@ fn a_failed_restore_leaves_what_was_there() {
             handed_on: &mut std::collections::HashSet::new(),
             objects: &objects,
             connections_lost: false,
+            idle: &[],
+            connections: &mut Default::default(),
             shared: &mut shared,
         };
         Unix.create(&records[..1], &mut context).unwrap();
@@ -480,6 +482,8 @@ fn a_kept_listener_gives_none_of_its_clients_to_old_connections() {
             handed_on: &mut std::collections::HashSet::new(),
             objects: &objects,
             connections_lost: true,
+            idle: &[],
+            connections: &mut Default::default(),
             shared: &mut shared,
         };
         Unix.create(&records, &mut context).unwrap();
