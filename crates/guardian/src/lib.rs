@@ -50,8 +50,8 @@ pub use journal::EventRow;
 pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, RestoreRequest, Resumed, checkpoint, restore};
 pub use record::{
-    Death, FreshReport, PauseMicroseconds, RefusalReport, SlicesReport, SubjectFacts, SubjectState,
-    VerifiedReport,
+    ConnectionsReport, Death, FreshReport, PauseMicroseconds, RefusalReport, SlicesReport, SubjectFacts,
+    SubjectState, VerifiedReport,
 };
 pub use run::{
     COMPRESS_AFTER_DEFAULT, ComponentChannels, Damaged, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT,

@@ -187,6 +187,9 @@ pub struct SubjectFacts {
     /// What comparisons with the subject have found.
     #[serde(default)]
     pub verified: VerifiedReport,
+    /// Its TCP connections to the outside.
+    #[serde(default)]
+    pub connections: ConnectionsReport,
     /// How dirty pages are found.
     #[serde(default)]
     pub tracker: String,
@@ -201,6 +204,17 @@ pub struct SubjectFacts {
     pub held_back: Vec<RefusalReport>,
     /// Checkpoints that were not taken, by reason.
     pub refusals: Vec<RefusalReport>,
+}
+
+/// TCP connections of a subject to the outside, and what has become of those that it had when it died.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ConnectionsReport {
+    /// Nothing passed through them between the last two checkpoints: as long as that holds they stay open over a death.
+    pub idle: usize,
+    /// So many have stayed open since the guardian began.
+    pub kept: u64,
+    /// So many have ended with the program, of those that its checkpoint had.
+    pub ended: u64,
 }
 
 /// The content of the file.

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use guardian::{ChangedFiles, RefusalReport, SubjectReport, SubjectState};
+use guardian::{ChangedFiles, ConnectionsReport, RefusalReport, SubjectReport, SubjectState};
 
 use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
@@ -76,6 +76,7 @@ impl Verb for Status {
             }
             tell_component(subject);
             tell_slices(subject);
+            tell_connections(subject);
             tell_files(subject);
             let names_files = subject.state.is_watched() && !subject.facts.files.is_empty();
             if names_files && subject.facts.files.policy != ChangedFiles::Keep {
@@ -111,6 +112,17 @@ fn tell_slices(subject: &SubjectReport) {
             slices.count,
             time(slices.longest_us),
             time(slices.total_us)
+        ));
+    }
+}
+
+/// Reports which connections outlive the subject.
+fn tell_connections(subject: &SubjectReport) {
+    let (name, connections) = (&subject.facts.name, subject.facts.connections);
+    let ConnectionsReport { idle, kept, ended } = connections;
+    if subject.state.is_watched() && connections != ConnectionsReport::default() {
+        print::say(format_args!(
+            "{name}: {idle} idle connections stay open should it die now; at deaths so far {kept} stayed open, {ended} ended"
         ));
     }
 }

@@ -39,8 +39,11 @@ pub(crate) struct Guarded<'a> {
 
 impl<'a> Guarded<'a> {
     pub(crate) fn run(lab: &'a Lab, options: &[&str], script: &str) -> Self {
-        let mut words: Vec<&str> = vec!["run", "--name", "job", "--every", "50ms"];
+        let mut words: Vec<&str> = vec!["run", "--name", "job"];
         words.extend(options);
+        if !options.contains(&"--every") {
+            words.extend(["--every", "50ms"]);
+        }
         if !options.contains(&"--files") {
             // A script tells by its files what has happened; these are not to go back.
             words.extend(["--files", "fresh"]);

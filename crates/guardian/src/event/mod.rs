@@ -9,7 +9,7 @@ pub(crate) mod wording;
 
 use std::fmt;
 
-use engine::{Comparison, Phase, Phases};
+use engine::{Comparison, Connections, Phase, Phases};
 use model::{Escaped, Sequence};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::ser::SerializeMap as _;
@@ -55,6 +55,8 @@ pub enum RunEvent {
         /// Standard streams that stayed, since other programs write to their files.
         left: usize,
     },
+    /// What has become of the connections that the program had at the checkpoint which is restored.
+    Connections { seq: u64, kept: usize, ended: usize },
     /// Files cannot go back to this checkpoint.
     FilesDeferred { seq: u64, reason: String },
     /// The way back of files is lost.
@@ -230,6 +232,12 @@ impl RunEvent {
             uncovered: went.uncovered.len(),
             left,
         }
+    }
+
+    /// `None` if there were none.
+    pub(crate) fn connections(sequence: Sequence, found: Connections) -> Option<Self> {
+        let Connections { kept, ended } = found;
+        (kept + ended > 0).then_some(Self::Connections { seq: sequence.get(), kept, ended })
     }
 
     pub(crate) fn verified(sequence: Sequence, found: &Comparison) -> Self {

@@ -126,8 +126,19 @@ impl fmt::Display for RunEvent {
             | Self::FilesDeferred { .. }
             | Self::FilesBroken { .. }
             | Self::FilesExactAgain { .. } => of_files(self, f),
+            Self::Connections { kept, ended, .. } => of_connections(*kept, *ended, f),
             _ => of_checkpoints(self, f),
         }
+    }
+}
+
+fn of_connections(kept: usize, ended: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let count =
+        |count: usize| if count == 1 { "1 connection".to_owned() } else { format!("{count} connections") };
+    match (kept, ended) {
+        (0, ended) => write!(f, "{} ended with the program", count(ended)),
+        (kept, 0) => write!(f, "{} stayed open", count(kept)),
+        (kept, ended) => write!(f, "{} stayed open, {ended} ended with the program", count(kept)),
     }
 }
 

@@ -8,6 +8,7 @@
 mod channels;
 mod children;
 pub(crate) mod claim;
+mod connections;
 mod damaged;
 mod guard;
 mod launch;

@@ -8,12 +8,13 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use engine::{Covered, EngineError, FilePolicy, Files, FilterInstall, RestoreOptions};
+use engine::{Connections, Covered, EngineError, FilePolicy, Files, FilterInstall, RestoreOptions, Restored};
 use model::{Pid, ProcessKey, Sequence};
 use store::{Store, SubjectName};
 use supervise::{ChangedFiles, RestoreError, Survey};
@@ -85,6 +86,8 @@ pub(super) struct Built {
     pub(super) subject: Subject,
     /// None of its processes ran before, on CLOCK_MONOTONIC.
     pub(super) resumed_after: Duration,
+    /// What has become of its connections to the outside.
+    pub(super) connections: Connections,
 }
 
 /// An attempt to bring a subject back.
@@ -118,12 +121,14 @@ impl Rebuild {
         })
     }
 
-    /// Takes files back and builds the processes of a checkpoint. `opened_later` are files that later ones have recorded.
+    /// Takes files back and builds the processes of a checkpoint. `opened_later` are files that later ones have recorded,
+    /// `idle` are connections that were kept.
     pub(super) fn restore(
         &self,
         sequence: Sequence,
         opened_later: &[PathBuf],
         spared: &HashSet<ProcessKey>,
+        idle: &[Arc<OwnedFd>],
     ) -> Result<Attempt> {
         let mut events = Vec::new();
         self.host.reaper.clear(self.owner, self.subject.pid(), &[], spared)?;
@@ -131,7 +136,7 @@ impl Rebuild {
             Ok(covered) => covered,
             Err(error) => return Ok(Attempt { events, outcome: Err(files_stay(error)) }),
         };
-        let built = self.build(sequence, opened_later, covered, spared, &mut events);
+        let built = self.build(sequence, (opened_later, covered), spared, idle, &mut events);
         if built.is_err() {
             self.host.reaper.clear_construction(self.owner, spared)?;
         }
@@ -158,16 +163,17 @@ impl Rebuild {
         self.launch.damaged.drop_all(&mut events);
         let resumed_after = sys::clock::monotonic();
         let subject = self.spawn(words, requests)?;
-        Ok(Attempt { events, outcome: Ok(Built { subject, resumed_after }) })
+        let connections = Connections::default();
+        Ok(Attempt { events, outcome: Ok(Built { subject, resumed_after, connections }) })
     }
 
     /// Builds the tree of a checkpoint; `covered` are the files that went back to it.
     fn build(
         &self,
         sequence: Sequence,
-        opened_later: &[PathBuf],
-        covered: Covered,
+        (opened_later, covered): (&[PathBuf], Covered),
         spared: &HashSet<ProcessKey>,
+        idle: &[Arc<OwnedFd>],
         events: &mut Vec<RunEvent>,
     ) -> Result<Built> {
         let path = self.store.get(&self.name, sequence)?;
@@ -181,6 +187,7 @@ impl Rebuild {
                 pid: engine::PidPolicy::Same,
                 inherited: self.streams.duplicates()?,
                 held: channels.map(ComponentChannels::kept).transpose()?.unwrap_or_default(),
+                idle: idle.to_vec(),
                 files: self.files(&parts, opened_later, covered.clone()),
                 connections_lost: true,
                 terminal: lock(&self.foreground).offer(),
@@ -192,12 +199,14 @@ impl Rebuild {
             events.extend(parts.take().iter().map(RunEvent::moved_aside));
             match outcome {
                 Ok(restored) => {
+                    events.extend(RunEvent::connections(sequence, restored.connections));
                     lock(&self.foreground).accepted(restored.foreground);
                     if self.watching.is_some() {
                         channels.iter().for_each(|channels| channels.begin(true));
                     }
                     let subject = Subject::child(restored.root)?;
-                    return Ok(Built { subject, resumed_after: restored.resumed_after });
+                    let Restored { resumed_after, connections, .. } = restored;
+                    return Ok(Built { subject, resumed_after, connections });
                 }
                 Err(error) if may_pass(&error) && !deadline.has_passed() => {
                     self.host.reaper.clear_construction(self.owner, spared)?;

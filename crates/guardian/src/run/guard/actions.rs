@@ -168,7 +168,8 @@ impl Guard {
     fn restore(&mut self, sequence: Sequence) {
         let spared: HashSet<ProcessKey> = self.tree.departed.before(sequence);
         let opened_later = self.files.written.later_than(sequence);
-        let work = move |rebuild: &Rebuild| rebuild.restore(sequence, &opened_later, &spared);
+        let idle = self.connections.sockets();
+        let work = move |rebuild: &Rebuild| rebuild.restore(sequence, &opened_later, &spared, &idle);
         self.order(work, |guard, attempt| {
             Ok(guard.take_built(attempt?).map_or(Event::Restored, Event::NotRestored))
         });
@@ -200,6 +201,11 @@ impl Guard {
             Ok(built) => {
                 self.rebuild.subject = Arc::new(built.subject);
                 self.tree.resumed_after = built.resumed_after;
+                let connections = &mut self.voice.record.facts.connections;
+                connections.kept += built.connections.kept as u64;
+                connections.ended += built.connections.ended as u64;
+                connections.idle = 0;
+                self.connections.end();
                 None
             }
             Err((why, error)) => {

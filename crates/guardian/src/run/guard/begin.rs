@@ -17,6 +17,7 @@ use tracee::procfs;
 
 use super::super::children::Children;
 use super::super::claim::{Claim, UNDO_DIRECTORY};
+use super::super::connections::IdleConnections;
 use super::super::leftovers::{self, Departed, descendants};
 use super::super::rebuild::{Rebuild, Shared, spawn};
 use super::super::request::{Guarded, RunRequest};
@@ -98,6 +99,7 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
         taking: Taking::of(tracer),
         refusals: Refusals::default(),
         files: WatchedFiles::default(),
+        connections: IdleConnections::new()?,
         voice: Voice { journal, record, told: Told::default(), outbox: Vec::new(), is_holding: false },
     };
     guard.tell_begin(no_rewind.as_deref());

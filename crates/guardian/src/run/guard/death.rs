@@ -95,6 +95,7 @@ impl Guard {
     /// The subject has ended for good, or can be watched no more.
     pub(crate) fn leave(mut self) -> Left {
         let outcome = self.outcome();
+        self.connections.end();
         for news in self.taking.tracer.leave_subject() {
             self.note_news(news);
         }

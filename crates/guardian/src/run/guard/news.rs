@@ -5,6 +5,8 @@
 //! Invariants: each one that was taken is told of once, as durable, as failed or as left behind.
 //! Does not: take checkpoints, or judge deaths.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{Comparison, Phase, Phases, Slices, Taken};
@@ -14,6 +16,7 @@ use store::{Completion, LogCommitted, LogWriter};
 use supervise::{Event, NotTaken, Sliced, State};
 use tracee::procfs;
 
+use super::super::connections::IdleConnections;
 use super::super::reasons::Reasons;
 use super::super::tracer::{News, TakenNews};
 use super::parts::Guard;
@@ -117,6 +120,13 @@ impl Guard {
         self.voice.journal.set(&self.voice.record);
     }
 
+    fn note_connections(&mut self, idle: Vec<Arc<OwnedFd>>) {
+        if self.request.every.is_some_and(|every| every <= IdleConnections::INTERVAL_MAX) {
+            self.connections.renew(idle);
+            self.voice.record.facts.connections.idle = self.connections.sockets().len();
+        }
+    }
+
     fn note_comparison(&mut self, sequence: Sequence, found: &Comparison) {
         self.voice.record.facts.verified.checkpoints += 1;
         self.voice.record.facts.verified.pages += found.pages.get();
@@ -151,6 +161,7 @@ impl Guard {
         self.tree.known = descendants;
         self.report_departed(sequence, false);
         self.note_files(sequence, &taken.files);
+        self.note_connections(taken.idle);
         self.note_boundary(sequence, taken.boundary.as_ref());
         self.voice.record.facts.slices = SlicesReport::of(taken.slices);
         self.note_pauses();

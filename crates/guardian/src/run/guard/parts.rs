@@ -12,6 +12,7 @@ use supervise::{Action, Event, SubjectStatus};
 
 use super::super::children::{ChildDeath, Children};
 use super::super::claim::Claim;
+use super::super::connections::IdleConnections;
 use super::super::leftovers::Departed;
 use super::super::reasons::Reasons;
 use super::super::rebuild::Rebuild;
@@ -36,6 +37,7 @@ pub(crate) struct Guard {
     pub(super) refusals: Refusals,
     pub(super) rebuild: Rebuild,
     pub(super) files: WatchedFiles,
+    pub(super) connections: IdleConnections,
     pub(super) voice: Voice,
 }
 

@@ -138,7 +138,11 @@ impl Guard {
             handles.push(tracer.handle());
         }
         if is_alive && is_own && tree.death.is_none() {
-            handles.extend([self.rebuild.subject.handle(), self.requests.handle()]);
+            handles.extend([
+                self.rebuild.subject.handle(),
+                self.requests.handle(),
+                self.connections.handle(),
+            ]);
             handles.extend(tree.children.as_ref().map(Children::handle));
         }
         handles.extend(tracer.log().map(LogWriter::event));
@@ -154,7 +158,8 @@ impl Guard {
             || !self.driver.signals.is_empty() && !self.is_settling();
         let doubt = self.taking.doubt.as_ref().map(|(_, until)| *until);
         let look = self.requests.look().map(|look| now + look);
-        let times = [is_pressing.then_some(now), self.driver.machine.wake(now), doubt, look];
+        let idle = self.connections.due().filter(|_| self.driver.machine.state().is_alive());
+        let times = [is_pressing.then_some(now), self.driver.machine.wake(now), doubt, look, idle];
         times.into_iter().flatten().min()
     }
 
@@ -190,6 +195,8 @@ impl Guard {
         if !is_tracing && lock(&self.rebuild.foreground).follow_stop(&self.rebuild.subject)? {
             self.feed(Event::Continued);
         }
+        // After the look whether it lives: what has arrived since its death stays.
+        self.connections.turn(self.rebuild.host.clock.now());
         self.feed(Event::Due);
         self.act()?;
         self.hear_journal();

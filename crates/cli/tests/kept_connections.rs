@@ -1,0 +1,182 @@
+//! Connections of a program to the outside over its death: one that nothing has passed through since the checkpoint
+//! stays open; any other one ends, and never goes on with a gap or a reply that comes twice.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Guarded, Lab, rounds, supported, until};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// How long a reply may take, with a restart in between.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Answers each line of a connection with the count of its lines so far; closes it when told to.
+const SERVER: &str = r#"exec python3 -c '
+import os, selectors, socket
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(("127.0.0.1", 0))
+listener.listen(64)
+with open("port.new", "w") as file:
+    file.write(str(listener.getsockname()[1]))
+os.rename("port.new", "port")
+selector = selectors.DefaultSelector()
+selector.register(listener, selectors.EVENT_READ)
+counts = {}
+while not os.path.exists("stop"):
+    for key, _ in selector.select(0.02):
+        if key.fileobj is listener:
+            connection, _ = listener.accept()
+            selector.register(connection, selectors.EVENT_READ)
+            counts[connection.fileno()] = 0
+            continue
+        connection = key.fileobj
+        try:
+            said = connection.recv(4096)
+        except OSError:
+            said = b""
+        if not said or said == b"close\n":
+            selector.unregister(connection)
+            connection.close()
+            continue
+        counts[connection.fileno()] += 1
+        connection.sendall(b"%d\n" % counts[connection.fileno()])
+'"#;
+
+/// A client with one connection.
+struct Client {
+    stream: BufReader<TcpStream>,
+    asked: u64,
+}
+
+impl Client {
+    fn connect(lab: &Lab) -> Self {
+        let port: u16 = until("a port", || std::fs::read_to_string(lab.path("port")).ok()).parse().unwrap();
+        // Between two incarnations nothing listens there.
+        let stream = until("the server", || TcpStream::connect(("127.0.0.1", port)).ok());
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Self { stream: BufReader::new(stream), asked: 0 }
+    }
+
+    /// Whether the connection still answered; the count that came must be the next one.
+    fn ask(&mut self) -> bool {
+        let mut reply = String::new();
+        let sent = self.stream.get_mut().write_all(b"question\n");
+        let outcome = sent.and_then(|()| self.stream.read_line(&mut reply));
+        match outcome {
+            Ok(1..) => {
+                self.asked += 1;
+                assert_eq!(reply, format!("{}\n", self.asked), "a connection that stayed has a gap");
+                true
+            }
+            Ok(0) => false,
+            Err(error) => {
+                let is_end = matches!(
+                    error.kind(),
+                    std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe
+                );
+                assert!(is_end, "a connection neither answers nor ends: {error}");
+                false
+            }
+        }
+    }
+}
+
+/// How many connections stayed open, and how many ended, at each restore.
+fn told(lab: &Lab) -> Vec<(u64, u64)> {
+    let said = lab.say(["events", "job", "--json"]).stdout;
+    let events = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let counts = |event: &Value| Some((event["kept"].as_u64()?, event["ended"].as_u64()?));
+    events.filter(|event| event["event"] == "connections").filter_map(|event| counts(&event)).collect()
+}
+
+#[test]
+fn connections_that_nothing_passes_through_stay_over_deaths() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &[], SERVER);
+    let mut clients: Vec<Client> = (0..4).map(|_| Client::connect(&lab)).collect();
+    for round in 1..=3_u64 {
+        assert!(clients.iter_mut().all(Client::ask));
+        guarded.await_checkpoints(4);
+        guarded.root().signal(Signal::KILL).unwrap();
+        // What is sent to a program that is dead waits for the next incarnation.
+        assert!(clients.iter_mut().all(Client::ask), "round {round}: {:?}\n{}", told(&lab), guarded.said());
+        guarded.await_incarnation(round + 1);
+    }
+    assert_eq!(told(&lab), [(4, 0); 3]);
+    assert_eq!(guarded.end(), 0);
+}
+
+#[test]
+fn a_connection_goes_on_without_a_gap_or_ends() {
+    if !supported() {
+        return;
+    }
+    let mut random = testkit::seeded("kept connections");
+    let seed = random.u64(..);
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &["--max-restarts", "1000/1m"], SERVER);
+    drop(Client::connect(&lab));
+    guarded.await_checkpoints(3);
+    let (is_over, asked, ended) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for number in 0..6_u64 {
+            let (lab, is_over, asked, ended) = (&lab, &is_over, &asked, &ended);
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(seed ^ number);
+                let mut client = Client::connect(lab);
+                while !is_over.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(random.u64(0..=40 * number)));
+                    if client.ask() {
+                        asked.fetch_add(1, Ordering::Relaxed);
+                    } else {
+                        ended.fetch_add(1, Ordering::Relaxed);
+                        client = Client::connect(lab);
+                    }
+                }
+            });
+        }
+        for _ in 0..rounds(12, 200) {
+            guarded.await_checkpoints(1);
+            std::thread::sleep(Duration::from_millis(random.u64(0..250)));
+            guarded.kill();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let (kept, lost) = told(&lab).iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    println!("{asked:?} replies, {ended:?} ends seen; told: {kept} stayed, {lost} ended");
+    assert!(kept > 0 && lost > 0 && asked.into_inner() > 100);
+    assert_eq!(guarded.end(), 0);
+}
+
+#[test]
+fn the_end_of_an_idle_connection_is_seen_before_the_next_checkpoint() {
+    const EVERY: Duration = Duration::from_millis(900);
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &["--every", "900ms"], SERVER);
+    let mut clients: Vec<Client> = (0..3).map(|_| Client::connect(&lab)).collect();
+    guarded.await_checkpoints(3);
+    let mut quickest = EVERY;
+    for client in &mut clients {
+        client.stream.get_mut().write_all(b"close\n").unwrap();
+        let began = Instant::now();
+        assert_eq!(client.stream.read(&mut [0]).unwrap(), 0);
+        quickest = quickest.min(began.elapsed());
+    }
+    assert!(quickest < EVERY / 3, "{quickest:?}");
+    assert_eq!(guarded.end(), 0);
+}
