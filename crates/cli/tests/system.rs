@@ -3,12 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod common;
+#[path = "common/system.rs"]
+mod lab;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::sync::OnceLock;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,125 +16,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 use testkit::ProcessId;
 
-use self::common::{Lab, Said, supported, until, wait};
-
-/// A system that is guarded, until it is dropped.
-struct System {
-    lab: Lab,
-    guardian: Child,
-}
-
-impl System {
-    /// Writes the file, replaces `PROGRAM` and `FOLDER` in it, and starts the system.
-    fn up(text: &str) -> Self {
-        Self::up_with(text, |_, _| {})
-    }
-
-    fn up_with(text: &str, prepare: impl FnOnce(&Lab, &mut Command)) -> Self {
-        let lab = Lab::new();
-        let folder = lab.path("");
-        let text = text.replace("PROGRAM", &program().to_string_lossy());
-        let text = text.replace("FOLDER", folder.to_string_lossy().trim_end_matches('/'));
-        std::fs::write(lab.path("system.toml"), format!("[system]\nname = \"lab\"\n{text}")).unwrap();
-        let mut command = lab.undying(["up", "system.toml"]);
-        prepare(&lab, &mut command);
-        let guardian = command.spawn().unwrap();
-        Self { lab, guardian }
-    }
-
-    fn status(&self, name: &str) -> Value {
-        let said = self.lab.say(["status", name, "--json"]);
-        serde_json::from_str::<Value>(&said.stdout).map(|status| status[0].clone()).unwrap_or_default()
-    }
-
-    fn state(&self, name: &str) -> String {
-        self.status(name)["component"]["state"].as_str().unwrap_or_default().to_owned()
-    }
-
-    fn await_state(&self, name: &str, wanted: &str) {
-        let mut last = String::new();
-        let found = testkit::within_limit(|| {
-            last = self.state(name);
-            (last == wanted).then_some(())
-        });
-        assert!(found.is_some(), "{name} is {last} and not {wanted}:\n{}", self.lab.told());
-    }
-
-    fn pid(&self, name: &str) -> ProcessId {
-        ProcessId::of(Pid(self.status(name)["pid"].as_i64().unwrap() as i32)).unwrap()
-    }
-
-    fn incarnation(&self, name: &str) -> u64 {
-        self.status(name)["incarnation"].as_u64().unwrap_or(0)
-    }
-
-    fn await_incarnation(&self, name: &str, number: u64) {
-        until("the next incarnation", || (self.incarnation(name) >= number).then_some(()));
-        self.await_state(name, "ready");
-    }
-
-    fn told(&self, words: &str) -> bool {
-        self.lab.told().contains(words)
-    }
-
-    fn await_told(&self, words: &str) {
-        let found = testkit::within_limit(|| self.told(words).then_some(()));
-        assert!(found.is_some(), "{words:?} was not reported:\n{}", self.lab.told());
-    }
-
-    /// Has a component do something.
-    fn order(&self, name: &str, word: &str) {
-        let (order, new) = (self.lab.path(&format!("{name}.do")), self.lab.path(&format!("{name}.new")));
-        std::fs::write(&new, word).unwrap();
-        std::fs::rename(new, order).unwrap();
-    }
-
-    fn call(&self, words: &[&str]) -> Said {
-        self.lab.say(words.iter().copied())
-    }
-
-    /// The lines that components have written to one file.
-    fn lines(&self, file: &str) -> Vec<String> {
-        let text = std::fs::read_to_string(self.lab.path(file)).unwrap_or_default();
-        text.lines().map(str::to_owned).collect()
-    }
-
-    /// Ends the system; the exit code of its guardian.
-    fn down(mut self) -> Option<i32> {
-        let said = self.call(&["down"]);
-        assert_eq!(said.code, Some(0), "{said:?}\n{}", self.lab.told());
-        let code = wait(&mut self.guardian).code();
-        let left: Vec<ProcessId> = self.lab.guard.marked();
-        assert!(left.is_empty(), "processes remain: {}", testkit::describe(&left));
-        code
-    }
-}
-
-/// The compiled component.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/component.c");
-        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("component-{}", std::process::id()));
-        let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-        let status = Command::new(compiler).args(["-O1", "-o"]).arg(&own).arg(&source).status().unwrap();
-        assert!(status.success(), "the component does not compile");
-        own
-    })
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-/// The answer of a component.
-fn ask(port: u16) -> Option<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    Some(answer)
-}
+use self::common::{Lab, supported, until, wait};
+use self::lab::{System, ask, free_port, program};
 
 #[test]
 fn components_start_in_the_order_of_their_needs_and_end_in_reverse() {

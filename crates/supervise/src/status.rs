@@ -148,6 +148,9 @@ pub enum ChangedFiles {
     Rewind,
     /// The program starts from its beginning and recovers from its files by itself.
     Fresh,
+    /// Files that the program only appends to stay as they are. If any other one has changed, the program starts from its
+    /// beginning.
+    Append,
     /// The memory of the checkpoint meets the files as they are.
     Keep,
     /// The run ends with an error that names the files.
@@ -155,7 +158,7 @@ pub enum ChangedFiles {
 }
 
 impl ChangedFiles {
-    /// Every policy.
+    /// Those that can be chosen for a run.
     pub const ALL: [Self; 4] = [Self::Rewind, Self::Keep, Self::Refuse, Self::Fresh];
 
     /// Its name on the command line and in `status`.
@@ -164,6 +167,7 @@ impl ChangedFiles {
         match self {
             Self::Rewind => "rewind",
             Self::Fresh => "fresh",
+            Self::Append => "append",
             Self::Keep => "keep",
             Self::Refuse => "refuse",
         }
@@ -196,7 +200,7 @@ mod policy_tests {
             let text = serde_json::to_value(policy).unwrap();
             assert_eq!(text, policy.name());
         }
-        for policy in ChangedFiles::ALL {
+        for policy in ChangedFiles::ALL.into_iter().chain([ChangedFiles::Append]) {
             assert_eq!(serde_json::to_value(policy).unwrap(), policy.name());
         }
     }

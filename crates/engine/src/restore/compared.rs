@@ -20,6 +20,9 @@ pub enum FilePolicy {
     /// A file that only grew is cut back if no name has gone from its directory; any other change refuses the restore.
     #[default]
     Compare,
+    /// A file that only grew stays as it is if the program appends to it at its end (O_APPEND); any other change refuses
+    /// the restore.
+    Append,
     /// Files are used as they are: the restored memory may not fit them.
     Keep,
 }
@@ -55,6 +58,12 @@ impl fmt::Debug for Aside {
     }
 }
 
+fn refuse<'a>(changed: impl Iterator<Item = &'a Cut>, why: &str) -> Result<()> {
+    let changed = changed.map(|cut| ChangedFile { path: cut.path().to_owned(), why: why.to_owned() });
+    let changed: Vec<ChangedFile> = changed.collect();
+    if changed.is_empty() { Ok(()) } else { Err(EngineError::FilesChanged(changed)) }
+}
+
 /// Files that were compared and accepted.
 pub(super) struct Compared {
     cuts: Vec<Cut>,
@@ -75,10 +84,12 @@ impl Compared {
         let records = plan.files.as_ref().ok_or(EngineError::FilesNotRecorded)?;
         let cuts = files::compare(records, plan.directories.as_deref(), &opened_later, &covered, time)
             .map_err(EngineError::FilesChanged)?;
-        if aside.is_none() && !cuts.is_empty() {
-            let why = || "grew after the checkpoint, and there is no store to move the end to".to_owned();
-            let grown = cuts.iter().map(|cut| ChangedFile { path: cut.path().to_owned(), why: why() });
-            return Err(EngineError::FilesChanged(grown.collect()));
+        if policy == FilePolicy::Append {
+            refuse(cuts.iter().filter(|cut| !cut.may_stay()), "was written to after the checkpoint")?;
+            return Ok(Self { cuts: Vec::new(), aside });
+        }
+        if aside.is_none() {
+            refuse(cuts.iter(), "grew after the checkpoint, and there is no store to move the end to")?;
         }
         Ok(Self { cuts, aside })
     }

@@ -201,6 +201,14 @@ impl Host {
         }
     }
 
+    /// A subject is ready: checkpoints of it that wait for this are due.
+    pub(crate) fn ready(&mut self, id: SubjectId) {
+        if let Some(guarded) = self.guards.get_mut(&id) {
+            guarded.guard.ready();
+            guarded.due = Some(self.shared.clock.now());
+        }
+    }
+
     /// Kills a subject in which a fault was found. Its policy decides what follows.
     pub(crate) fn fail(&mut self, id: SubjectId, fault: Fault) {
         if let Some(guarded) = self.guards.get_mut(&id) {

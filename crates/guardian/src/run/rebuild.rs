@@ -256,6 +256,7 @@ impl Rebuild {
     fn files(&self, parts: &Parts, opened_later: &[PathBuf], covered: Covered) -> Files {
         let policy = match self.policy {
             ChangedFiles::Rewind | ChangedFiles::Fresh | ChangedFiles::Refuse => FilePolicy::Compare,
+            ChangedFiles::Append => FilePolicy::Append,
             ChangedFiles::Keep => FilePolicy::Keep,
         };
         Files { policy, aside: Some(parts.keeper()), opened_later: opened_later.to_vec(), covered }

@@ -47,6 +47,8 @@ pub struct RunRequest {
     pub name: Option<String>,
     /// Time between two checkpoints. Without it none is taken, and a restart is one from the beginning.
     pub every: Option<Duration>,
+    /// Take one checkpoint of a program that starts from its beginning, so long after that at the earliest, and no more.
+    pub once: bool,
     /// Take no checkpoint by the clock before the subject has said that it is ready.
     pub await_ready: bool,
     /// Accept that connections to outside the tree come back as ended by the peer.
@@ -95,6 +97,7 @@ impl RunRequest {
             ends_tree: false,
             name: None,
             every: Some(EVERY_DEFAULT),
+            once: false,
             await_ready: false,
             lose_connections: false,
             store,

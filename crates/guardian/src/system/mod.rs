@@ -22,7 +22,7 @@ use std::path::Path;
 
 use channel::Channels;
 use store::Store;
-use supervise::{Policy, System};
+use supervise::{Component, Policy, System};
 use sys::listener_holder::ListenerHolder;
 
 use self::before::Before;
@@ -43,12 +43,8 @@ use crate::location::StoreLocation;
 fn require_built(system: &System) -> Result<()> {
     let mut found = Vec::new();
     for (name, component) in &system.component {
-        let keys = [
-            (component.warm.as_ref().is_some_and(|warm| *warm.get_ref()), "warm"),
-            (!component.channels.is_empty(), "channels"),
-        ];
-        let asked = keys.into_iter().filter(|(is_there, _)| *is_there);
-        found.extend(asked.map(|(_, key)| format!("`{key}` of component {}", name.get_ref())));
+        let has_channels = !component.channels.is_empty();
+        found.extend(has_channels.then(|| format!("`channels` of component {}", name.get_ref())));
     }
     for (name, group) in &system.group {
         found.extend(group.together.then(|| format!("`together` of group {}", name.get_ref())));
@@ -67,7 +63,8 @@ pub fn up(path: &Path, store: Option<&Path>, tell: Tell<'_>) -> Result<()> {
     let missing = Channels::missing();
     // A child of this process before there are threads, and before children count as those of components.
     let holder = missing.is_none().then(ListenerHolder::start).transpose()?;
-    if system.component.values().any(|component| component.policy == Policy::Checkpointed) {
+    let is_restored = |component: &Component| component.policy == Policy::Checkpointed || component.is_warm();
+    if system.component.values().any(is_restored) {
         require_restorable()?;
     }
     let mut host = Host::new()?;

@@ -6,8 +6,9 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use supervise::{Component, ComponentPlan, Policy, RestartPolicy};
+use supervise::{ChangedFiles, Component, ComponentPlan, Policy, RestartPolicy};
 
 use crate::location::StoreLocation;
 use crate::run::{ComponentChannels, Damaged, EVERY_DEFAULT, Guarded, Launch, ReadyPipe, RunRequest};
@@ -15,6 +16,10 @@ use crate::run::{ComponentChannels, Damaged, EVERY_DEFAULT, Guarded, Launch, Rea
 /// Variables by which a service manager speaks to this program. They are none of a component's.
 const OF_THE_MANAGER: [&str; 6] =
     ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
+/// The least age of a `warm` component when its checkpoint is taken: what it does once at the beginning is over.
+const WARM_AFTER: Duration = Duration::from_secs(1);
+/// Checkpoints of such a component that are kept.
+const WARM_KEEP: usize = 2;
 /// Where the program sends what sd_notify(3) has.
 const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
@@ -48,16 +53,28 @@ pub(super) fn request(
             (RestartPolicy::Always, Some(every))
         }
     };
+    let standard = if component.is_warm() { warm(standard) } else { RunRequest { every, ..standard } };
     RunRequest {
         name: Some(name.to_owned()),
         launch: launch(component, directory, means),
         ends_tree: true,
         policy,
-        every,
         // Its clients connect again. A component whose connections prevent every checkpoint would have none.
         lose_connections: true,
         limit: plan.limit,
         back_off: plan.back_off,
+        ..standard
+    }
+}
+
+/// A component that starts from a checkpoint of its initialised state. Its own files belong to every incarnation.
+fn warm(standard: RunRequest) -> RunRequest {
+    RunRequest {
+        every: Some(WARM_AFTER),
+        once: true,
+        await_ready: true,
+        keep: WARM_KEEP,
+        files: Some(ChangedFiles::Append),
         ..standard
     }
 }
@@ -88,8 +105,6 @@ fn launch(component: &Component, directory: &Path, means: Means) -> Launch {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use supervise::{RestartLimit, System, SystemPlan};
 
     use super::*;
@@ -99,7 +114,8 @@ mod tests {
         let text = "[system]\nname = \"s\"\n[component.a]\ncommand = [\"x\", \"-v\"]\npolicy = \"checkpointed\"\n\
                     every = \"50ms\"\nlog = \"a.log\"\nenvironment = { PORT = \"1\" }\n\
                     heartbeat = { notify = true, every = \"10s\" }\nrestart = { max = \"7/2m\" }\n\
-                    [component.b]\ncommand = [\"y\"]\npolicy = \"never\"\n";
+                    [component.b]\ncommand = [\"y\"]\npolicy = \"never\"\n\
+                    [component.c]\ncommand = [\"z\"]\npolicy = \"stateless\"\nwarm = true\nready = { listen = true }\n";
         let system = System::parse(text.into()).unwrap_or_else(|mistakes| panic!("{}", mistakes.shown("s")));
         let store = StoreLocation::new(Some(Path::new("/nowhere"))).unwrap();
         let find = |name: &str| system.component.iter().find(|(key, _)| key.get_ref() == name).unwrap().1;
@@ -116,5 +132,8 @@ mod tests {
         let b = request("b", find("b"), at, of("b"), Means::default());
         assert_eq!((b.policy, b.every), (RestartPolicy::Never, None));
         assert!(b.launch.is_service && b.ends_tree && b.launch.environment.is_empty());
+        let c = request("c", find("c"), at, of("c"), Means::default());
+        assert_eq!((c.policy, c.every, c.once), (RestartPolicy::Always, Some(WARM_AFTER), true));
+        assert!(c.await_ready && c.files == Some(ChangedFiles::Append) && !a.once);
     }
 }

@@ -100,6 +100,7 @@ impl FileStates {
         let ends = if appends && !leased { self.ends(description, envelope.flags, &stat) } else { None };
         let record = self.record(&path, &stat);
         record.in_place |= !appends;
+        record.positioned |= envelope.flags & OFlags::APPEND.bits() == 0;
         record.inherited |= inherited;
         record.ends = ends.or(record.ends);
         Ok(())

@@ -32,13 +32,23 @@ pub struct Cut {
     modified: Timespec,
     /// What it is given instead of being cut.
     content: Option<Vec<u8>>,
+    /// The program appends to it at its end, wherever that is.
+    appends: bool,
 }
 
 impl Cut {
     pub(super) fn new(record: &FileRecord, file: OwnedFd, now: &Stat) -> Self {
         let modified = Timespec { tv_sec: record.modified_s, tv_nsec: record.modified_ns as i64 };
         let content = record.content.clone();
-        Self { path: record.path(), file, from: record.size, length: now.st_size as u64, modified, content }
+        let appends = !record.positioned && content.is_none();
+        let (from, length) = (record.size, now.st_size as u64);
+        Self { path: record.path(), file, from, length, modified, content, appends }
+    }
+
+    /// Whether a program that was restored goes on behind what has been added meanwhile, where the file is left as it is.
+    #[must_use]
+    pub fn may_stay(&self) -> bool {
+        self.appends
     }
 
     /// Its path.

@@ -58,6 +58,9 @@ pub struct FileRecord {
     /// The whole content of a file that is written through mappings alone, up to [`super::sample::KEPT_BYTES_MAX`].
     #[prost(bytes = "vec", optional, tag = "16")]
     pub(super) content: Option<Vec<u8>>,
+    /// Some descriptor writes at a position of its own, and not always at the end (O_APPEND).
+    #[prost(bool, tag = "17")]
+    pub(super) positioned: bool,
 }
 
 /// What a later change of a file means for a restart.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use model::Sequence;
 
-use super::Subject;
 use super::event::{Action, LateReason, NotTaken, Sliced, State, Step};
+use super::{Checkpoints, Subject};
 
 impl Subject {
     /// Whether a checkpoint would be taken now if it were due.
@@ -27,7 +27,13 @@ impl Subject {
         if self.incarnation.is_wanted {
             return Some(now);
         }
-        self.incarnation.is_ready.then_some(next)
+        (self.incarnation.is_ready && !self.has_enough()).then_some(next)
+    }
+
+    /// Whether no further checkpoint is due by the clock.
+    fn has_enough(&self) -> bool {
+        let Checkpoints { descends, in_flight, .. } = &self.checkpoints;
+        self.plan.once && (descends.is_some() || !in_flight.is_empty())
     }
 
     pub(super) fn take_if_due(&mut self, now: Instant) {

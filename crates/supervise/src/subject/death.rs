@@ -164,6 +164,8 @@ impl Subject {
         let mut others = self.own(survey);
         others.retain(|sequence| !in_flight.contains(sequence));
         let has_other = self.suspicion.choose(&self.usable(survey, &others)).is_some() || !is_worth_it;
+        // What a single checkpoint saves is a start.
+        let has_other = has_other || self.plan.once;
         let until = death.noticed
             + if has_other { patience(self.plan.every.unwrap_or_default()) } else { NO_OTHER_PATIENCE };
         self.state = State::Restoring { death, step: Step::Settling(until), has_failed: false };
@@ -319,6 +321,7 @@ mod tests {
     fn subject(files: ChangedFiles, now: Instant) -> Subject {
         let plan = Plan {
             every: Some(Duration::from_secs(1)),
+            once: false,
             awaits_ready: false,
             restart: RestartPolicy::OnFailure,
             limit: RestartLimit::default(),
@@ -475,6 +478,41 @@ mod tests {
         subject.step(later, Event::Died { status, has_terminal: false, after_child: Vec::new() });
         let start = Action::Start { is_with_files: false, why: None };
         assert_eq!(subject.step(later, Event::Cleared), [start]);
+    }
+
+    #[test]
+    fn one_checkpoint_is_taken_of_each_incarnation_that_starts_from_its_beginning() {
+        let (began, later) = (Instant::now(), Duration::from_secs(3_600));
+        let plan = Plan { once: true, awaits_ready: true, ..subject(ChangedFiles::Append, began).plan };
+        let beginning = Beginning { next: Sequence(1), first: Sequence(1), newest: None };
+        let mut subject = Subject::new(plan, beginning, began);
+        subject.step(began, Event::Started);
+        assert_eq!(subject.wake(began), None, "it is not ready");
+        subject.step(began, Event::Ready);
+        let due = began + Duration::from_secs(1);
+        assert_eq!(
+            (subject.wake(began), subject.step(due, Event::Due)),
+            (Some(due), vec![Action::Take(Sequence(1))])
+        );
+        subject.step(due, Event::NotTaken(super::super::event::NotTaken::Refused));
+        let again = subject.wake(due).unwrap();
+        assert_eq!(subject.step(again, Event::Due), [Action::Take(Sequence(2))]);
+        let pause = Duration::from_millis(1);
+        subject
+            .step(again, Event::Taken { pause, arming: Duration::ZERO, sliced: None, is_store_slow: false });
+        assert_eq!(subject.wake(again), None, "one is being written");
+        subject.step(again, Event::Committed { sequence: Sequence(2), oldest: None });
+        assert_eq!((subject.wake(again), subject.step(again + later, Event::Due)), (None, Vec::new()));
+        let now = again + later;
+        assert_eq!(crash(&mut subject, &all(&[2]), now), [Action::Restore(Sequence(2))]);
+        subject.step(now, Event::Restored);
+        assert_eq!(subject.step(now + later, Event::Due), []);
+        // Files have changed: it starts anew, and so does its checkpoint.
+        crash(&mut subject, &all(&[2]), now + later);
+        subject.step(now + later, Event::NotRestored(RestoreError::FilesChanged));
+        subject.step(now + later, Event::Started);
+        subject.step(now + later, Event::Ready);
+        assert_eq!(subject.step(now + 2 * later, Event::Due), [Action::Take(Sequence(3))]);
     }
 
     #[test]

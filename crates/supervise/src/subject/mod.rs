@@ -31,6 +31,9 @@ pub use event::{
 pub struct Plan {
     /// Time between two checkpoints. `None`: none is ever taken, and a restart starts the program from its beginning.
     pub every: Option<Duration>,
+    /// Of a program that starts from its beginning one checkpoint is taken by the clock, and tried again after `every`
+    /// where it fails.
+    pub once: bool,
     /// No checkpoint is due before the program has said that it is ready.
     pub awaits_ready: bool,
     /// Which deaths are followed by a restart.

@@ -201,7 +201,7 @@ fn of_component(component: &Component) -> Vec<Mistake> {
         let mistake = Mistake::new(every.span(), "`every` is for components that are checkpointed");
         found.push(mistake.with_help("add `policy = \"checkpointed\"`, or remove `every`"));
     }
-    let warm = component.warm.as_ref().filter(|warm| *warm.get_ref());
+    let warm = component.warm.as_ref().filter(|_| component.is_warm());
     if let Some(warm) = warm.filter(|_| component.policy != Policy::Stateless) {
         found.push(Mistake::new(warm.span(), "`warm` is for components with `policy = \"stateless\"`"));
     }

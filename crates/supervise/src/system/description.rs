@@ -83,9 +83,17 @@ pub struct Component {
     pub limits: Option<Limits>,
     /// The file that its standard output and standard error are appended to. Without it, those of undying.
     pub log: Option<PathBuf>,
-    /// Whether a stateless component starts from a checkpoint that was taken when it was ready for the first time.
+    /// Whether a stateless component is started again from a checkpoint that was taken once it was ready.
     #[schemars(with = "bool")]
     pub warm: Option<Spanned<bool>>,
+}
+
+impl Component {
+    /// Whether it is started again from a checkpoint of its initialised state.
+    #[must_use]
+    pub fn is_warm(&self) -> bool {
+        self.warm.as_ref().is_some_and(|warm| *warm.get_ref())
+    }
 }
 
 /// What follows the death of a component.

@@ -499,6 +499,7 @@ fn plan(random: &mut Rng) -> Plan {
         files,
         can_start,
         in_flight_max: 4,
+        once: random.u8(..8) == 0,
     }
 }
 

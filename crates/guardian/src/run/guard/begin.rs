@@ -213,6 +213,7 @@ fn beginning(store: &Store, claim: &Claim, first: Sequence) -> Result<Beginning>
 fn plan(request: &RunRequest, files: ChangedFiles) -> Plan {
     Plan {
         every: request.every,
+        once: request.once,
         awaits_ready: request.await_ready,
         restart: request.policy,
         limit: request.limit,
@@ -236,7 +237,7 @@ fn first_record(
         policy: request.policy,
         incarnation: 1,
         max_pause_us: request.tuning.max_pause.map(time::microseconds),
-        requested_hz: request.every.map_or(0.0, |every| 1.0 / every.as_secs_f64()),
+        requested_hz: request.every.filter(|_| !request.once).map_or(0.0, |every| 1.0 / every.as_secs_f64()),
         tracker: tracking.kind.name().to_owned(),
         ..SubjectFacts::default()
     };

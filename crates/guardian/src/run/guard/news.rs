@@ -121,7 +121,8 @@ impl Guard {
     }
 
     fn note_connections(&mut self, idle: Vec<Arc<OwnedFd>>) {
-        if self.request.every.is_some_and(|every| every <= IdleConnections::INTERVAL_MAX) {
+        let is_often = self.request.every.is_some_and(|every| every <= IdleConnections::INTERVAL_MAX);
+        if is_often && !self.request.once {
             self.connections.renew(idle);
             self.voice.record.facts.connections.idle = self.connections.sockets().len();
         }

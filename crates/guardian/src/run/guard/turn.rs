@@ -88,6 +88,11 @@ impl Guard {
         self.driver.signals.push_back(request);
     }
 
+    /// A check from outside finds that the subject is ready.
+    pub(crate) fn ready(&mut self) {
+        self.feed(Event::Ready);
+    }
+
     /// A check from outside has found a fault: the subject is killed, and its policy decides what follows.
     pub(crate) fn fault(&mut self, fault: Fault) {
         self.feed(Event::Faulted(fault));

@@ -216,7 +216,10 @@ impl<'a> SystemDirector<'a> {
     fn tell_notice(&mut self, notice: SystemNotice, host: &mut Host) {
         self.published.change();
         match notice {
-            SystemNotice::Ready { id, .. } => self.network.ready(id),
+            SystemNotice::Ready { id, .. } => {
+                self.network.ready(id);
+                self.parts[id.index()].subject.iter().for_each(|subject| host.ready(*subject));
+            }
             // What comes to an end for a restart keeps its listeners.
             SystemNotice::Stopped(id) | SystemNotice::Ended { id, .. } => self.network.stopped(id),
             SystemNotice::GaveUp {
