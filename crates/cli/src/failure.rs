@@ -16,6 +16,8 @@ pub(crate) enum Failure {
     Guardian(GuardianError),
     /// Our own output cannot be written. A reader that has gone away is no failure.
     Output(std::io::Error),
+    /// Nothing can be served at this address.
+    Listen(String, std::io::Error),
 }
 
 impl From<GuardianError> for Failure {
@@ -45,6 +47,11 @@ impl Failure {
                 ExitCode::from(error.exit_code().number())
             }
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+            Self::Listen(address, error) => {
+                print::say(format_args!("undying: cannot listen at {address}: {error}"));
+                print::say(format_args!("help: choose another address, or end what listens there"));
+                ExitCode::from(guardian::ExitCode::Failure.number())
+            }
             Self::Output(error) => {
                 print::say(format_args!("undying: cannot write the answer: {error}"));
                 print::say(format_args!("help: check where stdout leads to"));

@@ -11,7 +11,7 @@ use common::{Lab, supported, until};
 use rustix::process::Signal;
 use serde_json::Value;
 
-const VERBS: [&str; 19] = [
+const VERBS: [&str; 20] = [
     "check",
     "doctor",
     "preflight",
@@ -29,6 +29,7 @@ const VERBS: [&str; 19] = [
     "link",
     "del",
     "status",
+    "metrics",
     "completions",
     "man",
 ];

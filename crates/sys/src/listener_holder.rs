@@ -170,7 +170,7 @@ impl ListenerHolder {
     ///
     /// # Errors
     ///
-    /// EPIPE if the holder is dead.
+    /// EPIPE or ECONNRESET if the holder is dead.
     pub fn hold(&self, listener: BorrowedFd<'_>, broken: BorrowedFd<'_>) -> Result<()> {
         reserve(broken);
         send_descriptors(self.socket.as_fd(), &[listener.as_raw_fd(), broken.as_raw_fd()])

@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 
 use model::Pid;
 use sys::listener_holder::{BROKEN_LINE, BUFFERS_MAX, HELD_CALLS_MAX, ListenerHolder};
+use sys::pidfd;
 use sys::seccomp_listener::{Listener, NotificationId, Receipt, Waited, watch_program};
 use sys::watched_start::watch_from_start;
-use sys::{Errno, pidfd};
 use undying_sys as sys;
 
 mod common;
@@ -402,5 +402,6 @@ fn buffers_are_taken_once_and_given_back() {
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    assert_eq!(refused.errno, Errno(libc::EPIPE));
+    // The latter where messages were still unread when the last copy was closed.
+    assert!([libc::EPIPE, libc::ECONNRESET].contains(&refused.errno.0), "{refused}");
 }

@@ -23,6 +23,7 @@ mod graph;
 mod interface;
 mod ls;
 mod man;
+mod metrics;
 mod orders;
 mod preflight;
 mod prune;
@@ -57,6 +58,7 @@ pub(crate) const REGISTRY: &[&dyn Verb] = &[
     &top::Top,
     &events::Events,
     &deaths::Deaths,
+    &metrics::Metrics,
     &check::Check,
     &up::Up,
     &orders::Down,

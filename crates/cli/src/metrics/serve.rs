@@ -1,0 +1,202 @@
+//! Metrics by HTTP.
+//!
+//! Owns: the socket, the form of requests and answers.
+//! Invariants: only this machine is answered; a client that is slow keeps others waiting for a bounded time.
+//! Does not: encrypt, or ask who a client is: a Unix socket is for those who may open its path, a loopback address for
+//! every user of the machine.
+
+use std::convert::Infallible;
+use std::fmt::{self, Write as _};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use guardian::StoreLocation;
+
+/// How long one read or write of a client may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Reads, of 1 KiB each, that the head of a request may take.
+const READS_MAX: usize = 8;
+/// After a failure to accept, as for want of descriptors.
+const NAP: Duration = Duration::from_millis(100);
+
+/// Where metrics are served.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Address {
+    /// A Unix socket at this path.
+    Path(PathBuf),
+    /// TCP, on this machine alone.
+    Loopback(SocketAddr),
+}
+
+impl std::str::FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.contains('/') {
+            return Ok(Self::Path(text.into()));
+        }
+        match text.parse::<SocketAddr>() {
+            Ok(address) if address.ip().is_loopback() => Ok(Self::Loopback(address)),
+            Ok(_) => {
+                Err("metrics are served on this machine alone: give a loopback address or a path".to_owned())
+            }
+            Err(_) => Err("neither an address as 127.0.0.1:9185 nor a path with a slash".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => path.display().fmt(f),
+            Self::Loopback(address) => address.fmt(f),
+        }
+    }
+}
+
+/// Answers requests until this program is ended.
+///
+/// # Errors
+///
+/// Why it cannot listen there.
+pub(crate) fn serve(address: &Address, store: &StoreLocation) -> io::Result<Infallible> {
+    match address {
+        Address::Path(path) => {
+            let listener = open(path)?;
+            let limit = |client: &UnixStream| {
+                client
+                    .set_read_timeout(Some(PATIENCE))
+                    .and_then(|()| client.set_write_timeout(Some(PATIENCE)))
+            };
+            each(|| Ok(listener.accept()?.0), limit, store)
+        }
+        Address::Loopback(address) => {
+            let listener = TcpListener::bind(address)?;
+            let limit = |client: &TcpStream| {
+                client
+                    .set_read_timeout(Some(PATIENCE))
+                    .and_then(|()| client.set_write_timeout(Some(PATIENCE)))
+            };
+            each(|| Ok(listener.accept()?.0), limit, store)
+        }
+    }
+}
+
+/// Answers one client after the other. One that goes away or says nothing gets no answer.
+fn each<C>(
+    mut accept: impl FnMut() -> io::Result<C>,
+    limit: impl Fn(&C) -> io::Result<()>,
+    store: &StoreLocation,
+) -> !
+where
+    for<'client> &'client C: Read + Write,
+{
+    loop {
+        match accept() {
+            Ok(client) => {
+                let _ = limit(&client).and_then(|()| exchange(&client, &client, || metrics(store)));
+            }
+            Err(_) => std::thread::sleep(NAP),
+        }
+    }
+}
+
+/// Listens at a path, in place of a socket at which nothing listens any more.
+fn open(path: &Path) -> io::Result<UnixListener> {
+    let is_stale =
+        UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+    if is_stale {
+        std::fs::remove_file(path)?;
+    }
+    UnixListener::bind(path)
+}
+
+fn metrics(store: &StoreLocation) -> Result<String, String> {
+    let found = guardian::status(store, None).map_err(|error| error.to_string())?;
+    Ok(super::text(&found.rows))
+}
+
+fn exchange(
+    mut from: impl Read,
+    mut to: impl Write,
+    metrics: impl FnOnce() -> Result<String, String>,
+) -> io::Result<()> {
+    let head = head(&mut from)?;
+    let mut words = head.split_ascii_whitespace();
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let path = target.split('?').next().unwrap_or_default();
+    let (status, kind, body) = match (method, path) {
+        ("GET" | "HEAD", "/metrics") => match metrics() {
+            Ok(text) => ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", text),
+            Err(why) => ("500 Internal Server Error", PLAIN, format!("{why}\n")),
+        },
+        ("GET" | "HEAD", _) => ("404 Not Found", PLAIN, "metrics are at /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", PLAIN, "only GET is answered\n".to_owned()),
+    };
+    let mut answer = String::new();
+    let length = body.len();
+    let _ = write!(answer, "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n");
+    answer.push_str("Connection: close\r\n\r\n");
+    if method != "HEAD" {
+        answer.push_str(&body);
+    }
+    to.write_all(answer.as_bytes())
+}
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+
+/// The head of a request, up to its empty line.
+fn head(from: &mut impl Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    for _ in 0..READS_MAX {
+        let mut more = [0; 1024];
+        let count = from.read(&mut more)?;
+        bytes.extend_from_slice(&more[..count]);
+        if bytes.windows(4).any(|end| end == b"\r\n\r\n") {
+            return Ok(String::from_utf8_lossy(&bytes).into_owned());
+        }
+        if count == 0 {
+            break;
+        }
+    }
+    Err(io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(request: &str) -> String {
+        let mut answer = Vec::new();
+        let outcome = exchange(request.as_bytes(), &mut answer, || Ok("undying_x 1\n".to_owned()));
+        outcome.map_or_else(|error| error.to_string(), |()| String::from_utf8(answer).unwrap())
+    }
+
+    #[test]
+    fn only_requests_for_metrics_get_them() {
+        let found = asked("GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert!(
+            found.starts_with("HTTP/1.1 200 OK\r\n") && found.ends_with("\r\n\r\nundying_x 1\n"),
+            "{found}"
+        );
+        assert!(found.contains("Content-Length: 12\r\n"));
+        assert!(asked("HEAD /metrics HTTP/1.0\r\n\r\n").ends_with("close\r\n\r\n"));
+        assert!(asked("GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
+        assert!(asked("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
+        for broken in ["", "GET /metrics HTTP/1.1\r\n", &"x".repeat(1 << 20)] {
+            assert!(!asked(broken).starts_with("HTTP"), "{broken:.20}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_this_machine_alone_are_taken() {
+        assert_eq!("/run/a.sock".parse(), Ok(Address::Path("/run/a.sock".into())));
+        assert_eq!("[::1]:80".parse(), Ok(Address::Loopback("[::1]:80".parse().unwrap())));
+        for refused in ["0.0.0.0:9185", "192.0.2.1:80", "9185", "localhost:80", ""] {
+            assert!(refused.parse::<Address>().is_err(), "{refused}");
+        }
+    }
+}

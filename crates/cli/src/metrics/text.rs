@@ -1,0 +1,141 @@
+//! Subjects in the OpenMetrics text format.
+//!
+//! Owns: which figure of a status is which metric.
+//! Invariants: names of metrics and labels are a contract: adding is free, changing is not.
+//! Does not: read a status.
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+
+use guardian::SubjectReport;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+/// Names and values.
+type Labels = Vec<(&'static str, String)>;
+type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
+type Counters = Family<Labels, Counter>;
+
+/// All metrics of some subjects.
+pub(crate) fn text(subjects: &[SubjectReport]) -> String {
+    let mut registry = Registry::with_prefix("undying");
+    let metrics = Metrics::register(&mut registry);
+    subjects.iter().for_each(|subject| metrics.add(subject));
+    let mut text = String::new();
+    // A string takes everything.
+    let _: fmt::Result = encode(&mut text, &registry);
+    text
+}
+
+#[derive(Default)]
+struct Metrics {
+    state: Gauges,
+    incarnation: Gauges,
+    restarts: Counters,
+    checkpoints: Counters,
+    checkpoint_age: Gauges,
+    checkpoint_rate: Gauges,
+    pause: Gauges,
+    refusals: Counters,
+    store: Gauges,
+    connections: Counters,
+    connections_idle: Gauges,
+    channels: Channels,
+}
+
+#[derive(Default)]
+struct Channels {
+    level: Gauges,
+    callers: Gauges,
+}
+
+impl Metrics {
+    fn register(registry: &mut Registry) -> Self {
+        let own = Self::default();
+        let Self { state, incarnation, restarts, checkpoints, .. } = &own;
+        registry.register("subject_state", "1 for the state that the subject is in", state.clone());
+        registry.register("incarnation", "Which incarnation of the program it is", incarnation.clone());
+        registry.register("restarts", "Restarts by the present guardian", restarts.clone());
+        registry.register(
+            "checkpoints",
+            "Checkpoints that the present guardian has committed",
+            checkpoints.clone(),
+        );
+        let Self { checkpoint_age, checkpoint_rate, pause, refusals, store, .. } = &own;
+        let (seconds, bytes) = (|| Unit::Seconds, || Unit::Bytes);
+        let help = "Age of the newest checkpoint";
+        registry.register_with_unit("checkpoint_age", help, seconds(), checkpoint_age.clone());
+        let help = "Checkpoints a second, asked for and taken of late";
+        registry.register("checkpoint_rate_hertz", help, checkpoint_rate.clone());
+        let help = "How long the program was stopped for checkpoints of late, by quantile";
+        registry.register_with_unit("pause", help, seconds(), pause.clone());
+        registry.register("checkpoints_refused", "Checkpoints that were not taken", refusals.clone());
+        registry.register_with_unit("store", "All checkpoints of the subject", bytes(), store.clone());
+        let Self { connections, connections_idle, channels, .. } = &own;
+        let help = "Connections to the outside at deaths, by what became of them";
+        registry.register("connections", help, connections.clone());
+        let help = "Connections that stay open should the program die now";
+        registry.register("connections_idle", help, connections_idle.clone());
+        registry.register("channel", "1 for each address, with its level", channels.level.clone());
+        let help = "Threads of other components that wait for this one";
+        registry.register("callers_waiting", help, channels.callers.clone());
+        own
+    }
+
+    fn add(&self, subject: &SubjectReport) {
+        let facts = &subject.facts;
+        let labels = || labels(subject);
+        let with = |name, value: &str| {
+            let mut labels = labels();
+            labels.push((name, value.to_owned()));
+            labels
+        };
+        let set = |family: &Gauges, labels: &Labels, value: f64| {
+            family.get_or_create(labels).set(value);
+        };
+        let count = |family: &Counters, labels: &Labels, value: u64| {
+            family.get_or_create(labels).inc_by(value);
+        };
+        let state =
+            subject.component.as_ref().map_or_else(|| subject.state.to_string(), |one| one.state.clone());
+        set(&self.state, &with("state", &state), 1.0);
+        set(&self.incarnation, &labels(), facts.incarnation as f64);
+        count(&self.restarts, &labels(), facts.restarts);
+        count(&self.checkpoints, &labels(), facts.checkpoints);
+        if let Some(age) = subject.checkpoint_age_us {
+            set(&self.checkpoint_age, &labels(), seconds(age));
+        }
+        set(&self.checkpoint_rate, &with("rate", "requested"), facts.requested_hz);
+        set(&self.checkpoint_rate, &with("rate", "achieved"), facts.achieved_hz);
+        let pauses = [("0.5", facts.pause_us.p50), ("0.99", facts.pause_us.p99), ("1", facts.pause_us.max)];
+        for (quantile, pause) in pauses {
+            set(&self.pause, &with("quantile", quantile), seconds(pause));
+        }
+        count(&self.refusals, &labels(), facts.refusals.iter().map(|one| one.count).sum());
+        set(&self.store, &labels(), subject.store_bytes as f64);
+        count(&self.connections, &with("outcome", "kept"), facts.connections.kept);
+        count(&self.connections, &with("outcome", "ended"), facts.connections.ended);
+        set(&self.connections_idle, &labels(), facts.connections.idle as f64);
+        for channel in &subject.channels {
+            let mut labels = with("address", &channel.local);
+            labels.push(("level", channel.level.clone()));
+            set(&self.channels.level, &labels, 1.0);
+        }
+        if let Some(component) = &subject.component {
+            set(&self.channels.callers, &labels(), component.callers as f64);
+        }
+    }
+}
+
+fn labels(subject: &SubjectReport) -> Labels {
+    let mut labels = vec![("subject", subject.facts.name.clone())];
+    labels.extend(subject.component.as_ref().map(|component| ("system", component.system.clone())));
+    labels
+}
+
+fn seconds(microseconds: u64) -> f64 {
+    microseconds as f64 / 1e6
+}

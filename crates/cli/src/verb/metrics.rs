@@ -1,0 +1,44 @@
+//! `undying metrics [--listen ADDRESS]`
+//!
+//! Owns: its arguments.
+//! Does not: know the metrics, or serve them; `crate::metrics` does.
+
+use clap::{Arg, ArgMatches, Command};
+
+use super::interface::Verb;
+use crate::failure::Failure;
+use crate::metrics::{self, Address};
+use crate::{parse, print};
+
+pub(super) struct Metrics;
+
+impl Verb for Metrics {
+    fn name(&self) -> &'static str {
+        "metrics"
+    }
+
+    fn about(&self) -> &'static str {
+        "Print how guarded subjects are in the OpenMetrics format, or serve it to Prometheus"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        command.arg(
+            Arg::new("listen")
+                .long("listen")
+                .value_name("ADDRESS")
+                .value_parser(|text: &str| text.parse::<Address>())
+                .help("Answer HTTP requests for /metrics at a path of a Unix socket or at a loopback address, as 127.0.0.1:9185"),
+        )
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let store = parse::given_store(matches)?;
+        if let Some(address) = matches.get_one::<Address>("listen") {
+            let Err(error) = metrics::serve(address, &store);
+            return Err(Failure::Listen(address.to_string(), error));
+        }
+        let found = guardian::status(&store, None)?;
+        print::lines(metrics::text(&found.rows).trim_end())?;
+        Ok(crate::failure::report_left_out(&found.failed))
+    }
+}
