@@ -19,7 +19,8 @@ use undying_undo::watch::{Watch, WatchOptions};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Notes calls, and puts connect(2) aside.
+/// Notes calls that name the socket of the program, and puts connect(2) aside. Others are those of the C library: it asks
+/// nscd for users, also in the shell of a `python3` that is a script.
 #[derive(Debug, Default)]
 struct Notes {
     kinds: Mutex<Vec<CallKind>>,
@@ -29,6 +30,11 @@ struct Notes {
 impl CallHandler for Notes {
     fn handle(&self, reported: &ReportedCall<'_>) -> Handled {
         let Some(call) = read(reported.notification) else { return Handled::Pass };
+        if call.kind != CallKind::Listen
+            && call.address.body().split(|byte| *byte == 0).next() != Some(b"socket")
+        {
+            return Handled::Pass;
+        }
         self.kinds.lock().unwrap().push(call.kind);
         if call.kind != CallKind::Connect {
             return Handled::Pass;
