@@ -13,7 +13,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use guardian::StoreLocation;
+use guardian::{GuardianError, StoreLocation};
 
 /// How long one read or write of a client may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -32,21 +32,39 @@ pub(crate) enum Address {
 }
 
 impl std::str::FromStr for Address {
-    type Err = String;
+    type Err = AddressError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         if text.contains('/') {
             return Ok(Self::Path(text.into()));
         }
         match text.parse::<SocketAddr>() {
             Ok(address) if address.ip().is_loopback() => Ok(Self::Loopback(address)),
-            Ok(_) => {
-                Err("metrics are served on this machine alone: give a loopback address or a path".to_owned())
-            }
-            Err(_) => Err("neither an address as 127.0.0.1:9185 nor a path with a slash".to_owned()),
+            Ok(_) => Err(AddressError::OfOthers),
+            Err(_) => Err(AddressError::Unknown),
         }
     }
 }
+
+/// Why a text is no address that metrics are served at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AddressError {
+    /// Other machines could ask there.
+    OfOthers,
+    /// It is no address at all.
+    Unknown,
+}
+
+impl fmt::Display for AddressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OfOthers => "metrics are served on this machine alone: give a loopback address or a path",
+            Self::Unknown => "neither an address as 127.0.0.1:9185 nor a path with a slash",
+        })
+    }
+}
+
+impl std::error::Error for AddressError {}
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -114,15 +132,14 @@ fn open(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-fn metrics(store: &StoreLocation) -> Result<String, String> {
-    let found = guardian::status(store, None).map_err(|error| error.to_string())?;
-    Ok(super::text(&found.rows))
+fn metrics(store: &StoreLocation) -> Result<String, GuardianError> {
+    Ok(super::text(&guardian::status(store, None)?.rows))
 }
 
 fn exchange(
     mut from: impl Read,
     mut to: impl Write,
-    metrics: impl FnOnce() -> Result<String, String>,
+    metrics: impl FnOnce() -> Result<String, GuardianError>,
 ) -> io::Result<()> {
     let head = head(&mut from)?;
     let mut words = head.split_ascii_whitespace();

@@ -122,7 +122,7 @@ fn tell_connections(subject: &SubjectReport) {
     let ConnectionsReport { idle, kept, ended } = connections;
     if subject.state.is_watched() && connections != ConnectionsReport::default() {
         print::say(format_args!(
-            "{name}: {idle} idle connections stay open should it die now; at deaths so far {kept} stayed open, {ended} ended"
+            "{name}: idle connections, which stay open should it die now: {idle}; at deaths so far {kept} stayed open, {ended} ended"
         ));
     }
 }
