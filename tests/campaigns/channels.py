@@ -5,7 +5,8 @@ Six servers (redis, memcached, nginx with a master and workers, python3 -m http.
 Unix socket) with each policy: `stateless`, and `checkpointed` every 50 ms. SIGKILLs come at random moments of a printed
 seed; for nginx they hit the master, a worker or the whole tree. Some hit an incarnation that has just started. Meanwhile
 several clients ask without pause: some open a connection for each request, some keep one and open the next at its end.
-The kept ones of redis and memcached write 1, 2, 3 ... to a key of their own and read each back.
+Others keep one and are idle nearly all of the time. The kept ones of redis and memcached write 1, 2, 3 ... to a key of
+their own and read each back; an idle one whose connection stays has to find what it wrote last.
 
 What must hold: no connection is refused and no request fails, except that established connections end (`eof`). A server
 with checkpoints comes back from one each time, with everything that was answered before that checkpoint was taken.

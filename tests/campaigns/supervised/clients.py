@@ -6,14 +6,17 @@ import time
 
 from .connection import Connection, Ended, Failed
 
-# The longest pause between two requests of one client, and the pause after a connection that failed.
-PAUSE_S, FAILED_S = 0.01, 0.005
+# The pauses between two requests of one client: of most, and of one that is idle nearly all of the time.
+PAUSES_S, IDLE_S = (0.0, 0.01), (0.2, 0.6)
+# The pause after a connection that failed.
+FAILED_S = 0.005
 # Most that waits for the last request of a client.
 END_S = 90
 
 
 class Client(threading.Thread):
-    """`each`: a new connection for each request. `kept`: one connection, and the next one at its end."""
+    """`each`: a new connection for each request. `kept`: one connection, and the next one at its end. `idle`: the same
+    with long pauses."""
 
     def __init__(self, server, kind, draw):
         super().__init__(daemon=True)
@@ -28,11 +31,14 @@ class Client(threading.Thread):
             while not self.is_over.is_set():
                 number += 1
                 self.request(number)
-                self.is_over.wait(self.draw.uniform(0, PAUSE_S))
+                self.is_over.wait(self.draw.uniform(*(IDLE_S if self.is_idle() else PAUSES_S)))
         except Exception as problem:  # a fault of the campaign itself is no row
             self.problem = problem
         finally:
             self.drop()
+
+    def is_idle(self):
+        return self.kind.startswith("idle")
 
     def request(self, number):
         """One request, asked again until it is answered."""
@@ -82,7 +88,8 @@ class Client(threading.Thread):
 
 
 class Numbered(Client):
-    """A kept connection that writes 1, 2, 3 … to a key of its own, and reads each back.
+    """A kept connection that writes 1, 2, 3 … to a key of its own, and reads each back. An idle one reads first as well:
+    as long as its connection stays, what it wrote last has to be there.
 
     `history` has what the server had to hold from which moment on: a number that was answered, or one that was found at
     the first read after a return. `lost` counts answered numbers that were gone then; `found` has when the last number
@@ -90,9 +97,9 @@ class Numbered(Client):
     again, so the server does these twice.
     """
 
-    def __init__(self, server, number, draw):
-        super().__init__(server, "numbered", draw)
-        self.key = b"campaign-%d" % number
+    def __init__(self, server, number, draw, kind="numbered"):
+        super().__init__(server, kind, draw)
+        self.key = b"campaign-%s-%d" % (kind.encode()[:4], number)
         self.sent = self.holds = self.lost = self.losses = self.twice = 0  # losses: at how many reads
         self.history, self.found = [(0.0, 0)], []
 
@@ -102,6 +109,8 @@ class Numbered(Client):
 
     def turn(self, number):
         """`number` is that of the request, also when it is asked again."""
+        if self.is_idle() and self.server.read(self.connection, self.key) != self.holds:
+            raise Failed("wrong answer: a connection that stayed has lost a number")
         self.sent = number
         self.server.write(self.connection, self.key, number)
         self.hold(number)
@@ -134,6 +143,10 @@ def clients_of(server, count, random_of):
     """So many of each kind."""
     found = [Client(server, kind, random_of(kind, number)) for kind in ("each", "kept") for number in range(count)
              if kind == "each" or not server.has_numbers]
-    if server.has_numbers:
-        found += [Numbered(server, number, random_of("numbered", number)) for number in range(count)]
+    for number in range(count):
+        draw = random_of("idle", number)
+        if server.has_numbers:
+            found += [Numbered(server, number, random_of("numbered", number)), Numbered(server, number, draw, "idle numbered")]
+        else:
+            found.append(Client(server, "idle", draw))
     return found

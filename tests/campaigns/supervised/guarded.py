@@ -98,7 +98,8 @@ class System:
         """The levels of `status`, by kind of socket. It has what was found at the last look, each second."""
         found = lambda: sorted({"%s %s" % (one["level"], one["kind"] or "callers") for one in self.status().get("channels", ())})
         wait_for(lambda: any(level.startswith("L0") for level in found()), "a channel of level L0 in status", LOOK_LIMIT_S)
-        return found()
+        kept = self.status().get("connections", {}).get("kept", 0)
+        return found() + (["L2 tcp"] if kept else [])
 
     def has_ended(self):
         return self.guardian.poll() is not None

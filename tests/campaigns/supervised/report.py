@@ -5,7 +5,7 @@ from .trials import NO_FILE
 
 # The table of the document lies between these lines.
 BEGIN, END = "<!-- begin: written by tests/campaigns/channels.py --write-docs -->", "<!-- end -->"
-COLUMNS = ("server", "policy", "kills", "failed", "no file", "ended", "answered", "longest connect, ms", "longest request, ms",
+COLUMNS = ("server", "policy", "kills", "failed", "no file", "ended", "idle ended", "answered", "longest connect, ms", "longest request, ms",
            "back after, ms", "answers lost", "done twice", "levels", "verdict")
 CLIENT_COLUMNS = ("server", "policy", "client", "connected", "answered", "ended", "failed", "failures", "connect_ms",
                   "request_ms", "lost", "twice")
@@ -29,10 +29,11 @@ def cells(row):
     if set(kills) != {"root"}:
         shown += " (%s)" % ", ".join("%s %d" % item for item in sorted(kills.items()))
     back = "%.0f (%.0f)" % tuple(row["back_ms"]) if row["back_ms"] else ""
-    numbered = any(one["client"] == "numbered" for one in row["clients"])
+    numbered = any("numbered" in one["client"] for one in row["clients"])
+    idle = [one["ended"] for one in row["clients"] if one["client"].startswith("idle")]
     lost = row["lost"] if row["policy"] == "checkpointed" else "all"
     return [*head, shown, sum(failures.values()) - failures.get(NO_FILE, 0), failures.get(NO_FILE, 0), row["ended"],
-            row["answered"], "%.0f" % row["connect_ms"], "%.0f" % row["request_ms"], back, lost if numbered else "",
+            "%d of %d" % (sum(idle), len(idle) * sum(kills.values())), row["answered"], "%.0f" % row["connect_ms"], "%.0f" % row["request_ms"], back, lost if numbered else "",
             row["twice"] if numbered else "", ", ".join(row.get("levels", ())), verdict(row)]
 
 

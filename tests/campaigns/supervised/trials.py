@@ -97,12 +97,21 @@ def counts(client):
 
 def too_old(client, system):
     """How often a client found less than was answered before the checkpoint of the restore was taken."""
-    found = 0
+    found, returned = 0, []
     for held, read, value in getattr(client, "found", ()):
         # A restored server answers before its guardian has reported the restore, but not before its death was.
-        moments = [system.checkpoint_after(death) for death in system.events.of("died") if held - MARGIN_S <= death["at"] <= read]
-        found += not moments or None not in moments and value < client.held_at(min(moments))
+        deaths = [death for death in system.events.of("died") if held - MARGIN_S <= death["at"] <= read]
+        moments = [system.checkpoint_after(death) for death in deaths]
+        found += not moments or None not in moments and value < had_to_hold(client, min(moments), returned)
+        if deaths:
+            returned.append((deaths[0]["at"], read, value))
     return found
+
+
+def had_to_hold(client, moment, returned):
+    """What the server had to hold at a time. From a death until the read that found less it had that value: a client
+    that is idle reads long after, and a checkpoint in between has no more."""
+    return next((value for died, read, value in returned if died <= moment <= read), client.held_at(moment))
 
 
 def faults(row, system, clients):
