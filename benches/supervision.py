@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""What does it cost to be a component of `undying up`?
+
+exchange  Two programs exchange messages of 64 bytes as fast as they can, over a Unix socket and over TCP: by themselves,
+          and as two components. `keep` has one connection; `anew` makes one for each exchange, so that each has a
+          connect(2) that the guardian is asked about. As components without checkpoints (`stateless`), and with one each
+          second and each 50 ms.
+watch     A program that only works, beside a system of eight components that listen at 0, 20, 200 or 2,000 addresses in
+          all, and beside none. And the processor time of the guardian.
+
+A window under `undying` is compared with the mean of the windows without it before and after. The crosses are what a
+published system on a kernel of its own reached; on another machine, so compare them as ratios only.
+"""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from lib.harness import (Rows, build, main, middle, on, plotter, processors, read_rows, results, save, spread, wait_for)
+
+QUESTION = "supervision"
+COLUMNS = ["part", "transport", "way", "channels", "round", "seconds", "per_s_without", "slowdown", "floor",
+           "guardian_cpu"]
+WAYS = {"stateless": 'policy = "stateless"', "checkpoints 1 s": 'policy = "checkpointed"\nevery = "1s"',
+        "checkpoints 50 ms": 'policy = "checkpointed"\nevery = "50ms"'}
+TRANSPORTS = [("unix", "keep"), ("tcp", "keep"), ("unix", "anew"), ("tcp", "anew")]
+CHANNELS = [0, 20, 200, 2000]
+LISTENERS = 8
+PORT = 7977
+SETTLE_S = 0.7
+# Message by message, and with a capability that is lost at each call; watching 1,852 capabilities every ms and every 20 ms.
+PUBLISHED = {"keep": 1.012, "anew": 8.30}
+PUBLISHED_WATCH = {"each 1 ms": 2.0, "each 20 ms": 1.01}
+
+
+class Bare:
+    """Programs without a guardian."""
+
+    def __init__(self, commands, environment, cpus):
+        self.processes = []
+        for words in commands:
+            self.processes.append(subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                                   stderr=subprocess.DEVNULL, env=environment, start_new_session=True, preexec_fn=on(cpus)))
+
+    def end(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+class System:
+    """The same as components."""
+
+    def __init__(self, options, scratch, components, environment, cpus):
+        self.store = os.path.join(scratch, "store-%d" % time.monotonic_ns())
+        self.options, path = options, os.path.join(scratch, "system.toml")
+        text = '[system]\nname = "bench"\nstore = %s\n' % json.dumps(self.store)
+        for name, words, keys in components:
+            text += "[component.%s]\ncommand = %s\n%s\n" % (name, json.dumps(words), keys)
+        with open(path, "w") as file:
+            file.write(text)
+        self.log = open(os.path.join(scratch, "up.log"), "w")
+        self.process = subprocess.Popen([options.undying, "up", path], stdin=subprocess.DEVNULL, stdout=self.log,
+                                        stderr=self.log, env=environment, start_new_session=True, preexec_fn=on(cpus))
+        wait_for(self.is_ready, "the system")
+
+    def is_ready(self):
+        if self.process.poll() is not None:
+            with open(self.log.name) as log:
+                raise RuntimeError("undying up has ended:\n" + log.read())
+        said = subprocess.run([self.options.undying, "status", "--store", self.store, "--json"], capture_output=True)
+        rows = json.loads(said.stdout or "[]") if said.returncode == 0 else []
+        return rows and all(row["component"]["state"] == "ready" for row in rows)
+
+    def cpu_s(self):
+        with open("/proc/%d/stat" % self.process.pid) as file:
+            fields = file.read().rsplit(") ", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+        self.log.close()
+
+
+def rate(path, begin, end):
+    """What was done a second between the first and the last record of a window."""
+    with open(path) as file:
+        records = [tuple(map(int, line.split())) for line in file if line.endswith("\n") and line.count(" ") == 1]
+    inside = [record for record in records if begin <= record[0] <= end]
+    if len(inside) < 5:
+        raise RuntimeError("only %d records in a window" % len(inside))
+    (first, before), (last, after) = inside[0], inside[-1]
+    return (after - before) * 1e9 / (last - first)
+
+
+def window(seconds):
+    time.sleep(SETTLE_S)
+    begin = time.monotonic_ns()
+    time.sleep(seconds)
+    return begin, time.monotonic_ns()
+
+
+def compared(bare, under):
+    """Pairs of each window under undying with those around it: its slow-down, and the noise of these."""
+    for index, rate_under in enumerate(under):
+        before, after = bare[index], bare[index + 1]
+        yield (before + after) / 2, (before + after) / 2 / rate_under, after / before
+
+
+def exchange(options, rows, scratch, transport, kind):
+    program = build("exchange", scratch)
+    own, driver, _ = processors(options)
+    environment = dict(os.environ, **({"CPU": str(min(own))} if options.pin else {}))
+    address = str(PORT) if transport == "tcp" else os.path.join(scratch, "socket")
+    ways = WAYS if kind == "keep" else {"stateless": WAYS["stateless"]}
+    record = os.path.join(scratch, "record")
+    words = lambda: ([program, "serve", address], [program, kind, address, record])
+
+    def without():
+        if os.path.exists(record):
+            os.unlink(record)
+        bare = Bare(words(), environment, own)
+        found = rate(record, *window(options.seconds))
+        bare.end()
+        return found
+
+    def under(keys):
+        os.unlink(record)
+        server, client = words()
+        components = [("server", server, keys + "\nready = { listen = true }"), ("client", client, keys + '\nneeds = ["server"]')]
+        system = System(options, scratch, components, environment, driver)
+        cpu, (begin, end) = system.cpu_s(), window(options.seconds)
+        used = (system.cpu_s() - cpu) / (options.seconds + SETTLE_S)
+        found = rate(record, begin, end)
+        system.end()
+        return found, used
+
+    for turn in range(options.rounds):
+        bare, found = [without()], []
+        for keys in ways.values():
+            found.append(under(keys))
+            bare.append(without())
+        for way, (_, used), (per_s, slow, floor) in zip(ways, found, compared(bare, [one[0] for one in found])):
+            rows.add(part=kind, transport=transport, way=way, channels=0, round=turn, seconds=options.seconds,
+                     per_s_without=per_s, slowdown=slow, floor=floor, guardian_cpu=used)
+    tell(rows, lambda one: (one["part"], one["transport"]) == (kind, transport), "way")
+
+
+def watch(options, rows, scratch):
+    program = build("exchange", scratch)
+    own, driver, _ = processors(options)
+    record = os.path.join(scratch, "work")
+    worker = Bare([[program, "work", record]], dict(os.environ), own)
+    try:
+        for turn in range(options.rounds):
+            bare, found = [rate(record, *window(options.seconds))], []
+            for channels in CHANNELS:
+                components = []
+                for index in range(LISTENERS):
+                    count = channels // LISTENERS + (index < channels % LISTENERS)
+                    ready = "ready = { listen = true }" if count else ""
+                    name = "bench-%d-%d" % (os.getpid(), index)
+                    components.append(("listener%d" % index, [program, "listen", str(count), name], ready))
+                system = System(options, scratch, components, dict(os.environ), driver)
+                cpu, (begin, end) = system.cpu_s(), window(options.seconds)
+                used = (system.cpu_s() - cpu) / (options.seconds + SETTLE_S)
+                found.append((rate(record, begin, end), used))
+                system.end()
+                bare.append(rate(record, *window(options.seconds)))
+            for channels, (_, used), (per_s, slow, floor) in zip(CHANNELS, found, compared(bare, [one[0] for one in found])):
+                rows.add(part="watch", transport="", way="stateless", channels=channels, round=turn,
+                         seconds=options.seconds, per_s_without=per_s, slowdown=slow, floor=floor, guardian_cpu=used)
+    finally:
+        worker.end()
+    tell(rows, lambda one: one["part"] == "watch", "channels")
+
+
+def tell(rows, wanted, by):
+    found = [one for one in rows.rows if wanted(one)]
+    for value in dict.fromkeys(one[by] for one in found):
+        column = lambda name: [float(one[name]) for one in found if one[by] == value]
+        print("%-6s %-5s %-18s without %9.0f/s | slow-down %s | floor %s | guardian %.4f of a processor" % (
+            found[0]["part"], found[0]["transport"], value, middle(column("per_s_without")), spread(column("slowdown")),
+            spread(column("floor")), middle(column("guardian_cpu"))), flush=True)
+
+
+def bars(pane, labels, values, published, title):
+    """Slow-downs in percent, each with its least and its most."""
+    for spot, found in enumerate(values):
+        percent = sorted(100 * one - 100 for one in found)
+        pane.bar(spot, middle(percent), 0.55, color="#4c78a8", zorder=2)
+        pane.plot([spot, spot], [percent[0], percent[-1]], color="black", lw=1, zorder=3)
+        pane.annotate("%+.1f" % middle(percent), (spot, max(0, percent[-1])), ha="center", va="bottom", fontsize=7)
+    for name, slow in published.items():
+        pane.axhline(100 * slow - 100, color="crimson", lw=1, ls="--", zorder=1)
+        pane.annotate(name, (len(labels) - 0.5, 100 * slow - 100), ha="right", va="bottom", fontsize=7, color="crimson")
+    pane.axhline(0, color="0.4", lw=0.8)
+    pane.set_xticks(range(len(labels)), labels, fontsize=7)
+    pane.set(title=title, ylabel="slow-down, %")
+
+
+def draw(path):
+    plot = plotter()
+    if not plot:
+        return
+    rows = read_rows(path)
+    column = lambda name, **wanted: [float(one[name]) for one in rows
+                                     if all(one[key] == str(value) for key, value in wanted.items())]
+    figure, panes = plot.subplots(1, 3, layout="constrained", figsize=(12, 3.4), width_ratios=[6, 2, 4])
+    cases = [(transport, way) for transport in ("unix", "tcp") for way in WAYS]
+    bars(panes[0], ["%s\n%s" % (transport, way.replace(" ", "\n", 1)) for transport, way in cases],
+         [column("slowdown", part="keep", transport=transport, way=way) for transport, way in cases],
+         {"published: supervised, 1.2 %": PUBLISHED["keep"]}, "exchanges over one connection")
+    bars(panes[1], ["unix", "tcp"], [column("slowdown", part="anew", transport=one) for one in ("unix", "tcp")],
+         {"published: lost at each call, 730 %": PUBLISHED["anew"]}, "a connection for each exchange")
+    bars(panes[2], ["%d" % channels for channels in CHANNELS],
+         [column("slowdown", part="watch", channels=channels) for channels in CHANNELS],
+         {"published, 1,852 watched %s" % each: slow for each, slow in PUBLISHED_WATCH.items()},
+         "a program that works, beside so many channels")
+    panes[2].set_yscale("symlog", linthresh=2)
+    save(plot, figure, path.replace(".csv", ".png"))
+
+
+def bench():
+    parser = results(__doc__)
+    parser.add_argument("--quick", action="store_true", help="one round of short windows")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a window")
+    parser.add_argument("--part", choices=("exchange", "watch"), help="only this one")
+    parser.add_argument("--pin", action="store_true", help="both programs of an exchange on the first processor")
+    parser.add_argument("--plot", metavar="CSV", help="only draw the plot of earlier rows again")
+    options = parser.parse_args()
+    if options.plot:
+        return draw(options.plot)
+    if options.quick:
+        options.rounds, options.seconds = 1, 1.0
+    rows = Rows(options, QUESTION, COLUMNS)
+
+    def work(scratch):
+        for transport, kind in TRANSPORTS if options.part != "watch" else ():
+            exchange(options, rows, scratch, transport, kind)
+        if options.part != "exchange":
+            watch(options, rows, scratch)
+    main(work)
+    rows.close()
+    if not options.part:
+        draw(rows.path)
+
+
+if __name__ == "__main__":
+    sys.exit(bench())
