@@ -8,7 +8,7 @@ exchange  Two programs exchange messages of 64 bytes as fast as they can, over a
 watch     A program that only works, beside a system of eight components that listen at 0, 20, 200 or 2,000 addresses in
           all, and beside none. And the processor time of the guardian.
 
-A window under `undying` is compared with the mean of the windows without it before and after. The crosses are what a
+A window under `undying` is compared with the mean of the windows without it before and after. The lines are what a
 published system on a kernel of its own reached; on another machine, so compare them as ratios only.
 """
 import json
@@ -187,19 +187,23 @@ def tell(rows, wanted, by):
             spread(column("floor")), middle(column("guardian_cpu"))), flush=True)
 
 
-def bars(pane, labels, values, published, title):
-    """Slow-downs in percent, each with its least and its most."""
-    for spot, found in enumerate(values):
-        percent = sorted(100 * one - 100 for one in found)
-        pane.bar(spot, middle(percent), 0.55, color="#4c78a8", zorder=2)
+def bars(pane, labels, values, floors, published, title):
+    """Slow-downs in percent, each with its least and its most; in grey, two windows without `undying` compared."""
+    for spot, (found, floor) in enumerate(zip(values, floors)):
+        percent, noise = (sorted(100 * one - 100 for one in many) for many in (found, floor))
+        pane.bar(spot, middle(percent), 0.5, color="#4c78a8", zorder=2)
         pane.plot([spot, spot], [percent[0], percent[-1]], color="black", lw=1, zorder=3)
-        pane.annotate("%+.1f" % middle(percent), (spot, max(0, percent[-1])), ha="center", va="bottom", fontsize=7)
-    for name, slow in published.items():
-        pane.axhline(100 * slow - 100, color="crimson", lw=1, ls="--", zorder=1)
-        pane.annotate(name, (len(labels) - 0.5, 100 * slow - 100), ha="right", va="bottom", fontsize=7, color="crimson")
+        pane.bar(spot, noise[-1] - noise[0], 0.8, noise[0], color="0.85", zorder=1)
+        pane.annotate("%+.1f" % middle(percent), (spot, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom",
+                      fontsize=7)
+    for style, (name, slow) in zip(("--", ":"), published.items()):
+        pane.axhline(100 * slow - 100, color="crimson", lw=1, ls=style, zorder=1, label=name)
     pane.axhline(0, color="0.4", lw=0.8)
     pane.set_xticks(range(len(labels)), labels, fontsize=7)
-    pane.set(title=title, ylabel="slow-down, %")
+    pane.set_xlim(-0.6, len(labels) - 0.4)
+    pane.set_title(title, pad=14, fontsize=9)
+    pane.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, -0.2), alignment="left", title="published, another machine",
+                title_fontsize=7)
 
 
 def draw(path):
@@ -207,20 +211,23 @@ def draw(path):
     if not plot:
         return
     rows = read_rows(path)
-    column = lambda name, **wanted: [float(one[name]) for one in rows
-                                     if all(one[key] == str(value) for key, value in wanted.items())]
-    figure, panes = plot.subplots(1, 3, layout="constrained", figsize=(12, 3.4), width_ratios=[6, 2, 4])
-    cases = [(transport, way) for transport in ("unix", "tcp") for way in WAYS]
-    bars(panes[0], ["%s\n%s" % (transport, way.replace(" ", "\n", 1)) for transport, way in cases],
-         [column("slowdown", part="keep", transport=transport, way=way) for transport, way in cases],
-         {"published: supervised, 1.2 %": PUBLISHED["keep"]}, "exchanges over one connection")
-    bars(panes[1], ["unix", "tcp"], [column("slowdown", part="anew", transport=one) for one in ("unix", "tcp")],
-         {"published: lost at each call, 730 %": PUBLISHED["anew"]}, "a connection for each exchange")
+    column = lambda name, wanted: [float(one[name]) for one in rows
+                                   if all(one[key] == str(value) for key, value in wanted.items())]
+    columns = lambda all_wanted: [[column(name, wanted) for wanted in all_wanted] for name in ("slowdown", "floor")]
+    figure, panes = plot.subplots(1, 3, layout="constrained", figsize=(11, 4), width_ratios=[6, 2.6, 4])
+    cases = [{"part": "keep", "transport": transport, "way": way} for transport in ("unix", "tcp") for way in WAYS]
+    bars(panes[0], ["%s\n%s" % (one["transport"], one["way"].replace(" ", "\n", 1)) for one in cases], *columns(cases),
+         {"supervised, +1.2 %": PUBLISHED["keep"]}, "exchanges over one connection")
+    bars(panes[1], ["unix", "tcp"], *columns([{"part": "anew", "transport": one} for one in ("unix", "tcp")]),
+         {"lost at each call, +730 %": PUBLISHED["anew"]}, "a connection for each exchange")
     bars(panes[2], ["%d" % channels for channels in CHANNELS],
-         [column("slowdown", part="watch", channels=channels) for channels in CHANNELS],
-         {"published, 1,852 watched %s" % each: slow for each, slow in PUBLISHED_WATCH.items()},
-         "a program that works, beside so many channels")
-    panes[2].set_yscale("symlog", linthresh=2)
+         *columns([{"part": "watch", "channels": channels} for channels in CHANNELS]),
+         {"1,852 watched %s, %+.0f %%" % (each, 100 * slow - 100): slow for each, slow in PUBLISHED_WATCH.items()},
+         "a program that works, beside channels")
+    panes[0].set_ylabel("slow-down, %")
+    panes[2].set_xlabel("channels", fontsize=8)
+    panes[2].set_yscale("symlog", linthresh=5)
+    panes[2].set_yticks([-10, -5, 0, 5, 10, 100], ["-10", "-5", "0", "5", "10", "100"])
     save(plot, figure, path.replace(".csv", ".png"))
 
 
