@@ -159,6 +159,8 @@ pub(super) fn take<M: Memory>(
     if phases.memory_first {
         take_state(before, tree, memory, phases, &mut laps)?;
     }
+    // Last of all: it vouches for all that was read.
+    tree.confirm()?;
     Ok(None)
 }
 

@@ -26,7 +26,7 @@ const KILL: Signal = Signal(9);
 /// Why a tree could not be stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum FreezeError {
-    /// The root process ended meanwhile.
+    /// A process ended meanwhile.
     #[error("pid {0} ended while it was being stopped")]
     Ended(Pid),
     /// A thread did not stop in time, attempt after attempt.
@@ -81,6 +81,21 @@ impl StoppedTree {
     #[must_use]
     pub fn process(&self, pid: Pid) -> Option<&StoppedProcess> {
         self.processes.iter().find(|process| process.pid == pid)
+    }
+
+    /// Fails with [`FreezeError::Ended`] if a process was killed since it was stopped. What was read of the tree before is
+    /// as it was when it stopped: a thread that is killed writes to its memory as it ends (CLONE_CHILD_CLEARTID, robust
+    /// futexes), but only after this is seen.
+    pub fn confirm(&self) -> Result<(), FreezeError> {
+        // A signal that kills wakes all threads of a process at once, so that one of them tells.
+        let firsts = self.processes.iter().filter_map(|process| process.threads.first());
+        for thread in firsts {
+            match ptrace::event_message(thread.tid()) {
+                Err(error) if error.errno == Errno::ESRCH => return Err(FreezeError::Ended(thread.pid())),
+                outcome => outcome.map(drop)?,
+            }
+        }
+        Ok(())
     }
 
     /// Lets every thread go on, detached.
