@@ -1,5 +1,5 @@
 //! `undying` itself is killed with SIGKILL at random moments: its subject goes on unharmed, the store holds whole
-//! images only, and nothing half-built stays behind.
+//! images only, and nothing half-built stays behind. So are processes that it builds for a restore.
 //!
 //! A few rounds every day; 500 with `UNDYING_LONG_TESTS` set.
 #![forbid(unsafe_code)]
@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Counter, Lab, rounds, supported, until, wait};
+use common::{Counter, Guarded, Lab, rounds, supported, until, wait};
 use model::Pid;
 use rustix::process::Signal;
 
@@ -245,4 +245,41 @@ fn a_killed_guardian_under_load_is_replaced_again_and_again() {
         assert_unharmed(&counter, round);
         assert_closed(&counter, &before, round);
     }
+}
+
+/// The kernel reports the end of a thread that leads others only once somebody has taken their ends.
+#[test]
+fn processes_with_threads_that_are_killed_while_they_are_built_are_built_again() {
+    const THREADS: &str = r#"exec python3 -c '
+import os, threading, time
+for _ in range(12):
+    threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+rounds = 0
+while not os.path.exists("stop"):
+    rounds += 1
+    with open("rounds.new", "w") as file:
+        file.write(str(rounds))
+    os.rename("rounds.new", "rounds")
+    time.sleep(0.005)
+'"#;
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut random = testkit::seeded("killed while built");
+    let guarded = Guarded::run(&lab, &["--max-restarts", "100000/1m"], THREADS);
+    let rounds_made =
+        || until("a round", || std::fs::read_to_string(lab.path("rounds")).ok()?.parse::<u64>().ok());
+    rounds_made();
+    guarded.await_checkpoints(3);
+    // Its number is the same in each incarnation, also while that is built.
+    let pid = rustix::process::Pid::from_raw(guarded.root().pid().get()).unwrap();
+    for _ in 0..rounds(60, 600) {
+        std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(60)));
+        // Between two incarnations there is none.
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    }
+    let seen = rounds_made();
+    until("another round", || (rounds_made() > seen + 3).then_some(()));
+    assert_eq!(guarded.end(), 0);
 }

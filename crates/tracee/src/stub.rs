@@ -46,6 +46,8 @@ pub struct Stub {
     data: AddressRange,
     stepping: Stepping,
     options: Options,
+    /// It has created other threads of its process.
+    has_threads: bool,
     bound_to_tracer: PhantomData<*const ()>,
 }
 
@@ -88,6 +90,7 @@ impl Stub {
             data: nothing,
             stepping: Stepping::SingleStep,
             options: OPTIONS,
+            has_threads: false,
             bound_to_tracer: PhantomData,
         })
     }
@@ -169,6 +172,7 @@ impl Stub {
         let (result, created) = self.call_watching(number, arguments)?;
         let tid = created.unwrap_or(Tid(result as i32));
         let pid = if same_process { self.pid } else { Pid(tid.get()) };
+        self.has_threads |= same_process;
         let mut child = Self::adopt(pid, tid)?;
         child.instruction = self.instruction;
         child.data = self.data;
@@ -189,7 +193,7 @@ impl Stub {
                 Stepping::SingleStep => ptrace::single_step(self.tid)?,
                 Stepping::SyscallStops => ptrace::resume_to_syscall(self.tid, None)?,
             }
-            match ptrace::wait(self.tid)? {
+            match self.wait()? {
                 WaitStatus::Stopped(stop) if stop == expected => stops_left -= 1,
                 WaitStatus::Stopped(Stop::Creation) => {
                     created = Some(Tid(ptrace::event_message(self.tid)? as i32));
@@ -203,6 +207,11 @@ impl Stub {
             return Err(RemoteError::Refused { tid: self.tid, number, errno: Errno(-result as i32) });
         }
         Ok((result as u64, created))
+    }
+
+    fn wait(&self) -> Result<WaitStatus, Error> {
+        let is_leader = self.tid == self.pid.leader();
+        if is_leader && self.has_threads { tracer::wait_for_leader(self.pid) } else { ptrace::wait(self.tid) }
     }
 
     /// Writes the final registers.
@@ -271,5 +280,39 @@ mod tests {
         stub.use_data(AddressRange::new(Address(4096), Address(8192)));
         let outcome = stub.call_with(&memory, 0, &[0; 4097], |_| [0; 6]);
         assert!(matches!(outcome, Err(RemoteError::Refused { errno: E2BIG, .. })), "{outcome:?}");
+    }
+
+    /// The kernel reports the end of a leader only once the ends of its other threads were taken.
+    #[test]
+    fn a_leader_that_is_killed_with_its_threads_is_not_waited_for_without_end() {
+        // CLONE_VM, CLONE_FS, CLONE_FILES, CLONE_SIGHAND, CLONE_THREAD, CLONE_SYSVSEM.
+        const THREAD: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
+        const PAUSE: i64 = 34;
+        let mut stub = match Stub::spawn(WantedPid::Any) {
+            Ok(stub) => stub,
+            Err(error) => return println!("unsupported: ptrace: {error}"),
+        };
+        // The stub is a copy of this process, with the same memory.
+        let room: &'static mut [u64; 512] = Box::leak(Box::new([0; 512]));
+        let start = Address(room.as_ptr() as u64);
+        stub.use_data(AddressRange::new(start, start + ByteCount(4096)));
+        let memory = ProcessMemory::open(stub.pid()).unwrap();
+        let bytes = sys::clone::CloneArguments { flags: THREAD, ..Default::default() }.to_bytes();
+        memory.write(start, &bytes).unwrap();
+        let call = [start.get(), bytes.len() as u64, 0, 0, 0, 0];
+        let thread = stub.call_creating(arch::numbers::CLONE3, call, true).unwrap();
+        assert_ne!(thread.tid(), stub.tid());
+        let pid = stub.pid();
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            sys::signal::send(pid, Signal(9)).unwrap();
+        });
+        let outcome = stub.call(PAUSE, [0; 6]);
+        assert!(matches!(outcome, Err(RemoteError::Ended(_))), "{outcome:?}");
+        killer.join().unwrap();
+        while !ptrace::take_end(thread.tid()).unwrap() {
+            std::thread::yield_now();
+        }
+        sys::clone::end(pid);
     }
 }

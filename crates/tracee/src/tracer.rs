@@ -21,7 +21,7 @@ use std::collections::HashSet;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use model::{Pid, Tid};
+use model::{Pid, Signal, Tid};
 use sys::clock::Stopwatch;
 use sys::ptrace::{self, Stop, WaitStatus};
 use sys::wait_timer::Ticks;
@@ -221,6 +221,20 @@ pub(crate) fn await_stop(
             }
             None if waiter.block(tid)? => {}
             None => return Err(Error::thread(operation, tid, Errno::ETIMEDOUT)),
+        }
+    }
+}
+
+/// Waits for the next change of the leader of a process that has other threads, and takes it. The kernel reports the end
+/// of a leader only once the ends of all others were taken: one that was seen to be a zombie counts as killed.
+pub(crate) fn wait_for_leader(pid: Pid) -> Result<WaitStatus> {
+    let mut waiter = Waiter::new(Duration::MAX);
+    let tid = pid.leader();
+    loop {
+        match ptrace::poll(tid)? {
+            Some(status) => return Ok(status),
+            None if has_ended_unseen(pid, tid, waiter.waited()) => return Ok(WaitStatus::Killed(Signal(9))),
+            None => waiter.block(tid).map(drop)?,
         }
     }
 }
