@@ -30,6 +30,8 @@ pub enum Feature {
     MapFiles,
     /// Re-creating TCP connections.
     TcpRepair,
+    /// Holding packets that a program sends.
+    PacketHold,
     /// The PAGEMAP_SCAN request.
     PagemapScan,
     /// Write protection that the kernel lifts and remembers by itself.
@@ -71,6 +73,7 @@ impl Feature {
             Self::SetTid => "set-tid",
             Self::MapFiles => "map-files",
             Self::TcpRepair => "tcp-repair",
+            Self::PacketHold => "packet-hold",
             Self::PtraceScope => "ptrace-scope",
             Self::PagemapScan => "pagemap-scan",
             Self::UserfaultfdAsync => "userfaultfd-async",

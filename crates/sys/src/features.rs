@@ -120,6 +120,14 @@ pub const REGISTRY: &[FeatureEntry] = &[
         probe: probes::tcp_repair,
     },
     FeatureEntry {
+        feature: Feature::PacketHold,
+        need: Need::Optional,
+        purpose: "holds what a component sends until it is in a checkpoint; without it `output = \"committed\"` is refused",
+        fix: "use Linux 5.12 or later with CONFIG_NETFILTER_NETLINK_QUEUE and CONFIG_NFT_QUEUE, and run as root or with \
+              CAP_NET_ADMIN",
+        probe: probes::packet_hold,
+    },
+    FeatureEntry {
         feature: Feature::PtraceScope,
         need: Need::Optional,
         purpose: "checkpoints programs that undying has not started; without it only those under `undying run`",

@@ -29,6 +29,7 @@ pub mod inotify;
 pub mod kcmp;
 pub mod launch;
 pub mod listener_holder;
+pub mod packet_hold;
 pub mod page_buffer;
 pub mod pagemap;
 pub mod part_reader;

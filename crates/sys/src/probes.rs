@@ -130,6 +130,11 @@ pub(crate) fn tcp_repair(_: &Path) -> Result<String> {
     Ok("a socket was put into repair mode".to_owned())
 }
 
+pub(crate) fn packet_hold(_: &Path) -> Result<String> {
+    crate::packet_hold::PacketHold::start()?;
+    Ok("a queue and a rule for it were made".to_owned())
+}
+
 pub(crate) fn process_events(_: &Path) -> Result<String> {
     crate::process_events::ProcessEvents::subscribe()?;
     Ok("a subscription was answered".to_owned())

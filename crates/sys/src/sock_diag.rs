@@ -18,6 +18,7 @@ use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
 
 use crate::error::{Errno, Error, Result};
+use crate::packet_hold::SocketMark;
 use crate::socket::SocketAddress;
 
 mod listening;
@@ -200,6 +201,39 @@ impl SockDiag {
         body.extend(u32::MAX.to_ne_bytes());
         body.extend(identity(local, remote, socket.cookie)?);
         self.request(SOCK_DESTROY, REQUEST | ACKNOWLEDGE, &body, |_| true)
+    }
+
+    /// Ends TCP connections with a mark that no process has any more, and that have still something to send.
+    pub fn end_orphans(&self, mark: SocketMark) -> Result<()> {
+        /// FIN_WAIT1, FIN_WAIT2, LAST_ACK, CLOSING.
+        const CLOSING: u32 = 1 << 4 | 1 << 5 | 1 << 9 | 1 << 11;
+        const ADDRESSES_BYTES: usize = 48;
+        const MARK: u16 = 15;
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            let mut body = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
+            body.extend(CLOSING.to_ne_bytes());
+            body.extend([0; ADDRESSES_BYTES]);
+            let mut found = Vec::new();
+            self.exchange(REQUEST | DUMP, &body, |message| {
+                let mut is_marked = false;
+                each_attribute(message.get(FIXED_BYTES..).unwrap_or_default(), |kind, value| {
+                    is_marked |= kind == MARK && word(value, 0) == mark.0;
+                });
+                let socket = read_tcp_socket(message).filter(|socket| is_marked && socket.inode == Inode(0));
+                let ends = read_end(message, Which::Local).zip(read_end(message, Which::Peer));
+                found.extend(socket.zip(ends));
+                true
+            })?;
+            for (socket, (local, peer)) in found {
+                match self.destroy_tcp(socket, &local, &peer) {
+                    Err(error) if ![Errno::ENOENT, Errno(libc::ESTALE)].contains(&error.errno) => {
+                        return Err(error);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Where a TCP socket that is just connecting (SYN_SENT) wants to; getpeername(2) does not tell.

@@ -15,6 +15,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use crate::error::{Errno, Error, Result};
+use crate::socket_option::{self, SocketOption};
 
 /// Bytes of the largest address (struct sockaddr_storage).
 const ADDRESS_BYTES_MAX: usize = 128;
@@ -112,6 +113,20 @@ pub fn connect(socket: BorrowedFd<'_>, address: &SocketAddress) -> Result<()> {
     // SAFETY: the kernel reads `len` bytes from the vector.
     let result = unsafe { libc::connect(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len() as u32) };
     done(result, "connect a socket")
+}
+
+/// The number of a socket that no other one has until the system is started again.
+pub fn cookie(socket: BorrowedFd<'_>) -> Result<u64> {
+    const COOKIE: SocketOption =
+        SocketOption { level: libc::SOL_SOCKET, number: libc::SO_COOKIE, name: "SO_COOKIE" };
+    let mut bytes = [0; 8];
+    socket_option::get(socket, COOKIE, &mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Makes a connected socket one that is not; in repair mode its peer is told nothing.
+pub fn disconnect(socket: BorrowedFd<'_>) -> Result<()> {
+    connect(socket, &SocketAddress((libc::AF_UNSPEC as u16).to_ne_bytes().repeat(8)))
 }
 
 /// Takes the first connection that waits.

@@ -1,0 +1,333 @@
+//! Packets that sockets send, held until they are released.
+//!
+//! Owns: the packet filter table that picks packets by the mark of their socket, and the queue in the kernel that holds
+//! them.
+//! Invariants: packets leave in the order in which they were sent. Table and queue end with this process, however it ends:
+//! what was held is dropped then, which TCP repairs, and what is sent afterwards passes.
+//! Does not: mark sockets, or decide when to release.
+//!
+//! The kernel drops all held packets of a network namespace when anybody removes a hook of the packet filter there. TCP
+//! sends them again, and they are held again.
+//!
+//! Man page: none; include/uapi/linux/netfilter/nfnetlink_queue.h, nf_tables.h
+//! Since: Linux 5.12 for tables with an owner (CONFIG_NF_TABLES, CONFIG_NETFILTER_NETLINK_QUEUE, and CONFIG_NFT_QUEUE, or
+//! CONFIG_NFT_COMPAT with CONFIG_NETFILTER_XT_TARGET_NFQUEUE); CAP_NET_ADMIN
+//! Probe: `features::REGISTRY` entry "packet-hold"
+//! Fallback: none; components whose output is to be held are refused by name
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Mutex, PoisonError};
+
+use rustix::net::{RecvFlags, sockopt};
+
+use crate::error::{Errno, Error, Result};
+use crate::socket_option::{SocketOption, get_int, set_int};
+
+mod table;
+mod wire;
+
+use wire::{Attributes, HEADER_BYTES, Message, PIECE_BYTES, Wire, messages};
+
+const NAME: &str = "hold packets back";
+const MARK: SocketOption = SocketOption { level: libc::SOL_SOCKET, number: libc::SO_MARK, name: "SO_MARK" };
+const QUEUES: u8 = 3;
+const PACKET: u16 = (QUEUES as u16) << 8;
+const CONFIGURE: (u8, u8) = (QUEUES, 2);
+const VERDICT_FOR_ALL: (u8, u8) = (QUEUES, 3);
+const DROP: u32 = 0;
+const ACCEPT: u32 = 1;
+/// Packets that are held at most; what is sent beyond them is dropped, and sent again by TCP.
+const PACKETS_MAX: u32 = 64 * 1024;
+/// Room for what tells of them, some hundred bytes each, until somebody asks. Packets of which the kernel cannot tell are
+/// dropped.
+const NEWS_BYTES: usize = 32 << 20;
+/// Segments are queued as TCP has made them, up to 64 KiB each.
+const WHOLE_SEGMENTS: u32 = 4;
+/// Queues of a network namespace are numbered by whoever uses them. Some from these numbers are tried, beginning at a place
+/// that depends on the process.
+const NUMBERS_FIRST: u16 = 21_000;
+const NUMBERS: u16 = 4096;
+const TRIES: u16 = 256;
+
+/// The value of SO_MARK that picks the sockets of one program.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SocketMark(pub u32);
+
+/// The place of a packet in its queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PacketNumber(u32);
+
+/// Holds the packets of marked sockets.
+#[derive(Debug)]
+pub struct PacketHold {
+    queue: Wire,
+    number: u16,
+    mark: SocketMark,
+    /// The last packet that was read of.
+    last: Mutex<Option<PacketNumber>>,
+    /// Keeps the tables.
+    _tables: Wire,
+}
+
+impl PacketHold {
+    /// Begins to hold. Each process that holds needs a mark and a queue of its own; both come from the number of the queue.
+    ///
+    /// # Errors
+    ///
+    /// EPERM without CAP_NET_ADMIN, ENOENT or EOPNOTSUPP where the kernel has no queues.
+    pub fn start() -> Result<Self> {
+        let first = (std::process::id() % u32::from(NUMBERS)) as u16;
+        let mut outcome = Err(Error::new(NAME, Errno(libc::EBUSY)));
+        for step in 0..TRIES {
+            let number = NUMBERS_FIRST + (first + step) % NUMBERS;
+            outcome = Self::at(number);
+            match &outcome {
+                // A queue of another socket is refused as if a right was missing.
+                Err(error) if [libc::EPERM, libc::EBUSY, libc::EEXIST].contains(&error.errno.0) => {}
+                _ => break,
+            }
+        }
+        outcome
+    }
+
+    fn at(number: u16) -> Result<Self> {
+        const BIND: u8 = 1;
+        const COPY_META: u8 = 1;
+        let queue = Wire::open(NAME)?;
+        let configure =
+            |body| queue.request(&Message { kind: CONFIGURE, flags: 0, family: 0, resource: number, body });
+        configure(Attributes::default().bytes(1, &[BIND, 0, 0, 0]))?;
+        configure(Attributes::default().bytes(2, &[0, 0, 0, 0, COPY_META]))?;
+        configure(Attributes::default().word(3, PACKETS_MAX))?;
+        configure(Attributes::default().word(5, WHOLE_SEGMENTS).word(4, WHOLE_SEGMENTS))?;
+        let _ = sockopt::set_socket_recv_buffer_size_force(&queue, NEWS_BYTES);
+        let mark = SocketMark(MARKS | u32::from(number));
+        let tables = Wire::open(NAME)?;
+        table::make(&tables, mark.0, number)?;
+        Ok(Self { queue, number, mark, last: Mutex::new(None), _tables: tables })
+    }
+
+    /// The mark of the sockets whose packets are held.
+    #[must_use]
+    pub fn mark(&self) -> SocketMark {
+        self.mark
+    }
+
+    /// The last packet that was queued so far; it may have been released or dropped already.
+    ///
+    /// # Errors
+    ///
+    /// Those of the socket. Packets that were dropped are none.
+    pub fn queued(&self) -> Result<Option<PacketNumber>> {
+        let mut piece = vec![0; PIECE_BYTES];
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match self.queue.receive(&mut piece, RecvFlags::DONTWAIT) {
+                Ok(length) => {
+                    let packets = messages(&piece[..length]).filter(|(kind, _)| *kind == PACKET);
+                    *last = packets.filter_map(|(_, message)| number(message)).last().or(*last);
+                }
+                Err(error) if error.errno == Errno(libc::EAGAIN) => return Ok(*last),
+                Err(error) if [libc::EINTR, libc::ENOBUFS].contains(&error.errno.0) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends all packets up to this one.
+    ///
+    /// # Errors
+    ///
+    /// Those of the socket.
+    pub fn release(&self, through: PacketNumber) -> Result<()> {
+        self.judge(through, ACCEPT)
+    }
+
+    /// Drops all packets up to this one.
+    ///
+    /// # Errors
+    ///
+    /// Those of the socket.
+    pub fn discard(&self, through: PacketNumber) -> Result<()> {
+        self.judge(through, DROP)
+    }
+
+    /// Drops all packets that are held.
+    ///
+    /// # Errors
+    ///
+    /// Those of the socket.
+    pub fn discard_all(&self) -> Result<()> {
+        self.queued()?.map_or(Ok(()), |last| self.discard(last))
+    }
+
+    fn judge(&self, through: PacketNumber, verdict: u32) -> Result<()> {
+        let words = [verdict.to_be_bytes(), through.0.to_be_bytes()].concat();
+        let body = Attributes::default().bytes(2, &words);
+        self.queue.send(&Message { kind: VERDICT_FOR_ALL, flags: 0, family: 0, resource: self.number, body })
+    }
+}
+
+/// The upper half of all marks.
+const MARKS: u32 = 0x7564_0000;
+
+impl SocketMark {
+    /// That of a socket without a mark.
+    pub const NONE: Self = Self(0);
+
+    /// The mark of a socket.
+    ///
+    /// # Errors
+    ///
+    /// For what is no socket.
+    pub fn of(socket: BorrowedFd<'_>) -> Result<Self> {
+        Ok(Self(get_int(socket, MARK)? as u32))
+    }
+
+    /// Marks a socket; those that it accepts have the mark, too.
+    ///
+    /// # Errors
+    ///
+    /// EPERM without CAP_NET_ADMIN.
+    pub fn put_on(self, socket: BorrowedFd<'_>) -> Result<()> {
+        set_int(socket, MARK, self.0 as i32)
+    }
+
+    /// Whether a mark is one that a guardian gives.
+    #[must_use]
+    pub fn is_ours(self) -> bool {
+        self.0 & 0xffff_0000 == MARKS
+    }
+}
+
+/// The first attribute of a packet has its number first.
+fn number(message: &[u8]) -> Option<PacketNumber> {
+    let word = message.get(HEADER_BYTES + 4..)?.first_chunk()?;
+    Some(PacketNumber(u32::from_be_bytes(*word)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+    use std::sync::MutexGuard;
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(100);
+    const LONG: Duration = Duration::from_secs(10);
+
+    /// The end of any hold drops what others hold, see below.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hold() -> Option<PacketHold> {
+        match PacketHold::start() {
+            Ok(hold) => Some(hold),
+            Err(error) => {
+                println!("unsupported: holding packets: {error}");
+                None
+            }
+        }
+    }
+
+    fn is_silent(peer: &mut TcpStream) -> bool {
+        peer.set_read_timeout(Some(SHORT)).unwrap();
+        let outcome = peer.read(&mut [0]);
+        peer.set_read_timeout(Some(LONG)).unwrap();
+        outcome.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+
+    /// The number of the packet that was sent last.
+    fn awaited(hold: &PacketHold) -> PacketNumber {
+        let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&hold.queue, PollFlags::IN)], Some(&limit)).unwrap();
+        hold.queued().unwrap().unwrap()
+    }
+
+    fn pair(hold: &PacketHold, at: &str) -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind(at).unwrap();
+        hold.mark().put_on(listener.as_fd()).unwrap();
+        // Connections are made although the listener is marked.
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let own = listener.accept().unwrap().0;
+        // What is written next would else wait until the first is acknowledged.
+        own.set_nodelay(true).unwrap();
+        (own, peer)
+    }
+
+    #[test]
+    fn what_a_marked_socket_sends_is_held_until_it_is_released() {
+        let _alone = alone();
+        let Some(hold) = hold() else { return };
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let (mut own, mut peer) = pair(&hold, at);
+            let (mut own_free, mut peer_free) = {
+                let listener = TcpListener::bind(at).unwrap();
+                let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                (listener.accept().unwrap().0, peer)
+            };
+            own.write_all(b"one").unwrap();
+            let first = awaited(&hold);
+            own.write_all(b"two").unwrap();
+            assert!(is_silent(&mut peer));
+            own_free.write_all(b"x").unwrap();
+            peer_free.read_exact(&mut [0]).unwrap();
+            hold.release(first).unwrap();
+            let mut bytes = [0; 3];
+            peer.read_exact(&mut bytes).unwrap();
+            assert_eq!(&bytes, b"one");
+            assert!(is_silent(&mut peer), "the second packet is not released");
+            hold.release(awaited(&hold)).unwrap();
+            peer.read_exact(&mut bytes).unwrap();
+            assert_eq!(&bytes, b"two");
+        }
+    }
+
+    #[test]
+    fn what_is_held_is_sent_again_once_it_is_held_no_longer() {
+        let _alone = alone();
+        let Some(hold) = hold() else { return };
+        let (mut own, mut peer) = pair(&hold, "127.0.0.1:0");
+        peer.set_read_timeout(Some(LONG)).unwrap();
+        own.write_all(b"one").unwrap();
+        hold.discard(awaited(&hold)).unwrap();
+        assert!(is_silent(&mut peer));
+        drop(hold);
+        let mut bytes = [0; 3];
+        peer.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"one");
+    }
+
+    #[test]
+    fn what_was_read_of_before_is_dropped_as_well() {
+        let _alone = alone();
+        let Some(hold) = hold() else { return };
+        let (mut own, mut peer) = pair(&hold, "127.0.0.1:0");
+        own.write_all(b"one").unwrap();
+        let first = awaited(&hold);
+        assert_eq!(hold.queued().unwrap(), Some(first));
+        hold.discard_all().unwrap();
+        hold.release(first).unwrap();
+        assert!(is_silent(&mut peer));
+    }
+
+    #[test]
+    fn several_hold_beside_each_other() {
+        let _alone = alone();
+        let (Some(one), Some(other)) = (hold(), hold()) else { return };
+        assert_ne!(one.mark(), other.mark());
+        let (mut own, mut peer) = pair(&other, "127.0.0.1:0");
+        own.write_all(b"x").unwrap();
+        let number = awaited(&other);
+        assert_eq!(one.queued().unwrap(), None);
+        other.release(number).unwrap();
+        peer.read_exact(&mut [0]).unwrap();
+    }
+}
