@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use image::{Owner, RecordSet};
 use resource::fd::envelope::Envelope;
-use resource::fd::{self, FdCreate, FdRecord};
+use resource::fd::{self, FdCreate, FdRecord, Kept};
 use resource::files::Covered;
 use resource::memory;
 use resource::{Opener, Shared};
@@ -62,7 +62,7 @@ fn create_of(input: &[u8], is_wanted: impl Fn(&str) -> bool) -> bool {
             handed_on: &mut HashSet::new(),
             objects: &objects,
             connections_lost: false,
-            idle: &[],
+            kept: &Kept::default(),
             connections: &mut Default::default(),
             shared: &mut shared,
         };

@@ -24,7 +24,7 @@ pub use capture::{
 pub use error::{EngineError, Result};
 pub use obstacles::grouped;
 pub use resource::Obstacle;
-pub use resource::fd::Connections;
+pub use resource::fd::{Connections, Kept, Vacated};
 pub use resource::files::{ChangedFile, Covered, Effect, FileRecord};
 pub use restore::{
     Applied, Aside, FilePolicy, Files, FilterInstall, PidPolicy, RestoreOptions, RestorePhases, Restored,

@@ -20,6 +20,7 @@ use resource::fd::envelope::Envelope;
 use resource::fd::sockets::Sockets;
 use resource::fd::{self, CaptureScope, Description, FdCapture, Known, ScopeIndex, in_flight};
 use resource::files::{Directories, FileRecord, FileStates, MappedForWriting};
+use sys::packet_hold::{PacketHold, PacketNumber};
 use sys::{Errno, Error, pidfd};
 use tracee::procfs;
 use undo::watch::OpenFile;
@@ -348,10 +349,20 @@ impl Descriptors {
         self.limit = None;
     }
 
-    /// Connections to the outside that nothing has passed through since the pause before.
-    pub(super) fn take_idle_connections(&self) -> Vec<Arc<OwnedFd>> {
+    /// Connections to the outside that may outlive the subject.
+    pub(super) fn take_connections(&self) -> Vec<Arc<OwnedFd>> {
         let _limit = RaisedLimit::new();
-        self.sockets.take_idle_connections()
+        self.sockets.take_connections()
+    }
+
+    /// From the next pause on, what the subject sends is held.
+    pub(super) fn hold_output(&self, hold: Arc<PacketHold>) {
+        self.sockets.hold_output(hold);
+    }
+
+    /// The last packet that was held before the pause.
+    pub(super) fn held_through(&self) -> Option<PacketNumber> {
+        self.sockets.held_through()
     }
 
     /// Forgets all but the options, what sockets share, and listings of directories.

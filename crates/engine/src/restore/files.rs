@@ -8,10 +8,9 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Inode, Pid};
-use resource::fd::{self, Connections, FdConnect, FdCreate, FdKind, FdRecord};
+use resource::fd::{self, Connections, FdConnect, FdCreate, FdKind, FdRecord, Kept, Vacated};
 use resource::files::Covered;
 use resource::{Opener, Shared, memory};
 use rustix::fs::{Mode, OFlags};
@@ -40,6 +39,7 @@ pub(super) struct OpenFiles {
     unfinished: Unfinished,
     /// What has become of those to the outside.
     pub(super) connections: Connections,
+    vacated: Vacated,
     /// For all of them together.
     _limit: RaisedLimit,
 }
@@ -52,6 +52,7 @@ impl OpenFiles {
     /// Closes everything, with what the kinds have built; what was made for the tree stays.
     pub(super) fn complete(mut self, shared: Shared) {
         self.unfinished.0.clear();
+        self.vacated.forget();
         drop(shared);
     }
 
@@ -65,14 +66,14 @@ impl OpenFiles {
 pub(super) struct Given {
     pub(super) inherited: Vec<(u64, Inode, OwnedFd)>,
     pub(super) held: Vec<OwnedFd>,
-    pub(super) idle: Vec<Arc<OwnedFd>>,
+    pub(super) kept: Kept,
     pub(super) covered: Covered,
     pub(super) connections_lost: bool,
 }
 
 /// Opens objects and descriptions.
 pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<OpenFiles> {
-    let Given { inherited, mut held, idle, covered, connections_lost } = given;
+    let Given { inherited, mut held, kept, covered, connections_lost } = given;
     let limit = RaisedLimit::new();
     let holders = Holders::of(plan)?;
     let unfinished = Unfinished(plan.objects.clone());
@@ -107,7 +108,7 @@ pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<Ope
             covered: &covered,
             objects: &by_inode,
             connections_lost,
-            idle: &idle,
+            kept: &kept,
             connections: &mut connections,
             shared: &mut *shared,
         };
@@ -121,7 +122,17 @@ pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<Ope
         envelope.apply(file.as_fd(), handed_on.contains(&id))?;
         descriptions.insert(id, lift(file, above)?);
     }
-    Ok(OpenFiles { objects, readable, descriptions, holders, unfinished, connections, _limit: limit })
+    let vacated = kept.vacated.clone();
+    Ok(OpenFiles {
+        objects,
+        readable,
+        descriptions,
+        holders,
+        unfinished,
+        connections,
+        vacated,
+        _limit: limit,
+    })
 }
 
 fn is_writable(file: &OwnedFd) -> bool {

@@ -22,12 +22,11 @@ mod tree;
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use model::{Inode, Pid, Signal};
 use resource::Shared;
-use resource::fd::Connections;
+use resource::fd::{Connections, Kept};
 use resource::files::FileRecord;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use store::ImageReader;
@@ -68,12 +67,12 @@ pub struct RestoreOptions {
     /// Listeners that were kept while the subject was dead: those that it had at the checkpoint come back as they are,
     /// with the connections that wait in them.
     pub held: Vec<OwnedFd>,
-    /// TCP connections to the outside that were kept (`Taken::idle`): those that the program has neither read from nor
-    /// written to since the checkpoint come back as they are.
-    pub idle: Vec<Arc<OwnedFd>>,
+    /// TCP connections to the outside that were kept (`Taken::connections`): those that the program has neither read from
+    /// nor written to since the checkpoint come back as they are.
+    pub kept: Kept,
     /// What happens to regular files that the subject writes.
     pub files: Files,
-    /// The subject died in a crash, and its TCP connections with it, but for those of `idle`.
+    /// The subject died in a crash, and its TCP connections with it, but for those that were kept.
     pub connections_lost: bool,
     /// The terminal of ours whose foreground process group becomes one of the subject. SIGTTOU must be blocked.
     pub terminal: Option<OwnedFd>,
@@ -105,9 +104,9 @@ pub struct Restored {
 
 impl Restored {
     /// A tree that runs from now on.
-    fn of(plan: &Plan, phases: RestorePhases) -> Self {
+    fn of(plan: &Plan, phases: RestorePhases, connections: Connections) -> Self {
         let (root, pids) = (plan.processes[0].pid, plan.pids());
-        Self { root, pids, resumed_after: sys::clock::monotonic(), phases, ..Self::default() }
+        Self { root, pids, resumed_after: sys::clock::monotonic(), connections, phases, ..Self::default() }
     }
 }
 
@@ -201,7 +200,7 @@ fn given(options: &mut RestoreOptions) -> files::Given {
     files::Given {
         inherited: std::mem::take(&mut options.inherited),
         held: std::mem::take(&mut options.held),
-        idle: std::mem::take(&mut options.idle),
+        kept: std::mem::take(&mut options.kept),
         covered: options.files.covered.clone(),
         connections_lost: options.connections_lost,
     }
@@ -228,7 +227,7 @@ fn restore_with(
     let lazy = if running.is_some() { Lazy::prepare(&plan, reader.index())? } else { None };
     finish::prepare(&plan)?;
     let mut shared = Shared::default();
-    let open = files::open(&plan, given, &mut shared)?;
+    let mut open = files::open(&plan, given, &mut shared)?;
     content::fill_objects(&reader, &plan, &open)?;
     phases.open = lap.lap();
     let mut built = tree::build(&plan, &open, options.watch)?;
@@ -243,7 +242,7 @@ fn restore_with(
     fresh.end()?;
     phases.fill = lap.lap();
     let plan = &plan;
-    let mut restored = Restored { connections: open.connections, ..Restored::of(plan, phases) };
+    let mut restored = Restored::of(plan, phases, std::mem::take(&mut open.connections));
     let given = &Cell::new(None);
     let complete = move |mut built: Built, let_go: LetGo<'_>| {
         layout::advise(plan, &mut built)?;

@@ -9,10 +9,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Inode, Pid};
+use sys::packet_hold::PacketHold;
 use tracee::{ProcessMemory, Stub};
 
 use super::description::{Description, Known};
 use super::scope::CaptureScope;
+use super::vacated::Vacated;
 use crate::error::Result;
 use crate::files::covered::Covered;
 use crate::obstacle::Obstacle;
@@ -39,12 +41,28 @@ pub struct FdRecord {
 }
 
 /// What has become of the connections to the outside of a subject that died.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Connections {
     /// Nothing had passed through them since the checkpoint, and they were kept.
     pub kept: usize,
+    /// They were in use, and went back to the checkpoint without their peers noticing.
+    pub rewound: usize,
     /// They have ended.
     pub ended: usize,
+    /// Duplicates of those that have not.
+    pub sockets: Vec<Arc<OwnedFd>>,
+}
+
+/// Connections to the outside that were kept while a subject was dead.
+#[derive(Clone, Debug, Default)]
+pub struct Kept {
+    /// Their sockets.
+    pub sockets: Vec<Arc<OwnedFd>>,
+    /// No peer has got what the program has sent since the checkpoint, since it is held there: those that it has used go
+    /// back to the checkpoint.
+    pub rewinds: Option<Arc<PacketHold>>,
+    /// Those whose sockets have given way already, also in an attempt that failed: clones are one and the same.
+    pub vacated: Vacated,
 }
 
 /// What `create` works with.
@@ -66,7 +84,7 @@ pub struct FdCreate<'a> {
     /// that were kept.
     pub connections_lost: bool,
     /// Connections that were kept while the subject was dead.
-    pub idle: &'a [Arc<OwnedFd>],
+    pub kept: &'a Kept,
     /// What becomes of its connections to the outside.
     pub connections: &'a mut Connections,
     /// What this kind may build together with others.

@@ -25,11 +25,11 @@ mod file_flags;
 mod file_state;
 mod held_listener;
 mod identify;
-mod idle_connections;
 pub mod in_flight;
 pub(crate) mod inet_address;
 pub(crate) mod inherited_socket;
 pub mod inotify;
+mod kept_connections;
 pub(crate) mod kind;
 pub mod locks;
 pub mod memfd;
@@ -60,11 +60,13 @@ pub mod tty;
 pub mod udp;
 pub mod unclaimed;
 pub mod unix;
+mod vacated;
 mod waiting;
 
 pub use self::description::{Description, Known, path_of};
-pub use self::kind::{Connections, Constant, FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
+pub use self::kind::{Connections, Constant, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, Kept};
 pub use self::scope::{CaptureScope, ScopeIndex};
+pub use self::vacated::Vacated;
 
 /// Every descriptor kind, asked in this order whether it claims a description.
 pub const REGISTRY: &[&dyn FdKind] = &[

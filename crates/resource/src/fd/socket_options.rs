@@ -8,6 +8,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use prost::Message;
+use sys::packet_hold::SocketMark;
 use sys::socket_option::{self, SocketOption};
 use sys::{Errno, Error};
 
@@ -36,6 +37,8 @@ pub(crate) const PEEK_OFFSET: SocketOption =
 pub(crate) const REUSE_ADDRESS: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 2, name: "SO_REUSEADDR" };
 
+/// By it the packet filter knows packets of a socket.
+const MARK: SocketOption = SocketOption { level: SOL_SOCKET, number: 36, name: "SO_MARK" };
 pub(crate) const REUSE_PORT: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 15, name: "SO_REUSEPORT" };
 
@@ -149,6 +152,9 @@ impl Options {
         let mut values = Vec::new();
         for (option, usual) in &fresh.values {
             let Answer::Value(bytes) = read(socket, *option)? else { continue };
+            if *option == MARK && is_guardians(bytes.as_slice()) {
+                continue;
+            }
             if usual.as_ref().map(Bytes::as_slice) != Some(bytes.as_slice()) {
                 let bytes = bytes.as_slice().to_vec();
                 values.push(Value { level: option.level, number: option.number, bytes });
@@ -237,6 +243,11 @@ impl Options {
         }
         Ok(())
     }
+}
+
+/// Whether a mark was set by a guardian, not by the program.
+fn is_guardians(mark: &[u8]) -> bool {
+    mark.first_chunk().is_some_and(|mark| SocketMark(u32::from_ne_bytes(*mark)).is_ours())
 }
 
 /// What a socket says of an option.

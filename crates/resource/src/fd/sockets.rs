@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use model::{Inode, Pid};
 use sys::clock::Clock;
+use sys::packet_hold::{PacketHold, PacketNumber, SocketMark};
 use sys::sock_diag::SockDiag;
 
-use super::idle_connections::IdleConnections;
+use super::kept_connections::{Keep, KeptConnections};
 use super::socket_family::Family;
 use super::socket_options::{Fresh, Options};
 use super::tcp_progress::Progress;
@@ -39,7 +40,11 @@ struct Shared {
     options: RefCell<HashMap<Inode, Aged<Options>>>,
     /// Local and peer address of each connection of the subject.
     ends: RefCell<HashSet<(SocketAddr, SocketAddr)>>,
-    idle: RefCell<IdleConnections>,
+    kept: RefCell<KeptConnections>,
+    /// What the sockets send is held there until it is in a checkpoint.
+    hold: RefCell<Option<Arc<PacketHold>>>,
+    /// The last packet that was held before the pause.
+    held_through: Cell<Option<PacketNumber>>,
     may_repair: Cell<Option<bool>>,
 }
 
@@ -65,19 +70,41 @@ impl Sockets {
     /// The subject stands and `inside` is about to be called.
     pub fn begin_pause(&self) {
         self.0.ends.borrow_mut().clear();
-        self.0.idle.borrow_mut().begin_pause();
+        self.0.kept.borrow_mut().begin_pause();
+        // What was sent before any socket is read is not ahead of what is read.
+        let hold = self.0.hold.borrow();
+        self.0.held_through.set(hold.as_ref().and_then(|hold| hold.queued().ok().flatten()));
     }
 
-    /// Inside the pause: how far the program has come with a connection to the outside.
-    pub(crate) fn note_progress(&self, progress: Progress, socket: BorrowedFd<'_>) {
-        self.0.idle.borrow_mut().note(progress, socket);
+    /// From the next pause on, what TCP sockets of the subject send is held there, and connections to the outside are
+    /// captured whole.
+    pub fn hold_output(&self, hold: Arc<PacketHold>) {
+        *self.0.hold.borrow_mut() = Some(hold);
+    }
+
+    /// The mark of sockets whose output is held.
+    pub(crate) fn mark(&self) -> Option<SocketMark> {
+        self.0.hold.borrow().as_ref().map(|hold| hold.mark())
+    }
+
+    /// The last packet of the subject that was held before the last pause.
+    #[must_use]
+    pub fn held_through(&self) -> Option<PacketNumber> {
+        self.0.held_through.get()
+    }
+
+    /// Inside the pause: how far the program has come with a connection to the outside. One that is captured whole is kept
+    /// in any case.
+    pub(crate) fn note_progress(&self, progress: Progress, socket: BorrowedFd<'_>, which: Keep) {
+        self.0.kept.borrow_mut().note(progress, socket, which);
     }
 
     /// After a pause, while the limit on descriptors is raised: connections to the outside that the program has neither
-    /// read from nor written to since the pause before. While one is open here, the program's own end is none for the peer.
+    /// read from nor written to since the pause before, and those that were captured whole. While one is open here, the
+    /// program's own end is none for the peer.
     #[must_use]
-    pub fn take_idle_connections(&self) -> Vec<Arc<OwnedFd>> {
-        self.0.idle.borrow_mut().take()
+    pub fn take_connections(&self) -> Vec<Arc<OwnedFd>> {
+        self.0.kept.borrow_mut().take()
     }
 
     /// The kernel's socket directory.

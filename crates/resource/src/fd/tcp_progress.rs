@@ -11,13 +11,10 @@ use std::sync::Arc;
 use prost::Message;
 use sys::Error;
 use sys::socket;
-use sys::socket_option::{self, SocketOption};
 use sys::tcp_repair::{self, Info, State as TcpState};
 
-use super::socket_family::SOL_SOCKET;
 use crate::error::Result;
 
-const COOKIE: SocketOption = SocketOption { level: SOL_SOCKET, number: 57, name: "SO_COOKIE" };
 /// Packets that arrive meanwhile have the counters read again, this often at most.
 const TRIES: u32 = 8;
 
@@ -31,13 +28,6 @@ pub(crate) struct Progress {
     read: u64,
     #[prost(uint64, tag = "3")]
     written: u64,
-}
-
-/// The number of a socket that no other one has.
-pub(super) fn cookie(socket: BorrowedFd<'_>) -> Result<u64> {
-    let mut bytes = [0; 8];
-    socket_option::get(socket, COOKIE, &mut bytes)?;
-    Ok(u64::from_ne_bytes(bytes))
 }
 
 impl Progress {
@@ -58,12 +48,12 @@ impl Progress {
     /// The counters of a connection on which nothing arrives meanwhile.
     #[cfg(test)]
     pub(crate) fn of(socket: BorrowedFd<'_>) -> Result<Self> {
-        Self::after(&tcp_repair::info(socket)?, socket, cookie(socket)?)
+        Self::after(&tcp_repair::info(socket)?, socket, socket::cookie(socket)?)
     }
 
     /// The counters as they are; `None` while packets keep arriving.
     fn exact(socket: BorrowedFd<'_>) -> Result<Option<(Info, Self)>> {
-        let cookie = cookie(socket)?;
+        let cookie = socket::cookie(socket)?;
         for _ in 0..TRIES {
             let info = tcp_repair::info(socket)?;
             let progress = Self::after(&info, socket, cookie)?;
@@ -85,10 +75,14 @@ pub(super) fn is_open(state: Option<TcpState>) -> bool {
     matches!(state, Some(TcpState::Established | TcpState::CloseWait))
 }
 
-/// The socket of a saved connection, if it was kept and the program has neither read nor written since.
-pub(super) fn keep(idle: &[Arc<OwnedFd>], saved: Progress) -> Result<Option<OwnedFd>> {
-    let is_it = |socket: &&Arc<OwnedFd>| cookie(socket.as_fd()).is_ok_and(|own| own == saved.cookie);
-    let Some(socket) = idle.iter().find(is_it) else { return Ok(None) };
+/// The socket of a saved connection, if it was kept.
+pub(super) fn find(kept: &[Arc<OwnedFd>], saved: Progress) -> Option<&Arc<OwnedFd>> {
+    kept.iter().find(|socket| socket::cookie(socket.as_fd()).is_ok_and(|own| own == saved.cookie))
+}
+
+/// The same, if the program has neither read nor written since.
+pub(super) fn keep(kept: &[Arc<OwnedFd>], saved: Progress) -> Result<Option<OwnedFd>> {
+    let Some(socket) = find(kept, saved) else { return Ok(None) };
     let is_unchanged = Progress::exact(socket.as_fd())?
         .is_some_and(|(info, progress)| progress == saved && is_open(TcpState::from_number(info.state)));
     let copy = || socket.try_clone().map_err(|error| Error::new("duplicate a connection", error));

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use model::{DescriptionId, Fd, Pid};
 
 use super::description::{Description, Known};
-use super::kind::{FdCreate, FdKind, FdRecord};
+use super::kind::{FdCreate, FdKind, FdRecord, Kept};
 use super::scope::CaptureScope;
 use super::sockets::Sockets;
 use crate::{Opener, Result};
@@ -134,7 +134,7 @@ pub(crate) fn create(
         covered: &Default::default(),
         objects: &objects,
         connections_lost,
-        idle: &[],
+        kept: &Kept::default(),
         connections: &mut Default::default(),
         shared: &mut shared,
     };

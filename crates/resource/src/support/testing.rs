@@ -16,7 +16,7 @@ use tracee::procfs;
 use crate::error::Result;
 use crate::fd::description::{Description, Known};
 use crate::fd::envelope::Envelope;
-use crate::fd::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use crate::fd::kind::{FdCapture, FdCreate, FdKind, FdRecord, Kept};
 use crate::fd::scope::CaptureScope;
 use crate::fd::sockets::Sockets;
 use crate::fd::test_support::known_of;
@@ -155,7 +155,7 @@ impl Subject {
             covered: &self.covered,
             objects: &self.objects,
             connections_lost: false,
-            idle: &[],
+            kept: &Kept::default(),
             connections: &mut Default::default(),
             shared: &mut shared,
         };

@@ -28,6 +28,7 @@ use model::{Pid, ProcessKey, Sequence};
 use resource::files::FileRecord;
 use store::{Base, CheckpointSink, ImageReader, OpenCheckpoint};
 use sys::clock::Stopwatch;
+use sys::packet_hold::{PacketHold, PacketNumber};
 use tracee::Urgent;
 use track::{Moment, TrackerKind};
 use undo::watch::Watch;
@@ -71,14 +72,24 @@ pub struct Continuous {
     expected: Expected,
     /// What pre-copy may.
     expected_before: Expected,
-    /// Files that the subject may write, as the last checkpoint recorded them.
-    written: Vec<FileRecord>,
-    /// Connections that nothing passed through, as the checkpoint that is taken has found them.
-    idle: Vec<Arc<OwnedFd>>,
+    found: Found,
+    /// Where what the subject sends waits for the checkpoint that has it.
+    hold: Option<Arc<PacketHold>>,
     /// Binds the state of files to each checkpoint, if files are watched.
     watched: Watched,
     /// Where its checkpoint waits for those of other subjects.
     member: Option<GroupMember>,
+}
+
+/// What the checkpoint that is taken has found.
+#[derive(Default)]
+struct Found {
+    /// Files that the subject may write.
+    written: Vec<FileRecord>,
+    /// Connections that may outlive it.
+    connections: Vec<Arc<OwnedFd>>,
+    /// The last packet that was held before the pause.
+    held_through: Option<PacketNumber>,
 }
 
 impl fmt::Debug for Continuous {
@@ -103,8 +114,8 @@ impl Continuous {
             aborted: Duration::ZERO,
             expected: Expected::default(),
             expected_before: Expected::default(),
-            written: Vec::new(),
-            idle: Vec::new(),
+            found: Found::default(),
+            hold: None,
             watched: Watched::default(),
             member: None,
         }
@@ -120,6 +131,13 @@ impl Continuous {
     #[must_use]
     pub fn watched(self, watch: Arc<Watch>) -> Self {
         Self { watched: Watched::new(watch), ..self }
+    }
+
+    /// What the subject sends is held there: whoever commits a checkpoint releases what was sent before
+    /// (`Taken::held_through`).
+    #[must_use]
+    pub fn holding(self, hold: Arc<PacketHold>) -> Self {
+        Self { hold: Some(hold), ..self }
     }
 
     /// The root of the subject.
@@ -315,8 +333,8 @@ impl Continuous {
         self.spaces.tracked.values_mut().for_each(|tracked| tracked.hot.learn());
         let Counts { rounds, precopied, residual, slices, .. } = self.spaces.counts;
         let arming = arming + std::mem::take(&mut self.aborted);
-        let (files, boundary) = (std::mem::take(&mut self.written), self.watched.take());
-        let idle = std::mem::take(&mut self.idle);
+        let boundary = self.watched.take();
+        let Found { written: files, connections, held_through } = std::mem::take(&mut self.found);
         self.before = Some(before);
         let taken = Taken {
             ticket,
@@ -329,7 +347,8 @@ impl Continuous {
             residual,
             files,
             boundary,
-            idle,
+            connections,
+            held_through,
         };
         Ok((taken, left))
     }
@@ -339,8 +358,9 @@ impl Continuous {
         before.processes.complete_areas(&mut before.objects)?;
         let records = before.records()?;
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
-        self.written = std::mem::take(&mut before.descriptors.files.written);
-        self.idle = before.descriptors.take_idle_connections();
+        self.found.written = std::mem::take(&mut before.descriptors.files.written);
+        self.found.connections = before.descriptors.take_connections();
+        self.found.held_through = before.descriptors.held_through();
         before.descriptors.forget();
         before.threads.sweep(&before.processes);
         Ok(records)
@@ -398,6 +418,9 @@ impl Continuous {
             return Ok(before);
         }
         let mut before = look_in_any_case(self.root, options)?;
+        if let Some(hold) = &self.hold {
+            before.descriptors.hold_output(Arc::clone(hold));
+        }
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
         before.descriptors.forget();
         before.processes.is_continuous = true;

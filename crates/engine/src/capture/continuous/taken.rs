@@ -11,6 +11,7 @@ use image::Timings;
 use model::PageCount;
 use resource::files::FileRecord;
 use store::Ticket;
+use sys::packet_hold::PacketNumber;
 use undo::watch::Boundary;
 
 use super::super::phases::Phases;
@@ -44,8 +45,10 @@ pub struct Taken {
     pub boundary: Option<Boundary>,
     /// TCP connections to the outside that the program has neither read from nor written to since the checkpoint before.
     /// Open when the program dies, they can be given to its restore. Close those that it uses: until then the peer does
-    /// not see the program close them.
-    pub idle: Vec<Arc<OwnedFd>>,
+    /// not see the program close them. With output that is held, all of them.
+    pub connections: Vec<Arc<OwnedFd>>,
+    /// The last packet that was held before the pause: what was sent until then is in the checkpoint.
+    pub held_through: Option<PacketNumber>,
 }
 
 /// Stops before the last one of a checkpoint, which keep each stop within the pause budget.

@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use model::{Fd, Pid};
 use prost::Message;
 use rustix::event::PollFlags;
+use sys::packet_hold::SocketMark;
 use sys::sock_diag::SockDiag;
 use sys::socket::{self, SocketAddress};
 use sys::socket_option::{self, FILTER_DROPS_ALL};
@@ -20,6 +21,7 @@ use sys::tcp_repair::{self, Info, Repair, State as TcpState};
 use super::super::description::{Description, Known};
 use super::super::inet_address::{encode, parse_plain};
 use super::super::inherited_socket::InheritedSocket;
+use super::super::kept_connections::Keep;
 use super::super::kind::FdCapture;
 use super::super::scope::CaptureScope;
 use super::super::socket_events::events;
@@ -27,8 +29,8 @@ use super::super::socket_family::{Family, IPPROTO_MPTCP, IPPROTO_TCP};
 use super::super::socket_options::{Fresh, Options, REUSE_ADDRESS};
 use super::super::sockets::Sockets;
 use super::super::tcp_progress::{self, Progress};
+use super::super::vacated;
 use super::connection::{self, After};
-use super::lock;
 use super::state::{Ended, Listener, NAME, State};
 use crate::error::{ResourceError, Result};
 
@@ -55,11 +57,18 @@ pub(super) struct Capture {
     recent: Option<Recent>,
     /// Those of the pause.
     options: Option<Options>,
-    /// What `inside` saw.
-    info: Option<Info>,
-    addresses: Option<(SocketAddress, SocketAddress)>,
+    seen: Seen,
     state: Option<State>,
     held: Option<Held>,
+}
+
+/// What `inside` saw.
+#[derive(Debug, Default)]
+struct Seen {
+    info: Option<Info>,
+    addresses: Option<(SocketAddress, SocketAddress)>,
+    /// What it sends is held, from this pause on at least.
+    is_held: bool,
 }
 
 /// What is known of a connection before the pause.
@@ -87,7 +96,7 @@ impl Capture {
         let state = TcpState::from_number(tcp_repair::info(socket)?.state);
         let recent = if is_connected(state) && !scope.kills && inherited.is_none() {
             let options = scope.sockets.recent_options(description.inode(), socket, family)?;
-            Some(Recent { options, cookie: tcp_progress::cookie(socket)? })
+            Some(Recent { options, cookie: socket::cookie(socket)? })
         } else {
             None
         };
@@ -100,8 +109,7 @@ impl Capture {
             fresh: scope.sockets.fresh(family)?,
             recent,
             options: None,
-            info: None,
-            addresses: None,
+            seen: Seen::default(),
             state: None,
             held: None,
         })
@@ -109,11 +117,11 @@ impl Capture {
 
     fn read(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<State> {
         let socket = description.as_fd();
-        let addresses = self.addresses.take();
+        let addresses = self.seen.addresses.take();
         let ends = addresses.as_ref().and_then(|(local, peer)| ends(local, peer));
         let is_inside = ends.is_some_and(|ends| self.sockets.has_other_end(ends.0, ends.1));
         // A connection to the outside is as `inside` saw it, whatever has arrived since.
-        let seen = self.info.filter(|_| addresses.is_some() && !is_inside && !self.kills);
+        let seen = self.seen.info.filter(|_| addresses.is_some() && !is_inside && !self.kills);
         let info = seen.map_or_else(|| tcp_repair::info(socket), Ok)?;
         let state = TcpState::from_number(info.state);
         if seen.is_none() || self.recent.is_none() {
@@ -196,18 +204,35 @@ impl Capture {
             if saved.was_shut() {
                 saved.ended = Some(Ended { received: peek(socket)?, failed: false });
             }
-            self.note_progress(socket, saved)?;
+            let is_whole = self.seen.is_held && tcp_progress::is_open(saved.tcp_state());
+            if is_whole {
+                saved.connection = Some(connection::read_moving(socket)?);
+            }
+            self.note_progress(socket, saved, if is_whole { Keep::Any } else { Keep::Idle })?;
+        }
+        Ok(())
+    }
+
+    /// Has the socket marked, so that what it sends is held; not if the program has marked it itself.
+    fn mark(&mut self, socket: BorrowedFd<'_>) -> Result<()> {
+        let Some(mark) = self.sockets.mark().filter(|_| self.inherited.is_none()) else { return Ok(()) };
+        if self.family.protocol == IPPROTO_TCP {
+            let present = SocketMark::of(socket)?;
+            if present != mark && (present == SocketMark::NONE || present.is_ours()) {
+                mark.put_on(socket)?;
+            }
+            self.seen.is_held = present == SocketMark::NONE || present.is_ours();
         }
         Ok(())
     }
 
     /// Saves how far the program has come with a connection to the outside, and has it kept if that is as far as at the
     /// checkpoint before.
-    fn note_progress(&self, socket: BorrowedFd<'_>, saved: &mut State) -> Result<()> {
-        let (Some(recent), Some(info)) = (&self.recent, &self.info) else { return Ok(()) };
+    fn note_progress(&self, socket: BorrowedFd<'_>, saved: &mut State, which: Keep) -> Result<()> {
+        let (Some(recent), Some(info)) = (&self.recent, &self.seen.info) else { return Ok(()) };
         if tcp_progress::is_open(saved.tcp_state()) && self.family.protocol == IPPROTO_TCP {
             let progress = Progress::after(info, socket, recent.cookie)?;
-            self.sockets.note_progress(progress, socket);
+            self.sockets.note_progress(progress, socket, which);
             saved.progress = Some(progress);
         }
         Ok(())
@@ -217,16 +242,18 @@ impl Capture {
 impl FdCapture for Capture {
     fn inside(&mut self, description: &Description) -> Result<()> {
         let socket = description.as_fd();
-        (self.held, self.options, self.addresses) = (None, None, None);
+        (self.held, self.options, self.seen) = (None, None, Seen::default());
+        // Before it is read: what it sends meanwhile is held already.
+        self.mark(socket)?;
         let info = tcp_repair::info(socket)?;
         let state = TcpState::from_number(info.state);
-        self.info = Some(info);
+        self.seen.info = Some(info);
         if is_connected(state) {
             let addresses = (socket::local(socket)?, socket::peer(socket)?.unwrap_or_default());
             if let Some((local, peer)) = ends(&addresses.0, &addresses.1) {
                 self.sockets.note_end(local, peer);
             }
-            self.addresses = Some(addresses);
+            self.seen.addresses = Some(addresses);
         }
         if self.kills && is_connected(state) && self.inherited.is_none() {
             // Before the filter, which is one of them.
@@ -249,7 +276,7 @@ impl FdCapture for Capture {
 
     fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         let waiting = std::mem::take(&mut *TO_LOCK.lock().unwrap_or_else(PoisonError::into_inner));
-        lock::lock(&waiting)?;
+        vacated::lock(&waiting)?;
         let missing = || ResourceError::Malformed {
             kind: NAME,
             why: format!("fd {} was not read inside the pause", description.fd),
@@ -270,7 +297,7 @@ impl FdCapture for Capture {
         self.held = Some(held);
         self.remove_filter(socket);
         let Some(held) = self.held.take() else { return };
-        let _ = lock::unlock(held.locked.as_slice());
+        let _ = vacated::unlock(held.locked.as_slice());
     }
 }
 

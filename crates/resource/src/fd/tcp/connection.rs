@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::net::Shutdown;
 use sys::socket::{self, Message};
 use sys::socket_option;
-use sys::tcp_repair::{self, Queue, Repair, State as TcpState};
+use sys::tcp_repair::{self, Info, Queue, Repair, State as TcpState};
 use sys::{Errno, Error};
 
 use super::super::inet_address::show;
@@ -54,6 +54,30 @@ pub(super) fn leave(socket: BorrowedFd<'_>, reuse: i32, how: Repair) -> Result<(
     Ok(socket_option::set_int(socket, REUSE_ADDRESS, i32::from(reuse != 0))?)
 }
 
+/// Reads one end to the outside, which may get packets meanwhile. The program stands, so that what it has read and
+/// written is the same in all of it: what arrives only adds to the end of the queue of received bytes, or takes from the
+/// beginning of that of written ones.
+pub(super) fn read_moving(socket: BorrowedFd<'_>) -> Result<Connection> {
+    let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
+    tcp_repair::set_repair(socket, Repair::On)?;
+    let outcome = read_between_packets(socket);
+    leave(socket, reuse, Repair::Off)?;
+    outcome
+}
+
+fn read_between_packets(socket: BorrowedFd<'_>) -> Result<Connection> {
+    for _ in 0..READS_MAX {
+        let info = tcp_repair::info(socket)?;
+        tcp_repair::choose_queue(socket, Queue::Receive)?;
+        let end = tcp_repair::sequence(socket)?;
+        let unread = socket::readable_bytes(socket)?;
+        if tcp_repair::info(socket)?.received_bytes == info.received_bytes {
+            return read_queues(socket, &info, end, unread);
+        }
+    }
+    Err(Error::new("read a TCP connection between two packets", Errno(EBUSY)).into())
+}
+
 fn read_stable(socket: BorrowedFd<'_>) -> Result<Connection> {
     let mut last = read_once(socket)?;
     for _ in 0..READS_MAX {
@@ -76,6 +100,13 @@ const EADDRNOTAVAIL: i32 = 99;
 
 fn read_once(socket: BorrowedFd<'_>) -> Result<Connection> {
     let info = tcp_repair::info(socket)?;
+    tcp_repair::choose_queue(socket, Queue::Receive)?;
+    let end = tcp_repair::sequence(socket)?;
+    read_queues(socket, &info, end, socket::readable_bytes(socket)?)
+}
+
+/// Reads the rest: `end` and `unread` are those of the queue of received bytes.
+fn read_queues(socket: BorrowedFd<'_>, info: &Info, end: u32, unread: usize) -> Result<Connection> {
     let state = TcpState::from_number(info.state);
     let fin_received = matches!(state, Some(TcpState::CloseWait | TcpState::Closing | TcpState::LastAck));
     let fin_sent = matches!(
@@ -83,9 +114,8 @@ fn read_once(socket: BorrowedFd<'_>) -> Result<Connection> {
         Some(TcpState::FinWait1 | TcpState::FinWait2 | TcpState::Closing | TcpState::LastAck)
     );
     let fin_waits = fin_sent && state != Some(TcpState::FinWait2);
-    tcp_repair::choose_queue(socket, Queue::Receive)?;
-    let receive_end = tcp_repair::sequence(socket)?.wrapping_sub(u32::from(fin_received));
-    let received = peek(socket, socket::readable_bytes(socket)?)?;
+    let receive_end = end.wrapping_sub(u32::from(fin_received));
+    let received = peek(socket, unread)?;
     tcp_repair::choose_queue(socket, Queue::Send)?;
     let send_end = tcp_repair::sequence(socket)?.wrapping_sub(u32::from(fin_sent));
     let waiting = socket::unacknowledged_bytes(socket)?.saturating_sub(usize::from(fin_waits));
@@ -182,6 +212,23 @@ pub(super) fn connect(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
         },
         _ => error.into(),
     })
+}
+
+/// Whether a live socket can give way to what was saved of it: its peer has got nothing that was written since.
+pub(super) fn can_go_back(socket: BorrowedFd<'_>, to: &Connection) -> Result<bool> {
+    tcp_repair::set_repair(socket, Repair::On)?;
+    tcp_repair::choose_queue(socket, Queue::Send)?;
+    let acknowledged =
+        tcp_repair::sequence(socket)?.wrapping_sub(socket::unacknowledged_bytes(socket)? as u32);
+    tcp_repair::choose_queue(socket, Queue::Neither)?;
+    tcp_repair::set_repair(socket, Repair::Off)?;
+    Ok(acknowledged.wrapping_sub(to.send_end) as i32 <= 0)
+}
+
+/// Ends the socket of a connection without a packet; other duplicates of it have none from then on.
+pub(super) fn vanish(socket: BorrowedFd<'_>) -> Result<()> {
+    tcp_repair::set_repair(socket, Repair::On)?;
+    Ok(socket::disconnect(socket)?)
 }
 
 /// Lets a built end go: from here on it sends and receives. A peer outside is asked at once whether it still knows

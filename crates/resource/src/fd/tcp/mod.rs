@@ -12,7 +12,6 @@ mod address;
 mod capture;
 mod connection;
 mod ended;
-mod lock;
 mod restore;
 mod segment;
 mod state;

@@ -6,7 +6,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use model::DescriptionId;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -18,14 +19,16 @@ use sys::{Errno, Error};
 
 use super::super::held_listener;
 use super::super::inet_address::parse;
-use super::super::kind::{FdCreate, FdRecord};
+use super::super::kept_connections::KEPT_NUMBER_MIN;
+use super::super::kind::{FdCreate, FdRecord, Kept};
 use super::super::socket_family::IPPROTO_TCP;
 use super::super::socket_options::{REUSE_ADDRESS, REUSE_PORT};
 use super::super::tcp_progress;
+use super::super::vacated;
 use super::capture::ends;
 use super::ended::{self, End};
 use super::state::{Connection, Listener, NAME, State};
-use super::{address, connection, lock};
+use super::{address, connection};
 use crate::error::Result;
 
 const REPAIR: SocketOption = SocketOption { level: IPPROTO_TCP, number: 19, name: "TCP_REPAIR" };
@@ -85,6 +88,7 @@ impl Image {
 pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
     let image = Image::read(records)?;
     let reconnecting = image.reconnecting();
+    let rewound = vacate(&image, context)?;
     let mut listeners = Vec::new();
     for (id, state) in &image.states {
         if let Some(listener) = &state.listener {
@@ -100,8 +104,11 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
         }
         let socket = match (&state.inherited, &state.connection) {
             (Some(inherited), _) => inherited.take(context)?,
-            (None, Some(connection)) => build_end(&image, state, connection, context.connections_lost)?,
-            (None, None) => keep_or_build(state, context)?,
+            (None, Some(connection)) if rewound.contains(id) => rewind(state, connection, context)?,
+            (None, Some(connection)) if state.progress.is_none() => {
+                build_end(&image, state, connection, context.connections_lost)?
+            }
+            (None, _) => keep_or_build(state, context)?,
         };
         context.created.insert(*id, socket);
     }
@@ -119,11 +126,73 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
     Ok(())
 }
 
+/// Has the sockets end of connections that go back to the checkpoint: their addresses are free, and packets for them are
+/// held back. Which ones those are.
+fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<DescriptionId>> {
+    let Kept { sockets, rewinds: Some(hold), vacated } = context.kept else { return Ok(HashSet::new()) };
+    let built = vacated.take_built();
+    let (mut rewound, mut leaving) = (HashSet::new(), Vec::new());
+    for (id, state) in &image.states {
+        let (Some(saved), Some(progress)) = (&state.connection, state.progress) else { continue };
+        let Some(ends) = ends(&state.local(), &state.peer()) else { continue };
+        // One that has gone back before is another socket, between the same ends.
+        let mut live = built.iter().chain(sockets);
+        let Some(old) = live.find(|socket| ends_of(socket.as_fd()) == Some(ends)) else {
+            if vacated.has(ends) {
+                rewound.insert(*id);
+            }
+            continue;
+        };
+        // Nothing needs to be repeated of one that nothing has passed through.
+        if tcp_progress::keep(sockets, progress)?.is_some() {
+            continue;
+        }
+        if connection::can_go_back(old.as_fd(), saved)? {
+            rewound.insert(*id);
+            leaving.push((old, ends));
+        } else {
+            // It must not end as if all had been well.
+            ended::reset_when_closed(old.as_fd())?;
+        }
+    }
+    let ends: Vec<_> = leaving.iter().map(|row| row.1).collect();
+    vacated.add(&ends)?;
+    leaving.iter().try_for_each(|(old, _)| connection::vanish(old.as_fd()))?;
+    // As long as they were there the kernel sent for them: answers to what arrived, and everything again and again.
+    hold.discard_all()?;
+    Ok(rewound)
+}
+
+fn ends_of(socket: BorrowedFd<'_>) -> Option<(SocketAddr, SocketAddr)> {
+    ends(&socket::local(socket).ok()?, &socket::peer(socket).ok()??)
+}
+
+/// The socket of a connection as it was at the checkpoint.
+fn rewind(state: &State, saved: &Connection, context: &mut FdCreate<'_>) -> Result<OwnedFd> {
+    let socket = connection::build(state, saved).map_err(|error| address::refused(state, error))?;
+    if let Some(hold) = &context.kept.rewinds {
+        hold.mark().put_on(socket.as_fd())?;
+    }
+    context.connections.rewound += 1;
+    if let Some(copy) = note(&socket, context) {
+        context.kept.vacated.note_built(copy);
+    }
+    Ok(socket)
+}
+
+/// Keeps a duplicate, should the program die again before its next checkpoint.
+fn note(socket: &OwnedFd, context: &mut FdCreate<'_>) -> Option<Arc<OwnedFd>> {
+    let copy = rustix::io::fcntl_dupfd_cloexec(socket, KEPT_NUMBER_MIN).map(Arc::new).ok();
+    context.connections.sockets.extend(copy.clone());
+    copy
+}
+
 /// The socket of a connection to the outside, if it was kept; what is left of it else. And what was never connected.
 fn keep_or_build(state: &State, context: &mut FdCreate<'_>) -> Result<OwnedFd> {
     let Some(progress) = state.progress else { return build_unconnected(state) };
-    if let Some(kept) = tcp_progress::keep(context.idle, progress)? {
+    if let Some(kept) = tcp_progress::keep(&context.kept.sockets, progress)? {
         context.connections.kept += 1;
+        note(&kept, context);
         return Ok(kept);
     }
     context.connections.ended += 1;
@@ -254,7 +323,7 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
     let is_outside = |state: &&State| state.connection.is_some() && !image.is_inside(state);
     let outside = image.states.iter().map(|row| &row.1).filter(is_outside);
     let locked: Vec<_> = outside.filter_map(|state| ends(&state.local(), &state.peer())).collect();
-    lock::unlock(&locked)?;
+    vacated::unlock(&locked)?;
     for (state, connection, socket, is_inside) in &ready {
         connection::start(*socket, state, connection, *is_inside)?;
     }

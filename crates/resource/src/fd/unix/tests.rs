@@ -436,7 +436,7 @@ fn a_failed_restore_leaves_what_was_there() {
             handed_on: &mut std::collections::HashSet::new(),
             objects: &objects,
             connections_lost: false,
-            idle: &[],
+            kept: &super::super::kind::Kept::default(),
             connections: &mut Default::default(),
             shared: &mut shared,
         };
@@ -482,7 +482,7 @@ fn a_kept_listener_gives_none_of_its_clients_to_old_connections() {
             handed_on: &mut std::collections::HashSet::new(),
             objects: &objects,
             connections_lost: true,
-            idle: &[],
+            kept: &super::super::kind::Kept::default(),
             connections: &mut Default::default(),
             shared: &mut shared,
         };

@@ -1,4 +1,4 @@
-//! Keeping packets away from connections that have no socket for a while.
+//! Connections to the outside that have no socket for a while, and keeping packets away from them.
 //!
 //! Owns: the packet filter table that drops what arrives between a socket's death and its return (a packet
 //! without a socket would be answered with a reset).
@@ -9,7 +9,10 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use sys::{Errno, Error};
 
@@ -52,6 +55,58 @@ pub(super) fn unlock(connections: &[(SocketAddr, SocketAddr)]) -> Result<()> {
     }
     // One that is not in the set would undo the whole script, so all are added first.
     run(&format!("{}{}", elements("add", connections), elements("delete", connections)))
+}
+
+/// Connections whose sockets have given way to those that a restore builds. Their packets are held back until they
+/// start. What a restore has built that fails afterwards is kept here for the next attempt; once the last clone is dropped,
+/// their peers are reset.
+#[derive(Clone, Debug, Default)]
+pub struct Vacated(Arc<Mutex<Locked>>);
+
+#[derive(Debug, Default)]
+struct Locked {
+    connections: Vec<(SocketAddr, SocketAddr)>,
+    built: Vec<Arc<OwnedFd>>,
+}
+
+impl Vacated {
+    pub(super) fn add(&self, connections: &[(SocketAddr, SocketAddr)]) -> Result<()> {
+        self.lock().connections.extend(connections);
+        lock(connections)
+    }
+
+    pub(super) fn has(&self, connection: (SocketAddr, SocketAddr)) -> bool {
+        self.lock().connections.contains(&connection)
+    }
+
+    pub(super) fn note_built(&self, socket: Arc<OwnedFd>) {
+        self.lock().built.push(socket);
+    }
+
+    /// What an earlier attempt has built.
+    pub(super) fn take_built(&self) -> Vec<Arc<OwnedFd>> {
+        std::mem::take(&mut self.lock().built)
+    }
+
+    /// They have started, and belong to a program that runs.
+    pub fn forget(&self) {
+        let mut locked = self.lock();
+        locked.connections.clear();
+        locked.built.clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Locked> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        for socket in &self.built {
+            let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+        }
+        let _ = unlock(&self.connections);
+    }
 }
 
 fn elements(verb: &str, connections: &[(SocketAddr, SocketAddr)]) -> String {
@@ -106,7 +161,7 @@ mod tests {
     #[test]
     fn a_locked_connection_gets_no_packet_until_it_is_unlocked() {
         use std::io::Read;
-        let _alone = super::super::super::test_support::alone();
+        let _alone = super::super::test_support::alone();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();

@@ -1,4 +1,5 @@
-//! Connections to the outside that nothing has passed through between two pauses.
+//! Connections to the outside that may outlive their program: those that nothing has passed through between two pauses,
+//! and those that are captured whole.
 //!
 //! Owns: the counters of the last two pauses.
 //! Invariants: a socket that was handed over is the caller's: it is closed when the caller drops it.
@@ -11,16 +12,25 @@ use std::sync::{Arc, Weak};
 use super::tcp_progress::Progress;
 
 /// Connections of a subject that are kept at most: each takes a descriptor of this process.
-const IDLE_MAX: usize = 1024;
+const KEPT_MAX: usize = 1024;
 /// Kept sockets have numbers from here on, so that those which every part of this process may use stay free.
-const NUMBER_MIN: i32 = 1024;
+pub(super) const KEPT_NUMBER_MIN: i32 = 1024;
+
+/// Which connections are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Keep {
+    /// One that is idle.
+    Idle,
+    /// Any.
+    Any,
+}
 
 /// By the number of the socket.
 #[derive(Debug, Default)]
-pub(super) struct IdleConnections {
+pub(super) struct KeptConnections {
     before: HashMap<u64, Seen>,
     now: HashMap<u64, Seen>,
-    /// Idle ones of `now` that the caller still has.
+    /// Those of `now` that the caller still has.
     known: Vec<Arc<OwnedFd>>,
     /// Others, by the number of the socket.
     new: Vec<(u64, OwnedFd)>,
@@ -32,7 +42,7 @@ struct Seen {
     kept: Weak<OwnedFd>,
 }
 
-impl IdleConnections {
+impl KeptConnections {
     pub(super) fn begin_pause(&mut self) {
         self.before = std::mem::take(&mut self.now);
         self.known.clear();
@@ -40,15 +50,15 @@ impl IdleConnections {
     }
 
     /// Inside the pause: how far the program has come with a connection.
-    pub(super) fn note(&mut self, progress: Progress, socket: BorrowedFd<'_>) {
+    pub(super) fn note(&mut self, progress: Progress, socket: BorrowedFd<'_>, which: Keep) {
         let mut kept = Weak::new();
-        let before = self.before.remove(&progress.cookie).filter(|before| before.progress == progress);
-        if let Some(before) = before
-            && self.known.len() + self.new.len() < IDLE_MAX
-        {
-            match before.kept.upgrade() {
-                Some(socket) => {
-                    kept = before.kept;
+        let before = self.before.remove(&progress.cookie);
+        let is_idle = before.as_ref().is_some_and(|before| before.progress == progress);
+        if (is_idle || which == Keep::Any) && self.known.len() + self.new.len() < KEPT_MAX {
+            let known = before.and_then(|before| Some((before.kept.upgrade()?, before.kept)));
+            match known {
+                Some((socket, weak)) => {
+                    kept = weak;
                     self.known.push(socket);
                 }
                 // One that cannot be duplicated ends with the program, as all did before.
@@ -58,17 +68,17 @@ impl IdleConnections {
         self.now.insert(progress.cookie, Seen { progress, kept });
     }
 
-    /// After the pause, while the limit on descriptors is raised: those that are idle.
+    /// After the pause, while the limit on descriptors is raised: those that are kept.
     pub(super) fn take(&mut self) -> Vec<Arc<OwnedFd>> {
-        let mut idle = std::mem::take(&mut self.known);
+        let mut all = std::mem::take(&mut self.known);
         for (cookie, socket) in self.new.drain(..) {
-            let lifted = rustix::io::fcntl_dupfd_cloexec(&socket, NUMBER_MIN).map(Arc::new);
+            let lifted = rustix::io::fcntl_dupfd_cloexec(&socket, KEPT_NUMBER_MIN).map(Arc::new);
             if let (Ok(lifted), Some(seen)) = (lifted, self.now.get_mut(&cookie)) {
                 seen.kept = Arc::downgrade(&lifted);
-                idle.push(lifted);
+                all.push(lifted);
             }
         }
-        idle
+        all
     }
 }
 
@@ -85,15 +95,15 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let own = listener.accept().unwrap().0;
-        let mut connections = IdleConnections::default();
+        let mut connections = KeptConnections::default();
         let mut pause = || {
             connections.begin_pause();
-            connections.note(Progress::of(own.as_fd()).unwrap(), own.as_fd());
+            connections.note(Progress::of(own.as_fd()).unwrap(), own.as_fd(), Keep::Idle);
             connections.take()
         };
         assert!(pause().is_empty(), "seen for the first time");
         let Some(first) = pause().pop() else {
-            return println!("unsupported: a limit on descriptors above {NUMBER_MIN}");
+            return println!("unsupported: a limit on descriptors above {KEPT_NUMBER_MIN}");
         };
         let again = pause();
         assert!(Arc::ptr_eq(&again[0], &first), "one duplicate, as long as it is kept");
@@ -103,5 +113,23 @@ mod tests {
         assert!(pause().is_empty());
         peer.write_all(b"question").unwrap();
         assert_eq!(pause().len(), 1, "what arrives changes nothing until it is read");
+    }
+
+    #[test]
+    fn one_that_is_captured_whole_is_kept_from_the_first_pause_on() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let own = listener.accept().unwrap().0;
+        let mut connections = KeptConnections::default();
+        let mut pause = || {
+            connections.begin_pause();
+            connections.note(Progress::of(own.as_fd()).unwrap(), own.as_fd(), Keep::Any);
+            connections.take()
+        };
+        let Some(first) = pause().pop() else {
+            return println!("unsupported: a limit on descriptors above {KEPT_NUMBER_MIN}");
+        };
+        (&own).write_all(b"answer").unwrap();
+        assert!(Arc::ptr_eq(&pause()[0], &first), "the same duplicate");
     }
 }
