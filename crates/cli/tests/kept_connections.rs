@@ -1,5 +1,6 @@
 //! Connections of a program to the outside over its death: one that nothing has passed through since the checkpoint
-//! stays open; any other one ends, and never goes on with a gap or a reply that comes twice.
+//! stays open; any other one ends, and never goes on with a gap or a reply that comes twice. With output that is held
+//! until a checkpoint has it, connections in use go on.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -92,10 +93,31 @@ impl Client {
 
 /// How many connections stayed open, and how many ended, at each restore.
 fn told(lab: &Lab) -> Vec<(u64, u64)> {
+    told_of(lab, "connections")
+        .iter()
+        .filter_map(|event| Some((event["kept"].as_u64()?, event["ended"].as_u64()?)))
+        .collect()
+}
+
+fn told_of(lab: &Lab, kind: &str) -> Vec<Value> {
     let said = lab.say(["events", "job", "--json"]).stdout;
     let events = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let counts = |event: &Value| Some((event["kept"].as_u64()?, event["ended"].as_u64()?));
-    events.filter(|event| event["event"] == "connections").filter_map(|event| counts(&event)).collect()
+    events.filter(|event| event["event"] == kind).collect()
+}
+
+/// Options for output that waits for checkpoints.
+const COMMITTED: [&str; 4] = ["--output", "committed", "--max-restarts", "1000/1m"];
+
+fn can_hold() -> bool {
+    const MISSING: i32 = 4;
+    if !supported() {
+        return false;
+    }
+    let said = Lab::new().say(["run", "--output", "committed", "--every", "50ms", "--", "true"]);
+    if said.code == Some(MISSING) {
+        println!("unsupported: {}", said.stderr.lines().next().unwrap_or_default());
+    }
+    said.code != Some(MISSING)
 }
 
 #[test]
@@ -179,4 +201,80 @@ fn the_end_of_an_idle_connection_is_seen_before_the_next_checkpoint() {
     }
     assert!(quickest < EVERY / 3, "{quickest:?}");
     assert_eq!(guarded.end(), 0);
+}
+
+#[test]
+fn connections_in_use_go_on_without_a_gap() {
+    if !can_hold() {
+        return;
+    }
+    let mut random = testkit::seeded("connections in use");
+    let seed = random.u64(..);
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &COMMITTED, SERVER);
+    let clients: Vec<Client> = (0..5).map(|_| Client::connect(&lab)).collect();
+    // A connection that no checkpoint has seen ends with the program.
+    guarded.await_checkpoints(3);
+    let (is_over, asked) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for (number, mut client) in clients.into_iter().enumerate() {
+            let (is_over, asked) = (&is_over, &asked);
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(seed ^ number as u64);
+                while !is_over.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(random.u64(0..=60 * number as u64)));
+                    assert!(client.ask(), "client {number} met an end");
+                    asked.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for _ in 0..rounds(12, 200) {
+            // A peer tries again at longer and longer intervals: some of it has to meet a program that lives.
+            guarded.await_checkpoints(2);
+            std::thread::sleep(Duration::from_millis(random.u64(0..300)));
+            guarded.kill();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let all = told_of(&lab, "connections");
+    let sum = |name: &str| all.iter().filter_map(|event| event[name].as_u64()).sum::<u64>();
+    println!("{asked:?} replies; {} went back, {} stayed open", sum("rewound"), sum("kept"));
+    assert_eq!(sum("ended"), 0, "{}", guarded.said());
+    assert!(sum("rewound") > 0 && asked.into_inner() > 20);
+    assert_eq!(guarded.end(), 0);
+}
+
+#[test]
+fn no_reply_comes_before_a_checkpoint_has_it() {
+    if !can_hold() {
+        return;
+    }
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &["--output", "committed", "--every", "1s"], SERVER);
+    let mut client = Client::connect(&lab);
+    guarded.await_checkpoints(2);
+    let began = Instant::now();
+    for _ in 0..4 {
+        assert!(client.ask());
+    }
+    // Each reply waits for another checkpoint.
+    assert!(began.elapsed() > Duration::from_secs(2), "{:?}", began.elapsed());
+    // What has not come is not done either: the next incarnation does it, once.
+    client.stream.get_mut().write_all(b"question\n").unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    guarded.root().signal(Signal::KILL).unwrap();
+    let mut reply = String::new();
+    client.stream.read_line(&mut reply).unwrap();
+    assert_eq!(reply, "5\n");
+    assert_eq!(guarded.end(), 0);
+}
+
+#[test]
+fn output_that_would_wait_for_more_than_a_second_is_refused() {
+    let lab = Lab::new();
+    let said = lab.say(["run", "--output", "committed", "--every", "2s", "--", "true"]);
+    assert_eq!(said.code, Some(2), "{}", said.stderr);
+    assert!(
+        said.stderr.contains("would wait for more than a second") && said.stderr.contains("--every 20ms")
+    );
 }

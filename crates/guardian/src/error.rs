@@ -80,6 +80,12 @@ pub enum GuardianError {
         "no checkpoint is made that this user cannot restore: choosing process numbers needs CAP_CHECKPOINT_RESTORE\nhelp: run undying as root, or give it the capability: `setcap cap_checkpoint_restore,cap_sys_ptrace+ep` on its file"
     )]
     NoRightToRestore,
+    /// Output that waits for checkpoints would wait too long.
+    /// Row: output-waits
+    #[error(
+        "what the program sends would wait for more than a second\nhelp: take checkpoints more often, for example --every 20ms"
+    )]
+    OutputWaits,
     /// No place for the store is known.
     /// Row: store-unknown
     #[error(

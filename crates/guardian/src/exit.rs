@@ -72,9 +72,11 @@ impl GuardianError {
             | Self::PutBackTaken { .. }
             | Self::OwnTree { .. }
             | Self::KernelThread { .. } => ExitCode::Refused,
-            Self::NoStore | Self::System { .. } | Self::BadProbe { .. } | Self::NoUser { .. } => {
-                ExitCode::Usage
-            }
+            Self::NoStore
+            | Self::OutputWaits
+            | Self::System { .. }
+            | Self::BadProbe { .. }
+            | Self::NoUser { .. } => ExitCode::Usage,
             // As for an image that is not there.
             Self::NoSubject { .. } => ExitCode::Damaged,
             Self::NotRestorable { last, .. } => last.exit_code(),

@@ -147,7 +147,7 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(&RunEvent)) -> Res
         pid: request.numbers,
         inherited: streams.duplicates()?,
         held: Vec::new(),
-        idle: Vec::new(),
+        kept: engine::Kept::default(),
         files: Files { policy, aside: Some(parts.keeper()), covered, ..Files::default() },
         connections_lost: request.lose_connections,
         // A program that outlives us would keep the terminal.

@@ -215,6 +215,12 @@ pub struct ConnectionsReport {
     pub kept: u64,
     /// So many have ended with the program, of those that its checkpoint had.
     pub ended: u64,
+    /// What the program sends on them is held until a checkpoint has it: they go back with the program (level L3).
+    #[serde(default)]
+    pub held: usize,
+    /// So many have gone back to a checkpoint since the guardian began.
+    #[serde(default)]
+    pub rewound: u64,
 }
 
 /// The content of the file.

@@ -117,6 +117,7 @@ impl Metrics {
         count(&self.refusals, &labels(), facts.refusals.iter().map(|one| one.count).sum());
         set(&self.store, &labels(), subject.store_bytes as f64);
         count(&self.connections, &with("outcome", "kept"), facts.connections.kept);
+        count(&self.connections, &with("outcome", "rewound"), facts.connections.rewound);
         count(&self.connections, &with("outcome", "ended"), facts.connections.ended);
         set(&self.connections_idle, &labels(), facts.connections.idle as f64);
         for channel in &subject.channels {

@@ -63,6 +63,11 @@ impl Verb for Run {
             .arg(option("tracker", "T", TRACKER).default_value(guardian::TRACKER_DEFAULT))
             .arg(parse::lose_connections())
             .arg(
+                option("output", "WHEN", OUTPUT)
+                    .long_help(OUTPUT_LONG)
+                    .value_parser(["at-once", "committed"]),
+            )
+            .arg(
                 option("adopt", "PID", "Guard a process that runs already")
                     .value_parser(parse::parse_pid)
                     .conflicts_with("CMD"),
@@ -88,6 +93,14 @@ impl Verb for Run {
         Ok(status.code())
     }
 }
+
+const OUTPUT: &str = "\
+When what the program sends over TCP goes out: at-once, or committed (once a checkpoint has it) [default: at-once]";
+
+const OUTPUT_LONG: &str = "\
+When what the program sends over TCP goes out: at-once, or committed: once a checkpoint has it. No peer has then seen \
+what a restored program does not know of, and connections that a checkpoint has go on after a restore. Each answer \
+waits for the next checkpoint, so --every must be 1s or less [default: at-once]";
 
 const VERIFY: &str = "\
 Compare every K-th checkpoint with the program, page by page; it stands still while that is read back";
@@ -242,6 +255,7 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         every: Some(matches.get_one("every").copied().unwrap_or(guardian::EVERY_DEFAULT)),
         await_ready: matches.get_flag("await-ready"),
         lose_connections: matches.get_flag("lose-connections"),
+        holds_output: matches.get_one::<String>("output").is_some_and(|when| when == "committed"),
         keep: matches.get_one::<u32>("keep").map_or(guardian::KEEP_DEFAULT, |keep| *keep as usize),
         compression: parse::given_compress(matches),
         compress_after: matches

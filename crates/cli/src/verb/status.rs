@@ -119,10 +119,11 @@ fn tell_slices(subject: &SubjectReport) {
 /// Reports which connections outlive the subject.
 fn tell_connections(subject: &SubjectReport) {
     let (name, connections) = (&subject.facts.name, subject.facts.connections);
-    let ConnectionsReport { idle, kept, ended } = connections;
+    let ConnectionsReport { idle, kept, ended, held, rewound } = connections;
     if subject.state.is_watched() && connections != ConnectionsReport::default() {
         print::say(format_args!(
-            "{name}: idle connections, which stay open should it die now: {idle}; at deaths so far {kept} stayed open, {ended} ended"
+            "{name}: connections that go on should it die now: {held} with held output, {idle} idle; at deaths so far {rewound} \
+             went back to the checkpoint, {kept} stayed open, {ended} ended"
         ));
     }
 }

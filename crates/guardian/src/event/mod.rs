@@ -56,7 +56,9 @@ pub enum RunEvent {
         left: usize,
     },
     /// What has become of the connections that the program had at the checkpoint which is restored.
-    Connections { seq: u64, kept: usize, ended: usize },
+    Connections { seq: u64, kept: usize, rewound: usize, ended: usize },
+    /// What the program sends is no longer held, since no checkpoint became durable for too long.
+    OutputReleased { after_us: u64 },
     /// Files cannot go back to this checkpoint.
     FilesDeferred { seq: u64, reason: String },
     /// The way back of files is lost.
@@ -235,9 +237,10 @@ impl RunEvent {
     }
 
     /// `None` if there were none.
-    pub(crate) fn connections(sequence: Sequence, found: Connections) -> Option<Self> {
-        let Connections { kept, ended } = found;
-        (kept + ended > 0).then_some(Self::Connections { seq: sequence.get(), kept, ended })
+    pub(crate) fn connections(sequence: Sequence, found: &Connections) -> Option<Self> {
+        let Connections { kept, rewound, ended, .. } = *found;
+        let seq = sequence.get();
+        (kept + rewound + ended > 0).then_some(Self::Connections { seq, kept, rewound, ended })
     }
 
     pub(crate) fn verified(sequence: Sequence, found: &Comparison) -> Self {

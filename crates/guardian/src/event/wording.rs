@@ -126,19 +126,38 @@ impl fmt::Display for RunEvent {
             | Self::FilesDeferred { .. }
             | Self::FilesBroken { .. }
             | Self::FilesExactAgain { .. } => of_files(self, f),
-            Self::Connections { kept, ended, .. } => of_connections(*kept, *ended, f),
+            Self::Connections { .. } | Self::OutputReleased { .. } => of_connections(self, f),
             _ => of_checkpoints(self, f),
         }
     }
 }
 
-fn of_connections(kept: usize, ended: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let count =
-        |count: usize| if count == 1 { "1 connection".to_owned() } else { format!("{count} connections") };
-    match (kept, ended) {
-        (0, ended) => write!(f, "{} ended with the program", count(ended)),
-        (kept, 0) => write!(f, "{} stayed open", count(kept)),
-        (kept, ended) => write!(f, "{} stayed open, {ended} ended with the program", count(kept)),
+fn of_connections(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match event {
+        RunEvent::Connections { kept, rewound, ended, .. } => {
+            let counts = [
+                (kept, "stayed open"),
+                (rewound, "went back to the checkpoint"),
+                (ended, "ended with the program"),
+            ];
+            let told = counts.into_iter().filter(|(count, _)| **count > 0).enumerate();
+            for (place, (count, what)) in told {
+                let noun = match (place, count) {
+                    (0, 1) => " connection",
+                    (0, _) => " connections",
+                    _ => "",
+                };
+                write!(f, "{}{count}{noun} {what}", if place == 0 { "" } else { ", " })?;
+            }
+            Ok(())
+        }
+        RunEvent::OutputReleased { after_us } => write!(
+            f,
+            "what the program sends goes out before a checkpoint has it: none became durable for {:.1} s. Its connections end \
+             should it die now",
+            Duration::from_micros(*after_us).as_secs_f64()
+        ),
+        _ => Ok(()),
     }
 }
 

@@ -13,6 +13,7 @@ mod damaged;
 mod guard;
 mod launch;
 mod leftovers;
+mod output;
 mod reasons;
 mod rebuild;
 mod request;

@@ -8,13 +8,14 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use engine::{Connections, Covered, EngineError, FilePolicy, Files, FilterInstall, RestoreOptions, Restored};
+use engine::{
+    Connections, Covered, EngineError, FilePolicy, Files, FilterInstall, Kept, RestoreOptions, Restored,
+};
 use model::{Pid, ProcessKey, Sequence};
 use store::{Store, SubjectName};
 use supervise::{ChangedFiles, RestoreError, Survey};
@@ -121,14 +122,13 @@ impl Rebuild {
         })
     }
 
-    /// Takes files back and builds the processes of a checkpoint. `opened_later` are files that later ones have recorded,
-    /// `idle` are connections that were kept.
+    /// Takes files back and builds the processes of a checkpoint. `opened_later` are files that later ones have recorded.
     pub(super) fn restore(
         &self,
         sequence: Sequence,
         opened_later: &[PathBuf],
         spared: &HashSet<ProcessKey>,
-        idle: &[Arc<OwnedFd>],
+        kept: &Kept,
     ) -> Result<Attempt> {
         let mut events = Vec::new();
         self.host.reaper.clear(self.owner, self.subject.pid(), &[], spared)?;
@@ -136,7 +136,7 @@ impl Rebuild {
             Ok(covered) => covered,
             Err(error) => return Ok(Attempt { events, outcome: Err(files_stay(error)) }),
         };
-        let built = self.build(sequence, (opened_later, covered), spared, idle, &mut events);
+        let built = self.build(sequence, (opened_later, covered), spared, kept, &mut events);
         if built.is_err() {
             self.host.reaper.clear_construction(self.owner, spared)?;
         }
@@ -173,7 +173,7 @@ impl Rebuild {
         sequence: Sequence,
         (opened_later, covered): (&[PathBuf], Covered),
         spared: &HashSet<ProcessKey>,
-        idle: &[Arc<OwnedFd>],
+        kept: &Kept,
         events: &mut Vec<RunEvent>,
     ) -> Result<Built> {
         let path = self.store.get(&self.name, sequence)?;
@@ -187,7 +187,7 @@ impl Rebuild {
                 pid: engine::PidPolicy::Same,
                 inherited: self.streams.duplicates()?,
                 held: channels.map(ComponentChannels::kept).transpose()?.unwrap_or_default(),
-                idle: idle.to_vec(),
+                kept: kept.clone(),
                 files: self.files(&parts, opened_later, covered.clone()),
                 connections_lost: true,
                 terminal: lock(&self.foreground).offer(),
@@ -199,7 +199,7 @@ impl Rebuild {
             events.extend(parts.take().iter().map(RunEvent::moved_aside));
             match outcome {
                 Ok(restored) => {
-                    events.extend(RunEvent::connections(sequence, restored.connections));
+                    events.extend(RunEvent::connections(sequence, &restored.connections));
                     lock(&self.foreground).accepted(restored.foreground);
                     if self.watching.is_some() {
                         channels.iter().for_each(|channels| channels.begin(true));

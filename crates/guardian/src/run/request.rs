@@ -49,6 +49,8 @@ pub struct RunRequest {
     pub every: Option<Duration>,
     /// Take one checkpoint of a program that starts from its beginning, so long after that at the earliest, and no more.
     pub once: bool,
+    /// Hold what the program sends over TCP until a checkpoint has it.
+    pub holds_output: bool,
     /// Take no checkpoint by the clock before the subject has said that it is ready.
     pub await_ready: bool,
     /// Accept that connections to outside the tree come back as ended by the peer.
@@ -98,6 +100,7 @@ impl RunRequest {
             name: None,
             every: Some(EVERY_DEFAULT),
             once: false,
+            holds_output: false,
             await_ready: false,
             lose_connections: false,
             store,

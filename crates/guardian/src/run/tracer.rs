@@ -18,6 +18,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use store::{ColdSegments, Keep, LogOptions, LogWriter, Store, SubjectName};
 use sys::Error;
 use sys::clock::Clock;
+use sys::packet_hold::PacketHold;
 use track::{TrackError, TrackerKind};
 use undo::watch::Watch;
 
@@ -51,6 +52,8 @@ pub(crate) struct Tracking {
     pub(super) request: RunRequest,
     /// Binds the state of files to each checkpoint, if files are watched.
     pub(super) watch: Option<Arc<Watch>>,
+    /// Holds what the subject sends.
+    pub(super) hold: Option<Arc<PacketHold>>,
 }
 
 /// What the thread tells.
@@ -386,10 +389,11 @@ impl Hand {
         if self.subject.as_ref().is_some_and(|(known, _)| *known != subject) {
             self.subject = None;
         }
-        let Tracking { kind, request, watch } = &self.tracking;
+        let Tracking { kind, request, watch, hold } = &self.tracking;
         let anew = || {
             let plain = Continuous::new(subject.pid, *kind).tuned(request.tuning.clone());
-            (subject, watch.iter().cloned().fold(plain, Continuous::watched))
+            let watched = watch.iter().cloned().fold(plain, Continuous::watched);
+            (subject, hold.iter().cloned().fold(watched, Continuous::holding))
         };
         &mut self.subject.get_or_insert_with(anew).1
     }

@@ -61,6 +61,7 @@ pub(super) fn request(
         policy,
         // Its clients connect again. A component whose connections prevent every checkpoint would have none.
         lose_connections: true,
+        holds_output: component.holds_output(),
         limit: plan.limit,
         back_off: plan.back_off,
         ..standard

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::time::Duration;
 
 use toml::Spanned;
 
@@ -192,6 +193,25 @@ fn of_name(name: &Spanned<String>, what: &str) -> Option<Mistake> {
     Some(mistake.with_help(format!("use up to {NAME_MAX} letters, digits, '-' and '_'")))
 }
 
+/// The longest time between two checkpoints of a component whose output waits for them.
+const OUTPUT_EVERY_MAX: Duration = Duration::from_secs(1);
+
+fn of_output(component: &Component) -> Option<Mistake> {
+    let output = component.output.as_ref().filter(|_| component.holds_output())?;
+    if component.policy != Policy::Checkpointed {
+        let what = "`output = \"committed\"` is for components with `policy = \"checkpointed\"`";
+        return Some(Mistake::new(output.span(), what));
+    }
+    if component.every.as_ref().is_some_and(|every| every.get_ref().0 <= OUTPUT_EVERY_MAX) {
+        return None;
+    }
+    let what = "what a component sends would wait for longer than a second";
+    Some(
+        Mistake::new(output.span(), what)
+            .with_help("add `every` with at most 1s, for example `every = \"20ms\"`"),
+    )
+}
+
 fn of_component(component: &Component) -> Vec<Mistake> {
     let mut found = Vec::new();
     if component.command.get_ref().first().is_none_or(String::is_empty) {
@@ -209,6 +229,7 @@ fn of_component(component: &Component) -> Vec<Mistake> {
         let mistake = Mistake::new(warm.span(), "`warm` needs to know when the component is ready");
         found.push(mistake.with_help("add `ready`, for example `ready = { listen = true }`"));
     }
+    found.extend(of_output(component));
     let restart = &component.restart;
     match (&restart.exec, restart.on_give_up) {
         (Some(exec), GiveUp::Exec) if exec.get_ref().first().is_none_or(String::is_empty) => {
@@ -247,6 +268,7 @@ every = "50ms"
 ready = { tcp = "127.0.0.1:7801", timeout = "5s" }
 limits = { memory = "1GiB", descriptors = 1000 }
 integrity = "1m"
+output = "committed"
 complaints = { quorum = 3, within = "1m" }
 
 [component.proxy]
@@ -322,6 +344,8 @@ strategy = "rest"
             ("notify = true, ", "", &["one of notify, tcp, http and exec is missing"]),
             ("ready = { listen = true }\n", "", &["`warm` needs to know when the component is ready"]),
             ("policy = \"checkpointed\"\n", "", &["`every` is for components that are checkpointed"]),
+            ("policy = \"checkpointed\"\n", "", &["`output = \"committed\"` is for components"]),
+            ("every = \"50ms\"", "every = \"2s\"", &["would wait for longer than a second", ":13:10"]),
             ("on_give_up = \"restart-dependents\"", "on_give_up = \"exec\"", &["without a program"]),
             ("on_give_up = \"restart-dependents\"", "exec = [\"x\"]", &["only with `on_give_up = \"exec\"`"]),
             ("max = \"5/1m\"", "factor = 0.5", &["the factor of a back-off is 1 to 100"]),

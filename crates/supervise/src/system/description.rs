@@ -86,6 +86,9 @@ pub struct Component {
     /// Whether a stateless component is started again from a checkpoint that was taken once it was ready.
     #[schemars(with = "bool")]
     pub warm: Option<Spanned<bool>>,
+    /// When what a checkpointed component sends over TCP goes out. Without it, at once.
+    #[schemars(with = "Output")]
+    pub output: Option<Spanned<Output>>,
 }
 
 impl Component {
@@ -94,6 +97,23 @@ impl Component {
     pub fn is_warm(&self) -> bool {
         self.warm.as_ref().is_some_and(|warm| *warm.get_ref())
     }
+
+    /// Whether what it sends is held until a checkpoint has it.
+    #[must_use]
+    pub fn holds_output(&self) -> bool {
+        self.output.as_ref().is_some_and(|output| *output.get_ref() == Output::Committed)
+    }
+}
+
+/// When what a component sends goes out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Output {
+    /// At once. A peer may have seen what a restored component does not know of.
+    #[default]
+    AtOnce,
+    /// Once a checkpoint has it: its connections go on after a restore.
+    Committed,
 }
 
 /// What follows the death of a component.

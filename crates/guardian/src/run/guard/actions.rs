@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use engine::CheckpointOptions;
+use engine::Kept;
 use model::{ProcessKey, Sequence};
 use supervise::{Action, Event, FreshReason, LateReason, Notice, RestartLimit};
 
@@ -168,8 +169,11 @@ impl Guard {
     fn restore(&mut self, sequence: Sequence) {
         let spared: HashSet<ProcessKey> = self.tree.departed.before(sequence);
         let opened_later = self.files.written.later_than(sequence);
-        let idle = self.connections.sockets();
-        let work = move |rebuild: &Rebuild| rebuild.restore(sequence, &opened_later, &spared, &idle);
+        let kept = match &mut self.output {
+            Some(output) => output.go_back(sequence),
+            None => Kept { sockets: self.connections.sockets(), ..Kept::default() },
+        };
+        let work = move |rebuild: &Rebuild| rebuild.restore(sequence, &opened_later, &spared, &kept);
         self.order(work, |guard, attempt| {
             Ok(guard.take_built(attempt?).map_or(Event::Restored, Event::NotRestored))
         });
@@ -180,6 +184,9 @@ impl Guard {
             return Err(GuardianError::NoWayBack { name: self.claim.name.to_string() });
         };
         let requests = self.requests.name().to_owned();
+        if let Some(output) = &mut self.output {
+            output.abandon();
+        }
         let work = move |rebuild: &Rebuild| rebuild.start(&words, &requests, is_with_files);
         self.order(work, move |guard, attempt| {
             // What has failed before is the reason, and an attempt that fails has another.
@@ -203,9 +210,12 @@ impl Guard {
                 self.tree.resumed_after = built.resumed_after;
                 let connections = &mut self.voice.record.facts.connections;
                 connections.kept += built.connections.kept as u64;
+                connections.rewound += built.connections.rewound as u64;
                 connections.ended += built.connections.ended as u64;
-                connections.idle = 0;
-                self.connections.end();
+                match &mut self.output {
+                    Some(output) => output.is_back(built.connections.sockets),
+                    None => self.keep_idle(built.connections.sockets),
+                }
                 None
             }
             Err((why, error)) => {

@@ -19,6 +19,7 @@ use super::super::children::Children;
 use super::super::claim::{Claim, UNDO_DIRECTORY};
 use super::super::connections::IdleConnections;
 use super::super::leftovers::{self, Departed, descendants};
+use super::super::output::HeldOutput;
 use super::super::rebuild::{Rebuild, Shared, spawn};
 use super::super::request::{Guarded, RunRequest};
 use super::super::requests::Requests;
@@ -53,6 +54,8 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     let mut tracking = tracking(&request)?;
     let Ground { store, mut claim, streams, watching, log } = Ground::prepare(&request, policy, &host)?;
     tracking.watch = watching.as_ref().map(|watching| Arc::clone(&watching.watch));
+    let output = request.holds_output.then(|| HeldOutput::start(request.every)).transpose()?;
+    tracking.hold = output.as_ref().map(HeldOutput::hold);
     let mut children = request.child_signals.then(Children::listen).transpose()?;
     let begun = run_or_adopt(&request, &host, (&store, &claim), (&streams, watching.as_deref()))?;
     let (subject, requests, first) = begun;
@@ -100,6 +103,7 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
         refusals: Refusals::default(),
         files: WatchedFiles::default(),
         connections: IdleConnections::new()?,
+        output,
         voice: Voice { journal, record, told: Told::default(), outbox: Vec::new(), is_holding: false },
     };
     guard.tell_begin(no_rewind.as_deref());
@@ -247,7 +251,7 @@ fn first_record(
 
 fn tracking(request: &RunRequest) -> Result<Tracking> {
     let choice = track::choose(&request.tracker).map_err(engine::EngineError::from)?;
-    Ok(Tracking { kind: choice.kind, request: request.clone(), watch: None })
+    Ok(Tracking { kind: choice.kind, request: request.clone(), watch: None, hold: None })
 }
 
 fn claim(store: &Store, request: &RunRequest) -> Result<Claim> {

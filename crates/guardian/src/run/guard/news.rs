@@ -14,6 +14,7 @@ use image::ImageKind;
 use model::{PageCount, Sequence};
 use store::{Completion, LogCommitted, LogWriter};
 use supervise::{Event, NotTaken, Sliced, State};
+use sys::packet_hold::PacketNumber;
 use tracee::procfs;
 
 use super::super::connections::IdleConnections;
@@ -120,12 +121,25 @@ impl Guard {
         self.voice.journal.set(&self.voice.record);
     }
 
-    fn note_connections(&mut self, idle: Vec<Arc<OwnedFd>>) {
-        let is_often = self.request.every.is_some_and(|every| every <= IdleConnections::INTERVAL_MAX);
-        if is_often && !self.request.once {
-            self.connections.renew(idle);
-            self.voice.record.facts.connections.idle = self.connections.sockets().len();
+    fn note_connections(
+        &mut self,
+        sequence: Sequence,
+        connections: Vec<Arc<OwnedFd>>,
+        through: Option<PacketNumber>,
+    ) {
+        if let Some(output) = &mut self.output {
+            output.taken(sequence, through, connections, self.rebuild.host.clock.now());
+            return;
         }
+        self.keep_idle(connections);
+    }
+
+    /// Keeps idle connections, where checkpoints are so often that the program's own close is seen soon.
+    pub(super) fn keep_idle(&mut self, connections: Vec<Arc<OwnedFd>>) {
+        let is_often = self.request.every.is_some_and(|every| every <= IdleConnections::INTERVAL_MAX);
+        let kept = if is_often && !self.request.once { connections } else { Vec::new() };
+        self.connections.renew(kept);
+        self.voice.record.facts.connections.idle = self.connections.sockets().len();
     }
 
     fn note_comparison(&mut self, sequence: Sequence, found: &Comparison) {
@@ -162,7 +176,7 @@ impl Guard {
         self.tree.known = descendants;
         self.report_departed(sequence, false);
         self.note_files(sequence, &taken.files);
-        self.note_connections(taken.idle);
+        self.note_connections(sequence, taken.connections, taken.held_through);
         self.note_boundary(sequence, taken.boundary.as_ref());
         self.voice.record.facts.slices = SlicesReport::of(taken.slices);
         self.note_pauses();
@@ -187,6 +201,9 @@ impl Guard {
             // Left behind with the incarnation that it is of.
             (Ok(_), None) | (Err(store::Error::CalledOff), _) => self.feed(Event::CalledOff(sequence)),
             (Err(error), _) => {
+                if let Some(output) = &mut self.output {
+                    output.failed(sequence);
+                }
                 let error = error.into();
                 self.requests.answer_for(sequence, &refusal(&error));
                 self.feed(Event::WriteFailed(sequence));
@@ -196,6 +213,10 @@ impl Guard {
     }
 
     fn note_commit(&mut self, sequence: Sequence) {
+        if let Some(output) = &mut self.output {
+            output.committed(sequence, self.rebuild.host.clock.now());
+            self.voice.record.facts.connections.held = output.connections();
+        }
         self.requests.answer_for(sequence, &format!("ok {sequence}\n"));
         let status = self.taking.tracer.log().map(LogWriter::status);
         let oldest = status.as_ref().and_then(|status| status.kept.first().copied());

@@ -14,6 +14,7 @@ use super::super::children::{ChildDeath, Children};
 use super::super::claim::Claim;
 use super::super::connections::IdleConnections;
 use super::super::leftovers::Departed;
+use super::super::output::HeldOutput;
 use super::super::reasons::Reasons;
 use super::super::rebuild::Rebuild;
 use super::super::request::RunRequest;
@@ -38,6 +39,7 @@ pub(crate) struct Guard {
     pub(super) rebuild: Rebuild,
     pub(super) files: WatchedFiles,
     pub(super) connections: IdleConnections,
+    pub(super) output: Option<HeldOutput>,
     pub(super) voice: Voice,
 }
 

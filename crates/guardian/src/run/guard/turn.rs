@@ -13,6 +13,7 @@ use store::LogWriter;
 use supervise::{Event, Fault, State, Step};
 
 use super::super::children::Children;
+use super::super::output::{self, HeldOutput};
 use super::super::rebuild::lock;
 use super::super::requests::Word;
 use super::parts::{After, Guard, Progress, Work};
@@ -21,6 +22,7 @@ use crate::event::RunEvent;
 use crate::once::hand_on;
 use crate::record::SubjectState;
 use crate::signals::Request;
+use crate::time;
 
 impl Guard {
     /// Takes note of everything that has arrived, and does what is due.
@@ -164,7 +166,8 @@ impl Guard {
         let doubt = self.taking.doubt.as_ref().map(|(_, until)| *until);
         let look = self.requests.look().map(|look| now + look);
         let idle = self.connections.due().filter(|_| self.driver.machine.state().is_alive());
-        let times = [is_pressing.then_some(now), self.driver.machine.wake(now), doubt, look, idle];
+        let held = self.output.as_ref().and_then(HeldOutput::due);
+        let times = [is_pressing.then_some(now), self.driver.machine.wake(now), doubt, look, idle, held];
         times.into_iter().flatten().min()
     }
 
@@ -202,10 +205,20 @@ impl Guard {
         }
         // After the look whether it lives: what has arrived since its death stays.
         self.connections.turn(self.rebuild.host.clock.now());
+        self.release_late_output();
         self.feed(Event::Due);
         self.act()?;
         self.hear_journal();
         Ok(())
+    }
+
+    /// Peers do not wait for ever.
+    fn release_late_output(&mut self) {
+        let now = self.rebuild.host.clock.now();
+        if self.output.as_mut().is_some_and(|output| output.turn(now)) {
+            self.voice.record.facts.connections.held = 0;
+            self.report(RunEvent::OutputReleased { after_us: time::microseconds(output::PATIENCE) });
+        }
     }
 
     /// An action could not be carried out.
