@@ -28,7 +28,7 @@ store = "{store}"
 [component.server]
 command = {command}
 policy = "{policy}"
-{every}ready = {ready}
+{keys}ready = {ready}
 restart = {{ max = "100000/1m", backoff = "10ms..50ms" }}
 log = "server.log"
 """
@@ -68,16 +68,22 @@ class System:
     """The system of one server, until `down`."""
 
     def __init__(self, binary, server, policy, every, draw):
-        self.server, self.draw, self.is_checkpointed = server, draw, policy == "checkpointed"
+        self.server, self.draw = server, draw
+        self.is_checkpointed, self.is_committed = policy != "stateless", policy == "committed"
         self.undying, self.log = Undying(binary, server.folder), os.path.join(server.folder, "up.log")
-        text = SYSTEM.format(store=self.undying.store, command=json.dumps(server.command()), policy=policy,
-                             every='every = "%s"\n' % every if self.is_checkpointed else "", ready=server.ready())
+        text = SYSTEM.format(store=self.undying.store, command=json.dumps(server.command()), ready=server.ready(),
+                             policy="checkpointed" if self.is_checkpointed else policy, keys=self.keys(every))
         with open(server.path("system.toml"), "w") as file:
             file.write(text)
         with open(self.log, "wb") as log:
             self.guardian = subprocess.Popen(self.undying.words("up", "system.toml"), cwd=server.folder, stdout=log,
                                              stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
         self.events, self.kills, self.deaths = None, {}, 0
+
+    def keys(self, every):
+        """What only some policies have."""
+        keys = ['every = "%s"' % every] * self.is_checkpointed + ['output = "committed"'] * self.is_committed
+        return "".join(key + "\n" for key in keys)
 
     def await_up(self):
         wait_for(lambda: self.state() == "ready" or self.has_ended(), "the server to be ready: " + self.said(), UP_LIMIT_S)
@@ -98,8 +104,9 @@ class System:
         """The levels of `status`, by kind of socket. It has what was found at the last look, each second."""
         found = lambda: sorted({"%s %s" % (one["level"], one["kind"] or "callers") for one in self.status().get("channels", ())})
         wait_for(lambda: any(level.startswith("L0") for level in found()), "a channel of level L0 in status", LOOK_LIMIT_S)
-        kept = self.status().get("connections", {}).get("kept", 0)
-        return found() + (["L2 tcp"] if kept else [])
+        told = self.status().get("connections", {})
+        levels = {"L2 tcp": told.get("kept", 0), "L3 tcp": told.get("rewound", 0)}
+        return found() + [level for level, count in levels.items() if count]
 
     def has_ended(self):
         return self.guardian.poll() is not None

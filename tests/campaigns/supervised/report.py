@@ -31,7 +31,7 @@ def cells(row):
     back = "%.0f (%.0f)" % tuple(row["back_ms"]) if row["back_ms"] else ""
     numbered = any("numbered" in one["client"] for one in row["clients"])
     idle = [one["ended"] for one in row["clients"] if one["client"].startswith("idle")]
-    lost = row["lost"] if row["policy"] == "checkpointed" else "all"
+    lost = "all" if row["policy"] == "stateless" else row["lost"]
     return [*head, shown, sum(failures.values()) - failures.get(NO_FILE, 0), failures.get(NO_FILE, 0), row["ended"],
             "%d of %d" % (sum(idle), len(idle) * sum(kills.values())), row["answered"], "%.0f" % row["connect_ms"], "%.0f" % row["request_ms"], back, lost if numbered else "",
             row["twice"] if numbered else "", ", ".join(row.get("levels", ())), verdict(row)]

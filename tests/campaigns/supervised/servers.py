@@ -34,7 +34,7 @@ def expect(holds, what):
 class Server:
     """A program in a folder of its own."""
 
-    needs, version_words, has_numbers, has_workers = (), None, False, False
+    needs, version_words, has_numbers, has_workers, is_tcp = (), None, False, False, True
 
     def __init__(self, folder):
         self.folder, self.port = folder, free_port()
@@ -141,7 +141,7 @@ class Node(Http):
 
 
 class UnixLines(Server):
-    name, version_words = "unix socket", (sys.executable, "--version")
+    name, version_words, is_tcp = "unix socket", (sys.executable, "--version"), False
 
     @property
     def address(self):

@@ -126,6 +126,8 @@ def faults(row, system, clients):
         wrong.append("a client met more ends of connections than there were kills")
     if system.is_checkpointed and row["fresh"]:
         wrong.append("%d deaths were followed by a start from the beginning" % row["fresh"])
+    if system.is_committed and (row["lost"] or row["twice"]):
+        wrong.append("%d answered numbers were lost, %d came twice" % (row["lost"], row["twice"]))
     if row["too_old"]:
         wrong.append("%d times a client lost what was answered before the checkpoint" % row["too_old"])
     if len(row["returns"]) != row["deaths"]:
