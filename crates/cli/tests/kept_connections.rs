@@ -278,3 +278,49 @@ fn output_that_would_wait_for_more_than_a_second_is_refused() {
         said.stderr.contains("would wait for more than a second") && said.stderr.contains("--every 20ms")
     );
 }
+
+/// Closes each connection that was idle for 300 ms, and leaves it to the kernel to take it out of its epoll set.
+const CLOSER: &str = r#"exec python3 -c '
+import os, select, socket, time
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen(64)
+with open("port.new", "w") as file:
+    file.write(str(listener.getsockname()[1]))
+os.rename("port.new", "port")
+epoll = select.epoll()
+epoll.register(listener, select.EPOLLIN)
+open_since = {}
+while not os.path.exists("stop"):
+    for number, _ in epoll.poll(0.02):
+        if number == listener.fileno():
+            connection, _ = listener.accept()
+            epoll.register(connection, select.EPOLLIN)
+            open_since[connection.fileno()] = (connection, time.monotonic())
+    for number, (connection, since) in list(open_since.items()):
+        if time.monotonic() - since > 0.3:
+            del open_since[number]
+            connection.close()
+'"#;
+
+#[test]
+fn what_a_program_closes_ends_although_its_epoll_set_still_has_it() {
+    let more: &[&[&str]] = if can_hold() { &[&[], &["--output", "committed"]] } else { &[&[]] };
+    if !supported() {
+        return;
+    }
+    for options in more {
+        let lab = Lab::new();
+        let guarded = Guarded::run(&lab, options, CLOSER);
+        for _ in 0..3 {
+            let mut client = Client::connect(&lab);
+            let began = Instant::now();
+            assert_eq!(client.stream.read(&mut [0]).unwrap(), 0);
+            assert!(began.elapsed() < Duration::from_secs(3), "{options:?}: {:?}", began.elapsed());
+        }
+        guarded.await_checkpoints(5);
+        let refused = guarded.status()["refusals"].to_string();
+        assert!(!refused.contains("epoll"), "{options:?}: {refused}");
+        assert_eq!(guarded.end(), 0);
+    }
+}

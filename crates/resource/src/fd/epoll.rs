@@ -14,7 +14,7 @@ use std::sync::Arc;
 use model::{DescriptionId, Fd, Inode, Pid};
 use prost::Message;
 use rustix::event::epoll::{CreateFlags, create};
-use rustix::fs::makedev;
+use rustix::fs::{FileType, makedev};
 use sys::epoll::{Registration, is_spent, register, watches};
 use sys::{Errno, Error};
 use tracee::arch::numbers::EPOLL_CTL;
@@ -168,8 +168,14 @@ impl FdCapture for Capture {
         self.members.clear();
         for line in lines(&self.info)? {
             let target = match find_by_number(description, &line, scope)? {
-                Some(target) => target,
-                None => find_target(description, &line, scope)?.ok_or_else(|| orphan(description, &line))?,
+                Some(target) => Some(target),
+                None => find_target(description, &line, scope)?,
+            };
+            let Some(target) = target else {
+                if is_ours(&line) {
+                    continue;
+                }
+                return Err(orphan(description, &line));
             };
             let late = scope.ask(target, |target| {
                 (self.kind_of)(target).is_some_and(|kind| kind.completes_in_connect(target))
@@ -260,7 +266,7 @@ fn orphans(description: &Description, scope: &CaptureScope<'_>) -> Result<Vec<Li
         }
         // What was opened after the descriptors were listed is no orphan.
         let appeared = || scope.pids.iter().any(|pid| is_open(*pid, &line));
-        if matches!(find_target(description, &line, scope), Ok(None)) && !appeared() {
+        if matches!(find_target(description, &line, scope), Ok(None)) && !appeared() && !is_ours(&line) {
             found.push(line);
         }
     }
@@ -269,6 +275,20 @@ fn orphans(description: &Description, scope: &CaptureScope<'_>) -> Result<Vec<Li
     let still = lines(&info)?;
     found.retain(|line| still.contains(line));
     Ok(found)
+}
+
+/// Whether only this process still has what a set watches: a connection that is kept for the program's next incarnation.
+/// The program has closed it, and the kernel would have taken it out of the set then.
+fn is_ours(line: &Line) -> bool {
+    let Ok(own) = std::fs::read_dir("/proc/self/fd") else { return false };
+    // Anonymous files all have the same inode; a socket has its own.
+    let is_it = |path: std::path::PathBuf| {
+        rustix::fs::stat(path).is_ok_and(|stat| {
+            let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+            is_socket && (stat.st_dev, Inode(stat.st_ino)) == (line.device, line.inode)
+        })
+    };
+    own.flatten().any(|entry| is_it(entry.path()))
 }
 
 fn is_open(pid: Pid, line: &Line) -> bool {
