@@ -201,7 +201,8 @@ mod tests {
 
     const EVERY: Option<Duration> = Some(Duration::from_millis(50));
     const SHORT: Duration = Duration::from_millis(100);
-    const LONG: Duration = Duration::from_secs(10);
+    const LONG: Duration = Duration::from_secs(3);
+    const ATTEMPTS: usize = 5;
 
     /// The end of any hold drops what others hold.
     fn started() -> Option<(MutexGuard<'static, ()>, HeldOutput)> {
@@ -233,10 +234,16 @@ mod tests {
         outcome.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
-    fn received(peer: &mut TcpStream) -> Vec<u8> {
+    /// `None` if nothing comes: what was held may have been dropped.
+    fn received(peer: &mut TcpStream) -> Option<Vec<u8>> {
         let mut bytes = [0; 3];
-        peer.read_exact(&mut bytes).unwrap();
-        bytes.to_vec()
+        peer.read_exact(&mut bytes).ok().map(|()| bytes.to_vec())
+    }
+
+    /// The kernel drops what is held when another test, or anybody else, removes a hook of the packet filter. That does not
+    /// happen each time.
+    fn in_peace(attempt: impl Fn() -> Option<()>) {
+        assert!((0..ATTEMPTS).any(|_| attempt().is_some()), "nothing was received in {ATTEMPTS} attempts");
     }
 
     /// The last packet so far, as a pause finds it.
@@ -256,22 +263,25 @@ mod tests {
 
     #[test]
     fn output_goes_out_when_the_checkpoint_after_it_is_durable() {
-        let Some((_alone, mut output)) = started() else { return };
-        let (mut own, mut peer) = pair(&output);
-        let now = sys::clock::Clock::default().now();
-        own.write_all(b"one").unwrap();
-        let first = through(&output);
-        output.taken(Sequence(1), first, vec![copy(&own)], now);
-        own.write_all(b"two").unwrap();
-        let second = through(&output);
-        output.taken(Sequence(2), second, vec![copy(&own)], now);
-        assert!(is_silent(&mut peer));
-        output.committed(Sequence(1), now);
-        assert_eq!(received(&mut peer), b"one");
-        assert!(is_silent(&mut peer));
-        assert_eq!(output.connections(), 1);
-        output.committed(Sequence(2), now);
-        assert_eq!(received(&mut peer), b"two");
+        in_peace(|| {
+            let Some((_alone, mut output)) = started() else { return Some(()) };
+            let (mut own, mut peer) = pair(&output);
+            let now = sys::clock::Clock::default().now();
+            own.write_all(b"one").unwrap();
+            let first = through(&output);
+            output.taken(Sequence(1), first, vec![copy(&own)], now);
+            own.write_all(b"two").unwrap();
+            let second = until_some(|| output.hold.queued().unwrap().filter(|last| Some(*last) != first));
+            output.taken(Sequence(2), second, vec![copy(&own)], now);
+            assert!(is_silent(&mut peer));
+            output.committed(Sequence(1), now);
+            assert_eq!(received(&mut peer)?, b"one");
+            assert!(is_silent(&mut peer));
+            assert_eq!(output.connections(), 1);
+            output.committed(Sequence(2), now);
+            assert_eq!(received(&mut peer)?, b"two");
+            Some(())
+        });
     }
 
     #[test]
@@ -290,16 +300,19 @@ mod tests {
 
     #[test]
     fn what_waits_too_long_goes_out_and_nothing_goes_back_then() {
-        let Some((_alone, mut output)) = started() else { return };
-        let (mut own, mut peer) = pair(&output);
-        let now = sys::clock::Clock::default().now();
-        output.taken(Sequence(1), None, vec![copy(&own)], now);
-        output.committed(Sequence(1), now);
-        own.write_all(b"one").unwrap();
-        assert!(is_silent(&mut peer) && !output.turn(now));
-        assert!(output.turn(now + PATIENCE));
-        assert_eq!(received(&mut peer), b"one");
-        assert!(output.go_back(Sequence(1)).sockets.is_empty());
+        in_peace(|| {
+            let Some((_alone, mut output)) = started() else { return Some(()) };
+            let (mut own, mut peer) = pair(&output);
+            let now = sys::clock::Clock::default().now();
+            output.taken(Sequence(1), None, vec![copy(&own)], now);
+            output.committed(Sequence(1), now);
+            own.write_all(b"one").unwrap();
+            assert!(is_silent(&mut peer) && !output.turn(now));
+            assert!(output.turn(now + PATIENCE));
+            assert_eq!(received(&mut peer)?, b"one");
+            assert!(output.go_back(Sequence(1)).sockets.is_empty());
+            Some(())
+        });
     }
 
     #[test]
