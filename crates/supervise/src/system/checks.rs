@@ -318,7 +318,7 @@ strategy = "rest"
             (
                 "policy = \"stateless\"",
                 "polcy = \"stateless\"",
-                &["unknown key `polcy`", "a key `policy`", ":22:1"],
+                &["unknown key `polcy`", "a key `policy`", ":23:1"],
             ),
             ("policy = \"stateless\"", "zzz = 1", &["unknown key `zzz`", "the keys are command, policy"]),
             (
@@ -328,11 +328,11 @@ strategy = "rest"
             ),
             ("\"50ms\"", "\"50 minutess\"", &["is not of the form", ":9:9"]),
             ("every = \"50ms\"", "every = 50", &["invalid type: integer `50`", ":9:9"]),
-            ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "a component `db`", ":23:10"]),
+            ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "a component `db`", ":24:10"]),
             ("needs = [\"db\"]", "needs = [\"web\"]", &["`web` needs itself"]),
             ("needs = [\"db\"]", "needs = [\"db\", \"db\"]", &["`db` is needed twice"]),
             ("needs = [\"db\"]", "needs = [\"proxy\"]", &["in a circle: proxy -> web -> proxy"]),
-            ("[\"python3\", \"web.py\"]", "[]", &["the command is empty", ":21:11"]),
+            ("[\"python3\", \"web.py\"]", "[]", &["the command is empty", ":22:11"]),
             ("command = [\"proxy\"]\n", "", &["missing field `command`"]),
             (
                 "tcp = \"127.0.0.1:7801\", ",
