@@ -247,7 +247,7 @@ fn a_killed_guardian_under_load_is_replaced_again_and_again() {
     }
 }
 
-/// The kernel reports the end of a thread that leads others only once somebody has taken their ends.
+/// The kernel reports the end of a thread that leads others only once the ends of those were taken.
 #[test]
 fn processes_with_threads_that_are_killed_while_they_are_built_are_built_again() {
     const THREADS: &str = r#"exec python3 -c '

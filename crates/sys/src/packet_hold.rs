@@ -6,7 +6,7 @@
 //! what was held is dropped then, which TCP repairs, and what is sent afterwards passes.
 //! Does not: mark sockets, or decide when to release.
 //!
-//! The kernel drops all held packets of a network namespace when anybody removes a hook of the packet filter there. TCP
+//! The kernel drops all held packets of a network namespace when a hook of the packet filter is removed there. TCP
 //! sends them again, and they are held again.
 //!
 //! Man page: none; include/uapi/linux/netfilter/nfnetlink_queue.h, nf_tables.h
@@ -38,12 +38,12 @@ const DROP: u32 = 0;
 const ACCEPT: u32 = 1;
 /// Packets that are held at most; what is sent beyond them is dropped, and sent again by TCP.
 const PACKETS_MAX: u32 = 64 * 1024;
-/// Room for what tells of them, some hundred bytes each, until somebody asks. Packets of which the kernel cannot tell are
+/// Room for what tells of them, some hundred bytes each, until `queued` reads it. Packets of which the kernel cannot tell are
 /// dropped.
 const NEWS_BYTES: usize = 32 << 20;
 /// Segments are queued as TCP has made them, up to 64 KiB each.
 const WHOLE_SEGMENTS: u32 = 4;
-/// Queues of a network namespace are numbered by whoever uses them. Some from these numbers are tried, beginning at a place
+/// Queues of a network namespace are numbered by the programs that use them. Some from these numbers are tried, beginning at a place
 /// that depends on the process.
 const NUMBERS_FIRST: u16 = 21_000;
 const NUMBERS: u16 = 4096;

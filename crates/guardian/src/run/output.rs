@@ -23,6 +23,8 @@ use crate::inspection::missing;
 /// The longest time that output is held while no checkpoint becomes durable. Peers give up after some more.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How often output is released from then on, until a checkpoint is durable.
+const LATE_EACH: Duration = Duration::from_millis(100);
 /// The longest time between two checkpoints of such a subject.
 const EVERY_MAX: Duration = Duration::from_secs(1);
 
@@ -34,8 +36,10 @@ pub(super) struct HeldOutput {
     points: VecDeque<Point>,
     /// The last checkpoint whose output was released.
     released: Option<Sequence>,
-    /// When output is released without a checkpoint.
-    until: Option<Instant>,
+    /// When output is released without a checkpoint, if the program lives.
+    until: Instant,
+    /// It is, until a checkpoint is durable.
+    is_late: bool,
 }
 
 #[derive(Debug)]
@@ -51,7 +55,7 @@ struct Point {
 
 impl HeldOutput {
     /// Begins to hold, for a subject with a checkpoint so often.
-    pub(super) fn start(every: Option<Duration>) -> Result<Self> {
+    pub(super) fn start(every: Option<Duration>, now: Instant) -> Result<Self> {
         if every.is_none_or(|every| every > EVERY_MAX) {
             return Err(GuardianError::OutputWaits);
         }
@@ -59,7 +63,8 @@ impl HeldOutput {
             return Err(missing(Feature::PacketHold));
         }
         let hold = PacketHold::start().map_err(|_| missing(Feature::PacketHold))?;
-        Ok(Self { hold: Arc::new(hold), points: VecDeque::new(), released: None, until: None })
+        let until = now + PATIENCE;
+        Ok(Self { hold: Arc::new(hold), points: VecDeque::new(), released: None, until, is_late: false })
     }
 
     /// Where packets are held.
@@ -79,10 +84,8 @@ impl HeldOutput {
         sequence: Sequence,
         through: Option<PacketNumber>,
         connections: Vec<Arc<OwnedFd>>,
-        now: Instant,
     ) {
         self.points.push_back(Point { sequence, through, connections, vacated: Vacated::default() });
-        self.until.get_or_insert(now + PATIENCE);
     }
 
     /// A checkpoint is durable: what was sent before goes out, and what the program had closed by then is closed.
@@ -99,7 +102,7 @@ impl HeldOutput {
         let closed = older.iter().flat_map(|point| &point.connections);
         closed.filter(|socket| !open.contains(&number(socket))).for_each(let_go);
         self.released = Some(sequence);
-        self.until = Some(now + PATIENCE);
+        self.wait_anew(now);
     }
 
     /// A checkpoint that was taken is none.
@@ -108,21 +111,25 @@ impl HeldOutput {
     }
 
     /// When output has to be released, whatever becomes of checkpoints.
-    pub(super) fn due(&self) -> Option<Instant> {
+    pub(super) fn due(&self) -> Instant {
         self.until
     }
 
-    /// Releases what has waited too long; whether it did. Connections cannot go back from then on, until the next
-    /// checkpoint.
+    /// Releases what has waited too long; whether it is the first time since a checkpoint was durable. Connections cannot
+    /// go back from then on, until the next checkpoint.
     pub(super) fn turn(&mut self, now: Instant) -> bool {
-        if self.until.is_none_or(|until| until > now) {
+        if self.until > now {
             return false;
         }
-        self.until = None;
+        self.until = now + LATE_EACH;
         self.points.clear();
         self.released = None;
         self.release_all();
-        true
+        !std::mem::replace(&mut self.is_late, true)
+    }
+
+    fn wait_anew(&mut self, now: Instant) {
+        (self.until, self.is_late) = (now + PATIENCE, false);
     }
 
     fn release_all(&self) {
@@ -134,7 +141,6 @@ impl HeldOutput {
     /// The subject is dead, and goes back to a checkpoint: what it has sent since is dropped, and connections that no
     /// checkpoint has seen are reset. Those that can go back.
     pub(super) fn go_back(&mut self, to: Sequence) -> Kept {
-        self.until = None;
         let place = self.points.iter().position(|point| point.sequence == to);
         let is_current = self.released.is_none_or(|released| released <= to);
         let Some(point) = place.filter(|_| is_current).and_then(|place| self.points.remove(place)) else {
@@ -152,7 +158,8 @@ impl HeldOutput {
     }
 
     /// The subject runs again, with these connections.
-    pub(super) fn is_back(&mut self, connections: Vec<Arc<OwnedFd>>) {
+    pub(super) fn is_back(&mut self, connections: Vec<Arc<OwnedFd>>, now: Instant) {
+        self.wait_anew(now);
         if let Some(point) = self.points.front_mut() {
             point.connections = connections;
             point.vacated = Vacated::default();
@@ -163,7 +170,7 @@ impl HeldOutput {
     pub(super) fn abandon(&mut self) {
         self.drop_rest();
         self.points.drain(..).flat_map(|point| point.connections).for_each(|socket| reset(&socket));
-        (self.released, self.until) = (None, None);
+        self.released = None;
     }
 
     /// Drops what is held, and what the kernel goes on sending for connections that have ended with the subject.
@@ -208,7 +215,9 @@ mod tests {
     fn started() -> Option<(MutexGuard<'static, ()>, HeldOutput)> {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let output = HeldOutput::start(EVERY).map_err(|error| println!("unsupported: {error}")).ok()?;
+        let output = HeldOutput::start(EVERY, sys::clock::Clock::default().now())
+            .map_err(|error| println!("unsupported: {error}"))
+            .ok()?;
         Some((alone, output))
     }
 
@@ -269,10 +278,10 @@ mod tests {
             let now = sys::clock::Clock::default().now();
             own.write_all(b"one").unwrap();
             let first = through(&output);
-            output.taken(Sequence(1), first, vec![copy(&own)], now);
+            output.taken(Sequence(1), first, vec![copy(&own)]);
             own.write_all(b"two").unwrap();
             let second = until_some(|| output.hold.queued().unwrap().filter(|last| Some(*last) != first));
-            output.taken(Sequence(2), second, vec![copy(&own)], now);
+            output.taken(Sequence(2), second, vec![copy(&own)]);
             assert!(is_silent(&mut peer));
             output.committed(Sequence(1), now);
             assert_eq!(received(&mut peer)?, b"one");
@@ -289,10 +298,10 @@ mod tests {
         let Some((_alone, mut output)) = started() else { return };
         let (own, mut peer) = pair(&output);
         let now = sys::clock::Clock::default().now();
-        output.taken(Sequence(1), None, vec![copy(&own)], now);
+        output.taken(Sequence(1), None, vec![copy(&own)]);
         output.committed(Sequence(1), now);
         drop(own);
-        output.taken(Sequence(2), None, Vec::new(), now);
+        output.taken(Sequence(2), None, Vec::new());
         assert!(is_silent(&mut peer));
         output.committed(Sequence(2), now);
         assert_eq!(peer.read(&mut [0]).unwrap(), 0);
@@ -304,13 +313,17 @@ mod tests {
             let Some((_alone, mut output)) = started() else { return Some(()) };
             let (mut own, mut peer) = pair(&output);
             let now = sys::clock::Clock::default().now();
-            output.taken(Sequence(1), None, vec![copy(&own)], now);
+            output.taken(Sequence(1), None, vec![copy(&own)]);
             output.committed(Sequence(1), now);
             own.write_all(b"one").unwrap();
             assert!(is_silent(&mut peer) && !output.turn(now));
             assert!(output.turn(now + PATIENCE));
             assert_eq!(received(&mut peer)?, b"one");
             assert!(output.go_back(Sequence(1)).sockets.is_empty());
+            // As long as no checkpoint is durable.
+            own.write_all(b"two").unwrap();
+            assert!(through(&output).is_some() && !output.turn(now + PATIENCE + LATE_EACH), "told once");
+            assert_eq!(received(&mut peer)?, b"two");
             Some(())
         });
     }
@@ -321,11 +334,11 @@ mod tests {
         let (own, _peer) = pair(&output);
         let now = sys::clock::Clock::default().now();
         for number in 1..=3 {
-            output.taken(Sequence(number), None, vec![copy(&own)], now);
+            output.taken(Sequence(number), None, vec![copy(&own)]);
         }
         output.committed(Sequence(2), now);
         assert!(output.go_back(Sequence(3)).rewinds.is_some(), "durable, and not heard of yet");
-        output.is_back(vec![copy(&own)]);
+        output.is_back(vec![copy(&own)], now);
         assert_eq!(output.go_back(Sequence(3)).sockets.len(), 1, "again, before the next one");
         assert!(output.go_back(Sequence(2)).rewinds.is_none());
     }
@@ -334,8 +347,7 @@ mod tests {
     fn connections_that_do_not_go_back_are_reset_and_get_nothing() {
         let Some((_alone, mut output)) = started() else { return };
         let (mut own, mut peer) = pair(&output);
-        let now = sys::clock::Clock::default().now();
-        output.taken(Sequence(1), None, vec![copy(&own)], now);
+        output.taken(Sequence(1), None, vec![copy(&own)]);
         own.write_all(b"one").unwrap();
         // The program dies: its own descriptors are closed.
         drop(own);
@@ -351,8 +363,9 @@ mod tests {
 
     #[test]
     fn output_that_would_wait_for_long_is_refused() {
+        let now = sys::clock::Clock::default().now();
         for every in [None, Some(Duration::from_secs(2))] {
-            assert!(matches!(HeldOutput::start(every), Err(GuardianError::OutputWaits)));
+            assert!(matches!(HeldOutput::start(every, now), Err(GuardianError::OutputWaits)));
         }
     }
 }

@@ -133,7 +133,7 @@ impl Continuous {
         Self { watched: Watched::new(watch), ..self }
     }
 
-    /// What the subject sends is held there: whoever commits a checkpoint releases what was sent before
+    /// What the subject sends is held there: the caller releases, once a checkpoint is durable, what was sent before
     /// (`Taken::held_through`).
     #[must_use]
     pub fn holding(self, hold: Arc<PacketHold>) -> Self {

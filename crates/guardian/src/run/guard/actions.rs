@@ -212,8 +212,9 @@ impl Guard {
                 connections.kept += built.connections.kept as u64;
                 connections.rewound += built.connections.rewound as u64;
                 connections.ended += built.connections.ended as u64;
+                let now = self.rebuild.host.clock.now();
                 match &mut self.output {
-                    Some(output) => output.is_back(built.connections.sockets),
+                    Some(output) => output.is_back(built.connections.sockets, now),
                     None => self.keep_idle(built.connections.sockets),
                 }
                 None

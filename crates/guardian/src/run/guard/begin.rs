@@ -54,7 +54,8 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     let mut tracking = tracking(&request)?;
     let Ground { store, mut claim, streams, watching, log } = Ground::prepare(&request, policy, &host)?;
     tracking.watch = watching.as_ref().map(|watching| Arc::clone(&watching.watch));
-    let output = request.holds_output.then(|| HeldOutput::start(request.every)).transpose()?;
+    let output =
+        request.holds_output.then(|| HeldOutput::start(request.every, host.clock.now())).transpose()?;
     tracking.hold = output.as_ref().map(HeldOutput::hold);
     let mut children = request.child_signals.then(Children::listen).transpose()?;
     let begun = run_or_adopt(&request, &host, (&store, &claim), (&streams, watching.as_deref()))?;

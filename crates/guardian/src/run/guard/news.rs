@@ -128,7 +128,7 @@ impl Guard {
         through: Option<PacketNumber>,
     ) {
         if let Some(output) = &mut self.output {
-            output.taken(sequence, through, connections, self.rebuild.host.clock.now());
+            output.taken(sequence, through, connections);
             return;
         }
         self.keep_idle(connections);

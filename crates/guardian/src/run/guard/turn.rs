@@ -165,8 +165,9 @@ impl Guard {
             || !self.driver.signals.is_empty() && !self.is_settling();
         let doubt = self.taking.doubt.as_ref().map(|(_, until)| *until);
         let look = self.requests.look().map(|look| now + look);
-        let idle = self.connections.due().filter(|_| self.driver.machine.state().is_alive());
-        let held = self.output.as_ref().and_then(HeldOutput::due);
+        let is_alive = self.driver.machine.state().is_alive();
+        let idle = self.connections.due().filter(|_| is_alive);
+        let held = self.output.as_ref().filter(|_| is_alive).map(HeldOutput::due);
         let times = [is_pressing.then_some(now), self.driver.machine.wake(now), doubt, look, idle, held];
         times.into_iter().flatten().min()
     }
