@@ -71,16 +71,29 @@ impl Channels {
         Ok(Self { inner, waits: Some(waits) })
     }
 
-    /// Makes callers of an address wait for a component before it has ever listened there: `127.0.0.1:80`, `[::1]:80`,
-    /// `localhost:80`, `/path`, `@abstract`, each also behind `tcp:` or `unix:`.
+    /// Makes callers of these addresses wait for a component before it has ever listened there: `127.0.0.1:80`,
+    /// `[::1]:80`, `localhost:80`, `/path`, `@abstract`, each also behind `tcp:` or `unix:`. They replace those of an
+    /// earlier call.
+    ///
+    /// # Errors
+    ///
+    /// `BadAddress`, before anything is changed.
+    pub fn declare(&self, component: ComponentId, addresses: &[impl AsRef<str>]) -> Result<()> {
+        let mut routes = Vec::new();
+        for address in addresses {
+            routes.extend(Address::parse(address.as_ref())?.into_iter().map(Route::declared));
+        }
+        self.inner.state().component(component).declare(routes);
+        Ok(())
+    }
+
+    /// Whether `declare` takes an address.
     ///
     /// # Errors
     ///
     /// `BadAddress`.
-    pub fn declare(&self, component: ComponentId, address: &str) -> Result<()> {
-        let routes = Address::parse(address)?.into_iter().map(Route::declared);
-        self.inner.state().component(component).declare(routes);
-        Ok(())
+    pub fn check_address(address: &str) -> Result<()> {
+        Address::parse(address).map(drop)
     }
 
     /// Makes held calls of a component interruptible, for a component that a tracer stops for checkpoints: a held call

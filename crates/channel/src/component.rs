@@ -117,12 +117,9 @@ impl Component {
         std::mem::take(&mut self.held)
     }
 
-    pub(crate) fn declare(&mut self, routes: impl Iterator<Item = Route>) {
-        for route in routes {
-            if !self.declared.contains(&route) {
-                self.declared.push(route);
-            }
-        }
+    pub(crate) fn declare(&mut self, routes: Vec<Route>) {
+        self.declared = routes;
+        self.declared.dedup();
     }
 
     pub(crate) fn held(&self) -> &[Held] {

@@ -367,7 +367,7 @@ fn await_waiting(channels: &Channels, count: usize) {
 #[test]
 fn a_caller_waits_for_a_provider_that_does_not_exist_yet() {
     let (Some(channels), port) = (usual(), free_port()) else { return };
-    channels.declare(SERVER, &format!("localhost:{port}")).unwrap();
+    channels.declare(SERVER, &[format!("localhost:{port}")]).unwrap();
     let Some(mut client) = call(&channels, port, "plain") else { return };
     await_waiting(&channels, 1);
     let row = channels.waiting().remove(0);
@@ -384,7 +384,7 @@ fn a_caller_waits_for_a_provider_that_does_not_exist_yet() {
 #[test]
 fn a_provider_that_is_ready_without_a_listener_has_callers_proceed() {
     let (Some(channels), port) = (usual(), free_port()) else { return };
-    channels.declare(SERVER, &format!("127.0.0.1:{port}")).unwrap();
+    channels.declare(SERVER, &[format!("127.0.0.1:{port}")]).unwrap();
     let Some(mut client) = call(&channels, port, "plain") else { return };
     await_waiting(&channels, 1);
     channels.begin(SERVER, false);
@@ -406,7 +406,7 @@ fn waits_end_by_limits_and_signals() {
     let limits = Limits { blocking: limit, nonblocking: limit / 2, ..Limits::default() };
     let (Some(short), port) = (channels(limits, Clock::default()), free_port()) else { return };
     let declared = format!("127.0.0.1:{port}");
-    short.declare(SERVER, &declared).unwrap();
+    short.declare(SERVER, &[&declared]).unwrap();
     let Some(mut client) = call(&short, port, "plain") else { return };
     let (said, took) = result(&mut client);
     assert!(said == "refused" && took >= limit - Duration::from_millis(1), "{said} {took:?}");
@@ -423,7 +423,7 @@ fn waits_end_by_limits_and_signals() {
     let (said, took) = result(&mut call(&short, port, "signals").unwrap());
     assert!(said == "refused" && took >= limit - Duration::from_millis(1), "{said} {took:?}");
     let long = usual().unwrap();
-    long.declare(SERVER, &declared).unwrap();
+    long.declare(SERVER, &[&declared]).unwrap();
     let (said, _) = result(&mut call(&long, port, "timeout").unwrap());
     assert_eq!(said, "refused");
     let (said, _) = result(&mut call(&long, port, "signal").unwrap());
@@ -436,7 +436,7 @@ fn waits_end_by_limits_and_signals() {
 #[test]
 fn a_caller_that_waits_can_be_stopped() {
     let (Some(channels), port) = (usual(), free_port()) else { return };
-    channels.declare(SERVER, &format!("127.0.0.1:{port}")).unwrap();
+    channels.declare(SERVER, &[format!("127.0.0.1:{port}")]).unwrap();
     channels.expect_stops(CLIENT);
     let Some(mut client) = call(&channels, port, "plain") else { return };
     for _ in 0..20 {
@@ -450,7 +450,7 @@ fn a_caller_that_waits_can_be_stopped() {
 #[test]
 fn a_caller_that_is_killed_is_forgotten() {
     let (Some(channels), port) = (usual(), free_port()) else { return };
-    channels.declare(SERVER, &format!("127.0.0.1:{port}")).unwrap();
+    channels.declare(SERVER, &[format!("127.0.0.1:{port}")]).unwrap();
     let Some(mut client) = call(&channels, port, "plain") else { return };
     await_waiting(&channels, 1);
     client.kill();
@@ -461,7 +461,7 @@ fn a_caller_that_is_killed_is_forgotten() {
 fn no_more_callers_are_held_than_the_limit_says() {
     let limits = Limits { callers_max: 2, ..Limits::default() };
     let (Some(channels), port) = (channels(limits, Clock::default()), free_port()) else { return };
-    channels.declare(SERVER, &format!("127.0.0.1:{port}")).unwrap();
+    channels.declare(SERVER, &[format!("127.0.0.1:{port}")]).unwrap();
     let Some(mut first) = call(&channels, port, "plain") else { return };
     let mut second = call(&channels, port, "plain").unwrap();
     await_waiting(&channels, 2);
@@ -477,7 +477,7 @@ fn callers_of_a_unix_path_wait() {
     let Some(channels) = usual() else { return };
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
-    channels.declare(SERVER, &format!("unix:{}", path.display())).unwrap();
+    channels.declare(SERVER, &[format!("unix:{}", path.display())]).unwrap();
     let text = format!(
         "import os, socket\nos.chdir({:?})\ns = socket.socket(socket.AF_UNIX)\ns.connect('socket')\nprint(s.recv(8))",
         directory.path()
@@ -619,7 +619,7 @@ fn guardian_that_is_killed() {
     let Ok(place) = std::env::var(GUARDIAN) else { return };
     let place = Path::new(&place);
     let (channels, port) = (usual().unwrap(), free_port());
-    channels.declare(SERVER, &format!("127.0.0.1:{port}")).unwrap();
+    channels.declare(SERVER, &[format!("127.0.0.1:{port}")]).unwrap();
     let callers: Vec<Program> = (0..CALLERS)
         .map(|number| {
             let mut command = python(CLIENT_TEXT).unwrap();

@@ -15,7 +15,7 @@ use tracee::procfs;
 
 use crate::error::Result;
 
-const HUP: Signal = Signal(1);
+pub(crate) const HUP: Signal = Signal(1);
 const INT: Signal = Signal(2);
 const QUIT: Signal = Signal(3);
 const USR1: Signal = Signal(10);
@@ -124,6 +124,11 @@ impl Signals {
 pub(crate) fn shares_group(subject: Pid) -> bool {
     let own = sys::session::group_of(Pid(std::process::id() as i32));
     own.is_ok_and(|own| sys::session::group_of(subject).is_ok_and(|group| group == own))
+}
+
+/// Whether this process has a controlling terminal. SIGHUP then means that the terminal is gone.
+pub(crate) fn has_terminal() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
 }
 
 /// Stops this process until it gets SIGCONT.

@@ -31,6 +31,6 @@ pub use supervisor::{
     Quorum, STOP_TIMEOUT, Supervisor, SystemEvent, SystemNotice, SystemPlan,
 };
 pub use system::{
-    Common, Complaints, Component, Condition, GiveUp, Group, Heartbeat, Limits, Mistake, Mistakes, Policy,
-    Probe, Rate, Ready, Restart, Size, Strategy, System, Time, TimeRange,
+    Common, Complaints, Component, ComponentChanges, Condition, GiveUp, Group, Heartbeat, Limits, Mistake,
+    Mistakes, Policy, Probe, Rate, Ready, Restart, Size, Strategy, System, Time, TimeRange,
 };

@@ -1,4 +1,4 @@
-//! `undying down`, `start NAME`, `stop NAME`, `restart NAME`, `complain NAME --why TEXT`: orders to the guardian of a
+//! `undying down`, `reload`, `start NAME`, `stop NAME`, `restart NAME`, `complain NAME --why TEXT`: orders to the guardian of a
 //! system.
 //!
 //! Owns: their arguments.
@@ -14,7 +14,11 @@ use crate::failure::Failure;
 use crate::{parse, print};
 
 /// An order that concerns the whole system.
-pub(super) struct Down;
+pub(super) struct OfSystem {
+    name: &'static str,
+    about: &'static str,
+    order: SystemOrder,
+}
 
 /// An order that concerns one component.
 pub(super) struct OfComponent {
@@ -25,6 +29,18 @@ pub(super) struct OfComponent {
 
 /// A complaint of a component.
 pub(super) struct Complain;
+
+pub(super) const DOWN: OfSystem = OfSystem {
+    name: "down",
+    about: "End all components of the system of a store, in reverse order of their start",
+    order: SystemOrder::Down,
+};
+
+pub(super) const RELOAD: OfSystem = OfSystem {
+    name: "reload",
+    about: "Read the system file again; components that it does not change are not touched",
+    order: SystemOrder::Reload,
+};
 
 pub(super) const START: OfComponent = OfComponent {
     name: "start",
@@ -54,13 +70,13 @@ fn give(matches: &ArgMatches, order: SystemOrder) -> Result<u8, Failure> {
     Ok(0)
 }
 
-impl Verb for Down {
+impl Verb for OfSystem {
     fn name(&self) -> &'static str {
-        "down"
+        self.name
     }
 
     fn about(&self) -> &'static str {
-        "End all components of the system of a store, in reverse order of their start"
+        self.about
     }
 
     fn arguments(&self, command: Command) -> Command {
@@ -68,7 +84,7 @@ impl Verb for Down {
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        give(matches, SystemOrder::Down)
+        give(matches, self.order.clone())
     }
 }
 

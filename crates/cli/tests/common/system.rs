@@ -28,14 +28,16 @@ impl System {
 
     pub(crate) fn up_with(text: &str, prepare: impl FnOnce(&Lab, &mut Command)) -> Self {
         let lab = Lab::new();
-        let folder = lab.path("");
-        let text = text.replace("PROGRAM", &program().to_string_lossy());
-        let text = text.replace("FOLDER", folder.to_string_lossy().trim_end_matches('/'));
-        std::fs::write(lab.path("system.toml"), format!("[system]\nname = \"lab\"\n{text}")).unwrap();
+        write_file(&lab, text);
         let mut command = lab.undying(["up", "system.toml"]);
         prepare(&lab, &mut command);
         let guardian = command.spawn().unwrap();
         Self { lab, guardian }
+    }
+
+    /// Replaces the file of a system that is up.
+    pub(crate) fn rewrite(&self, text: &str) {
+        write_file(&self.lab, text);
     }
 
     pub(crate) fn status(&self, name: &str) -> Value {
@@ -104,6 +106,13 @@ impl System {
         assert!(left.is_empty(), "processes remain: {}", testkit::describe(&left));
         code
     }
+}
+
+fn write_file(lab: &Lab, text: &str) {
+    let folder = lab.path("");
+    let text = text.replace("PROGRAM", &program().to_string_lossy());
+    let text = text.replace("FOLDER", folder.to_string_lossy().trim_end_matches('/'));
+    std::fs::write(lab.path("system.toml"), format!("[system]\nname = \"lab\"\n{text}")).unwrap();
 }
 
 /// The compiled component.

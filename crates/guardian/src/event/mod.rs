@@ -136,6 +136,12 @@ pub enum RunEvent {
     NotContinued { checkpoint: u64 },
     /// Listeners of components do not stay while these are down.
     ListenersNotKept { reason: String },
+    /// The system file was read again, and what it changes is followed.
+    Reloaded { added: Vec<String>, removed: Vec<String>, restarted: Vec<String> },
+    /// Keys of a component have new values, by when these take effect.
+    KeysChanged { restarted: Vec<String>, at_once: Vec<String>, next_run: Vec<String> },
+    /// The system file was read again and is not followed.
+    NotReloaded { reason: String },
     /// A component is ready.
     Ready { took_us: u64 },
     /// A component was not ready in time, and is killed.

@@ -104,6 +104,7 @@ impl fmt::Display for RunEvent {
             | Self::Ready { .. }
             | Self::NotReady { .. }
             | Self::Waits { .. }
+            | Self::KeysChanged { .. }
             | Self::ComponentFailed { .. }
             | Self::Stopped {}
             | Self::NotStopped { .. }
@@ -116,6 +117,8 @@ impl fmt::Display for RunEvent {
             | Self::ComplaintCounted { .. }
             | Self::ComplaintRefused { .. }
             | Self::ListenersNotKept { .. }
+            | Self::Reloaded { .. }
+            | Self::NotReloaded { .. }
             | Self::SystemRestarts {}
             | Self::SystemGoesDown { .. } => of_systems(self, f),
             Self::ChildDied { .. } | Self::ChildrenUnseen | Self::Departed { .. } => of_processes(self, f),
@@ -199,6 +202,19 @@ fn of_components(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RunEvent::Ready { took_us } => write!(f, "ready after {:.2} s", seconds(took_us)),
         RunEvent::NotReady { timeout_us } => write!(f, "not ready within {:.2} s", seconds(timeout_us)),
         RunEvent::Waits { needs } => write!(f, "waits for {}", needs.join(", ")),
+        RunEvent::KeysChanged { restarted, at_once, next_run } => {
+            let parts = [
+                (restarted, "restarted with the new"),
+                (at_once, "follows the new"),
+                (next_run, "takes from its next `restart` on the new"),
+            ];
+            let parts: Vec<String> = parts
+                .into_iter()
+                .filter(|(keys, _)| !keys.is_empty())
+                .map(|(keys, what)| format!("{what} {}", keys.join(", ")))
+                .collect();
+            f.write_str(&parts.join("; "))
+        }
         RunEvent::ComponentFailed { reason } => f.write_str(&shown(reason, f)),
         RunEvent::Stopped {} => f.write_str("stopped"),
         RunEvent::NotStopped { timeout_us } => {
@@ -227,6 +243,10 @@ fn of_systems(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RunEvent::ListenersNotKept { reason } => {
             write!(f, "clients are refused while a component is down: {}", shown(reason, f))
         }
+        RunEvent::Reloaded { added, removed, restarted } => {
+            write!(f, "reloaded: {}", reloaded(added, removed, restarted))
+        }
+        RunEvent::NotReloaded { reason } => write!(f, "not reloaded: {}", shown(reason, f)),
         RunEvent::SystemRestarts {} => f.write_str("all components are ended, and started again"),
         RunEvent::SystemGoesDown { has_failed: false } => f.write_str("goes down"),
         RunEvent::SystemGoesDown { has_failed: true } => {
@@ -234,6 +254,17 @@ fn of_systems(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         }
         _ => Ok(()),
     }
+}
+
+/// What a reload has done, by the names of components.
+pub(crate) fn reloaded(added: &[String], removed: &[String], restarted: &[String]) -> String {
+    let parts = [(added, "added"), (removed, "removed"), (restarted, "restarted")];
+    let parts: Vec<String> = parts
+        .into_iter()
+        .filter(|(names, _)| !names.is_empty())
+        .map(|(names, what)| format!("{what} {}", names.join(", ")))
+        .collect();
+    if parts.is_empty() { "no component is added, removed or restarted".to_owned() } else { parts.join("; ") }
 }
 
 /// What has happened to processes other than the root.

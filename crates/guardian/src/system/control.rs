@@ -18,11 +18,11 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 use sys::{Errno, Error};
 
+use super::random;
 use crate::error::Result;
 
 /// What the name of a control socket begins with; random digits follow. It is abstract: it goes with the guardian.
 const PREFIX: &str = "undying-system/";
-const RANDOM_BYTES: usize = 8;
 /// Connections that wait to be accepted, and those that are answered at a time.
 const BACKLOG: i32 = 64;
 const CALLERS_MAX: usize = 256;
@@ -37,6 +37,8 @@ const REQUEST_MAX: usize = 16 << 10;
 pub enum SystemOrder {
     /// End all components, and the guardian with them.
     Down,
+    /// Read the system file again, and follow what has changed.
+    Reload,
     /// Start a component, and what it needs.
     Start {
         /// Its name.
@@ -67,7 +69,7 @@ impl SystemOrder {
     /// The component that it is about; none for the whole system.
     pub(crate) fn component(&self) -> Option<&str> {
         match self {
-            Self::Down => None,
+            Self::Down | Self::Reload => None,
             Self::Start { component }
             | Self::Stop { component }
             | Self::Restart { component }
@@ -106,10 +108,8 @@ pub(crate) struct Control {
 impl Control {
     /// Opens a socket under a new name.
     pub(crate) fn open() -> Result<Self> {
-        let mut random = [0_u8; RANDOM_BYTES];
         let failed = |errno| Error::new("open the control socket", errno);
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).map_err(failed)?;
-        let name = format!("{PREFIX}{:016x}", u64::from_ne_bytes(random));
+        let name = format!("{PREFIX}{:016x}", random::number()?);
         let listener = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).map_err(failed)?;
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed)?;
         bind(&listener, &address).and_then(|()| listen(&listener, BACKLOG)).map_err(failed)?;

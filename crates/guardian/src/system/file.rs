@@ -30,16 +30,25 @@ pub fn read_system(path: &Path) -> Result<System, GuardianError> {
         mistakes: mistakes.shown(&path.to_string_lossy()),
     };
     let system = System::parse(content).map_err(refused)?;
-    let probes = mistakes_of_probes(&system);
-    if probes.is_empty() { Ok(system) } else { Err(refused(Mistakes::of(text, probes))) }
+    let mistakes: Vec<Mistake> = mistakes_of_probes(&system).chain(mistakes_of_channels(&system)).collect();
+    if mistakes.is_empty() { Ok(system) } else { Err(refused(Mistakes::of(text, mistakes))) }
+}
+
+/// Addresses in `channels` that are none.
+fn mistakes_of_channels(system: &System) -> impl Iterator<Item = Mistake> {
+    let addresses = system.component.values().flat_map(|component| component.channels.values());
+    addresses.filter_map(|address| {
+        let error = channel::Channels::check_address(address.get_ref()).err()?;
+        let help = "write 127.0.0.1:80, [::1]:80, localhost:80, /path or @abstract".to_owned();
+        Some(Mistake { place: address.span(), what: error.to_string(), help: Some(help) })
+    })
 }
 
 /// Probes that cannot be made, each at the name of its component.
-fn mistakes_of_probes(system: &System) -> Vec<Mistake> {
-    let components = system.component.iter().filter_map(|(name, component)| {
+fn mistakes_of_probes(system: &System) -> impl Iterator<Item = Mistake> {
+    system.component.iter().filter_map(|(name, component)| {
         let error = checks::check(component).err()?;
         let what = format!("the checks on {} cannot be made: {error}", name.get_ref());
         Some(Mistake { place: name.span(), what, help: None })
-    });
-    components.collect()
+    })
 }

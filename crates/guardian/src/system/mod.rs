@@ -15,14 +15,15 @@ mod network;
 mod notices;
 mod part;
 mod published;
+mod random;
 mod record;
 mod request;
+mod required;
 
 use std::path::Path;
 
 use channel::Channels;
 use store::Store;
-use supervise::{Component, Policy, System};
 use sys::listener_holder::ListenerHolder;
 
 use self::before::Before;
@@ -36,21 +37,7 @@ pub use self::record::ComponentFacts;
 use self::record::{SystemRecord, claim};
 use crate::error::{GuardianError, Result};
 use crate::host::{Host, Tell};
-use crate::inspection::require_restorable;
 use crate::location::StoreLocation;
-
-/// Refuses what this version does not do, before anything is started.
-fn require_built(system: &System) -> Result<()> {
-    let mut found = Vec::new();
-    for (name, component) in &system.component {
-        let has_channels = !component.channels.is_empty();
-        found.extend(has_channels.then(|| format!("`channels` of component {}", name.get_ref())));
-    }
-    for (name, group) in &system.group {
-        found.extend(group.together.then(|| format!("`together` of group {}", name.get_ref())));
-    }
-    found.into_iter().next().map_or(Ok(()), |what| Err(GuardianError::KeyNotBuilt { what }))
-}
 
 /// Starts the components of a system file, and guards them until the system was ended.
 ///
@@ -59,14 +46,10 @@ fn require_built(system: &System) -> Result<()> {
 /// When the file is wrong, its store has a system already, or nothing can be guarded here. Components that run go on.
 pub fn up(path: &Path, store: Option<&Path>, tell: Tell<'_>) -> Result<()> {
     let system = read_system(path)?;
-    require_built(&system)?;
+    required::require(&system)?;
     let missing = Channels::missing();
     // A child of this process before there are threads, and before children count as those of components.
     let holder = missing.is_none().then(ListenerHolder::start).transpose()?;
-    let is_restored = |component: &Component| component.policy == Policy::Checkpointed || component.is_warm();
-    if system.component.values().any(is_restored) {
-        require_restorable()?;
-    }
     let mut host = Host::new()?;
     let network = Network::new(holder, missing, host.clock())?;
     let path = std::path::absolute(path).map_err(|error| sys::Error::path("find", path, error))?;

@@ -77,9 +77,10 @@ impl Network {
         self.channels.as_ref().map(|all| ComponentChannels::new(Arc::clone(all), name(id)))
     }
 
-    /// A component will listen on this address.
-    pub(super) fn declare(&self, id: ComponentId, address: &str) -> Result<()> {
-        Ok(self.channels.as_ref().map_or(Ok(()), |all| all.declare(name(id), address))?)
+    /// A component will listen on these addresses, which replace those that were declared before.
+    pub(super) fn declare(&self, id: ComponentId, addresses: impl Iterator<Item = String>) -> Result<()> {
+        let addresses: Vec<String> = addresses.collect();
+        Ok(self.channels.as_ref().map_or(Ok(()), |all| all.declare(name(id), &addresses))?)
     }
 
     /// Whether the present incarnation of a component has begun to listen, where channels are kept.

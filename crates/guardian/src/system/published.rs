@@ -47,6 +47,16 @@ impl Published {
         &self.record.name
     }
 
+    /// The file that describes it.
+    pub(super) fn file(&self) -> &Path {
+        &self.record.file
+    }
+
+    /// The name of the socket behind which its guardian takes orders.
+    pub(super) fn control(&self) -> &str {
+        &self.record.control
+    }
+
     /// Something of it is no longer as it was written.
     pub(super) fn change(&mut self) {
         self.is_changed = true;

@@ -86,7 +86,7 @@ fn launch(component: &Component, directory: &Path, means: Means) -> Launch {
         component.environment.iter().map(|(name, value)| (name.into(), value.into())).collect();
     if let Some(socket) = means.notify {
         environment.push((NOTIFY_SOCKET.into(), socket.into()));
-        if let Some(heartbeat) = component.heartbeat.as_ref().filter(|heartbeat| heartbeat.probe.is_none()) {
+        if let Some(heartbeat) = component.heartbeat.as_ref().filter(|heartbeat| heartbeat.is_notified()) {
             let every = heartbeat.every.0.as_micros().to_string();
             environment.push((WATCHDOG_USEC.into(), every.into()));
         }

@@ -4,8 +4,11 @@
 //! Invariants: a command changes only what is wanted. `runs` gives the orders that follow from it.
 //! Does not: begin or end a run.
 
+use std::time::Instant;
+
 use super::event::{ComponentState, SystemNotice};
-use super::plan::ComponentId;
+use super::plan::{ComponentId, SystemPlan};
+use super::supervised::Supervised;
 use super::{Phase, Supervisor};
 use crate::subject::End;
 
@@ -68,6 +71,21 @@ impl Supervisor {
             component.end_run();
             if matches!(component.state, ComponentState::Idle | ComponentState::Waiting) {
                 self.becomes_stopped(id);
+            }
+        }
+    }
+
+    /// Follows a file that was read again: removed components are ended, new ones started.
+    pub(super) fn follow(&mut self, now: Instant, plan: SystemPlan) {
+        let before = std::mem::replace(&mut self.plan, plan);
+        self.components.resize_with(self.plan.ids().len(), Supervised::idle);
+        for id in self.plan.start_order().to_vec() {
+            let was_there = before.ids().any(|known| known == id && !before[id].is_removed);
+            match (was_there, self.plan[id].is_removed) {
+                (true, true) => self.stop(id),
+                (false, false) => self.start(id),
+                (true, false) => self.ready_if_unconditional(now, id),
+                (false, true) => {}
             }
         }
     }

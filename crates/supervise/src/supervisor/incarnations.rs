@@ -48,6 +48,15 @@ impl Supervisor {
         }
     }
 
+    /// A component whose `ready` was taken out of the file is ready as soon as it was started.
+    pub(super) fn ready_if_unconditional(&mut self, now: Instant, id: ComponentId) {
+        if let ComponentState::Starting { since, ready_by: Some(_) } = self.at(id).state
+            && self.plan[id].ready_timeout.is_none()
+        {
+            self.becomes_ready(now, id, since);
+        }
+    }
+
     fn becomes_ready(&mut self, now: Instant, id: ComponentId, since: Instant) {
         self.at_mut(id).state = ComponentState::Ready { since: now };
         self.tell(SystemNotice::Ready { id, took: now.saturating_duration_since(since) });

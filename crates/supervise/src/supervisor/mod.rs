@@ -87,6 +87,24 @@ impl Supervisor {
         std::mem::take(&mut self.orders)
     }
 
+    /// Follows a revised plan of this system: ends components that it removes, starts those that it adds, and restarts
+    /// `restarted`, apart from those that an operator has stopped. All others go on. Without effect once the system goes
+    /// down.
+    pub fn revise(&mut self, now: Instant, plan: SystemPlan, restarted: &[ComponentId]) -> Vec<Order> {
+        if !self.is_going_down() {
+            self.follow(now, plan);
+            for id in restarted {
+                match self.at(*id).state {
+                    ComponentState::Ended(end) if end != End::Left => self.start(*id),
+                    state if state.has_run() && self.at(*id).is_wanted => self.restart(*id),
+                    _ => {}
+                }
+            }
+            self.settle(now);
+        }
+        std::mem::take(&mut self.orders)
+    }
+
     /// When `SystemEvent::Due` has something to do, if nothing else happens before.
     #[must_use]
     pub fn wake(&self) -> Option<Instant> {
@@ -137,11 +155,17 @@ impl Supervisor {
     /// not asked to run yet, keeps a system open that was not asked to go down.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        let is_down = matches!(self.phase, Phase::Down { .. });
+        let is_down = self.is_going_down();
         self.components.iter().all(|component| match component.state {
             ComponentState::Idle | ComponentState::Stopped => is_down,
             other => !other.has_run(),
         })
+    }
+
+    /// Whether all runs are being ended for good.
+    #[must_use]
+    pub fn is_going_down(&self) -> bool {
+        matches!(self.phase, Phase::Down { .. })
     }
 
     /// Whether a component gave up, could not be brought back, or took the system down with it.

@@ -1,7 +1,8 @@
 //! A system as its supervisor needs it: components by id, what they need, what follows when they fail.
 //!
 //! Owns: the ids of components, the order in which they start, defaults of what the file leaves out.
-//! Invariants: an id is the place of a name in the sorted names of the file; names are looked up here and nowhere else.
+//! Invariants: a component keeps its id when the file is read again, also while the file does not have it; names are
+//! looked up here and nowhere else.
 //! Does not: know what a component is doing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +21,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(90);
 const QUORUM: Quorum =
     Quorum { sum: const { NonZeroU32::new(2).expect("2 is not zero") }, within: Duration::from_mins(1) };
 
-/// A component of one system, named by the place of its name in the sorted names of the file.
+/// A component of one system. The components of the first file have the ids from 0 on, in the order of their names;
+/// those that a later file adds follow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ComponentId(u32);
 
@@ -66,6 +68,8 @@ pub struct ComponentPlan {
     pub on_give_up: GiveUp,
     /// How many complaints restart it.
     pub quorum: Quorum,
+    /// The file that was read last does not have it.
+    pub is_removed: bool,
 }
 
 /// How many complaints restart a component.
@@ -94,27 +98,41 @@ impl SystemPlan {
     /// The plan of a system that was read. The jitter of its components is drawn from `seed`.
     #[must_use]
     pub fn of(system: &System, seed: u64) -> Self {
-        let names = system.component.keys().map(|name| name.get_ref().as_str());
-        let ids: BTreeMap<&str, ComponentId> = names.zip((0..).map(ComponentId)).collect();
+        Self { components: Vec::new(), groups: Vec::new(), start_order: Vec::new() }.revised(system, seed)
+    }
+
+    /// The plan after the file was read again. Components that it does not have any more stay, marked as removed, behind
+    /// all others in the start order.
+    #[must_use]
+    pub fn revised(&self, system: &System, seed: u64) -> Self {
+        let mut names: Vec<&str> = self.components.iter().map(|component| component.name.as_str()).collect();
+        let own = system.component.keys().map(|name| name.get_ref().as_str());
+        let new: Vec<&str> = own.filter(|name| !names.contains(name)).collect();
+        names.extend(new);
+        let ids: BTreeMap<&str, ComponentId> = names.into_iter().zip((0..).map(ComponentId)).collect();
         let all = |names: &mut dyn Iterator<Item = &str>| -> Vec<ComponentId> {
             names.filter_map(|name| ids.get(name).copied()).collect()
         };
         let mut seeds = SplitMix64(seed);
-        let components = system.component.iter().map(|(name, component)| {
+        let mut components = self.components.clone();
+        components.iter_mut().for_each(|component| component.is_removed = true);
+        for (name, component) in &system.component {
             let needs = all(&mut component.needs.iter().map(|need| need.get_ref().as_str()));
-            ComponentPlan::new(name.get_ref(), component, needs, seeds.next())
-        });
+            let plan = ComponentPlan::new(name.get_ref(), component, needs, seeds.next());
+            match ids.get(name.get_ref().as_str()).and_then(|id| components.get_mut(id.index())) {
+                Some(known) => *known = plan,
+                None => components.push(plan),
+            }
+        }
         let groups = system.group.iter().map(|(name, group)| GroupPlan {
             name: name.get_ref().clone(),
             members: all(&mut group.members.get_ref().iter().map(|member| member.get_ref().as_str())),
             strategy: group.strategy,
             together: group.together,
         });
-        let mut plan = Self {
-            components: components.collect(),
-            groups: groups.collect(),
-            start_order: all(&mut system.start_order().into_iter().flatten()),
-        };
+        let mut start_order = all(&mut system.start_order().into_iter().flatten());
+        start_order.extend(self.start_order.iter().filter(|id| components[id.index()].is_removed));
+        let mut plan = Self { groups: groups.collect(), components, start_order };
         plan.close();
         plan
     }
@@ -142,7 +160,7 @@ impl SystemPlan {
         }
     }
 
-    /// The components, by their names.
+    /// The components, removed ones included.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = ComponentId> + use<> {
         let count = u32::try_from(self.components.len()).unwrap_or(u32::MAX);
         (0..count).map(ComponentId)
@@ -160,11 +178,10 @@ impl SystemPlan {
         &self.groups
     }
 
-    /// The component of this name.
+    /// The component of this name, unless it is removed.
     #[must_use]
     pub fn id(&self, name: &str) -> Option<ComponentId> {
-        let found = self.components.binary_search_by(|component| component.name.as_str().cmp(name)).ok()?;
-        self.ids().nth(found)
+        self.ids().find(|id| self[*id].name == name && !self[*id].is_removed)
     }
 
     /// The members of its group that are restarted when a component has died.
@@ -210,6 +227,7 @@ impl ComponentPlan {
             back_off: BackOffPlan::of(&component.restart, seed),
             on_give_up: component.restart.on_give_up,
             quorum: quorum.unwrap_or(QUORUM),
+            is_removed: false,
         }
     }
 }

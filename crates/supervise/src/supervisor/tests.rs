@@ -78,6 +78,10 @@ impl Shop {
     /// The orders without notices, in short.
     fn step(&mut self, event: SystemEvent) -> Vec<String> {
         let orders = self.raw(event);
+        self.short(orders)
+    }
+
+    fn short(&self, orders: Vec<Order>) -> Vec<String> {
         let name = |id| self.supervisor.name(id);
         let short = orders.into_iter().filter_map(|order| match order {
             Order::Run(id) => Some(format!("run {}", name(id))),
@@ -88,6 +92,18 @@ impl Shop {
             Order::Tell(_) => None,
         });
         short.collect()
+    }
+
+    /// The orders after the file was replaced by this one.
+    fn revise(&mut self, components: &str, restarted: &[&str]) -> Vec<String> {
+        let text = format!("[system]\nname = \"shop\"\n{components}");
+        let system =
+            System::parse(text.into()).unwrap_or_else(|mistakes| panic!("{}", mistakes.shown("shop")));
+        let plan = self.supervisor.plan().revised(&system, 1);
+        let restarted: Vec<ComponentId> = restarted.iter().map(|name| self.id(name)).collect();
+        self.now += SECOND / 10;
+        let orders = self.supervisor.revise(self.now, plan, &restarted);
+        self.short(orders)
     }
 
     fn started(&mut self, name: &str) -> Vec<String> {
@@ -414,4 +430,62 @@ fn ids_follow_the_names_and_each_component_has_jitter_of_its_own() {
     assert_ne!(db.back_off.seed, web.back_off.seed);
     assert_eq!(db.all_dependents, [shop.id("app"), shop.id("web")]);
     assert_eq!(web.all_needs, [shop.id("db"), shop.id("app")]);
+}
+
+/// A component of a file, which needs these.
+fn table(name: &str, needs: &[&str]) -> String {
+    format!("[component.{name}]\ncommand = [\"{name}\"]\nneeds = {needs:?}\n")
+}
+
+#[test]
+fn a_revision_touches_only_what_it_changes() {
+    let mut shop = Shop::ready(&[]);
+    let (db, web) = (shop.id("db"), shop.id("web"));
+    // `web` is removed, `api` is new, `app` has another command, `db` and `job` are as before.
+    let file = [table("api", &["db"]), table("app", &["db"]), table("db", &[]), table("job", &[])].concat();
+    assert_eq!(shop.revise(&file, &["app"]), ["end web", "run api"]);
+    assert_eq!((shop.supervisor.id("web"), shop.supervisor.name(web)), (None, "web"));
+    assert_eq!(shop.id("db"), db, "ids stay");
+    // `app` ends once `web`, which cannot run without it, has ended.
+    let end = End::Over(SubjectStatus::Killed(Signal(15)));
+    assert_eq!(shop.step(SystemEvent::Ended { id: web, end }), ["end app"]);
+    assert_eq!(shop.stopped("app"), ["run app"]);
+    assert!(shop.state("db").is_ready() && shop.state("job").is_ready());
+    assert_eq!(shop.supervisor.state(web), ComponentState::Stopped);
+
+    // It comes back under the id that it had.
+    let file = [file, table("web", &["app"])].concat();
+    assert_eq!(shop.revise(&file, &[]), [""; 0]);
+    assert_eq!((shop.id("web"), shop.state("web")), (web, ComponentState::Waiting));
+    assert_eq!(shop.started("app"), ["run web"]);
+}
+
+#[test]
+fn a_revision_starts_what_had_given_up_and_not_what_an_operator_stopped() {
+    let mut shop = Shop::ready(&[]);
+    shop.died("job");
+    shop.ended("job", GAVE_UP);
+    let web = shop.id("web");
+    shop.step(SystemEvent::Stop(web));
+    shop.stopped("web");
+    let file = [table("app", &["db"]), table("db", &[]), table("job", &[]), table("web", &["app"])].concat();
+    assert_eq!(shop.revise(&file, &["job", "web"]), ["run job"]);
+}
+
+#[test]
+fn a_component_whose_condition_is_taken_out_of_the_file_is_ready() {
+    let mut shop = Shop::new(&[]);
+    shop.step(SystemEvent::Up);
+    shop.started("db");
+    let file = [table("app", &["db"]), table("db", &[]), table("job", &[]), table("web", &["app"])].concat();
+    assert_eq!(shop.revise(&file, &[]), ["run app"]);
+    assert_eq!(shop.supervisor.wake(), None);
+}
+
+#[test]
+fn a_system_that_goes_down_is_not_revised() {
+    let mut shop = Shop::ready(&[]);
+    shop.step(SystemEvent::Down);
+    assert_eq!(shop.revise(&[table("db", &[]), table("new", &[])].concat(), &[]), [""; 0]);
+    assert_eq!(shop.supervisor.id("new"), None);
 }

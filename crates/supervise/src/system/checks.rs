@@ -89,7 +89,8 @@ impl System {
     }
 
     fn of_needs(&self, name: &Spanned<String>, component: &Component) -> Vec<Mistake> {
-        let mut found = Vec::new();
+        let mut found: Vec<Mistake> =
+            component.channels.keys().filter_map(|provider| self.unknown(provider)).collect();
         let mut seen = HashSet::new();
         for need in &component.needs {
             if need.get_ref() == name.get_ref() {
@@ -329,6 +330,11 @@ strategy = "rest"
             ("\"50ms\"", "\"50 minutess\"", &["is not of the form", ":9:9"]),
             ("every = \"50ms\"", "every = 50", &["invalid type: integer `50`", ":9:9"]),
             ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "a component `db`", ":24:10"]),
+            (
+                "needs = [\"db\"]",
+                "channels = { bd = \"@a\" }",
+                &["no component `bd`", "a component `db`", ":24:14"],
+            ),
             ("needs = [\"db\"]", "needs = [\"web\"]", &["`web` needs itself"]),
             ("needs = [\"db\"]", "needs = [\"db\", \"db\"]", &["`db` is needed twice"]),
             ("needs = [\"db\"]", "needs = [\"proxy\"]", &["in a circle: proxy -> web -> proxy"]),

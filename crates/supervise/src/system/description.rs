@@ -42,7 +42,7 @@ pub struct Common {
 }
 
 /// A program that is kept running.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Component {
     /// The program and its arguments. No shell reads them.
@@ -58,9 +58,11 @@ pub struct Component {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub needs: Vec<Spanned<String>>,
-    /// Addresses that it connects to, by a name for each, where they cannot be discovered.
+    /// Addresses that it connects to, each behind the name of the component that listens there. Only needed for an address
+    /// that the `ready` of that component does not have: calls wait until it is ready, from its first start on.
     #[serde(default)]
-    pub channels: BTreeMap<String, String>,
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub channels: BTreeMap<Spanned<String>, Spanned<String>>,
     /// When it is ready: without it, as soon as it was started.
     pub ready: Option<Ready>,
     /// How it shows that it does not hang.
@@ -192,7 +194,7 @@ pub struct Heartbeat {
 }
 
 /// How a component is restarted.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Restart {
     /// Restarts in a time: one more, and it is given up.

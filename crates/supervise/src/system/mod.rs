@@ -7,6 +7,7 @@
 mod checks;
 mod description;
 mod mistake;
+mod revision;
 mod values;
 
 pub use self::description::{
@@ -14,4 +15,5 @@ pub use self::description::{
     Restart, Strategy, System,
 };
 pub use self::mistake::{Mistake, Mistakes};
+pub use self::revision::ComponentChanges;
 pub use self::values::{Rate, Size, Time, TimeRange};

@@ -69,8 +69,7 @@ impl Checks {
     /// The checks on a component of a system whose file lies in this directory; `name` is one that no other socket has.
     pub(super) fn new(component: &Component, directory: &Path, name: &str, now: Instant) -> Result<Self> {
         let condition = component.ready.as_ref().map(|ready| &ready.condition);
-        let notifies = matches!(condition, Some(Condition::Notify))
-            || component.heartbeat.as_ref().is_some_and(|heartbeat| heartbeat.probe.is_none());
+        let notifies = component.has_notify_socket();
         let pipe = match condition {
             Some(Condition::Fd(number)) => Some(Arc::new(ReadyPipe::new(Fd(*number as i32)))),
             _ => None,
@@ -90,6 +89,50 @@ impl Checks {
             sweep: component.integrity.map(|every| Sweep::new(every.0, now)),
             damaged: Damaged::default(),
         })
+    }
+
+    /// Follows a new version of the component's keys. A living incarnation is watched by the new ones from now on; how it
+    /// becomes ready is not asked anew.
+    ///
+    /// # Errors
+    ///
+    /// When a socket for sd_notify(3) cannot be made. The checks stay as they were then.
+    pub(super) fn revise(
+        &mut self,
+        component: &Component,
+        directory: &Path,
+        name: &str,
+        now: Instant,
+    ) -> Result<()> {
+        let old = std::mem::replace(&mut self.component, component.clone());
+        let notify = match (component.has_notify_socket(), self.notify.is_some()) {
+            (true, false) => NotifySocket::bind_abstract(name).map(Some),
+            _ => Ok(None),
+        };
+        match notify {
+            Ok(new) => self.notify = self.notify.take().filter(|_| component.has_notify_socket()).or(new),
+            Err(error) => {
+                self.component = old;
+                return Err(error.into());
+            }
+        }
+        self.notify.iter_mut().for_each(|socket| socket.set_root(self.root));
+        let condition = component.ready.as_ref().map(|ready| &ready.condition);
+        let number = |condition: Option<&Condition>| match condition {
+            Some(Condition::Fd(number)) => Some(*number),
+            _ => None,
+        };
+        if number(condition) != number(old.ready.as_ref().map(|ready| &ready.condition)) {
+            self.pipe = number(condition).map(|number| Arc::new(ReadyPipe::new(Fd(number as i32))));
+        }
+        self.log = component.log.as_ref().map(|log| directory.join(log));
+        if component.integrity != old.integrity {
+            self.sweep = component.integrity.map(|every| Sweep::new(every.0, now));
+        }
+        if self.root.is_some() && self.readiness.is_none() {
+            self.watch(now);
+        }
+        Ok(())
     }
 
     /// What a run of the component is started with, for the checks.

@@ -6,6 +6,8 @@
 //! Does not: decide which component runs; `supervise::Supervisor` does.
 
 mod orders;
+mod reload;
+mod shown;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,17 +27,17 @@ use crate::event::RunEvent;
 use crate::host::{Director, Host, Source, SubjectId, Tell};
 use crate::location::StoreLocation;
 use crate::run::{OF_COMPONENT, RunRequest};
-use crate::signals::{KILL, Request};
+use crate::signals::{HUP, KILL, Request, has_terminal};
 use crate::system::before::Before;
 use crate::system::callers::Callers;
 use crate::system::checks::{Checks, Sign};
 use crate::system::control::Control;
-use crate::system::manager::{Manager, Tally};
+use crate::system::manager::Manager;
 use crate::system::network::Network;
 use crate::system::notices;
 use crate::system::part::Part;
 use crate::system::published::Published;
-use crate::system::record::ComponentFacts;
+use crate::system::random;
 use crate::system::request::{self, Means};
 use crate::time;
 
@@ -45,6 +47,15 @@ const CALLERS: u32 = 0;
 const PARTS: u32 = 1;
 /// Says to a program of `on_give_up = "exec"` which component was given up.
 const OF_SYSTEM: &str = "UNDYING_SYSTEM";
+
+/// What signals have asked for.
+#[derive(Default)]
+struct Asked {
+    /// How often they, or callers, asked the system to end.
+    ends: usize,
+    /// To read the file again.
+    reload: bool,
+}
 
 /// The guardian of a system.
 pub(super) struct SystemDirector<'a> {
@@ -60,8 +71,7 @@ pub(super) struct SystemDirector<'a> {
     /// What was reported since the last turn.
     heard: Vec<SystemEvent>,
     manager: Manager,
-    /// Signals and requests that asked the system to end.
-    ends: usize,
+    asked: Asked,
     /// The time of the last turn.
     now: Instant,
     tell: Tell<'a>,
@@ -80,15 +90,12 @@ impl<'a> SystemDirector<'a> {
         let control = Control::open()?;
         let directory = file.parent().unwrap_or(Path::new("/")).to_path_buf();
         let now = host.clock().now();
-        let supervisor = Supervisor::new(SystemPlan::of(system, seed()?));
+        let supervisor = Supervisor::new(SystemPlan::of(system, random::number()?));
         let time = time::rfc3339(host.clock().wall());
         let mut parts = Vec::new();
         for (id, (name, component)) in supervisor.plan().ids().zip(&system.component) {
-            let notify = format!("{}/{}", control.name(), name.get_ref());
+            let notify = notify_name(control.name(), name.get_ref());
             let checks = Checks::new(component, &directory, &notify, now)?;
-            if let Some(address) = checks.address() {
-                network.declare(id, &address)?;
-            }
             let mut part = Part::new(id, name.get_ref(), component, checks, time.clone());
             part.runs_already = before.running.get(name.get_ref()).copied();
             parts.push(part);
@@ -105,7 +112,7 @@ impl<'a> SystemDirector<'a> {
             tell(&name, &RunEvent::NotContinued { checkpoint });
         }
         let published = Published::new(system, file, store.root(), control.name())?;
-        Ok(Self {
+        let director = Self {
             published,
             supervisor,
             parts,
@@ -115,10 +122,28 @@ impl<'a> SystemDirector<'a> {
             network,
             heard: vec![SystemEvent::Up],
             manager: Manager::new(manager, now),
-            ends: 0,
+            asked: Asked::default(),
             now,
             tell,
-        })
+        };
+        director.declare(system)?;
+        Ok(director)
+    }
+
+    /// Makes the addresses known on which components will listen: of their `ready`, and of the `channels` of others.
+    fn declare(&self, system: &System) -> Result<()> {
+        for part in &self.parts {
+            let of_others = system.component.values().flat_map(|other| &other.channels);
+            let named = of_others.filter(|(provider, _)| *provider.get_ref() == part.name);
+            let named = named.map(|(_, address)| address.get_ref().clone());
+            self.network.declare(part.id, part.checks.address().into_iter().chain(named))?;
+        }
+        Ok(())
+    }
+
+    /// The name of the socket that a component sends messages of sd_notify(3) to.
+    fn notify_name(&self, component: &str) -> String {
+        notify_name(self.published.control(), component)
     }
 
     /// How the system has ended.
@@ -132,7 +157,7 @@ impl<'a> SystemDirector<'a> {
         }
         self.published.end()?;
         self.callers.answer_all("the system has ended");
-        if self.supervisor.has_failed() && self.ends == 0 {
+        if self.supervisor.has_failed() && self.asked.ends == 0 {
             return Err(GuardianError::SystemFailed { system: self.published.name().to_owned() });
         }
         Ok(())
@@ -277,27 +302,6 @@ impl<'a> SystemDirector<'a> {
         }
     }
 
-    /// Has the status written, if it has changed.
-    fn publish(&mut self, host: &mut Host) {
-        let time = time::rfc3339(host.clock().wall());
-        for part in &mut self.parts {
-            let state = notices::state_name(self.supervisor.state(part.id));
-            if part.shown.0 != state {
-                part.shown = (state, time.clone());
-                part.channels = self.network.facts(part.id);
-                self.published.change();
-            }
-        }
-        if !self.published.is_due() {
-            return;
-        }
-        let facts = self.parts.iter().map(|part| self.facts(part)).collect();
-        let writing = self.published.write(facts);
-        if host.aside(writing).is_err() {
-            self.published.not_written();
-        }
-    }
-
     /// Gives up what components have closed, and notes what is shown of channels.
     fn look(&mut self, now: Instant, host: &mut Host) {
         let roots = self.parts.iter().filter_map(|part| Some((part.id, part.root?))).collect();
@@ -317,51 +321,10 @@ impl<'a> SystemDirector<'a> {
             }
         }
     }
-
-    fn tally(&self) -> Tally {
-        let mut tally = Tally { all: self.parts.len(), is_stopping: self.ends > 0, ..Tally::default() };
-        for part in &self.parts {
-            let state = self.supervisor.state(part.id);
-            match state {
-                ComponentState::Ready { .. } => tally.ready += 1,
-                ComponentState::Ended(End::GaveUp(_) | End::Failed(_)) => tally.failed += 1,
-                ComponentState::Stopped | ComponentState::Ended(_) => {}
-                _ => tally.coming += 1,
-            }
-        }
-        tally
-    }
-
-    fn facts(&self, part: &Part) -> ComponentFacts {
-        let name_of = |id: &ComponentId| self.supervisor.name(*id).to_owned();
-        let plan = &self.supervisor.plan()[part.id];
-        ComponentFacts {
-            name: part.name.clone(),
-            guardian: std::process::id() as i32,
-            system: self.published.name().to_owned(),
-            policy: plan.policy.name().to_owned(),
-            command: part.component.command.get_ref().clone(),
-            state: part.shown.0.to_owned(),
-            since: part.shown.1.clone(),
-            needs: plan.needs.iter().map(name_of).collect(),
-            waits_for: self.supervisor.waits_for(part.id).iter().map(name_of).collect(),
-            complaints: self.supervisor.complaints(part.id, self.now),
-            quorum: plan.quorum.sum.get(),
-            last_fault: part.told.fault.clone(),
-            last_error: part.told.error.clone(),
-            reports: part.told.reports.clone(),
-            channels: part.channels.clone(),
-            callers: self.network.callers(part.id),
-        }
-    }
 }
 
-/// What the jitter of restarts is drawn from.
-fn seed() -> Result<u64> {
-    let mut random = [0_u8; 8];
-    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-        .map_err(|errno| sys::Error::new("get random bytes", errno))?;
-    Ok(u64::from_ne_bytes(random))
+fn notify_name(control: &str, component: &str) -> String {
+    format!("{control}/{component}")
 }
 
 impl Director for SystemDirector<'_> {
@@ -416,8 +379,11 @@ impl Director for SystemDirector<'_> {
     /// One that would stop this program does nothing: a guardian that stands still guards nothing, and calls of its
     /// components would wait for it.
     fn takes(&mut self, signal: Request) -> bool {
-        if matches!(signal, Request::End { .. }) {
-            self.ends += 1;
+        let is_hangup = matches!(signal, Request::End { signal: HUP, from_terminal: false });
+        if is_hangup && !has_terminal() {
+            self.asked.reload = true;
+        } else if matches!(signal, Request::End { .. }) {
+            self.asked.ends += 1;
             self.heard.push(SystemEvent::Down);
         }
         true
@@ -445,8 +411,12 @@ impl Director for SystemDirector<'_> {
         self.now = now;
         if ready.contains(&CALLERS) {
             for (number, caller, order) in self.callers.take() {
-                self.take_order(number, caller, order);
+                self.take_order(number, caller, order, host);
             }
+        }
+        if std::mem::take(&mut self.asked.reload) {
+            // It reports what is wrong with the file.
+            let _ = self.reload(host);
         }
         self.check(ready, now, host);
         self.heard.push(SystemEvent::Due);
@@ -454,7 +424,7 @@ impl Director for SystemDirector<'_> {
         if self.network.due().is_some_and(|due| due <= now) {
             self.look(now, host);
         }
-        if self.ends > 1 {
+        if self.asked.ends > 1 {
             // Asked twice: no component gets more time.
             let subjects = self.parts.iter().filter_map(|part| part.subject);
             subjects.for_each(|subject| host.end(subject, KILL));

@@ -7,19 +7,26 @@ use supervise::{Complainant, SystemEvent};
 
 use super::SystemDirector;
 use crate::event::RunEvent;
+use crate::host::Host;
 use crate::system::callers::{NOT_ADMITTED, Wait};
-use crate::system::control::{Caller, SystemOrder};
+use crate::system::control::{Answer, Caller, SystemOrder};
 use crate::system::notices;
 use crate::system::part::Part;
 
 impl SystemDirector<'_> {
     /// Takes an order, or refuses it.
-    pub(super) fn take_order(&mut self, number: u32, caller: Caller, order: SystemOrder) {
+    pub(super) fn take_order(&mut self, number: u32, caller: Caller, order: SystemOrder, host: &mut Host) {
         let Some(name) = order.component() else {
             if !caller.is_operator {
                 return self.callers.refuse(number, NOT_ADMITTED.to_owned());
             }
-            self.ends = self.ends.max(1);
+            if order == SystemOrder::Reload {
+                return match self.reload(host) {
+                    Ok(what) => self.callers.wait(number, Wait::Written(Answer::Done { what })),
+                    Err(error) => self.callers.refuse(number, error.to_string()),
+                };
+            }
+            self.asked.ends = self.asked.ends.max(1);
             self.heard.push(SystemEvent::Down);
             return self.callers.wait(number, Wait::Over);
         };
@@ -32,7 +39,7 @@ impl SystemDirector<'_> {
             return self.callers.refuse(number, NOT_ADMITTED.to_owned());
         }
         let (event, wait) = match order {
-            SystemOrder::Down => (SystemEvent::Down, Wait::Over),
+            SystemOrder::Down | SystemOrder::Reload => return,
             SystemOrder::Start { .. } => (SystemEvent::Start(id), Wait::Ready(id)),
             SystemOrder::Stop { .. } => (SystemEvent::Stop(id), Wait::Stopped(id)),
             SystemOrder::Restart { .. } => (SystemEvent::Restart(id), Wait::Ready(id)),
@@ -61,7 +68,10 @@ impl SystemDirector<'_> {
     }
 
     fn unknown(&self, name: &str) -> String {
-        let names: Vec<&str> = self.parts.iter().map(|part| part.name.as_str()).collect();
+        let plan = self.supervisor.plan();
+        let parts = self.parts.iter().filter(|part| !plan[part.id].is_removed);
+        let mut names: Vec<&str> = parts.map(|part| part.name.as_str()).collect();
+        names.sort_unstable();
         format!("the system has no component {name}\nhelp: its components are {}", names.join(", "))
     }
 }

@@ -1,0 +1,81 @@
+//! What `status` and a service manager are told of a system.
+//!
+//! Owns: which components are shown, and what of each.
+//! Does not: write or send it; `published` and `manager` do.
+
+use supervise::{ComponentId, ComponentState, End};
+
+use super::SystemDirector;
+use crate::host::Host;
+use crate::system::manager::Tally;
+use crate::system::notices;
+use crate::system::part::Part;
+use crate::system::record::ComponentFacts;
+use crate::time;
+
+impl SystemDirector<'_> {
+    /// Has the status written, if it has changed.
+    pub(super) fn publish(&mut self, host: &mut Host) {
+        let time = time::rfc3339(host.clock().wall());
+        for part in &mut self.parts {
+            let state = notices::state_name(self.supervisor.state(part.id));
+            if part.shown.0 != state {
+                part.shown = (state, time.clone());
+                part.channels = self.network.facts(part.id);
+                self.published.change();
+            }
+        }
+        if !self.published.is_due() {
+            return;
+        }
+        let facts =
+            self.parts.iter().filter(|part| self.is_shown(part)).map(|part| self.facts(part)).collect();
+        let writing = self.published.write(facts);
+        if host.aside(writing).is_err() {
+            self.published.not_written();
+        }
+    }
+
+    /// Whether the file has the component, or an incarnation of it is still being ended.
+    fn is_shown(&self, part: &Part) -> bool {
+        !self.supervisor.plan()[part.id].is_removed || self.supervisor.state(part.id).has_run()
+    }
+
+    pub(super) fn tally(&self) -> Tally {
+        let mut tally = Tally { is_stopping: self.asked.ends > 0, ..Tally::default() };
+        for part in self.parts.iter().filter(|part| self.is_shown(part)) {
+            tally.all += 1;
+            let state = self.supervisor.state(part.id);
+            match state {
+                ComponentState::Ready { .. } => tally.ready += 1,
+                ComponentState::Ended(End::GaveUp(_) | End::Failed(_)) => tally.failed += 1,
+                ComponentState::Stopped | ComponentState::Ended(_) => {}
+                _ => tally.coming += 1,
+            }
+        }
+        tally
+    }
+
+    fn facts(&self, part: &Part) -> ComponentFacts {
+        let name_of = |id: &ComponentId| self.supervisor.name(*id).to_owned();
+        let plan = &self.supervisor.plan()[part.id];
+        ComponentFacts {
+            name: part.name.clone(),
+            guardian: std::process::id() as i32,
+            system: self.published.name().to_owned(),
+            policy: plan.policy.name().to_owned(),
+            command: part.component.command.get_ref().clone(),
+            state: part.shown.0.to_owned(),
+            since: part.shown.1.clone(),
+            needs: plan.needs.iter().map(name_of).collect(),
+            waits_for: self.supervisor.waits_for(part.id).iter().map(name_of).collect(),
+            complaints: self.supervisor.complaints(part.id, self.now),
+            quorum: plan.quorum.sum.get(),
+            last_fault: part.told.fault.clone(),
+            last_error: part.told.error.clone(),
+            reports: part.told.reports.clone(),
+            channels: part.channels.clone(),
+            callers: self.network.callers(part.id),
+        }
+    }
+}
