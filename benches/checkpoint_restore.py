@@ -156,7 +156,7 @@ def lazy_first(subject, tool, work):
     with open(clock, "r+b") as file:
         file.write(bytes(8))
     start = time.monotonic_ns()
-    tool.restore(image, "--lazy")
+    tool.restore(image, "--lazy", "--files", "keep")
     with open(clock, "rb") as file:
         end = int.from_bytes(file.read(8), "little")
     kill(pid)
