@@ -1,6 +1,6 @@
 # The few commands a visitor needs; everything else is `cargo xtask --help`.
 
-.PHONY: build demo test field bench trackers
+.PHONY: build install uninstall dist deb demo test field bench trackers
 
 # A shell with an empty environment names neither the home directory nor where cargo is.
 HOME ?= $(shell getent passwd $$(id -u) | cut -d: -f6)
@@ -13,6 +13,24 @@ build:
 	cargo build --release --package undying-cli
 	@mkdir -p $(TARGET)/release
 	@ln -sfn ../x86_64-unknown-linux-gnu/release/undying $(TARGET)/release/undying
+
+PREFIX ?= /usr/local
+
+# The program, its manual page, completions and documents: make install PREFIX=/usr/local DESTDIR=
+install: build
+	packaging/install.sh $(TARGET)/release/undying $(PREFIX) $(DESTDIR)
+
+uninstall:
+	packaging/uninstall.sh $(PREFIX) $(DESTDIR)
+
+# A tarball for every distribution, and a package for Debian and Ubuntu, in target/dist.
+dist: build
+	@mkdir -p $(TARGET)/dist
+	packaging/package.sh tar $(TARGET)/release/undying $(TARGET)/dist
+
+deb: build
+	@mkdir -p $(TARGET)/dist
+	packaging/package.sh deb $(TARGET)/release/undying $(TARGET)/dist
 
 # Programs that are killed and go on, one alone and four as a system.
 demo: build
@@ -27,7 +45,7 @@ field:
 	cargo build --package undying-cli
 	tests/field/field.py --install $(if $(ONLY),--only $(ONLY)) $(if $(REPORT),--report $(REPORT))
 
-# One file of benches/ per question; rows and plots land in benches/runs/. `make bench QUICK=1` takes some minutes.
+# One file of benches/ per question; rows and plots go to target/benches/. `make bench QUICK=1` takes some minutes.
 bench: build
 	cargo build --release --package undying-engine --example bench_epochs
 	benches/all.sh $(if $(QUICK),--quick)

@@ -3,7 +3,7 @@
 #
 # Each question is asked in the default placement first, then with --pin where it has that option.
 #
-# Plots need matplotlib; it is put into .venv (requirements.txt). Rows and plots land in benches/runs/.
+# Plots need matplotlib; it is put into .venv (requirements.txt). Rows and plots go to target/benches/.
 # A question that fails is told, and does not keep the others from being asked.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -9,7 +9,7 @@ much to a new file of the same disk past the cache, four requests at a time, and
 time from the start of `restore --lazy` of a gigabyte in the page cache to the first instruction, as a subject that
 reads the clock all the time sees it.
 
-Needs root. Without CRIU only undying is measured. Raw rows go to benches/runs/; medians are printed.
+Needs root. Without CRIU only undying is measured. Raw rows go to target/benches/; medians are printed.
 """
 import json
 import mmap

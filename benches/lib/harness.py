@@ -429,7 +429,7 @@ def results(document):
     """What every question is told: the program, and where its rows go."""
     parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--undying", type=os.path.abspath, default=newest("undying"), help="the program [newest in target/]")
-    parser.add_argument("--out", help="folder for rows and plots [benches/runs]", default=os.path.join(HERE, "runs"))
+    parser.add_argument("--out", help="folder for rows and plots [target/benches]", default=os.path.join(HERE, "..", "target", "benches"))
     parser.add_argument("--tag", default=datetime.date.today().isoformat(), help="end of the names of the results")
     return parser
 

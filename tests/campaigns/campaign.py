@@ -21,7 +21,7 @@ def arguments(text):
     """A parser with the options that every campaign has."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--undying", type=os.path.abspath, default=newest("undying"))
-    parser.add_argument("--out", default=os.path.join(ROOT, "benches", "runs"))
+    parser.add_argument("--out", default=os.path.join(ROOT, "target", "benches"))
     parser.add_argument("--tag", default=datetime.date.today().isoformat())
     return parser
 

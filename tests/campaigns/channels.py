@@ -43,7 +43,7 @@ KILLS, QUICK_KILLS = 100, 10
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--undying", type=os.path.abspath, default=field.newest_binary())
-    parser.add_argument("--out", default=os.path.join(ROOT, "benches", "runs"))
+    parser.add_argument("--out", default=os.path.join(ROOT, "target", "benches"))
     parser.add_argument("--tag", default=datetime.date.today().isoformat())
     parser.add_argument("--only", nargs="+", choices=SERVERS, default=list(SERVERS), metavar="NAME",
                         help="some of %s" % ", ".join(SERVERS))

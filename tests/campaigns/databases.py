@@ -32,7 +32,7 @@ def main():
     field.open_standard_streams()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--undying", type=os.path.abspath, default=field.newest_binary())
-    parser.add_argument("--out", default=os.path.join(ROOT, "benches", "runs"))
+    parser.add_argument("--out", default=os.path.join(ROOT, "target", "benches"))
     parser.add_argument("--tag", default=datetime.date.today().isoformat())
     parser.add_argument("--kills", type=int, default=20, help="kills of each database [20]")
     parser.add_argument("--only", nargs="+", choices=DATABASES, default=DATABASES, metavar="NAME",

@@ -39,7 +39,7 @@ def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     listed = lambda text: text.split(",")
     parser.add_argument("--undying", type=os.path.abspath, default=field.newest_binary())
-    parser.add_argument("--out", default=os.path.join(ROOT, "benches", "runs"))
+    parser.add_argument("--out", default=os.path.join(ROOT, "target", "benches"))
     parser.add_argument("--tag", default=datetime.date.today().isoformat())
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, metavar="NAME", help="some of %s" % ", ".join(PROGRAMS))
     here = disks.type_of(tempfile.gettempdir())

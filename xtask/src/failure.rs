@@ -22,6 +22,14 @@ pub(crate) enum Failure {
         /// Why not.
         source: std::io::Error,
     },
+    /// Rows of a bench cannot be used.
+    #[error("cannot use the rows of {path}: {what}")]
+    Rows {
+        /// Which file.
+        path: PathBuf,
+        /// Why not.
+        what: String,
+    },
     /// A command could not be started, or its output not be read.
     #[error("cannot run `{command}`: {source}")]
     Command {

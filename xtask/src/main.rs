@@ -1,5 +1,5 @@
 //! The workspace's own chores: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask edges`,
-//! `cargo xtask vm`, `cargo xtask trackers`.
+//! `cargo xtask figures`, `cargo xtask vm`, `cargo xtask trackers`.
 //!
 //! Owns: the order of the checks that make a commit good, and the house rules that a machine can check.
 //! Invariants: reads the tree and runs cargo; writes nothing but below the build directory.
@@ -9,6 +9,7 @@
 mod ci;
 mod edges;
 mod failure;
+mod figures;
 mod hung;
 mod test_output;
 mod tidy;
@@ -49,6 +50,12 @@ enum Chore {
     Trackers(trackers::Options),
     /// The table of allowed dependencies, as ARCHITECTURE.md prints it
     Edges,
+    /// The figures and tables of README.md and benches/results/RESULTS.md, from the rows beside them
+    Figures {
+        /// Write nothing; end with 1 if something is out of date
+        #[arg(long)]
+        check: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -69,6 +76,7 @@ fn run(chore: &Chore) -> Result<bool, Failure> {
         Chore::Tidy { only } => tidy::run(only),
         Chore::Vm(options) => vm::run(options),
         Chore::Trackers(options) => trackers::run(options),
+        Chore::Figures { check } => figures::run(std::path::Path::new("."), *check),
         Chore::Edges => {
             print!("{}", edges::table());
             Ok(true)

@@ -1,7 +1,7 @@
 //! `cargo xtask trackers`: every tracker on this kernel and on emulated ones, in one table.
 //!
 //! Owns: which tests tell whether a tracker works, their counts, the table.
-//! Invariants: a test that did not end, or that nobody counted, is a failure.
+//! Invariants: a test that did not end, or was not counted, is a failure.
 //! Does not: know which kernel has which tracker; the tests say `unsupported` by themselves.
 
 use std::fs;

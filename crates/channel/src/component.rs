@@ -11,7 +11,7 @@ use std::time::Instant;
 use model::Pid;
 
 use crate::address::Reach;
-use crate::held::{Claim, Held, Spot};
+use crate::held::{Claim, Held, Slot};
 use crate::place::Identity;
 use crate::route::{Route, Target};
 
@@ -64,21 +64,21 @@ pub(crate) struct Component {
 #[derive(Debug)]
 pub(crate) struct Wanted {
     incarnation: u64,
-    sockets: Vec<(Identity, Option<Spot>)>,
+    sockets: Vec<(Identity, Option<Slot>)>,
 }
 
 /// What a scan has found.
 #[derive(Debug)]
 pub(crate) struct Found {
     incarnation: u64,
-    spots: Vec<(Identity, Option<Spot>)>,
+    slots: Vec<(Identity, Option<Slot>)>,
 }
 
 impl Wanted {
     /// Looks for each of them.
-    pub(crate) fn find(self, root: Pid, find: impl Fn(Identity, Option<Spot>, Pid) -> Option<Spot>) -> Found {
-        let spot = |(identity, last)| (identity, find(identity, last, root));
-        Found { incarnation: self.incarnation, spots: self.sockets.into_iter().map(spot).collect() }
+    pub(crate) fn find(self, root: Pid, find: impl Fn(Identity, Option<Slot>, Pid) -> Option<Slot>) -> Found {
+        let slot = |(identity, last)| (identity, find(identity, last, root));
+        Found { incarnation: self.incarnation, slots: self.sockets.into_iter().map(slot).collect() }
     }
 }
 
@@ -201,7 +201,7 @@ impl Component {
     pub(crate) fn wanted(&self) -> Option<Wanted> {
         let (Phase::Running { is_restored } | Phase::Ready { is_restored }) = self.phase else { return None };
         let is_wanted = |held: &&Held| is_restored || held.claim != Claim::Open;
-        let sockets = self.held.iter().filter(is_wanted).map(|held| (held.identity, held.spot)).collect();
+        let sockets = self.held.iter().filter(is_wanted).map(|held| (held.identity, held.slot)).collect();
         Some(Wanted { incarnation: self.incarnation, sockets })
     }
 
@@ -211,7 +211,7 @@ impl Component {
         if found.incarnation != self.incarnation || matches!(self.phase, Phase::Dead | Phase::Stopped) {
             return Vec::new();
         }
-        self.listens |= found.spots.iter().any(|spot| spot.1.is_some());
+        self.listens |= found.slots.iter().any(|slot| slot.1.is_some());
         let is_late = self.claim_until.is_some_and(|until| until <= now);
         let released: Vec<Held> = self.held.extract_if(.., |held| is_over(held, found, is_late)).collect();
         // Callers do not wait for what was closed on purpose.
@@ -223,10 +223,10 @@ impl Component {
 
 /// Takes what a scan has found of one listener; whether it is to be released.
 fn is_over(held: &mut Held, found: &Found, is_late: bool) -> bool {
-    let spot = found.spots.iter().find(|spot| spot.0 == held.identity).map(|spot| spot.1);
-    match (held.claim, spot) {
-        (_, Some(Some(spot))) => {
-            held.take(spot);
+    let slot = found.slots.iter().find(|slot| slot.0 == held.identity).map(|slot| slot.1);
+    match (held.claim, slot) {
+        (_, Some(Some(slot))) => {
+            held.take(slot);
             false
         }
         (Claim::Open, _) => is_late,

@@ -13,7 +13,7 @@ use sys::socket_call::{CallHandler, CallKind, Handled, ReportedCall, SocketCall,
 
 use crate::address::{Address, Reach};
 use crate::callers::{Call, Caller};
-use crate::held::{Claim, Held, Spot, Taken, closes_on_exec};
+use crate::held::{Claim, Held, Slot, Taken, closes_on_exec};
 use crate::id::ComponentId;
 use crate::inner::{Inner, LISTEN_LIMIT};
 use crate::place::{Identity, Place};
@@ -84,13 +84,13 @@ impl Handler {
     /// looks through processes, without the lock.
     fn closed_meanwhile(&self, binding: &Binding) -> Vec<Identity> {
         let is_asked = |held: &&Held| !held.is_open() && binding.meets(held);
-        let asked: Vec<(Identity, Option<Spot>)> = {
+        let asked: Vec<(Identity, Option<Slot>)> = {
             let mut state = self.inner.state();
             let held = state.component(self.component).held().iter().filter(is_asked);
-            held.map(|held| (held.identity, held.spot)).collect()
+            held.map(|held| (held.identity, held.slot)).collect()
         };
         let is_gone =
-            |asked: &(Identity, Option<Spot>)| find(asked.0, asked.1, binding.program.spot.0).is_none();
+            |asked: &(Identity, Option<Slot>)| find(asked.0, asked.1, binding.program.slot.0).is_none();
         asked.into_iter().filter(is_gone).map(|asked| asked.0).collect()
     }
 
@@ -126,7 +126,7 @@ impl Handler {
             component.bind_anywhere(taken.identity);
         }
         if let Some(held) = component.held_mut().iter_mut().find(|held| held.identity == taken.identity) {
-            held.take(taken.spot);
+            held.take(taken.slot);
             component.listens = true;
             return Handled::Pass;
         }
@@ -205,10 +205,10 @@ impl Handler {
 }
 
 /// Answers that bind(2) has succeeded, and marks the listener as taken.
-fn answer_success(reported: &ReportedCall<'_>, held: &mut Held, spot: Spot) -> Handled {
+fn answer_success(reported: &ReportedCall<'_>, held: &mut Held, slot: Slot) -> Handled {
     let answered = reported.listener.answer_value(reported.notification.id(), 0);
     match answered {
-        Ok(true) => held.take(spot),
+        Ok(true) => held.take(slot),
         _ => held.claim = Claim::Interrupted(thread_of(reported)),
     }
     Handled::Answered
@@ -255,16 +255,16 @@ fn bind_held(
         if held.claim != Claim::Interrupted(binding.thread) || held.address != *address {
             return Handled::Pass;
         }
-        return answer_success(reported, held, program.spot);
+        return answer_success(reported, held, program.slot);
     }
     let place = binding.place.as_ref();
     let fits = |held: &mut Held| held.is_open() && held.matches(address, program.kind, place);
     if let Some(held) = all.iter_mut().find_map(|held| fits(held).then_some(held)) {
         held.adopt_settings(program);
-        let (id, at) = (reported.notification.id(), program.spot.1);
+        let (id, at) = (reported.notification.id(), program.slot.1);
         let source = held.socket.as_fd();
         if reported.listener.replace_descriptor(id, source, at, binding.closes_on_exec).is_ok() {
-            return answer_success(reported, held, program.spot);
+            return answer_success(reported, held, program.slot);
         }
     }
     // They are closed before the call happens: else the address is taken.

@@ -91,7 +91,7 @@ pub(crate) struct Taken {
     pub(crate) socket: OwnedFd,
     pub(crate) kind: Kind,
     pub(crate) identity: Identity,
-    pub(crate) spot: Spot,
+    pub(crate) slot: Slot,
 }
 
 impl Taken {
@@ -101,14 +101,14 @@ impl Taken {
         let socket = pidfd::duplicate(handle.as_fd(), Pid(thread.get()), fd).ok()?;
         let kind = Kind::of(socket.as_fd())?;
         let identity = identity_of(socket.as_fd())?;
-        Some(Self { socket, kind, identity, spot: (Pid(thread.get()), fd) })
+        Some(Self { socket, kind, identity, slot: (Pid(thread.get()), fd) })
     }
 
     /// Where its file is, if it is bound to a path.
     pub(crate) fn place(&self) -> Option<Place> {
         match Address::from_bytes(&socket::local(self.socket.as_fd()).ok()?)? {
             Address::Path(path) => {
-                Place::of_thread(Tid(self.spot.0.get()), Path::new(OsStr::from_bytes(&path)))
+                Place::of_thread(Tid(self.slot.0.get()), Path::new(OsStr::from_bytes(&path)))
             }
             _ => None,
         }
@@ -147,7 +147,7 @@ pub(crate) enum Claim {
 }
 
 /// Where a descriptor of a listener was found last.
-pub(crate) type Spot = (Pid, Fd);
+pub(crate) type Slot = (Pid, Fd);
 
 /// A listener that is held.
 #[derive(Debug)]
@@ -158,7 +158,7 @@ pub(crate) struct Held {
     pub(crate) address: Address,
     pub(crate) path: Option<BoundPath>,
     pub(crate) claim: Claim,
-    pub(crate) spot: Option<Spot>,
+    pub(crate) slot: Option<Slot>,
     /// Scans in a row that have found no process with it.
     pub(crate) absences: u32,
 }
@@ -166,14 +166,14 @@ pub(crate) struct Held {
 impl Held {
     /// A socket that listens. `None` if it has no address.
     pub(crate) fn new(taken: Taken, place: Option<Place>) -> Option<Self> {
-        let Taken { socket, kind, identity, spot } = taken;
+        let Taken { socket, kind, identity, slot } = taken;
         let address = Address::from_bytes(&socket::local(socket.as_fd()).ok()?)?;
         let path = place.and_then(|place| {
             let file = socket::bound_file(socket.as_fd()).ok()??;
             Some(BoundPath::new(place, identity_of(file.as_fd())?))
         });
-        let (claim, spot, absences) = (Claim::Taken, Some(spot), 0);
-        Some(Self { socket, identity, kind, address, path, claim, spot, absences })
+        let (claim, slot, absences) = (Claim::Taken, Some(slot), 0);
+        Some(Self { socket, identity, kind, address, path, claim, slot, absences })
     }
 
     /// Whether a new incarnation may get it: it was not handed out, or no process has it any more.
@@ -228,7 +228,7 @@ impl Held {
     /// Its program is dead: clients queue for longer than it had planned for. `keeps_path` has a path stay after the next
     /// incarnation has unlinked it.
     pub(crate) fn prepare_wait(&mut self, keeps_path: bool) {
-        (self.claim, self.spot, self.absences) = (Claim::Open, None, 0);
+        (self.claim, self.slot, self.absences) = (Claim::Open, None, 0);
         if self.kind.is_tcp() {
             // On a Unix socket, listen(2) would make this process the peer that clients see.
             let _ = rustix::net::listen(&self.socket, BACKLOG_OF_DEAD);
@@ -239,8 +239,8 @@ impl Held {
     }
 
     /// It belongs to the present incarnation, and is there.
-    pub(crate) fn take(&mut self, spot: Spot) {
-        (self.claim, self.spot, self.absences) = (Claim::Taken, Some(spot), 0);
+    pub(crate) fn take(&mut self, slot: Slot) {
+        (self.claim, self.slot, self.absences) = (Claim::Taken, Some(slot), 0);
         if let Some(path) = &mut self.path {
             path.unlink_aside();
         }

@@ -11,26 +11,26 @@ use sys::sock_diag::SockDiag;
 use tracee::procfs::{self, Stat};
 use tracee::tree;
 
-use crate::held::{Spot, Taken};
+use crate::held::{Slot, Taken};
 use crate::place::Identity;
 
 /// Looks for a socket: where it was found last, in a tree, then in every process but this one and its copies. The last step
 /// finds processes that left the tree (daemons), and those that got the descriptor in a message.
-pub(crate) fn find(identity: Identity, last: Option<Spot>, root: Pid) -> Option<Spot> {
+pub(crate) fn find(identity: Identity, last: Option<Slot>, root: Pid) -> Option<Slot> {
     let wanted = format!("socket:[{}]", identity.1);
-    let has = |(pid, fd): Spot| {
+    let has = |(pid, fd): Slot| {
         procfs::link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|target| target.as_os_str() == &*wanted)
     };
-    if let Some(spot) = last.filter(|spot| has(*spot)) {
-        return Some(spot);
+    if let Some(slot) = last.filter(|slot| has(*slot)) {
+        return Some(slot);
     }
     let in_process = |pid: Pid| {
         let descriptors = procfs::descriptors(pid).unwrap_or_default();
-        descriptors.into_iter().map(|fd: Fd| (pid, fd)).find(|spot| has(*spot))
+        descriptors.into_iter().map(|fd: Fd| (pid, fd)).find(|slot| has(*slot))
     };
     let tree = tree::descendants(root).unwrap_or_default();
-    if let Some(spot) = tree.iter().copied().find_map(in_process) {
-        return Some(spot);
+    if let Some(slot) = tree.iter().copied().find_map(in_process) {
+        return Some(slot);
     }
     let own = procfs::stat(Pid(std::process::id() as i32)).ok()?;
     let is_other = |pid: &Pid| *pid != own.pid && !tree.contains(pid) && !is_copy(*pid, &own);
@@ -89,11 +89,11 @@ mod tests {
         testkit::until("the end of copies", || find(identity, None, other_pid).is_none().then_some(()));
         let input = Stdio::from(std::os::fd::OwnedFd::from(passed));
         let mut child = Command::new("sleep").arg("600").stdin(input).spawn().unwrap();
-        let spot = (Pid(child.id() as i32), Fd(0));
-        assert_eq!(find(identity, None, own), Some(spot));
-        assert_eq!(find(identity, None, other_pid), Some(spot));
-        assert_eq!(find(identity, Some(spot), other_pid), Some(spot));
-        assert_eq!(find(identity, Some((own, Fd(kept.as_raw_fd()))), own), Some(spot));
+        let slot = (Pid(child.id() as i32), Fd(0));
+        assert_eq!(find(identity, None, own), Some(slot));
+        assert_eq!(find(identity, None, other_pid), Some(slot));
+        assert_eq!(find(identity, Some(slot), other_pid), Some(slot));
+        assert_eq!(find(identity, Some((own, Fd(kept.as_raw_fd()))), own), Some(slot));
         for process in [&mut child, &mut other] {
             process.kill().unwrap();
             process.wait().unwrap();

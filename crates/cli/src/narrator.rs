@@ -15,9 +15,9 @@ use crate::print;
 const LINES_MAX: usize = 1024;
 /// How long the guardian waits until a line is written, if all before it are: with a reader that reads, lines keep their
 /// place between those of the program.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 /// How long the end of this program waits for a reader.
-const LAST_PATIENCE: Duration = Duration::from_secs(1);
+const LAST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Says what a guardian reports.
 #[derive(Default)]
@@ -76,7 +76,7 @@ impl Writer {
         if self.lines.try_send(line).is_err() {
             return false;
         }
-        if self.waiting == 0 && self.written.recv_timeout(PATIENCE).is_ok() {
+        if self.waiting == 0 && self.written.recv_timeout(TIMEOUT).is_ok() {
             return true;
         }
         self.waiting += 1;
@@ -89,7 +89,7 @@ impl Drop for Narrator {
         let Some(Writer { lines, written, .. }) = self.writer.take() else { return };
         drop(lines);
         let begun = guardian::Clock::default().now();
-        let left = || LAST_PATIENCE.saturating_sub(begun.elapsed());
+        let left = || LAST_TIMEOUT.saturating_sub(begun.elapsed());
         // Until the thread has ended, and with it the sender.
         while written.recv_timeout(left()).is_ok() {}
     }

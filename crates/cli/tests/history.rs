@@ -28,7 +28,7 @@ fn a_life_and_a_death_are_told_in_order() {
         return;
     }
     let lab = Lab::new();
-    assert_eq!(lab.say(["events", "job"]).code, Some(125), "nobody was guarded yet");
+    assert_eq!(lab.say(["events", "job"]).code, Some(125), "no subject was guarded yet");
     // Asked for by name, so that nothing is told of files.
     let words = ["run", "--name", "job", "--every", "20ms", "--files", "fresh", "--"];
     let mut words: Vec<String> = words.map(String::from).into();

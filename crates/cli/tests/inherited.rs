@@ -1,4 +1,4 @@
-//! Descriptors that whoever started undying gave to it, for the subject: a jobserver's pipe, a listening socket, a log.
+//! Descriptors that undying inherits for the subject: a jobserver's pipe, a listening socket, a log.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 

@@ -23,7 +23,7 @@ const LATEST: Duration = Duration::from_millis(150);
 /// How long what a killed restore leaves may take to go or to run.
 const SETTLED: Duration = Duration::from_secs(20);
 
-/// The subject runs, nobody holds it, and it finds its registers and memory as it left them.
+/// The subject runs without a tracer, with unchanged registers and memory.
 fn assert_unharmed(counter: &Counter, round: usize) {
     assert!(counter.process.is_alive(), "round {round}: the subject has died");
     counter.goes_on(3);
@@ -134,7 +134,7 @@ fn a_restore_killed_at_any_moment_leaves_the_whole_tree_or_nothing() {
     kill_restores(&["orphan"], 2, |_, latest, random| std::thread::sleep(testkit::moment(random, latest)));
 }
 
-/// A large tree takes a while to be let go, one process after the other.
+/// Detaching from a large tree takes a while, one process after the other.
 #[test]
 fn a_restore_killed_while_it_lets_its_tree_go_leaves_all_of_it_or_nothing() {
     const CHILDREN: usize = 40;

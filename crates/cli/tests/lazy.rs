@@ -122,7 +122,7 @@ impl Subject {
         self.is_gone();
     }
 
-    /// Looks through all its memory twice more, with nobody holding it.
+    /// Reads all its memory twice more, without a tracer.
     fn goes_on(&self, what: &str) {
         let from = self.word(0);
         until("two more rounds", || (self.word(0) >= from + 2).then_some(()));
@@ -164,7 +164,7 @@ impl Subject {
 }
 
 /// The child that is not the subject, if there is one yet.
-fn keeper_of(filler: Pid, subject: Pid) -> Option<ProcessId> {
+fn fd_holder_of(filler: Pid, subject: Pid) -> Option<ProcessId> {
     let children = std::fs::read_to_string(format!("/proc/{filler}/task/{filler}/children")).ok()?;
     let mut children = children.split_whitespace().filter_map(|word| word.parse().ok().map(Pid));
     ProcessId::of(children.find(|child| *child != subject)?).ok()
@@ -232,7 +232,7 @@ fn a_program_that_ran_before_its_memory_was_there_is_the_same_as_any_other() {
         assert_eq!(said.code, Some(0), "{said:?}");
         assert_eq!(said.stderr.contains("all memory there after"), is_lazy, "{said:?}");
         let only: Vec<Pid> = subject.lab.guard.marked().iter().map(|process| process.pid()).collect();
-        assert_eq!(only, [subject.pid], "somebody was left behind");
+        assert_eq!(only, [subject.pid], "another process remains");
         traces.push(subject.traces());
         subject.goes_on("after a restore");
         subject.end();
@@ -319,14 +319,14 @@ fn kill_restores(options: &[&str], kill: impl Fn(&Subject, Child, &mut fastrand:
 fn whoever_is_killed_the_program_dies_or_has_all_its_memory() {
     kill_restores(&["--detach", "--lazy"], |subject, mut filler, random| {
         let number = Pid(filler.id() as i32);
-        let keeper = keeper_of(number, subject.pid);
-        // It is a keeper by then: killed while it is being made, it makes the restore fail before anything is begun.
+        let fd_holder = fd_holder_of(number, subject.pid);
+        // It is an fd holder by then: killed while it is being made, it makes the restore fail before anything is begun.
         let is_begun = subject.process().is_some();
         let kind = random.u64(..4);
         let targets: Vec<ProcessId> = match kind {
             0 => Vec::new(),
-            1 => keeper.into_iter().collect(),
-            _ => keeper.into_iter().chain(keeper).collect(),
+            1 => fd_holder.into_iter().collect(),
+            _ => fd_holder.into_iter().chain(fd_holder).collect(),
         };
         if kind == 2 {
             filler.kill().unwrap();
@@ -342,7 +342,7 @@ fn whoever_is_killed_the_program_dies_or_has_all_its_memory() {
         let what = format!("kind {kind}, {status}");
         let never_ran = subject.process().is_none() && subject.word(0) == 0;
         let may_fail = kind != 1 || (!is_begun && never_ran);
-        assert!(status.success() || may_fail, "{what}: without its keeper it fails");
+        assert!(status.success() || may_fail, "{what}: without its fd holder it fails");
         what
     });
 }

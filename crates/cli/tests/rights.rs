@@ -16,7 +16,7 @@ use testkit::ProcessId;
 
 const NOBODY: u32 = 65_534;
 
-/// A place that everybody may use, with a copy of the program in it.
+/// A place that every user may use, with a copy of the program in it.
 struct Open {
     folder: tempfile::TempDir,
 }

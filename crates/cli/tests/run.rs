@@ -239,7 +239,7 @@ fn signals_to_the_guardian_are_meant_for_the_subject() {
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
         // A shell without job control starts what runs in the background so, and it stays so.
         if ignored_here() >> (signal.as_raw() - 1) & 1 == 1 {
-            println!("unsupported: {signal:?}, which whoever runs this test ignores");
+            println!("unsupported: {signal:?}, which the caller of this test ignores");
             continue;
         }
         let lab = Lab::new();

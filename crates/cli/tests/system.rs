@@ -301,7 +301,7 @@ fn a_kill_at_the_birth_of_a_restore_loses_no_checkpoint() {
     for round in 2..6 {
         let first = system.pid("kept");
         first.signal(Signal::KILL).unwrap();
-        // The process under construction has the number of the dead one. Without a nap between two looks: it is killed
+        // The process under construction has the number of the dead one. Without a poll interval: it is killed
         // before it can be traced.
         let deadline = Instant::now() + Duration::from_secs(20);
         let second = loop {

@@ -1,9 +1,8 @@
-//! Processes that are not stopped: kernel threads, trees that contain this very program, subjects of other guardians.
+//! Processes that must not be stopped: kernel threads, trees that contain this process, subjects of other guardians.
 //!
-//! Owns: the refusal of these; ancestors; finding a guardian by the lock file that it holds open, and the obstacle that
-//! names it.
+//! Owns: these refusals; the ancestors of a process; the search for a guardian by the lock file that it holds open.
 //! Invariants: reads only. A lock file counts if the status beside it names its holder as a living guardian.
-//! Does not: decide whether a guarded process can be checkpointed; the engine does.
+//! Does not: decide whether a guarded process can be checkpointed; `engine` does.
 
 use std::path::{Path, PathBuf};
 

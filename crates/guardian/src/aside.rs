@@ -1,7 +1,7 @@
-//! What a restore cuts off files, kept beside the images of the subject.
+//! File contents that a restore has cut off, kept beside the images of the subject.
 //!
-//! Owns: the directory `aside`, with one directory for each part: the bytes, and a description of where they were.
-//! Invariants: a part is durable before it is cut off; nothing here is removed by this program.
+//! Owns: the directory `aside`, with one directory for each part: its bytes, and its former place.
+//! Invariants: a part is durable before it is cut off; this program removes nothing here.
 //! Does not: put parts back.
 
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -57,7 +57,7 @@ impl Parts {
     }
 
     /// What the engine hands parts to.
-    pub(crate) fn keeper(&self) -> Aside {
+    pub(crate) fn keeping(&self) -> Aside {
         let parts = self.clone();
         Aside::new(move |path, file, offset, bytes| {
             let to = keep(&parts.directory, path, file, offset, bytes)?;

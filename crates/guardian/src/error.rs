@@ -1,4 +1,4 @@
-//! Why a verb was not done.
+//! Why a command was not carried out.
 //!
 //! Owns: the error type of this crate.
 //! Does not: choose exit codes and advice; `exit` does.
@@ -37,7 +37,7 @@ pub enum GuardianError {
         /// Each with its line and a caret.
         mistakes: String,
     },
-    /// Going back was asked for, and files of this subject cannot.
+    /// Going back was requested, and files of this subject cannot.
     /// Row: files-cannot-go-back
     #[error(
         "files cannot go back with the program: {why}\nhelp: run it with `--files fresh` (or without `--files`); `undying doctor` tells what this system lacks"
@@ -74,7 +74,7 @@ pub enum GuardianError {
     /// Row: feature-missing
     #[error("the kernel feature {name} is missing: {purpose}\nhelp: {fix}; `undying doctor` checks them all")]
     FeatureMissing { name: &'static str, purpose: &'static str, fix: &'static str },
-    /// The user who asks for a checkpoint could not restore it; nothing was begun.
+    /// The user that requests a checkpoint could not restore it; nothing was begun.
     /// Row: no-right-to-restore
     #[error(
         "no checkpoint is made that this user cannot restore: choosing process numbers needs CAP_CHECKPOINT_RESTORE\nhelp: run undying as root, or give it the capability: `setcap cap_checkpoint_restore,cap_sys_ptrace+ep` on its file"
@@ -128,7 +128,7 @@ pub enum GuardianError {
         store = store.display()
     )]
     NoSystem { store: PathBuf },
-    /// A system file asks for something that this version does not have.
+    /// A system file has a key that this version does not follow.
     /// Row: key-not-built
     #[error(
         "{what} of a system file is not supported yet\nhelp: remove the key; `undying up` does the rest of the file"
@@ -161,7 +161,7 @@ pub enum GuardianError {
         name = Escaped(name)
     )]
     KernelThread { pid: Pid, name: String },
-    /// Nobody has ever guarded a subject of this name.
+    /// No subject of this name was ever guarded.
     /// Row: not-guarded
     #[error(
         "no subject {name} is or was guarded in this store\nhelp: `undying status` lists those that are; `--store` names another store"

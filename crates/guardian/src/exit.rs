@@ -1,8 +1,7 @@
-//! Exit codes, and which error has which.
+//! Exit codes, and the error of each.
 //!
-//! Owns: the mapping from every error variant to a code of the contract, and the advice for failures of the kernel that
-//! bring none themselves.
-//! Invariants: a code never changes its meaning; what has no code of its own is 125.
+//! Owns: the exit code of every error variant, and advice for kernel errors without advice of their own.
+//! Invariants: a code never changes its meaning; an error without a code of its own has 125.
 //! Does not: exit.
 
 use channel::ChannelError;
@@ -15,7 +14,7 @@ use undo::UndoError;
 
 use crate::error::GuardianError;
 
-/// How undying itself ends. `ALL` says what each code means.
+/// How undying itself ends. `ALL` has the meaning of each code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 #[expect(missing_docs, reason = "`ALL` has the meanings")]
@@ -33,7 +32,7 @@ pub enum ExitCode {
 }
 
 impl ExitCode {
-    /// Every code with what it means, for the documentation.
+    /// Every code with its meaning, for the documentation.
     pub const ALL: [(Self, &'static str); 10] = [
         (Self::Done, "done"),
         (Self::Usage, "usage"),
@@ -98,7 +97,7 @@ impl GuardianError {
         }
     }
 
-    /// What the operator can do, for an error whose message does not say it.
+    /// Advice for the operator, for an error whose message has none.
     #[must_use]
     pub fn advice(&self) -> Option<&'static str> {
         const MISSING: &str = "`undying doctor` tells which permission or kernel feature is missing";

@@ -1,7 +1,7 @@
 //! Files that a subject writes, as `status` and the messages of `run` name them.
 //!
-//! Owns: which of them can prevent a restart from a checkpoint, the wording, and which checkpoint saw a file last.
-//! Does not: compare files; the engine does at a restore.
+//! Owns: which of them can prevent a restart from a checkpoint, the wording, and which checkpoint recorded a file last.
+//! Does not: compare files; `engine` does at a restore.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +25,7 @@ const NAMED_MAX: usize = 5;
 pub struct FilesReport {
     /// What a restart does when they have changed.
     pub policy: ChangedFiles,
-    /// Why files do not go back, where nothing else was asked for.
+    /// Why files do not go back, unless that was requested.
     #[serde(default)]
     pub because: Option<String>,
     /// The newest checkpoint that all files but those of `uncovered` can go back to.
@@ -67,7 +67,7 @@ impl FilesReport {
         }
     }
 
-    /// Takes over what a report of the watch says.
+    /// Takes over a report of the watch.
     pub(crate) fn note_watch(&mut self, report: &WatchReport) {
         let paths = report.uncovered.iter().take(LISTED_MAX);
         self.exact = report.newest_exact.map(Sequence::get);

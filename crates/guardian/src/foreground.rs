@@ -1,10 +1,10 @@
-//! The terminal's foreground process group, while a restored subject has a group of its own.
+//! The foreground process group of the terminal, while a restored subject has a process group of its own.
 //!
-//! Owns: when the terminal is given to the subject, when it is taken back, and a stop of the subject by Ctrl-Z.
-//! Invariants: the terminal is given only by the job that has it, and is taken only from the subject or from a group
-//! without living members; nothing happens without a controlling terminal, in a pipeline, or for a subject in the
+//! Owns: when the subject gets the terminal, when it is taken back, and a stop of the subject by Ctrl-Z.
+//! Invariants: only the job that has the terminal gives it away. It is taken only from the subject, or from a group
+//! without living members. Nothing happens without a controlling terminal, in a pipeline, or for a subject in the
 //! process group of this program. SIGTTOU is blocked (`Signals::take`).
-//! Does not: know jobs of the subject; a shell in it gives the terminal to them itself.
+//! Does not: know jobs of the subject; a shell in the subject gives the terminal to them.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -37,7 +37,7 @@ pub(crate) struct Foreground {
     is_offered: bool,
     /// There is a terminal, and this job is no pipeline.
     is_job: bool,
-    /// The group that it is given to while this job has it.
+    /// The group that gets the terminal while this job has it.
     given: Option<Pid>,
     /// The group of a restored tree that has not received SIGWINCH yet.
     restored: Option<Pid>,
@@ -59,7 +59,7 @@ impl Foreground {
         Self { own: Pid(0), is_offered: false, is_job: false, given: None, restored: None, modes: None }
     }
 
-    /// The terminal, for a tree that is about to be restored, if it is ours to give.
+    /// The terminal, for a tree that is about to be restored, if this job may give it.
     pub(crate) fn offer(&mut self) -> Option<OwnedFd> {
         self.is_offered = false;
         let terminal = self.terminal()?;
@@ -102,7 +102,7 @@ impl Foreground {
         self.given = None;
     }
 
-    /// The tree goes on in the background: the terminal stays with the shell, in the modes from before.
+    /// The tree continues in the background: the terminal stays with the shell, in the earlier modes.
     pub(crate) fn left_to_the_shell(&self) {
         if let Some(terminal) = self.terminal()
             && self.current(&terminal) == Some(self.own)
@@ -112,7 +112,7 @@ impl Foreground {
     }
 
     /// Stops this job when the terminal has stopped the subject, and continues the subject with it. To be called after
-    /// SIGCHLD, while no thread of ours traces the subject. True if this job was stopped meanwhile.
+    /// SIGCHLD, while no thread of this process traces the subject. True if this job was stopped meanwhile.
     pub(crate) fn follow_stop(&mut self, subject: &Subject) -> Result<bool> {
         if self.given.is_none() {
             return Ok(false);
@@ -127,7 +127,7 @@ impl Foreground {
             return resume(group).map(|()| false);
         }
         if self.is_orphaned() {
-            // Nobody would continue this job. The kernel ignores SIGTSTP in such a group.
+            // No shell would continue this job. The kernel ignores SIGTSTP in such a group.
             return if signal == TSTP { resume(group).map(|()| false) } else { Ok(false) };
         }
         let had_terminal = before.filter(|before| self.is_of_subject(*before));
@@ -196,7 +196,7 @@ impl Foreground {
                 && terminal::set_foreground(terminal.as_fd(), self.own).is_ok()
     }
 
-    /// Whether a group is the one that the terminal was given to, or has a descendant of ours.
+    /// Whether a group is the one with the terminal, or has a descendant of this process.
     fn is_of_subject(&self, group: Pid) -> bool {
         let is_in_it = |pid: &Pid| session::group_of(*pid).is_ok_and(|found| found == group);
         group != self.own

@@ -1,8 +1,8 @@
-//! What has happened to subjects, told from what their guardians have written down.
+//! The history of subjects, read from the journals of their guardians.
 //!
-//! Owns: the answers of `events` and `deaths`; events as a trace for viewers of the Chrome format.
-//! Invariants: reads only, the file of a trace apart.
-//! Does not: ask a guardian.
+//! Owns: the answers of `events` and `deaths`; events as a trace in Chrome's format.
+//! Invariants: reads only, except that it writes the file of a trace.
+//! Does not: contact a guardian.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -22,7 +22,7 @@ use crate::location::StoreLocation;
 use crate::record::Record;
 use crate::time;
 
-/// The events of one subject or of all, from the oldest that are still there, and those that come.
+/// The events of one subject or of all: those on disk, and later ones.
 #[derive(Debug)]
 pub struct History {
     location: StoreLocation,
@@ -94,7 +94,7 @@ impl History {
     ///
     /// # Errors
     ///
-    /// When the name is none, or nobody of this name is or was guarded.
+    /// When the name is not valid, or no subject of this name is or was guarded.
     pub fn open(location: &StoreLocation, name: Option<&str>) -> Result<Self> {
         let wanted: Option<SubjectName> = name.map(str::parse).transpose()?;
         if let Some(name) = &wanted {

@@ -1,8 +1,8 @@
 //! Listing, showing, checking and pruning images.
 //!
-//! Owns: the answers of `ls`, `show`, `verify` and `prune` in their contract's shape.
-//! Invariants: reads only, `prune` apart.
-//! Does not: know how an image is stored.
+//! Owns: the answers of `ls`, `show`, `verify` and `prune` in the form of the contract.
+//! Invariants: only `prune` changes anything.
+//! Does not: know the storage format of an image.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -115,7 +115,7 @@ fn subject(store: &Store, name: &SubjectName) -> Result<SubjectRow> {
     })
 }
 
-/// The checkpoints of a subject, in rising order, those that are not committed included.
+/// The checkpoints of a subject, in rising order, including uncommitted ones.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
-//! What would stop a checkpoint, and what this kernel and this user can do.
+//! What prevents a checkpoint, and what this kernel and this user can do.
 //!
-//! Owns: the answers of `preflight` and `doctor` in their contract's shape.
-//! Invariants: changes nothing but files that vanish when they are closed.
-//! Does not: find obstacles or probe; `engine` and `sys` do.
+//! Owns: the answers of `preflight` and `doctor` in the form of the contract.
+//! Invariants: changes nothing, apart from files that vanish when they are closed.
+//! Does not: find obstacles or probe features; `engine` and `sys` do.
 
 use std::path::{Path, PathBuf};
 
@@ -65,7 +65,7 @@ pub struct ObstacleReport {
 ///
 /// # Errors
 ///
-/// When there is no such process, or it may not be looked at.
+/// When there is no such process, or this user may not inspect it.
 pub fn preflight(pid: Pid, mode: PreflightMode) -> Result<PreflightReport> {
     let options = CheckpointOptions {
         kill: mode.kill,
@@ -73,7 +73,7 @@ pub fn preflight(pid: Pid, mode: PreflightMode) -> Result<PreflightReport> {
         inherited: Streams::standard()?.identities(),
         ..CheckpointOptions::default()
     };
-    // What `checkpoint` refuses before it looks at the tree.
+    // The refusals that `checkpoint` makes before it inspects the tree.
     let missing = require_features().and_then(|()| require_restorable()).err();
     let mut obstacles = match ancestry::refuse_kernel_thread(pid) {
         Err(_) => vec![obstacle(
@@ -180,7 +180,7 @@ pub(crate) fn require_features() -> Result<()> {
     }
 }
 
-/// The refusal of what was asked for by an option, for want of a feature.
+/// The refusal of an option whose feature is missing.
 pub(crate) fn missing(feature: Feature) -> GuardianError {
     let entry = features::entry(feature);
     GuardianError::FeatureMissing { name: entry.name(), purpose: entry.purpose, fix: entry.fix }
@@ -215,7 +215,7 @@ fn check(entry: &FeatureEntry, directory: &Path) -> DoctorCheck {
 }
 
 impl DoctorCheck {
-    /// What was found; else how bad that is, what it is, and what to do.
+    /// What was found; else how bad that is, what it is, and the advice.
     fn of(name: &str, found: std::result::Result<String, (CheckState, String, &str)>) -> Self {
         let (state, detail, fix) = found.map_or_else(|lack| lack, |detail| (CheckState::Ok, detail, ""));
         Self { name: name.to_owned(), state, detail, fix: fix.to_owned() }

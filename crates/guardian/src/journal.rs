@@ -1,12 +1,11 @@
-//! What a guardian writes down while it guards, on a thread that may wait for the disk: the status, and events as lines
-//! in files beside the images of the subject.
+//! The journal of a guardian: its status, and its events as lines in files beside the images of the subject.
 //!
-//! Owns: that thread, when the status and the events are written, the two files of events, reading them back in order.
-//! Invariants: nobody waits for the disk but this thread; what waits to be written is bounded; the status is written
-//! every 200 ms at most, unless something has happened. Checkpoints, which are many, push out no death, which is not; a
-//! line that was cut short is passed over; nobody but the owner may read the files.
-//! Does not: word events, or know the shape of the status. The newest lines do not survive a power cut; nothing that a
-//! restore needs is in them.
+//! Owns: the thread that writes them, the times at which it writes, the two files of events, reading these in order.
+//! Invariants: only this thread waits for the disk; its queue is bounded. The status is written at most every 200 ms,
+//! and immediately after an event. The many checkpoint events do not displace the event of a death. A truncated line is
+//! skipped. Only the owner may read the files.
+//! Does not: word events, or know the form of the status. A power cut can lose the newest lines; a restore needs none
+//! of them.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -78,12 +77,12 @@ impl Journal {
         self.update(|state| state.record = Some(Box::new(record.clone())), true);
     }
 
-    /// Writes down what has happened now.
+    /// Records an event of now.
     pub(crate) fn tell(&self, what: RunEvent) {
         self.tell_of(self.clock.wall(), what);
     }
 
-    /// Writes down what has happened at a time.
+    /// Records an event of a given time.
     pub(crate) fn tell_of(&self, time: SystemTime, what: RunEvent) {
         let is_urgent = !what.is_frequent();
         let row = EventRow { time: time::rfc3339(time), name: self.name.clone(), what };
@@ -102,7 +101,7 @@ impl Journal {
         self.shared.state().error.take()
     }
 
-    /// Writes what is left, and ends.
+    /// Writes the rest of the queue, and ends.
     pub(crate) fn end(&mut self) {
         self.update(|state| state.is_closed = true, true);
         if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
@@ -131,7 +130,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is to be written now; `None` when there is no more.
+    /// The next data to write; `None` when the queue has ended.
     fn next(&self, due: Instant, clock: &Clock) -> Option<(Option<Box<Record>>, Vec<EventRow>)> {
         let mut state = self.state();
         loop {
@@ -157,7 +156,7 @@ fn write(shared: &Shared, mut events: EventFiles, clock: &Clock) {
     let mut due = clock.now();
     while let Some((record, rows)) = shared.next(due, clock) {
         due = clock.now() + QUIET;
-        // Events first: who sees the new status finds what led to it.
+        // Events first: a reader of the new status then finds the events that led to it.
         let written =
             events.append(&rows).and(record.map_or(Ok(()), |record| record.write(events.directory())));
         if let Err(error) = written {
@@ -170,7 +169,7 @@ fn write(shared: &Shared, mut events: EventFiles, clock: &Clock) {
 /// a second the two hold more than a minute of them.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// The files of a subject, with the ones that are put aside.
+/// The event files of a subject, including rotated ones.
 const FILES: [(&str, &str); 2] =
     [("events.jsonl", "events.old.jsonl"), ("checkpoints.jsonl", "checkpoints.old.jsonl")];
 
@@ -241,7 +240,7 @@ impl EventFiles {
     }
 }
 
-/// Reads a subject's events, and those that come.
+/// Reads the events of a subject, and later ones.
 #[derive(Debug)]
 pub(crate) struct EventReader {
     directory: PathBuf,

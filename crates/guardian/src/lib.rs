@@ -1,8 +1,8 @@
-//! Owning a subject: everything that a verb of the command line does, as a library.
+//! Everything that a command of the command line does, as a library.
 //!
-//! Owns: the event loop of `run`, what happens after a death, the plain values that verbs print.
-//! Invariants: this program may be killed at any instant, and the subject goes on; the subject is traced by the
-//! calling thread only, so nothing here starts threads that touch it.
+//! Owns: the event loop of `run`, the reaction to a death, the plain values that commands print.
+//! Invariants: this process may be killed at any instant, and the subject continues. Only one thread traces a subject,
+//! so no other thread here touches it.
 //! Does not: parse a command line or print; `cli` does. It knows no kind, tracker or backend.
 #![forbid(unsafe_code)]
 

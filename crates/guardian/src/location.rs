@@ -1,7 +1,7 @@
 //! Where the store is, and what an IMAGE argument means.
 //!
-//! Owns: the default directory; opening a store only when there is need for it.
-//! Invariants: reading never creates a store.
+//! Owns: the default directory; opening a store only when it is needed.
+//! Invariants: a command that reads never creates a store.
 //! Does not: know the layout inside; `store` does.
 
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::error::{Found, GuardianError, Result};
 
 /// The store of root.
 const SYSTEM_STORE: &str = "/var/lib/undying";
-/// The store of everybody else, below XDG_STATE_HOME.
+/// The store of every other user, below XDG_STATE_HOME.
 const USER_STORE: &str = "undying";
 /// What XDG_STATE_HOME is when it is not set, below HOME.
 const STATE_HOME: &str = ".local/state";
@@ -23,7 +23,7 @@ const STATE_HOME: &str = ".local/state";
 #[derive(Clone, Debug)]
 pub struct StoreLocation {
     root: PathBuf,
-    /// What it lies on, when that is not for the path to say.
+    /// The medium of the store, unless the path decides.
     medium: Option<Arc<dyn Medium>>,
 }
 
@@ -32,7 +32,7 @@ impl StoreLocation {
     ///
     /// # Errors
     ///
-    /// `NoStore` when none was named and the environment tells no home.
+    /// `NoStore` when none was given and the environment has no home directory.
     pub fn new(named: Option<&Path>) -> Result<Self> {
         if let Some(named) = named {
             return Ok(Self::at(named.to_path_buf()));
@@ -40,7 +40,7 @@ impl StoreLocation {
         if rustix::process::geteuid().is_root() {
             return Ok(Self::at(PathBuf::from(SYSTEM_STORE)));
         }
-        // Relative paths in these variables are to be ignored, says the XDG base directory specification.
+        // The XDG base directory specification requires that relative paths in these variables are ignored.
         let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let state = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(STATE_HOME)));
         state.map(|state| Self::at(state.join(USER_STORE))).ok_or(GuardianError::NoStore)
@@ -95,7 +95,7 @@ impl StoreLocation {
         }
     }
 
-    /// The store, which must be there for what is looked for in it.
+    /// The store, which must exist for a lookup in it.
     pub(crate) fn existing(&self, name: &str) -> Result<Store> {
         Ok(self.open()?.ok_or_else(|| self.not_found(name))?)
     }
@@ -128,7 +128,7 @@ impl StoreLocation {
         store::Error::NotFound { name: name.to_owned(), sequence: None, store: self.root.clone() }
     }
 
-    /// Where a restore of that image keeps what it cuts off files.
+    /// Where a restore of that image keeps the parts that it cuts off files.
     pub(crate) fn parts_of(&self, spec: &str) -> Result<Parts> {
         let image = self.image(spec)?;
         Ok(match image.strip_prefix(&self.root).ok().and_then(Path::parent) {

@@ -1,6 +1,7 @@
-//! One checkpoint or one restore on request, and staying with a restored tree as its parent.
+//! One checkpoint or one restore on request, and this process as the parent of a restored tree.
 //!
-//! Owns: where an image goes; what the parent of a restored tree does: signals go to the root, its status becomes ours.
+//! Owns: where an image is written; the duties of the parent: signals go to the root, its status becomes the exit
+//! status.
 //! Does not: restart; `run` does.
 
 use std::io::Write;
@@ -25,7 +26,7 @@ use crate::streams::Streams;
 use crate::subject::Subject;
 use crate::undoing::{Going, RestoredFiles};
 
-/// What `checkpoint` is asked.
+/// The request of `checkpoint`.
 #[derive(Clone, Debug)]
 pub struct CheckpointRequest {
     /// The root of the tree.
@@ -34,7 +35,7 @@ pub struct CheckpointRequest {
     pub image: PathBuf,
     /// End the tree once the image is committed.
     pub kill: bool,
-    /// Accept that connections to outside the tree come back as ended by the peer.
+    /// Accept that connections to processes outside the tree are ended by the peer after a restore.
     pub lose_connections: bool,
     /// How its pages are compressed, if they are.
     pub compression: Option<&'static dyn Codec>,
@@ -43,9 +44,9 @@ pub struct CheckpointRequest {
 /// What `checkpoint` has done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Checkpointed {
-    /// How long the subject stood still.
+    /// How long the subject was stopped.
     pub pause: Duration,
-    /// From the first look to the durable image.
+    /// From the first scan to the durable image.
     pub total: Duration,
     /// Pages in the image.
     pub pages: PageCount,
@@ -57,7 +58,7 @@ pub struct Checkpointed {
 ///
 /// # Errors
 ///
-/// Whatever the engine refuses or the store cannot hold; the tree goes on then.
+/// Refusals of the engine, and errors of the store; the tree continues then.
 pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
     require_features()?;
     require_restorable()?;
@@ -91,12 +92,12 @@ fn require_parent(image: &Path) -> Result<()> {
     missing.map_or(Ok(()), |parent| Err(GuardianError::NoParent { image: image.to_path_buf(), parent }))
 }
 
-/// What `restore` is asked.
+/// The request of `restore`.
 #[derive(Clone, Debug)]
 pub struct RestoreRequest {
     /// A directory, NAME or NAME@SEQ.
     pub image: String,
-    /// Where names are looked up.
+    /// The store in which names are resolved.
     pub store: StoreLocation,
     /// Which process numbers.
     pub numbers: PidPolicy,
@@ -148,7 +149,7 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(&RunEvent)) -> Res
         inherited: streams.duplicates()?,
         held: Vec::new(),
         kept: engine::Kept::default(),
-        files: Files { policy, aside: Some(parts.keeper()), covered, ..Files::default() },
+        files: Files { policy, aside: Some(parts.keeping()), covered, ..Files::default() },
         connections_lost: request.lose_connections,
         // A program that outlives us would keep the terminal.
         terminal: signals.as_ref().and_then(|_| foreground.offer()),
@@ -216,7 +217,7 @@ fn stay(signals: &Signals, subject: &Subject, foreground: &mut Foreground) -> Re
     }
 }
 
-/// Does to the subject what a signal to us asks for.
+/// Applies a signal to this process to the subject.
 pub(crate) fn hand_on(request: Request, subject: &Subject) -> Result<()> {
     let has_it = |from_terminal: bool| from_terminal && signals::shares_group(subject.pid());
     match request {
@@ -239,7 +240,7 @@ fn write_pid(path: &Path, pid: Pid) -> Result<()> {
     name.push(".new");
     let temporary = PathBuf::from(name);
     let failed = |error: std::io::Error| Error::path("write", path, error);
-    // What is there under this name may be a link of another user's to any file of ours.
+    // An existing file of this name may be a link of another user to any file of ours.
     match std::fs::remove_file(&temporary) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error).into()),
         _ => {}

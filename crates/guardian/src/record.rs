@@ -1,8 +1,9 @@
-//! What is known of a subject, in a file beside its images, so that `status` can tell without asking anybody.
+//! The status of a subject, in a file beside its images, so that `status` needs no guardian to read it.
 //!
-//! Owns: `status.json`: its shape, how a stale one is recognised.
-//! Invariants: a reader never sees half a file, and none is left behind by a write that failed; a file that another user can have written is not read.
-//! Does not: survive a power cut in its newest version; it holds nothing that a restore needs.
+//! Owns: `status.json`: its form, and how a stale one is recognised.
+//! Invariants: a reader never sees a partial file, and a failed write leaves none. A file that another user could have
+//! written is not read.
+//! Does not: survive a power cut in its newest version; a restore needs nothing of it.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -47,9 +48,9 @@ pub enum SubjectState {
     GaveUp,
     /// It has died, and could not be brought back.
     Failed,
-    /// Its guardian has ended, and it goes on.
+    /// Its guardian has ended; the subject runs.
     Unprotected,
-    /// Its guardian has ended, and so has it.
+    /// Its guardian has ended, and the subject too.
     Dead,
 }
 
@@ -60,7 +61,7 @@ impl SubjectState {
         matches!(self, Self::Running | Self::Restoring | Self::BackingOff)
     }
 
-    /// Whether it runs no more, and nothing brings it back.
+    /// Whether it has ended, and will not be restored.
     #[must_use]
     pub const fn is_over(self) -> bool {
         matches!(self, Self::Ended | Self::GaveUp | Self::Failed | Self::Dead)
@@ -136,7 +137,7 @@ pub struct VerifiedReport {
 /// Why checkpoints were not taken.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RefusalReport {
-    /// The reason, as it was told first: numbers in it may have been others later.
+    /// The reason, as it was first reported; numbers in later ones can differ.
     pub reason: String,
     /// How many.
     pub count: u64,
@@ -157,7 +158,7 @@ pub(crate) struct Failing {
     pub(crate) since: String,
 }
 
-/// What a guardian knows of its subject, and `status` shows as it is.
+/// The facts of a guardian about its subject, which `status` shows unchanged.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct SubjectFacts {
@@ -172,7 +173,7 @@ pub struct SubjectFacts {
     /// Checkpoints that were taken and are being written.
     #[serde(default)]
     pub in_flight: usize,
-    /// Checkpoints asked for per second.
+    /// Requested checkpoints per second.
     pub requested_hz: f64,
     /// Checkpoints taken per second, of late.
     pub achieved_hz: f64,
@@ -199,23 +200,23 @@ pub struct SubjectFacts {
     /// Why the last restart began the program anew although there were checkpoints.
     #[serde(default)]
     pub fresh: Option<FreshReport>,
-    /// Checkpoints that were taken later than asked for, by reason.
+    /// Checkpoints that were taken late, by reason.
     #[serde(default)]
     pub held_back: Vec<RefusalReport>,
     /// Checkpoints that were not taken, by reason.
     pub refusals: Vec<RefusalReport>,
 }
 
-/// TCP connections of a subject to the outside, and what has become of those that it had when it died.
+/// TCP connections of a subject to the outside, and what became of those that it had at its deaths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ConnectionsReport {
     /// Nothing passed through them between the last two checkpoints: as long as that holds they stay open over a death.
     pub idle: usize,
     /// So many have stayed open since the guardian began.
     pub kept: u64,
-    /// So many have ended with the program, of those that its checkpoint had.
+    /// The number that has ended with the program, of those in its checkpoint.
     pub ended: u64,
-    /// What the program sends on them is held until a checkpoint has it: they go back with the program (level L3).
+    /// Their output is held until a checkpoint contains it: they go back with the program (level L3).
     #[serde(default)]
     pub held: usize,
     /// So many have gone back to a checkpoint since the guardian began.
@@ -297,7 +298,7 @@ impl ProcessName {
     }
 }
 
-/// A number that every boot has its own of; empty where the kernel does not tell.
+/// A number that is different for every boot; empty where the kernel has none.
 pub(crate) fn boot() -> String {
     let text = procfs::read_text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     text.trim().to_owned()

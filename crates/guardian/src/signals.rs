@@ -1,9 +1,9 @@
-//! Signals to this program: all but a few mean the subject.
+//! Signals to this process: nearly all are meant for the subject.
 //!
-//! Owns: which signals are blocked and read from a descriptor, and what each of them asks for.
-//! Invariants: a signal that the caller had ignored stays without effect; one that the terminal has sent to the
-//! whole foreground group is not sent to the subject a second time; a file that may not grow and a reader that is gone
-//! are errors of one write, and end nobody.
+//! Owns: which signals are blocked and read from a descriptor, and what each of them requests.
+//! Invariants: a signal that the caller had ignored has no effect. A signal that the terminal has sent to the whole
+//! foreground group is not sent to the subject a second time. A write beyond RLIMIT_FSIZE or to a pipe without a reader
+//! is an error of this write, and ends no process.
 //! Does not: act; the loops do.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -44,7 +44,7 @@ const OF_WRITES: [Signal; 2] = [PIPE, XFSZ];
 /// Makes writes that cannot be done errors and nothing else, for the rest of this process's life. Gives the signals that
 /// programs started from here must meet with their default actions again.
 pub(crate) fn outlive_failed_writes() -> Result<u64> {
-    // Rust's runtime ignores SIGPIPE before anybody can see what the caller had wanted.
+    // Rust's runtime ignores SIGPIPE before the setting of the caller can be read.
     let ignored = ignored()? & !bit(PIPE);
     for signal in OF_WRITES {
         sys::signal::set_ignored(signal)?;
@@ -60,7 +60,7 @@ pub fn in_background(name: &str, work: impl FnOnce() + Send + 'static) -> Result
     Ok(started.map_err(|error| sys::Error::new("start a thread", error))?)
 }
 
-/// What a signal asks for.
+/// The meaning of a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Request {
     /// The subject is to end. `from_terminal`: it has the signal already if it is in our group, and a program that
@@ -68,7 +68,7 @@ pub(crate) enum Request {
     End { signal: Signal, from_terminal: bool },
     /// Hand it to the subject.
     PassOn(Signal),
-    /// Stop until somebody says CONT.
+    /// Stop until SIGCONT arrives.
     Stop { signal: Signal, from_terminal: bool },
     /// Some child has changed.
     Child,
@@ -85,9 +85,9 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Takes all signals of interest out of their usual way, for the rest of this process's life.
+    /// Blocks all signals of interest, for the rest of the life of this process.
     pub(crate) fn take() -> Result<Self> {
-        // A parent that ignores SIGCHLD would make ours reap themselves.
+        // If the parent ignores SIGCHLD, the children of this process would be reaped by the kernel.
         sys::signal::set_default(CHLD)?;
         let ignored = ignored()?;
         let wanted = ENDING.iter().chain(&PASSED_ON).chain(&STOPPING).chain([&CHLD]);

@@ -1,8 +1,8 @@
-//! How guarded subjects are, told from what their guardians have written down.
+//! The state of guarded subjects, read from the status files of their guardians.
 //!
-//! Owns: the answer of `status` in its contract's shape.
-//! Invariants: a guardian that is gone is noticed, whatever the file says.
-//! Does not: ask a guardian.
+//! Owns: the answer of `status` in the form of the contract.
+//! Invariants: a dead guardian is noticed, whatever its file says.
+//! Does not: contact a guardian.
 
 use std::time::{Duration, SystemTime};
 
@@ -43,7 +43,7 @@ pub struct SubjectReport {
     pub store_bytes: u64,
     /// The guardian's pid.
     pub guardian: i32,
-    /// What the guardian of its system knows, if it is a component of one.
+    /// The facts of the guardian of its system, if it is a component.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub component: Option<ComponentFacts>,
     /// Its channels, if it is one.
@@ -91,7 +91,7 @@ pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Found<Subj
     }
 }
 
-/// Adds what is known of components, also of those that were never started.
+/// Adds the facts about components, including those that were never started.
 fn add_components(rows: &mut Vec<SubjectReport>, components: Vec<ComponentFacts>, wanted: Option<&str>) {
     for mut facts in components.into_iter().filter(|facts| wanted.is_none_or(|wanted| wanted == facts.name)) {
         match rows.iter_mut().find(|row| row.facts.name == facts.name) {
@@ -191,13 +191,13 @@ fn unprotected(
     }))
 }
 
-/// Whether checkpoints have failed for so long that it matters.
+/// Whether checkpoints have failed for so long that the operator has to know.
 fn is_stale(failing: &Failing, requested_hz: f64) -> bool {
     let missed = Duration::try_from_secs_f64(ROUNDS_MISSED / requested_hz).unwrap_or(Duration::MAX);
     age(&failing.since).is_some_and(|age| age >= missed.max(MISSED_MIN))
 }
 
-/// What the file says, unless the one who wrote it has gone without a word.
+/// The content of the file, corrected if its writer has died.
 fn state(record: &Record) -> SubjectState {
     match (record.state.is_over(), record.is_guarded(), record.has_root()) {
         (false, false, true) => SubjectState::Unprotected,

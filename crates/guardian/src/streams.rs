@@ -1,9 +1,9 @@
-//! Open files that a subject shares with this program, since somebody else gave them to both.
+//! Open files that a subject shares with this process, because both have inherited them.
 //!
 //! Owns: their identity for a checkpoint, and duplicates of them for a restore.
-//! Invariants: they are taken note of before this program has opened anything itself; our copies of them close on
-//! exec and are none of a subject's; no descriptor is changed.
-//! Does not: know what kind of file they are.
+//! Invariants: they are recorded before this process has opened anything itself. Its duplicates close on exec, and no
+//! subject gets them. No descriptor is changed.
+//! Does not: know the kind of file.
 
 use std::collections::{BTreeSet, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +19,7 @@ use crate::error::Result;
 
 /// Paths that are listed at most.
 const LISTED_MAX: usize = 64;
-/// Copies are made above the numbers that stand for standard streams.
+/// Duplicates get numbers above those of the standard streams.
 const FIRST_COPY: i32 = 3;
 
 /// Files that a subject shares with this program.
@@ -110,7 +110,7 @@ impl Streams {
     }
 }
 
-/// Whether what is said on standard error goes to a regular file.
+/// Whether standard error is a regular file.
 pub(crate) fn says_into_file() -> bool {
     is_written_file(rustix::stdio::stderr())
 }

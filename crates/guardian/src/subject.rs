@@ -1,7 +1,7 @@
-//! The root process of a subject, seen from outside: alive, or dead and of what.
+//! The root process of a subject, observed from outside: whether it lives, and how it died.
 //!
-//! Owns: its handle, and how its end is learned without reaping it.
-//! Invariants: a dead child stays a zombie, and keeps its number, until `release`.
+//! Owns: its pidfd, and reading its end without reaping it.
+//! Invariants: a dead child stays a zombie, and keeps its pid, until `release`.
 //! Does not: stop or trace it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,9 +17,9 @@ use tracee::procfs;
 use crate::error::Result;
 
 /// How long the parent of an adopted subject may take to reap it. Some init programs look every second or two.
-const PARENT_PATIENCE: Duration = Duration::from_secs(15);
-/// How often it is looked meanwhile.
-const PARENT_NAP: Duration = Duration::from_millis(1);
+const PARENT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Poll interval meanwhile.
+const PARENT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A handle on the root process.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// A child of this process that nobody has reaped.
+    /// A child of this process that is not reaped yet.
     pub(crate) fn child(pid: Pid) -> Result<Self> {
         Self::open(pid, true)
     }
@@ -59,14 +59,14 @@ impl Subject {
         self.handle.as_fd()
     }
 
-    /// How it ended, or `None` while it lives. A child is not reaped by this.
+    /// How it ended, or `None` while it lives. This does not reap a child.
     pub(crate) fn ended(&self) -> Result<Option<SubjectStatus>> {
         if !self.is_over()? {
             return Ok(None);
         }
         if self.is_child {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-            // When somebody of this process has taken it, the handle may still know.
+            // If another thread of this process has reaped it, the handle may still have its status.
             if let Ok(Some(status)) = rustix::process::waitid(WaitId::PidFd(self.handle()), options) {
                 return Ok(Some(told(&status)));
             }
@@ -96,7 +96,7 @@ impl Subject {
         self.is_over().unwrap_or(false)
     }
 
-    /// Sends it a signal; one that has ended takes none, which is no error.
+    /// Sends it a signal; a process that has ended is no error.
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
         match sys::signal::send(self.key.pid, signal) {
             Err(error) if error.errno != sys::Errno::ESRCH => Err(error.into()),
@@ -107,7 +107,7 @@ impl Subject {
     /// Takes the status of a dead child. The number of any other process is its parent's to free.
     pub(crate) fn let_go(&self) {
         if self.is_child {
-            // Whoever took it before has freed the number as well.
+            // If it was reaped before, its pid is free as well.
             let _ = rustix::process::waitid(WaitId::PidFd(self.handle()), WaitIdOptions::EXITED);
         }
     }
@@ -118,12 +118,12 @@ impl Subject {
         if self.is_child {
             return Ok(());
         }
-        let deadline = Deadline::after(PARENT_PATIENCE);
+        let deadline = Deadline::after(PARENT_TIMEOUT);
         while procfs::key(self.key.pid).is_ok_and(|key| key == self.key) {
             if deadline.has_passed() {
                 return Err(engine::EngineError::PidTaken(self.key.pid).into());
             }
-            std::thread::sleep(PARENT_NAP);
+            std::thread::sleep(PARENT_POLL_INTERVAL);
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
-//! Tidying a store: merging, garbage, named copies.
+//! Maintenance of a store: merging, garbage collection, named copies.
 //!
 //! Owns: the answers of `squash`, `gc`, `store`, `get`, `link` and `del`.
-//! Invariants: what another undying is writing is refused or left alone, by name; a subject's own checkpoints
-//! are never removed here.
-//! Does not: know how an image is stored.
+//! Invariants: what another process writes is refused by name, or not touched. The checkpoints of a subject are never
+//! removed here.
+//! Does not: know the storage format of an image.
 
 use std::path::Path;
 
@@ -133,7 +133,7 @@ pub fn link_copy(location: &StoreLocation, copy: &str, new: &str) -> Result<Copi
     Ok(Copied { path: store.keep_copy(&source, &new)?.display().to_string() })
 }
 
-/// Writes an image to a directory of its own, which shares nothing with the store, its pages compressed if asked.
+/// Writes an image to a directory of its own, which shares nothing with the store; compresses its pages on request.
 ///
 /// # Errors
 ///

@@ -1,8 +1,9 @@
-//! The undo log of a subject, for those who ask for it: `restore`, `ls`, `show`, `files` and `prune`.
+//! The undo log of a subject, for `restore`, `ls`, `show`, `files` and `prune`.
 //!
-//! Owns: whether files of an image can go back, going back on request, what was moved aside and putting it back.
-//! Invariants: files go back only while nothing guards the subject, and only after the pids of the image were found
-//! free; nothing is put back over something that exists.
+//! Owns: whether the files of an image can go back, going back on request, which parts were moved aside, and putting
+//! them back.
+//! Invariants: files go back only while no guardian has the subject, and only after the pids of the image were found
+//! free. Nothing is put back over an existing file.
 //! Does not: know how files go back; `undo` does. It does not restore memory.
 
 use std::collections::HashSet;
@@ -34,12 +35,12 @@ pub enum RestoredFiles {
     Refuse,
     /// The memory of the checkpoint meets the files as they are.
     Keep,
-    /// They go back, those that others have changed as well.
+    /// They go back, including those that other programs have changed.
     Force,
 }
 
 impl RestoredFiles {
-    /// Those that can be asked for by name.
+    /// The policies that can be chosen by name.
     pub const NAMED: [Self; 4] = [Self::Rewind, Self::Refuse, Self::Keep, Self::Force];
 
     /// Its name on the command line.
@@ -98,7 +99,7 @@ impl Going {
         let claim = match Claim::named(&store, &name) {
             Err(GuardianError::NameTaken { name, .. }) => {
                 return match files {
-                    // The pids are taken as well, and the restore says by what.
+                    // The pids are in use as well, and the restore names the process.
                     RestoredFiles::Auto => Ok(None),
                     _ => Err(GuardianError::FilesInUse { name }),
                 };
@@ -181,7 +182,7 @@ impl AsideRow {
     }
 }
 
-/// What restarts of a subject have moved aside and what is still there.
+/// The parts that restarts of a subject have moved aside and that still exist.
 ///
 /// # Errors
 ///
@@ -190,7 +191,7 @@ pub fn moved_aside(location: &StoreLocation, name: &str) -> Result<Vec<AsideRow>
     Ok(list(location, name)?.iter().map(AsideRow::of).collect())
 }
 
-/// Puts the newest of what was moved aside from a path back to it.
+/// Puts the newest part that was moved aside from a path back to this path.
 ///
 /// # Errors
 ///

@@ -27,7 +27,7 @@ const RATIO_MAX: u32 = 5;
 const SLACK: Duration = Duration::from_secs(1);
 /// Time enough to close the gate before the first checkpoint.
 const FIRST: Duration = Duration::from_secs(2);
-/// How often the race with the patience of the guard is run; a loaded machine may lose it, but not each time.
+/// How often the race with the timeout of the guard is run; a loaded machine may lose it, but not each time.
 const RACES: usize = 6;
 
 /// A test by its name.

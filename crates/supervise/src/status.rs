@@ -43,7 +43,7 @@ impl SubjectStatus {
     }
 
     /// What a shell would report: the code itself, or 128 + the signal. An unknown end counts as a failure of
-    /// undying (125): nobody may take it for success.
+    /// undying (125): it must not be taken for success.
     #[must_use]
     pub fn code(self) -> u8 {
         match self {
@@ -128,7 +128,7 @@ impl RestartPolicy {
         }
     }
 
-    /// Whether a death that nobody asked for is followed by a restart.
+    /// Whether a restart follows a death that was not requested.
     #[must_use]
     pub fn restarts(self, status: SubjectStatus) -> bool {
         match self {

@@ -72,7 +72,7 @@ pub(crate) fn run(
     Ok((text.lines().filter_map(outcome).collect(), String::from_utf8_lossy(&said).into_owned()))
 }
 
-/// `timeout` ends the emulator also when nobody waits for it any more.
+/// `timeout` ends the emulator also when no process waits for it any more.
 fn emulator(kernel: &Kernel, disks: &Disks, limit: Duration) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--foreground", "--kill-after=5"]).arg(limit.as_secs().to_string());

@@ -16,11 +16,11 @@ use std::time::Duration;
 use guardian::{GuardianError, StoreLocation};
 
 /// How long one read or write of a client may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// Reads, of 1 KiB each, that the head of a request may take.
 const READS_MAX: usize = 8;
 /// After a failure to accept, as for want of descriptors.
-const NAP: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Where metrics are served.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -85,18 +85,14 @@ pub(crate) fn serve(address: &Address, store: &StoreLocation) -> io::Result<Infa
         Address::Path(path) => {
             let listener = open(path)?;
             let limit = |client: &UnixStream| {
-                client
-                    .set_read_timeout(Some(PATIENCE))
-                    .and_then(|()| client.set_write_timeout(Some(PATIENCE)))
+                client.set_read_timeout(Some(TIMEOUT)).and_then(|()| client.set_write_timeout(Some(TIMEOUT)))
             };
             each(|| Ok(listener.accept()?.0), limit, store)
         }
         Address::Loopback(address) => {
             let listener = TcpListener::bind(address)?;
             let limit = |client: &TcpStream| {
-                client
-                    .set_read_timeout(Some(PATIENCE))
-                    .and_then(|()| client.set_write_timeout(Some(PATIENCE)))
+                client.set_read_timeout(Some(TIMEOUT)).and_then(|()| client.set_write_timeout(Some(TIMEOUT)))
             };
             each(|| Ok(listener.accept()?.0), limit, store)
         }
@@ -117,7 +113,7 @@ where
             Ok(client) => {
                 let _ = limit(&client).and_then(|()| exchange(&client, &client, || metrics(store)));
             }
-            Err(_) => std::thread::sleep(NAP),
+            Err(_) => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }

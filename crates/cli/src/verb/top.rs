@@ -14,7 +14,7 @@ use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
 use crate::{parse, print};
 
-/// Time between two looks when nobody says.
+/// Default interval between two samples.
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
 /// What percentiles and rates are taken of: long enough for a 99th at a hundred checkpoints a second.
 const WINDOW: Duration = Duration::from_secs(10);

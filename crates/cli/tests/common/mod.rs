@@ -133,7 +133,7 @@ impl Lab {
         command
     }
 
-    /// Cuts a command off from the streams of the test, which are somebody else's pipes.
+    /// Disconnects a command from the streams of the test, which are pipes of another program.
     pub(crate) fn detached<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let open = |name| File::options().create(true).append(true).open(self.path(name)).unwrap();
         command.stdin(Stdio::null()).stdout(open("stdout")).stderr(open("stderr"));

@@ -1,8 +1,8 @@
-//! What happens to a subject while it is guarded.
+//! The events of a guarded subject.
 //!
-//! Owns: the one type of an event, its shape in the journal, the phases of a checkpoint as it has them.
-//! Invariants: names of events and keys are a contract: adding is free, changing is not. A phase that is missing, as in
-//! an event of an earlier version, counts as zero.
+//! Owns: the one type of an event, its form in the journal, the phases of a checkpoint in this form.
+//! Invariants: names of events and keys are a contract: they are added, and never changed. A phase that is missing in
+//! an event of an earlier version counts as zero.
 //! Does not: print, write, or word an event; `wording` does the last.
 
 pub(crate) mod wording;
@@ -73,7 +73,7 @@ pub enum RunEvent {
     },
     /// A checkpoint was committed.
     Checkpoint(CheckpointEvent),
-    /// Dirty pages were looked for, and no checkpoint was taken.
+    /// Dirty pages were scanned, and no checkpoint was taken.
     Scan { pages: u64, scan_us: u64, pause_us: u64, arming_us: u64 },
     /// A checkpoint was compared with the subject, page by page.
     Verified {
@@ -84,9 +84,9 @@ pub enum RunEvent {
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         examples: Vec<String>,
     },
-    /// Checkpoints are not taken, for a reason that was not told yet.
+    /// Checkpoints are not taken, for a new reason.
     Refused { reason: String },
-    /// The status cannot be written; `status` knows less. Reported to the operator only.
+    /// The status file cannot be written and is out of date. Reported to the operator only.
     StatusUnwritable { reason: String },
     /// They can be taken again.
     Resumed { seq: u64 },
@@ -108,7 +108,7 @@ pub enum RunEvent {
     },
     /// A check from outside finds the subject faulty, and it is killed for that.
     Faulted { pid: i32, fault: Fault },
-    /// The kernel could not tell all starts and deaths of processes.
+    /// The kernel did not report all starts and deaths of processes.
     ChildrenUnseen,
     /// A process has left the tree of the subject, as a daemon does when its parent ends, and is in no checkpoint.
     Departed {
@@ -124,9 +124,9 @@ pub enum RunEvent {
     RestoreFailed { seq: u64, reason: String },
     /// The subject runs again.
     Restored { pid: i32, seq: u64, took_us: u64 },
-    /// An executable page is no longer what it was.
+    /// An executable page has changed.
     CodeChanged { pid: i32, file: String, offset: u64, bits: Option<u32>, what: String },
-    /// A damaged page of a file stays in memory, and the next incarnation has it again.
+    /// A damaged page of a file stays in memory, and the next incarnation maps it again.
     DamageStays { file: String, offset: u64, reason: String },
     /// A component of an earlier guardian runs, and the system file does not have it.
     LeftRunning { pid: i32 },
@@ -136,7 +136,7 @@ pub enum RunEvent {
     NotContinued { checkpoint: u64 },
     /// Listeners of components do not stay while these are down.
     ListenersNotKept { reason: String },
-    /// The system file was read again, and what it changes is followed.
+    /// The system file was read again, and its changes take effect.
     Reloaded { added: Vec<String>, removed: Vec<String>, restarted: Vec<String> },
     /// Keys of a component have new values, by when these take effect.
     KeysChanged { restarted: Vec<String>, at_once: Vec<String>, next_run: Vec<String> },
@@ -152,13 +152,13 @@ pub enum RunEvent {
     ComponentFailed { reason: String },
     /// A component was ended on request.
     Stopped {},
-    /// A component did not end in time when it was asked to, and is killed.
+    /// A component did not end in time after SIGTERM, and is killed.
     NotStopped { timeout_us: u64 },
     /// The run of a component is over, and its policy does not restart it.
     StaysEnded {},
     /// A component is not started, since the system goes down.
     NotStarted {},
-    /// What follows when a component is not restarted any more.
+    /// The consequence, when a component is no longer restarted.
     GivenUp { cause: String, follows: String },
     /// The program that `on_give_up = "exec"` names was started.
     Executed { pid: i32, program: String },
@@ -172,7 +172,7 @@ pub enum RunEvent {
     ComplaintRefused { reason: String },
     /// All components are ended, to be started again.
     SystemRestarts {},
-    /// All components are ended, and none is started any more.
+    /// All components are ended, and none is started again.
     SystemGoesDown { has_failed: bool },
     /// Too many restarts.
     GaveUp { restarts: usize, within_us: u64 },
@@ -268,7 +268,7 @@ impl RunEvent {
     }
 }
 
-/// The key that tells the order.
+/// The key that gives the order.
 const MEMORY_FIRST: &str = "memory_first";
 
 /// The phases of a checkpoint: one key for each phase of [`Phase`], with its duration in microseconds.

@@ -1,10 +1,9 @@
-//! The loop of a program that guards many subjects.
+//! The event loop of a process that guards several subjects.
 //!
-//! Owns: the loop and its epoll instance; what a process has once: signals, the children of this program, the terminal.
-//! Invariants: the loop waits for no disk and no dying process; what may block is a worker's. A signal that has arrived
-//! is handed to a subject before a death of it is reported.
-//! Does not: decide anything about a subject; its guard does. It does not decide which subjects there are; a director
-//! does.
+//! Owns: the loop and its epoll instance; what exists once in a process: signals, children, the terminal.
+//! Invariants: the loop never waits for a disk or a dying process; work that may block goes to a worker. A signal that
+//! has arrived reaches a subject before its death is reported.
+//! Does not: decide anything about a subject; its guard does. It does not decide which subjects exist; a director does.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -38,7 +37,7 @@ const DIRECTOR: u64 = 1 << 32;
 
 /// A program that guards subjects.
 ///
-/// It takes the signals of the process, and is the parent to whom orphans of the subjects fall. So there is one in a
+/// It takes the signals of the process, and is the subreaper of the subjects' orphans. So there is one in a
 /// process, made before the process has other threads and other children than those that it keeps.
 pub struct Host {
     shared: Arc<Shared>,
@@ -124,7 +123,7 @@ pub(crate) trait Director {
     /// Something was reported, is ready or is due: gives orders to the host.
     fn turn(&mut self, _ready: &[u32], _host: &mut Host) {}
 
-    /// Whether no subject will be added any more.
+    /// Whether no further subject will be added.
     fn is_over(&self) -> bool {
         true
     }
@@ -173,7 +172,7 @@ impl Host {
         id
     }
 
-    /// Guards subjects until the director wants none any more and the last of them has ended.
+    /// Guards subjects until the director needs none and the last of them has ended.
     ///
     /// # Errors
     ///
@@ -217,7 +216,7 @@ impl Host {
         }
     }
 
-    /// Writes down what has happened to a subject, among its other events.
+    /// Adds an event to the journal of a subject.
     pub(crate) fn note(&mut self, id: SubjectId, event: &RunEvent) {
         if let Some(guarded) = self.guards.get(&id) {
             guarded.guard.note(event);
@@ -241,7 +240,7 @@ impl Host {
         self.shared.reaper.exempt(pid);
     }
 
-    /// Ends what all subjects have left, when none is guarded any more; how many processes there were.
+    /// Ends the remaining processes of all subjects, when none is guarded; their number.
     pub(crate) fn end_rest(&self) -> Result<usize> {
         self.shared.reaper.end_rest()
     }
@@ -259,7 +258,7 @@ impl Host {
         &self.shared.clock
     }
 
-    /// Whether there is no subject: none runs, is being started or is ending.
+    /// Whether no subject runs, is being started or is ending.
     fn is_empty(&self) -> bool {
         self.away.starting + self.away.leaving == 0 && self.guards.is_empty() && self.waiting.is_empty()
     }

@@ -1,6 +1,6 @@
-//! One process that guards many subjects.
+//! One process that guards several subjects.
 //!
-//! Owns: nothing itself. `core` has the loop, `plain` the case in which all subjects are known at its beginning.
+//! Owns: nothing itself. `core` has the loop; `plain` is for subjects that are all known at the start.
 //! Does not: decide anything about a subject; its guard does.
 
 mod core;

@@ -1,6 +1,6 @@
-//! A host whose subjects are known when it begins: those of `run`.
+//! A host for `run`, whose subjects are all known at its start.
 //!
-//! Owns: the director that wants the subjects that were added and no others.
+//! Owns: a director that neither adds nor removes subjects.
 //! Does not: guard them.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub type Tell<'a> = &'a mut dyn FnMut(&str, &RunEvent);
 ///
 /// # Errors
 ///
-/// When it cannot be started, watched or, once dead, restored. A program that runs goes on.
+/// When it cannot be started, watched or, once dead, restored. A running program continues.
 pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent)) -> Result<SubjectStatus> {
     require_restorable()?;
     let mut host = Host::new()?;
@@ -36,7 +36,7 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// When the host can wait for nothing. Programs that run go on.
+    /// When the host cannot wait for events. Running programs continue.
     pub fn run(&mut self, tell: Tell<'_>) -> Result<BTreeMap<SubjectId, Result<SubjectStatus>>> {
         let mut plain = Plain { tell, outcomes: BTreeMap::new() };
         self.direct(&mut plain)?;

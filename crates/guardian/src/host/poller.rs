@@ -1,8 +1,8 @@
-//! What the loop waits for.
+//! What the event loop waits for.
 //!
 //! Owns: the epoll instance.
-//! Invariants: an interest ends with the event that it reports.
-//! Does not: know what a token stands for.
+//! Invariants: an interest ends with the event that it reports (EPOLLONESHOT).
+//! Does not: know the meaning of a token.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -46,7 +46,7 @@ impl Poller {
         asked.map_err(|errno| failed("wait for a descriptor", errno))
     }
 
-    /// Waits for events, so long at most; gives their tokens.
+    /// Waits for events, at most for this time; gives their tokens.
     pub(super) fn wait(&mut self, timeout: Option<Duration>) -> Result<Vec<u64>> {
         // epoll_wait(2) counts milliseconds, and checkpoints are due by the microsecond.
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());

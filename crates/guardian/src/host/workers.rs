@@ -1,9 +1,9 @@
-//! Threads for work that may block: restores, opening a log, the end of what a dead subject has left.
+//! Worker threads for work that may block: restores, opening a log, ending the rest of a dead subject.
 //!
-//! Owns: those threads, and the queue of work.
-//! Invariants: the loop never waits for them. A worker lives as long as its host: a process that it has started or
-//! restored gets PR_SET_PDEATHSIG of prctl(2) at the end of that thread, not of the process.
-//! Does not: know what the work is.
+//! Owns: these threads, and the queue of work.
+//! Invariants: the loop never waits for them. A worker lives as long as its host, because PR_SET_PDEATHSIG of a process
+//! is sent at the end of the thread that has created it.
+//! Does not: know the work.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -50,7 +50,7 @@ impl<T> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next piece of work; `None` when there will be no more.
+    /// The next piece of work; `None` when no further one follows.
     fn next(&self) -> Option<Work<T>> {
         let mut state = self.state();
         state.idle += 1;
@@ -94,9 +94,9 @@ impl<T: Send + 'static> Workers<T> {
         Ok(())
     }
 
-    /// The result of some work, if there is one. A panic of the work goes on here.
+    /// The result of some work, if there is one. A panic of the work continues here.
     pub(super) fn take(&self) -> Option<T> {
-        // Before the look, so that what is done after it rings again. It fails when nothing has rung.
+        // Before the receive, so that a later result makes it readable again. It fails when nothing is pending.
         let _ = rustix::io::read(&self.queue.bell, &mut [0_u8; 8]);
         let done = self.done.try_recv().ok()?;
         Some(done.unwrap_or_else(|panic| resume_unwind(panic)))
@@ -106,7 +106,7 @@ impl<T: Send + 'static> Workers<T> {
         let (queue, sender) = (Arc::clone(&self.queue), self.sender.clone());
         let work = move || {
             while let Some(work) = queue.next() {
-                // A host that is gone does not want to know.
+                // A host that has ended needs no result.
                 let _ = sender.send(catch_unwind(AssertUnwindSafe(work)));
                 // Its count cannot run over: it is read after every ring.
                 let _ = rustix::io::write(&queue.bell, &1_u64.to_ne_bytes());

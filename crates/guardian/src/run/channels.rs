@@ -1,8 +1,8 @@
 //! The channels of one component, as its guard uses them.
 //!
-//! Owns: at which step of a start, a restore or an end the channels are told what.
-//! Invariants: a program of a component never runs without its filter while there is a holder; a listener that is kept is handed to the next
-//! incarnation, or closed when none follows.
+//! Owns: which steps of a start, a restore and an end are reported to the channels.
+//! Invariants: while there is a holder, a program of a component never runs without its filter. A listener that is kept
+//! goes to the next incarnation, or is closed if none follows.
 //! Does not: keep listeners or hold callers; `channel` does.
 
 use std::os::fd::OwnedFd;
@@ -86,7 +86,7 @@ impl ComponentChannels {
         Some(FilterInstall { program: self.all.filter(self.id), listener: Box::new(attach) })
     }
 
-    /// Whether a program can have its channels handled. Where somebody has killed the holder the component goes on
+    /// Whether a program can have its channels handled. If the holder was killed, the component goes on
     /// without: its listeners are given up, so that it can bind its addresses itself.
     fn is_possible(&self) -> bool {
         let is_possible = self.all.has_holder();

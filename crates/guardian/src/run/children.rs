@@ -1,9 +1,9 @@
-//! Deaths of the subject's other processes, for `--restart-on child-signal`.
+//! Deaths of processes of a subject other than its root, for `--restart-on child-signal`.
 //!
-//! Owns: which processes are the subject's, from their start to their end; which of their deaths count; which
+//! Owns: which processes belong to the subject, from their start to their end; which of their deaths count; which
 //! checkpoints were taken after one.
-//! Invariants: a process belongs to the subject if its parent did when it was started, however short it lived; a
-//! checkpoint that may hold the tree without the dead child is never counted as older than the death.
+//! Invariants: a process belongs to the subject if its parent did when it was started, however short it lived. A
+//! checkpoint that may hold the tree without the dead child never counts as older than the death.
 //! Does not: end or restart anything.
 
 use std::collections::{HashMap, VecDeque};
@@ -44,7 +44,7 @@ struct Taken {
     living: Arc<[Pid]>,
 }
 
-/// What has been heard.
+/// The events received so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Heard {
     /// A process of the subject has failed.
@@ -144,7 +144,7 @@ fn taken_after(taken: &VecDeque<Taken>, death: ChildDeath) -> Vec<Sequence> {
     after
 }
 
-/// The processes of a subject, by what is told of them.
+/// The processes of a subject, followed by the process events of the kernel.
 #[derive(Debug)]
 struct Family {
     root: Pid,

@@ -1,8 +1,8 @@
 //! One guardian for each name.
 //!
-//! Owns: the lock file in the subject's directory, and the choice of a name where none was given.
-//! Invariants: the lock is held as long as the value lives, and goes with this process however it ends; no
-//! subject ever inherits it. A claim under which nothing was started leaves nothing in the store.
+//! Owns: the lock file in the directory of the subject, and the choice of a name if none was given.
+//! Invariants: the lock is held as long as the value lives, and ends with this process. No subject inherits it. A claim
+//! under which nothing was started leaves nothing in the store.
 //! Does not: touch images.
 
 use std::fs::{DirBuilder, File};
@@ -21,16 +21,16 @@ use crate::record::Record;
 pub(crate) const LOCK_FILE: &str = "guardian.lock";
 /// The undo log of files, below the directory of a subject.
 pub(crate) const UNDO_DIRECTORY: &str = "undo";
-/// Names that are tried for one program: `job`, `job-2` … Nobody guards more of them by hand.
+/// Names that are tried for one program: `job`, `job-2` … More are not guarded by hand.
 const NAMES_MAX: u32 = 1000;
 
-/// A name that is ours.
+/// A claimed name.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(super) name: SubjectName,
     /// Where images and status of the subject live.
     pub(super) directory: PathBuf,
-    /// Set while the directory, made for this claim, goes with it.
+    /// Set while the directory, created for this claim, is removed with it.
     unused_in: Option<Store>,
     _lock: File,
 }
@@ -97,7 +97,7 @@ impl Drop for Claim {
     }
 }
 
-/// Removes the undo log in the directory of a subject; what was moved aside stays.
+/// Removes the undo log in the directory of a subject; parts that were moved aside stay.
 pub(crate) fn remove_log(subject: &Path) -> Result<()> {
     let directory = subject.join(UNDO_DIRECTORY);
     if directory.is_dir() {

@@ -1,9 +1,9 @@
-//! Connections of a subject that may outlive it.
+//! Connections of a subject that can outlive it.
 //!
-//! Owns: idle connections, from the checkpoint that has found them until something arrives on them, the next checkpoint
-//! finds others, or another incarnation begins.
-//! Invariants: while the program lives, one on which something has arrived is closed here within [`GRACE`] and a turn:
-//! the peer must see when the program closes it. While it is dead, all are kept.
+//! Owns: idle connections, from the checkpoint that has found them until data arrives, the next checkpoint finds
+//! others, or another incarnation begins.
+//! Invariants: while the program lives, a connection on which data has arrived is closed here within [`GRACE`] and one
+//! turn, because the peer must see when the program closes it. While the program is dead, all connections are kept.
 //! Does not: decide which connection a restore keeps; `resource` compares its counters with those of the checkpoint.
 
 use std::collections::HashMap;
@@ -41,7 +41,7 @@ struct Kept {
 }
 
 impl IdleConnections {
-    /// Further apart, checkpoints find too late that a program has closed a connection: its peer would wait for the end.
+    /// With a longer interval, checkpoints notice a close by the program too late, and the peer waits for it.
     pub(super) const INTERVAL_MAX: Duration = Duration::from_secs(1);
 
     pub(super) fn new() -> Result<Self> {
@@ -55,7 +55,7 @@ impl IdleConnections {
         self.epoll.as_fd()
     }
 
-    /// When the next one has to be closed, if the program still lives.
+    /// The deadline for closing the next one, if the program still lives.
     pub(super) fn due(&self) -> Option<Instant> {
         self.kept.values().filter_map(|kept| kept.until).min()
     }
@@ -84,7 +84,7 @@ impl IdleConnections {
         let _ = epoll::delete(&self.epoll, &*kept.socket);
     }
 
-    /// While the program lives: notes what has arrived, and closes what is due.
+    /// While the program lives: records arrivals, and closes connections that are due.
     pub(super) fn turn(&mut self, now: Instant) {
         if self.kept.is_empty() {
             return;
@@ -113,7 +113,7 @@ impl IdleConnections {
         self.kept.values().map(|kept| Arc::clone(&kept.socket)).collect()
     }
 
-    /// An incarnation has those that are its own; the others end.
+    /// A new incarnation has connections of its own; the others end.
     pub(super) fn end(&mut self) {
         self.renew(Vec::new());
     }

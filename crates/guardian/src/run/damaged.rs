@@ -1,7 +1,7 @@
-//! Executable pages that were found damaged in the page cache, until the next incarnation is about to map them.
+//! Executable pages that are damaged in the page cache, until the next incarnation maps them.
 //!
-//! Owns: the list of them; having the kernel forget them.
-//! Invariants: it is done while no process of the subject is left, since the kernel keeps pages that are mapped.
+//! Owns: the list of them; the request to the kernel to drop them.
+//! Invariants: pages are dropped while no process of the subject exists, because the kernel keeps mapped pages.
 //! Does not: find them; `health::integrity` does.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,14 +15,14 @@ use crate::event::RunEvent;
 pub struct Damaged(Arc<Mutex<Vec<Changed>>>);
 
 impl Damaged {
-    /// A page was found. One that a process alone has goes with it.
+    /// Adds a page. A page that only one process has ends with the process.
     pub(crate) fn note(&self, changed: &Changed) {
         if changed.place == Place::PageCache {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).push(changed.clone());
         }
     }
 
-    /// Has the kernel read the pages anew when they are mapped next; reports those that it keeps.
+    /// Makes the kernel read the pages again when they are mapped next; reports those that it keeps.
     pub(super) fn drop_all(&self, events: &mut Vec<RunEvent>) {
         let pages = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         for page in pages {

@@ -1,7 +1,8 @@
-//! How a program is started, beside its command: its environment, directory, user, output.
+//! How a program is started, apart from its command: environment, directory, user, output.
 //!
-//! Owns: those choices, the users and groups of this machine, the steps between fork and exec.
-//! Invariants: a program that runs as another user never has a privilege of this one; what fails ends the start.
+//! Owns: these settings, the users and groups of this machine, the steps between fork and exec.
+//! Invariants: a program that runs as another user never has a privilege of this process. A step that fails ends the
+//! start.
 //! Does not: decide when a program is started.
 
 use std::ffi::OsString;

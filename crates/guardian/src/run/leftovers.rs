@@ -1,14 +1,13 @@
-//! Processes that a dead subject has left behind, and those that have left its tree, as a daemon does when its parent
-//! ends.
+//! Processes that outlive a dead subject, and processes that have left its tree, as a daemon does when its parent ends.
 //!
-//! Owns: which subject a process belongs to; finding, ending and reaping those of one subject; which children of the
-//! guardian have left the tree, and since which checkpoint.
-//! Invariants: children that this program had before its first subject are never killed, and neither are those of
-//! another subject; a dead root is not reaped; all are stopped before the first is killed, so that none acts on the end
-//! of another.
-//! A process counts for a checkpoint only if it had left the tree before the subject was stopped for it: the restored
+//! Owns: which subject a process belongs to; finding, ending and reaping the processes of one subject; which children
+//! of the guardian have left the tree, and since which checkpoint.
+//! Invariants: children that this process had before its first subject are never killed, nor are those of another
+//! subject. A dead root is not reaped. All processes are stopped before the first is killed, so that none reacts to the
+//! end of another.
+//! A process counts for a checkpoint only if it had left the tree before the subject was stopped for it. The restored
 //! program then finds the process as it was, and does not start it a second time.
-//! Does not: decide when; after a death and before a restore is when.
+//! Does not: decide when; the guard calls it after a death and before a restore.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,9 +25,9 @@ use crate::signals::{KILL, STOP};
 /// What names the component to a program that is started for it.
 pub(crate) const OF_COMPONENT: &str = "UNDYING_COMPONENT";
 /// How long killed processes may take to go: longer than any that are not stuck in the kernel.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How often it is looked whether they have gone.
-const NAP: Duration = Duration::from_micros(200);
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Poll interval for their end.
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// One subject among those of this program.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -48,7 +47,7 @@ struct Table {
     foreign: HashMap<Pid, StartTime>,
     /// Subjects so far, those included that are gone.
     admitted: u32,
-    /// This program has children that are of no subject, beside those that were there before.
+    /// Whether this process has children of no subject, apart from earlier ones.
     is_shared: bool,
     roots: BTreeMap<Owner, ProcessKey>,
     /// What each subject has in its environment and no other: how an orphan is recognised that no survey has found.
@@ -97,7 +96,7 @@ impl Table {
 }
 
 impl ProcessReaper {
-    /// Takes note of the children that are there before there is a subject, and becomes the one to whom the
+    /// Records the children that exist before the first subject, and becomes the subreaper to which the
     /// orphans of the subjects fall.
     pub(crate) fn found() -> Result<Self> {
         let own = Pid(std::process::id() as i32);
@@ -204,7 +203,7 @@ impl ProcessReaper {
         }
     }
 
-    /// Ends everything that a dead root has left: descendants of ours, and those of an adopted root that were known.
+    /// Ends every process that a dead root has left: descendants of this process, and known ones of an adopted root.
     /// Their pids are free afterwards. Spares some of our children and their descendants.
     pub(super) fn clear(
         &self,
@@ -216,7 +215,7 @@ impl ProcessReaper {
         self.repeat((owner, root), known, spared, || self.reap_orphans(owner, root))
     }
 
-    /// Our living children of a subject besides the root: those that have left its tree.
+    /// Living children of this process that belong to a subject and have left its tree.
     pub(super) fn departed(&self, owner: Owner, root: Pid) -> Vec<ProcessKey> {
         let children = self.children(owner).into_iter().filter(|pid| *pid != root);
         children
@@ -279,7 +278,7 @@ impl ProcessReaper {
         Ok(count)
     }
 
-    /// Descendants of ours that belong to a subject and are neither spared nor dead.
+    /// Descendants of this process that belong to a subject and are neither spared nor dead.
     fn living(&self, owner: Owner, root: Pid, is_spared: impl Fn(&Pid) -> bool) -> Vec<Pid> {
         let children = self.children(owner).into_iter().filter(|pid| *pid != root && !is_spared(pid));
         let strange = self.strange(owner, root).into_iter().filter(|pid| !is_spared(pid));
@@ -319,7 +318,7 @@ impl ProcessReaper {
 
 /// Children and their descendants that have not ended.
 fn living_under(children: Vec<Pid>) -> Vec<Pid> {
-    // A child that has gone meanwhile has left its own to us; the next list has them.
+    // The children of a process that has ended meanwhile are now ours; the next list contains them.
     let found = children.into_iter().flat_map(|child| tree::descendants(child).unwrap_or_default());
     found.filter(|pid| is_living(*pid)).collect()
 }
@@ -330,12 +329,12 @@ fn is_living(pid: Pid) -> bool {
 
 /// Stops, kills and reaps until nothing is alive and nothing waits to be reaped.
 fn end_all(living: impl Fn() -> Vec<Pid>, reap: impl Fn(), unreaped: impl Fn() -> Vec<Pid>) -> Result<()> {
-    let deadline = Deadline::after(PATIENCE);
+    let deadline = Deadline::after(TIMEOUT);
     loop {
         let mut left = living();
         for signal in [STOP, KILL] {
             for pid in &left {
-                // One that has gone meanwhile is what is wanted.
+                // A process that has ended meanwhile needs no kill.
                 let _ = sys::signal::send(*pid, signal);
             }
         }
@@ -345,7 +344,7 @@ fn end_all(living: impl Fn() -> Vec<Pid>, reap: impl Fn(), unreaped: impl Fn() -
         if deadline.has_passed() {
             return Err(GuardianError::Leftover { pid: *first });
         }
-        std::thread::sleep(NAP);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -373,7 +372,7 @@ fn recognised(mark: &str, root: Option<Pid>) -> Vec<Pid> {
 
 /// Kills what a dead root has left that this program has not started, and waits until it has ended. Its parents reap it.
 pub(super) fn end_left_by(mark: &str, root: Pid) -> Result<()> {
-    let deadline = Deadline::after(PATIENCE);
+    let deadline = Deadline::after(TIMEOUT);
     // The number may be that of another process by now, with a session of its own.
     let is_taken = procfs::stat(root).is_ok_and(|stat| !stat.is_zombie());
     let session = Some(root).filter(|root| root.get() > 0 && !is_taken);
@@ -386,15 +385,15 @@ pub(super) fn end_left_by(mark: &str, root: Pid) -> Result<()> {
         }
         for signal in [STOP, KILL] {
             for pid in &left {
-                // One that has gone meanwhile is what is wanted.
+                // A process that has ended meanwhile needs no kill.
                 let _ = sys::signal::send(*pid, signal);
             }
         }
-        std::thread::sleep(NAP);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// Whether this thread traces a process: one that it is restoring.
+/// Whether this thread traces a process: one under restore.
 fn is_traced_by_us(pid: Pid) -> bool {
     let own = rustix::thread::gettid().as_raw_nonzero().get();
     procfs::status(pid).is_ok_and(|status| status.tracer.get() == own)
@@ -412,12 +411,12 @@ fn is_alive(key: ProcessKey) -> bool {
 
 fn reap(pid: Pid) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid.get()) {
-        // Reaped by somebody else is reaped as well.
+        // Reaped by another thread is reaped as well.
         let _ = rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 }
 
-/// How often the children of the guardian are listed at most. A list takes some microseconds for each thread of ours.
+/// The shortest interval between two lists of the children of the guardian. A list takes some microseconds a thread.
 const LIST_EVERY: Duration = Duration::from_millis(100);
 
 /// The processes that are in no checkpoint.
@@ -540,10 +539,10 @@ mod tests {
 
     #[track_caller]
     fn await_that(holds: impl Fn() -> bool) {
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(TIMEOUT);
         while !holds() {
             assert!(!deadline.has_passed(), "it takes too long");
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 

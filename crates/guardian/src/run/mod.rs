@@ -1,9 +1,9 @@
 //! `run`: one subject, from its start to its end.
 //!
-//! Owns: nothing itself; each module has a part of what it takes.
-//! Invariants: this program may be killed at any instant, and stopped where no files are watched; the subject then goes
-//! on unguarded.
-//! Does not: wait for anything but on a worker; the host does.
+//! Owns: nothing itself; each module has one part.
+//! Invariants: this process may be killed at any instant, and may be stopped where no files are watched. The subject
+//! then continues without a guard.
+//! Does not: wait, except on a worker; the host does.
 
 mod channels;
 mod children;

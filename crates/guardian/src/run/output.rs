@@ -1,9 +1,9 @@
-//! What a subject sends to the outside, held until a checkpoint has it.
+//! Output of a subject, held until a checkpoint contains it.
 //!
-//! Owns: the hold in the kernel; which packets and which connections belong to which checkpoint.
-//! Invariants: a packet is released only once a checkpoint that was taken after it is durable. So no peer has seen what a
-//! restored program does not know of, and no peer's data is acknowledged that it has not got.
-//! Does not: take checkpoints, or build connections anew.
+//! Owns: the packet queue in the kernel; which packets and which connections belong to which checkpoint.
+//! Invariants: a packet is released only when a checkpoint that was taken after it is durable. So no peer has received
+//! output that a restored program has not sent, and no data of a peer is acknowledged that the restored program lacks.
+//! Does not: take checkpoints, or build connections again.
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +21,7 @@ use crate::error::{GuardianError, Result};
 use crate::inspection::missing;
 
 /// The longest time that output is held while no checkpoint becomes durable. Peers give up after some more.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often output is released from then on, until a checkpoint is durable.
 const LATE_EACH: Duration = Duration::from_millis(100);
@@ -36,7 +36,7 @@ pub(super) struct HeldOutput {
     points: VecDeque<Point>,
     /// The last checkpoint whose output was released.
     released: Option<Sequence>,
-    /// When output is released without a checkpoint, if the program lives.
+    /// The time at which output is released without a checkpoint, if the program lives.
     until: Instant,
     /// It is, until a checkpoint is durable.
     is_late: bool,
@@ -63,7 +63,7 @@ impl HeldOutput {
             return Err(missing(Feature::PacketHold));
         }
         let hold = PacketHold::start().map_err(|_| missing(Feature::PacketHold))?;
-        let until = now + PATIENCE;
+        let until = now + TIMEOUT;
         Ok(Self { hold: Arc::new(hold), points: VecDeque::new(), released: None, until, is_late: false })
     }
 
@@ -88,7 +88,7 @@ impl HeldOutput {
         self.points.push_back(Point { sequence, through, connections, vacated: Vacated::default() });
     }
 
-    /// A checkpoint is durable: what was sent before goes out, and what the program had closed by then is closed.
+    /// A checkpoint is durable: releases earlier output, and closes connections that the program had closed by then.
     pub(super) fn committed(&mut self, sequence: Sequence, now: Instant) {
         let Some(place) = self.points.iter().position(|point| point.sequence == sequence) else { return };
         let older: Vec<Point> = self.points.drain(..place).collect();
@@ -129,7 +129,7 @@ impl HeldOutput {
     }
 
     fn wait_anew(&mut self, now: Instant) {
-        (self.until, self.is_late) = (now + PATIENCE, false);
+        (self.until, self.is_late) = (now + TIMEOUT, false);
     }
 
     fn release_all(&self) {
@@ -173,7 +173,7 @@ impl HeldOutput {
         self.released = None;
     }
 
-    /// Drops what is held, and what the kernel goes on sending for connections that have ended with the subject.
+    /// Drops held packets, and those that the kernel still sends for connections that have ended with the subject.
     fn drop_rest(&self) {
         let _ = SockDiag::open().and_then(|diag| diag.end_orphans(self.hold.mark()));
         let _ = self.hold.discard_all();
@@ -182,7 +182,7 @@ impl HeldOutput {
 
 impl Drop for HeldOutput {
     fn drop(&mut self) {
-        // The subject has ended by itself, or goes on without a guardian.
+        // The subject has exited, or continues without a guardian.
         self.release_all();
     }
 }
@@ -249,7 +249,7 @@ mod tests {
         peer.read_exact(&mut bytes).ok().map(|()| bytes.to_vec())
     }
 
-    /// The kernel drops what is held when another test, or anybody else, removes a hook of the packet filter. That does not
+    /// The kernel drops what is held when another test, or another program, removes a hook of the packet filter. That does not
     /// happen each time.
     fn in_peace(attempt: impl Fn() -> Option<()>) {
         assert!((0..ATTEMPTS).any(|_| attempt().is_some()), "nothing was received in {ATTEMPTS} attempts");
@@ -317,12 +317,12 @@ mod tests {
             output.committed(Sequence(1), now);
             own.write_all(b"one").unwrap();
             assert!(is_silent(&mut peer) && !output.turn(now));
-            assert!(output.turn(now + PATIENCE));
+            assert!(output.turn(now + TIMEOUT));
             assert_eq!(received(&mut peer)?, b"one");
             assert!(output.go_back(Sequence(1)).sockets.is_empty());
             // As long as no checkpoint is durable.
             own.write_all(b"two").unwrap();
-            assert!(through(&output).is_some() && !output.turn(now + PATIENCE + LATE_EACH), "told once");
+            assert!(through(&output).is_some() && !output.turn(now + TIMEOUT + LATE_EACH), "told once");
             assert_eq!(received(&mut peer)?, b"two");
             Some(())
         });

@@ -1,12 +1,12 @@
-//! Why checkpoints were not taken, each reason told once and counted.
+//! Why checkpoints were not taken: each reason is reported once and counted.
 //!
-//! Owns: which messages are the same reason: those that differ in numbers only.
-//! Invariants: bounded, whatever a subject does.
+//! Owns: the comparison of messages; those that differ only in numbers are the same reason.
+//! Invariants: the memory is bounded, whatever a subject does.
 //! Does not: word them.
 
 use crate::record::RefusalReport;
 
-/// Reasons that are told apart; a subject with more of them has one problem, and it is not the list's length.
+/// The number of distinct reasons; a subject with more of them has one problem, which is not the length of the list.
 const REASONS_MAX: usize = 32;
 /// What the rest is counted as.
 const OTHERS: &str = "other reasons";
@@ -21,7 +21,7 @@ impl Reasons {
         self.note_many(message, 1)
     }
 
-    /// Counts a message so many times; true when its reason is new.
+    /// Counts a message `count` times; true if its reason is new.
     pub(super) fn note_many(&mut self, message: &str, count: u32) -> bool {
         let (count, key) = (u64::from(count), without_numbers(message));
         let is_new = self.0.iter().all(|(known, _)| *known != key);

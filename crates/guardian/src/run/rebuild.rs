@@ -1,9 +1,9 @@
-//! Starting a subject and bringing it back: the part that may block, on a worker.
+//! Starting and restoring a subject: the part that may block, on a worker.
 //!
-//! Owns: what a process has once, however many subjects it hosts; what a program inherits; the end of what a dead
-//! incarnation has left, taking files back, building or starting processes.
-//! Invariants: no process of the subject runs while files go back; a dead root keeps its pid until the restore is about
-//! to need it; nothing of an attempt that failed is left.
+//! Owns: what exists once in a process for all its subjects; what a program inherits; ending the rest of a dead
+//! incarnation, taking files back, building or starting processes.
+//! Invariants: no process of the subject runs while files go back. A dead root keeps its pid until the restore needs
+//! it. A failed attempt leaves nothing.
 //! Does not: decide which checkpoint is restored, or know the guard.
 
 use std::collections::HashSet;
@@ -34,9 +34,9 @@ use crate::streams::Streams;
 use crate::subject::Subject;
 
 /// How long a pid that is taken is waited for: its holder may be a process that is just ending.
-const PID_PATIENCE: Duration = Duration::from_secs(2);
+const PID_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often it is tried meanwhile.
-const PID_NAP: Duration = Duration::from_millis(20);
+const PID_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Shared by the loop, its guards and its workers.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub(super) fn lock(foreground: &Mutex<Foreground>) -> MutexGuard<'_, Foreground>
     foreground.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A subject, and what is needed to bring it back once it is dead.
+/// A subject, and the values for restoring it after its death.
 #[derive(Clone)]
 pub(super) struct Rebuild {
     pub(super) host: Arc<Shared>,
@@ -179,7 +179,7 @@ impl Rebuild {
         let path = self.store.get(&self.name, sequence)?;
         let channels = self.launch.channels.as_ref();
         self.launch.damaged.drop_all(events);
-        let deadline = Deadline::after(PID_PATIENCE);
+        let deadline = Deadline::after(PID_TIMEOUT);
         loop {
             let reader = self.store.read(&path)?;
             let parts = Parts::of_subject(&self.directory);
@@ -210,14 +210,14 @@ impl Rebuild {
                 }
                 Err(error) if may_pass(&error) && !deadline.has_passed() => {
                     self.host.reaper.clear_construction(self.owner, spared)?;
-                    std::thread::sleep(PID_NAP);
+                    std::thread::sleep(PID_POLL_INTERVAL);
                 }
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// Takes files back, if they are watched; the restore compares those that did not go.
+    /// Takes files back, if they are watched; the restore compares the others.
     fn take_files_back(
         &self,
         to: Sequence,
@@ -252,14 +252,14 @@ impl Rebuild {
         Ok(engine::compare_files(reader, self.files(&parts, opened_later, Covered::AllBut(named)))?)
     }
 
-    /// What the restore does with files; after files went back, with those that did not.
+    /// How the restore treats files; after files went back, how it treats the others.
     fn files(&self, parts: &Parts, opened_later: &[PathBuf], covered: Covered) -> Files {
         let policy = match self.policy {
             ChangedFiles::Rewind | ChangedFiles::Fresh | ChangedFiles::Refuse => FilePolicy::Compare,
             ChangedFiles::Append => FilePolicy::Append,
             ChangedFiles::Keep => FilePolicy::Keep,
         };
-        Files { policy, aside: Some(parts.keeper()), opened_later: opened_later.to_vec(), covered }
+        Files { policy, aside: Some(parts.keeping()), opened_later: opened_later.to_vec(), covered }
     }
 }
 
@@ -276,7 +276,7 @@ impl Rebuild {
 }
 
 fn files_stay(error: GuardianError) -> (RestoreError, GuardianError) {
-    // No program expects that mixture, and the journal that leads out of it would be lost.
+    // No program expects this mixture, and the journal for recovering from it would be lost.
     let is_half_way = matches!(&error, GuardianError::Undo(error) if error.is_half_way());
     (if is_half_way { RestoreError::FilesHalfWay } else { RestoreError::FilesStay }, error)
 }

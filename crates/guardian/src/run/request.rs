@@ -1,4 +1,4 @@
-//! What `run` is asked.
+//! The request of a run.
 //!
 //! Owns: the request and its defaults.
 //! Does not: carry it out.
@@ -32,7 +32,7 @@ pub const KEEP_DEFAULT: usize = 8;
 /// The tracker unless chosen: the best that works.
 pub const TRACKER_DEFAULT: &str = "auto";
 
-/// What `run` is asked.
+/// The request of a run.
 #[derive(Clone, Debug)]
 pub struct RunRequest {
     /// What is guarded.
@@ -49,21 +49,21 @@ pub struct RunRequest {
     pub every: Option<Duration>,
     /// Take one checkpoint of a program that starts from its beginning, so long after that at the earliest, and no more.
     pub once: bool,
-    /// Hold what the program sends over TCP until a checkpoint has it.
+    /// Hold TCP output of the program until a checkpoint contains it.
     pub holds_output: bool,
-    /// Take no checkpoint by the clock before the subject has said that it is ready.
+    /// Take no checkpoint by the clock before the subject has reported that it is ready.
     pub await_ready: bool,
-    /// Accept that connections to outside the tree come back as ended by the peer.
+    /// Accept that connections to processes outside the tree are ended by the peer after a restore.
     pub lose_connections: bool,
     /// Where its images live.
     pub store: StoreLocation,
     /// How many of them are kept.
     pub keep: usize,
-    /// How what has not changed for a while is compressed in the store, if it is.
+    /// How unchanged data is compressed in the store, if it is.
     pub compression: Option<&'static dyn Codec>,
     /// How long that while is.
     pub compress_after: Duration,
-    /// Compare every so many checkpoints with the subject, page by page, before it goes on.
+    /// Compare every n-th checkpoint with the subject, page by page, before the subject is resumed.
     pub verify_every: Option<NonZeroU64>,
     /// Look for dirty pages, and take no checkpoint: what tracking alone costs.
     pub dry_run_tracking: bool,

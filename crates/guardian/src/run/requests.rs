@@ -1,8 +1,8 @@
-//! What a subject may ask of its guardian: datagrams of one line to the socket that `UNDYING_SOCKET` names.
+//! Requests of a subject to its guardian: datagrams of one line to the socket that `UNDYING_SOCKET` names.
 //!
-//! Owns: the socket, who may ask, the words, who holds checkpoints back.
-//! Invariants: a request takes nothing from those who make none; nobody outside of the subject and its owner is heard;
-//! a hold ends with the process that asked for it, and after a time in any case.
+//! Owns: the socket, the permission check, the protocol, the callers that hold checkpoints back.
+//! Invariants: programs without requests pay nothing. Only the subject and its owner can make a request. A hold ends
+//! with the process that requested it, and after a limit in any case.
 //! Does not: carry out a request.
 
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ use tracee::{procfs, tree};
 
 use crate::error::Result;
 
-/// The variable that tells a subject where to ask.
+/// The environment variable with the name of the socket for requests.
 pub(super) const VARIABLE: &str = "UNDYING_SOCKET";
 /// Stands for the zero byte that begins an abstract name, as in /proc/net/unix.
 const ABSTRACT: &str = "@";
@@ -32,12 +32,12 @@ const RANDOM_BYTES: usize = 8;
 const LINE_MAX: usize = 256;
 /// A section that lasts longer is a program that has forgotten it.
 const HOLD_MAX: Duration = Duration::from_secs(60);
-/// How often it is looked whether a holder still lives.
+/// Poll interval for the life of a holder.
 const HOLDER_LOOK: Duration = Duration::from_secs(1);
-/// Requests that wait for a checkpoint at most; those beyond are told so.
+/// Requests that may wait for a checkpoint at most; further ones are refused.
 const WAITING_MAX: usize = 1024;
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Word {
     /// A checkpoint now; answered when it is durable.
@@ -48,11 +48,11 @@ pub(super) enum Word {
     Hold,
     /// Checkpoints may be taken again.
     Release,
-    /// Something that nobody knows.
+    /// An unknown request.
     Unknown,
 }
 
-/// Who asked, and where the answer goes.
+/// The caller, and the address for the answer.
 #[derive(Clone, Debug)]
 pub(super) struct Asker {
     pub(super) process: ProcessKey,
@@ -64,9 +64,9 @@ pub(super) struct Asker {
 pub(crate) struct Requests {
     socket: OwnedFd,
     name: String,
-    /// Checkpoints that were asked for, with the number of the one that answers, once it is being taken.
+    /// Requested checkpoints, with the number of the one that answers them, once it is being taken.
     waiting: Vec<(Asker, Option<model::Sequence>)>,
-    /// Who wants to hear that no checkpoint is being taken any more.
+    /// Callers that wait until no checkpoint is being taken.
     quiet: Vec<Asker>,
     holds: HashMap<ProcessKey, Instant>,
 }
@@ -105,7 +105,7 @@ impl Requests {
         self.socket.as_fd()
     }
 
-    /// Takes the next request of one who may ask.
+    /// Takes the next request of a permitted caller.
     pub(super) fn poll(&self, root: Pid) -> Option<(Word, Asker)> {
         loop {
             let mut line = [0_u8; LINE_MAX];
@@ -118,7 +118,7 @@ impl Requests {
                 _ => None,
             });
             let address = got.address.and_then(|address| unix(&address));
-            // One without an address cannot be answered, and one who may not ask is not.
+            // A caller without an address cannot be answered; a caller without permission is not.
             if let (Some(credentials), Some(address)) = (credentials, address)
                 && let Some(process) = admitted(&credentials, root)
             {
@@ -128,14 +128,14 @@ impl Requests {
         }
     }
 
-    /// Answers. One who has gone away, or reads nothing, hears nothing.
+    /// Answers. A caller that has ended, or does not read, gets no answer.
     pub(super) fn answer(&self, asker: &Asker, line: &str) {
         let _ = sendto(&self.socket, line.as_bytes(), SendFlags::DONTWAIT, &asker.address);
     }
 
-    /// Notes that a checkpoint is asked for.
+    /// Records a request for a checkpoint.
     pub(super) fn want(&mut self, asker: Asker) {
-        // Whoever got no answer for a while asks again, and waits for the same checkpoint.
+        // A caller without an answer repeats its request, and waits for the same checkpoint.
         let is_same = |known: &Asker| known.process == asker.process && known.address == asker.address;
         if self.waiting.iter().any(|(known, _)| is_same(known)) {
             return;
@@ -147,7 +147,7 @@ impl Requests {
         }
     }
 
-    /// A checkpoint of this number is being taken: it answers all that were asked for until now.
+    /// A checkpoint of this number is being taken: it answers all requests so far.
     pub(super) fn taking(&mut self, sequence: model::Sequence) {
         for (_, by) in self.waiting.iter_mut().filter(|(_, by)| by.is_none()) {
             *by = Some(sequence);
@@ -161,12 +161,12 @@ impl Requests {
         }
     }
 
-    /// Whether a checkpoint is asked for that is not being taken.
+    /// Whether a requested checkpoint is not being taken yet.
     pub(super) fn wants_checkpoint(&self) -> bool {
         self.waiting.iter().any(|(_, by)| by.is_none())
     }
 
-    /// Answers those who wait for a checkpoint.
+    /// Answers the callers that wait for a checkpoint.
     pub(super) fn answer_for(&mut self, sequence: model::Sequence, line: &str) {
         let (done, waiting) =
             std::mem::take(&mut self.waiting).into_iter().partition(|(_, by)| *by == Some(sequence));
@@ -175,13 +175,13 @@ impl Requests {
         done.iter().for_each(|(asker, _)| self.answer(asker, line));
     }
 
-    /// A process holds checkpoints back. It is told when none is being taken any more.
+    /// A process holds checkpoints back. It is answered when none is being taken.
     pub(super) fn hold(&mut self, asker: Asker, now: Instant) {
         self.holds.entry(asker.process).or_insert(now);
         self.quiet.push(asker);
     }
 
-    /// It lets them go.
+    /// The process ends its hold.
     pub(super) fn release(&mut self, asker: &Asker) {
         self.holds.remove(&asker.process);
         self.answer(asker, "ok\n");
@@ -194,7 +194,7 @@ impl Requests {
         }
     }
 
-    /// Whether somebody holds checkpoints back.
+    /// Whether a caller holds checkpoints back.
     pub(super) fn is_held(&self) -> bool {
         !self.holds.is_empty()
     }
@@ -212,12 +212,12 @@ impl Requests {
         overdue
     }
 
-    /// How long it may be before the holders are looked at again; `None` without any.
+    /// The time until the next check of the holders; `None` without any.
     pub(super) fn look(&self) -> Option<Duration> {
         self.is_held().then_some(HOLDER_LOOK)
     }
 
-    /// The subject has died, and those who asked with it.
+    /// The subject has died, and its callers with it.
     pub(super) fn forget(&mut self) {
         self.waiting.clear();
         self.quiet.clear();
@@ -254,7 +254,7 @@ fn unix(address: &SocketAddrAny) -> Option<SocketAddrUnix> {
     (address.abstract_name().is_some() || address.path().is_some()).then_some(address)
 }
 
-/// The process behind credentials, if it may ask: one of the subject, or one of its owner.
+/// The process behind credentials, if it is permitted: one of the subject, or one of its owner.
 fn admitted(credentials: &UCred, root: Pid) -> Option<ProcessKey> {
     let pid = Pid(credentials.pid.as_raw_nonzero().get());
     let process = procfs::key(pid).ok()?;

@@ -1,8 +1,9 @@
 //! The thread that traces the subject and copies from it.
 //!
-//! Owns: that thread, the subject's state between two checkpoints, the choice of the tracker, opening the log anew.
-//! Invariants: only this thread traces a subject that runs; it never waits for a disk longer than the subject may
-//! stand still, and never for a buffer once it was told to leave the subject.
+//! Owns: this thread, the state of the subject between two checkpoints, the choice of the tracker, opening the log
+//! again.
+//! Invariants: only this thread traces a running subject. It never waits for a disk longer than the subject may be
+//! stopped, and never for a buffer after it was told to detach.
 //! Does not: know when a checkpoint is due, or what follows a death.
 
 use std::num::NonZeroU64;
@@ -56,12 +57,12 @@ pub(crate) struct Tracking {
     pub(super) hold: Option<Arc<PacketHold>>,
 }
 
-/// What the thread tells.
+/// Reports of the thread.
 #[derive(Debug)]
 pub(super) enum News {
     /// A checkpoint has left the subject.
     Taken(Box<TakenNews>),
-    /// Dirty pages were looked for, and that is all.
+    /// Dirty pages were scanned; no checkpoint was taken.
     Looked(engine::Tracking),
     /// The log has as much to write as it takes.
     Behind,
@@ -89,7 +90,7 @@ pub(super) struct TakenNews {
 #[derive(Clone, Copy, Debug)]
 struct Fallback {
     subject: ProcessKey,
-    /// When the better one is tried again: what stood in the way may be gone, as a process that may open no file.
+    /// When the better tracker is tried again: the obstacle may be gone, such as a process that may open no file.
     until: Instant,
     /// How long that was.
     wait: Duration,
@@ -116,7 +117,7 @@ enum Order {
 /// The guard's end.
 #[derive(Debug)]
 pub(super) struct Tracer {
-    /// None once no more come.
+    /// None once no further ones follow.
     orders: Option<Sender<Order>>,
     news: Receiver<News>,
     alarm: Arc<OwnedFd>,
@@ -161,7 +162,7 @@ impl Tracer {
         self.log.as_deref()
     }
 
-    /// Becomes readable when there are news, and when there will be no more.
+    /// Becomes readable when a report is pending, and when no further ones follow.
     pub(super) fn handle(&self) -> BorrowedFd<'_> {
         self.alarm.as_fd()
     }
@@ -179,7 +180,7 @@ impl Tracer {
 
     /// The next news, if there are any; never waits.
     pub(super) fn hear(&mut self) -> Option<News> {
-        // Before the look, so that what is told after it rings again. It fails when nothing has rung.
+        // Before the receive, so that a later report makes it readable again. It fails when nothing is pending.
         let _ = rustix::io::read(&*self.alarm, &mut [0_u8; 8]);
         let news = match self.news.try_recv() {
             Ok(news) => news,
@@ -196,7 +197,7 @@ impl Tracer {
         Some(news)
     }
 
-    /// Keeps the thread off the subject, and gives what it told until it was. It may still be at the log.
+    /// Detaches the thread from the subject, and gives its reports until then. It may still wait for the log.
     pub(super) fn leave_subject(&mut self) -> Vec<News> {
         let mut told = Vec::new();
         self.call_off_waits(true);
@@ -342,7 +343,7 @@ impl Hand {
 
     fn not_taken(&mut self, error: EngineError) -> News {
         match error {
-            // It has ended or begun another program meanwhile: what is attached next is attached anew.
+            // It has ended or executed another program meanwhile: the next attach starts anew.
             error @ EngineError::Track(TrackError::Gone(_)) => {
                 self.subject = None;
                 News::Failed(error.into())
@@ -423,7 +424,7 @@ struct Teller {
 impl Teller {
     fn tell(&self, news: News) {
         if let Some(sender) = &self.sender {
-            // A guard that is gone does not want to know.
+            // A guard that has ended needs no report.
             let _ = sender.send(news);
         }
         self.ring();

@@ -2,9 +2,9 @@
 //!
 //! Owns: whether files go back in this run, the watch from the start of a program to its death, going back, which
 //! checkpoints the store has to keep for it.
-//! Invariants: a program of a run that takes files back never runs without its filter; files go back only after every
-//! process of the tree has ended; a file that another process writes is left as it is.
-//! Does not: watch, or take files back; `undo` does. It does not choose what follows a death.
+//! Invariants: in a run that takes files back, a program never runs without its filter. Files go back only after every
+//! process of the tree has ended. A file that another process writes is not changed.
+//! Does not: watch, or take files back; `undo` does. It does not decide what follows a death.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +28,7 @@ use super::request::RunRequest;
 use crate::error::{GuardianError, Result};
 use crate::streams::Streams;
 
-/// The number that stands for the beginning of the program. No checkpoint has it.
+/// The number that stands for the beginning of the program. No checkpoint has this number.
 pub(super) const BEGINNING: Sequence = Sequence(0);
 
 /// Exact checkpoints that the store keeps whatever its policy says: the newest one, and one to fall back to when that
@@ -42,7 +42,7 @@ const RUNS_ALREADY: &str = "a program that runs already has files open that were
 ///
 /// # Errors
 ///
-/// `NoRewind` when going back was asked for by name and is impossible.
+/// `NoRewind` when going back was requested by name and is impossible.
 pub(super) fn choose(request: &RunRequest) -> Result<(ChangedFiles, Option<String>)> {
     if request.every.is_none() {
         // There is no checkpoint that they could go back to.
@@ -64,7 +64,7 @@ pub(super) fn choose(request: &RunRequest) -> Result<(ChangedFiles, Option<Strin
 ///
 /// # Errors
 ///
-/// `NoRewind` with the reason, if going back was asked for by name.
+/// `NoRewind` with the reason, if going back was requested by name.
 fn choose_files(
     asked: Option<ChangedFiles>,
     impossible: Option<String>,
@@ -87,7 +87,7 @@ pub(crate) struct Watching {
 impl Watching {
     /// Begins the log. The files of now are those that the program starts with.
     ///
-    /// `holder` lets every call of the program pass should this one die.
+    /// `holder` lets every call of the program continue if this process dies.
     pub(super) fn start(
         directory: PathBuf,
         request: &RunRequest,
@@ -189,7 +189,7 @@ impl Watching {
         self.watch.exact().contains(&BEGINNING)
     }
 
-    /// Takes files back; those that did not go back are compared by the restore.
+    /// Takes files back; the restore compares the others.
     pub(super) fn go_back(&self, to: Sequence, leave: &[(u64, u64)]) -> Result<(WentBack, Covered)> {
         let went = self.watch.go_back(to, leave)?;
         if to == BEGINNING {
@@ -215,7 +215,7 @@ impl Watching {
         }
     }
 
-    /// The checkpoints that the store has to keep, given those that are kept or being written.
+    /// The checkpoints that the store has to keep, given those that are kept or in flight.
     pub(super) fn held(&self, taken: &[Sequence]) -> Vec<Sequence> {
         let exact = self.exact(taken);
         exact[exact.len().saturating_sub(HELD)..].to_vec()

@@ -1,4 +1,4 @@
-//! What an earlier guardian of this store has left running when it was killed.
+//! Components that a killed guardian of this store has left running.
 //!
 //! Owns: which components run already, and whether they are those of the file.
 //! Invariants: a process counts only if it has the pid and the start time that its guardian has recorded, in this boot.

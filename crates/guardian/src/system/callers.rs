@@ -1,7 +1,7 @@
-//! Those who have given an order, until it is carried out.
+//! Callers with an order that is not carried out yet.
 //!
-//! Owns: what each of them waits for, and the words of the answer.
-//! Invariants: each is answered once, or has gone away.
+//! Owns: the condition that each caller waits for, and the words of the answer.
+//! Invariants: each caller is answered once, or has ended.
 //! Does not: carry orders out.
 
 use std::os::fd::BorrowedFd;
@@ -25,7 +25,7 @@ pub(super) enum Wait {
     Judged(ComponentId),
     /// The system has ended.
     Over,
-    /// The state that the answer tells of is written.
+    /// The state in the answer is written to the status file.
     Written(Answer),
 }
 
@@ -85,7 +85,7 @@ impl Callers {
         }
     }
 
-    /// Answers those whose component is where they want it, or cannot come there any more.
+    /// Answers callers whose component has reached the wanted state, or can no longer reach it.
     pub(super) fn answer(&mut self, of: &Supervisor) {
         for (number, wait) in std::mem::take(&mut self.waiting) {
             match answer_to(&wait, of) {

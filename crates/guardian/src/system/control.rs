@@ -1,9 +1,9 @@
-//! What an operator or a component asks of the guardian of a system: a connection, one request, answers until it is
-//! done.
+//! The control socket of a system: a connection, one request, one answer when it is carried out.
 //!
-//! Owns: the socket, the form of requests and answers, which users are admitted.
-//! Invariants: the guardian never waits for a caller: one that reads nothing loses answers, and those that wait at the
-//! same time are bounded. Another user than root and that of the guardian can only complain, from within a component.
+//! Owns: the socket, the form of requests and answers, the permission check.
+//! Invariants: the guardian never waits for a caller. A caller that does not read loses its answer, and the number of
+//! waiting callers is bounded. A user other than root and that of the guardian can only complain, from within a
+//! component.
 //! Does not: carry a request out.
 
 use std::collections::BTreeMap;
@@ -21,9 +21,9 @@ use sys::{Errno, Error};
 use super::random;
 use crate::error::Result;
 
-/// What the name of a control socket begins with; random digits follow. It is abstract: it goes with the guardian.
+/// Prefix of the name of a control socket; random digits follow. It is abstract: it ends with the guardian.
 const PREFIX: &str = "undying-system/";
-/// Connections that wait to be accepted, and those that are answered at a time.
+/// Connections in the backlog, and connections that are answered at the same time.
 const BACKLOG: i32 = 64;
 const CALLERS_MAX: usize = 256;
 /// Of these, callers that are no operators: any user of the machine can connect, and must not keep operators out.
@@ -37,9 +37,9 @@ const REQUEST_MAX: usize = 16 << 10;
 pub enum SystemOrder {
     /// End all components, and the guardian with them.
     Down,
-    /// Read the system file again, and follow what has changed.
+    /// Read the system file again, and apply its changes.
     Reload,
-    /// Start a component, and what it needs.
+    /// Start a component and its needs.
     Start {
         /// Its name.
         component: String,
@@ -88,7 +88,7 @@ pub(crate) enum Answer {
     Refused { why: String },
 }
 
-/// A process that asks.
+/// A process with an order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Caller {
     pub(crate) pid: Pid,

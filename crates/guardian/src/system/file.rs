@@ -1,6 +1,6 @@
 //! The file that describes a system.
 //!
-//! Owns: reading it from the disk, the place of a probe that cannot be made.
+//! Owns: reading it, and mistakes that only a parser of addresses and probes finds.
 //! Does not: know its keys; `supervise` does.
 
 use std::fs::File;
@@ -15,7 +15,7 @@ use crate::error::GuardianError;
 /// Far more than thousands of components; `/dev/zero` is no system file.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// Reads a system file and checks all that can be told without looking at this machine.
+/// Reads a system file and makes all checks that do not depend on this machine.
 ///
 /// # Errors
 ///

@@ -1,15 +1,15 @@
-//! The service manager that has started this program (systemd with `Type=notify`), if one has.
+//! The service manager that has started this process (systemd with `Type=notify`), if there is one.
 //!
-//! Owns: when it is told that the system is up, how it is, and that this program is alive.
-//! Invariants: it hears of readiness once, when every component that can be ready is; a message that does not fit its
-//! queue is sent again.
+//! Owns: when it is notified: that the system is up, its state, and that this process is alive.
+//! Invariants: readiness is reported once, when every component that can be ready is ready. A message that does not fit
+//! the queue is sent again.
 //! Does not: know components.
 
 use std::time::{Duration, Instant};
 
 use health::notify::ServiceManager;
 
-/// The service manager, and what it has heard.
+/// The service manager, and the state that was reported to it.
 #[derive(Debug)]
 pub(super) struct Manager {
     service: ServiceManager,
@@ -43,7 +43,7 @@ impl Manager {
         self.ping.map(|(_, next)| next)
     }
 
-    /// Reports what has changed. What does not arrive is reported with the next turn.
+    /// Reports changes. A message that is not delivered is sent again in the next turn.
     pub(super) fn report(&mut self, tally: Tally) {
         if !self.service.is_there() {
             return;

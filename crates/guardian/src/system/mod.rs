@@ -1,7 +1,8 @@
-//! `up`: a system of components in one guardian, and the orders that other verbs give it.
+//! `up`: a system of components in one guardian, and the orders of other commands to it.
 //!
-//! Owns: beginning to guard a system; the calls of the command line.
-//! Invariants: a store has one system at a time. This program may be killed at any instant, and the components go on.
+//! Owns: starting the guardian of a system; the calls of the command line.
+//! Invariants: a store has one system at a time. This process may be killed at any instant, and the components
+//! continue.
 //! Does not: decide what happens to a component; `supervise` does.
 
 mod before;
@@ -43,7 +44,7 @@ use crate::location::StoreLocation;
 ///
 /// # Errors
 ///
-/// When the file is wrong, its store has a system already, or nothing can be guarded here. Components that run go on.
+/// When the file is wrong, its store has a system, or nothing can be guarded here. Running components continue.
 pub fn up(path: &Path, store: Option<&Path>, tell: Tell<'_>) -> Result<()> {
     let system = read_system(path)?;
     required::require(&system)?;
@@ -65,7 +66,7 @@ pub fn up(path: &Path, store: Option<&Path>, tell: Tell<'_>) -> Result<()> {
     director.outcome(&host)
 }
 
-/// Gives the guardian of a store's system an order, and waits until it is carried out; what was done, in a few words.
+/// Gives the guardian of a system an order, and waits until it is carried out; the result in a few words.
 ///
 /// # Errors
 ///

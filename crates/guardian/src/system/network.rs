@@ -1,7 +1,7 @@
 //! The channels between the components of a system, and to their clients.
 //!
-//! Owns: which component has which channels, when they are looked at, what `status` shows of them.
-//! Invariants: nothing here waits: a look at the descriptors of processes is a worker's.
+//! Owns: which component has which channels, when they are scanned, what `status` shows of them.
+//! Invariants: nothing here blocks: the scan of descriptors runs on a worker.
 //! Does not: keep a listener or hold a caller; `channel` does.
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use sys::listener_holder::ListenerHolder;
 use crate::error::Result;
 use crate::run::ComponentChannels;
 
-/// From one look to the next. A listener that a component has closed is given up after two.
+/// Scan interval. A listener that a component has closed is released after two scans.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 const HOLDER_KILLED: &str =
@@ -35,7 +35,7 @@ pub struct ChannelFacts {
     pub kind: String,
     /// `L0`: the listener stays while the component is down. `L1`: components that connect wait.
     pub level: String,
-    /// The present incarnation has it.
+    /// The present incarnation has it open.
     pub is_taken: bool,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// `holder` was made before this program had threads, unless `missing` says why there is none.
+    /// `holder` was created before this process had threads; `missing` is the reason if there is none.
     pub(super) fn new(
         holder: Option<ListenerHolder>,
         missing: Option<String>,
@@ -65,7 +65,7 @@ impl Network {
         self.missing.as_deref()
     }
 
-    /// Why listeners are not kept any more, once.
+    /// Why listeners are no longer kept; reported once.
     pub(super) fn has_lost(&mut self) -> Option<&str> {
         let is_lost = self.missing.is_none() && self.channels.as_ref().is_some_and(|all| !all.has_holder());
         self.missing = is_lost.then(|| HOLDER_KILLED.to_owned()).or(self.missing.take());
@@ -77,7 +77,7 @@ impl Network {
         self.channels.as_ref().map(|all| ComponentChannels::new(Arc::clone(all), name(id)))
     }
 
-    /// A component will listen on these addresses, which replace those that were declared before.
+    /// A component will listen on these addresses, which replace those of an earlier call.
     pub(super) fn declare(&self, id: ComponentId, addresses: impl Iterator<Item = String>) -> Result<()> {
         let addresses: Vec<String> = addresses.collect();
         Ok(self.channels.as_ref().map_or(Ok(()), |all| all.declare(name(id), &addresses))?)
@@ -88,7 +88,7 @@ impl Network {
         self.channels.as_ref().map(|all| all.listens(name(id)))
     }
 
-    /// A component is ready: callers that wait for it go on.
+    /// A component is ready: waiting callers continue.
     pub(super) fn ready(&self, id: ComponentId) {
         self.channels.iter().for_each(|all| all.provider_ready(name(id)));
     }

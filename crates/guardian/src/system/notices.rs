@@ -1,4 +1,4 @@
-//! What the state machine of a system reports, as events and in words.
+//! Notices of the state machine of a system, as events and in words.
 //!
 //! Owns: the event of each notice, the names of states and of complainants.
 //! Does not: report; the director does.
@@ -50,7 +50,7 @@ pub(super) fn event(notice: SystemNotice, of: &Supervisor) -> (Option<ComponentI
     }
 }
 
-/// The name of a state, as `status` has it.
+/// The name of a state in `status`.
 pub(super) const fn state_name(state: ComponentState) -> &'static str {
     match state {
         ComponentState::Idle => "idle",
@@ -71,7 +71,7 @@ pub(super) const fn has_failed(state: ComponentState) -> bool {
     matches!(state, ComponentState::Ended(End::Failed(_)))
 }
 
-/// A page that is no longer what it was.
+/// A page that has changed.
 pub(super) fn changed(changed: &Changed) -> RunEvent {
     let what = match changed.kind {
         Kind::Flip => "memory has changed by itself",

@@ -1,4 +1,4 @@
-//! One component while its system is guarded: the subject that it is run as, the checks on it, what is shown of it.
+//! One component of a guarded system: its subject, its checks, the facts shown about it.
 //!
 //! Owns: these values.
 //! Does not: decide; `supervise` does.
@@ -32,7 +32,7 @@ pub(super) struct Part {
     pub(super) channels: Vec<ChannelFacts>,
 }
 
-/// What is told of a component beside its state.
+/// Facts about a component, apart from its state.
 #[derive(Default)]
 pub(super) struct Told {
     /// What it was killed for last.

@@ -1,9 +1,9 @@
-//! The file that `status` reads of a system, as its guardian keeps it.
+//! Writes the file that `status` reads about a system.
 //!
-//! Owns: when it is written.
-//! Invariants: one write at a time, on a worker; a state that was reported as written is in the file, and no older one
+//! Owns: the times at which it is written.
+//! Invariants: one write at a time, on a worker. A state that was reported as written is in the file, and no older one
 //! follows it.
-//! Does not: know what is in it.
+//! Does not: know the content.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -96,7 +96,7 @@ impl Published {
         self.is_changed = true;
     }
 
-    /// Writes that nothing of the system is left. Waits for a write that a worker is at.
+    /// Writes that no component is left. Waits for a write in flight.
     pub(super) fn end(&mut self) -> Result<()> {
         let mut is_ended = self.is_ended.lock().unwrap_or_else(PoisonError::into_inner);
         *is_ended = true;

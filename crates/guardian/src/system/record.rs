@@ -1,9 +1,9 @@
-//! What is known of a system, in a file of its store, so that `status` can tell without asking its guardian, and other
-//! verbs find the guardian.
+//! The state of a system, in a file of its store: `status` reads it without contacting the guardian, and other commands
+//! find the guardian by it.
 //!
-//! Owns: `.system.json`: its shape; the lock by which a store has one system at a time.
-//! Invariants: a reader never sees half a file, and reads none that another user can have written.
-//! Does not: survive a power cut in its newest version; it holds nothing that a start needs.
+//! Owns: `.system.json`: its form; the lock by which a store has one system at a time.
+//! Invariants: a reader never sees a partial file, and reads none that another user could have written.
+//! Does not: survive a power cut in its newest version; a start needs nothing of it.
 
 use std::fs::File;
 use std::io::Read;
@@ -107,7 +107,7 @@ impl SystemRecord {
     }
 }
 
-/// Claims a store for one system, as long as the file lives.
+/// Claims a store for one system, as long as the file is open.
 ///
 /// # Errors
 ///

@@ -16,7 +16,7 @@ use crate::run::{ComponentChannels, Damaged, EVERY_DEFAULT, Guarded, Launch, Rea
 /// Variables by which a service manager speaks to this program. They are none of a component's.
 const OF_THE_MANAGER: [&str; 6] =
     ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
-/// The least age of a `warm` component when its checkpoint is taken: what it does once at the beginning is over.
+/// The least age of a `warm` component when its checkpoint is taken: its initial work is done then.
 const WARM_AFTER: Duration = Duration::from_secs(1);
 /// Checkpoints of such a component that are kept.
 const WARM_KEEP: usize = 2;

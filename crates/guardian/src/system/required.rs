@@ -1,7 +1,7 @@
-//! What has to hold before the components of a system file can be guarded here.
+//! Conditions for guarding the components of a system file here.
 //!
 //! Owns: the keys that this version does not follow, the rights that checkpoints need.
-//! Invariants: nothing is started or changed before all of it holds.
+//! Invariants: nothing is started or changed before all conditions hold.
 //! Does not: read the file.
 
 use supervise::{Component, Policy, System};

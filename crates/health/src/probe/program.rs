@@ -18,7 +18,7 @@ use sys::Errno;
 use crate::interest::{Handle, Interest};
 use crate::notify::ServiceManager;
 
-/// From SIGKILL to the end of a process, at most: exceeded only by one that the kernel does not let go.
+/// From SIGKILL to the end of a process, at most: exceeded only by a process that is blocked in the kernel.
 pub(super) const KILL_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long a drop waits for a killed process to end. It takes less than a millisecond on an idle machine.
 const DROP_TIME_MAX: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };

@@ -17,14 +17,14 @@ use crate::status::{ChangedFiles, RestartPolicy, SubjectStatus};
 /// How long a death counts as asked for after a signal that programs may also survive, like Ctrl-C.
 const SOFT_REQUEST: Duration = Duration::from_secs(60);
 /// How long the only checkpoint is waited for: a disk that takes longer has failed, and an hour's work is worth it.
-const NO_OTHER_PATIENCE: Duration = Duration::from_secs(600);
+const NO_OTHER_TIMEOUT: Duration = Duration::from_secs(600);
 /// The part of the time between two checkpoints that a dead subject waits for one in flight: so a wait costs at most a
 /// tenth of what it saves.
 const EPOCH_SHARE: u32 = 10;
 /// Waited for even at high rates: a fraction of what any restore takes.
-const PATIENCE_MIN: Duration = Duration::from_millis(20);
+const TIMEOUT_MIN: Duration = Duration::from_millis(20);
 /// The longest such wait, however much it would save: below what people notice, and of the order of a restore.
-const PATIENCE_MAX: Duration = Duration::from_millis(100);
+const TIMEOUT_MAX: Duration = Duration::from_millis(100);
 /// Stands for the beginning of the program. No checkpoint has this number.
 const BEGINNING: Sequence = Sequence(0);
 
@@ -33,8 +33,8 @@ const INT: Signal = Signal(2);
 const QUIT: Signal = Signal(3);
 
 /// How long a dead subject waits for checkpoints in flight, while there is another one.
-fn patience(every: Duration) -> Duration {
-    (every / EPOCH_SHARE).clamp(PATIENCE_MIN, PATIENCE_MAX)
+fn timeout(every: Duration) -> Duration {
+    (every / EPOCH_SHARE).clamp(TIMEOUT_MIN, TIMEOUT_MAX)
 }
 
 impl Subject {
@@ -167,7 +167,7 @@ impl Subject {
         // What a single checkpoint saves is a start.
         let has_other = has_other || self.plan.once;
         let until = death.noticed
-            + if has_other { patience(self.plan.every.unwrap_or_default()) } else { NO_OTHER_PATIENCE };
+            + if has_other { timeout(self.plan.every.unwrap_or_default()) } else { NO_OTHER_TIMEOUT };
         self.state = State::Restoring { death, step: Step::Settling(until), has_failed: false };
         if in_flight.is_empty() || now >= until {
             self.judge();
@@ -517,8 +517,8 @@ mod tests {
 
     #[test]
     fn a_wait_costs_little_and_is_never_long() {
-        assert_eq!(patience(Duration::from_millis(10)), PATIENCE_MIN);
-        assert_eq!(patience(Duration::from_millis(500)), Duration::from_millis(50));
-        assert_eq!(patience(Duration::from_secs(3600)), PATIENCE_MAX);
+        assert_eq!(timeout(Duration::from_millis(10)), TIMEOUT_MIN);
+        assert_eq!(timeout(Duration::from_millis(500)), Duration::from_millis(50));
+        assert_eq!(timeout(Duration::from_secs(3600)), TIMEOUT_MAX);
     }
 }

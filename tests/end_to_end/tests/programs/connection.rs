@@ -27,7 +27,7 @@ impl Connection {
         Ok(Self { reader: BufReader::new(stream) })
     }
 
-    /// Connects, with patience while nobody listens: the program may just start or be dead.
+    /// Connects, and retries while no program listens: it may be starting or dead.
     pub(crate) fn open(port: u16) -> Outcome<Self> {
         let deadline = Instant::now() + LIMIT;
         loop {

@@ -1,7 +1,7 @@
 //! What a test needs from the machine.
 //!
 //! Owns: looking for programs and rights, saying `unsupported: X`, finding free ports.
-//! Invariants: a port is below the range from which the kernel picks, so that nobody gets it while its owner is dead.
+//! Invariants: a port is below the range from which the kernel picks, so that no other program gets it while its owner is dead.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::problem::{Outcome, Problem};
 /// Holds back the packets of connections whose program is dead for a moment.
 pub(crate) const PACKET_FILTER: &str = "nft";
 
-/// Folders that hold servers and are not in everybody's PATH.
+/// Folders with servers that are not in every PATH.
 const MORE_FOLDERS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/go/bin"];
 /// Ports to try; below the kernel's own range, which starts at 32768.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
@@ -38,7 +38,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(program)).find(|candidate| is_program(candidate))
 }
 
-/// A TCP port of 127.0.0.1 that nobody uses.
+/// An unused TCP port of 127.0.0.1.
 pub(crate) fn free_port() -> Outcome<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let count = PORTS.end - PORTS.start;

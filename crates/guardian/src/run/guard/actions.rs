@@ -1,8 +1,8 @@
-//! What the state machine has decided, done.
+//! Carries out the actions of the state machine.
 //!
 //! Owns: how each action is carried out, and the event that answers it.
-//! Invariants: actions are carried out in their order; one that fails ends the run; one that may block is ordered from
-//! a worker.
+//! Invariants: actions are carried out in their order. An action that fails ends the run. An action that may block goes
+//! to a worker.
 //! Does not: decide.
 
 use std::collections::HashSet;
@@ -29,7 +29,7 @@ const LAST_RESTART: &str =
     "restarts from its checkpoints end soon, and this is the last one that --max-restarts permits";
 
 impl Guard {
-    /// Carries out what was decided, and what follows from that, until something is a worker's.
+    /// Carries out the decided actions and those that follow, until an action goes to a worker.
     pub(super) fn act(&mut self) -> Result<()> {
         loop {
             while matches!(self.driver.progress, Progress::Own)
@@ -156,12 +156,12 @@ impl Guard {
         self.order(work, |_, survey| survey.map(Event::Surveyed));
     }
 
-    /// The log drops what it has not written; an incarnation that begins at an older checkpoint has other ones.
+    /// The log drops unwritten data; an incarnation from an older checkpoint has other data.
     fn leave_behind(&mut self, dropped: &[Sequence], newest: Sequence) {
         self.taking.pending.clear();
         dropped.iter().for_each(|sequence| self.report(RunEvent::Dropped { seq: sequence.get() }));
         if let Some(log) = self.taking.tracer.log() {
-            // One that has failed writes nothing any more, and is opened anew.
+            // A failed log writes nothing more, and is opened again.
             let _ = log.void_above(newest);
         }
     }

@@ -1,7 +1,8 @@
-//! How a subject is started or adopted, and how its guard is put together.
+//! Starting or adopting a subject, and building its guard.
 //!
-//! Owns: the steps from a request to a subject that is guarded, their order, and what is told first.
-//! Invariants: a name is claimed before anything is started; a program that was started goes on if a later step fails.
+//! Owns: the steps from a request to a guarded subject, their order, and the first reports.
+//! Invariants: a name is claimed before anything is started. A program that was started continues if a later step
+//! fails.
 //! Does not: guard it.
 
 use std::collections::VecDeque;
@@ -41,7 +42,7 @@ use crate::time;
 ///
 /// # Errors
 ///
-/// When it cannot be started or watched. A program that runs goes on.
+/// When it cannot be started or watched. A running program continues.
 pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Foreground) -> Result<Guard> {
     // It may have ended since it was found.
     request.runs_already =
@@ -111,7 +112,7 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     Ok(guard)
 }
 
-/// The root, the socket that it knows, and the number of its first checkpoint.
+/// The root, the socket name in its environment, and the number of its first checkpoint.
 type Begun = (Subject, Requests, Sequence);
 
 fn run_or_adopt(
@@ -171,7 +172,7 @@ fn watch(request: &RunRequest, claim: &Claim, host: &Shared, streams: &Streams) 
 
 impl Taking {
     fn of(tracer: Tracer) -> Self {
-        Self { tracer, pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX), early: None, doubt: None }
+        Self { tracer, pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX), early: None, recheck: None }
     }
 }
 
@@ -191,7 +192,7 @@ impl Driver {
 }
 
 impl Guard {
-    /// Tells that there is a subject, and why its files do not go back where nothing else was asked for.
+    /// Reports the subject, and why its files do not go back unless that was requested.
     fn tell_begin(&mut self, no_rewind: Option<&str>) {
         match self.request.adopted() {
             Some(pid) => {
@@ -272,7 +273,7 @@ fn claim(store: &Store, request: &RunRequest) -> Result<Claim> {
     }
 }
 
-/// A program's name as one that a store takes.
+/// The name of a program, in the form that a store accepts.
 fn valid(program: &str) -> String {
     let is_plain = |letter: char| letter.is_alphanumeric() || "-_.+".contains(letter);
     let name: String = program.chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
@@ -292,7 +293,7 @@ fn name_of(store: &Store, pid: Pid) -> Result<Option<SubjectName>> {
     Ok(None)
 }
 
-/// Ends what an incarnation has left whose guardian died before it did: its addresses and files would be in the way.
+/// Ends the rest of an incarnation whose guardian died before it: its addresses and files would be in the way.
 fn end_leftovers(request: &RunRequest, claim: &Claim) -> Result<()> {
     match Record::read(&claim.directory).ok().flatten() {
         Some(record) if request.ends_tree && record.is_of_this_boot() && !record.has_root() => {

@@ -1,7 +1,7 @@
 //! A death, the incarnation that follows, and the end of a guard.
 //!
-//! Owns: what is reported of a death, what begins anew with an incarnation, what the caller of the run gets in the end.
-//! Invariants: no thread of ours traces the dead when their death is reported.
+//! Owns: the report of a death, the values that begin anew with an incarnation, the result of the run.
+//! Invariants: when a death is reported, no thread of this process traces the dead subject.
 //! Does not: decide what follows a death; `supervise` does.
 
 use std::collections::HashSet;
@@ -21,13 +21,13 @@ use crate::record::{Death, ProcessName};
 pub(crate) struct Left {
     /// How the subject has ended.
     pub(crate) outcome: Result<SubjectStatus>,
-    /// What is still to be told, under this name.
+    /// Reports that are still pending, under this name.
     pub(crate) name: String,
     pub(crate) told: Vec<RunEvent>,
 }
 
 impl Guard {
-    /// Reports a death, after everything that decides what it means.
+    /// Reports a death, after every event that decides its meaning.
     pub(super) fn died(&mut self, status: SubjectStatus) -> Result<()> {
         self.tree.death = None;
         self.taking.tracer.call_off_waits(false);
@@ -38,7 +38,7 @@ impl Guard {
         foreground.take_back(Some(status));
         drop(foreground);
         let child = self.tree.children.as_ref().zip(self.tree.child_death.take());
-        // Checkpoints that may know the tree without the failed process.
+        // Checkpoints that may contain the tree without the failed process.
         let after_child = child.map(|(children, death)| children.taken_after(death)).unwrap_or_default();
         self.feed(Event::Died { status, has_terminal, after_child });
         self.act()
@@ -61,7 +61,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Forgets what was of the incarnation before.
+    /// Drops the values of the previous incarnation.
     pub(super) fn begin_incarnation(&mut self) -> Result<()> {
         self.driver.incarnation = self.driver.machine.incarnation();
         if let Some(children) = &mut self.tree.children {
@@ -92,14 +92,14 @@ impl Guard {
         }
     }
 
-    /// The subject has ended for good, or can be watched no more.
+    /// The subject has ended for good, or can no longer be watched.
     pub(crate) fn leave(mut self) -> Left {
         let outcome = self.outcome();
         self.connections.end();
         for news in self.taking.tracer.leave_subject() {
             self.note_news(news);
         }
-        // The newest state of a program that was told to end is worth as much as any.
+        // The newest state of a program that was told to end is as valuable as any other.
         self.await_commits();
         self.taking.tracer.end();
         if let Ok(status) = outcome {
@@ -139,7 +139,7 @@ impl Guard {
         Err(error)
     }
 
-    /// Waits until nothing is being written any more.
+    /// Waits until no write is in flight.
     fn await_commits(&mut self) {
         self.hear_log();
         while self.driver.machine.in_flight().len() > 0 && self.taking.tracer.log().is_some() {

@@ -1,8 +1,8 @@
-//! What the tracer and the log have told, and what a guard makes of it.
+//! Reports of the tracer and the log, and their effect on the guard.
 //!
-//! Owns: the way of a checkpoint from being taken to being durable, in the record, in the history and for those who
-//! asked for it.
-//! Invariants: each one that was taken is told of once, as durable, as failed or as left behind.
+//! Owns: each checkpoint from its capture to its commit: in the status, in the history, and for the callers that
+//! requested it.
+//! Invariants: each captured checkpoint is reported once: as durable, as failed or as discarded.
 //! Does not: take checkpoints, or judge deaths.
 
 use std::os::fd::OwnedFd;
@@ -62,16 +62,16 @@ impl Guard {
     fn note_failed(&mut self, error: GuardianError) {
         let says_gone = matches!(&error, GuardianError::Engine(error) if error.says_gone());
         if says_gone && !self.rebuild.subject.has_ended() {
-            self.taking.doubt = Some((error, self.rebuild.host.clock.now() + DYING));
+            self.taking.recheck = Some((error, self.rebuild.host.clock.now() + DYING));
         } else {
             self.judge_failure(&error);
         }
     }
 
     /// Judges a failure that may have been the death of the subject.
-    pub(super) fn settle_doubt(&mut self) {
+    pub(super) fn settle_recheck(&mut self) {
         let now = self.rebuild.host.clock.now();
-        let Some((_, until)) = &mut self.taking.doubt else { return };
+        let Some((_, until)) = &mut self.taking.recheck else { return };
         if !self.rebuild.subject.has_ended() {
             if *until > now {
                 return;
@@ -82,7 +82,7 @@ impl Guard {
                 return;
             }
         }
-        if let Some((error, _)) = self.taking.doubt.take() {
+        if let Some((error, _)) = self.taking.recheck.take() {
             self.judge_failure(&error);
         }
     }
@@ -107,7 +107,7 @@ impl Guard {
         }
     }
 
-    /// Dirty pages were looked for, and there is no checkpoint of it.
+    /// Dirty pages were scanned without a checkpoint.
     fn note_look(&mut self, found: engine::Tracking) {
         let us = time::microseconds;
         let (pages, scan_us, pause_us) = (found.pages.get(), us(found.scan), us(found.pause));
@@ -160,7 +160,7 @@ impl Guard {
         let sequence = taken.ticket.sequence();
         self.voice.record.facts.tracker = tracker.to_owned();
         if let Some(children) = &mut self.tree.children {
-            // A process that is born after the pause is in no doubt.
+            // A process that is born after the pause needs no recheck.
             let ago = taken.phases.began.elapsed().saturating_sub(taken.phases.pause());
             children.note_taken(sequence, &descendants, ago);
         }
@@ -263,7 +263,7 @@ impl Guard {
     }
 }
 
-/// Whether most of a checkpoint's time was spent waiting for the store: buffers come back as it writes.
+/// Whether a checkpoint spent most of its time waiting for the store: buffers return as the store writes.
 fn waited_for_store(phases: &Phases) -> bool {
     phases[Phase::Room] > phases[Phase::Precopy] + phases[Phase::Prepare] + phases.pause()
 }

@@ -1,7 +1,7 @@
-//! What a guard consists of, by topic.
+//! The values of a guard, by topic.
 //!
 //! Owns: the values; the modules beside this one change them.
-//! Does not: do anything.
+//! Does not: act.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -49,12 +49,12 @@ pub(crate) type Work = Box<dyn FnOnce() -> After + Send>;
 /// What the guard makes of the work when it is done.
 pub(crate) type After = Box<dyn FnOnce(&mut Guard) -> Result<Event> + Send>;
 
-/// The state machine, and what it has decided.
+/// The state machine, and its pending decisions.
 pub(super) struct Driver {
     pub(super) machine: supervise::Subject,
     /// What is decided, and not done yet.
     pub(super) actions: VecDeque<Action>,
-    /// The incarnation that the rest of the guard knows.
+    /// The incarnation that the rest of the guard refers to.
     pub(super) incarnation: u64,
     /// The error of the action that failed last.
     pub(super) last_error: Option<GuardianError>,
@@ -71,7 +71,7 @@ pub(super) enum Progress {
     Ordered(Work),
     /// A worker.
     Away,
-    /// Nobody: an action has failed, and the tracer is still to leave the subject.
+    /// None: an action has failed, and the tracer has to detach from the subject.
     Failing,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct Tree {
     pub(super) children: Option<Children>,
     /// The failure for which the root is being ended.
     pub(super) child_death: Option<ChildDeath>,
-    /// Those at the last checkpoint, for a root that is no child of ours.
+    /// Those at the last checkpoint, for a root that is not a child of this process.
     pub(super) known: Vec<ProcessKey>,
     /// Those that have left the tree.
     pub(super) departed: Departed,
@@ -96,10 +96,10 @@ pub(super) struct Taking {
     pub(super) tracer: Tracer,
     /// Those that were taken and are not durable yet, rising, as far as they are known.
     pub(super) pending: VecDeque<CheckpointEvent>,
-    /// What the log has told of a checkpoint before the tracer has.
+    /// Reports of the log about a checkpoint that the tracer has not reported yet.
     pub(super) early: Option<Completion>,
     /// A failure that may be the death of the subject, and how long that is waited for.
-    pub(super) doubt: Option<(GuardianError, Instant)>,
+    pub(super) recheck: Option<(GuardianError, Instant)>,
 }
 
 /// Why checkpoints were not taken, or late.
@@ -122,18 +122,18 @@ pub(super) struct WatchedFiles {
     pub(super) breaks: Reasons,
 }
 
-/// What is told to the operator, and written down for those who ask later.
+/// Reports to the operator, and records for later commands.
 pub(super) struct Voice {
     pub(super) journal: Journal,
     pub(super) record: Record,
     pub(super) told: Told,
-    /// What the operator was not told yet.
+    /// Reports that the operator has not received yet.
     pub(super) outbox: Vec<RunEvent>,
     /// Messages wait until files have gone back, as they may go to one of them.
     pub(super) is_holding: bool,
 }
 
-/// What is told once in a run, and was.
+/// Reports that are made once in a run, and were made.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Told {
     /// That the status cannot be written.

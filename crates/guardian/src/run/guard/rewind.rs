@@ -1,8 +1,8 @@
 //! The files of a subject while it is guarded.
 //!
-//! Owns: what is told of them, which checkpoints the store keeps for them, messages that wait.
-//! Invariants: nothing is written to standard error between the end of the subject and the
-//! end of going back if that is a file, which may be one of those that go back.
+//! Owns: reports about them, which checkpoints the store keeps for them, deferred messages.
+//! Invariants: between the end of the subject and the end of going back, nothing is written to standard error if that
+//! is a file, because this file may go back as well.
 //! Does not: take files back; `rebuild` does.
 
 use engine::{Boundary, FileRecord};
@@ -61,7 +61,7 @@ impl Guard {
         self.note_watch();
     }
 
-    /// Has the store keep the newest checkpoints that files can go back to, those that are being written included.
+    /// Makes the store keep the newest checkpoints that files can go back to, including those in flight.
     pub(super) fn hold_exact(&mut self) {
         let (Some(watching), Some(log)) = (&self.rebuild.watching, self.taking.tracer.log()) else { return };
         let mut taken = log.status().kept;
@@ -82,7 +82,7 @@ impl Guard {
         }
     }
 
-    /// Puts what the watch knows into the status.
+    /// Copies the state of the watch to the status.
     fn note_watch(&mut self) {
         self.note_break();
         let Some(watching) = &self.rebuild.watching else { return };
@@ -90,7 +90,7 @@ impl Guard {
         self.voice.record.facts.files.note_watch(&report);
     }
 
-    /// The report on the files of a checkpoint. Where files go back, it names only those that do not.
+    /// The report on the files of a checkpoint. Where files go back, it names only the exceptions.
     pub(super) fn files_report(&self, files: &[FileRecord]) -> FilesReport {
         let mut report = match &self.rebuild.watching {
             None => FilesReport::of(self.rebuild.policy, files),
@@ -110,7 +110,7 @@ impl Guard {
         self.voice.is_holding = self.rebuild.watching.is_some() && streams::says_into_file();
     }
 
-    /// Tells what has waited, if the subject runs again or never will.
+    /// Writes the deferred messages, if the subject runs again or never will.
     pub(super) fn release_messages(&mut self) {
         let state = self.driver.machine.state();
         let is_alive = state.is_alive() && self.tree.death.is_none();

@@ -1,8 +1,8 @@
-//! One turn of a guard: everything that has arrived is reported to the state machine, and what is due is begun.
+//! One turn of a guard: reports all events that have arrived to the state machine, and begins what is due.
 //!
 //! Owns: the order in which events are reported; what a guard waits for.
-//! Invariants: a turn waits for nothing. A death is reported in the turn after it was noticed, so that signals and
-//! commits that had arrived are reported before it, and only when no thread of ours traces the dead.
+//! Invariants: a turn never blocks. A death is reported in the turn after it was noticed, and only when no thread of
+//! this process traces the dead subject. So signals and commits that had arrived are reported before it.
 //! Does not: carry out actions.
 
 use std::os::fd::BorrowedFd;
@@ -25,7 +25,7 @@ use crate::signals::Request;
 use crate::time;
 
 impl Guard {
-    /// Takes note of everything that has arrived, and does what is due.
+    /// Reports all events that have arrived, and carries out what is due.
     pub(crate) fn step(&mut self) {
         match self.driver.progress {
             Progress::Own => {
@@ -80,7 +80,7 @@ impl Guard {
         }
     }
 
-    /// What the operator is to be told now.
+    /// Reports for the operator now.
     pub(crate) fn take_told(&mut self) -> Vec<RunEvent> {
         if self.voice.is_holding { Vec::new() } else { std::mem::take(&mut self.voice.outbox) }
     }
@@ -103,7 +103,7 @@ impl Guard {
         }
     }
 
-    /// Writes down what the caller knows of the subject.
+    /// Updates the status with the facts of the caller.
     pub(crate) fn note(&self, event: &RunEvent) {
         self.voice.journal.tell(event.clone());
     }
@@ -126,7 +126,7 @@ impl Guard {
         let _ = self.rebuild.subject.signal(signal);
     }
 
-    /// The host and the subject were stopped together, and go on.
+    /// The host and the subject were stopped together, and continue.
     pub(crate) fn continued(&mut self) {
         self.feed(Event::Continued);
     }
@@ -163,12 +163,12 @@ impl Guard {
         }
         let is_pressing = self.tree.death.is_some() && !self.taking.tracer.is_tracing()
             || !self.driver.signals.is_empty() && !self.is_settling();
-        let doubt = self.taking.doubt.as_ref().map(|(_, until)| *until);
+        let recheck = self.taking.recheck.as_ref().map(|(_, until)| *until);
         let look = self.requests.look().map(|look| now + look);
         let is_alive = self.driver.machine.state().is_alive();
         let idle = self.connections.due().filter(|_| is_alive);
         let held = self.output.as_ref().filter(|_| is_alive).map(HeldOutput::due);
-        let times = [is_pressing.then_some(now), self.driver.machine.wake(now), doubt, look, idle, held];
+        let times = [is_pressing.then_some(now), self.driver.machine.wake(now), recheck, look, idle, held];
         times.into_iter().flatten().min()
     }
 
@@ -188,7 +188,7 @@ impl Guard {
         }
         self.take_requests();
         self.hear();
-        self.settle_doubt();
+        self.settle_recheck();
         self.hear_children()?;
         self.act()?;
         let is_tracing = self.taking.tracer.is_tracing();
@@ -204,7 +204,7 @@ impl Guard {
         if !is_tracing && lock(&self.rebuild.foreground).follow_stop(&self.rebuild.subject)? {
             self.feed(Event::Continued);
         }
-        // After the look whether it lives: what has arrived since its death stays.
+        // After the check whether it lives: events since its death remain pending.
         self.connections.turn(self.rebuild.host.clock.now());
         self.release_late_output();
         self.feed(Event::Due);
@@ -218,7 +218,7 @@ impl Guard {
         let now = self.rebuild.host.clock.now();
         if self.output.as_mut().is_some_and(|output| output.turn(now)) {
             self.voice.record.facts.connections.held = 0;
-            self.report(RunEvent::OutputReleased { after_us: time::microseconds(output::PATIENCE) });
+            self.report(RunEvent::OutputReleased { after_us: time::microseconds(output::TIMEOUT) });
         }
     }
 
@@ -255,7 +255,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Takes note of what the tracer and the log have told so far.
+    /// Receives the reports of the tracer and the log so far.
     fn hear(&mut self) {
         while let Some(news) = self.taking.tracer.hear() {
             self.note_news(news);
@@ -266,7 +266,7 @@ impl Guard {
         }
     }
 
-    /// Does what the subject asks for.
+    /// Carries out requests of the subject.
     fn take_requests(&mut self) {
         let now = self.rebuild.host.clock.now();
         while let Some((word, asker)) = self.requests.poll(self.rebuild.subject.pid()) {
@@ -304,7 +304,7 @@ impl Guard {
         }
     }
 
-    /// Now, as a status has it.
+    /// The present time, in the form of the status.
     pub(super) fn time(&self) -> String {
         crate::time::rfc3339(self.rebuild.host.clock.wall())
     }
@@ -324,7 +324,7 @@ impl Guard {
         }
     }
 
-    /// Tells the operator, now or when messages need not wait any more, and writes it down.
+    /// Reports to the operator, now or when deferred messages may be written, and to the journal.
     pub(super) fn report(&mut self, event: RunEvent) {
         self.voice.journal.tell(event.clone());
         self.voice.outbox.push(event);

@@ -1,7 +1,7 @@
 //! The heartbeat of an incarnation that is ready.
 //!
-//! Owns: how many beats were missed in a row; telling a hang from a probe that fails.
-//! Invariants: a fault is found only after as many misses in a row as the file allows, or when the program says so.
+//! Owns: the number of beats missed in a row; the difference between a hang and a failed probe.
+//! Invariants: a fault is found only after as many misses in a row as the file allows, or when the program reports it.
 //! Does not: act.
 
 use std::time::{Duration, Instant};
@@ -91,7 +91,7 @@ impl Heart {
             Source::Probes { probe, missed, hang, inspection } => {
                 match probe.advance(now) {
                     Some(Ok(())) => (*missed, *hang, *inspection) = (0, Hang::default(), None),
-                    // An attempt that could not be made says nothing of the program.
+                    // An attempt that could not be made proves nothing about the program.
                     Some(Err(why)) if !why.is_of_the_program() => {}
                     Some(Err(_)) => {
                         *missed += 1;
@@ -102,7 +102,7 @@ impl Heart {
                 let usage = inspection.as_mut().and_then(|inspection| inspection.advance(now));
                 let hangs = usage.is_some_and(|usage| hang.note(now, *missed > 0, usage.progress));
                 if *missed >= misses {
-                    // Which of the two it is, the inspection that belongs to the last miss tells.
+                    // The inspection of the last miss decides which of the two it is.
                     let is_known = inspection.as_ref().is_none_or(|inspection| inspection.due().is_none());
                     return is_known.then_some(if hangs { Fault::Hang } else { Fault::FailedProbe });
                 }

@@ -1,6 +1,6 @@
 //! The bounds of a component on memory and descriptors.
 //!
-//! Owns: when they are looked at.
+//! Owns: the times of the checks.
 //! Does not: count; `health::usage` does.
 
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use supervise::{Fault, Limits};
 /// From one inspection to the next: a leak takes longer, and a inspection costs some 20 µs a process.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The looks at what a component uses.
+/// The checks of the resource use of a component.
 #[derive(Debug)]
 pub(super) struct LimitCheck {
     limits: Limits,

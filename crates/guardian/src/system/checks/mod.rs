@@ -1,8 +1,8 @@
-//! The checks on one component: when it is ready, and what shows that it works.
+//! The checks on one component: when it is ready, and whether it works.
 //!
-//! Owns: which checks the keys of a component ask for, and when each of them is made.
-//! Invariants: nothing here waits. A check concerns the present incarnation only. Readiness is reported once for each
-//! incarnation, and until then no other check is made.
+//! Owns: which checks the keys of a component request, and when each of them is made.
+//! Invariants: no check blocks. A check concerns the present incarnation only. Readiness is reported once for each
+//! incarnation, and no other check is made before.
 //! Does not: decide what follows from a sign; `supervise::Supervisor` does.
 
 mod heart;
@@ -36,9 +36,9 @@ pub(super) enum Sign {
     Ready,
     /// Something is wrong with it.
     Fault(Fault),
-    /// An executable page of it is no longer what it was.
+    /// An executable page of it has changed.
     Changed(Changed),
-    /// It says this of itself.
+    /// Its own report of its state (`STATUS=`).
     Reports(String),
 }
 
@@ -192,7 +192,7 @@ impl Checks {
     }
 
     /// Makes the checks that are due, as far as that is possible without a wait.
-    /// `listens` tells whether the incarnation has begun to listen, where listeners are kept.
+    /// `listens` gives whether the incarnation has begun to listen, where listeners are kept.
     pub(super) fn advance(&mut self, now: Instant, listens: impl FnOnce() -> Option<bool>) -> Vec<Sign> {
         let mut signs = Vec::new();
         self.take_messages(now, &mut signs);
@@ -257,7 +257,7 @@ impl Checks {
     fn take_messages(&mut self, now: Instant, signs: &mut Vec<Sign>) {
         // A program may report before its root is known here. Its messages wait in the socket until then.
         let received = self.notify.as_mut().filter(|_| self.root.is_some()).map(NotifySocket::advance);
-        // A socket that cannot be read has nothing: the heartbeat that is missed tells.
+        // A socket that cannot be read has no message: the missed heartbeat shows it.
         for sign in received.and_then(std::result::Result::ok).into_iter().flatten().flat_map(|one| one.signs)
         {
             match sign {

@@ -1,6 +1,6 @@
-//! When an incarnation is ready.
+//! The readiness of an incarnation.
 //!
-//! Owns: the condition as it is waited for.
+//! Owns: the condition while it is waited for.
 //! Does not: limit the wait; `supervise::Supervisor` does.
 
 use std::path::Path;
@@ -27,7 +27,7 @@ pub(super) enum Readiness {
     Log(LogReady),
     Listen(ListenReady),
     Probe(Repeated),
-    /// It cannot be told, and its time runs out.
+    /// It cannot be checked, and the timeout ends it.
     Never,
 }
 
@@ -66,7 +66,7 @@ impl Readiness {
         begun.unwrap_or(Self::Never)
     }
 
-    /// Whether a message tells it.
+    /// Whether a message reports readiness.
     pub(super) fn is_notified(&self) -> bool {
         matches!(self, Self::Notify)
     }
@@ -104,7 +104,7 @@ impl Readiness {
         }
     }
 
-    /// Whether the incarnation is ready now. What cannot be looked at is looked at again.
+    /// Whether the incarnation is ready now. A failed check is repeated.
     pub(super) fn advance(&mut self, now: Instant) -> bool {
         match self {
             Self::Notify | Self::Never => false,

@@ -1,8 +1,8 @@
-//! A probe that is made again and again.
+//! A probe that is repeated.
 //!
-//! Owns: when the next attempt begins.
-//! Invariants: there is one attempt at a time; it has ended before the next begins.
-//! Does not: judge an outcome.
+//! Owns: the time of the next attempt.
+//! Invariants: one attempt at a time; it has ended before the next begins.
+//! Does not: judge a result.
 
 use std::time::{Duration, Instant};
 

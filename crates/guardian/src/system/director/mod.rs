@@ -1,8 +1,8 @@
-//! Guards a system: reports to its state machine what happens to the components, and carries its orders out.
+//! Guards a system: reports events of the components to the state machine, and carries its orders out.
 //!
-//! Owns: which subject a component is run as, what an order of a caller means, what `status` is told.
-//! Invariants: nothing here waits. An order of the state machine is carried out in the turn in which it was given. A
-//! caller is answered when the file that `status` reads has what was done.
+//! Owns: the subject of each component, the meaning of an order of a caller.
+//! Invariants: nothing here blocks. An order of the state machine is carried out in the turn in which it was given. A
+//! caller is answered when the file that `status` reads contains the result.
 //! Does not: decide which component runs; `supervise::Supervisor` does.
 
 mod orders;
@@ -48,10 +48,10 @@ const PARTS: u32 = 1;
 /// Says to a program of `on_give_up = "exec"` which component was given up.
 const OF_SYSTEM: &str = "UNDYING_SYSTEM";
 
-/// What signals have asked for.
+/// Requests by signals.
 #[derive(Default)]
 struct Asked {
-    /// How often they, or callers, asked the system to end.
+    /// How often signals or callers have requested the end of the system.
     ends: usize,
     /// To read the file again.
     reload: bool,
@@ -175,7 +175,7 @@ impl<'a> SystemDirector<'a> {
         self.parts.iter().find(|part| part.subject == Some(subject)).map(|part| part.id)
     }
 
-    /// Reports events until nothing follows from them any more.
+    /// Reports events until no further ones follow.
     fn report_all(&mut self, now: Instant, host: &mut Host) {
         while !self.heard.is_empty() {
             for event in std::mem::take(&mut self.heard) {
@@ -302,7 +302,7 @@ impl<'a> SystemDirector<'a> {
         }
     }
 
-    /// Gives up what components have closed, and notes what is shown of channels.
+    /// Releases listeners that components have closed, and updates the facts about channels.
     fn look(&mut self, now: Instant, host: &mut Host) {
         let roots = self.parts.iter().filter_map(|part| Some((part.id, part.root?))).collect();
         if let Some(work) = self.network.look(roots, now) {
@@ -331,7 +331,7 @@ impl Director for SystemDirector<'_> {
     fn started(&mut self, subject: SubjectId, root: Pid) {
         if let Some(id) = self.part_of(subject) {
             let taken_over = self.parts[id.index()].runs_already.take();
-            // What was taken over has been ready, and says so only once.
+            // A component that was taken over was ready before, and reports that only once.
             self.began(id, root, taken_over.is_some());
             if taken_over.is_some_and(|running| running.is_outdated) {
                 self.heard.push(SystemEvent::Restart(id));
@@ -415,7 +415,7 @@ impl Director for SystemDirector<'_> {
             }
         }
         if std::mem::take(&mut self.asked.reload) {
-            // It reports what is wrong with the file.
+            // A mistake in the file is reported there.
             let _ = self.reload(host);
         }
         self.check(ready, now, host);

@@ -1,6 +1,6 @@
-//! What callers ask of a system.
+//! Orders of callers to a system.
 //!
-//! Owns: which orders which caller may give, and what each of them means.
+//! Owns: which caller may give which order, and the meaning of each order.
 //! Does not: answer; `callers` does.
 
 use supervise::{Complainant, SystemEvent};

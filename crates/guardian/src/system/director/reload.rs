@@ -1,8 +1,7 @@
 //! Follows a system file that was changed while its components run.
 //!
-//! Owns: what a reload refuses, and how a component meets new values of its keys.
-//! Invariants: a file that is refused changes nothing. A component that a new version of the file does not change is not
-//! touched.
+//! Owns: what a reload refuses, and how new values of its keys reach a component.
+//! Invariants: a refused file changes nothing. A component with an unchanged table is not touched.
 //! Does not: decide which component runs; `supervise::Supervisor` does.
 
 use std::path::Path;
@@ -20,7 +19,7 @@ use crate::system::{random, required};
 use crate::time;
 
 impl SystemDirector<'_> {
-    /// Reads the system file again and follows what it changes; the outcome in words.
+    /// Reads the system file again and applies its changes; the outcome in words.
     ///
     /// # Errors
     ///
@@ -90,7 +89,7 @@ impl SystemDirector<'_> {
         Ok(Part::new(id, name, component, checks, time::rfc3339(host.clock().wall())))
     }
 
-    /// Gives the components that the system has had before their new keys, and those that have to be restarted for it.
+    /// Gives known components their new keys; returns those that have to be restarted for them.
     fn revise_parts(&mut self, system: &System) -> Result<Vec<ComponentId>> {
         let mut restarted = Vec::new();
         for place in 0..self.parts.len() {

@@ -1,6 +1,6 @@
-//! What `status` and a service manager are told of a system.
+//! The state of a system, for `status` and for a service manager.
 //!
-//! Owns: which components are shown, and what of each.
+//! Owns: which components are shown, and the facts about each.
 //! Does not: write or send it; `published` and `manager` do.
 
 use supervise::{ComponentId, ComponentState, End};
