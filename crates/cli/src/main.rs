@@ -10,6 +10,8 @@ mod metrics;
 mod narrator;
 mod parse;
 mod print;
+mod shown;
+mod top;
 mod verb;
 
 use std::process::ExitCode;

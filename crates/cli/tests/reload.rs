@@ -131,7 +131,8 @@ fn a_service_reloads_at_sighup() {
     // A session of its own has no terminal. setsid(1) executes the program in its own process.
     let system = System::up_with(&component("a", ""), |lab, command| {
         let mut detached = Command::new("setsid");
-        detached.arg(command.get_program()).args(command.get_args());
+        // A caller that ignores SIGHUP would make the guardian ignore it.
+        detached.args(["env", "--default-signal=HUP"]).arg(command.get_program()).args(command.get_args());
         lab.detached(&mut detached);
         *command = detached;
     });

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use engine::{Effect, FileRecord};
+use engine::{Effect, FileRecord, ImageDescriptor, ImageMapping, ImageProcess, ProcessState};
 use image::{Commit, ImageKind};
 use model::{ByteCount, Sequence};
 use serde::Serialize;
@@ -77,6 +77,116 @@ pub struct ImageReport {
     pub compared: Option<Vec<String>>,
     /// Files that do not go back where the others do, since they can be changed without a trace. A restore compares them.
     pub uncovered: Vec<String>,
+    /// The processes, parents first.
+    pub processes: Vec<ProcessRow>,
+    /// Their descriptors.
+    pub descriptors: Vec<DescriptorRow>,
+    /// Their mappings.
+    pub mappings: Vec<MappingRow>,
+}
+
+/// A process of an image, as ps(1) shows a living one.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub struct ProcessRow {
+    pub pid: i32,
+    pub ppid: i32,
+    pub pgid: i32,
+    pub sid: i32,
+    /// `running`, `stopped` or `zombie`.
+    pub state: &'static str,
+    pub threads: usize,
+    /// Bytes of all its mappings.
+    pub mapped: u64,
+    /// Bytes of them that the image holds, zero pages apart.
+    pub stored: u64,
+    /// Up to 15 bytes, as in `/proc/PID/comm`.
+    pub name: String,
+    pub executable: String,
+    pub command: String,
+}
+
+/// A descriptor of an image, as lsof(8) shows one of a living process.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub struct DescriptorRow {
+    pub pid: i32,
+    pub fd: i32,
+    /// Descriptors of the same open file description have the same number here.
+    pub description: u32,
+    pub kind: String,
+    /// `r`, `w`, `u` (both) or `p` (O_PATH).
+    pub access: char,
+    pub close_on_exec: bool,
+    pub position: Option<u64>,
+    pub name: String,
+}
+
+/// A mapping of an image, as pmap(1) shows one of a living process.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub struct MappingRow {
+    pub pid: i32,
+    /// In hexadecimal digits.
+    pub address: String,
+    pub bytes: u64,
+    /// Bytes of it that the image holds, zero pages apart; those of shared objects belong to no mapping.
+    pub stored: u64,
+    /// Like `rw-p`.
+    pub mode: String,
+    pub offset: u64,
+    pub name: String,
+}
+
+impl From<ImageProcess> for ProcessRow {
+    fn from(process: ImageProcess) -> Self {
+        Self {
+            pid: process.pid.get(),
+            ppid: process.parent.get(),
+            pgid: process.group.get(),
+            sid: process.session.get(),
+            state: match process.state {
+                ProcessState::Running => "running",
+                ProcessState::Stopped => "stopped",
+                ProcessState::Zombie => "zombie",
+            },
+            threads: process.threads,
+            mapped: process.mapped.get(),
+            stored: process.stored.get(),
+            name: process.name,
+            executable: process.executable,
+            command: process.command,
+        }
+    }
+}
+
+impl From<ImageDescriptor> for DescriptorRow {
+    fn from(descriptor: ImageDescriptor) -> Self {
+        Self {
+            pid: descriptor.pid.get(),
+            fd: descriptor.fd.get(),
+            description: descriptor.description,
+            kind: descriptor.kind,
+            access: descriptor.access,
+            close_on_exec: descriptor.close_on_exec,
+            position: descriptor.position,
+            name: descriptor.name,
+        }
+    }
+}
+
+impl From<ImageMapping> for MappingRow {
+    fn from(mapping: ImageMapping) -> Self {
+        Self {
+            pid: mapping.pid.get(),
+            address: format!("{:x}", mapping.start.get()),
+            bytes: mapping.length.get(),
+            stored: mapping.stored.get(),
+            mode: mapping.protection,
+            offset: mapping.offset.get(),
+            name: mapping.name,
+        }
+    }
 }
 
 /// An image that was found good.
@@ -137,7 +247,7 @@ pub fn checkpoints(location: &StoreLocation, name: &str) -> Result<Vec<Checkpoin
     Ok(rows.collect())
 }
 
-/// One image, from its commit record, record file and index.
+/// One image, from its commit record, record file and index, and from the pages with the command lines.
 ///
 /// # Errors
 ///
@@ -155,6 +265,7 @@ pub fn show(location: &StoreLocation, image: &str) -> Result<ImageReport> {
         None => None,
     };
     let files = engine::recorded_files(location.read(image)?).ok();
+    let inventory = engine::inventory(location.read(image)?)?;
     let compared = |file: &&FileRecord| file.effect() != Effect::Stays;
     let path_of = |file: &FileRecord| file.path().display().to_string();
     let compared = files.map(|files| files.iter().filter(compared).map(path_of).collect());
@@ -169,6 +280,9 @@ pub fn show(location: &StoreLocation, image: &str) -> Result<ImageReport> {
         tool_version: commit.tool_version.clone(),
         stored_pages: reader.index().stored_pages().get(),
         records,
+        processes: inventory.processes.into_iter().map(ProcessRow::from).collect(),
+        descriptors: inventory.descriptors.into_iter().map(DescriptorRow::from).collect(),
+        mappings: inventory.mappings.into_iter().map(MappingRow::from).collect(),
     })
 }
 

@@ -40,8 +40,8 @@ pub use files::FilesReport;
 pub use history::{DeathRow, FailedChild, FollowedBy, History, age, deaths, write_trace};
 pub use host::{Host, SubjectId, Tell, run};
 pub use images::{
-    CheckpointRow, ImageReport, Progress, SubjectRow, VerifyReport, checkpoints, prune, show, subjects,
-    verify,
+    CheckpointRow, DescriptorRow, ImageReport, MappingRow, ProcessRow, Progress, SubjectRow, VerifyReport,
+    checkpoints, prune, show, subjects, verify,
 };
 pub use inspection::{
     CheckState, DoctorCheck, DoctorReport, ObstacleReport, PreflightMode, PreflightReport, doctor, preflight,

@@ -25,7 +25,7 @@ const ROUNDS_MISSED: f64 = 3.0;
 const MISSED_MIN: Duration = Duration::from_secs(2);
 
 /// One guarded subject.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct SubjectReport {
     /// What its guardian has recorded.
     #[serde(flatten)]

@@ -6,11 +6,11 @@
 use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use guardian::{ChangedFiles, ConnectionsReport, RefusalReport, SubjectReport, SubjectState};
+use guardian::{ChangedFiles, ConnectionsReport, RefusalReport, SubjectReport};
 
 use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
-use crate::{parse, print};
+use crate::{parse, print, shown};
 
 pub(super) struct Status;
 
@@ -64,7 +64,7 @@ impl Verb for Status {
             "LAST DEATH",
         ];
         print::table(&head, &rows)?;
-        tell_unprotected(&found.rows)?;
+        shown::tell_unprotected(&found.rows)?;
         for subject in &found.rows {
             if let Some(fresh) = &subject.facts.fresh {
                 print::say(format_args!(
@@ -150,35 +150,6 @@ fn tell_files(subject: &SubjectReport) {
     }
 }
 
-/// What the column for the state shows.
-pub(super) fn state(subject: &SubjectReport) -> String {
-    if let Some(component) = &subject.component {
-        return component.state.clone();
-    }
-    let is_unprotected = subject.unprotected_because.is_some();
-    if is_unprotected { SubjectState::Unprotected } else { subject.state }.to_string()
-}
-
-/// Prints a line for each subject that would not come back from a checkpoint.
-pub(super) fn tell_unprotected(found: &[SubjectReport]) -> Result<(), Failure> {
-    for subject in found {
-        if let Some(reason) = &subject.unprotected_because {
-            print::line(format_args!("{}: unprotected, because {reason}", subject.facts.name))?;
-        }
-    }
-    Ok(())
-}
-
-/// The rate of checkpoints beside the one asked for.
-pub(super) fn rate(subject: &SubjectReport) -> String {
-    if subject.state.is_over() || subject.facts.requested_hz == 0.0 {
-        return "-".to_owned();
-    }
-    // Less than one in ten seconds would be 0.0.
-    let digits = if subject.facts.requested_hz < 0.1 { 3 } else { 1 };
-    format!("{:.digits$}/{:.digits$} Hz", subject.facts.achieved_hz, subject.facts.requested_hz)
-}
-
 /// The policy of a component, else the one of `--restart`.
 fn policy(subject: &SubjectReport) -> &str {
     let component = subject.component.as_ref();
@@ -226,12 +197,12 @@ fn row(subject: &SubjectReport) -> Vec<String> {
     vec![
         subject.facts.name.clone(),
         if subject.pid == 0 { "-".to_owned() } else { subject.pid.to_string() },
-        state(subject),
+        shown::state(subject),
         policy(subject).to_owned(),
         subject.facts.incarnation.to_string(),
         subject.facts.checkpoints.to_string(),
         subject.checkpoint_age_us.map_or("-".to_owned(), time),
-        rate(subject),
+        shown::rate(subject),
         time(subject.facts.pause_us.p99),
         subject.facts.max_pause_us.map_or("-".to_owned(), time),
         print::bytes(subject.store_bytes),

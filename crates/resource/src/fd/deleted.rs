@@ -66,6 +66,10 @@ impl FdKind for Deleted {
         crate::error::decode::<FilePayload>(NAME, payload).map(drop)
     }
 
+    fn label(&self, payload: &[u8]) -> Option<String> {
+        crate::support::label::first_field(payload)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         file_state::create(NAME, records, context)
     }

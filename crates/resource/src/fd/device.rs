@@ -108,6 +108,10 @@ impl FdKind for Device {
         crate::error::decode::<DevicePayload>(NAME, payload).map(drop)
     }
 
+    fn label(&self, payload: &[u8]) -> Option<String> {
+        crate::support::label::first_field(payload)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut nodes: HashMap<(u64, u64), OwnedFd> = HashMap::new();
         for record in records {

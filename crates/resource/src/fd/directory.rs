@@ -92,6 +92,10 @@ impl FdKind for Directory {
         crate::error::decode::<DirectoryPayload>(NAME, payload).map(drop)
     }
 
+    fn label(&self, payload: &[u8]) -> Option<String> {
+        crate::support::label::first_field(payload)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
             let payload: DirectoryPayload = crate::error::decode(NAME, &record.payload)?;

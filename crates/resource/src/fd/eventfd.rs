@@ -60,6 +60,10 @@ impl FdKind for Eventfd {
         crate::error::decode::<State>(NAME, payload).map(drop)
     }
 
+    fn label(&self, payload: &[u8]) -> Option<String> {
+        State::decode(payload).ok().map(|state| format!("count {}", state.count))
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
             let state: State = crate::error::decode(NAME, &record.payload)?;

@@ -106,6 +106,10 @@ impl FdKind for Fifo {
         crate::error::decode::<FifoPayload>(NAME, payload).map(drop)
     }
 
+    fn label(&self, payload: &[u8]) -> Option<String> {
+        crate::support::label::first_field(payload)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut fifos: BTreeMap<(u64, u64), FifoEnds> = BTreeMap::new();
         for record in records {

@@ -171,6 +171,13 @@ pub trait FdKind: Sync {
     /// nothing.
     fn check(&self, version: u32, payload: &[u8]) -> Result<()>;
 
+    /// What the description is of, for people: a path, addresses, a name. `None` where the kind itself says it all. The
+    /// payload is one that `check` has accepted.
+    fn label(&self, payload: &[u8]) -> Option<String> {
+        let _ = payload;
+        None
+    }
+
     /// Restore, first step: builds the descriptions of all records of this kind and adds them to
     /// `context.created`. Status flags and position are set by the caller afterwards.
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()>;

@@ -127,6 +127,10 @@ impl FdKind for Memfd {
         crate::error::decode::<MemfdPayload>(NAME, payload).map(drop)
     }
 
+    fn label(&self, payload: &[u8]) -> Option<String> {
+        crate::support::label::first_field(payload)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut files: BTreeMap<u64, MemoryFile> = BTreeMap::new();
         for record in records {

@@ -105,6 +105,10 @@ impl FdKind for Symlink {
         crate::error::decode::<SymlinkPayload>(NAME, payload).map(drop)
     }
 
+    fn label(&self, payload: &[u8]) -> Option<String> {
+        crate::support::label::first_field(payload)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut nameless: BTreeMap<(u64, u64), (SymlinkPayload, Vec<&FdRecord>)> = BTreeMap::new();
         for record in records {

@@ -35,6 +35,7 @@ use super::socket_family::{
 use super::socket_options::{self, Fresh, Options, RECEIVE_BUFFER, REUSE_PORT, make_room};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
+use crate::support::label;
 
 const NAME: &str = "fd/udp";
 const HEADER_BYTES: usize = 8;
@@ -134,6 +135,11 @@ impl FdKind for Udp {
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
         crate::error::decode::<State>(NAME, payload).map(drop)
+    }
+
+    fn label(&self, payload: &[u8]) -> Option<String> {
+        let state = State::decode(payload).ok()?;
+        Some(label::addresses(&state.local, &state.peer))
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

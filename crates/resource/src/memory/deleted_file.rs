@@ -109,6 +109,10 @@ impl MemoryKind for DeletedFile {
         crate::error::decode::<DeletedFileObject>(NAME, &record.payload).map(drop)
     }
 
+    fn label(&self, record: &ObjectRecord) -> Option<String> {
+        crate::support::label::first_field(&record.payload)
+    }
+
     fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
         let object: DeletedFileObject = crate::error::decode(NAME, &record.payload)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;

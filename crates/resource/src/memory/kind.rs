@@ -94,6 +94,13 @@ pub trait MemoryKind: Sync {
     /// Changes nothing.
     fn check(&self, record: &ObjectRecord) -> Result<()>;
 
+    /// What the object is, for people: a path or a name. `None` where the kind itself says it all. The record is one that
+    /// `check` has accepted.
+    fn label(&self, record: &ObjectRecord) -> Option<String> {
+        let _ = record;
+        None
+    }
+
     /// Restore: opens or makes the object, in this process, before any process of the subject exists. `opener` acts
     /// for the processes that map it.
     fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd>;

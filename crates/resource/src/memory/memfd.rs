@@ -66,6 +66,10 @@ impl MemoryKind for Memfd {
         crate::error::decode::<MemfdObject>(NAME, &record.payload).map(drop)
     }
 
+    fn label(&self, record: &ObjectRecord) -> Option<String> {
+        crate::support::label::first_field(&record.payload)
+    }
+
     fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
         let object: MemfdObject = crate::error::decode(NAME, &record.payload)?;
         let file =

@@ -45,6 +45,10 @@ impl MemoryKind for PrivateFile {
         source_file::check(NAME, &record.payload)
     }
 
+    fn label(&self, record: &ObjectRecord) -> Option<String> {
+        crate::support::label::first_field(&record.payload)
+    }
+
     fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd> {
         source_file::open(NAME, record, Sameness::Content, opener)
     }

@@ -74,6 +74,10 @@ impl MemoryKind for TmpfsFile {
         crate::error::decode::<NamedFile>(NAME, &record.payload).map(drop)
     }
 
+    fn label(&self, record: &ObjectRecord) -> Option<String> {
+        crate::support::label::first_field(&record.payload)
+    }
+
     fn open(&self, record: &ObjectRecord, _opener: &Opener) -> Result<OwnedFd> {
         let file: NamedFile = crate::error::decode(NAME, &record.payload)?;
         match file.find_or_make()? {

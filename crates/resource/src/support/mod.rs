@@ -7,6 +7,7 @@ pub(crate) mod content;
 pub(crate) mod file_system;
 pub(crate) mod identity;
 pub(crate) mod inherited;
+pub(crate) mod label;
 pub(crate) mod lock_line;
 pub(crate) mod making;
 pub(crate) mod nameless;

@@ -281,7 +281,7 @@ heartbeat = { notify = true, every = "10s" }
 command = ["python3", "web.py"]
 policy = "stateless"
 needs = ["db"]
-channels = { cache = "127.0.0.1:11211" }
+channels = { proxy = "127.0.0.1:11211" }
 ready = { listen = true }
 warm = true
 user = "www-data"
@@ -331,9 +331,9 @@ strategy = "rest"
             ("every = \"50ms\"", "every = 50", &["invalid type: integer `50`", ":9:9"]),
             ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "a component `db`", ":24:10"]),
             (
-                "needs = [\"db\"]",
-                "channels = { bd = \"@a\" }",
-                &["no component `bd`", "a component `db`", ":24:14"],
+                "channels = { proxy =",
+                "channels = { bd =",
+                &["no component `bd`", "a component `db`", ":25:14"],
             ),
             ("needs = [\"db\"]", "needs = [\"web\"]", &["`web` needs itself"]),
             ("needs = [\"db\"]", "needs = [\"db\", \"db\"]", &["`db` is needed twice"]),

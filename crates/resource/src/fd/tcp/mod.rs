@@ -36,6 +36,7 @@ use super::socket_options;
 use super::{inet_address, waiting};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
+use crate::support::label;
 
 const UPPER_PROTOCOL: SocketOption = SocketOption { level: IPPROTO_TCP, number: 31, name: "TCP_ULP" };
 
@@ -115,6 +116,15 @@ impl FdKind for Tcp {
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
         let state: state::State = crate::error::decode(NAME, payload)?;
         state.listener.map_or(Ok(()), |listener| waiting::check(NAME, &listener.waiting))
+    }
+
+    fn label(&self, payload: &[u8]) -> Option<String> {
+        let state: state::State = crate::error::decode(NAME, payload).ok()?;
+        let addresses = label::addresses(&state.local, &state.peer);
+        Some(match state.tcp_state() {
+            Some(known) => format!("{addresses} ({known:?})"),
+            None => addresses,
+        })
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

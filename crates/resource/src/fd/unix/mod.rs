@@ -93,6 +93,13 @@ impl FdKind for Unix {
         state.listener.map_or(Ok(()), |listener| waiting::check(NAME, &listener.waiting))
     }
 
+    fn label(&self, payload: &[u8]) -> Option<String> {
+        let state: state::State = crate::error::decode(NAME, payload).ok()?;
+        let own = state::show(&sys::socket::SocketAddress(state.local));
+        let is_listener = state.listener.is_some();
+        Some(if is_listener { format!("{own} (Listen)") } else { own })
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         restore::create(records, context)
     }

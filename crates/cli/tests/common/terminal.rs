@@ -1,0 +1,114 @@
+//! A shell on a pseudo terminal, for tests of what a person sees.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::Winsize;
+
+use super::common::Lab;
+
+pub(crate) const PROMPT: &str = "OUTER> ";
+
+/// An interactive shell that leads a session on a pseudo terminal.
+pub(crate) struct Terminal<'a> {
+    pub(crate) lab: &'a Lab,
+    pub(crate) shell: Child,
+    pub(crate) master: File,
+    pub(crate) screen: Arc<Mutex<String>>,
+    /// How much of the screen earlier expectations have used up.
+    pub(crate) seen: usize,
+}
+
+impl<'a> Terminal<'a> {
+    pub(crate) fn open(lab: &'a Lab) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let slave: OwnedFd =
+            rustix::fs::open(std::ffi::OsStr::from_bytes(name.as_bytes()), flags, Mode::empty()).unwrap();
+        let mut command = Command::new("setsid");
+        command.args([
+            "--ctty",
+            "env",
+            "--default-signal",
+            "bash",
+            "--norc",
+            "--noprofile",
+            "--noediting",
+            "-i",
+        ]);
+        let stream = || Stdio::from(slave.try_clone().unwrap());
+        command.stdin(stream()).stdout(stream()).stderr(stream()).current_dir(lab.path(""));
+        command
+            .env("PS1", PROMPT)
+            .env("TERM", "dumb")
+            .env("HISTFILE", "/dev/null")
+            .env_remove("PROMPT_COMMAND");
+        command.env("UNDYING", env!("CARGO_BIN_EXE_undying")).env("STORE", lab.store());
+        let shell = lab.guard.mark(&mut command).spawn().unwrap();
+        let screen = Arc::new(Mutex::new(String::new()));
+        let mut reader = File::from(master.try_clone().unwrap());
+        let shown = Arc::clone(&screen);
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = reader.read(&mut bytes) {
+                shown.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
+            }
+        });
+        let mut terminal = Self { lab, shell, master: File::from(master), screen, seen: 0 };
+        terminal.expect(PROMPT);
+        terminal
+    }
+
+    pub(crate) fn resize(&self, rows: u16, columns: u16) {
+        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        rustix::termios::tcsetwinsize(&self.master, size).unwrap();
+    }
+
+    pub(crate) fn send(&mut self, text: &str) {
+        self.master.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Waits until a text is shown behind what was expected before.
+    pub(crate) fn expect(&mut self, text: &str) {
+        self.expect_all(&[text]);
+    }
+
+    /// Waits until all these texts are shown, in any order, behind what was expected before.
+    pub(crate) fn expect_all(&mut self, texts: &[&str]) {
+        let deadline = std::time::Instant::now() + super::common::LIMIT;
+        loop {
+            let screen = self.screen.lock().unwrap().clone();
+            let end_of = |text: &&str| screen[self.seen..].find(text).map(|at| self.seen + at + text.len());
+            if let Some(ends) = texts.iter().map(end_of).collect::<Option<Vec<_>>>() {
+                self.seen = ends.into_iter().max().unwrap_or(self.seen);
+                return;
+            }
+            assert!(
+                std::time::Instant::now() < deadline,
+                "no {texts:?} after {:?}; {}",
+                &screen[self.seen..],
+                self.lab.guard.describe()
+            );
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+    }
+
+    /// The shell with this prompt runs commands, and the terminal has the modes of one that a shell reads from.
+    pub(crate) fn is_usable(&mut self, prompt: &str) {
+        self.send(
+            "echo al''ive; stty -a | tr ' ' '\\n' | grep -x -e icanon -e isig -e echo | sort | tr '\\n' ,\n",
+        );
+        self.expect("alive\r\necho,icanon,isig,");
+        self.expect(prompt);
+    }
+}

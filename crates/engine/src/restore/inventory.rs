@@ -1,0 +1,262 @@
+//! What an image holds, for people: processes, open files, mappings.
+//!
+//! Owns: plain facts, in the order of the records.
+//! Invariants: reads only what `Plan` has decoded and checked, and the pages with the command lines.
+//! Does not: build anything.
+
+use image::{Extent, Source, SpaceId};
+use model::{Address, ByteCount, Fd, PAGE_BYTES, PageCount, Pid};
+use resource::memory::ObjectRecord;
+use resource::{fd, memory};
+use store::ImageReader;
+
+use super::plan::{Plan, PlannedProcess};
+use crate::error::Result;
+
+/// Where `struct prctl_mm_map` has the beginning and the end of the arguments.
+const ARGUMENTS: (usize, usize) = (7, 8);
+/// Bytes of a command line that are read.
+const ARGUMENTS_MAX: u64 = 4096;
+/// The kind of state whose payload is the name of a thread.
+const THREAD_NAME: &str = "state/thread_name";
+/// Access modes of open(2).
+const O_ACCMODE: u32 = 3;
+const O_PATH: u32 = 0o10_000_000;
+
+/// What an image holds.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Inventory {
+    /// Parents first.
+    pub processes: Vec<ImageProcess>,
+    /// By process and number.
+    pub descriptors: Vec<ImageDescriptor>,
+    /// By process and address.
+    pub mappings: Vec<ImageMapping>,
+}
+
+/// One process, as ps(1) shows it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ImageProcess {
+    /// Its number.
+    pub pid: Pid,
+    /// Its parent.
+    pub parent: Pid,
+    /// Its process group.
+    pub group: Pid,
+    /// Its session.
+    pub session: Pid,
+    /// What it was doing.
+    pub state: ProcessState,
+    /// Its threads.
+    pub threads: usize,
+    /// All its mappings.
+    pub mapped: ByteCount,
+    /// Pages of it that the image holds, zero pages apart.
+    pub stored: ByteCount,
+    /// The name of its leader (`comm`); empty for a zombie.
+    pub name: String,
+    /// Its executable; empty for a zombie.
+    pub executable: String,
+    /// Its arguments with spaces between, or its executable where the image does not have them.
+    pub command: String,
+}
+
+/// What a process was doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProcessState {
+    /// It ran or slept.
+    Running,
+    /// A signal had stopped it.
+    Stopped,
+    /// It had ended, and its parent had not waited for it.
+    Zombie,
+}
+
+/// One descriptor, as lsof(8) shows it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ImageDescriptor {
+    /// The process.
+    pub pid: Pid,
+    /// The number.
+    pub fd: Fd,
+    /// Descriptors of the same open file description have the same number here.
+    pub description: u32,
+    /// The kind of the description, without `fd/`.
+    pub kind: String,
+    /// `r`, `w`, `u` (both), or `p` (O_PATH).
+    pub access: char,
+    /// It closes at execve(2).
+    pub close_on_exec: bool,
+    /// Where the next read or write begins.
+    pub position: Option<u64>,
+    /// A path, addresses, a name.
+    pub name: String,
+}
+
+/// One mapping, as pmap(1) shows it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ImageMapping {
+    /// The process.
+    pub pid: Pid,
+    /// Its first address.
+    pub start: Address,
+    /// Its length.
+    pub length: ByteCount,
+    /// Pages of it that the image holds, zero pages apart; those of a shared object belong to no mapping.
+    pub stored: ByteCount,
+    /// Like `rw-p`.
+    pub protection: String,
+    /// Where it begins in its object.
+    pub offset: ByteCount,
+    /// The object or the name of the mapping.
+    pub name: String,
+}
+
+/// Lists what an image holds.
+///
+/// # Errors
+///
+/// As `check_records`; when the pages of a command line cannot be read.
+pub fn inventory(mut reader: ImageReader) -> Result<Inventory> {
+    let plan = Plan::read(reader.take_records())?;
+    let mut found = Inventory::default();
+    for process in &plan.processes {
+        let mappings = mappings(&plan, process, &reader);
+        found.processes.push(describe(&plan, process, &mappings, &reader)?);
+        found.mappings.extend(mappings);
+        found.descriptors.extend(descriptors(&plan, process));
+    }
+    Ok(found)
+}
+
+fn describe(
+    plan: &Plan,
+    process: &PlannedProcess,
+    mappings: &[ImageMapping],
+    reader: &ImageReader,
+) -> Result<ImageProcess> {
+    let message = &process.message;
+    let executable = object(plan, message.executable).and_then(label).unwrap_or_default();
+    let arguments = arguments(process, reader)?;
+    Ok(ImageProcess {
+        pid: process.pid,
+        parent: Pid(message.parent),
+        group: Pid(message.group),
+        session: Pid(message.session),
+        state: match (message.zombie, message.stop_signal) {
+            (true, _) => ProcessState::Zombie,
+            (false, 0) => ProcessState::Running,
+            (false, _) => ProcessState::Stopped,
+        },
+        threads: message.threads.len().max(1),
+        mapped: ByteCount(mappings.iter().map(|mapping| mapping.length.get()).sum()),
+        stored: ByteCount(mappings.iter().map(|mapping| mapping.stored.get()).sum()),
+        name: name(process),
+        command: if arguments.is_empty() { executable.clone() } else { arguments },
+        executable,
+    })
+}
+
+fn name(process: &PlannedProcess) -> String {
+    let states = process.threads.first().map(|leader| leader.states.as_slice()).unwrap_or_default();
+    let found = states.iter().find(|state| state.kind.name() == THREAD_NAME);
+    found.map(|state| String::from_utf8_lossy(&state.payload).into_owned()).unwrap_or_default()
+}
+
+fn object(plan: &Plan, id: u64) -> Option<&ObjectRecord> {
+    plan.objects.iter().find(|object| object.id == id)
+}
+
+fn label(object: &ObjectRecord) -> Option<String> {
+    memory::kind_named(&object.kind)?.label(object)
+}
+
+/// The arguments of a process, from the pages that hold them.
+fn arguments(process: &PlannedProcess, reader: &ImageReader) -> Result<String> {
+    let addresses = &process.layout.addresses;
+    let (Some(start), Some(end)) = (addresses.get(ARGUMENTS.0), addresses.get(ARGUMENTS.1)) else {
+        return Ok(String::new());
+    };
+    let end = (*end).min(start.saturating_add(ARGUMENTS_MAX));
+    let space = SpaceId(process.message.space);
+    let mut bytes = Vec::new();
+    let mut at = *start;
+    while at < end {
+        let Some(extent) = reader.index().find(space, Address(at)) else { break };
+        let mut content = vec![0_u8; extent.pages.bytes().get() as usize];
+        reader.read_extent(extent, &mut content)?;
+        let first = extent.start.get();
+        let behind = (first + content.len() as u64).min(end);
+        bytes.extend_from_slice(&content[(at - first) as usize..(behind - first) as usize]);
+        at = behind;
+    }
+    let words = bytes.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    Ok(words.collect::<Vec<_>>().join(" ").trim_end().to_owned())
+}
+
+fn mappings(plan: &Plan, process: &PlannedProcess, reader: &ImageReader) -> Vec<ImageMapping> {
+    let own = SpaceId(process.message.space);
+    let of = |area: &memory::AreaRecord| {
+        let object = object(plan, area.object);
+        let name = match object.and_then(label) {
+            Some(name) => name,
+            None if area.name.is_empty() && area.has("gd") => "[stack]".to_owned(),
+            None if area.name.is_empty() => "[anon]".to_owned(),
+            None => area.name.clone(),
+        };
+        let range = area.range();
+        ImageMapping {
+            pid: process.pid,
+            start: range.start,
+            length: range.len(),
+            stored: PageCount(stored_pages(reader.index().of_space(own), range.start, range.end)).bytes(),
+            protection: protection(area),
+            offset: ByteCount(area.offset),
+            name,
+        }
+    };
+    process.areas.iter().map(of).collect()
+}
+
+/// Pages of a range that are stored.
+fn stored_pages(extents: &[Extent], start: Address, end: Address) -> u64 {
+    let first = extents.partition_point(|extent| extent.range().end <= start);
+    let overlapping = extents[first..].iter().take_while(|extent| extent.start < end);
+    let stored = overlapping.filter(|extent| extent.source != Source::Zero);
+    let pages = stored.map(|extent| {
+        let from = extent.start.get().max(start.get());
+        (extent.range().end.get().min(end.get()) - from) / PAGE_BYTES
+    });
+    pages.sum()
+}
+
+fn protection(area: &memory::AreaRecord) -> String {
+    let bits = [(1, 'r'), (2, 'w'), (4, 'x')];
+    let mut text: String =
+        bits.into_iter().map(|(bit, letter)| if area.protection & bit == 0 { '-' } else { letter }).collect();
+    text.push(if area.shared { 's' } else { 'p' });
+    text
+}
+
+fn descriptors(plan: &Plan, process: &PlannedProcess) -> Vec<ImageDescriptor> {
+    let of = |row: &crate::records::DescriptorRow| {
+        let envelope =
+            plan.envelopes.iter().find(|(id, _)| *id == row.description).map(|(_, envelope)| envelope)?;
+        let kind = fd::kind_named(&envelope.kind)?;
+        let access = match envelope.flags {
+            flags if flags & O_PATH != 0 => 'p',
+            flags => ['r', 'w', 'u', 'u'][(flags & O_ACCMODE) as usize],
+        };
+        Some(ImageDescriptor {
+            pid: process.pid,
+            fd: Fd(row.fd),
+            description: row.description,
+            kind: envelope.kind.trim_start_matches("fd/").to_owned(),
+            access,
+            close_on_exec: row.close_on_exec,
+            position: envelope.position,
+            name: kind.label(&envelope.payload).unwrap_or_default(),
+        })
+    };
+    process.descriptors.iter().filter_map(of).collect()
+}
