@@ -51,14 +51,18 @@ impl Verb for Show {
     }
 
     fn arguments(&self, command: Command) -> Command {
-        let section = |name: &'static str, help: &'static str| {
-            Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
-        };
+        let section = |name: &'static str| Arg::new(name).action(ArgAction::SetTrue);
+        let processes =
+            section("processes").long("processes").help("Only its processes, as ps(1) shows living ones");
+        let files = section("files")
+            .long("files")
+            .help("Only its descriptors, as lsof(8) shows those of living processes");
+        let maps = section("maps")
+            .long("maps")
+            .help("Only its mappings, as pmap(1) shows those of living processes");
         command
             .arg(parse::image())
-            .arg(section("processes", "Only its processes, as ps(1) shows living ones"))
-            .arg(section("files", "Only its descriptors, as lsof(8) shows those of living processes"))
-            .arg(section("maps", "Only its mappings, as pmap(1) shows those of living processes"))
+            .args([processes, files, maps])
             .arg(parse::json())
             .group(ArgGroup::new("section").args(["processes", "files", "maps", "json"]))
     }
