@@ -30,7 +30,7 @@ pub struct History {
     readers: BTreeMap<String, EventReader>,
     /// Subjects that could not be read and were not reported yet, and why.
     failed: Vec<(String, GuardianError)>,
-    /// Those that were noticed; each is reported once.
+    /// Subjects whose read error is already in `failed` or was taken from it.
     noticed: BTreeSet<String>,
 }
 
@@ -45,14 +45,14 @@ pub struct DeathRow {
     pub pid: i32,
     pub signal: Option<i32>,
     pub exit: Option<i32>,
-    /// The child whose failure ended it, under `--restart-on child-signal`.
+    /// The child process whose failure ended the root, under `--restart-on child-signal`.
     pub child: Option<FailedChild>,
-    /// What it was killed for, if a check from outside had found a fault.
+    /// The fault for which the guardian killed the root, if a check had found one.
     pub fault: Option<Fault>,
     pub followed_by: FollowedBy,
-    /// The checkpoint that it was restored from.
+    /// The checkpoint from which the subject was restored.
     pub seq: Option<u64>,
-    /// From the notice of the death to the first instruction.
+    /// Time from the detection of the death to the first instruction of the restored program.
     pub took_us: Option<u64>,
     /// Why the program was started from its beginning although it had checkpoints.
     pub why: Option<String>,
@@ -81,7 +81,7 @@ impl std::fmt::Display for FollowedBy {
     }
 }
 
-/// A process of a subject that is not its root, and has failed.
+/// A failed process of a subject, other than its root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct FailedChild {
@@ -94,7 +94,7 @@ impl History {
     ///
     /// # Errors
     ///
-    /// When the name is not valid, or no subject of this name is or was guarded.
+    /// The name is not valid, or no subject of this name is or was guarded.
     pub fn open(location: &StoreLocation, name: Option<&str>) -> Result<Self> {
         let wanted: Option<SubjectName> = name.map(str::parse).transpose()?;
         if let Some(name) = &wanted {
@@ -117,8 +117,8 @@ impl History {
     ///
     /// # Errors
     ///
-    /// When the store cannot be read, or the only subject that was asked for. With several, one that cannot be read is
-    /// left out and reported by `take_failed`.
+    /// The store cannot be read, or the subject given to `open` cannot be read. Without a given subject, a subject that
+    /// cannot be read is left out and reported by `take_failed`.
     pub fn read(&mut self) -> Result<Vec<EventRow>> {
         let Some(store) = self.location.open()? else { return Ok(Vec::new()) };
         let names = match &self.wanted {
@@ -152,7 +152,7 @@ impl History {
 #[must_use]
 pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
     let mut found: Vec<DeathRow> = Vec::new();
-    // Of each subject, the failure that its root is being ended for.
+    // The failed child of each subject whose root is being ended because of that child.
     let mut failed: BTreeMap<String, FailedChild> = BTreeMap::new();
     let mut faults: BTreeMap<String, Fault> = BTreeMap::new();
     for row in rows {
@@ -197,7 +197,7 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
     found
 }
 
-/// How old an event of this time is; `None` when the text is no time, or one to come.
+/// The age of an event with this time in RFC 3339; `None` if the text is not a time, or a time in the future.
 #[must_use]
 pub fn age(time: &str) -> Option<Duration> {
     Clock::default().wall().duration_since(time::parse(time)?).ok()
@@ -213,7 +213,7 @@ pub fn write_trace(path: &Path, rows: &[EventRow]) -> Result<()> {
     Ok(std::fs::write(path, text).map_err(|error| Error::path("write", path, error))?)
 }
 
-/// The rows of a trace: where a phase is drawn.
+/// The lines of a trace on which phases are drawn, by their thread number in the trace.
 const SUBJECT: u32 = 1;
 const CAPTURE: u32 = 2;
 const LOG: u32 = 3;

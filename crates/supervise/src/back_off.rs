@@ -71,7 +71,7 @@ impl BackOff {
         Self { plan, random: SplitMix64(plan.seed), next: Duration::ZERO }
     }
 
-    /// The time to wait after an incarnation has ended that lived for so long.
+    /// The time to wait after an incarnation of this length has ended.
     pub(crate) fn died(&mut self, lived: Duration) -> Duration {
         if lived >= self.plan.healthy { self.died_healthy() } else { self.advance() }
     }

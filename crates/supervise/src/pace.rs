@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const PAUSES_MAX: usize = 1024;
 /// Commits that the achieved rate is taken of: seconds at a high rate, and as long as there are at a low one.
 const COMMITS_MAX: usize = 64;
-/// How rarely a subject that cannot be checkpointed is looked at again.
+/// The interval at which a subject that cannot be checkpointed is inspected again.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// The schedule of checkpoints.
@@ -61,7 +61,7 @@ impl Pace {
         self.commits.clear();
     }
 
-    /// The subject was stopped for so long, beside a checkpoint.
+    /// The subject was stopped for this time, in addition to checkpoints.
     pub(crate) fn paused(&mut self, pause: Duration) {
         push(&mut self.pauses, pause, PAUSES_MAX);
     }

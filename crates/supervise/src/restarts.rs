@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::system::Rate;
 
-/// So many restarts within so much time.
+/// A number of restarts within a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RestartLimit {
     /// How many.
@@ -55,7 +55,7 @@ impl Restarts {
         true
     }
 
-    /// Whether the next death would be one too many.
+    /// Whether the next death would exceed the limit.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.times.len() >= self.limit.count
     }

@@ -17,7 +17,7 @@ const UNKNOWN: u8 = 125;
 /// Signals by which programs are told to end, or end when their reader is gone: no failures. The same as in
 /// systemd.service(5), `Restart=on-failure`.
 const CLEAN: [Signal; 4] = [Signal(1), Signal(2), Signal(13), Signal(15)];
-/// Comes from outside only, so it says nothing about the state that it ends.
+/// Sent only by other processes, so it proves nothing about the state that it ends.
 pub(crate) const KILL: Signal = Signal(9);
 
 /// How a subject ended.
@@ -27,7 +27,7 @@ pub enum SubjectStatus {
     Exited(i32),
     /// It was killed by this signal.
     Killed(Signal),
-    /// It ended, and its parent did not tell how: it was no child of ours.
+    /// It ended, and its exit status is unknown, because it was not a child of this process.
     Unknown,
 }
 
@@ -65,13 +65,13 @@ impl SubjectStatus {
         if let Self::Killed(signal) = self { Some(signal.get()) } else { None }
     }
 
-    /// Whether it ended as programs end that have done what they were asked.
+    /// Whether it ended successfully.
     #[must_use]
     pub fn is_success(self) -> bool {
         self == Self::Exited(0)
     }
 
-    /// Whether it ended as it should: successfully, or by a signal that tells programs to end.
+    /// Whether it ended successfully, or by a signal that tells programs to end.
     #[must_use]
     pub fn is_clean(self) -> bool {
         match self {
@@ -146,7 +146,7 @@ pub enum ChangedFiles {
     /// All files go back to the checkpoint with the memory.
     #[default]
     Rewind,
-    /// The program starts from its beginning and recovers from its files by itself.
+    /// The program starts from its beginning and recovers from its files.
     Fresh,
     /// Files that the program only appends to stay as they are. If any other one has changed, the program starts from its
     /// beginning.

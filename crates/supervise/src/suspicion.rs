@@ -90,7 +90,7 @@ impl Suspicion {
         committed.iter().rev().find(usable).copied()
     }
 
-    /// Forgets what is older than the oldest checkpoint that is left.
+    /// Forgets checkpoints older than the oldest one that exists.
     pub(crate) fn forget_below(&mut self, oldest: Sequence) {
         self.origins = self.origins.split_off(&oldest);
         self.deaths = self.deaths.split_off(&oldest);

@@ -13,7 +13,7 @@ use super::event::{Action, LateReason, NotTaken, Sliced, State, Step};
 use super::{Checkpoints, Subject};
 
 impl Subject {
-    /// Whether a checkpoint would be taken now if it were due.
+    /// Whether a checkpoint could be taken now.
     pub(super) fn can_take(&self) -> bool {
         self.state == State::Running
             && !self.checkpoints.is_opening
@@ -125,7 +125,7 @@ impl Subject {
         if !std::mem::take(&mut self.checkpoints.is_opening) {
             return;
         }
-        // Or it would be opened again at once, for those that wait.
+        // Otherwise it would be opened again immediately, for the waiting callers.
         self.incarnation.is_wanted = false;
         self.checkpoints.advance();
         if !is_dying {

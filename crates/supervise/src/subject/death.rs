@@ -14,7 +14,7 @@ use super::event::{Action, Death, End, Failure, FreshReason, Notice, RestoreErro
 use super::{KilledFor, Subject};
 use crate::status::{ChangedFiles, RestartPolicy, SubjectStatus};
 
-/// How long a death counts as asked for after a signal that programs may also survive, like Ctrl-C.
+/// How long after a signal that programs can survive, such as Ctrl-C, a death counts as requested.
 const SOFT_REQUEST: Duration = Duration::from_secs(60);
 /// How long the only checkpoint is waited for: a disk that takes longer has failed, and an hour's work is worth it.
 const NO_OTHER_TIMEOUT: Duration = Duration::from_secs(600);
@@ -67,7 +67,7 @@ impl Subject {
             self.checkpoints.advance();
         }
         let (status, fault) = match self.incarnation.killed_for.take() {
-            // The root may have ended well by itself in the moment in which a child failed, its work done.
+            // The root may have exited successfully in the moment in which a child failed.
             Some(KilledFor::Child(signal)) if !own.is_clean() => (SubjectStatus::Killed(signal), None),
             Some(KilledFor::Fault(fault)) => (own, Some(fault)),
             _ => (own, None),
@@ -83,7 +83,7 @@ impl Subject {
             return;
         }
         self.state = State::Dying(Death { status, fault, noticed: now });
-        // Nothing of an incarnation that is to be taken back goes on serving or writing meanwhile.
+        // Until then, no process of an incarnation that is to be taken back serves or writes.
         self.actions.extend([Action::Tell(Notice::Died(own)), Action::Clear]);
     }
 
@@ -303,7 +303,7 @@ impl Subject {
         own.copied().collect()
     }
 
-    /// Those of some checkpoints that a restart may use: all, or those that files can go back to.
+    /// The checkpoints that a restart may use: all, or those that files can go back to.
     fn usable(&self, survey: &Survey, checkpoints: &[Sequence]) -> Vec<Sequence> {
         let is_usable = |sequence: &&Sequence| !self.goes_back() || survey.exact.contains(sequence);
         checkpoints.iter().filter(is_usable).copied().collect()

@@ -27,12 +27,12 @@ pub enum State {
     Checkpointing {
         /// Its number.
         sequence: Sequence,
-        /// A process has asked for it.
+        /// A process has requested it.
         is_wanted: bool,
     },
-    /// It runs, and has asked for no checkpoints.
+    /// It runs, and holds checkpoints back.
     Held,
-    /// It has died, and what it has left is being ended.
+    /// It has died, and its remaining processes are being ended.
     Dying(Death),
     /// Its restart waits until a time.
     BackingOff(Death, Instant),
@@ -66,7 +66,7 @@ impl Death {
         self.fault.is_none() && self.status.is_clean()
     }
 
-    /// Whether SIGKILL came from outside. It says nothing about the state that it ends; the one for a fault does.
+    /// Whether SIGKILL came from another process: no evidence about the state that it ends. A kill for a fault is.
     pub(super) fn is_from_outside(self) -> bool {
         self.fault.is_none() && self.status == SubjectStatus::Killed(KILL)
     }
@@ -101,7 +101,7 @@ pub enum End {
     GaveUp(SubjectStatus),
     /// The subject could not be brought back.
     Failed(Failure),
-    /// The subject runs on, or what it has left does, and the guardian can do no more for it.
+    /// The subject or a remaining process of it still runs, and the guardian cannot end it.
     Left,
 }
 
@@ -133,15 +133,15 @@ impl State {
 pub enum Event {
     /// The program was started from its beginning, or adopted. Answers `Action::Start`, and is the first event.
     Started,
-    /// The program has said that its initialisation is over.
+    /// The program has reported that its initialisation is done.
     Ready,
     /// Whether any of its processes holds checkpoints back.
     Holds(bool),
-    /// A process has asked for a checkpoint.
+    /// A process has requested a checkpoint.
     Wanted,
-    /// Everything that has arrived was reported: what is due is to be done.
+    /// All events that have arrived were reported: due actions are to be taken.
     Due,
-    /// The guardian and the subject were stopped together, and go on.
+    /// The guardian and the subject were stopped together, and continue.
     Continued,
     /// A checkpoint has left the subject and is being written. Answers `Action::Take`.
     Taken {
@@ -154,14 +154,14 @@ pub enum Event {
         /// Most of the time was spent waiting for the store.
         is_store_slow: bool,
     },
-    /// Dirty pages were looked for, and no checkpoint was taken. Answers `Action::Take` in a dry run.
+    /// Dirty pages were scanned, and no checkpoint was taken. Answers `Action::Take` in a dry run.
     Looked {
         /// How long the subject was stopped for it.
         pause: Duration,
     },
     /// No checkpoint was taken. Answers `Action::Take`.
     NotTaken(NotTaken),
-    /// The log takes no checkpoints any more, and what it was writing is lost. Answers `Action::Take`.
+    /// The log takes no further checkpoints, and its unwritten data is lost. Answers `Action::Take`.
     LogLost,
     /// The log was opened anew. Answers `Action::OpenLog`.
     LogOpened,
@@ -174,16 +174,16 @@ pub enum Event {
     Committed {
         /// Its number.
         sequence: Sequence,
-        /// The oldest one that the log keeps.
+        /// The oldest one in the log.
         oldest: Option<Sequence>,
     },
     /// A checkpoint could not be written.
     WriteFailed(Sequence),
-    /// A checkpoint was given up by the log, as it had been told.
+    /// The log has discarded a checkpoint on request.
     CalledOff(Sequence),
     /// A checkpoint differs from the subject.
     Differs(Sequence),
-    /// The guardian got a signal that asks the subject to end.
+    /// The guardian got a signal that requests the end of the subject.
     EndRequested(Signal),
     /// A process of the subject other than its root has failed by this signal.
     ChildFailed(Signal),
@@ -202,9 +202,9 @@ pub enum Event {
     Cleared,
     /// Which checkpoints there are. Answers `Action::Survey`.
     Surveyed(Survey),
-    /// The subject runs again, from the checkpoint that was asked for. Answers `Action::Restore`.
+    /// The subject runs again, from the requested checkpoint. Answers `Action::Restore`.
     Restored,
-    /// It does not, and nothing of the attempt is left. Answers `Action::Restore`.
+    /// The restore failed, and left nothing. Answers `Action::Restore`.
     NotRestored(RestoreError),
     /// The program was not started, since its files could not go back. Answers `Action::Start`.
     NotStarted(RestoreError),
@@ -239,7 +239,7 @@ pub enum NotTaken {
 pub enum RestoreError {
     /// An older one may be restored.
     Unusable,
-    /// Files have changed since the checkpoint; older ones know even less of them.
+    /// Files have changed since the checkpoint; older checkpoints fit them even less.
     FilesChanged,
     /// Files could not go back, and none has.
     FilesStay,
@@ -261,7 +261,7 @@ pub struct Survey {
 /// Something to be done.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Take a checkpoint with this number. It answers all processes that have asked for one until now.
+    /// Take a checkpoint with this number. It answers all requests of processes until now.
     Take(Sequence),
     /// Open the log anew, whose checkpoints in flight are lost.
     OpenLog,
@@ -320,11 +320,11 @@ pub enum FreshReason {
     FilesChanged,
     /// Files can go back to none of them.
     NoneExact,
-    /// Files could not go back to this one; 0 stands for the beginning of the program.
+    /// Files could not go back to this checkpoint; 0 stands for the beginning of the program.
     FilesStay(Sequence),
 }
 
-/// Something that the operator wants to know.
+/// A report to the operator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Notice {
     /// The subject died, and a restart may follow.
@@ -335,9 +335,9 @@ pub enum Notice {
     Faulted(Fault),
     /// There were more restarts than allowed.
     GaveUp(RestartLimit),
-    /// The restart waits for so long.
+    /// The restart waits for this time.
     BacksOff(Duration),
-    /// A checkpoint leads to death again, and is not used any more.
+    /// A checkpoint leads to death again, and is no longer used.
     Poisoned(Sequence),
     /// A checkpoint could not be restored, for the reason of the last error.
     NotRestored {

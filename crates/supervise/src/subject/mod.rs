@@ -34,7 +34,7 @@ pub struct Plan {
     /// Of a program that starts from its beginning one checkpoint is taken by the clock, and tried again after `every`
     /// where it fails.
     pub once: bool,
-    /// No checkpoint is due before the program has said that it is ready.
+    /// No checkpoint is due before the program has reported that it is ready.
     pub awaits_ready: bool,
     /// Which deaths are followed by a restart.
     pub restart: RestartPolicy,
@@ -55,7 +55,7 @@ pub struct Plan {
 pub struct Beginning {
     /// The number of the next one.
     pub next: Sequence,
-    /// The first one that is one of this program's; older ones are of others.
+    /// The first checkpoint of this program; earlier ones belong to other programs.
     pub first: Sequence,
     /// The newest one.
     pub newest: Option<Sequence>,
@@ -85,7 +85,7 @@ struct Checkpoints {
     next: Sequence,
     /// The first one of this program.
     first: Sequence,
-    /// The newest one that this incarnation descends from.
+    /// The newest checkpoint that this incarnation descends from.
     descends: Option<Sequence>,
     /// Those that are being written, rising.
     in_flight: VecDeque<Sequence>,
@@ -138,9 +138,9 @@ struct Incarnation {
     is_ready: bool,
     /// One of its processes holds checkpoints back.
     is_held: bool,
-    /// A checkpoint is asked for that is not being taken.
+    /// A checkpoint is requested and not being taken.
     is_wanted: bool,
-    /// A signal has asked it to end.
+    /// A signal has requested its end.
     ending: Option<(Signal, Instant)>,
     /// Why the root is killed, if it is.
     killed_for: Option<KilledFor>,
@@ -171,7 +171,7 @@ impl Incarnation {
 }
 
 impl Subject {
-    /// A subject that is being started or adopted; `Event::Started` says that it runs.
+    /// A subject that is being started or adopted; `Event::Started` reports that it runs.
     #[must_use]
     pub fn new(plan: Plan, beginning: Beginning, now: Instant) -> Self {
         Self {
@@ -188,7 +188,7 @@ impl Subject {
         }
     }
 
-    /// Takes note of an event; gives what is to be done now, in this order.
+    /// Handles an event; returns the actions to take now, in this order.
     pub fn step(&mut self, now: Instant, event: Event) -> Vec<Action> {
         if matches!(self.state, State::Ended(_)) {
             self.after_end(&event, now);

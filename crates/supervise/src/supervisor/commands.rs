@@ -35,7 +35,7 @@ impl Supervisor {
         }
     }
 
-    /// A component that has ended by itself counts as stopped from now on: a restart of the system leaves it alone.
+    /// A component that has ended by itself then counts as stopped: a restart of the system does not start it.
     pub(super) fn stop(&mut self, id: ComponentId) {
         let component = self.at_mut(id);
         component.is_wanted = false;
@@ -90,7 +90,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends all runs, and then starts all components but those that an operator has stopped, or that may still run.
+    /// Ends all runs, then starts all components except those that an operator has stopped, or that may still run.
     pub(super) fn restart_system(&mut self) {
         self.phase = Phase::Restarting;
         self.tell(SystemNotice::SystemRestarts);

@@ -17,7 +17,7 @@ use crate::subject::End;
 /// within a run, the state machine of the component (`Subject`) restarts it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ComponentState {
-    /// It was not asked to run yet.
+    /// It was not told to run yet.
     Idle,
     /// It runs once the components that `Supervisor::waits_for` gives are ready, or have ended.
     Waiting,
@@ -40,12 +40,12 @@ pub enum ComponentState {
         /// How it died.
         status: SubjectStatus,
     },
-    /// It was asked to end.
+    /// It was told to end.
     Stopping {
         /// When it is killed if it has not ended by then.
         until: Instant,
     },
-    /// It did not end when it was asked to, and is being killed.
+    /// It did not end in time, and is being killed.
     Killing,
     /// It was ended on request, or taken back before it ran.
     Stopped,
@@ -73,7 +73,7 @@ impl ComponentState {
         matches!(self, Self::Ready { .. })
     }
 
-    /// Whether an incarnation of it is known to run, and was not asked to end.
+    /// Whether an incarnation of it is known to run, and was not told to end.
     #[must_use]
     pub const fn is_alive(&self) -> bool {
         matches!(self, Self::Ready { .. } | Self::Starting { ready_by: Some(_), .. })
@@ -89,9 +89,9 @@ impl ComponentState {
 /// Something that has happened, or a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SystemEvent {
-    /// Command: all components run, each once what it needs is ready.
+    /// Command: all components run, each when its needs are ready.
     Up,
-    /// Everything that has arrived was reported: what is due is to be done.
+    /// All events that have arrived were reported: due actions are to be taken.
     Due,
     /// A run or an incarnation runs from the beginning of the program.
     Started(ComponentId),
@@ -99,7 +99,7 @@ pub enum SystemEvent {
     Restored(ComponentId),
     /// The condition of `ready` holds.
     Ready(ComponentId),
-    /// An incarnation has ended. The run goes on: the component's own state machine restarts it.
+    /// An incarnation has ended. The run continues: the component's own state machine restarts it.
     Died {
         /// Which component.
         id: ComponentId,
@@ -120,7 +120,7 @@ pub enum SystemEvent {
         /// What is wrong.
         fault: Fault,
     },
-    /// A client or an operator says that a component does not do its work.
+    /// A client or an operator complains about a component.
     Complaint {
         /// Which component.
         about: ComponentId,
@@ -131,9 +131,9 @@ pub enum SystemEvent {
     },
     /// Command: a component runs, and all that it needs.
     Start(ComponentId),
-    /// Command: the run of a component ends. Components that need it go on.
+    /// Command: the run of a component ends. Components that need it continue.
     Stop(ComponentId),
-    /// Command: the run of a component ends, and a new one begins. Components that need it go on.
+    /// Command: the run of a component ends, and a new one begins. Components that need it continue.
     Restart(ComponentId),
     /// Command: all runs end, each after those of all components that need it. This is final.
     Down,
@@ -166,7 +166,7 @@ pub enum Order {
     Tell(SystemNotice),
 }
 
-/// Something that the operator wants to know.
+/// A report to the operator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SystemNotice {
     /// A component waits for others.
@@ -187,7 +187,7 @@ pub enum SystemNotice {
     },
     /// A component was ended on request.
     Stopped(ComponentId),
-    /// A component did not end in time when it was asked to, and is killed.
+    /// A component did not end in time after SIGTERM, and is killed.
     NotStopped {
         /// Which one.
         id: ComponentId,
@@ -212,9 +212,9 @@ pub enum SystemNotice {
     },
     /// A component is killed and restarted since another member of its group died.
     GroupRestarts {
-        /// The one that died.
+        /// The member that died.
         died: ComponentId,
-        /// The one that is restarted.
+        /// The member that is restarted.
         member: ComponentId,
     },
     /// A complaint was counted.
@@ -241,7 +241,7 @@ pub enum SystemNotice {
     NotStarted(ComponentId),
     /// All components are ended, to be started again.
     SystemRestarts,
-    /// All components are ended, and none is started any more.
+    /// All components are ended, and none is started again.
     SystemGoesDown {
         /// Not on request: a component gave up again after the restart of the system.
         has_failed: bool,

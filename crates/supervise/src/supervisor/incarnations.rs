@@ -74,7 +74,7 @@ impl Supervisor {
         }
     }
 
-    /// Kills the members that share the fate of one that died. A member that stays dead is spared.
+    /// Kills the members that share the fate of a dead member, except those that would stay dead.
     pub(super) fn restart_group_of(&mut self, died: ComponentId) {
         for member in self.plan.sharing_fate_of(died) {
             if self.at(member).can_fail() && self.plan[member].policy != Policy::Never {
@@ -84,7 +84,7 @@ impl Supervisor {
         }
     }
 
-    /// Kills the present incarnation, if there is one that is not killed or ended already.
+    /// Kills the present incarnation, unless it is being killed or ended.
     pub(super) fn fail(&mut self, id: ComponentId, fault: Fault) {
         let component = self.at_mut(id);
         if component.can_fail() {

@@ -28,7 +28,7 @@ pub use event::{
 };
 pub use plan::{ComponentId, ComponentPlan, GroupPlan, Quorum, SystemPlan};
 
-/// How long a component may take to end when it is asked to, before it is killed: as in `docker stop`.
+/// How long a component may take to end after SIGTERM, before it is killed: as in `docker stop`.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The components of a system, from its start to its end.
@@ -47,7 +47,7 @@ pub struct Supervisor {
 /// What the system as a whole is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Each component runs or not, as is wanted.
+    /// Each component is in its wanted state, or on the way to it.
     Up,
     /// All runs end, and then it is up again.
     Restarting,
@@ -66,7 +66,7 @@ impl Supervisor {
         Self { plan, components, phase: Phase::Up, orders: Vec::new() }
     }
 
-    /// Takes note of an event; gives what is to be done now, in this order.
+    /// Handles an event; returns the orders to carry out now, in this order.
     pub fn step(&mut self, now: Instant, event: SystemEvent) -> Vec<Order> {
         match event {
             SystemEvent::Up => self.up(),

@@ -15,7 +15,7 @@ use crate::subject::End;
 use crate::system::GiveUp;
 
 impl Supervisor {
-    /// Gives the orders that lead from what is to what is wanted.
+    /// Gives the orders that lead from the present state to the wanted state.
     pub(super) fn settle(&mut self, now: Instant) {
         let order = self.plan.start_order().to_vec();
         for id in order.iter().rev() {

@@ -14,13 +14,13 @@ use crate::fault::Fault;
 /// free of deaths for a whole window: no more deaths fit into the other one.
 const WINDOWS_GOOD: u32 = 2;
 
-/// What a supervisor knows of one component.
+/// The state of one component.
 #[derive(Debug)]
 pub(super) struct Supervised {
     pub(super) state: ComponentState,
     /// It is to run.
     pub(super) is_wanted: bool,
-    /// Its present run is to end. If it is wanted, another run follows.
+    /// Its present run is being ended. If it is wanted, another run follows.
     pub(super) is_ending: bool,
     /// Its present incarnation is being killed for this fault.
     pub(super) fault: Option<Fault>,
@@ -62,7 +62,7 @@ impl Supervised {
         self.fault.take()
     }
 
-    /// Whether a fault of it is acted on: it lives, and is neither killed nor ended already.
+    /// Whether a fault of it has an effect: it lives, and is neither being killed nor ended.
     pub(super) fn can_fail(&self) -> bool {
         self.state.is_alive() && self.fault.is_none() && !self.is_ending
     }

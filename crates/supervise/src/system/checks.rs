@@ -1,7 +1,8 @@
 //! What must hold between the keys of a system file.
 //!
 //! Owns: reading the text, the checks across components, the order in which components are started.
-//! Invariants: all mistakes across components are found at once; those of one key or value, one at a time.
+//! Invariants: all mistakes that concern several keys or components are reported together. A mistake within one value
+//! ends the reading, so it is reported alone.
 //! Does not: look at this machine.
 
 use std::collections::{HashMap, HashSet};
@@ -13,7 +14,8 @@ use toml::Spanned;
 use super::description::{Component, GiveUp, Group, Policy, System};
 use super::mistake::{Mistake, Mistakes, of_parser, suggestion};
 
-/// Names become directories, and parts of the names of checkpoints.
+/// Bytes of a name, at most. It names a directory of the store, and begins the names of checkpoints; both are limited to
+/// 255 bytes.
 const NAME_MAX: usize = 64;
 
 impl System {
@@ -45,7 +47,8 @@ impl System {
         serde_json::to_string_pretty(&schema).unwrap_or_default()
     }
 
-    /// The components in rows: each needs only those of earlier rows, so that a row is started at once.
+    /// The components in rows. A component needs only components of earlier rows, so that the components of one row can
+    /// start at the same time.
     #[must_use]
     pub fn start_order(&self) -> Vec<Vec<&str>> {
         let mut rows: Vec<Vec<&str>> = Vec::new();
@@ -112,7 +115,7 @@ impl System {
         let known = self.component.keys().map(|known| known.get_ref().as_str());
         let meant = suggestion(name.get_ref(), known);
         Some(match meant {
-            Some(meant) => mistake.with_help(format!("there is a component `{meant}`")),
+            Some(meant) => mistake.with_help(format!("write `{meant}`, the component with the most similar name")),
             None => mistake,
         })
     }
@@ -155,7 +158,7 @@ impl System {
         found
     }
 
-    /// The way round a cycle, if there is one.
+    /// The components of a cycle of `needs`, in order, if there is a cycle.
     fn of_cycle(&self) -> Option<Mistake> {
         let placed: HashSet<&str> = self.start_order().into_iter().flatten().collect();
         let is_open = |need: &&Spanned<String>| {
@@ -172,11 +175,11 @@ impl System {
                 let mut names: Vec<&str> = way[begin..].iter().map(|(name, _)| *name).collect();
                 names.push(next.get_ref());
                 if names.len() == 2 {
-                    // Said where it stands.
+                    // `of_needs` reports a component that needs itself.
                     return None;
                 }
                 let what = format!("components need each other in a circle: {}", names.join(" -> "));
-                let help = "start order is the order of needs; a caller that can wait needs no entry";
+                let help = "components of a cycle can never start; remove one of these `needs`";
                 return Some(Mistake::new(next.span(), what).with_help(help));
             }
             way.push((next.get_ref(), next.span()));
@@ -206,7 +209,7 @@ fn of_output(component: &Component) -> Option<Mistake> {
     if component.every.as_ref().is_some_and(|every| every.get_ref().0 <= OUTPUT_EVERY_MAX) {
         return None;
     }
-    let what = "what a component sends would wait for longer than a second";
+    let what = "the output of the component would wait for its next checkpoint for longer than a second";
     Some(
         Mistake::new(output.span(), what)
             .with_help("add `every` with at most 1s, for example `every = \"20ms\"`"),
@@ -329,11 +332,11 @@ strategy = "rest"
             ),
             ("\"50ms\"", "\"50 minutess\"", &["is not of the form", ":9:9"]),
             ("every = \"50ms\"", "every = 50", &["invalid type: integer `50`", ":9:9"]),
-            ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "a component `db`", ":24:10"]),
+            ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "write `db`", ":24:10"]),
             (
                 "channels = { proxy =",
                 "channels = { bd =",
-                &["no component `bd`", "a component `db`", ":25:14"],
+                &["no component `bd`", "write `db`", ":25:14"],
             ),
             ("needs = [\"db\"]", "needs = [\"web\"]", &["`web` needs itself"]),
             ("needs = [\"db\"]", "needs = [\"db\", \"db\"]", &["`db` is needed twice"]),
@@ -351,7 +354,7 @@ strategy = "rest"
             ("ready = { listen = true }\n", "", &["`warm` needs to know when the component is ready"]),
             ("policy = \"checkpointed\"\n", "", &["`every` is for components that are checkpointed"]),
             ("policy = \"checkpointed\"\n", "", &["`output = \"committed\"` is for components"]),
-            ("every = \"50ms\"", "every = \"2s\"", &["would wait for longer than a second", ":13:10"]),
+            ("every = \"50ms\"", "every = \"2s\"", &["for longer than a second", ":13:10"]),
             ("on_give_up = \"restart-dependents\"", "on_give_up = \"exec\"", &["without a program"]),
             ("on_give_up = \"restart-dependents\"", "exec = [\"x\"]", &["only with `on_give_up = \"exec\"`"]),
             ("max = \"5/1m\"", "factor = 0.5", &["the factor of a back-off is 1 to 100"]),

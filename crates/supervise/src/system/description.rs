@@ -100,7 +100,7 @@ impl Component {
         self.warm.as_ref().is_some_and(|warm| *warm.get_ref())
     }
 
-    /// Whether what it sends is held until a checkpoint has it.
+    /// Whether its output is held until a checkpoint contains it.
     #[must_use]
     pub fn holds_output(&self) -> bool {
         self.output.as_ref().is_some_and(|output| *output.get_ref() == Output::Committed)
@@ -111,10 +111,10 @@ impl Component {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Output {
-    /// At once. A peer may have seen what a restored component does not know of.
+    /// At once. A peer may then have received output that a restored component has not sent.
     #[default]
     AtOnce,
-    /// Once a checkpoint has it: its connections go on after a restore.
+    /// When a checkpoint contains it: its connections continue after a restore.
     Committed,
 }
 
@@ -154,7 +154,7 @@ pub struct Ready {
     pub timeout: Option<Time>,
 }
 
-/// What tells that a component is ready.
+/// The condition for readiness.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Condition {
     /// It sends `READY=1` to the socket that NOTIFY_SOCKET names (sd_notify(3)).
@@ -203,9 +203,9 @@ pub struct Restart {
     pub backoff: TimeRange,
     /// How many times as long as the wait before each wait is; 1 at least.
     pub factor: f64,
-    /// The part of a wait, 0 to 1, that is drawn at random, so that components do not come back in step.
+    /// The random part of a wait, 0 to 1, so that components are not restarted in step.
     pub jitter: f64,
-    /// The next restart does not wait after a component was up for so long.
+    /// The next restart does not wait if a component was up for this time.
     pub healthy: Time,
     /// What follows when it is given up.
     pub on_give_up: GiveUp,
@@ -325,7 +325,7 @@ const fn misses() -> u32 {
     2
 }
 
-/// Why a table has not exactly one of some keys, or one that cannot be.
+/// Why a table does not have exactly one of some keys, or has an impossible value.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOne {
     /// None of these is there.
@@ -341,7 +341,7 @@ pub enum NotOne {
     Standard(u32),
 }
 
-/// The only one that is there.
+/// The only value that is given.
 fn exactly_one<T>(found: impl IntoIterator<Item = Option<T>>, names: &'static str) -> Result<T, NotOne> {
     let mut found = found.into_iter().flatten();
     match (found.next(), found.next()) {

@@ -8,7 +8,7 @@ use std::ops::Range;
 use annotate_snippets::renderer::DecorStyle;
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 
-/// One letter in so many may be wrong in a name that was probably meant.
+/// The share of letters that may differ in a suggested name: one in this many.
 const LETTERS_EACH_WRONG: usize = 3;
 
 /// One thing that is wrong.

@@ -12,7 +12,7 @@ use model::ByteCount;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-/// The longest time. It bounds what is added to a point in time, which must not overflow.
+/// The longest time. Adding it to a point in time must not overflow.
 const TIME_MAX: Duration = Duration::from_hours(10 * 365 * 24);
 
 /// A text that is no value.
