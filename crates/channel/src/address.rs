@@ -1,7 +1,7 @@
 //! Addresses of listening sockets and of callers.
 //!
 //! Owns: their forms in memory of a program, in a system file and in a report; which listener a caller reaches.
-//! Invariants: what is not understood is no address.
+//! Invariants: bytes that cannot be parsed give no address.
 //! Does not: resolve names, or follow paths.
 
 use std::ffi::OsStr;
@@ -18,7 +18,7 @@ use crate::error::{ChannelError, Result};
 /// Bytes of `struct sockaddr_in`, and of `struct sockaddr_in6` without the scope (SIN6_LEN_RFC2133).
 const INET_BYTES: usize = 16;
 const INET6_BYTES: usize = 24;
-/// The name that stands for both loopback addresses.
+/// A name for both loopback addresses.
 const LOCALHOST: &str = "localhost";
 
 /// The address of a stream socket.

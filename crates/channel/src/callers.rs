@@ -37,7 +37,7 @@ pub(crate) struct Caller {
     pub(crate) since: Instant,
     pub(crate) deadline: Instant,
     pub(crate) call: Call,
-    /// A signal breaks the call off by itself.
+    /// A signal interrupts the call in the kernel.
     is_interruptible: bool,
     gone_since: Option<Instant>,
 }
@@ -118,7 +118,7 @@ impl Callers {
         })
     }
 
-    /// When they have to be looked at next; `None` if there are none.
+    /// When they have to be checked next; `None` if there are none.
     pub(crate) fn next_look(&self, now: Instant) -> Option<Duration> {
         let first = self.list.iter().map(|caller| caller.deadline).min()?;
         let interval = CHECK_INTERVAL + CHECK_INTERVAL_PER_CALLER * self.list.len() as u32;

@@ -60,7 +60,7 @@ pub(crate) struct Component {
     ephemeral: VecDeque<Identity>,
 }
 
-/// What a scan has to look for.
+/// The sockets that a scan searches for.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     incarnation: u64,
@@ -92,7 +92,7 @@ impl Component {
         self.held.iter_mut().for_each(|held| held.claim = Claim::Open);
     }
 
-    /// The incarnation is ready: what it has not taken by then it does not want.
+    /// The incarnation is ready: it does not claim the listeners that it has not taken by then.
     pub(crate) fn ready(&mut self, claim_until: Instant) {
         let is_restored = matches!(self.phase, Phase::Running { is_restored: true });
         if !matches!(self.phase, Phase::Ready { .. }) {
@@ -214,7 +214,7 @@ impl Component {
         self.listens |= found.slots.iter().any(|slot| slot.1.is_some());
         let is_late = self.claim_until.is_some_and(|until| until <= now);
         let released: Vec<Held> = self.held.extract_if(.., |held| is_over(held, found, is_late)).collect();
-        // Callers do not wait for what was closed on purpose.
+        // Callers do not wait for a listener that was closed on purpose.
         let routes: Vec<Route> = released.iter().filter_map(Route::of).collect();
         self.learned.retain(|route| !routes.contains(route));
         released

@@ -187,7 +187,7 @@ impl Handler {
             && (earlier.provider, &earlier.target) == (wanted.0, &wanted.1)
             && earlier.component == self.component
         {
-            // A signal or a checkpoint broke it off; its limit goes on.
+            // A signal or a checkpoint has interrupted it; its limit continues.
             (since, deadline) = (earlier.since, deadline.min(earlier.deadline));
         }
         if deadline <= now || state.callers.len() >= limits.callers_max {
@@ -225,7 +225,7 @@ struct Binding {
 }
 
 impl Binding {
-    /// `None` for a socket that this crate does not know, and for a call that was broken off.
+    /// `None` for a socket of an unknown kind, and for an interrupted call.
     fn read(reported: &ReportedCall<'_>, call: &SocketCall, address: Address) -> Option<Self> {
         let thread = thread_of(reported);
         let place = address.path().and_then(|path| Place::of_thread(thread, path));

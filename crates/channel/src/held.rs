@@ -35,7 +35,7 @@ const fn option(level: i32, number: i32, name: &'static str) -> SocketOption {
     SocketOption { level, number, name }
 }
 
-/// What two sockets must have in common so that one can stand for the other.
+/// The properties that two sockets must share so that one can replace the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Kind {
     domain: i32,
@@ -43,7 +43,7 @@ pub(crate) struct Kind {
     protocol: i32,
     is_v6_only: bool,
     interface: i32,
-    /// The network namespace; zero where the kernel does not say.
+    /// The network namespace; zero if the kernel does not report it.
     namespace: u64,
 }
 
@@ -95,7 +95,7 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// A duplicate of a socket of a thread. `None` if it is none that this crate knows.
+    /// A duplicate of a socket of a thread. `None` if its kind is not held.
     pub(crate) fn of_thread(thread: Tid, fd: Fd) -> Option<Self> {
         let handle = pidfd::open_thread(thread).ok()?;
         let socket = pidfd::duplicate(handle.as_fd(), Pid(thread.get()), fd).ok()?;
@@ -176,7 +176,7 @@ impl Held {
         Some(Self { socket, identity, kind, address, path, claim, slot, absences })
     }
 
-    /// Whether a new incarnation may get it: it was not handed out, or no process has it any more.
+    /// Whether a new incarnation may get it: it was not handed out, or no process has it open.
     pub(crate) fn is_open(&self) -> bool {
         self.claim == Claim::Open || self.absences > 0
     }

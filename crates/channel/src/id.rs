@@ -1,7 +1,7 @@
 //! The name of a component.
 //!
 //! Owns: `ComponentId`.
-//! Does not: know what a component is called in a system file.
+//! Does not: know the name of a component in a system file.
 
 /// Names a component of one guardian. The guardian chooses the numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -18,7 +18,7 @@ const LISTEN_POLL: Duration = Duration::from_micros(500);
 /// How long a continued listen(2) may take. It takes microseconds, unless its thread is stopped in between.
 pub(crate) const LISTEN_LIMIT: Duration = Duration::from_secs(5);
 
-/// What stands for a limit that no clock can show.
+/// The limit of a wait that is too long for the clock.
 const FOREVER: Duration = Duration::from_hours(24 * 365);
 
 /// How long callers wait and listeners are kept.
@@ -79,12 +79,12 @@ impl Inner {
         now.checked_add(limit).unwrap_or(now + FOREVER)
     }
 
-    /// Has the thread that ends waits look again.
+    /// Makes the thread that ends waits check again.
     pub(crate) fn wake(&self) {
         self.wake.notify_one();
     }
 
-    /// Ends waits, until this is asked to end. All callers then proceed.
+    /// Ends waits, until the channels are dropped. All callers then proceed.
     pub(crate) fn end_waits(&self) {
         let mut state = self.state();
         loop {

@@ -1,6 +1,6 @@
 //! Options that a program sets on a socket before it binds it.
 //!
-//! Owns: the list of those that a handed-over listener gets as well.
+//! Owns: the list of the options that are copied to a listener that is handed over.
 //! Invariants: an option is set only where its value differs; an option that one of the sockets does not have is left.
 //! Does not: copy options that change what a socket is bound to; sockets that differ there are not handed over.
 

@@ -51,7 +51,7 @@ pub struct WaitingCaller {
     pub thread: Tid,
     /// The component that it waits for.
     pub provider: ComponentId,
-    /// The address that it wants, as in [`HeldListener::local`].
+    /// The address that it calls, as in [`HeldListener::local`].
     pub target: String,
     /// How long it has waited.
     pub waited: Duration,

@@ -1,6 +1,6 @@
 //! Which component serves an address.
 //!
-//! Owns: the addresses that a component has listened on or is declared to listen on, and those that callers want.
+//! Owns: the addresses that a component has listened on or is declared to listen on, and the addresses of callers.
 //! Invariants: two paths are one address if they lead to the same name in the same directory.
 //! Does not: know whether the component serves them now.
 
@@ -29,7 +29,7 @@ pub(crate) enum Route {
     Declared(PathBuf),
 }
 
-/// The address that a caller wants to reach.
+/// The address of a call.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Target {
     address: Address,
@@ -91,7 +91,7 @@ impl fmt::Display for Route {
 }
 
 impl Target {
-    /// What a thread wants to reach. A path that leads nowhere is one that no component serves.
+    /// The target of a call. No component serves a path that leads nowhere.
     pub(crate) fn of_thread(thread: Tid, address: Address) -> Self {
         let place = address.path().and_then(|path| Place::of_thread(thread, path));
         let place = place.map(|place| (place.directory(), place.name().to_owned()));

@@ -41,7 +41,7 @@ pub(crate) struct State {
     pub(crate) components: BTreeMap<ComponentId, Component>,
     pub(crate) callers: Callers,
     pub(crate) pending: Vec<Pending>,
-    /// No call is judged any more.
+    /// No further call is judged.
     pub(crate) is_ending: bool,
 }
 
@@ -58,7 +58,7 @@ impl State {
         self.components.entry(id).or_default()
     }
 
-    /// Takes out the callers of a provider that need not wait any more.
+    /// Takes out the callers of a provider that no longer have to wait.
     pub(crate) fn release(&mut self, provider: ComponentId) -> Vec<Caller> {
         let Some(component) = self.components.get(&provider) else { return Vec::new() };
         let ends = |caller: &Caller| caller.provider == provider && !component.is_awaited(&caller.target);

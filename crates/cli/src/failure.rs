@@ -1,7 +1,7 @@
-//! What ends a verb early, and how it is told.
+//! What ends a command early, and how it is reported.
 //!
 //! Owns: the form `undying: MESSAGE`, `help: ADVICE` on stderr, and the exit code.
-//! Does not: know errors; `guardian` maps them.
+//! Does not: classify errors; `guardian` does.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use crate::print;
 /// A verb that failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The library says so.
+    /// An error of the library.
     Guardian(GuardianError),
     /// Our own output cannot be written. A reader that has gone away is no failure.
     Output(std::io::Error),

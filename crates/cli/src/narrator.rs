@@ -35,7 +35,7 @@ struct Writer {
 }
 
 impl Narrator {
-    /// Says something, after what was said before.
+    /// Writes a message, after the earlier ones.
     pub(crate) fn say(&mut self, what: Arguments<'_>) {
         // Not earlier: a guardian creates processes that are copies of this one while it has one thread.
         if self.writer.is_none() {

@@ -98,7 +98,7 @@ pub(crate) fn given_compress(matches: &ArgMatches) -> Option<&'static dyn Codec>
     guardian::codec(matches.get_one::<String>("compress")?)
 }
 
-/// A value that is not what its argument wants.
+/// A value that its argument does not take.
 #[derive(Debug)]
 pub(crate) struct Malformed(&'static str);
 

@@ -27,7 +27,7 @@ pub(crate) fn tell_unprotected(found: &[SubjectReport]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The rate of checkpoints beside the one asked for.
+/// The achieved rate of checkpoints beside the requested one.
 pub(crate) fn rate(subject: &SubjectReport) -> String {
     if subject.state.is_over() || subject.facts.requested_hz == 0.0 {
         return "-".to_owned();

@@ -14,5 +14,5 @@ pub enum Interest {
     Writable,
 }
 
-/// A descriptor, and what is waited for on it. It may be another descriptor after each call of `advance`.
+/// A descriptor, and the awaited event. It may be another descriptor after each call of `advance`.
 pub type Handle<'a> = (BorrowedFd<'a>, Interest);

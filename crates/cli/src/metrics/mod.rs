@@ -1,7 +1,7 @@
-//! What `undying metrics` tells.
+//! The output of `undying metrics`.
 //!
 //! Owns: the names of the metrics, the address that they are served at.
-//! Does not: know how subjects are; `guardian::status` does.
+//! Does not: read the state of subjects; `guardian::status` does.
 
 mod serve;
 mod text;

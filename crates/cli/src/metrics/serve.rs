@@ -19,7 +19,7 @@ use guardian::{GuardianError, StoreLocation};
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Reads, of 1 KiB each, that the head of a request may take.
 const READS_MAX: usize = 8;
-/// After a failure to accept, as for want of descriptors.
+/// After a failure to accept, for example without free descriptors.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Where metrics are served.
@@ -49,7 +49,7 @@ impl std::str::FromStr for Address {
 /// Why a text is no address that metrics are served at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AddressError {
-    /// Other machines could ask there.
+    /// An address that other machines could reach.
     OfOthers,
     /// It is no address at all.
     Unknown,
@@ -99,7 +99,7 @@ pub(crate) fn serve(address: &Address, store: &StoreLocation) -> io::Result<Infa
     }
 }
 
-/// Answers one client after the other. One that goes away or says nothing gets no answer.
+/// Answers one client after the other. A client that disconnects or sends nothing gets no answer.
 fn each<C>(
     mut accept: impl FnMut() -> io::Result<C>,
     limit: impl Fn(&C) -> io::Result<()>,
@@ -118,7 +118,7 @@ where
     }
 }
 
-/// Listens at a path, in place of a socket at which nothing listens any more.
+/// Listens at a path, and replaces a socket file without a listener.
 fn open(path: &Path) -> io::Result<UnixListener> {
     let is_stale =
         UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);

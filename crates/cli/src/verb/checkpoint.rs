@@ -1,7 +1,7 @@
 //! `undying checkpoint PID --image DIR [--kill] [--lose-connections] [--compress CODEC]`
 //!
-//! Owns: its arguments and what it says when it is done.
-//! Does not: know what a checkpoint is.
+//! Owns: its arguments and its message.
+//! Does not: take a checkpoint.
 
 use std::path::PathBuf;
 

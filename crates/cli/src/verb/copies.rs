@@ -1,6 +1,6 @@
 //! `undying store IMAGE COPY`, `get COPY DIR [--compress CODEC]`, `link COPY NEW`, `del COPY`: named copies.
 //!
-//! Owns: their arguments and what they say.
+//! Owns: their arguments and messages.
 //! Does not: copy anything itself.
 
 use std::path::PathBuf;

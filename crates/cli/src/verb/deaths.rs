@@ -1,7 +1,7 @@
 //! `undying deaths [NAME] [--json]`
 //!
 //! Owns: the table of deaths.
-//! Does not: know what led to them.
+//! Does not: find the causes.
 
 use std::time::Duration;
 

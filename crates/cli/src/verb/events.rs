@@ -1,7 +1,7 @@
 //! `undying events [NAME] [-f] [--json] [--trace FILE]`
 //!
 //! Owns: events as lines, for people and as JSON, and the file of a trace.
-//! Does not: know what has happened.
+//! Does not: interpret events.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
 use crate::{parse, print};
 
-/// How often it is looked for new events: as often as they are written.
+/// Poll interval for new events: the interval at which they are written.
 const PERIOD: Duration = Duration::from_millis(200);
 
 pub(super) struct Events;

@@ -1,7 +1,7 @@
 //! `undying restore IMAGE [--files rewind|refuse|keep|force] [--lazy] [--detach] [--lose-connections] [--pidfile F] [--pid auto|same]`
 //!
-//! Owns: its arguments and what it says.
-//! Does not: know how a tree is built.
+//! Owns: its arguments and its message.
+//! Does not: build a tree.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
 //! `undying run [OPTIONS] -- CMD ARG...`
 //!
-//! Owns: its arguments and the form of what is said while a subject is guarded.
+//! Owns: its arguments and the form of its reports while a subject is guarded.
 //! Does not: guard.
 
 use std::ffi::OsString;

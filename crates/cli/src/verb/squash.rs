@@ -1,6 +1,6 @@
 //! `undying squash NAME [--json]`
 //!
-//! Owns: its arguments and what it says.
+//! Owns: its arguments and its message.
 //! Does not: merge anything itself.
 
 use clap::{ArgMatches, Command};

@@ -1,7 +1,7 @@
 //! `undying status [NAME] [--json]`, `undying status --graph`
 //!
 //! Owns: the table of guarded subjects.
-//! Does not: know how they are.
+//! Does not: read their state.
 
 use std::time::Duration;
 
@@ -156,7 +156,7 @@ fn policy(subject: &SubjectReport) -> &str {
     component.map_or(subject.facts.policy.name(), |component| component.policy.as_str())
 }
 
-/// Reports what a component waits for, what it was killed for last and what it says of itself.
+/// Reports what a component waits for, its last fault, and its own report.
 fn tell_component(subject: &SubjectReport) {
     let Some(component) = &subject.component else { return };
     let name = &component.name;

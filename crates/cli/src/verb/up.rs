@@ -1,6 +1,6 @@
 //! `undying up FILE.toml`
 //!
-//! Owns: its arguments and the form of what is said while a system is guarded.
+//! Owns: its arguments and the form of its reports while a system is guarded.
 //! Does not: guard.
 
 use std::path::PathBuf;

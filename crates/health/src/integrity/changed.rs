@@ -1,6 +1,6 @@
 //! What a sweep reports.
 //!
-//! Owns: the description of a page that is no longer what it was.
+//! Owns: the description of a page that has changed.
 //! Does not: find one.
 
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ pub enum Kind {
     Unknown,
 }
 
-/// An executable page that is no longer what it was.
+/// An executable page that has changed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Changed {
     /// The process in which it was found.
@@ -53,7 +53,7 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Whether memory has changed by itself, with high probability.
+    /// Whether the memory itself has changed, with high probability.
     #[must_use]
     pub fn is_flip(&self) -> bool {
         self.kind == Kind::Flip

@@ -52,7 +52,7 @@ impl Mapping {
         (self.offset + (at - self.range.start).get()) / PAGE_BYTES
     }
 
-    /// Opens the file, also if it has no name any more.
+    /// Opens the file, also if it no longer has a name.
     pub(super) fn open(&self, way: Way) -> Result<File> {
         let path = by_range(self.process.pid, self.range);
         let flags = if way == Way::Direct { DIRECT } else { 0 };

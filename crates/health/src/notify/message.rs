@@ -2,7 +2,7 @@
 //!
 //! Owns: which assignments are known, and their values.
 //! Invariants: an assignment that is not known, or has no valid value, is left out; the others of its message count.
-//! Does not: know the sender.
+//! Does not: check the sender.
 
 use std::time::Duration;
 

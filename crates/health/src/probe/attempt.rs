@@ -105,7 +105,7 @@ pub struct Attempt {
 
 #[derive(Debug)]
 enum State {
-    /// Connects; what is asked afterwards.
+    /// Connects; the request follows.
     Dial(Dial, Option<HttpTarget>),
     Exchange(Exchange),
     Program(Program),

@@ -1,8 +1,8 @@
-//! What is asked, and how it is written.
+//! Requests of probes, and their text form.
 //!
 //! Owns: the forms in which an address or a URL of a probe is written.
-//! Invariants: parsing looks up no name and opens nothing, so that it never waits.
-//! Does not: ask; an attempt does.
+//! Invariants: parsing resolves no name and opens nothing, so that it never blocks.
+//! Does not: send a request; an attempt does.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use rustix::net::SocketAddrUnix;
 
 /// The port of a URL without one.
 const HTTP_PORT: u16 = 80;
-/// What `localhost` stands for: names are not looked up.
+/// The address of `localhost`: names are not resolved.
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// A question to a program.

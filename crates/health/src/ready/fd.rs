@@ -47,7 +47,7 @@ impl FdReady {
         self.pipe.as_ref().map(|pipe| (pipe.as_fd(), Interest::Readable))
     }
 
-    /// Reads what has come. A program that has no line and no end of the file to offer is not ready.
+    /// Reads available data. A program that has neither written a line nor closed the pipe is not ready.
     pub fn advance(&mut self) -> Option<Ready> {
         let mut piece = [0; PIECE_BYTES];
         let mut is_met = false;
@@ -56,7 +56,7 @@ impl FdReady {
             match rustix::io::read(pipe, &mut piece[..]) {
                 Ok(count) if count > 0 => is_met |= memchr::memchr(b'\n', &piece[..count]).is_some(),
                 Err(RawErrno::AGAIN | RawErrno::INTR) => break,
-                // A pipe that cannot be read is one that nothing comes from any more.
+                // A pipe that cannot be read delivers nothing more.
                 Ok(_) | Err(_) => {
                     is_met = true;
                     self.pipe = None;

@@ -1,8 +1,8 @@
 //! Readiness by the first listen(2).
 //!
 //! Owns: the search for a listening socket among the descriptors of a tree.
-//! Invariants: inspects a bounded number of descriptors a call, and goes on with the next.
-//! Does not: see sockets of another network namespace than ours.
+//! Invariants: inspects a bounded number of descriptors in a call, and continues there in the next.
+//! Does not: find sockets of another network namespace.
 
 use std::collections::HashSet;
 use std::fs::{self, ReadDir};

@@ -147,7 +147,7 @@ impl LogReady {
         Ok(Some(false))
     }
 
-    /// Whether the name leads to another file than the one that was read to its end.
+    /// Whether the name leads to another file than the one that was read.
     fn is_replaced(&self) -> bool {
         let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
         let own = self.file.as_ref().and_then(|(file, _)| file.metadata().ok()).map(identity);

@@ -1,6 +1,6 @@
 //! The report of a condition.
 //!
-//! Owns: the value that stands for it.
+//! Owns: the value for it.
 
 /// That the condition is met.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -42,7 +42,7 @@ impl Memory {
         self.walked >= PSS_PAGES_PER_CALL
     }
 
-    /// Adds a process; one that has ended has no memory.
+    /// Adds a process; a process that has ended has no memory.
     pub(super) fn add(&mut self, pid: Pid) {
         let Ok(text) = procfs::read_text(format!("/proc/{pid}/status")) else { return };
         let bytes = |name| amount(&text, name).unwrap_or(0) * KIB;

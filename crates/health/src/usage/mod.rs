@@ -1,6 +1,6 @@
 //! What a process tree uses of memory and descriptors, and whether it makes progress.
 //!
-//! Owns: what is counted, and the cost of counting.
+//! Owns: the counted resources, and the cost of counting.
 //! Invariants: an inspection of a tree is made in steps of bounded cost. A process that ends meanwhile counts with nothing.
 //! Does not: compare with limits; the caller has them.
 

@@ -34,7 +34,7 @@ struct Work {
 }
 
 impl Progress {
-    /// Adds a process; one that has ended has no part in it.
+    /// Adds a process; a process that has ended counts for nothing.
     pub(super) fn add(&mut self, pid: Pid) {
         let Ok(text) = procfs::read_text(format!("/proc/{pid}/stat")) else { return };
         let (Ok(key), Some(cpu)) = (procfs::key(pid), cpu_time(&text)) else { return };
