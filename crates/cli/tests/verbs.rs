@@ -483,9 +483,7 @@ fn a_system_file_is_checked_and_nothing_is_started() {
     std::fs::write(&file, content("dv")).unwrap();
     let bad = lab.say(["check".as_ref(), file.as_os_str()]);
     assert_eq!((bad.code, &*bad.stdout), (Some(2), ""));
-    for part in
-        ["is not a valid system file", "no component `dv`", "shop.toml:5:10", "^^^^", "write `db`"]
-    {
+    for part in ["is not a valid system file", "no component `dv`", "shop.toml:5:10", "^^^^", "write `db`"] {
         assert!(bad.stderr.contains(part), "{part} is missing in {}", bad.stderr);
     }
 

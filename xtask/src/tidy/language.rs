@@ -1,16 +1,28 @@
 //! Rule 18: plain technical English.
 //!
-//! Owns: the length of sentences in doc comments, and words that the field has another term for.
+//! Owns: the length of sentences in doc comments and documents, and words that the field has another term for.
 //! Does not: judge what needs a reader. A word is listed here once the tree is free of it.
 
 use super::tree::{SourceFile, Tree};
 use super::{Report, Rule};
 
-/// Words of a sentence in a doc comment, at most. New text aims at 25.
+/// Words of a sentence, at most. New text aims at 25.
 const WORDS_MAX: usize = 40;
 
-/// Words that are not written, and the term instead.
-const WORDS: [(&str, &str); 2] = [("in vain", "aborted, wasted"), ("robbed", "steal time")];
+/// Terms that are not written in comments and documents, and what is written instead. Each is a word or a phrase, whole.
+const TERMS: [(&str, &str); 3] =
+    [("in vain", "aborted, wasted"), ("robbed", "steal time"), ("household", "process reaper")];
+/// Terms that are not written in documents and in the crates of [`REWRITTEN`].
+const PARTIES: [(&str, &str); 6] = [
+    ("whoever", "the noun of the party"),
+    ("somebody", "the noun of the party"),
+    ("anybody", "the noun of the party"),
+    ("nobody", "no, with the noun of the party"),
+    ("let go", "resumed, detached"),
+    ("put off", "deferred, skipped in pre-copy"),
+];
+/// Crates whose comments were rewritten, and are free of all terms.
+const REWRITTEN: [&str; 5] = ["channel", "cli", "guardian", "health", "supervise"];
 
 pub(super) struct Language;
 
@@ -20,27 +32,68 @@ impl Rule for Language {
     }
 
     fn check(&self, tree: &Tree, report: &mut Report) {
-        for file in tree.rust() {
-            for (line, block) in doc_blocks(file) {
+        for file in &tree.files {
+            // This file names the terms.
+            let is_own = file.path.ends_with("tidy/language.rs");
+            let (blocks, is_prose): (_, fn(&str) -> bool) = match file.path.rsplit('.').next() {
+                Some("rs") if !is_own => (doc_blocks(file), is_comment),
+                Some("md") => (paragraphs(file), |_| true),
+                _ => continue,
+            };
+            for (line, block) in blocks {
                 for sentence in sentences(&block) {
                     let words = sentence.split_whitespace().count();
                     if words > WORDS_MAX {
-                        let what = format!("a sentence of {words} words in a doc comment");
-                        report.add(&file.path, line, what, "make it two; one idea a sentence");
+                        report.add(
+                            &file.path,
+                            line,
+                            format!("a sentence of {words} words"),
+                            "make it two; one idea a sentence",
+                        );
                     }
                 }
             }
-            // This file names the words.
-            if file.path.ends_with("tidy/language.rs") {
-                continue;
-            }
-            for (line, text) in file.lines().filter(|(_, text)| text.trim_start().starts_with("//")) {
-                for (word, term) in WORDS.iter().filter(|(word, _)| text.to_lowercase().contains(word)) {
-                    report.add(&file.path, line, format!("`{word}`"), format!("write: {term}"));
+            let is_rewritten = file.path.ends_with(".md")
+                || REWRITTEN.iter().any(|name| file.path.starts_with(&format!("crates/{name}/")));
+            let terms = TERMS.iter().chain(PARTIES.iter().filter(|_| is_rewritten));
+            for (line, text) in file.lines().filter(|(_, text)| is_prose(text)) {
+                for (term, instead) in terms.clone().filter(|(term, _)| has_term(text, term)) {
+                    report.add(&file.path, line, format!("`{term}`"), format!("write: {instead}"));
                 }
             }
         }
     }
+}
+
+fn is_comment(line: &str) -> bool {
+    line.trim_start().starts_with("//")
+}
+
+/// Whether a line has these words, not as parts of others and not in code.
+fn has_term(line: &str, term: &str) -> bool {
+    let text: String = line.split('`').step_by(2).collect::<Vec<_>>().join("`").to_lowercase();
+    let is_edge =
+        |letter: Option<char>| letter.is_none_or(|letter| !letter.is_alphanumeric() && letter != '_');
+    text.match_indices(term).any(|(at, _)| {
+        is_edge(text[..at].chars().next_back()) && is_edge(text[at + term.len()..].chars().next())
+    })
+}
+
+/// The text of a document in one block, without code and headings; a cell of a table ends a sentence.
+fn paragraphs(file: &SourceFile) -> Vec<(usize, String)> {
+    let mut blocks: Vec<(usize, String)> = Vec::new();
+    let mut is_code = false;
+    for (line, text) in file.lines() {
+        let trimmed = text.trim();
+        if trimmed.starts_with("```") {
+            is_code = !is_code;
+        } else if !is_code && !trimmed.starts_with(['#', '<']) {
+            // Blocks are short, so that a finding has its line.
+            let text = if trimmed.starts_with('|') { trimmed.replace('|', ". ") } else { trimmed.to_owned() };
+            blocks.push((line, text));
+        }
+    }
+    blocks
 }
 
 /// The doc comments of a file, each with its first line; code blocks are left out.
@@ -97,6 +150,17 @@ mod tests {
     }
 
     #[test]
+    fn documents_have_the_same_rule_and_code_in_them_has_none() {
+        let long = vec!["word"; 41].join(" ");
+        let findings = |text: &str| super::super::findings(&Language, &[("docs/a.md", text)]).len();
+        assert_eq!(findings(&format!("{long}.\n")), 1);
+        assert_eq!(findings(&format!("```text\n{long}\n```\n")), 0);
+        assert_eq!(findings(&format!("| {} | {} |\n", &long[..100], &long[..100])), 0);
+        assert_eq!(findings("Whoever reads this.\n"), 1);
+        assert_eq!(findings("The option `--whoever`, and whoeverish.\n"), 0);
+    }
+
+    #[test]
     fn a_long_sentence_is_found_and_several_short_ones_are_not() {
         let long = format!("//! {}.\n", vec!["word"; 41].join(" "));
         assert_eq!(found(&long).len(), 1);
@@ -113,5 +177,7 @@ mod tests {
         assert_eq!(found("//! Copied in vain.\n").len(), 1);
         assert_eq!(found("//! x\n// Robbed of its processor.\n").len(), 1);
         assert_eq!(found("//! x\nconst S: &str = \"in vain\";\n"), Vec::<String>::new());
+        let text = "//! It waits for nobody; `nobody` is a user.\n";
+        assert_eq!(findings(&Language, &[("crates/guardian/src/lib.rs", text)]).len(), 1);
     }
 }

@@ -115,7 +115,9 @@ impl System {
         let known = self.component.keys().map(|known| known.get_ref().as_str());
         let meant = suggestion(name.get_ref(), known);
         Some(match meant {
-            Some(meant) => mistake.with_help(format!("write `{meant}`, the component with the most similar name")),
+            Some(meant) => {
+                mistake.with_help(format!("write `{meant}`, the component with the most similar name"))
+            }
             None => mistake,
         })
     }
@@ -333,11 +335,7 @@ strategy = "rest"
             ("\"50ms\"", "\"50 minutess\"", &["is not of the form", ":9:9"]),
             ("every = \"50ms\"", "every = 50", &["invalid type: integer `50`", ":9:9"]),
             ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "write `db`", ":24:10"]),
-            (
-                "channels = { proxy =",
-                "channels = { bd =",
-                &["no component `bd`", "write `db`", ":25:14"],
-            ),
+            ("channels = { proxy =", "channels = { bd =", &["no component `bd`", "write `db`", ":25:14"]),
             ("needs = [\"db\"]", "needs = [\"web\"]", &["`web` needs itself"]),
             ("needs = [\"db\"]", "needs = [\"db\", \"db\"]", &["`db` is needed twice"]),
             ("needs = [\"db\"]", "needs = [\"proxy\"]", &["in a circle: proxy -> web -> proxy"]),
