@@ -41,9 +41,15 @@ struct Metrics {
     pause: Gauges,
     refusals: Counters,
     store: Gauges,
-    connections: Counters,
-    connections_idle: Gauges,
+    connections: Connections,
     channels: Channels,
+}
+
+#[derive(Default)]
+struct Connections {
+    at_deaths: Counters,
+    idle: Gauges,
+    held: Gauges,
 }
 
 #[derive(Default)]
@@ -74,11 +80,13 @@ impl Metrics {
         registry.register_with_unit("pause", help, seconds(), pause.clone());
         registry.register("checkpoints_refused", "Checkpoints that were not taken", refusals.clone());
         registry.register_with_unit("store", "All checkpoints of the subject", bytes(), store.clone());
-        let Self { connections, connections_idle, channels, .. } = &own;
+        let Self { connections, channels, .. } = &own;
         let help = "Connections to the outside at deaths, by what became of them";
-        registry.register("connections", help, connections.clone());
+        registry.register("connections", help, connections.at_deaths.clone());
         let help = "Connections that stay open should the program die now";
-        registry.register("connections_idle", help, connections_idle.clone());
+        registry.register("connections_idle", help, connections.idle.clone());
+        let help = "Connections whose output is held until a checkpoint has it; they go on should the program die now";
+        registry.register("connections_held", help, connections.held.clone());
         registry.register("channel", "1 for each address, with its level", channels.level.clone());
         let help = "Threads of other components that wait for this one";
         registry.register("callers_waiting", help, channels.callers.clone());
@@ -116,10 +124,11 @@ impl Metrics {
         }
         count(&self.refusals, &labels(), facts.refusals.iter().map(|one| one.count).sum());
         set(&self.store, &labels(), subject.store_bytes as f64);
-        count(&self.connections, &with("outcome", "kept"), facts.connections.kept);
-        count(&self.connections, &with("outcome", "rewound"), facts.connections.rewound);
-        count(&self.connections, &with("outcome", "ended"), facts.connections.ended);
-        set(&self.connections_idle, &labels(), facts.connections.idle as f64);
+        count(&self.connections.at_deaths, &with("outcome", "kept"), facts.connections.kept);
+        count(&self.connections.at_deaths, &with("outcome", "rewound"), facts.connections.rewound);
+        count(&self.connections.at_deaths, &with("outcome", "ended"), facts.connections.ended);
+        set(&self.connections.idle, &labels(), facts.connections.idle as f64);
+        set(&self.connections.held, &labels(), facts.connections.held as f64);
         for channel in &subject.channels {
             let mut labels = with("address", &channel.local);
             labels.push(("level", channel.level.clone()));
