@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 /// How many times slower than a usual one this machine is, where it is an emulated one: a whole number.
-/// `cargo xtask vm` sets it there; victims stretch their own patience by it (`victim.h`).
+/// `cargo xtask vm` sets it there; victims stretch their own timeout by it (`victim.h`).
 pub const SLOWNESS: &str = "UNDYING_TEST_SLOWNESS";
 
 /// From the start of a victim to its "ready": the slowest one waits about two seconds for its

@@ -237,7 +237,7 @@ impl Victim {
     }
 
     /// Waits for the end of a tree that was killed and collects the orphans, which are ours now:
-    /// a number is free for the restore only when nobody waits for it.
+    /// a pid is free for the restore only when it is reaped.
     fn wait_gone(&mut self, tree: &[ProcessId]) -> Result<(), HarnessError> {
         let deadline = Instant::now() + limits::gone();
         if !wait_end(self.process, limits::gone())? {
@@ -299,7 +299,7 @@ fn wait_end(process: ProcessId, limit: Duration) -> Result<bool, HarnessError> {
     process.wait_end(limit).map_err(|source| HarnessError::Process { operation: "wait for", process, source })
 }
 
-/// A short path that everybody may use: some victims give up their user id.
+/// A short path that every user may use: some victims give up their user id.
 pub(crate) fn victim_folder() -> Result<TempDir, HarnessError> {
     temporary("undying-v-", 0o777)
 }

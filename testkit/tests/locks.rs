@@ -1,4 +1,4 @@
-//! Locks at a restore: one that somebody else has taken meanwhile refuses it by name, and the image
+//! Locks at a restore: one that another process has taken meanwhile refuses it by name, and the image
 //! stays good for a second try.
 
 use std::fs::File;

@@ -19,7 +19,7 @@ const NOBODY: u32 = 65534;
 const SECRET: &[u8] = b"what root alone may read, longer than the file of the subject";
 const READY_LIMIT: Duration = Duration::from_secs(20);
 /// Between two looks for the file that says ready.
-const NAP: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The subject: takes one thing by its path, says that it has it, and waits. It gives up what it could gain by.
 const SUBJECT: &str = r#"
@@ -115,7 +115,7 @@ impl Scene {
         while !ready.exists() {
             assert!(begun.elapsed() < READY_LIMIT, "{}: it is not ready", self.form);
             assert!(child.try_wait().unwrap().is_none(), "{}: the subject ended", self.form);
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
         child
     }
@@ -191,7 +191,7 @@ fn attack(undying: &Undying, form: &'static str, plant: Plant) {
             }
         }
     }
-    // A restore that fails late leaves the process that it was making to whoever collects orphans.
+    // A restore that fails late leaves the process that it was making to the process that collects orphans.
     let _ = rustix::process::waitpid(rustix::process::Pid::from_raw(pid.get()), WaitOptions::empty());
     scene.take_back(plant);
     let now = fs::metadata(scene.roots.join("thing")).unwrap();
@@ -218,7 +218,7 @@ fn attack_with(forms: &[&'static str]) {
     let undying = Undying::find().unwrap();
     for form in forms.iter().copied() {
         for plant in [Plant::Link, Plant::LinkAbove, Plant::Other] {
-            // Anybody may name a file whose directory can be searched.
+            // Every user may name a file whose directory can be searched.
             if !(form.starts_with("named") && matches!(plant, Plant::Other)) {
                 attack(&undying, form, plant);
             }

@@ -44,7 +44,7 @@ pub enum EngineError {
         "pid {0} is taken by another process\nhelp: `ps -fp {0}` shows it; restore again when it has ended"
     )]
     PidTaken(Pid),
-    /// A number that the subject needs belongs to a process that has ended and that nobody reaps.
+    /// A number that the subject needs belongs to a process that has ended and is not reaped.
     /// Row: pid-unreaped
     #[error(
         "pid {pid} has ended, and its number is taken until its parent, pid {parent}, reaps it\nhelp: end the parent, or let it wait for its children; then restore again"

@@ -90,7 +90,7 @@ impl Ring {
 
     /// The subject has been killed: waits until all its process numbers are free.
     fn await_end(&mut self, processes: &[Pid]) {
-        // Whoever killed it as its tracer may have reaped it: both are this process.
+        // Its tracer may have reaped it after the kill: the tracer is this process.
         let _ = self.child.wait();
         let begun = Instant::now();
         while processes.iter().any(|pid| tracee::procfs::stat(*pid).is_ok()) {

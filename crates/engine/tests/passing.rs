@@ -1,5 +1,5 @@
-//! What a subject holds for a moment, or lets go of while it is looked at, refuses no continuous checkpoint; what it
-//! keeps is refused by name.
+//! Objects that a subject has for a moment, or closes during the scan, refuse no continuous checkpoint; objects that it
+//! keeps are refused by name.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 

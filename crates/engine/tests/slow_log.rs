@@ -23,7 +23,7 @@ use undying_engine::{CheckpointOptions, Continuous, Phase, Taken, Tuning};
 const LIMIT: Duration = Duration::from_secs(30);
 /// 80 MiB: five times the log's buffers.
 const PAGES: u64 = 20_000;
-/// How long the disk takes nothing while somebody waits for it: longer than anybody stands still for a buffer.
+/// How long the disk accepts no write while a thread waits for it: longer than a subject is stopped for a buffer.
 const BLOCKED: Duration = Duration::from_millis(600);
 
 struct Lab {

@@ -1,6 +1,6 @@
 //! The records of one image, in the order they were pushed, and the file that holds them.
 //!
-//! Owns: the framing of records, finding them by kind and owner, knowing which nobody took.
+//! Owns: the framing of records, finding them by kind and owner, listing those that were not taken.
 //! Invariants: every record carries its own checksum; a set decodes to what was encoded, in the same order.
 //! Does not: interpret a payload.
 //!
@@ -61,7 +61,7 @@ impl RecordSet {
         places.into_iter().filter_map(|place| self.take_slot(place)).collect()
     }
 
-    /// Takes every record of this kind, whoever owns it, in the order they were pushed.
+    /// Takes every record of this kind, of every owner, in the order they were pushed.
     pub fn take_all(&mut self, kind: &str) -> Vec<Record> {
         let owners = self.places.remove(kind).unwrap_or_default();
         let mut places: Vec<usize> = owners.into_values().flatten().collect();
@@ -69,18 +69,18 @@ impl RecordSet {
         places.into_iter().filter_map(|place| self.take_slot(place)).collect()
     }
 
-    /// The records that nobody has taken, in the order they were pushed.
+    /// The records that were not taken, in the order they were pushed.
     pub fn iter(&self) -> impl Iterator<Item = &Record> {
         self.slots.iter().flatten()
     }
 
-    /// The first record that nobody has taken: one left after a restore refuses it, by name.
+    /// The first record that was not taken: a restore that leaves one is refused, with the name of the record.
     #[must_use]
     pub fn first_left(&self) -> Option<&Record> {
         self.iter().next()
     }
 
-    /// How many records nobody has taken.
+    /// How many records were not taken.
     #[must_use]
     pub fn len(&self) -> usize {
         self.left

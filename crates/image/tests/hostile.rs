@@ -272,7 +272,7 @@ fn tables_of_chunks_that_break_a_rule_are_refused() {
         (0, 0, 12288, &[1, 1]),       // chunks of nothing
         (100, 0, 12288, &[1; 123]),   // chunks that are no whole pages
         (1 << 30, 0, 12288, &[1]),    // chunks too large to hold
-        (8192, 1, 12288, &[1, 1]),    // a field that nobody wrote
+        (8192, 1, 12288, &[1, 1]),    // a field of no writer
         (8192, 0, 12288, &[1]),       // a chunk too few
         (8192, 0, 12288, &[1, 1, 1]), // a chunk too many
         (8192, 0, 12289, &[1, 1]),    // a part of a page

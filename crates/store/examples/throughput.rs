@@ -43,7 +43,7 @@ fn main() -> Outcome<()> {
     for round in 0..3 {
         remove(&directory)?;
         write(&directory, &memory, options, method, round)?;
-        read(&directory, size, "cold")?;
+        read(&directory, size, "compression")?;
         read(&directory, size, "cached")?;
     }
     remove(&directory)?;
@@ -98,7 +98,7 @@ fn write(path: &Path, memory: &PageBuffer, options: WriteOptions, method: Method
 
 fn read(path: &Path, size: ByteCount, state: &str) -> Outcome<()> {
     for threads in [1, 2] {
-        if state == "cold" {
+        if state == "compression" {
             evict(path)?;
         }
         let begun = Instant::now();

@@ -200,7 +200,7 @@ pub enum Error {
         store: PathBuf,
     },
 
-    /// Somebody else writes the log.
+    /// Another process writes the log.
     ///
     /// Row: log-busy
     #[error(
@@ -209,7 +209,7 @@ pub enum Error {
     )]
     LogBusy(PathBuf),
 
-    /// Somebody who waited for the store was told not to.
+    /// A wait for the store was cancelled.
     #[error("the wait for the store was called off")]
     CalledOff,
 

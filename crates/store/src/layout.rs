@@ -1,6 +1,6 @@
 //! How an image lies in its directory, and how it is written there.
 //!
-//! Owns: the names of the files that every image has, and the choices of whoever writes one.
+//! Owns: the names of the files that every image has, and the options of writing one.
 //! Does not: write.
 
 use std::num::NonZeroUsize;

@@ -25,8 +25,8 @@ use crate::packer::pack_into;
 use crate::pool::{OnPanic, Pool, locked};
 use crate::segment::{EndedSegment, SegmentWriter};
 
-/// Orders that wait for the worker at most; every buffer of a pool can wait, and more would be memory that nobody has
-/// granted.
+/// Orders that wait for the worker at most; every buffer of a pool can wait, and more would exceed the granted
+/// memory.
 const ORDERS_MAX: usize = 64;
 
 /// Bytes that are written at a time when they come from a codec.

@@ -2,7 +2,7 @@
 //!
 //! Owns: how many there are, who waits for one and how long; failing those that wait for a thread that is gone.
 //! Invariants: there are no more buffers than the pool's limit, those in reserve, and those that one pause had to make;
-//! the last are the first to go, and nobody gets a reserve before they are gone. After a failure nobody waits any more.
+//! the last are the first to go, and no reserve is made before they are gone. After a failure no caller waits.
 //! Does not: clear a buffer between two uses.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,9 +35,9 @@ struct State {
     /// Buffers asked for last beside those of the pool, for a pause.
     reserved: usize,
     failure: Option<Error>,
-    /// Nobody is to wait for buffers.
+    /// Callers do not wait for buffers.
     called_off: bool,
-    /// How long anybody may wait for one buffer.
+    /// How long a caller may wait for one buffer.
     wait_max: Option<Duration>,
 }
 
@@ -93,7 +93,7 @@ impl Pool {
         self.wait_for(drive, |state| self.take_reserve(state, count))
     }
 
-    /// A buffer beyond all limits, made now. Takes no lock: whoever holds one may not run before the caller has ended.
+    /// A buffer beyond all limits, made now. Takes no lock: its holder may get no processor before the caller has ended.
     pub(crate) fn spare(&self) -> Result<PageBatch> {
         let buffer = PageBuffer::new(self.size)?;
         Ok(PageBatch::lent(buffer, self.no_pieces(), Lent::count(&self.made)))
@@ -147,18 +147,18 @@ impl Pool {
         }
     }
 
-    /// From now on nobody waits for buffers, or everybody may again.
+    /// From now on no caller waits for buffers, or all may wait again.
     pub(crate) fn call_off_waits(&self, called_off: bool) {
         locked(&self.state).called_off = called_off;
         self.changed.notify_all();
     }
 
-    /// Whether nobody is to wait.
+    /// Whether no caller may wait.
     pub(crate) fn is_called_off(&self) -> bool {
         locked(&self.state).called_off
     }
 
-    /// How long anybody may wait for one buffer from now on.
+    /// How long a caller may wait for one buffer from now on.
     pub(crate) fn limit_waits(&self, wait_max: Option<Duration>) {
         locked(&self.state).wait_max = wait_max;
     }
@@ -196,7 +196,7 @@ impl Pool {
         }
     }
 
-    /// From now on whoever takes a buffer gets this error.
+    /// From now on, taking a buffer gives this error.
     pub(crate) fn fail(&self, error: &Error) {
         locked(&self.state).failure.get_or_insert_with(|| error.clone());
         self.changed.notify_all();
@@ -252,7 +252,7 @@ impl State {
     }
 }
 
-/// Lets nobody wait for a thread that is gone: dropped by a panic, it tells the error for that.
+/// Ends all waits for a thread that has panicked, with an error.
 pub(crate) struct OnPanic<T: Fn(&Error)>(pub(crate) T);
 
 impl<T: Fn(&Error)> Drop for OnPanic<T> {

@@ -4,7 +4,7 @@
 //! Invariants: an open image has a good commit record, record file and index; every extent lies inside a
 //! segment of the right length. The image stays readable when it is pruned meanwhile. Places are those of the expanded
 //! segment; a codec sees only what it wrote. A chunk that is damaged reads as zeros: what is wrong with its pages is
-//! told by whoever checks them, as for any other damage.
+//! reported by their check, as for any other damage.
 //! Does not: check pages before they are read; `load` and `verify` do. It keeps nothing that it has expanded.
 
 use std::collections::BTreeMap;

@@ -2,10 +2,10 @@
 //!
 //! Owns: the names of such directories, their lock, their removal; the one way in which anything becomes visible in a
 //! store: durable first, then renamed, then durable again.
-//! Invariants: a staging directory is locked for as long as somebody works on it; one that can be locked is
+//! Invariants: a staging directory is locked as long as its writer works on it; one that can be locked is
 //! a dead writer's and may go. Before it is published nothing is at the target, or an empty directory; afterwards, all
 //! of what was staged, durably; after a crash in between, one or the other.
-//! Does not: know what an image consists of; write or sync the files inside: whoever stages them does, before.
+//! Does not: know what an image consists of; write or sync the files inside; the caller does, before.
 //!
 //! Proof: `crates/store/tests/power_cut.rs`, which cuts the power at every step.
 
@@ -28,7 +28,7 @@ const ATTEMPTS_MAX: usize = 16;
 
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
-/// A directory that nobody else sees or touches; gone when dropped.
+/// A directory that no other process uses; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Staging {
     medium: Arc<dyn Medium>,
@@ -85,8 +85,8 @@ fn publish(medium: &dyn Medium, staged: &Path, target: &Path) -> sys::Result<()>
     })
 }
 
-/// Removes a visible directory, so that after a crash it is there whole or not at all. False when somebody
-/// else is doing so.
+/// Removes a visible directory, so that after a crash it is there whole or not at all. False when another
+/// process is removing it.
 pub(crate) fn retire(medium: &dyn Medium, path: &Path) -> Result<bool> {
     let Some(_lock) = medium.lock(path)? else { return Ok(false) };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -101,7 +101,7 @@ pub(crate) fn retire(medium: &dyn Medium, path: &Path) -> Result<bool> {
 pub(crate) fn sweep(medium: &dyn Medium, directory: &Path) -> Result<usize> {
     let mut removed = 0;
     each_leftover(medium, directory, |path| {
-        // One that cannot be removed is somebody else's: not an error of ours.
+        // One that cannot be removed belongs to another user: not an error of this process.
         removed += usize::from(remove_tree(medium, path).is_ok());
         Ok(())
     })?;

@@ -24,7 +24,7 @@ use crate::reader::ImageReader;
 use crate::staging;
 use crate::writer::ImageWriter;
 
-/// Permission bits that nobody but the owner may have.
+/// Permission bits of users other than the owner.
 const OTHERS: u32 = 0o077;
 
 /// A place for the images of many subjects.
@@ -211,7 +211,7 @@ impl Store {
         Ok(path)
     }
 
-    /// Removes one image; false when there is none of this number, or when somebody else is removing it.
+    /// Removes one image; false when there is none of this number, or when another process is removing it.
     /// Checkpoints of a log go by its policy, or with `prune`. Fails when it cannot be removed.
     pub fn remove(&self, name: &SubjectName, sequence: Sequence) -> Result<bool> {
         let path = self.image_path(name, sequence);

@@ -1,7 +1,7 @@
 //! Tidying a store: named copies, merging, and what nothing refers to.
 //!
 //! Owns: what is a copy and what is a subject; what is garbage.
-//! Invariants: a subject is never taken for a copy, nor what somebody is working on for garbage.
+//! Invariants: a subject is never taken for a copy, nor the unfinished work of a living writer for garbage.
 //! Does not: choose what to keep; `Store::prune` does.
 
 use std::path::{Path, PathBuf};

@@ -13,7 +13,9 @@ use std::path::PathBuf;
 
 use log_model::Subject;
 use model::{ByteCount, PageCount, Sequence};
-use store::{Base, CheckpointSink, ColdSegments, Error, Keep, LogOptions, LogThreads, Store, SubjectName};
+use store::{
+    Base, CheckpointSink, Error, Keep, LogOptions, LogThreads, SegmentCompression, Store, SubjectName,
+};
 
 use undying_store as store;
 
@@ -21,13 +23,13 @@ use undying_store as store;
 const STRIDE: u64 = 2_003;
 
 fn options(codec: Option<&str>) -> LogOptions {
-    let compressed = |name| ColdSegments::new(store::codec(name).unwrap(), std::time::Duration::ZERO);
+    let compressed = |name| SegmentCompression::new(store::codec(name).unwrap(), std::time::Duration::ZERO);
     LogOptions {
         buffers: NonZeroUsize::new(4).unwrap(),
         buffer_pages: PageCount(16),
         segment: ByteCount(48 << 12),
         keep: Keep::newest(2),
-        cold: codec.map(compressed),
+        compression: codec.map(compressed),
         threads: LogThreads::Caller,
     }
 }

@@ -20,7 +20,7 @@ use fastrand::Rng;
 use log_model::Subject;
 use model::{ByteCount, PageCount, Sequence};
 use simulated::{Disk, Fault, Lie};
-use store::{ColdSegments, Error, Keep, LogOptions, LogThreads, LogWriter, Medium, Store, SubjectName};
+use store::{Error, Keep, LogOptions, LogThreads, LogWriter, Medium, SegmentCompression, Store, SubjectName};
 
 use undying_store as store;
 
@@ -62,7 +62,8 @@ fn options(segments: Segments) -> LogOptions {
         // Twelve pages of data a segment, so that a life fills dozens.
         segment: ByteCount(28 * 4096),
         keep: Keep::newest(KEPT),
-        cold: (segments == Segments::Compressed).then_some(ColdSegments::new(codec, Duration::ZERO)),
+        compression: (segments == Segments::Compressed)
+            .then_some(SegmentCompression::new(codec, Duration::ZERO)),
         threads: LogThreads::Caller,
     }
 }

@@ -53,7 +53,7 @@ impl Scratch {
         paths.remove(0)
     }
 
-    /// Whether the subject that nobody has touched is still listed and whole, and tidying reports the others.
+    /// Whether the untouched subject is still listed and whole, and tidying reports the others.
     fn others_go_on(&self, damaged: &[&str]) {
         assert_eq!(self.store.list(&subject("good")).unwrap().len(), 1);
         self.store.read(&self.store.resolve("good").unwrap()).unwrap().verify(|_| ()).unwrap();

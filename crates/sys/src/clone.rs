@@ -92,7 +92,7 @@ pub fn spawn_waiting(wanted: WantedPid) -> Result<Pid> {
         arguments.set_tid_size = 1;
     }
     let failed = |errno: rustix::io::Errno| Error::new("make a pipe to a new process", errno);
-    // Whoever seizes the child at once would stop it before it has done anything.
+    // A tracer that seizes the child at once would stop it before it has done anything.
     let (ready, tell_ready) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
     // SAFETY: without CLONE_VM the child gets a copy of this address space; it only makes system calls in
     // `wait_for_seizure` and never returns into code that could take a lock of a thread that is not there.
@@ -103,7 +103,7 @@ pub fn spawn_waiting(wanted: WantedPid) -> Result<Pid> {
         0 => wait_for_seizure(ready.as_raw_fd(), tell_ready.as_raw_fd()),
         child => {
             drop(tell_ready);
-            // Nothing to read means that it has ended, which whoever seizes it will find.
+            // Nothing to read means that it has ended, which its tracer will find.
             rustix::io::retry_on_intr(|| rustix::io::read(&ready, &mut [0_u8; 1])).map_err(failed)?;
             Ok(Pid(child as i32))
         }
@@ -112,7 +112,7 @@ pub fn spawn_waiting(wanted: WantedPid) -> Result<Pid> {
 
 /// Ends a child of this process that was just created, and takes its end.
 pub fn end(pid: Pid) {
-    // While its end has not been taken, nobody else has its number; a child that is gone cannot be waited for.
+    // While its end has not been taken, no other process has its number; a child that is gone cannot be waited for.
     if crate::ptrace::peek(pid.leader()).is_ok() {
         let _ = crate::signal::send(pid, model::Signal(libc::SIGKILL));
         let _ = reap(pid);

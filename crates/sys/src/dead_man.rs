@@ -43,7 +43,7 @@ impl DeadManSwitch {
         }
         // A handle and not the end of a pipe, of which another child of ours might hold a duplicate.
         let own = pidfd::open(Pid(std::process::id() as i32))?;
-        // Without an exit signal: nobody who waits for children in general takes it for one.
+        // Without an exit signal: a wait for any child does not find it.
         let arguments = CloneArguments::default();
         // SAFETY: without CLONE_VM the child gets a copy of this address space; it only makes system calls in
         // `watch` and never returns into code that could take a lock of a thread that is not there.
@@ -70,7 +70,7 @@ impl Drop for DeadManSwitch {
         let Some(watcher) = self.watcher else { return };
         // SAFETY: plain numbers; the watcher is a child of ours, so its number is its own until it is reaped below.
         unsafe { libc::kill(watcher.get(), libc::SIGKILL) };
-        // Nobody else waits for it.
+        // No other thread waits for it.
         let _ = clone::reap(watcher);
     }
 }

@@ -37,7 +37,7 @@ pub fn handles(count: usize) -> Result<Vec<OwnedFd>> {
     if child < 0 {
         return Err(Error::new(NAME, Errno::last()));
     }
-    // SAFETY: clone3 succeeded, so `handle` is a new descriptor that nobody else owns.
+    // SAFETY: clone3 succeeded, so `handle` is a new descriptor without another owner.
     let handle = unsafe { OwnedFd::from_raw_fd(handle) };
     let pid = Pid(child as i32);
     // Until it is reaped more handles can be had.

@@ -64,7 +64,7 @@ impl Errno {
     pub const EBADF: Self = Self(libc::EBADF);
     /// The caller has no such child or tracee.
     pub const ECHILD: Self = Self(libc::ECHILD);
-    /// It would have to wait; somebody else has the lock.
+    /// It would have to wait; another process has the lock.
     pub const EAGAIN: Self = Self(libc::EAGAIN);
     /// It took too long.
     pub const ETIMEDOUT: Self = Self(libc::ETIMEDOUT);

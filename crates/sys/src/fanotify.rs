@@ -219,7 +219,7 @@ fn create() -> Result<OwnedFd> {
             Errno::last(),
         ));
     }
-    // SAFETY: the kernel returned a new descriptor that nobody else owns.
+    // SAFETY: the kernel returned a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(group) })
 }
 

@@ -88,7 +88,7 @@ pub(crate) fn receive_descriptors(
     let count = if is_rights { (control.length - HEADER_BYTES) / size_of::<RawFd>() } else { 0 };
     let mut received = [const { None }; DESCRIPTORS_MAX];
     for (slot, descriptor) in received.iter_mut().zip(control.descriptors).take(count) {
-        // SAFETY: the kernel has opened this descriptor for the message, and nobody else owns it.
+        // SAFETY: the kernel has opened this descriptor for the message, and it has no other owner.
         *slot = Some(unsafe { OwnedFd::from_raw_fd(descriptor) });
     }
     Ok(received)

@@ -65,7 +65,7 @@ pub fn open(mount: BorrowedFd<'_>, handle: &FileHandle) -> Result<OwnedFd> {
             )
         };
         if result >= 0 {
-            // SAFETY: the kernel returned a new descriptor that nobody else owns.
+            // SAFETY: the kernel returned a new descriptor without another owner.
             return Ok(unsafe { OwnedFd::from_raw_fd(result as i32) });
         }
         let errno = Errno::last();

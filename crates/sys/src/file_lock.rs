@@ -78,7 +78,7 @@ pub fn lease_argument(writes: bool) -> u64 {
     access(writes) as u64
 }
 
-/// Takes a lock that belongs to an open file description of ours; EAGAIN when somebody else has it.
+/// Takes a lock that belongs to an open file description of ours; EAGAIN when another process has it.
 pub fn lock_description(file: BorrowedFd<'_>, range: RangeLock) -> Result<()> {
     let argument =
         RawLock { access: access(range.writes), whence: 0, start: range.start, length: range.length, pid: 0 };

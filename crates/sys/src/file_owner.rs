@@ -58,7 +58,7 @@ impl FileOwner {
         }
     }
 
-    /// The owner from the kernel's numbers; `None` for nobody and for types that do not exist.
+    /// The owner from the kernel's numbers; `None` without an owner and for types that do not exist.
     #[must_use]
     pub fn from_numbers(kind: i32, number: i32) -> Option<Self> {
         match (kind, number) {

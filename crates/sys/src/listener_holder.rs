@@ -130,7 +130,7 @@ impl ListenerHolder {
             0 => process::run(own.as_raw_fd(), remote.as_raw_fd(), unanswered),
             child => Pid(child as i32),
         };
-        // Whoever is forked later does not have the memory. A kernel that refuses leaves it to them, unused.
+        // Processes that are forked later do not have the memory. A kernel that refuses leaves it to them, unused.
         // SAFETY: advice about a mapping of ours that leaves its content as it is.
         unsafe { libc::madvise(buffers.as_ptr().cast(), SHARED_BYTES, libc::MADV_DONTFORK) };
         Ok(Self { pid, handle: pidfd::open(pid)?, socket, shared })

@@ -238,7 +238,7 @@ mod tests {
         }
     }
 
-    /// The kernel drops what is held when anybody removes a hook of the packet filter. That does not happen each time.
+    /// The kernel drops what is held when a process removes a hook of the packet filter. That does not happen each time.
     fn in_peace(attempt: impl Fn() -> Option<()>) {
         let _alone = alone();
         assert!((0..ATTEMPTS).any(|_| attempt().is_some()), "nothing was received in {ATTEMPTS} attempts");

@@ -316,8 +316,8 @@ impl Pagemap {
         self.find(&written, FLAG_CHECK_WPASYNC, page).is_ok()
     }
 
-    /// Whether a page of a range is protected against writes by a userfaultfd, or would be once it is there. Also where
-    /// nobody watches any more. Changes nothing.
+    /// Whether a page of a range is protected against writes by a userfaultfd, or would be once it is there. Also without
+    /// a present watch. Changes nothing.
     pub fn has_protected(&self, range: AddressRange) -> Result<bool> {
         let protected = PageQuery {
             all_of: Categories::WRITTEN,

@@ -156,8 +156,8 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// Whether most of what lies between the first and the last of these parts is in the page cache, or nobody
-/// can tell.
+/// Whether most of what lies between the first and the last of these parts is in the page cache, or the
+/// kernel does not report it.
 fn is_mostly_cached(file: &File, parts: &[Range<ByteCount>]) -> bool {
     let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return true };
     if !feature::enabled(Feature::Cachestat) || !feature::enabled(Feature::DirectIo) {
@@ -209,8 +209,8 @@ fn read_in_flight(
                 .offset(part.start.get())
                 .build()
                 .user_data(next as u64);
-            // SAFETY: the entry points into `buffer`, into a place that no other entry has, and which nobody
-            // touches before all completions were seen: this function returns after that, or with an error
+            // SAFETY: the entry points into `buffer`, into a place that no other entry has, and which is not
+            // touched before all completions were seen: this function returns after that, or with an error
             // upon which the caller leaks buffer and ring. The ring has room for `IN_FLIGHT` entries.
             unsafe { ring.submission().push(&entry) }.map_err(|_| Errno(libc::EBUSY))?;
             (at, next, in_flight) = (at + length, next + 1, in_flight + 1);

@@ -22,7 +22,7 @@ pub fn open(pid: Pid) -> Result<OwnedFd> {
     if result < 0 {
         return Err(Error::process("open a handle", pid, Errno::last()));
     }
-    // SAFETY: the kernel returned a new descriptor that nobody else owns.
+    // SAFETY: the kernel returned a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
@@ -59,7 +59,7 @@ pub fn duplicate(handle: BorrowedFd<'_>, pid: Pid, fd: Fd) -> Result<OwnedFd> {
     if result < 0 {
         return Err(Error::descriptor("duplicate", pid, fd, Errno::last()));
     }
-    // SAFETY: the kernel returned a new descriptor that nobody else owns.
+    // SAFETY: the kernel returned a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
@@ -72,7 +72,7 @@ const INFO_EXIT: u64 = 1 << 3;
 /// Where the exit code stands in the structure.
 const EXIT_CODE_AT: usize = 60;
 
-/// The wait status of a process that has ended and was reaped by somebody; `None` where the kernel does not tell
+/// The wait status of a process that has ended and was reaped; `None` where the kernel does not tell
 /// (it does since Linux 6.15) or the process still waits to be reaped.
 #[must_use]
 pub fn exit_code(handle: BorrowedFd<'_>) -> Option<i32> {

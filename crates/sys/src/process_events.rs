@@ -66,7 +66,7 @@ pub enum ProcessEvent {
         /// When, on CLOCK_MONOTONIC. The parent may have been woken, and may have reaped the process, before.
         at: Duration,
     },
-    /// Some events were not delivered, since nobody had read the ones before.
+    /// Some events were not delivered, since earlier ones were not read.
     Lost,
 }
 
@@ -119,7 +119,7 @@ impl ProcessEvents {
                 Some(_) => {}
                 None => {
                     let left = deadline.left();
-                    // The kernel answers nobody outside its first PID and user namespaces.
+                    // The kernel answers no process outside its first PID and user namespaces.
                     if left.is_zero() {
                         return Err(Error::new(NAME, Errno::EPERM));
                     }

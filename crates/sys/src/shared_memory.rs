@@ -36,7 +36,7 @@ pub fn anonymous(length: ByteCount) -> Result<OwnedFd> {
     let start = address as u64;
     let link = format!("/proc/self/map_files/{start:x}-{:x}", start + length.get());
     let object = OpenOptions::new().read(true).write(true).open(&link);
-    // SAFETY: the mapping was made above with this length and nobody holds a reference into it.
+    // SAFETY: the mapping was made above with this length and no reference points into it.
     unsafe { libc::munmap(address, bytes) };
     match object {
         Ok(file) => Ok(file.into()),

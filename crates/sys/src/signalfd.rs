@@ -35,7 +35,7 @@ fn create_with(signals: u64, flags: i32) -> Result<OwnedFd> {
     if result < 0 {
         return Err(Error::new("create a signalfd", Errno::last()));
     }
-    // SAFETY: the kernel returned a new descriptor that nobody else owns.
+    // SAFETY: the kernel returned a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 

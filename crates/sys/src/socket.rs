@@ -87,7 +87,7 @@ pub fn pair(kind: i32) -> Result<(OwnedFd, OwnedFd)> {
     // SAFETY: the kernel writes two descriptor numbers into the array.
     let result = unsafe { libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) };
     let first = owned(if result < 0 { result } else { ends[0] }, "create a pair of sockets")?;
-    // SAFETY: the kernel returned a second new descriptor that nobody else owns.
+    // SAFETY: the kernel returned a second new descriptor without another owner.
     Ok((first, unsafe { OwnedFd::from_raw_fd(ends[1]) }))
 }
 
@@ -95,7 +95,7 @@ fn owned(result: i32, operation: &'static str) -> Result<OwnedFd> {
     if result < 0 {
         return Err(Error::new(operation, Errno::last()));
     }
-    // SAFETY: the kernel returned a new descriptor that nobody else owns.
+    // SAFETY: the kernel returned a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(result) })
 }
 
@@ -218,7 +218,7 @@ pub fn forget_messages(socket: BorrowedFd<'_>) -> Result<()> {
 
 fn read_control(header: &libc::msghdr, peeked: &mut Peeked) {
     // SAFETY: the header is one that recvmsg has just filled; its control data is alive and holds whole headers,
-    // each followed by as many bytes as its length says. Descriptors in it are new and owned by nobody.
+    // each followed by as many bytes as its length says. Descriptors in it are new and have no owner.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(header);
         while !at.is_null() {
@@ -376,8 +376,8 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
     })
 }
 
-/// The supplementary groups of whoever made the connection of a Unix socket, or listens on it. Empty where the kernel
-/// has no SO_PEERGROUPS (before Linux 4.13), or knows nobody.
+/// The supplementary groups of the process that made the connection of a Unix socket, or listens on it. Empty where the kernel
+/// has no SO_PEERGROUPS (before Linux 4.13), or knows no process.
 pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>> {
     const GROUPS_MAX: usize = 65_536;
     const SO_PEERGROUPS: i32 = 59;

@@ -118,7 +118,7 @@ pub fn open_slave(master: BorrowedFd<'_>, flags: u32) -> Result<OwnedFd> {
     if result < 0 {
         return Err(Error::new(operation, Errno::last()));
     }
-    // SAFETY: the kernel returned a new descriptor that nobody else owns.
+    // SAFETY: the kernel returned a new descriptor without another owner.
     let slave = unsafe { OwnedFd::from_raw_fd(result) };
     rustix::io::fcntl_setfd(&slave, rustix::io::FdFlags::CLOEXEC)
         .map_err(|errno| Error::new(operation, errno))?;

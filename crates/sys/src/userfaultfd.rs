@@ -1,8 +1,8 @@
 //! Write protection of another process's memory, and filling it when it is first used, by userfaultfd.
 //!
 //! Owns: userfaultfd(2), its requests and its messages.
-//! Invariants: the descriptor acts on the address space of the process that created it, whoever holds it; the
-//! last duplicate that goes takes every registration with it, and wakes whoever waits.
+//! Invariants: the descriptor acts on the address space of the process that created it, whichever process has it; closing
+//! the last duplicate removes every registration, and wakes waiting threads.
 //! Does not: create it in another process; a remote call does, and pidfd_getfd(2) fetches it.
 //!
 //! Man page: userfaultfd(2), ioctl_userfaultfd(2)
@@ -31,7 +31,7 @@ const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
 const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
 const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
 const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
-/// Creates a descriptor for whoever makes this request on the device; its argument are the flags.
+/// Creates a descriptor for the process that makes this request on the device; its argument are the flags.
 pub const CREATE_REQUEST: u64 = 0xaa00;
 const DEVICE: &str = "/dev/userfaultfd";
 /// The protocol's only version.
@@ -52,7 +52,7 @@ const EVENT_REMAP: u8 = 0x14;
 const EVENT_REMOVE: u8 = 0x15;
 const EVENT_UNMAP: u8 = 0x16;
 
-/// Serves faults of the program's own code alone; needs no privilege. Enough where nobody waits for an answer.
+/// Serves faults of the program's own code alone; needs no privilege. Enough where no thread waits for an answer.
 pub const USER_MODE_ONLY: u64 = 1;
 /// Close-on-exec and non-blocking, as every descriptor made here is.
 pub const CREATE_FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
@@ -196,7 +196,7 @@ pub fn create(flags: u64) -> Result<OwnedFd> {
     if result < 0 {
         return Err(Error::new("create a userfaultfd", Errno::last()));
     }
-    // SAFETY: the kernel returned a new descriptor that nobody else owns.
+    // SAFETY: the kernel returned a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
@@ -255,7 +255,7 @@ pub fn register(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     register_for(fd, range, REGISTER_MODE_WP)
 }
 
-/// Watches a range for the first use of pages that are not there, and for writes no longer: whoever makes such a use
+/// Watches a range for the first use of pages that are not there, and for writes no longer: the thread of such a use
 /// waits. Pages stay as they are, protected ones too.
 ///
 /// EINVAL: neither anonymous nor shared memory.
@@ -334,8 +334,8 @@ fn change(fd: BorrowedFd<'_>, range: AddressRange, mode: u64) -> Result<()> {
     outcome("change the write protection", result)
 }
 
-/// What a thread waits with for messages of descriptors. It does not hold them: one that is closed is gone at once,
-/// whoever waits.
+/// What a thread waits with for messages of descriptors. It does not hold them: a closed one is gone at once,
+/// also while a thread waits.
 #[derive(Debug)]
 pub struct Inbox {
     epoll: OwnedFd,
@@ -374,12 +374,12 @@ impl Inbox {
 }
 
 /// Waits for messages of any descriptor, at most so long; false once the other end of the pipe `ending` is closed.
-pub fn wait_any(fds: &[BorrowedFd<'_>], ending: BorrowedFd<'_>, patience: Option<Duration>) -> Result<bool> {
+pub fn wait_any(fds: &[BorrowedFd<'_>], ending: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<bool> {
     let mut sources: Vec<PollFd<'_>> =
         [ending].iter().chain(fds).map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-    let patience = patience.and_then(|patience| patience.try_into().ok());
+    let timeout = timeout.and_then(|timeout| timeout.try_into().ok());
     loop {
-        match poll(&mut sources, patience.as_ref()) {
+        match poll(&mut sources, timeout.as_ref()) {
             Ok(_) => return Ok(sources[0].revents().is_empty()),
             Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(Error::new("wait for a userfaultfd", errno)),
@@ -420,7 +420,7 @@ impl Messages {
             let range = AddressRange::new(Address(first), Address(second));
             Some(match raw.event {
                 EVENT_PAGEFAULT => Event::Fault(Address(second)),
-                // SAFETY: the kernel made this descriptor for whoever read the message, which is forgotten here.
+                // SAFETY: the kernel made this descriptor for the reader of the message, which is forgotten here.
                 EVENT_FORK => Event::Fork(unsafe { OwnedFd::from_raw_fd(first as u32 as i32) }),
                 EVENT_REMAP => {
                     let from = AddressRange::new(Address(first), Address(first) + ByteCount(third));

@@ -162,7 +162,7 @@ fn start_subject(
     pending.receive().unwrap()
 }
 
-/// Answers until nobody asks.
+/// Answers until no process asks.
 fn serve(holder: &ListenerHolder, listener: &Listener) {
     let mut buffer = holder.buffer().unwrap();
     let _ = listener.use_sync_wake_up();

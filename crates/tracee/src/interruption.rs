@@ -9,7 +9,7 @@
 //! itself resumes with what is left of their time (sleeps, poll, futex).
 //!
 //! A sleep, poll or futex wait with a timeout that a stop broke off is resumed as restart_syscall(2): the thread's
-//! registers then hold that number, and the kernel alone knows the call behind it. Whoever must enter the call anew
+//! registers then hold that number, and the kernel alone knows the call behind it. Code that must enter the call anew
 //! (a restore, or a thread that comes home by its signal frame) has to find it from the code and the arguments.
 //!
 //! Calls with a timeout of another kind the kernel ends with EINTR at any stop, and nothing tells how long they have

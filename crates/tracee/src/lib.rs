@@ -8,11 +8,10 @@
 #![forbid(unsafe_code)]
 
 pub mod arch;
-mod crew;
-pub mod escort;
 pub mod freeze;
 pub mod interruption;
 pub mod memory;
+pub mod post_restore_tracer;
 pub mod procfs;
 pub mod remote;
 #[doc(hidden)]
@@ -21,11 +20,12 @@ pub mod stub;
 pub mod thread;
 mod tracer;
 pub mod tree;
+mod worker_pool;
 
-pub use crew::{Crew, Urgent, Work};
-pub use escort::{Escort, Keeper};
 pub use freeze::{FreezeError, Freezer, StoppedProcess, StoppedTree};
 pub use memory::ProcessMemory;
+pub use post_restore_tracer::{FdHolder, PostRestoreTracer};
 pub use remote::{Gadgets, RemoteError, RemoteSession};
 pub use stub::Stub;
 pub use thread::{Running, Stopped, Thread};
+pub use worker_pool::{Urgent, Work, WorkerPool};

@@ -1,6 +1,6 @@
 //! A thread under construction: everything in it is made by system calls from outside.
 //!
-//! Owns: the processes and threads that a restore builds, until they are let go.
+//! Owns: the processes and threads that a restore builds, until they are detached.
 //! Invariants: the kernel kills every stub when this program ends, so half-built processes never run.
 //! Calls are single-stepped at a `syscall` instruction that the stub maps; it leaves no way home, and needs none.
 //! Does not: know what is being built.
@@ -120,7 +120,7 @@ impl Stub {
         self.stepping = Stepping::SyscallStops;
     }
 
-    /// Seccomp filters do not judge the stub's calls until it is let go; needs CAP_SYS_ADMIN.
+    /// Seccomp filters do not judge the stub's calls until it is detached; needs CAP_SYS_ADMIN.
     pub fn suspend_seccomp(&self) -> Result<(), Error> {
         ptrace::set_options(self.tid, self.options.with(Options::SUSPEND_SECCOMP))
     }

@@ -34,7 +34,7 @@ use crate::procfs::{self, Status};
 /// before that of its other threads.
 const TICK: Duration = Duration::from_millis(1);
 /// How long a thread may take until it is looked whether it is a leader that has ended before its other threads.
-const PATIENCE: Duration = Duration::from_millis(2);
+const TIMEOUT: Duration = Duration::from_millis(2);
 /// How often a wait for an end sees whether the thread is still traced: an exec may have given its number to another
 /// one, which was detached. And whether it waits for the end of a thread that nothing else takes.
 const END_TICK: Duration = Duration::from_millis(250);
@@ -128,7 +128,7 @@ pub(crate) fn strays() -> Vec<(Pid, Tid)> {
 /// Whether a thread has ended although nothing reports it: the end of a leader is held back until the ends of its other
 /// threads have been taken. A tracer that has these in hand would wait for itself.
 pub(crate) fn has_ended_unseen(pid: Pid, tid: Tid, waited: Duration) -> bool {
-    waited > PATIENCE && procfs::thread_stat(pid, tid).map_or(true, |stat| stat.is_zombie())
+    waited > TIMEOUT && procfs::thread_stat(pid, tid).map_or(true, |stat| stat.is_zombie())
 }
 
 /// Whether this thread traces the one that a status was read of.
@@ -265,7 +265,7 @@ impl Waiter {
             self.ticks = Some(Ticks::start(TICK)?);
         }
         match ptrace::await_change(tid) {
-            // Whoever inspects it next meets the same.
+            // The next inspection gets the same error.
             Err(error) if error.errno != Errno::ECHILD => return Err(error),
             _ => {}
         }

@@ -230,7 +230,7 @@ fn a_process_that_is_killed_while_its_leader_makes_a_call_is_noticed_at_once() {
     let mut tree = StoppedTree::stop(pid).unwrap();
     let areas = procfs::areas(pid).unwrap();
     let context = RemoteContext { memory: &memory, areas: &areas, gadgets };
-    // The other threads die where they stand, in the hands of whoever waits for the leader.
+    // The other threads die where they are stopped, while this thread waits for the leader.
     let leader = &mut tree.processes[0].threads[0];
     let mut session = RemoteSession::begin(leader, &context).unwrap();
     session.write_data(&[60_u64, 0].map(u64::to_ne_bytes).concat()).unwrap();

@@ -1,8 +1,8 @@
 //! The scan of a stopped process, begun by other threads while the tracer does something else.
 //!
 //! Owns: the pieces of the scan, who takes which, and their answers until a scan reports them.
-//! Invariants: what an answer holds was protected and is reported by the next scan, whichever that is; a piece that
-//! nobody has come to is asked about by who needs its answer.
+//! Invariants: what an answer holds was protected and is reported by the next scan, whichever that is; a piece
+//! without a worker is scanned by the thread that needs its answer.
 //! Does not: judge answers.
 //!
 //! Only the short question is put ahead (see `query::REARM`): for the others it matters what a page held at once.
@@ -14,13 +14,13 @@ use model::{Address, AddressRange, ByteCount, PAGE_BYTES};
 use sys::Error;
 use sys::pagemap::{PageRegions, Pagemap};
 use sys::scratch::HUGE_PAGE_BYTES;
-use tracee::{Crew, Work};
+use tracee::{Work, WorkerPool};
 
 use crate::class::Class;
 use crate::query;
 use crate::runs::Run;
 
-/// Less than this is not worth waking anybody for: some 40 microseconds of scanning.
+/// Less than this is not worth waking a worker for: some 40 microseconds of scanning.
 pub const AHEAD_MIN: ByteCount = ByteCount(128 << 20);
 /// Pieces that a scan is cut into at most. A piece is what the tracer may have to wait for.
 const PIECES_MAX: usize = 48;
@@ -31,7 +31,7 @@ const SHARE_MIN: u64 = 8;
 #[derive(Debug)]
 pub(crate) struct Ahead {
     board: Arc<Board>,
-    crew: Option<Arc<Crew>>,
+    worker_pool: Option<Arc<WorkerPool>>,
     /// The first piece whose answer was not taken yet.
     next: usize,
 }
@@ -55,17 +55,17 @@ struct Piece {
 /// What is known of a piece.
 #[derive(Debug)]
 enum Answer {
-    /// Nobody has asked.
+    /// It was not scanned.
     Open,
     /// Where to go on.
     Given(Result<Address, Error>),
-    /// It was reported. Nobody is to ask again before the next scan: of what is protected then nobody would hear.
+    /// It was reported. It must not be scanned again before the next scan: pages that are protected then would not be reported.
     Taken,
 }
 
 impl Ahead {
     pub(crate) fn new(map: &Arc<Pagemap>) -> Self {
-        Self { board: Arc::new(Board::of(map)), crew: None, next: 0 }
+        Self { board: Arc::new(Board::of(map)), worker_pool: None, next: 0 }
     }
 
     /// Makes room for answers, if it will be needed: that takes longer than to ask.
@@ -82,8 +82,8 @@ impl Ahead {
         }
     }
 
-    /// Has a crew ask about all parts of which only writes are of interest, if there is at least so much of them.
-    pub(crate) fn begin(&mut self, runs: &[Run], crew: &Arc<Crew>, least: ByteCount) {
+    /// Has a worker pool ask about all parts of which only writes are of interest, if there is at least so much of them.
+    pub(crate) fn begin(&mut self, runs: &[Run], worker_pool: &Arc<WorkerPool>, least: ByteCount) {
         let total = total(runs);
         // Answers of a scan that was given up have to be reported first.
         if total < least || !self.is_empty() {
@@ -97,8 +97,8 @@ impl Ahead {
         self.next = 0;
         self.board.claimed.store(0, Ordering::SeqCst);
         self.board.count.store(count, Ordering::SeqCst);
-        self.crew = Some(Arc::clone(crew));
-        crew.post(Arc::clone(&self.board) as Arc<dyn Work>);
+        self.worker_pool = Some(Arc::clone(worker_pool));
+        worker_pool.post(Arc::clone(&self.board) as Arc<dyn Work>);
     }
 
     /// Whether there is no answer that was not taken.
@@ -106,7 +106,7 @@ impl Ahead {
         self.next == self.board.count.load(Ordering::SeqCst)
     }
 
-    /// Does what nobody has begun.
+    /// Does the pieces that were not begun.
     pub(crate) fn join(&self) {
         while self.board.step() {}
     }
@@ -160,8 +160,8 @@ impl Ahead {
             Ok(piece) => piece,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                if let Some(crew) = &self.crew {
-                    crew.hurry();
+                if let Some(worker_pool) = &self.worker_pool {
+                    worker_pool.hurry();
                 }
                 piece.lock().unwrap_or_else(PoisonError::into_inner)
             }

@@ -76,8 +76,8 @@ fn signals(tid: Tid, pid: Pid) -> Result<SignalSets, Error> {
     Ok(procfs::call_status(&procfs::read(procfs::path_of_thread(pid, tid, "status"))?).0)
 }
 
-/// Creates one in a process that may not create one itself: whoever holds `/dev/userfaultfd` may, and we send it one
-/// for as long as that takes. The process has a socket, the device and the descriptor open afterwards.
+/// Creates one in a process that may not create one itself: a process with `/dev/userfaultfd` open may, so we send it one
+/// for this time. The process has a socket, the device and the descriptor open afterwards.
 fn through_device(pid: Pid, session: &mut RemoteSession<'_>, flags: u64) -> Result<OwnedFd, TrackError> {
     let device = userfaultfd::open_device().map_err(|cause| TrackError::Unprivileged { pid, cause })?;
     let end = opened(session, SOCKET, [AF_UNIX.into(), DATAGRAMS, 0, 0, 0, 0])?;
@@ -96,10 +96,10 @@ fn opened(session: &mut RemoteSession<'_>, number: i64, arguments: [u64; 6]) -> 
 /// Sends the device into the process's own socket, which only itself can send to: it has no other end.
 fn send(pid: Pid, end: u64, device: &OwnedFd) -> Result<(), TrackError> {
     let socket = duplicate(pid, end)?;
-    // A name that nobody has is made up for an address without one.
+    // An unused name is made up for an address without one.
     socket::bind(socket.as_fd(), &SocketAddress(AF_UNIX.to_ne_bytes().to_vec()))?;
     socket::connect(socket.as_fd(), &socket::local(socket.as_fd())?)?;
-    // Before it was connected, anybody could send.
+    // Before it was connected, any process could send.
     socket::forget_messages(socket.as_fd())?;
     let message = Message { bytes: &[0], rights: &[device.as_fd()], ..Message::default() };
     socket::send(socket.as_fd(), &message)?;

@@ -21,8 +21,8 @@ use crate::tracker::Moment;
 /// Asking takes a microsecond. Reading takes a third of a microsecond a page, and makes a page table entry in the
 /// process for each page that was not there.
 const LOOK_MIN: PageCount = PageCount(64);
-/// Doubtful ranges of one run (64 KiB of them); each costs a microsecond inside the next pause.
-const DOUBTS_MAX: usize = 4096;
+/// Uncertain ranges of one run (64 KiB of them); each costs a microsecond inside the next pause.
+const RECHECKS_MAX: usize = 4096;
 
 /// Asks what pages of a process hold.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ struct Swap {
 /// What becomes of pages of one run that are reported as written.
 pub(crate) struct Finder<'a> {
     inspector: &'a mut Inspector,
-    doubtful: &'a mut Vec<AddressRange>,
+    uncertain: &'a mut Vec<AddressRange>,
     class: Class,
     into: &'a mut DirtyPages,
 }
@@ -64,10 +64,10 @@ impl Inspector {
     pub(crate) const fn finder<'a>(
         &'a mut self,
         class: Class,
-        doubtful: &'a mut Vec<AddressRange>,
+        uncertain: &'a mut Vec<AddressRange>,
         into: &'a mut DirtyPages,
     ) -> Finder<'a> {
-        Finder { inspector: self, doubtful, class, into }
+        Finder { inspector: self, uncertain, class, into }
     }
 }
 
@@ -107,7 +107,7 @@ impl Finder<'_> {
         let Inspector { map, regions, swap, .. } = &mut *self.inspector;
         query::ask(map, &question, range, regions, |range, categories| {
             match meaning_after(categories, swap) {
-                Content::Unknown if swap.moment == Moment::Running => doubt(self.doubtful, range),
+                Content::Unknown if swap.moment == Moment::Running => recheck(self.uncertain, range),
                 content if content.must_read() => self.into.push(range, Content::Unknown),
                 _ => {}
             }
@@ -135,8 +135,8 @@ impl Finder<'_> {
     }
 
     /// What could not be told while the process ran.
-    pub(crate) fn settle_doubts(&mut self) -> Result<(), Error> {
-        while let Some(range) = self.doubtful.pop() {
+    pub(crate) fn settle_rechecks(&mut self) -> Result<(), Error> {
+        while let Some(range) = self.uncertain.pop() {
             self.look_again(range)?;
         }
         Ok(())
@@ -152,14 +152,14 @@ fn meaning_after(categories: Categories, swap: &mut Swap) -> Content {
     }
 }
 
-/// Remembers a doubtful range; too many of them become one, in which more is looked at than need be.
-fn doubt(doubtful: &mut Vec<AddressRange>, range: AddressRange) {
-    doubtful.push(range);
-    if doubtful.len() > DOUBTS_MAX {
-        let start = doubtful.iter().map(|range| range.start).min().unwrap_or(range.start);
-        let end = doubtful.iter().map(|range| range.end).max().unwrap_or(range.end);
-        doubtful.clear();
-        doubtful.push(AddressRange::new(start, end));
+/// Remembers an uncertain range; too many of them become one, in which more is looked at than need be.
+fn recheck(uncertain: &mut Vec<AddressRange>, range: AddressRange) {
+    uncertain.push(range);
+    if uncertain.len() > RECHECKS_MAX {
+        let start = uncertain.iter().map(|range| range.start).min().unwrap_or(range.start);
+        let end = uncertain.iter().map(|range| range.end).max().unwrap_or(range.end);
+        uncertain.clear();
+        uncertain.push(AddressRange::new(start, end));
     }
 }
 

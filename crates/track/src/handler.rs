@@ -2,7 +2,7 @@
 //!
 //! Owns: the two descriptors of a process, the thread, and the list of discarded pages.
 //! Invariants: every message is answered whatever goes wrong: if the handler fails, the process goes on, and the
-//! next scan says so. Should this program die, the kernel lets everybody go on. The thread holds the descriptors only
+//! next scan says so. Should this program die, the kernel resumes all waiting threads. The thread holds the descriptors only
 //! while it serves, so that to close them ends all watching, wherever it is.
 //! Does not: keep a writer waiting longer than it takes to lift the protection of one page.
 
@@ -26,7 +26,7 @@ use crate::removals::Removals;
 /// How long the handler rests after a failure, which may well last.
 const AFTER_FAILURE: Duration = Duration::from_millis(1);
 /// How often the descriptors are looked at that the thread is done with at once.
-const NAP: Duration = Duration::from_micros(5);
+const POLL_INTERVAL: Duration = Duration::from_micros(5);
 
 /// The descriptors and their handler; dropping it ends all watching.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ struct Shared {
     failure: Mutex<Option<Error>>,
 }
 
-/// A thread that waits for the descriptors it is to listen to. It ends with whoever would hand them over.
+/// A thread that waits for the descriptors it is to listen to. It ends with the thread that would hand them over.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pid: Pid,
@@ -115,18 +115,18 @@ impl Handler {
 
     /// Ends all watching of a process that stands. The thread goes later.
     pub(crate) fn close(&mut self) {
-        // It may have one last message in hand; whoever sent it has gone on, and stands. The last owner closes them: that
+        // It may have one last message in hand; its sender has continued, and is stopped. The last owner closes them: that
         // has to be over here.
         let mut descriptors = self.descriptors.take();
         while let Some(served) = descriptors {
             descriptors = Arc::try_unwrap(served).err();
             if descriptors.is_some() {
-                std::thread::sleep(NAP);
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
     }
 
-    /// What has been discarded. Whoever discarded something and stands has been noted.
+    /// What has been discarded. Stopped threads that have discarded something were recorded.
     pub(crate) fn removals(&self) -> MutexGuard<'_, Removals> {
         locked(&self.shared.removals)
     }
@@ -173,8 +173,8 @@ impl Shared {
         let mut outcome = Ok(true);
         for fd in fds {
             {
-                // Reading a message lets its sender go on. Whoever then looks for it finds the list locked until
-                // it is there.
+                // Reading a message resumes its sender. The list stays locked until the message is in it, so
+                // that a later reader finds it.
                 let mut removals = locked(&self.removals);
                 userfaultfd::read(fd, messages)?;
                 for message in messages.iter() {

@@ -28,7 +28,7 @@ pub(crate) struct Run {
     /// Own pages of a file mapping, or all pages of a run that is not watched, as of the last scan.
     pub(crate) held: Populated,
     /// Pages that a scan of the running process could not tell to be empty or swapped out.
-    pub(crate) doubtful: Vec<AddressRange>,
+    pub(crate) uncertain: Vec<AddressRange>,
 }
 
 /// What a tracker can do with an area.
@@ -38,7 +38,7 @@ pub(crate) enum Verdict {
     Watched,
     /// Report all of it.
     Unwatched(Why),
-    /// Nobody can write to it through this mapping.
+    /// It cannot be written to through this mapping.
     Constant,
 }
 
@@ -109,7 +109,7 @@ impl Runs {
                 new: fresh,
                 spans: Spans::whole(area.range),
                 held: Populated::default(),
-                doubtful: Vec::new(),
+                uncertain: Vec::new(),
             }),
         }
     }
@@ -130,7 +130,7 @@ impl Run {
                 self.spans.add(Spans::around(*part, self.range));
             }
             self.held.take_over(&run.held, self.range);
-            self.doubtful.extend(run.doubtful.iter().filter(|range| self.range.overlaps(**range)));
+            self.uncertain.extend(run.uncertain.iter().filter(|range| self.range.overlaps(**range)));
             // Which pages a watched run holds is not known, so that they would not be missed when they go.
             // Areas may be listed twice before the first scan.
             self.new |= run.new || run.watched != self.watched;

@@ -135,8 +135,8 @@ fn judge(entry: PageEntry, page: AddressRange, all: bool, held: &mut Populated, 
         into.push(page, Content::Guard);
     } else if entry.is_populated() && !entry.is_file_or_shared() {
         held.note(page);
-        // The page of zeros, when it takes the place of one that was discarded, sets no bit. It belongs to nobody
-        // alone; neither do pages shared by fork, which are copied without need.
+        // The page of zeros, when it takes the place of one that was discarded, sets no bit. It is shared
+        // by all processes; so are pages shared by fork, which are copied without need.
         let unclear = entry.is_present() && !entry.is_exclusive();
         if all || entry.is_soft_dirty() || unclear {
             into.push(page, if entry.is_present() { Content::Unknown } else { Content::Swapped });

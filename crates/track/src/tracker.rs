@@ -12,7 +12,7 @@ use model::{AddressRange, ByteCount, Pid};
 use sys::Errno;
 use sys::features::Feature;
 use tracee::procfs::Area;
-use tracee::{Crew, RemoteSession};
+use tracee::{RemoteSession, WorkerPool};
 
 use crate::dirty::DirtyPages;
 use crate::error::TrackError;
@@ -77,9 +77,9 @@ pub trait Tracker: Send + Debug {
     /// Makes room for what `post_scan` finds. Not inside a pause.
     fn prepare_scan(&mut self, _least: ByteCount) {}
 
-    /// Has a crew make the next scan of a process that stands, once it begins, if at least so much memory is watched. A process that
-    /// is let go before that scan loses nothing.
-    fn post_scan(&mut self, _crew: &Arc<Crew>, _least: ByteCount) {}
+    /// Has a worker pool make the next scan of a stopped process, once it begins, if at least so much memory is watched. A process that
+    /// is resumed before that scan loses nothing.
+    fn post_scan(&mut self, _worker_pool: &Arc<WorkerPool>, _least: ByteCount) {}
 
     /// Adds what changed since the last scan, and begins a new round in the same step (see [`Properties`]).
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError>;

@@ -13,7 +13,7 @@ use model::{Address, AddressRange, ByteCount, Pid};
 use sys::pagemap::{PageRegions, Pagemap};
 use sys::userfaultfd::{self, Mode};
 use sys::{Errno, Error};
-use tracee::Crew;
+use tracee::WorkerPool;
 use tracee::procfs::Area;
 
 use crate::ahead::Ahead;
@@ -89,9 +89,9 @@ impl Tracker for Watch {
         }
     }
 
-    fn post_scan(&mut self, crew: &Arc<Crew>, least: ByteCount) {
+    fn post_scan(&mut self, worker_pool: &Arc<WorkerPool>, least: ByteCount) {
         if self.mode == Mode::Async {
-            self.ahead.begin(&self.runs.list, crew, least);
+            self.ahead.begin(&self.runs.list, worker_pool, least);
         }
     }
 
@@ -130,8 +130,8 @@ impl Tracker for Watch {
         }
     }
 
-    /// Ends the watch over writes, without a look at each page, by one for missing pages in its place. Nobody can run
-    /// into that one.
+    /// Ends the watch over writes, without a look at each page, by one for missing pages in its place, which no page
+    /// triggers.
     fn leave(&mut self) {
         let list = &self.runs.list;
         for (index, run) in list.iter().enumerate().filter(|(_, run)| run.watched) {
@@ -234,7 +234,7 @@ impl Watch {
     }
 
     /// Reports what was asked ahead up to an address and will not be taken in its place, as far as it lies in some
-    /// runs; of the rest nobody wants to hear any more.
+    /// runs; the rest is no longer of interest.
     fn report_ahead(&mut self, runs: &[Run], end: Address, into: &mut DirtyPages) {
         while self.ahead.begins_before(end) {
             // Where it ended does not matter: what was not seen is still written.
@@ -262,7 +262,7 @@ impl Watch {
         }
         let mut outcome = Ok(());
         for run in runs.iter_mut().filter(|run| run.watched && run.class != Class::Anonymous) {
-            let mut finder = self.inspector.finder(run.class, &mut run.doubtful, into);
+            let mut finder = self.inspector.finder(run.class, &mut run.uncertain, into);
             removals.within(run.range, |range| {
                 let reported = finder.take_told(range, Content::Unknown);
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(reported);
@@ -309,9 +309,9 @@ impl Watch {
             (Mode::Async, true) => query::rearm_telling(),
             (Mode::Async, false) => query::REARM,
         };
-        let mut finder = self.inspector.finder(run.class, &mut run.doubtful, into);
+        let mut finder = self.inspector.finder(run.class, &mut run.uncertain, into);
         if !way.unsteady {
-            finder.settle_doubts()?;
+            finder.settle_rechecks()?;
         }
         let mut start = part.start;
         while start < part.end {
@@ -368,7 +368,7 @@ fn judge(range: AddressRange, class: Class, watch: impl FnOnce() -> Result<(), E
 
 /// Has an area, or a part of one, watched.
 ///
-/// One that is not may hold protected pages all the same, to which nobody reports a write: memory that mremap(2) moves
+/// One that is not may hold protected pages all the same, whose writes are not reported: memory that mremap(2) moves
 /// beside a watched area can become one with it, and the kernel then ends the watch over both and lifts the protection
 /// of what was moved alone (mm/mremap.c and mremap_userfaultfd_prep, Linux 6.18).
 fn watch(fd: BorrowedFd<'_>, map: &Pagemap, mode: Mode, range: AddressRange) -> Result<(), Error> {
@@ -387,8 +387,8 @@ fn end(fd: BorrowedFd<'_>, range: AddressRange) -> bool {
     userfaultfd::register_for_missing(fd, range).is_ok() && userfaultfd::unregister(fd, range).is_ok()
 }
 
-/// Protects a range, as soon as the areas have stopped changing: somebody waits to discard pages, and the handler
-/// lets them.
+/// Protects a range, as soon as the areas have stopped changing: a thread waits to discard pages, and the handler
+/// resumes it.
 fn protect(fd: BorrowedFd<'_>, range: AddressRange) -> Result<(), Error> {
     for _ in 0..PROTECT_TRIES_MAX {
         match userfaultfd::protect(fd, range) {

@@ -5,14 +5,14 @@
 mod common;
 
 use common::case::{Case, pages};
-use common::{crew, part};
+use common::{part, worker_pool};
 use model::{AddressRange, ByteCount, PAGE_BYTES};
 use undying_track::{DirtyPages, Moment};
 
 #[test]
 fn a_scan_that_is_begun_ahead_tells_the_same() {
     const PAGES: u64 = 4096;
-    let Some(crew) = crew() else { return };
+    let Some(worker_pool) = worker_pool() else { return };
     let Some(mut case) = Case::new("pagemap-scan", &[("anon", PAGES), ("shared", 1024)]) else { return };
     let areas = case.areas.clone();
     case.cover();
@@ -25,9 +25,9 @@ fn a_scan_that_is_begun_ahead_tells_the_same() {
         case.subject.act("write", part(areas[0], PAGES - 100, PAGES - 50), round);
         case.subject.act("write", part(areas[1], 1000 - round, 1001 - round), round);
         let mut dirty = DirtyPages::new();
-        crew.dismiss();
-        case.tracker.post_scan(&crew, ByteCount(1 << 20));
-        crew.begin();
+        worker_pool.dismiss();
+        case.tracker.post_scan(&worker_pool, ByteCount(1 << 20));
+        worker_pool.begin();
         if round % 4 == 3 {
             // It came to nothing; what was begun is reported all the same.
             case.tracker.scan(Moment::Running, &mut dirty).unwrap();
@@ -43,15 +43,15 @@ fn a_scan_that_is_begun_ahead_tells_the_same() {
 #[test]
 fn a_mapping_that_is_replaced_under_a_scan_begun_ahead_costs_no_report() {
     const PAGES: u64 = 4096;
-    let Some(crew) = crew() else { return };
+    let Some(worker_pool) = worker_pool() else { return };
     let Some(mut case) = Case::new("pagemap-scan", &[("anon", PAGES)]) else { return };
     let area = case.areas[0];
     case.subject.act("write", part(area, 7, 8), 5);
     case.subject.act("write", part(area, 4000, 4001), 5);
     case.subject.act("again", part(area, 1000, 1100), 0);
     let mut dirty = DirtyPages::new();
-    case.tracker.post_scan(&crew, ByteCount(1 << 20));
-    crew.begin();
+    case.tracker.post_scan(&worker_pool, ByteCount(1 << 20));
+    worker_pool.begin();
     case.tracker.scan(Moment::Stopped, &mut dirty).unwrap();
     let told =
         |page: u64| dirty.ranges().iter().any(|found| found.range.contains(part(area, page, page + 1).start));

@@ -119,7 +119,7 @@ fn shared_memory_reports_writes_and_holes() {
             // Nothing is lost by this: the memory keeps its content. It may be reported.
             let _ = case.after("advise", 10, 12, DONTNEED);
             assert_eq!(case.after("advise", 20, 23, REMOVE), (pages(20, 23), vec![]), "{name} {kind}");
-            // A hole that was read before anybody looked.
+            // A hole that was read before the first scan.
             case.subject.act("advise", part(case.areas[0], 30, 31), REMOVE);
             assert_eq!(case.subject.act("read", part(case.areas[0], 30, 31), 0), 0);
             assert_eq!(split(&case.scan(case.areas[0])), (pages(30, 31), vec![]), "{name} {kind}");
@@ -316,7 +316,7 @@ fn an_orderly_end_lifts_all_protection_before_the_watch_ends() {
         };
         assert_eq!(flags(&["uw", "um"]), 0, "{name}: watched for writes or for missing pages");
         tree.resume().unwrap();
-        // Nobody waits for an answer, of pages that are there and of pages that are not.
+        // No thread waits for an answer, of pages that are there and of pages that are not.
         case.subject.act("advise", part(case.areas[0], 10, 20), DONTNEED);
         for area in case.areas.clone() {
             case.subject.act("write", area, 5);

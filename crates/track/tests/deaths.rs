@@ -1,4 +1,4 @@
-//! The death of whoever attaches a tracker, at each step.
+//! The death of the process that attaches a tracker, at each step.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

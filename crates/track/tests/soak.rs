@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::shadow::Shadow;
-use common::{Subject, attach, crew};
+use common::{Subject, attach, worker_pool};
 use model::ByteCount;
-use tracee::{Crew, StoppedTree, procfs};
+use tracee::{StoppedTree, WorkerPool, procfs};
 use undying_track::{DirtyPages, Layout, Moment, Tracker};
 
 /// How long one tracker is tried in the default run, and in the long one.
@@ -34,7 +34,7 @@ struct Soak {
     covers: u64,
     replaced: u64,
     /// Begins scans ahead.
-    crew: Option<Arc<Crew>>,
+    worker_pool: Option<Arc<WorkerPool>>,
 }
 
 impl Soak {
@@ -59,10 +59,10 @@ impl Soak {
             self.shadow.cover(coverage, &areas);
             self.covers += 1;
         }
-        if let Some(crew) = &self.crew {
-            crew.dismiss();
-            self.tracker.post_scan(crew, LEAST);
-            crew.begin();
+        if let Some(worker_pool) = &self.worker_pool {
+            worker_pool.dismiss();
+            self.tracker.post_scan(worker_pool, LEAST);
+            worker_pool.begin();
             if self.checks % 3 == 2 {
                 // A stop that comes to nothing; rounds while it runs follow.
                 self.checks += 1;
@@ -83,7 +83,7 @@ impl Soak {
     }
 }
 
-fn soak(name: &str, crew: Option<Arc<Crew>>) {
+fn soak(name: &str, worker_pool: Option<Arc<WorkerPool>>) {
     let seed = testkit::seed(name);
     let directory = std::env::temp_dir();
     let arguments = [&seed.to_string(), directory.to_str().unwrap()];
@@ -100,7 +100,7 @@ fn soak(name: &str, crew: Option<Arc<Crew>>) {
         checks: 0,
         covers: 0,
         replaced: 0,
-        crew,
+        worker_pool,
     };
     let started = Instant::now();
     while started.elapsed() < duration() {
@@ -126,8 +126,8 @@ fn no_page_is_missed_by_pagemap_scan() {
 
 #[test]
 fn no_page_is_missed_by_scans_that_were_begun_ahead() {
-    if let Some(crew) = crew() {
-        soak("pagemap-scan", Some(crew));
+    if let Some(worker_pool) = worker_pool() {
+        soak("pagemap-scan", Some(worker_pool));
     }
 }
 

@@ -30,12 +30,12 @@ pub(super) struct Before {
     pub(super) objects: Objects,
     pub(super) descriptors: Descriptors,
     pub(super) threads: Threads,
-    doubt: Doubt,
+    recheck: Recheck,
 }
 
 /// What stood in the way when the subject was looked at while it ran, and has to be looked at again once it stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Doubt {
+enum Recheck {
     #[default]
     Nothing,
     Descriptors,
@@ -119,7 +119,7 @@ impl Before {
     fn accept(&mut self, moment: Moment, mut found: Vec<Obstacle>) -> Result<()> {
         found.extend(self.objects.take_obstacles(moment));
         found.extend(obstacles::of_tree(&self.processes.view(), &self.processes.order));
-        self.doubt = if found.is_empty() { Doubt::Descriptors } else { Doubt::Everything };
+        self.recheck = if found.is_empty() { Recheck::Descriptors } else { Recheck::Everything };
         found.extend(self.descriptors.prepare(&self.processes)?);
         if moment == Moment::Running {
             // A single checkpoint has no later one, and the image that it begins may have changed the directory.
@@ -128,7 +128,7 @@ impl Before {
         if !found.is_empty() {
             return Err(EngineError::Refused(found));
         }
-        self.doubt = Doubt::Nothing;
+        self.recheck = Recheck::Nothing;
         Ok(())
     }
 
@@ -141,16 +141,16 @@ impl Before {
     /// Takes in the descriptors of a stopped tree whose processes are known.
     pub(super) fn settle_descriptors(&mut self) -> Result<()> {
         let changed = self.descriptors.settle(&self.processes)?;
-        if self.doubt == Doubt::Everything {
+        if self.recheck == Recheck::Everything {
             return self.accept(Moment::Stopped, Vec::new());
         }
-        if changed || self.doubt == Doubt::Descriptors {
+        if changed || self.recheck == Recheck::Descriptors {
             let found = self.descriptors.prepare(&self.processes)?;
             if !found.is_empty() {
-                self.doubt = Doubt::Descriptors;
+                self.recheck = Recheck::Descriptors;
                 return Err(EngineError::Refused(found));
             }
-            self.doubt = Doubt::Nothing;
+            self.recheck = Recheck::Nothing;
         }
         Ok(())
     }

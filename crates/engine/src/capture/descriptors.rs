@@ -190,7 +190,7 @@ impl Descriptors {
         }
     }
 
-    /// Calls with each description, one after the other; `true` when all were there. Each is let go of at once where
+    /// Calls with each description, one after the other; `true` when all were there. Each is closed at once where
     /// not all are held.
     fn each(&self, mut visit: impl FnMut(&Description) -> Result<()>) -> Result<bool> {
         let mut handles: HashMap<Pid, OwnedFd> = HashMap::new();

@@ -13,8 +13,8 @@ use image::SpaceId;
 use model::{AddressRange, PageCount};
 use store::{PageBatch, PageSink, Result};
 
-/// Pages that a pause keeps back at most; from there on it hands on what it has and waits for buffers like anybody
-/// else. Copying so many takes 10 to 40 ms (0.3 to 1.2 microseconds each, scattered), beside which a wait no longer
+/// Pages that a pause keeps back at most; beyond that, it hands on its pages and waits for buffers like other
+/// callers. Copying so many takes 10 to 40 ms (0.3 to 1.2 microseconds each, scattered), beside which a wait no longer
 /// makes the pause what it is; and they are 128 MiB.
 const STANDING_MAX: PageCount = PageCount(32_768);
 

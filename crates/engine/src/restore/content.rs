@@ -123,7 +123,7 @@ fn target_of<'a, 'b>(targets: &'b [(SpaceId, Target<'a>)], space: SpaceId) -> Re
         .ok_or_else(|| EngineError::Incomplete(format!("pages of nobody: {space:?}")))
 }
 
-/// Every page must belong to somebody.
+/// Every page must belong to a process or a shared object.
 fn check_spaces(reader: &ImageReader, plan: &Plan) -> Result<()> {
     let objects: Vec<SpaceId> = plan.objects.iter().map(|object| object_space(object.id)).collect();
     for extent in reader.index().extents() {

@@ -75,7 +75,7 @@ pub(super) fn finish(
     cut_back()?;
     files::start(plan, open)?;
     shared.keep();
-    // They are let go one after the other: who dies in between must not leave half a tree.
+    // They are resumed one after the other: a death of this process in between must not leave half a tree.
     let switch = DeadManSwitch::arm(plan.living().map(|process| process.pid))?;
     for process in plan.living() {
         let Some(target) = built.processes.remove(&process.pid) else { continue };

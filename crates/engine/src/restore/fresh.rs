@@ -2,7 +2,7 @@
 //!
 //! Owns: the userfaultfds for it, from the layout of a tree until its memory is there.
 //! Invariants: nothing else writes to memory that is registered; nothing of it stays. The descriptors answer faults of
-//! the program's own code alone, which does not run yet: a write that comes all the same fails, and waits for nobody.
+//! the program's own code alone, which does not run yet: a write that comes all the same fails, and does not wait.
 //! Does not: choose areas, or read pages.
 //!
 //! To wait for a page with process_vm_writev(2) cannot be broken off, not even by a kill (Linux 6.18).

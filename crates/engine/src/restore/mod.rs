@@ -32,7 +32,7 @@ use resource::files::FileRecord;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use store::ImageReader;
 use sys::clock::Stopwatch;
-use tracee::{Escort, Stub};
+use tracee::{PostRestoreTracer, Stub};
 
 use crate::error::{EngineError, Result};
 pub use apply::{Applied, apply};
@@ -127,7 +127,7 @@ pub struct RestorePhases {
     pub finish: Duration,
 }
 
-/// How a thread is let go.
+/// How a thread is resumed.
 type LetGo<'a> = &'a mut dyn FnMut(Stub, Option<Signal>) -> std::result::Result<(), sys::Error>;
 
 /// Decodes and checks the records of an image, as a restore does before it opens or makes anything.
@@ -270,8 +270,9 @@ fn restore_with(
             has_begun(&mut restored);
         }
         Some(lazy) => {
-            let complete =
-                |built, escort: &mut Escort| complete(built, &mut |stub, signal| escort.take(stub, signal));
+            let complete = |built, post_restore_tracer: &mut PostRestoreTracer| {
+                complete(built, &mut |stub, signal| post_restore_tracer.take(stub, signal))
+            };
             lazy::run(lazy, &reader, built, complete, || has_begun(&mut restored))?;
         }
     }

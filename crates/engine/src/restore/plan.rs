@@ -1,7 +1,7 @@
 //! Everything an image says, decoded and checked before anything is built.
 //!
 //! Owns: consuming all records; checks against this kernel and its processes.
-//! Invariants: a record that nobody consumes refuses the restore by name.
+//! Invariants: a record that is not consumed refuses the restore by name.
 //! Does not: open, map or create.
 
 use image::{Owner, RecordSet, SpaceId};

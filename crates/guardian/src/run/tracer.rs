@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Taken};
 use model::{PageCount, ProcessKey};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use store::{ColdSegments, Keep, LogOptions, LogWriter, Store, SubjectName};
+use store::{Keep, LogOptions, LogWriter, SegmentCompression, Store, SubjectName};
 use sys::Error;
 use sys::clock::Clock;
 use sys::packet_hold::PacketHold;
@@ -36,7 +36,7 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn new(store: &Store, name: &SubjectName, request: &RunRequest) -> Self {
-        let cold = request.compression.map(|codec| ColdSegments::new(codec, request.compress_after));
+        let cold = request.compression.map(|codec| SegmentCompression::new(codec, request.compress_after));
         let options = LogOptions { keep: Keep::thinned(request.keep), cold, ..LogOptions::default() };
         Self { store: store.clone(), name: name.clone(), options }
     }

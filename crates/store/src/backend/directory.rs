@@ -145,7 +145,7 @@ impl Medium for Directory {
 
     fn remove_file(&self, path: &Path) -> Result<()> {
         // Through the directory itself: in a place that others can write to, its name may by now be a
-        // symbolic link to somebody's files.
+        // symbolic link to files of another user.
         let name = path.file_name().ok_or_else(|| Error::path("remove", path, Errno::EINVAL))?;
         let directory = open_directory(parent(path)).map_err(failed("open", parent(path)))?;
         let removed = rustix::fs::unlinkat(&directory, name, AtFlags::empty());

@@ -4,7 +4,7 @@
 //! Invariants: what is moved is bounded by a share of what the epoch itself wrote, except for a small share
 //! that is always allowed. Only the newest checkpoint is looked at: when each was the newest, it lay in segments
 //! twice as large as what it held, so that older ones, however old, keep no more than that each.
-//! Does not: read or write pages; the helper reads, the writer's thread writes.
+//! Does not: read or write pages; the background writer reads, the writer's thread writes.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,13 +13,13 @@ use sys::page_buffer::PageBuffer;
 
 use model::{ByteCount, PAGE_BYTES};
 
-use super::helper::{Helper, Move, MoveJob};
+use super::background_writer::{BackgroundWriter, Move, MoveJob};
 use super::segments::{SegmentState, Segments};
 use super::state::State;
 use super::table::Cell;
 use crate::error::Result;
 
-/// Pages of one job: 1 MiB, so that a job never keeps the helper long from making a segment.
+/// Pages of one job: 1 MiB, so that a job never keeps the background writer long from making a segment.
 const JOB_PAGES: usize = 256;
 
 /// Jobs under way or waiting to be taken, each with its buffer; what a commit of 5,000 dirty pages moves.
@@ -106,10 +106,10 @@ impl Cleaner {
             return;
         }
         for (space, page, cell) in state.pages.iter() {
-            let Cell::At(spot, checksum) = cell else { continue };
-            let place = state.segments.place(spot);
+            let Cell::At(block_index, checksum) = cell else { continue };
+            let place = state.segments.place(block_index);
             if let Some(moves) = moves.get_mut(&place.segment) {
-                moves.push(Move { space, page, spot, block: place.block, checksum });
+                moves.push(Move { space, page, block_index, block: place.block, checksum });
             }
         }
         for (segment, mut moves) in moves {
@@ -118,9 +118,9 @@ impl Cleaner {
         }
     }
 
-    /// Keeps the helper busy with what is planned.
-    pub(super) fn feed(&mut self, helper: &mut Helper) -> Result<()> {
-        while helper.reading < JOBS_MAX && !self.queue.is_empty() {
+    /// Keeps the background writer busy with what is planned.
+    pub(super) fn feed(&mut self, background_writer: &mut BackgroundWriter) -> Result<()> {
+        while background_writer.reading < JOBS_MAX && !self.queue.is_empty() {
             let buffer = match self.buffers.pop() {
                 Some(buffer) => buffer,
                 None if self.buffers_made < JOBS_MAX => {
@@ -130,7 +130,7 @@ impl Cleaner {
                 None => return Ok(()),
             };
             if let Some((segment, moves)) = self.queue.pop_front() {
-                helper.read(MoveJob { segment, moves, buffer });
+                background_writer.read(MoveJob { segment, moves, buffer });
             }
         }
         Ok(())

@@ -10,14 +10,14 @@ use image::{Blob, Commit, ImageKind, LogRoot, SealedFile};
 use model::{ByteCount, PageCount};
 use sys::Errno;
 
+use super::active_segment::Owner;
 use super::clean::Fill;
 use super::queue::Finish;
-use super::scribe::{OpenEpoch, Pending, Scribe};
 use super::segments::too_long;
 use super::space::{self, Kept};
 use super::table::Cell;
-use super::tail::Owner;
 use super::ticket::LogCommitted;
+use super::writer_thread::{OpenEpoch, Pending, WriterThread};
 use crate::error::{Error, Result};
 use crate::meta::CommitMeta;
 use crate::pool::locked;
@@ -25,7 +25,7 @@ use crate::pool::locked;
 /// What a checkpoint's own bytes are called where a file of an image would be.
 const LOG_FILE: &str = "log";
 
-impl Scribe {
+impl WriterThread {
     /// Writes everything that makes a checkpoint of the open epoch.
     pub(super) fn commit(&mut self, finish: Finish) -> Result<()> {
         let Finish { records, meta, promise, begun } = finish;
@@ -53,17 +53,17 @@ impl Scribe {
         let changed = self.state.set_records(records);
         self.state.apply(&epoch.delta);
         let moved = self.move_pages(epoch)?;
-        let appended = ByteCount(self.tail.written);
+        let appended = ByteCount(self.active_segment.written);
         let part = self.parts.next(&self.state, &mut epoch.delta, &changed, appended);
-        let part = part.map_err(|error| Error::encoding(&self.tail.directory, error))?;
-        let blob = self.tail.blob(&part.bytes)?;
+        let part = part.map_err(|error| Error::encoding(&self.active_segment.directory, error))?;
+        let blob = self.active_segment.blob(&part.bytes)?;
         self.status.full_indexes += u64::from(part.is_full());
         self.parts.enter(blob.clone(), &part);
-        let written = self.tail.written - epoch.begun_at + part.bytes.len() as u64;
+        let written = self.active_segment.written - epoch.begun_at + part.bytes.len() as u64;
         let commit = self.commit_record(epoch, meta, &blob, written);
         self.retention.thin(&commit, &locked(&self.shared.state).held);
         self.publish(&self.root(&commit))?;
-        let written = ByteCount(self.tail.written - epoch.begun_at);
+        let written = ByteCount(self.active_segment.written - epoch.begun_at);
         let (sequence, timings) = (epoch.sequence, epoch.timings);
         Ok(LogCommitted { sequence, commit, written, moved, timings })
     }
@@ -72,10 +72,12 @@ impl Scribe {
     pub(super) fn publish(&mut self, root: &LogRoot) -> Result<()> {
         // Whether a reader may meet compressed segments.
         let compressed =
-            self.cold.is_some() || self.state.segments.iter().any(|state| state.compressed.is_some());
-        let bytes = root.encode(compressed).map_err(|error| Error::encoding(&self.tail.directory, error))?;
-        let place = self.tail.blob(&bytes)?;
-        self.tail.flush()?;
+            self.compression.is_some() || self.state.segments.iter().any(|state| state.compressed.is_some());
+        let bytes = root
+            .encode(compressed)
+            .map_err(|error| Error::encoding(&self.active_segment.directory, error))?;
+        let place = self.active_segment.blob(&bytes)?;
+        self.active_segment.flush()?;
         let kept = Kept::new(&root.commit, place.clone(), root.segments.iter().copied());
         // Segments that hold blobs alone are known too, so that they are removed when nothing needs them.
         if !kept.segments.iter().all(|number| self.state.segments.add(*number).is_some()) {
@@ -90,7 +92,7 @@ impl Scribe {
         let quota = Fill::of(&self.state.segments).quota(epoch.pages_written);
         let mut moved = 0;
         while moved < quota
-            && let Some((mut job, read)) = self.tail.helper.take_read()
+            && let Some((mut job, read)) = self.active_segment.background_writer.take_read()
         {
             match read {
                 Ok(()) => {}
@@ -101,7 +103,8 @@ impl Scribe {
             let mut live = 0;
             for number in 0..job.moves.len() {
                 let entry = job.moves[number];
-                if self.state.pages.get(entry.space, entry.page) == Some(Cell::At(entry.spot, entry.checksum))
+                if self.state.pages.get(entry.space, entry.page)
+                    == Some(Cell::At(entry.block_index, entry.checksum))
                 {
                     job.moves[live] = entry;
                     let block = |number: usize| number * image::LOG_BLOCK_BYTES as usize;
@@ -111,12 +114,12 @@ impl Scribe {
             }
             let places = self.append_packed(job.buffer, Owner::Cleaner, live as u32)?;
             for (number, entry) in job.moves[..live].iter().enumerate() {
-                let cell = Cell::At(places.spot(number as u32), entry.checksum);
+                let cell = Cell::At(places.block_index(number as u32), entry.checksum);
                 self.state.enter(entry.space, entry.page, cell);
                 epoch.delta.set(entry.space, entry.page, cell);
             }
             moved += live as u64;
-            self.cleaner.feed(&mut self.tail.helper)?;
+            self.cleaner.feed(&mut self.active_segment.background_writer)?;
         }
         self.status.moved.0 += moved;
         Ok(PageCount(moved))

@@ -10,7 +10,7 @@ use std::ops::Range;
 use image::{LogPartEncoder, LogPlace, PageChecksum, SpaceId};
 use model::{Address, AddressRange, PAGE_BYTES, PageCount};
 
-use super::table::{Cell, PageTable, Spot};
+use super::table::{BlockIndex, Cell, PageTable};
 
 /// Dropped ranges that are gathered before they are sorted and joined.
 const DROPS_LOOSE_MAX: usize = 1024;
@@ -70,7 +70,7 @@ impl Delta {
     }
 
     /// Writes it into a part.
-    pub(super) fn encode(&mut self, part: &mut LogPartEncoder, place: impl Fn(Spot) -> LogPlace) {
+    pub(super) fn encode(&mut self, part: &mut LogPartEncoder, place: impl Fn(BlockIndex) -> LogPlace) {
         self.join_drops();
         for (space, pages) in &self.drops {
             let range = AddressRange::new(Address(pages.start * PAGE_BYTES), Address(pages.end * PAGE_BYTES));
@@ -93,7 +93,11 @@ impl Delta {
 }
 
 /// Writes the pages of a table into a part, as runs.
-pub(super) fn encode_pages(table: &PageTable, part: &mut LogPartEncoder, place: impl Fn(Spot) -> LogPlace) {
+pub(super) fn encode_pages(
+    table: &PageTable,
+    part: &mut LogPartEncoder,
+    place: impl Fn(BlockIndex) -> LogPlace,
+) {
     let mut run = RunJoiner { part, checksums: Vec::new(), open: None };
     for (space, page, cell) in table.iter() {
         run.push(space, page, cell, &place);
@@ -112,22 +116,22 @@ struct OpenRun {
     space: SpaceId,
     page: u64,
     pages: u64,
-    at: Option<(Spot, LogPlace)>,
+    at: Option<(BlockIndex, LogPlace)>,
 }
 
 impl RunJoiner<'_> {
-    fn push(&mut self, space: SpaceId, page: u64, cell: Cell, place: impl Fn(Spot) -> LogPlace) {
-        let spot = match cell {
+    fn push(&mut self, space: SpaceId, page: u64, cell: Cell, place: impl Fn(BlockIndex) -> LogPlace) {
+        let block_index = match cell {
             Cell::Zero => None,
-            Cell::At(spot, _) => Some(spot),
+            Cell::At(block_index, _) => Some(block_index),
         };
         let continues = self.open.is_some_and(|run| {
-            let next = match (run.at, spot) {
+            let next = match (run.at, block_index) {
                 (None, None) => true,
-                // Spots of two segments may follow each other in number; places then do not.
-                (Some((first, placed)), Some(spot)) => {
-                    u64::from(first.get()) + run.pages == u64::from(spot.get())
-                        && placed.segment == place(spot).segment
+                // BlockIndexes of two segments may follow each other in number; places then do not.
+                (Some((first, placed)), Some(block_index)) => {
+                    u64::from(first.get()) + run.pages == u64::from(block_index.get())
+                        && placed.segment == place(block_index).segment
                 }
                 _ => false,
             };
@@ -135,7 +139,12 @@ impl RunJoiner<'_> {
         });
         if !continues {
             self.flush();
-            self.open = Some(OpenRun { space, page, pages: 0, at: spot.map(|spot| (spot, place(spot))) });
+            self.open = Some(OpenRun {
+                space,
+                page,
+                pages: 0,
+                at: block_index.map(|block_index| (block_index, place(block_index))),
+            });
         }
         if let Some(run) = &mut self.open {
             run.pages += 1;
@@ -179,15 +188,15 @@ mod tests {
         let (space, page) = (0..3_u32, prop_oneof![0..300_u64, (1_u64 << 36)..(1 << 36) + 40]);
         prop_oneof![
             6 => (space.clone(), page.clone(), 1..40_u64, prop::option::weighted(0.8, 0..5_000_u32))
-                .prop_map(|(space, page, count, spot)| Step::Set(space, page, count, spot)),
+                .prop_map(|(space, page, count, block_index)| Step::Set(space, page, count, block_index)),
             2 => (space, page, 1..200_u64).prop_map(|(space, page, count)| Step::Drop(space, page, count)),
             1 => Just(Step::Next),
         ]
     }
 
-    /// Spots are blocks of segments of 64.
-    fn place(spot: Spot) -> LogPlace {
-        LogPlace { segment: LogSegment(spot.get() / 64), block: spot.get() % 64 }
+    /// BlockIndexes are blocks of segments of 64.
+    fn place(block_index: BlockIndex) -> LogPlace {
+        LogPlace { segment: LogSegment(block_index.get() / 64), block: block_index.get() % 64 }
     }
 
     fn apply(state: &mut Pages, part: &LogPart) {
@@ -201,8 +210,8 @@ mod tests {
         for (run, checksums) in part.runs() {
             for number in 0..run.pages.get() {
                 let cell = run.place.map_or(Cell::Zero, |place| {
-                    let spot = Spot::new(place.segment.0 * 64 + place.block + number as u32);
-                    Cell::At(spot, checksums[number as usize])
+                    let block_index = BlockIndex::new(place.segment.0 * 64 + place.block + number as u32);
+                    Cell::At(block_index, checksums[number as usize])
                 });
                 state.insert((run.space, run.start.get() / PAGE_BYTES + number), cell);
             }
@@ -225,9 +234,9 @@ mod tests {
             let (mut one_by_one, mut joined, mut now) = (base.clone(), Delta::default(), fresh(full));
             for step in steps.into_iter().chain([Step::Next]) {
                 match step {
-                    Step::Set(space, first, count, spot) => for page in first..first + count {
+                    Step::Set(space, first, count, block_index) => for page in first..first + count {
                         let number = (page - first) as u32;
-                        let cell = spot.map_or(Cell::Zero, |spot| Cell::At(Spot::new(spot + number), PageChecksum(number)));
+                        let cell = block_index.map_or(Cell::Zero, |block_index| Cell::At(BlockIndex::new(block_index + number), PageChecksum(number)));
                         now.set(SpaceId(space), page, cell);
                         model.insert((SpaceId(space), page), cell);
                     },

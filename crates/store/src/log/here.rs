@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use model::Sequence;
 
-use super::scribe::Scribe;
 use super::ticket::{LogCommitted, TicketState};
+use super::writer_thread::WriterThread;
 use crate::error::Result;
 use crate::pool::locked;
 
 /// A log writer that works when it is called.
 #[derive(Debug, Default)]
-pub(super) struct Here(pub(super) Mutex<Option<Scribe>>);
+pub(super) struct Here(pub(super) Mutex<Option<WriterThread>>);
 
 /// The promise of an answer: durable, or why not.
 #[derive(Clone, Debug)]
@@ -62,8 +62,8 @@ impl Ticket {
 }
 
 impl Here {
-    /// Lets the scribe work, if it is one that works here.
+    /// Lets the writer thread work, if it is one that works here.
     pub(super) fn drive(&self) -> Result<()> {
-        locked(&self.0).as_mut().map_or(Ok(()), Scribe::drive)
+        locked(&self.0).as_mut().map_or(Ok(()), WriterThread::drive)
     }
 }

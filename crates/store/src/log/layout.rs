@@ -5,7 +5,7 @@
 //! Invariants: a segment is durable, name and header included, before anything is written into it; a number
 //! is never used twice. A place in a segment is the same place in either file; the file as it was written counts as long
 //! as it is there.
-//! Does not: decide when one is needed; compress, `cold` does.
+//! Does not: decide when one is needed; compress, `compression` does.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -105,7 +105,7 @@ impl SegmentFiles {
         plain.into_iter().chain(self.compressed(directory, number)).collect()
     }
 
-    /// Those that somebody began to make and did not complete.
+    /// Segments that were begun and not completed.
     pub(super) fn leftovers(&self, directory: &Path, number: LogSegment) -> Vec<PathBuf> {
         if self.is_plain { self.compressed(directory, number).collect() } else { Vec::new() }
     }

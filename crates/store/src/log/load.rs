@@ -217,8 +217,8 @@ impl<'a> LogFiles<'a> {
         let loaded = self.load(root, length)?;
         let mut page = vec![0; PAGE_BYTES as usize];
         for (space, number, cell) in loaded.pages.iter() {
-            let Cell::At(spot, checksum) = cell else { continue };
-            let place = loaded.segments.place(spot);
+            let Cell::At(block_index, checksum) = cell else { continue };
+            let place = loaded.segments.place(block_index);
             if place < from {
                 continue;
             }
@@ -305,8 +305,9 @@ impl Loaded {
             self.segments.add(place.segment).ok_or("more segments than can be")?;
             for (number, checksum) in checksums.iter().enumerate() {
                 let place = LogPlace { segment: place.segment, block: place.block + number as u32 };
-                let spot = self.segments.spot(place).ok_or("pages behind the end of a segment")?;
-                self.pages.set(run.space, first + number as u64, Cell::At(spot, *checksum));
+                let block_index =
+                    self.segments.block_index(place).ok_or("pages behind the end of a segment")?;
+                self.pages.set(run.space, first + number as u64, Cell::At(block_index, *checksum));
             }
         }
         part.removed.iter().for_each(|key| drop(self.records.remove(key)));

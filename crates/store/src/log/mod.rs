@@ -5,12 +5,12 @@
 //! chain; what nothing needs is removed.
 //! Does not: know what a record means or which process a page came from.
 
-mod aside;
+mod active_segment;
+mod background_writer;
 mod clean;
-mod cold;
 mod commit;
+mod compression;
 mod delta;
-mod helper;
 pub(crate) mod here;
 mod layout;
 mod load;
@@ -19,19 +19,19 @@ mod options;
 mod queue;
 pub(crate) mod read;
 mod records;
-mod scribe;
 mod segments;
 pub(crate) mod space;
 pub(crate) mod squash;
 mod state;
 mod table;
-mod tail;
 mod ticket;
+mod worker_thread;
 mod writer;
+mod writer_thread;
 
 pub use here::Ticket;
 pub(crate) use layout::LOG_DIRECTORY;
-pub use options::{ColdSegments, Keep, LogOptions, LogThreads};
+pub use options::{Keep, LogOptions, LogThreads, SegmentCompression};
 pub use queue::EPOCHS_IN_FLIGHT_MAX;
 pub use squash::Squashed;
 pub use ticket::{Completion, LogCommitted, LogStatus};

@@ -1,4 +1,4 @@
-//! Opening a log for writing: from what the last writer left, to a scribe that goes on.
+//! Opening a log for writing: from what the last writer left, to a writer thread that goes on.
 //!
 //! Owns: the lock, reading the newest state.
 //! Invariants: one writer at a time; what an earlier writer left behind is durable before anything is built
@@ -11,19 +11,19 @@ use std::sync::Arc;
 use image::{LogId, LogPlace, LogSegment};
 use model::{ByteCount, PAGE_BYTES};
 
+use super::active_segment::ActiveSegment;
+use super::background_writer::BackgroundWriter;
 use super::clean::Cleaner;
-use super::cold::Cold;
-use super::helper::Helper;
+use super::compression::Compressor;
 use super::layout::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Shape, segment_path, too_many};
 use super::load::{LogFiles, Newest};
 use super::options::{LogOptions, LogThreads};
 use super::queue::Shared;
-use super::scribe::{Scribe, SlotStamp};
 use super::segments::{Compressed, Segments};
 use super::space::{Inventory, Retention};
 use super::state::{Parts, State};
-use super::tail::Tail;
 use super::ticket::LogStatus;
+use super::writer_thread::{SlotStamp, WriterThread};
 use crate::error::{Error, Result};
 use crate::layout::parent;
 use crate::medium::{Lock, Medium};
@@ -35,7 +35,7 @@ const OTHER_WRITES: usize = 12;
 /// A log that is ready to be written to.
 #[derive(Debug)]
 pub(super) struct Opened {
-    pub(super) scribe: Scribe,
+    pub(super) writer_thread: WriterThread,
     pub(super) lock: Box<dyn Lock>,
     /// The newest checkpoint, on which the next one can build.
     pub(super) newest: Option<Newest>,
@@ -59,14 +59,14 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
         Some(newest) => newest.slot.log,
         None => new_id()?,
     };
-    // Spots are counted in segments of one size; a log keeps the one it was made with.
+    // BlockIndexes are counted in segments of one size; a log keeps the one it was made with.
     let asked = options.segment.get().clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
     let asked = ByteCount(asked.next_multiple_of(PAGE_BYTES));
     let length = newest.as_ref().map_or(asked, |newest| newest.length);
     let in_flight = options.buffers.saturating_add(OTHER_WRITES);
     let shape = Shape { log, length, in_flight };
     let own_thread = options.threads == LogThreads::Own;
-    let helper = Helper::start(Arc::clone(medium), directory, shape, first, own_thread)?;
+    let background_writer = BackgroundWriter::start(Arc::clone(medium), directory, shape, first, own_thread)?;
     let mut state = match &newest {
         Some(newest) => State::of(files.load(&newest.root, length)?),
         None => State::empty(Segments::new(length)),
@@ -81,9 +81,9 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
         }
     }
     let generation = newest.as_ref().map_or(0, |newest| newest.slot.generation);
-    let mut scribe = Scribe {
+    let mut writer_thread = WriterThread {
         shared,
-        tail: Tail::new(directory, helper, length),
+        active_segment: ActiveSegment::new(directory, background_writer, length),
         stamp: SlotStamp { log, generation, durable: LogPlace { segment: first, block: 0 } },
         state,
         // The first commit writes a full part: what a merged one would have to say is not known.
@@ -92,12 +92,15 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
         epoch: None,
         packed: Packed::default(),
         cleaner: Cleaner::default(),
-        cold: options.cold.clone().map(|cold| Cold::new(Arc::clone(medium), directory, cold, own_thread)),
+        compression: options
+            .compression
+            .clone()
+            .map(|compression| Compressor::new(Arc::clone(medium), directory, compression, own_thread)),
         pending: Vec::new(),
         status: LogStatus::default(),
     };
-    scribe.report();
-    Ok(Opened { scribe, lock, newest })
+    writer_thread.report();
+    Ok(Opened { writer_thread, lock, newest })
 }
 
 /// The log's directory, made if need be, and held.

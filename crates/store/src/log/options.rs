@@ -1,6 +1,6 @@
 //! How a log is written, and which of its checkpoints stay restorable.
 //!
-//! Owns: the choices of whoever opens one; `Keep`, the thinning with age.
+//! Owns: the options of opening a log; `Keep`, the thinning with age.
 //! Invariants: the newest is always kept; what is kept depends on numbers and times alone, so that the same
 //! checkpoints give the same answer.
 //! Does not: write, or remove anything; a checkpoint goes by not being named by the next root.
@@ -105,14 +105,14 @@ pub struct LogOptions {
     /// Which checkpoints stay restorable.
     pub keep: Keep,
     /// Whether segments are compressed, and which.
-    pub cold: Option<ColdSegments>,
+    pub compression: Option<SegmentCompression>,
     /// Who does the work.
     pub threads: LogThreads,
 }
 
 /// Segments that are compressed: those that have been full for a while, and have lost little of what lived in them.
 #[derive(Clone, Debug)]
-pub struct ColdSegments {
+pub struct SegmentCompression {
     /// How.
     pub codec: &'static dyn Codec,
     /// How long a segment is watched, from when it is full.
@@ -121,7 +121,7 @@ pub struct ColdSegments {
     pub clock: Clock,
 }
 
-impl ColdSegments {
+impl SegmentCompression {
     /// By the clock of the kernel.
     #[must_use]
     pub fn new(codec: &'static dyn Codec, after: Duration) -> Self {
@@ -139,7 +139,7 @@ impl Default for LogOptions {
             buffer_pages: PageCount(512),
             segment: ByteCount(16 << 20),
             keep: Keep::default(),
-            cold: None,
+            compression: None,
             threads: LogThreads::Own,
         }
     }

@@ -137,8 +137,8 @@ fn extents(loaded: &Loaded) -> (Vec<Extent>, BTreeMap<LogSegment, SegmentId>) {
         let start = Address(page * PAGE_BYTES);
         let (source, checksum) = match cell {
             Cell::Zero => (Source::Zero, None),
-            Cell::At(spot, checksum) => {
-                let place = loaded.segments.place(spot);
+            Cell::At(block_index, checksum) => {
+                let place = loaded.segments.place(block_index);
                 let next = SegmentId(used.len() as u32);
                 let segment = *used.entry(place.segment).or_insert(next);
                 let joined = PageChecksum::join(image::Checksum::default(), &[checksum]);

@@ -1,7 +1,7 @@
-//! The segments of a log as the writer knows them: numbers, what lives in them, how a spot is counted.
+//! The segments of a log as the writer knows them: numbers, what lives in them, how a block index is counted.
 //!
-//! Owns: `Segments`, the translation between spots and places.
-//! Invariants: `live` of a segment is the number of pages that the newest state has there; a spot's segment
+//! Owns: `Segments`, the translation between block indexes and places.
+//! Invariants: `live` of a segment is the number of pages that the newest state has there; a block index's segment
 //! is known for as long as anything refers to it.
 //! Does not: touch a file.
 
@@ -12,7 +12,7 @@ use image::{LOG_BLOCK_BYTES, LogPlace, LogSegment};
 use model::ByteCount;
 
 use super::layout::FIRST_BLOCK;
-use super::table::{Cell, PageTable, Spot};
+use super::table::{BlockIndex, Cell, PageTable};
 use crate::error::Error;
 
 /// All segments of a log.
@@ -65,13 +65,13 @@ impl Segments {
         Self { blocks, bits: (all - 1).ilog2() + 1, slots: Vec::new(), numbers: BTreeMap::new() }
     }
 
-    /// Adds a segment; `None` when there are more than spots can be counted for, 16 TiB in all.
+    /// Adds a segment; `None` when there are more than block indexes can be counted for, 16 TiB in all.
     pub(crate) fn add(&mut self, number: LogSegment) -> Option<()> {
         if self.numbers.contains_key(&number) {
             return Some(());
         }
         let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
-        if ((slot as u64 + 1) << self.bits) > u64::from(Spot::MAX) {
+        if ((slot as u64 + 1) << self.bits) > u64::from(BlockIndex::MAX) {
             return None;
         }
         let (live, cleaning, compressed, watched) = (0, false, None, None);
@@ -92,18 +92,18 @@ impl Segments {
         }
     }
 
-    /// The spot of a place; `None` when the segment is not known.
-    pub(crate) fn spot(&self, place: LogPlace) -> Option<Spot> {
+    /// The block index of a place; `None` when the segment is not known.
+    pub(crate) fn block_index(&self, place: LogPlace) -> Option<BlockIndex> {
         let slot = *self.numbers.get(&place.segment)?;
-        (place.block >> self.bits == 0).then(|| Spot::new(slot << self.bits | place.block))
+        (place.block >> self.bits == 0).then(|| BlockIndex::new(slot << self.bits | place.block))
     }
 
-    /// The place of a spot.
-    pub(crate) fn place(&self, spot: Spot) -> LogPlace {
-        let state = self.slots[(spot.get() >> self.bits) as usize];
+    /// The place of a block index.
+    pub(crate) fn place(&self, block_index: BlockIndex) -> LogPlace {
+        let state = self.slots[(block_index.get() >> self.bits) as usize];
         let segment = state.map(|state| state.number).unwrap_or_default();
-        debug_assert!(state.is_some(), "a spot in a segment that is gone");
-        LogPlace { segment, block: spot.get() & ((1 << self.bits) - 1) }
+        debug_assert!(state.is_some(), "a block_index in a segment that is gone");
+        LogPlace { segment, block: block_index.get() & ((1 << self.bits) - 1) }
     }
 
     /// All segments, by number.
@@ -162,8 +162,8 @@ impl Segments {
     }
 
     fn state_of(&mut self, cell: Cell) -> Option<&mut SegmentState> {
-        let Cell::At(spot, _) = cell else { return None };
-        self.slots[(spot.get() >> self.bits) as usize].as_mut()
+        let Cell::At(block_index, _) = cell else { return None };
+        self.slots[(block_index.get() >> self.bits) as usize].as_mut()
     }
 }
 
@@ -187,11 +187,11 @@ mod tests {
         for segment in [4, 7, 9].map(LogSegment) {
             for block in [0, 16, 63] {
                 let place = LogPlace { segment, block };
-                assert_eq!(segments.place(segments.spot(place).unwrap()), place);
+                assert_eq!(segments.place(segments.block_index(place).unwrap()), place);
             }
         }
-        assert_eq!(segments.spot(LogPlace { segment: LogSegment(4), block: 64 }), None);
-        assert_eq!(segments.spot(LogPlace { segment: LogSegment(5), block: 0 }), None);
+        assert_eq!(segments.block_index(LogPlace { segment: LogSegment(4), block: 64 }), None);
+        assert_eq!(segments.block_index(LogPlace { segment: LogSegment(5), block: 0 }), None);
         segments.remove(LogSegment(9));
         segments.add(LogSegment(12)).unwrap();
         assert_eq!(segments.slots.len(), 3);
@@ -202,11 +202,11 @@ mod tests {
     fn live_pages_are_counted() {
         let mut segments = Segments::new(ByteCount(1 << 24));
         segments.add(LogSegment(1)).unwrap();
-        let spot = segments.spot(LogPlace { segment: LogSegment(1), block: 100 }).unwrap();
-        segments.enter(Cell::At(spot, PageChecksum(0)));
+        let block_index = segments.block_index(LogPlace { segment: LogSegment(1), block: 100 }).unwrap();
+        segments.enter(Cell::At(block_index, PageChecksum(0)));
         segments.enter(Cell::Zero);
         assert_eq!(segments.iter().next().unwrap().live, 1);
-        segments.leave(Cell::At(spot, PageChecksum(0)));
+        segments.leave(Cell::At(block_index, PageChecksum(0)));
         assert_eq!(segments.iter().next().unwrap().live, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Writing the newest checkpoint of a log that nobody writes anew: its pages in order of address, its index in one
+//! Writing the newest checkpoint of a log without a writer: its pages in order of address, its index in one
 //! part; or its root alone, with fewer older ones beside it.
 //!
 //! Owns: the order in which pages are read and written for that.
@@ -17,8 +17,8 @@ use sys::Errno;
 use super::open::{self, Opened};
 use super::options::{Keep, LogOptions, LogThreads};
 use super::read;
-use super::scribe::{OpenEpoch, Scribe};
 use super::table::Cell;
+use super::writer_thread::{OpenEpoch, WriterThread};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
 use crate::load::THREADS;
@@ -53,9 +53,9 @@ pub struct Squashed {
 
 /// Writes the newest checkpoint of this log anew; `None` when it has none.
 pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Option<Squashed>> {
-    // All that are kept stay: the policy is that of whoever wrote them.
+    // All that are kept stay: the policy is that of their writer.
     let options = LogOptions { buffers: BUFFERS, keep: Keep::newest(usize::MAX), ..LogOptions::default() };
-    let Opened { mut scribe, lock: _lock, newest } = open_here(medium, directory, options)?;
+    let Opened { mut writer_thread, lock: _lock, newest } = open_here(medium, directory, options)?;
     let Some(newest) = newest else { return Ok(None) };
     // What comes before a damaged checkpoint is not the newest state; going on would hide that.
     if let Some((_, error)) = newest.damaged {
@@ -65,18 +65,18 @@ pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Optio
     let path = directory.with_file_name(sequence.to_string());
     let image = read::open(&**medium, &path, directory, sequence)?;
     let image = image.ok_or(Error::NotCommitted(path))?;
-    let disk_before = scribe.status.disk;
-    scribe.write_again(&image, sequence)?;
-    scribe.report();
+    let disk_before = writer_thread.status.disk;
+    writer_thread.write_again(&image, sequence)?;
+    writer_thread.report();
     let squashed = Squashed {
         sequence,
         parts: newest.root.parts.len(),
         bytes: image.index().stored_pages().bytes(),
         disk_before,
-        disk_after: scribe.status.disk,
-        older: scribe.retention.entries().len() - 1,
+        disk_after: writer_thread.status.disk,
+        older: writer_thread.retention.entries().len() - 1,
     };
-    scribe.tail.helper.finish();
+    writer_thread.active_segment.background_writer.finish();
     Ok(Some(squashed))
 }
 
@@ -84,18 +84,18 @@ pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Optio
 pub(crate) fn prune(medium: &Arc<dyn Medium>, directory: &Path, keep: usize) -> Result<Vec<Sequence>> {
     let (buffers, buffer_pages) = (NonZeroUsize::MIN, PageCount(1));
     let options = LogOptions { buffers, buffer_pages, ..LogOptions::default() };
-    let Opened { mut scribe, lock: _lock, newest } = open_here(medium, directory, options)?;
+    let Opened { mut writer_thread, lock: _lock, newest } = open_here(medium, directory, options)?;
     let Some(newest) = newest else { return Ok(Vec::new()) };
-    let gone = scribe.retention.shorten(keep.max(1));
+    let gone = writer_thread.retention.shorten(keep.max(1));
     if !gone.is_empty() {
         let mut root = newest.root;
         root.kept.retain(|kept| !gone.contains(&kept.sequence));
         // The same checkpoint with another root.
-        scribe.retention.kept.pop();
-        scribe.publish(&root)?;
-        scribe.settle()?;
+        writer_thread.retention.kept.pop();
+        writer_thread.publish(&root)?;
+        writer_thread.settle()?;
     }
-    scribe.tail.helper.finish();
+    writer_thread.active_segment.background_writer.finish();
     Ok(gone)
 }
 
@@ -104,7 +104,7 @@ fn open_here(medium: &Arc<dyn Medium>, directory: &Path, options: LogOptions) ->
     open::open(medium, directory, &LogOptions { threads: LogThreads::Caller, ..options })
 }
 
-impl Scribe {
+impl WriterThread {
     /// Commits a full checkpoint with the pages and the records of this image, in the place of the newest.
     fn write_again(&mut self, image: &ImageReader, sequence: Sequence) -> Result<()> {
         self.begin(sequence, true);
@@ -151,7 +151,7 @@ impl Scribe {
             if let Some(batch) = self.shared.pool.take_now()? {
                 return Ok(batch);
             }
-            if !self.tail.wait()? {
+            if !self.active_segment.wait()? {
                 return Err(sys::Error::new("get a buffer back", Errno::EINVAL).into());
             }
         }

@@ -121,7 +121,7 @@ impl Parts {
             self.merged.absorb(delta);
             self.merged_records.extend(changed.iter().cloned());
         }
-        let place = |spot| state.segments.place(spot);
+        let place = |block_index| state.segments.place(block_index);
         let of_tier = |tier| self.parts.iter().filter(|part| part.tier == tier).count();
         let since_full = appended.get().saturating_sub(self.full_at);
         let due = since_full >= FULL_SPACING * self.full_bytes.max(FULL_BYTES_MIN);

@@ -2,7 +2,7 @@
 //!
 //! Owns: `PageTable`: chunks of 128 pages, each a short sorted list or a full array.
 //! Invariants: pages come out by space and address; a change costs what it touches, not what is there.
-//! Does not: know what a spot means, or count what refers to it.
+//! Does not: know what a block index means, or count what refers to it.
 //!
 //! Size: 8 bytes a page in a full chunk and at most 12 in a sparse one, and about 60 for the chunk itself; 4 GiB of
 //! pages close together take 8.7 MiB.
@@ -23,7 +23,7 @@ const ZERO: u32 = u32::MAX - 1;
 
 /// A block of the log, as the writer numbers them in memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) struct Spot(u32);
+pub(crate) struct BlockIndex(u32);
 
 /// What is known of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,7 +31,7 @@ pub(crate) enum Cell {
     /// Every byte is zero.
     Zero,
     /// Its bytes are here.
-    At(Spot, PageChecksum),
+    At(BlockIndex, PageChecksum),
 }
 
 /// Pages and their cells.
@@ -51,7 +51,7 @@ enum Chunk {
     Dense(Box<Dense>),
 }
 
-/// A cell, or nothing, as spot and checksum.
+/// A cell, or nothing, as block index and checksum.
 type Packed = (u32, u32);
 
 #[derive(Clone, Debug)]
@@ -60,12 +60,12 @@ struct Dense {
     cells: [Packed; CHUNK_PAGES],
 }
 
-impl Spot {
-    /// The highest number that a spot can have; those above mean something else.
+impl BlockIndex {
+    /// The highest number that a block index can have; those above mean something else.
     pub(crate) const MAX: u32 = ZERO - 1;
 
     pub(crate) const fn new(number: u32) -> Self {
-        assert!(number <= Self::MAX, "a spot out of range");
+        assert!(number <= Self::MAX, "a block_index out of range");
         Self(number)
     }
 
@@ -224,15 +224,15 @@ const fn split(page: u64) -> (u64, usize) {
 const fn pack(cell: Cell) -> Packed {
     match cell {
         Cell::Zero => (ZERO, 0),
-        Cell::At(spot, checksum) => (spot.0, checksum.0),
+        Cell::At(block_index, checksum) => (block_index.0, checksum.0),
     }
 }
 
-const fn unpack((spot, checksum): Packed) -> Option<Cell> {
-    match spot {
+const fn unpack((block_index, checksum): Packed) -> Option<Cell> {
+    match block_index {
         NOTHING => None,
         ZERO => Some(Cell::Zero),
-        _ => Some(Cell::At(Spot(spot), PageChecksum(checksum))),
+        _ => Some(Cell::At(BlockIndex(block_index), PageChecksum(checksum))),
     }
 }
 
@@ -261,7 +261,7 @@ mod tests {
         let count = prop_oneof![1..4_u64, 1..300_u64];
         prop_oneof![
             (space.clone(), page.clone(), count.clone(), 0..1_000_000_u32)
-                .prop_map(|(space, page, count, spot)| Step::Set(space, page, count, spot)),
+                .prop_map(|(space, page, count, block_index)| Step::Set(space, page, count, block_index)),
             (space.clone(), page.clone(), count.clone())
                 .prop_map(|(space, page, count)| Step::Zero(space, page, count)),
             (space, page, count).prop_map(|(space, page, count)| Step::Remove(space, page, count)),
@@ -274,8 +274,8 @@ mod tests {
             let (mut table, mut model) = (PageTable::default(), BTreeMap::new());
             for step in steps {
                 match step {
-                    Step::Set(space, page, count, spot) => for number in 0..count {
-                        let cell = Cell::At(Spot::new(spot + number as u32), PageChecksum(number as u32));
+                    Step::Set(space, page, count, block_index) => for number in 0..count {
+                        let cell = Cell::At(BlockIndex::new(block_index + number as u32), PageChecksum(number as u32));
                         let before = table.set(SpaceId(space), page + number, cell);
                         prop_assert_eq!(before, model.insert((SpaceId(space), page + number), cell));
                     },

@@ -37,7 +37,7 @@ pub struct LogWriter {
     directory: PathBuf,
     base: Option<Sequence>,
     last: AtomicU64,
-    /// After the thread, so that nobody else writes before it has ended.
+    /// After the thread, so that no other writer starts before it has ended.
     _lock: Box<dyn Lock>,
 }
 
@@ -57,21 +57,21 @@ impl LogWriter {
     ///
     /// # Errors
     ///
-    /// `LogBusy` when somebody else writes it; what is wrong with its newest checkpoint; or `Io`.
+    /// `LogBusy` when another process writes it; what is wrong with its newest checkpoint; or `Io`.
     pub fn open_on(medium: &Arc<dyn Medium>, directory: &Path, options: LogOptions) -> Result<Self> {
-        let Opened { scribe, lock, newest } = open::open(medium, directory, &options)?;
-        let shared = Arc::clone(&scribe.shared);
+        let Opened { writer_thread, lock, newest } = open::open(medium, directory, &options)?;
+        let shared = Arc::clone(&writer_thread.shared);
         let base = newest.as_ref().map(|newest| newest.slot.sequence);
         let last = newest.and_then(|newest| newest.sequences().max());
         let here = Arc::new(Here::default());
         let thread = match options.threads {
             LogThreads::Own => {
                 let thread = std::thread::Builder::new().name("undying-log".to_owned());
-                let thread = thread.spawn(move || scribe.run());
+                let thread = thread.spawn(move || writer_thread.run());
                 Some(thread.map_err(|error| sys::Error::new("start a thread", error))?)
             }
             LogThreads::Caller => {
-                *locked(&here.0) = Some(scribe);
+                *locked(&here.0) = Some(writer_thread);
                 None
             }
         };
@@ -114,7 +114,7 @@ impl LogWriter {
         self.shared.check()
     }
 
-    /// Has whoever waits for a buffer, now or later, get `CalledOff` instead; with `false` all may wait again.
+    /// Makes present and later waits for a buffer end with `CalledOff`; with `false`, waiting is allowed again.
     pub fn call_off_waits(&self, called_off: bool) {
         self.shared.pool.call_off_waits(called_off);
     }
@@ -165,11 +165,11 @@ impl LogWriter {
             // A panic has failed the queue already.
             let _ = thread.join();
         }
-        let scribe = locked(&self.here.0).take();
-        if let Some(mut scribe) = scribe {
+        let writer_thread = locked(&self.here.0).take();
+        if let Some(mut writer_thread) = writer_thread {
             // Its error has been given to every ticket and to the queue.
-            let _ = scribe.drive();
-            scribe.tail.helper.finish();
+            let _ = writer_thread.drive();
+            writer_thread.active_segment.background_writer.finish();
         }
     }
 }

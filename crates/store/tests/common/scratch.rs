@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use model::{ByteCount, PageCount};
-use store::{ColdSegments, Keep, LogOptions, LogThreads, LogWriter, Store, SubjectName};
+use store::{Keep, LogOptions, LogThreads, LogWriter, SegmentCompression, Store, SubjectName};
 
 use undying_store as store;
 
@@ -75,7 +75,7 @@ pub(crate) fn options() -> LogOptions {
         buffer_pages: PageCount(16),
         segment: ByteCount(1 << 18),
         keep: Keep::newest(3),
-        cold: None,
+        compression: None,
         threads: LogThreads::Own,
     }
 }
@@ -83,5 +83,5 @@ pub(crate) fn options() -> LogOptions {
 /// Segments are compressed as soon as they are full.
 pub(crate) fn compressing(codec: &str) -> LogOptions {
     let codec = store::codec(codec).unwrap();
-    LogOptions { cold: Some(ColdSegments::new(codec, Duration::ZERO)), ..options() }
+    LogOptions { compression: Some(SegmentCompression::new(codec, Duration::ZERO)), ..options() }
 }

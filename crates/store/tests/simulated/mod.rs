@@ -86,7 +86,7 @@ impl Disk {
         Arc::new(Self { state: Arc::new(Mutex::new(state)) })
     }
 
-    /// A disk with the same content, nobody using it, and another seed.
+    /// An unused disk with the same content and another seed.
     pub(crate) fn fork(&self, seed: u64) -> Arc<Self> {
         let state =
             State { nodes: self.state().nodes.clone(), random: Rng::with_seed(seed), ..State::default() };

@@ -29,7 +29,7 @@ const HELD_MAX: usize = 256;
 /// How long an orphaned holder without listeners waits for one that a child of its guardian is about to send.
 const ORPHAN_LIMIT_MS: i32 = 10_000;
 
-/// A listener with the file that is marked when nobody answers it any more.
+/// A listener with the file that is marked when no process answers it.
 struct Held {
     listener: Listener,
     broken: OwnedFd,
@@ -183,7 +183,7 @@ impl Holder {
         }
     }
 
-    /// Lets every call continue until there is nobody left to make one.
+    /// Lets every call continue until no process is left to make one.
     fn serve(&mut self) {
         loop {
             let is_empty = self.held.iter().all(Option::is_none);
@@ -291,10 +291,10 @@ impl Held {
         self.listener.wait(Some(Duration::ZERO)) == Ok(Waited::Gone)
     }
 
-    /// Says in the file, durably, that calls happen which nobody watches.
+    /// Says in the file, durably, that calls are no longer watched.
     fn mark(&self) {
         let file = self.broken.as_raw_fd();
-        // SAFETY: the kernel reads the bytes of a static slice. There is nobody to report a failure to.
+        // SAFETY: the kernel reads the bytes of a static slice. A failure can be reported to no process.
         unsafe {
             libc::write(file, BROKEN_LINE.as_ptr().cast(), BROKEN_LINE.len());
             libc::fdatasync(file);

@@ -28,12 +28,12 @@ const RUNNING_ROUNDS_MAX: usize = 4;
 /// Files of a thread that say whether there is more.
 const CHILDREN: &str = "children";
 const STAT: &str = "stat";
-/// Times a thread that cannot be attached is tried again; one that belongs to somebody else never can be.
+/// Times a thread that cannot be attached is tried again; a thread with another tracer never can be.
 const CHANGES_MAX: usize = 10;
 /// How long all threads may take to stop.
 const STOP_LIMIT: Duration = Duration::from_millis(250);
 /// How long a thread may take before it is looked at what holds it.
-const PATIENCE: Duration = Duration::from_millis(1);
+const TIMEOUT: Duration = Duration::from_millis(1);
 /// How long an attach may wait for an exec before the ends that the exec waits for are taken.
 const ATTACH_TICK: Duration = Duration::from_millis(2);
 
@@ -243,7 +243,7 @@ impl Attempt {
                 self.pending.append(&mut self.let_go);
                 self.interrupt_all()?;
             }
-            if waiter.waited() > helped + PATIENCE {
+            if waiter.waited() > helped + TIMEOUT {
                 helped = waiter.waited();
                 self.help_those_held_up()?;
             }
@@ -305,7 +305,7 @@ impl Attempt {
                 }
                 Ok(StopOutcome::Gone) => self.changed = true,
                 Err((thread, error)) => {
-                    // It stays attached, so it is let go with the others.
+                    // It stays attached, so it is resumed with the others.
                     self.pending.push(thread);
                     outcome = Err(error.into());
                 }

@@ -117,7 +117,7 @@ impl StoppedTree {
                 await_end(thread.tid())?;
             }
         }
-        // Nobody is left to be let go.
+        // No thread is left to be resumed.
         self.processes.clear();
         Ok(())
     }
@@ -193,7 +193,7 @@ pub(super) fn detach_running(mut pending: Vec<Thread<Running>>) {
 
 impl Drop for StoppedTree {
     fn drop(&mut self) {
-        // Nobody is left to report to; a thread that cannot be detached has died.
+        // There is no caller to report to; a thread that cannot be detached has died.
         let _ = self.detach_all();
     }
 }

@@ -1,9 +1,9 @@
-//! Files of `/proc` that are held open and read again and again, some by a crew while the tracer does something else.
+//! Files of `/proc` that are held open and read again and again, some by a worker pool while the tracer does something else.
 //!
-//! Owns: the open files and the memory they are read into; what has ended is opened anew; what a crew has read.
-//! Invariants: a read tells what is so now; it allocates only when a file outgrows all that it held before; of files
-//! that nobody asks for any more none stays open longer than until the second sweep. What a crew has read is told once
-//! and as of the pause in which it was begun; nobody waits for anybody: what is not ready the tracer reads itself.
+//! Owns: the open files and the memory they are read into; what has ended is opened anew; what a worker pool has read.
+//! Invariants: a read tells what is so now; it allocates only when a file outgrows all that it held before; a file
+//! without further requests is closed at the second sweep. What a worker pool has read is told once
+//! and as of the pause in which it was begun; no thread waits for another: the tracer itself reads what is not ready.
 //! Does not: parse. An open, two reads and a close take five times as long as one read of an open file.
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use model::{Pid, Tid};
 use sys::{Errno, Error, Result};
 
 use super::files::{ROOM, path_of_thread, read_whole};
-use crate::crew::{Crew, Work};
+use crate::worker_pool::{Work, WorkerPool};
 
 /// Files held open at most: a process may open 1024 unless told otherwise, and there are others. Beyond it, a file is
 /// opened for each read.
@@ -73,7 +73,7 @@ impl KeptFiles {
         Ok(&self.other.insert(kept).bytes)
     }
 
-    /// Lists all files, for a crew to read them in the next pause.
+    /// Lists all files, for a worker pool to read them in the next pause.
     pub fn prepare_ahead(&mut self) {
         let files = self.files.values_mut().enumerate().map(|(place, kept)| {
             kept.place = Some(place);
@@ -82,12 +82,12 @@ impl KeptFiles {
         self.ahead.prepare(files, ROOM);
     }
 
-    /// Has a crew begin to read them.
-    pub fn begin_ahead(&mut self, crew: &Crew) {
-        self.ahead.begin(crew);
+    /// Has a worker pool begin to read them.
+    pub fn begin_ahead(&mut self, worker_pool: &WorkerPool) {
+        self.ahead.begin(worker_pool);
     }
 
-    /// Closes files that were not read since this was called last, and forgets what a crew has read.
+    /// Closes files that were not read since this was called last, and forgets what a worker pool has read.
     pub fn sweep(&mut self) {
         self.ahead.forget();
         self.files.retain(|_, kept| std::mem::take(&mut kept.used));
@@ -117,7 +117,7 @@ fn failed(pid: Pid, tid: Tid, name: &str, errno: Errno) -> Error {
     Error::path("read", path_of_thread(pid, tid, name), errno)
 }
 
-/// What a crew is to read in the next pause, and what it reads in this one.
+/// What a worker pool is to read in the next pause, and what it reads in this one.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
     next: Option<Arc<List>>,
@@ -140,7 +140,7 @@ struct Place {
 
 #[derive(Debug)]
 enum Answer {
-    /// Nobody has read it; memory to read it into.
+    /// It was not read yet; memory to read it into.
     Open(Vec<u8>),
     Given(Vec<u8>),
     /// It was told, or could not be read. Memory is given back outside of the pause.
@@ -154,11 +154,11 @@ impl ReadAhead {
         self.now = None;
     }
 
-    /// Has a crew begin to read them.
-    pub fn begin(&mut self, crew: &Crew) {
+    /// Has a worker pool begin to read them.
+    pub fn begin(&mut self, worker_pool: &WorkerPool) {
         self.now = self.next.take();
         if let Some(list) = &self.now {
-            crew.post(Arc::clone(list) as Arc<dyn Work>);
+            worker_pool.post(Arc::clone(list) as Arc<dyn Work>);
         }
     }
 
@@ -208,7 +208,7 @@ impl Work for List {
             let mut bytes = std::mem::take(bytes);
             *answer = match read_whole(&place.file, &mut bytes) {
                 Ok(()) => Answer::Given(bytes),
-                // Whoever needs it will see why.
+                // The reader that needs it gets the error.
                 Err(_) => Answer::Over(bytes),
             };
         }
@@ -248,9 +248,9 @@ mod tests {
         say.send(()).unwrap();
         thread.unwrap().join().unwrap();
         // The kernel tells who joins it a moment before the thread is gone from `/proc`.
-        let patience = Instant::now() + Duration::from_secs(20);
+        let timeout = Instant::now() + Duration::from_secs(20);
         while files.read(pid, tid, "comm").is_ok() {
-            assert!(Instant::now() < patience, "an ended thread is still read");
+            assert!(Instant::now() < timeout, "an ended thread is still read");
             std::thread::yield_now();
         }
     }

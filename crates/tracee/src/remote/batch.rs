@@ -152,7 +152,7 @@ impl RemoteSession<'_> {
                             break results;
                         }
                     }
-                    // Somebody else has sent the same signal, which does nothing here.
+                    // Another process has sent the same signal, which has no effect here.
                     None
                 }
                 Stop::Delivery(STOP) => Some(STOP),

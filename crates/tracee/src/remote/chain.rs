@@ -11,7 +11,7 @@
 //! the registers of the next call from the frame there; it makes the kernel forget how to resume a sleep.
 //! The last link sends a signal to the thread itself that it does not handle and that does nothing by default: the
 //! thread stops there for the tracer, and without one nothing happens. One that the thread blocks is second choice: it
-//! gets through for as long as the chain runs, and one that somebody else sends then is sent again by the session.
+//! gets through for as long as the chain runs, and the session sends it again if another process has sent it meanwhile.
 
 use model::{Address, ByteCount, Pid, Signal, Tid};
 use sys::Error;
@@ -92,8 +92,8 @@ pub(super) struct Plan<'a> {
     pub(super) slots: Option<Slots>,
 }
 
-/// A signal that a thread with this mask can end a chain with; better one that it does not block, since nobody waits
-/// for that.
+/// A signal that a thread with this mask can end a chain with; better one that it does not block, since no sigwait(3)
+/// takes that.
 pub(super) fn harmless(sets: SignalSets, mask: u64) -> Option<Signal> {
     let used = sets.caught | sets.pending;
     let is_free = |signal: &Signal, used: u64| used & bit(*signal) == 0;

@@ -214,7 +214,7 @@ impl Found {
     }
 }
 
-/// Code of a file or of the kernel. Nobody writes other instructions there between the search and the call.
+/// Code of a file or of the kernel. No program changes its instructions between the search and the call.
 fn is_steady(area: &Area) -> bool {
     is_code(area) && !area.protection.write && area.backing != Backing::Anonymous
 }

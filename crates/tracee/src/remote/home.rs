@@ -1,6 +1,6 @@
 //! Threads that an earlier tracer left on their way home.
 //!
-//! Owns: recognising them, and letting them arrive before anybody else uses the same memory.
+//! Owns: recognising them, and letting them arrive before another call uses the same memory.
 //! Invariants: a thread is taken for one only if its stack pointer, the frame there and the code it runs agree;
 //! dying here leaves it on its way as before.
 //! Does not: know what the earlier tracer was doing.
@@ -38,7 +38,7 @@ pub(crate) fn arrive(thread: &Thread<Stopped>) -> Result<(), Error> {
     let mut injected = None;
     for _ in 0..STOPS_MAX {
         ptrace::resume_to_syscall(tid, injected)?;
-        // The signal that ends a chain is let go; one that stops the process is not ours to take.
+        // The signal that ends a chain is passed on; one that stops the process is not ours to take.
         injected = next_stop(thread)?.carried().filter(|signal| *signal == STOP);
         if !is_on_its_way(thread, &ptrace::registers(tid)?) {
             break;

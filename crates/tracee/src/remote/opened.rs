@@ -6,7 +6,7 @@
 //! right afterwards.
 //! Does not: use them; who has them opened takes duplicates.
 //!
-//! Each closing is a signal frame whose registers make the call, with a number that is nobody's until a descriptor has
+//! Each closing is a signal frame whose registers make the call, with a number that is unused until a descriptor gets
 //! it. The call that opens returns into the store, which puts the number there; a kernel that writes the number itself
 //! (recvmsg(2)) writes it there. A program without a store leaves its descriptor open if we die in the microseconds
 //! between the end of that call and our writing the number.

@@ -1,11 +1,11 @@
 //! Where in a subject's memory a signal frame harms nothing.
 //!
-//! Owns: the choice of a part of the initial stack that nobody uses.
+//! Owns: the choice of an unused part of the initial stack.
 //! Invariants: only memory far below the leader's stack pointer, or that the program never wrote, is chosen; a
 //! heap block that serves as a stack (Go's, coroutines, alternate signal stacks) never is. What is taken for
 //! sessions that live at the same time does not overlap, nor does it overlap a frame by which a thread that an earlier
 //! tracer has left may still come home.
-//! Does not: write there, but for zeros over what nobody needs any more.
+//! Does not: write there, except zeros over data that is no longer needed.
 
 use memchr::memmem;
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
@@ -113,7 +113,7 @@ fn is_anybodys_way(pid: Pid, context: &RemoteContext<'_>, range: AddressRange) -
     })
 }
 
-/// Brings zeros back to where a tracer that died has left what nobody needs.
+/// Writes zeros over the remains of a tracer that has died.
 fn forget(memory: &ProcessMemory, range: AddressRange) -> Result<(), Error> {
     for range in touched(memory, range)? {
         memory.write(range.start, &vec![0; range.len().get() as usize])?;

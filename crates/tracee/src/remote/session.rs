@@ -94,7 +94,7 @@ impl<'a> RemoteSession<'a> {
         Self::begin_at(thread, context, &known, top, room, true)
     }
 
-    /// The same for a thread that is known already, below an address that nobody else uses. Where its status file
+    /// The same for a thread that is known already, below an otherwise unused address. Where its status file
     /// says that it has no seccomp filter, none is suspended.
     pub fn begin_at(
         thread: &'a mut Thread<Stopped>,
@@ -120,7 +120,7 @@ impl<'a> RemoteSession<'a> {
             intercepted: Vec::new(),
         };
         if is_filtered {
-            // Not everybody may lift the filters; where they stay, a refused call gives its error as any other.
+            // Suspending the filters needs CAP_SYS_ADMIN; where they stay, a refused call gives its error as any other.
             let options = session.thread.options.with(Options::SUSPEND_SECCOMP);
             let _ = session.thread.set_options(options);
         }

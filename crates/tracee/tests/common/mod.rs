@@ -12,7 +12,7 @@ use model::{Pid, Signal, Tid};
 use undying_tracee::procfs;
 
 /// The longest a subject may take to answer or end.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The compiled subject of a name; `None`, with the reason printed, without a C compiler.
 pub(crate) fn compile(name: &str) -> Option<PathBuf> {
@@ -48,7 +48,7 @@ impl Subject {
         Self::begin(Command::new(&program).args(arguments), program)
     }
 
-    /// A subject that leaves the processor to whoever traces it: its busy threads would keep a tracer waiting far longer
+    /// A subject that leaves the processor to its tracer: its busy threads would keep a tracer waiting far longer
     /// than it works.
     pub(crate) fn start_nice(name: &str, arguments: &[&str]) -> Option<Self> {
         let program = compile(name)?;
@@ -101,7 +101,7 @@ impl Subject {
             else {
                 return;
             };
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > TIMEOUT {
                 describe(self.pid());
                 panic!("the thread in place {place} does not go on: {now:?}");
             }
@@ -153,7 +153,7 @@ fn wait_limited(child: &mut Child) -> ExitStatus {
         if let Some(status) = child.try_wait().unwrap() {
             return status;
         }
-        assert!(started.elapsed() < PATIENCE, "the subject does not end");
+        assert!(started.elapsed() < TIMEOUT, "the subject does not end");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -221,12 +221,12 @@ pub(crate) fn has_died(status: ExitStatus) -> bool {
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
-        assert!(started.elapsed() < PATIENCE, "{what}: it never holds");
+        assert!(started.elapsed() < TIMEOUT, "{what}: it never holds");
         std::thread::sleep(Duration::from_micros(200));
     }
 }
 
-/// Waits until nobody traces any thread of a process.
+/// Waits until no thread of a process has a tracer.
 pub(crate) fn wait_untraced(pid: Pid) {
     let traced = |tid: &Tid| procfs::thread_status(pid, *tid).is_ok_and(|status| status.tracer != Pid(0));
     let is_traced = || procfs::threads(pid).is_ok_and(|threads| threads.iter().any(traced));

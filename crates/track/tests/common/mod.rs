@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use model::{Address, AddressRange, ByteCount, Pid, Tid};
 use sys::Errno;
 use tracee::remote::RemoteContext;
-use tracee::{Crew, Gadgets, ProcessMemory, RemoteSession, StoppedTree, procfs};
+use tracee::{Gadgets, ProcessMemory, RemoteSession, StoppedTree, WorkerPool, procfs};
 use undying_track::{DirtyPages, Moment, TrackError, Tracker, choose};
 
 /// The compiled subject of a name; `None`, with the reason printed, without a C compiler.
@@ -44,14 +44,14 @@ fn compile(name: &str) -> Option<PathBuf> {
 }
 
 /// Two threads that scans can be begun on; `None`, with the reason printed, where they may not be hurried.
-pub(crate) fn crew() -> Option<Arc<Crew>> {
+pub(crate) fn worker_pool() -> Option<Arc<WorkerPool>> {
     let processors = sys::scheduling::affinity(Tid(0)).unwrap();
-    match Crew::new(NonZeroUsize::new(2).unwrap(), &processors) {
+    match WorkerPool::new(NonZeroUsize::new(2).unwrap(), &processors) {
         Err(error) if error.errno == Errno::EPERM => {
             println!("unsupported: real-time priority");
             None
         }
-        crew => Some(Arc::new(crew.unwrap())),
+        worker_pool => Some(Arc::new(worker_pool.unwrap())),
     }
 }
 
@@ -183,13 +183,13 @@ pub(crate) fn userfaultfds(pid: Pid) -> usize {
 }
 
 /// The longest anything here may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Waits until something holds.
 pub(crate) fn eventually(mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
-        assert!(started.elapsed() < PATIENCE, "it never happens");
+        assert!(started.elapsed() < TIMEOUT, "it never happens");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

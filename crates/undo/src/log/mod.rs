@@ -45,7 +45,7 @@ pub struct DirectoryId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct InodeId(pub u32);
 
-/// Appends records. Whoever calls it records each name, inode and range at its first change in an epoch only.
+/// Appends records. The caller records each name, inode and range at its first change in an epoch only.
 #[derive(Debug)]
 pub struct UndoLog {
     storage: Box<dyn Storage>,
@@ -318,7 +318,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// The subject has ended: what changes after this time is a change by somebody else. Any later record voids it.
+    /// The subject has ended: a later change is one of another program. Any later record voids it.
     pub fn ended(&mut self, time: Time) -> Result<()> {
         self.append(&record::Ended { time: time.into() }, &[])?;
         self.has_ended = true;
@@ -343,7 +343,7 @@ impl UndoLog {
     }
 
     /// Forgets epochs that only lead to checkpoints before `oldest`. Does nothing after `ended`: to remove a link
-    /// changes the ctime of its inode, which going back would take for a change by somebody else.
+    /// changes the ctime of its inode, which going back would take for a change by another program.
     pub fn forget_before(&mut self, oldest: Sequence) -> Result<()> {
         let is_before = |epoch: &Epoch| epoch.sequences.iter().all(|sequence| *sequence < oldest);
         while !self.has_ended && self.epochs.len() > 1 && self.epochs.front().is_some_and(is_before) {

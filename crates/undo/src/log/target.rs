@@ -57,7 +57,7 @@ pub(crate) struct TargetInode {
     pub(crate) path: PathBuf,
     /// Newest epoch first.
     pub(crate) content: Vec<Layer>,
-    /// Whether only names in it have changed: its mode and owner are as recorded unless somebody else changed them.
+    /// Whether only names in it have changed: its mode and owner are as recorded unless another program has changed them.
     pub(crate) is_directory_only: bool,
 }
 

@@ -200,7 +200,7 @@ impl State {
             let read = rustix::io::retry_on_intr(|| rustix::io::pread(&reader, &mut self.buffer[..room], at))
                 .map_err(|errno| sys::Error::path("read", path_of(file), errno))?;
             if read == 0 {
-                // Somebody else has cut it: what was there is gone.
+                // Another program has truncated it: the content is lost.
                 return Err(sys::Error::path("read", path_of(file), sys::Errno::SHORT).into());
             }
             self.log.range(number, at, &self.buffer[..read])?;

@@ -18,7 +18,7 @@ const KNOWN_MAX: usize = 256;
 const HOT_FROM: u8 = 3;
 /// So many epochs without a second copy are forgiven at most.
 const SCORE_MAX: u8 = 8;
-/// What a page loses that was put off and not written to again: nothing was won by it.
+/// Decrement for a page that was deferred and not written to again: the deferral saved nothing.
 const IDLE: u8 = 2;
 /// Ranges of an epoch that are kept to be compared; of one that has more nothing is learnt.
 const COPIED_MAX: usize = 65_536;
@@ -39,8 +39,8 @@ pub(super) struct HotPages {
     known: Vec<Known>,
     /// Those of them that are hot, rising.
     hot: Vec<Address>,
-    /// Put off in this epoch, rising, and whether they still have to be copied.
-    owed: Vec<(Address, bool)>,
+    /// Pages deferred in this epoch, rising, and whether they still have to be copied.
+    deferred: Vec<(Address, bool)>,
     /// Copied before the pause of this epoch, round by round; each rises.
     copied: Vec<Vec<AddressRange>>,
     copied_count: usize,
@@ -55,7 +55,7 @@ impl HotPages {
         Self {
             known: Vec::new(),
             hot: Vec::new(),
-            owed: Vec::with_capacity(KNOWN_MAX),
+            deferred: Vec::with_capacity(KNOWN_MAX),
             copied: Vec::new(),
             copied_count: 0,
             again: Vec::with_capacity(AGAIN_MAX),
@@ -65,12 +65,12 @@ impl HotPages {
 
     /// Takes hot pages out of what is to be copied while the subject runs.
     pub(super) fn put_off(&mut self, dirty: &mut DirtyPages) {
-        let Self { hot, owed, .. } = self;
-        // What was discarded after it was put off is to be taken out, and not copied over that.
+        let Self { hot, deferred, .. } = self;
+        // A page that was discarded after its deferral is taken out, so that the discard is not copied over.
         for found in dirty.ranges().iter().filter(|found| !found.content.must_read()) {
-            forgive(owed, found.range);
+            forgive(deferred, found.range);
         }
-        dirty.take_out(hot, |page| owe(owed, page));
+        dirty.take_out(hot, |page| owe(deferred, page));
         let round = dirty.ranges().iter().filter(|found| found.content.must_read());
         let mut round: Vec<AddressRange> = round.map(|found| found.range).collect();
         round.sort_unstable_by_key(|range| range.start);
@@ -86,7 +86,7 @@ impl HotPages {
     /// Takes in what a pause found: it copies that in any case.
     pub(super) fn meet(&mut self, dirty: &DirtyPages) {
         for found in dirty.ranges() {
-            forgive(&mut self.owed, found.range);
+            forgive(&mut self.deferred, found.range);
             if !found.content.must_read() {
                 continue;
             }
@@ -99,19 +99,22 @@ impl HotPages {
         self.is_lost |= dirty.pages() > AGAIN_PAGES_MAX;
     }
 
-    /// What was put off and is still to be copied, rising.
+    /// Pages that were deferred and are still to be copied, rising.
     pub(super) fn due(&self) -> impl Iterator<Item = AddressRange> {
-        self.owed.iter().filter(|(_, is_due)| *is_due).map(|(page, _)| AddressRange::new(*page, *page + PAGE))
+        self.deferred
+            .iter()
+            .filter(|(_, is_due)| *is_due)
+            .map(|(page, _)| AddressRange::new(*page, *page + PAGE))
     }
 
     /// All of that has been copied.
     pub(super) fn paid(&mut self) {
-        self.owed.iter_mut().for_each(|(_, is_due)| *is_due = false);
+        self.deferred.iter_mut().for_each(|(_, is_due)| *is_due = false);
     }
 
     /// A range shows something else now, or nothing.
     pub(super) fn forget(&mut self, range: AddressRange) {
-        forgive(&mut self.owed, range);
+        forgive(&mut self.deferred, range);
     }
 
     /// Learns from an epoch that is over. Not inside the pause.
@@ -120,8 +123,8 @@ impl HotPages {
             let twice = self.copied_twice();
             self.rate(&twice);
         }
-        // What no pause has copied stays owed.
-        self.owed.retain(|(_, is_due)| *is_due);
+        // What no pause has copied stays deferred.
+        self.deferred.retain(|(_, is_due)| *is_due);
         self.copied.clear();
         self.again.clear();
         (self.copied_count, self.is_lost) = (0, false);
@@ -134,7 +137,7 @@ impl HotPages {
         let pages = self.again.iter().flat_map(|range| range.pieces(PAGE)).map(|piece| piece.start);
         let mut twice: Vec<Address> = pages
             .filter(|page| {
-                self.owed.binary_search_by_key(page, |(page, _)| *page).is_ok()
+                self.deferred.binary_search_by_key(page, |(page, _)| *page).is_ok()
                     || self.copied.iter().any(|round| holds(round, *page))
             })
             .take(2 * KNOWN_MAX)
@@ -149,7 +152,7 @@ impl HotPages {
             known.score = if twice.binary_search(&known.page).is_ok() {
                 (known.score + 1).min(SCORE_MAX)
             } else {
-                let was_put_off = self.owed.binary_search_by_key(&known.page, |(page, _)| *page).is_ok();
+                let was_put_off = self.deferred.binary_search_by_key(&known.page, |(page, _)| *page).is_ok();
                 known.score.saturating_sub(if was_put_off { IDLE } else { 1 })
             };
         }
@@ -164,17 +167,17 @@ impl HotPages {
     }
 }
 
-fn owe(owed: &mut Vec<(Address, bool)>, page: Address) {
-    match owed.binary_search_by_key(&page, |(page, _)| *page) {
-        Ok(place) => owed[place].1 = true,
-        Err(place) => owed.insert(place, (page, true)),
+fn owe(deferred: &mut Vec<(Address, bool)>, page: Address) {
+    match deferred.binary_search_by_key(&page, |(page, _)| *page) {
+        Ok(place) => deferred[place].1 = true,
+        Err(place) => deferred.insert(place, (page, true)),
     }
 }
 
-/// Nothing is owed of a range any more.
-fn forgive(owed: &mut [(Address, bool)], range: AddressRange) {
-    let first = owed.partition_point(|(page, _)| *page < range.start);
-    owed[first..]
+/// Nothing is deferred of a range any more.
+fn forgive(deferred: &mut [(Address, bool)], range: AddressRange) {
+    let first = deferred.partition_point(|(page, _)| *page < range.start);
+    deferred[first..]
         .iter_mut()
         .take_while(|(page, _)| *page < range.end)
         .for_each(|(_, is_due)| *is_due = false);
@@ -222,7 +225,7 @@ mod tests {
         }
         // Found again by the pause, it is copied there once.
         assert_eq!(epoch(&mut hot, &[pages(1, 9)], &[pages(4, 6)]), (6, vec![]));
-        // Else it is owed.
+        // Else it is deferred.
         assert_eq!(epoch(&mut hot, &[pages(1, 9)], &[pages(5, 6)]), (6, vec![pages(4, 5)]));
         assert_eq!(epoch(&mut hot, &[pages(1, 9)], &[]).1, vec![pages(4, 5), pages(5, 6)][1..]);
     }
@@ -266,8 +269,8 @@ mod tests {
         }
         assert_eq!(hot.hot.len(), KNOWN_MAX);
         let scattered: Vec<_> = (0..2 * AGAIN_MAX as u64).map(|page| pages(2 * page, 2 * page + 1)).collect();
-        let room = (hot.again.capacity(), hot.owed.capacity());
+        let room = (hot.again.capacity(), hot.deferred.capacity());
         epoch(&mut hot, &scattered, &scattered);
-        assert_eq!((hot.again.capacity(), hot.owed.capacity()), room);
+        assert_eq!((hot.again.capacity(), hot.deferred.capacity()), room);
     }
 }

@@ -8,7 +8,6 @@
 
 mod attempt;
 mod budget;
-mod crew;
 mod deferred;
 mod hot;
 mod precopy;
@@ -17,6 +16,7 @@ mod taken;
 mod tracked;
 mod tuning;
 mod verify;
+mod worker_pool;
 
 use std::fmt;
 use std::os::fd::OwnedFd;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use model::{PageCount, Pid};
 use sys::clock::{Clock, Stopwatch};
 use tracee::procfs::Stat;
-use tracee::{Crew, Freezer, StoppedTree};
+use tracee::{Freezer, StoppedTree, WorkerPool};
 use track::{Attach, DirtyPages, Moment, TrackerKind};
 
 use super::super::address_space::Coverage;
@@ -37,7 +37,7 @@ pub(super) struct Spaces {
     pub(super) dirty: DirtyPages,
     pub(super) freezer: Freezer,
     /// The threads that help in a stop, once the subject has grown large enough for them.
-    pub(super) crew: OnceCell<Option<Arc<Crew>>>,
+    pub(super) worker_pool: OnceCell<Option<Arc<WorkerPool>>>,
     /// What decides how long stops and slices last reads the time from it.
     pub(super) clock: Clock,
     pub(super) pace: Pace,
@@ -146,7 +146,7 @@ impl Spaces {
             tracked: HashMap::new(),
             dirty: DirtyPages::new(),
             freezer: Freezer::default(),
-            crew: OnceCell::new(),
+            worker_pool: OnceCell::new(),
             clock: Clock::default(),
             pace: Pace::default(),
             counts: Counts::default(),

@@ -154,7 +154,7 @@ impl Tracked {
             found.scan += scanning.elapsed();
             dirty.widen(self.granularity, &self.grouped);
             match moment {
-                // A group is not put off for one of its pages.
+                // A group is not deferred because of one of its pages.
                 Moment::Running if self.granularity == NonZeroU64::MIN => self.hot.put_off(dirty),
                 Moment::Running => {}
                 Moment::Stopped => self.hot.meet(dirty),

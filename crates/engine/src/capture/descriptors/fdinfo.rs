@@ -14,7 +14,7 @@ use resource::fd::locks::{self, Lock};
 use resource::fd::{Description, Known};
 use resource::state::DescriptorText;
 use sys::Error;
-use tracee::Crew;
+use tracee::WorkerPool;
 use tracee::procfs::{self, DescriptorInfo, ReadAhead};
 
 use super::listing::{Listing, ourselves};
@@ -29,7 +29,7 @@ const TEXT_ROOM: usize = 4096;
 pub(crate) struct Fdinfo {
     /// Of each row, held open; past a limit it is opened inside the pause.
     files: Vec<Option<Arc<File>>>,
-    /// Those of them that a crew reads.
+    /// Those of them that a worker pool reads.
     ahead: ReadAhead,
     /// What each said inside the pause.
     pub(super) texts: Vec<DescriptorText>,
@@ -67,14 +67,14 @@ impl Fdinfo {
         self.files.iter().flatten().next()
     }
 
-    /// Lists all files, for a crew to read them in the next pause.
+    /// Lists all files, for a worker pool to read them in the next pause.
     pub(crate) fn prepare_ahead(&mut self) {
         self.ahead.prepare(self.files.iter().flatten().map(Arc::clone), TEXT_ROOM);
     }
 
-    /// Has a crew begin to read them.
-    pub(crate) fn begin_ahead(&mut self, crew: &Crew) {
-        self.ahead.begin(crew);
+    /// Has a worker pool begin to read them.
+    pub(crate) fn begin_ahead(&mut self, worker_pool: &WorkerPool) {
+        self.ahead.begin(worker_pool);
     }
 
     /// Reads all of it, inside the pause. To be done before any kind is asked: opening a file on which there is a lease

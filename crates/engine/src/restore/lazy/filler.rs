@@ -1,13 +1,13 @@
 //! Filling the memory of processes that run already.
 //!
-//! Owns: the thread that answers who waits for a page, and what the threads in the background do with what they read.
-//! Invariants: what the kernel tells is read while nobody fills, so that nobody fills what has just been discarded,
+//! Owns: the thread that answers faults, and how the background threads use the pages that they have read.
+//! Invariants: kernel messages are read while no thread fills, so that no thread fills pages that were just discarded,
 //! moved or unmapped; a forked child is known, and kept, before it runs; bytes are checked before they are given.
 //! Does not: end anything.
 //!
 //! After a page has been asked for and not been filled because the process was changing its memory, all that is to
-//! be filled is found anew. A child that was forked without a page is therefore filled by whoever fills its parent,
-//! who could not fill the parent either while the fork was not known.
+//! be filled is found anew. A child that was forked without a page is therefore filled by the thread that fills its parent,
+//! which cannot fill the parent either before the fork is known.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,12 +25,12 @@ use sys::{Errno, Error};
 use super::spaces::{Filled, LiveSpace};
 use crate::error::Result;
 
-/// What is given around a page that somebody waits for, before the rest of what had to be read with it.
+/// Pages that are filled around an awaited page, before the rest that had to be read with it.
 const AROUND_BYTES: ByteCount = ByteCount(64 << 10);
 /// What is filled in one go in the background: who waits for a page waits for that too, some 50 µs.
 const CHUNK_BYTES: ByteCount = ByteCount(256 << 10);
 /// How long to wait for a process that is changing its memory.
-const NAP: Duration = Duration::from_micros(20);
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// SCHED_FIFO.
 const FIFO: u32 = 1;
@@ -41,7 +41,7 @@ const CALLING: Tid = Tid(0);
 pub(super) struct Filler<'a> {
     reader: &'a ImageReader,
     spaces: RwLock<Vec<LiveSpace>>,
-    /// Leads to the keeper.
+    /// Leads to the fd holder.
     keep: OwnedFd,
     is_over: AtomicBool,
 }
@@ -50,12 +50,12 @@ pub(super) struct Filler<'a> {
 type Fault = (usize, Address);
 
 impl<'a> Filler<'a> {
-    /// Fills these, of which the keeper holds duplicates.
+    /// Fills these, of which the fd holder holds duplicates.
     pub(super) fn new(reader: &'a ImageReader, keep: OwnedFd) -> Self {
         Self { reader, spaces: RwLock::default(), keep, is_over: AtomicBool::new(false) }
     }
 
-    /// Fills one more; the keeper holds a duplicate when this returns.
+    /// Fills one more; the fd holder holds a duplicate when this returns.
     pub(super) fn add(&self, space: LiveSpace) -> Result<()> {
         self.keep(&space)?;
         self.write().push(space);
@@ -67,7 +67,7 @@ impl<'a> Filler<'a> {
         drop(self.write());
     }
 
-    /// Ends the watch, as far as this process holds it. Nobody waits for a page any more, and nobody is to serve.
+    /// Ends the watch, as far as this process holds it. No thread waits for a page, and none serves.
     pub(super) fn end(&self) {
         self.write().clear();
     }
@@ -85,16 +85,16 @@ impl<'a> Filler<'a> {
     /// The first page that could not be read or filled, or child that could not be kept. Who waits goes on waiting.
     pub(super) fn serve(&self, ending: BorrowedFd<'_>) -> Result<()> {
         let (mut messages, mut faults, mut buffer) = (Messages::default(), Vec::new(), Vec::new());
-        // Whoever waits for a page waits for a processor for us too. Not to be allowed to costs time alone. To hurry
-        // those who fill in the background as well, and back, starved the program (0.4 s, EEVDF, Linux 6.18).
+        // A thread that waits for a page waits for a processor for this thread, too. Without the right to do so, only
+        // time is lost. Raising the background threads as well, and back, starved the program (0.4 s, EEVDF, Linux 6.18).
         let urgent = Attributes { policy: FIFO, priority: 1, ..Attributes::default() };
         let _ = scheduling::set_attributes(CALLING, &urgent);
         loop {
             let descriptors: Vec<Arc<OwnedFd>> =
                 self.read().iter().map(|space| Arc::clone(&space.descriptor)).collect();
             let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(|one| one.as_fd()).collect();
-            let patience = (!faults.is_empty()).then_some(NAP);
-            if !userfaultfd::wait_any(&descriptors, ending, patience)? {
+            let timeout = (!faults.is_empty()).then_some(POLL_INTERVAL);
+            if !userfaultfd::wait_any(&descriptors, ending, timeout)? {
                 return Ok(());
             }
             self.listen(&mut messages, &mut faults)?;
@@ -106,7 +106,7 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Reads all news while nobody fills.
+    /// Reads all messages while no thread fills.
     fn listen(&self, messages: &mut Messages, faults: &mut Vec<Fault>) -> Result<()> {
         let mut spaces = self.write();
         let mut number = 0;
@@ -167,7 +167,7 @@ impl<'a> Filler<'a> {
         self.read().get(number).map_or(Ok(Filled::Done), step)
     }
 
-    /// Gives pages that were read in the background to whoever misses them.
+    /// Gives pages that were read in the background to the threads that wait for them.
     pub(super) fn fill(&self, run: &LoadedRun<'_>) -> Result<()> {
         for (extent, bytes) in run.iter() {
             for range in extent.range().pieces(CHUNK_BYTES) {
@@ -189,11 +189,11 @@ impl<'a> Filler<'a> {
             if !again {
                 return Ok(());
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Has the keeper hold a duplicate too: a message that waits in its socket.
+    /// Has the fd holder hold a duplicate too: a message that waits in its socket.
     fn keep(&self, space: &LiveSpace) -> Result<()> {
         let message = Message { bytes: &[0], rights: &[space.descriptor.as_fd()], ..Message::default() };
         socket::send(self.keep.as_fd(), &message)?;

@@ -1,8 +1,8 @@
 //! A restore whose program runs before its memory is there.
 //!
-//! Owns: which memory comes later; the order in which it is watched, filled and let go.
+//! Owns: which memory comes later; the order in which it is watched, filled and released.
 //! Invariants: a page that is missing is never read as zeros: the program waits for it, or is killed with this
-//! program (`tracee::escort`), or is killed because the page cannot be had; nothing of it stays when all is there.
+//! program (`tracee::post_restore_tracer`), or is killed because the page cannot be had; nothing of it stays when all is there.
 //! Does not: change what a restore brings back.
 
 mod filler;
@@ -20,7 +20,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use store::ImageReader;
 use sys::features::{self, Feature};
 use sys::{Errno, Error, userfaultfd};
-use tracee::{Escort, Keeper};
+use tracee::{FdHolder, PostRestoreTracer};
 
 use super::built::Built;
 use super::plan::{Plan, PlannedProcess};
@@ -35,14 +35,14 @@ const TREE_BYTES_MIN: ByteCount = ByteCount(8 << 20);
 /// Flags that do not keep an area from being filled later. All others do: locked memory is there by definition,
 /// stacks grow, what forks leave out or wipe is not told of.
 const FLAGS: [&str; 7] = ["nr", "nh", "hg", "dd", "rr", "sr", "mw"];
-/// Messages to the keeper hold one descriptor each; so many bytes of them do for some thousand.
-const KEEPER_QUEUE_BYTES: i32 = 8 << 20;
+/// Messages to the fd holder hold one descriptor each; so many bytes of them do for some thousand.
+const FD_HOLDER_QUEUE_BYTES: i32 = 8 << 20;
 const SOCK_STREAM: i32 = 1;
 
-/// What comes later, and who sees to it that it comes or that nobody runs without.
+/// Memory that is filled later, and the processes that fill it, or kill the tree if they cannot.
 pub(super) struct Lazy {
     areas: Vec<(Pid, SpaceId, Vec<AddressRange>)>,
-    keeper: Keeper,
+    fd_holder: FdHolder,
     keep: OwnedFd,
 }
 
@@ -57,13 +57,13 @@ impl Lazy {
         probe().map_err(EngineError::LazyMissing)?;
         let (keep, kept) = sys::socket::pair(SOCK_STREAM)?;
         // Without it there is room for some hundred.
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&keep, KEEPER_QUEUE_BYTES as usize);
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&keep, FD_HOLDER_QUEUE_BYTES as usize);
         let numbers = plan.living().flat_map(|process| process.threads.iter().map(|thread| thread.tid));
         let taken: HashSet<Tid> = numbers.chain(plan.pids().into_iter().map(Pid::leader)).collect();
-        let keeper = Keeper::spawn(&taken)?;
-        // From now on the keeper alone can be sent to.
+        let fd_holder = FdHolder::spawn(&taken)?;
+        // From now on the fd holder alone can be sent to.
         drop(kept);
-        Ok(Some(Self { areas, keeper, keep }))
+        Ok(Some(Self { areas, fd_holder, keep }))
     }
 
     /// Whether all of an extent comes later.
@@ -93,7 +93,7 @@ pub(super) fn run(
     lazy: Lazy,
     reader: &ImageReader,
     mut built: Built,
-    finish: impl FnOnce(Built, &mut Escort) -> Result<()>,
+    finish: impl FnOnce(Built, &mut PostRestoreTracer) -> Result<()>,
     running: impl FnOnce(),
 ) -> Result<()> {
     let extents: Vec<Extent> =
@@ -103,12 +103,12 @@ pub(super) fn run(
     let (ending, end) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
     scope(|scope| {
         let server = scope.spawn(|| filler.serve(ending.as_fd()));
-        let mut escort = Escort::default();
-        let outcome = finish(built, &mut escort).and_then(|()| {
+        let mut post_restore_tracer = PostRestoreTracer::default();
+        let outcome = finish(built, &mut post_restore_tracer).and_then(|()| {
             running();
             // One thread, half of those that fill before the start: the program wants processors as well.
             let background = scope.spawn(|| reader.load(&extents, NonZeroUsize::MIN, |run| filler.fill(run)));
-            let is_complete = attend(&mut escort, &filler, &server, &background);
+            let is_complete = attend(&mut post_restore_tracer, &filler, &server, &background);
             if !matches!(is_complete, Ok(true)) {
                 filler.stop();
             }
@@ -122,7 +122,7 @@ pub(super) fn run(
         });
         if outcome.is_err() || server.is_finished() {
             // While pages still stay away.
-            escort.kill();
+            post_restore_tracer.kill();
             drop(end);
             // What stopped the server is told first: the rest follows from it.
             return joined(server).map_err(lost).and(outcome);
@@ -130,24 +130,24 @@ pub(super) fn run(
         drop(end);
         joined(server)?;
         filler.end();
-        drop(lazy.keeper);
-        Ok(escort.release(&|| ())?)
+        drop(lazy.fd_holder);
+        Ok(post_restore_tracer.release(&|| ())?)
     })
 }
 
-/// Serves a tree that runs until all its memory is there, or nobody is left who wants it: then the result is false.
+/// Serves a tree that runs until all its memory is there, or the tree has ended: then the result is false.
 fn attend(
-    escort: &mut Escort,
+    post_restore_tracer: &mut PostRestoreTracer,
     filler: &Filler<'_>,
     server: &ScopedJoinHandle<'_, Result<()>>,
     background: &ScopedJoinHandle<'_, Result<()>>,
 ) -> Result<bool> {
     while !background.is_finished() {
         // It ends by itself only where it has failed.
-        if escort.is_empty() || server.is_finished() {
+        if post_restore_tracer.is_empty() || server.is_finished() {
             return Ok(false);
         }
-        escort.round(&|| filler.catch_up())?;
+        post_restore_tracer.round(&|| filler.catch_up())?;
     }
     Ok(true)
 }

@@ -7,7 +7,7 @@
 //!
 //! Two threads may change the memory of one process at once, and the kernel tells of a change only when it is done.
 //! So the news that a place was unmapped may come after the news that something was moved to that very place. What
-//! is moved to where by all that is known something lies proves such news to be under way: it is then owed, and
+//! is moved to where by all that is known something lies proves such news to be under way: it is then deferred, and
 //! ends nothing when it comes. Moving itself is told as the move and then as the end of the old place.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -34,7 +34,7 @@ pub(super) struct LiveSpace {
     pub(super) image: SpaceId,
     pieces: Vec<Piece>,
     watched: RangeSet,
-    owed: RangeSet,
+    deferred: RangeSet,
 }
 
 /// What came of an attempt to fill.
@@ -54,13 +54,13 @@ impl LiveSpace {
             image,
             pieces,
             watched: watched.into(),
-            owed: RangeSet::new(),
+            deferred: RangeSet::new(),
         }
     }
 
     /// A child that was forked off.
     pub(super) fn child(&self, descriptor: OwnedFd) -> Self {
-        Self { descriptor: Arc::new(descriptor), owed: RangeSet::new(), ..self.clone() }
+        Self { descriptor: Arc::new(descriptor), deferred: RangeSet::new(), ..self.clone() }
     }
 
     /// Pages are discarded: they are zero from now on.
@@ -69,11 +69,11 @@ impl LiveSpace {
     }
 
     pub(super) fn unmapped(&mut self, range: AddressRange) {
-        for gone in self.owed.gaps(range) {
+        for gone in self.deferred.gaps(range) {
             take_out(&mut self.pieces, gone);
             self.watched.remove(gone);
         }
-        self.owed.remove(range);
+        self.deferred.remove(range);
     }
 
     pub(super) fn moved(&mut self, from: AddressRange, to: Address) {
@@ -83,11 +83,11 @@ impl LiveSpace {
         self.watched.remove(from);
         // Something lies there still by all that is known: its end has not been told yet.
         for range in self.watched.within(target) {
-            self.owed.insert(range);
+            self.deferred.insert(range);
         }
         self.removed(target);
         self.watched.insert(target);
-        self.owed.insert(from);
+        self.deferred.insert(from);
         self.pieces.extend(moved.into_iter().map(|piece| {
             let start = to + (piece.at.start - from.start);
             Piece { at: AddressRange::new(start, start + piece.at.len()), origin: piece.origin }
@@ -149,9 +149,9 @@ impl LiveSpace {
         }
     }
 
-    /// Has whoever waits for a page look again.
+    /// Makes threads that wait for a page fault again.
     pub(super) fn wake(&self, page: Address) {
-        // Whoever waited has gone where this fails.
+        // It fails where the waiting thread has ended.
         let _ =
             userfaultfd::wake(self.descriptor.as_fd(), AddressRange::new(page, page + ByteCount(PAGE_BYTES)));
     }

@@ -11,7 +11,7 @@ use image::{Blob, BlobPiece, Checksum, LOG_BLOCK_BYTES, LogPlace, LogSegment};
 use model::ByteCount;
 use sys::page_buffer::PageBuffer;
 
-use super::helper::Helper;
+use super::background_writer::BackgroundWriter;
 use super::layout::{FIRST_BLOCK, SLOTS, segment_path};
 use crate::error::Result;
 use crate::medium::PageFile;
@@ -38,9 +38,9 @@ pub(super) enum Owner {
 
 /// The end of the log.
 #[derive(Debug)]
-pub(super) struct Tail {
+pub(super) struct ActiveSegment {
     pub(super) directory: PathBuf,
-    pub(super) helper: Helper,
+    pub(super) background_writer: BackgroundWriter,
     length: ByteCount,
     active: Option<Active>,
     /// Segments that are not synced, the active one last.
@@ -72,11 +72,11 @@ struct Stream {
     capacity: usize,
 }
 
-impl Tail {
-    pub(super) fn new(directory: &Path, helper: Helper, length: ByteCount) -> Self {
+impl ActiveSegment {
+    pub(super) fn new(directory: &Path, background_writer: BackgroundWriter, length: ByteCount) -> Self {
         Self {
             directory: directory.to_path_buf(),
-            helper,
+            background_writer,
             length,
             active: None,
             files: Vec::new(),
@@ -207,7 +207,7 @@ impl Tail {
         {
             return Ok(blocks - active.next);
         }
-        let (number, file) = self.helper.segment()?;
+        let (number, file) = self.background_writer.segment()?;
         self.active = Some(Active { number, next: FIRST_BLOCK, slot: 0 });
         self.files.push(file);
         Ok(blocks - FIRST_BLOCK)

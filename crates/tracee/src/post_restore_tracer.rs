@@ -1,15 +1,15 @@
 //! A restored tree that runs and is still held: should this program die, the kernel kills it.
 //!
-//! Owns: the threads from their first instruction until they are let go, those that they create meanwhile, and the
-//! keeper, a process of ours that holds descriptors for longer than this program lives.
+//! Owns: the threads from their first instruction until they are detached, those that they create meanwhile, and the
+//! fd holder, a process of ours that holds descriptors for longer than this program lives.
 //! Invariants: no process that is born meanwhile runs before the caller has been asked; when this program is killed,
-//! with or without the keeper, the kernel kills every thread of the tree before it lets the keeper close anything.
-//! Does not: know what the keeper keeps, or why the tree is held.
+//! with or without the fd holder, the kernel kills every thread of the tree before it lets the fd holder close anything.
+//! Does not: know what the fd holder keeps, or why the tree is held.
 //!
-//! A process that is killed closes its files first and lets go of its tracees later. What must not be closed while
-//! the tree can still run is therefore held by the keeper too. It is the first thread that is seized and the last in
+//! A process that is killed closes its files first and detaches from its tracees later. Descriptors that must stay open
+//! while the tree can still run are therefore held by the fd holder too. It is the first thread that is seized and the last in
 //! the list of tracees, and so the last that a dying tracer kills (exit_ptrace, Linux 6.18: new ones are put in
-//! front). Killed by somebody else, it stands on its way out, with all its files, until its tracer says go on.
+//! front). If another process kills it, it stops at its exit, with all its files open, until its tracer resumes it.
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::tracer;
 
 /// How often a wait comes back without a change, for the caller to see to other things.
 const TICK: Duration = Duration::from_millis(1);
-/// The same where a thread cannot be let go yet: its leader has ended before it.
+/// The same for a thread that cannot be detached yet, because its leader has ended before it.
 const TICK_LONG: Duration = Duration::from_millis(10);
 /// Numbers tried until one is not among those that the tree needs.
 const NUMBERS_MAX: usize = 64;
@@ -36,13 +36,13 @@ const KILL: Signal = Signal(9);
 
 /// A process that does nothing but hold the descriptors it was born with.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct FdHolder {
     tid: Tid,
 }
 
-impl Keeper {
+impl FdHolder {
     /// Makes one, with a number that is none of these. Nothing may have been seized before by this thread that is to
-    /// be killed before the keeper.
+    /// be killed before the fd holder.
     ///
     /// # Errors
     ///
@@ -52,13 +52,13 @@ impl Keeper {
         let mut others = Vec::new();
         for _ in 0..NUMBERS_MAX {
             let mut stub = Stub::spawn(WantedPid::Any)?;
-            let keeper = Self { tid: stub.tid() };
-            if taken.contains(&keeper.tid) {
-                others.push(keeper);
+            let fd_holder = Self { tid: stub.tid() };
+            if taken.contains(&fd_holder.tid) {
+                others.push(fd_holder);
                 continue;
             }
             stub.add_options(Options::EXIT)?;
-            return Ok(keeper);
+            return Ok(fd_holder);
         }
         Err(Error::new("find a free process number", Errno::EEXIST).into())
     }
@@ -70,7 +70,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for FdHolder {
     /// Ends it; all that only it has held is closed when this returns.
     fn drop(&mut self) {
         // It has ended already where this fails, and where a wait does.
@@ -84,13 +84,13 @@ impl Drop for Keeper {
 
 /// Threads that run and are held.
 #[derive(Debug, Default)]
-pub struct Escort {
+pub struct PostRestoreTracer {
     running: Vec<Thread<Running>>,
     /// Created, and not seen to stand yet.
     unborn: HashSet<Tid>,
 }
 
-impl Escort {
+impl PostRestoreTracer {
     /// Lets a thread run, with a stop signal when its process was stopped by one.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl Escort {
     ///
     /// As for `round`.
     pub fn release(mut self, born: &dyn Fn()) -> Result<(), Error> {
-        // One after the other is let go: who dies in between must not leave half a tree.
+        // They are detached one after the other: a death of this process in between must not leave half a tree.
         let pids: BTreeSet<Pid> = self.running.iter().map(Thread::pid).collect();
         let switch = DeadManSwitch::arm(pids)?;
         let mut asked = HashSet::new();
@@ -175,7 +175,7 @@ impl Escort {
         let changed = ptrace::await_any();
         drop(ticks);
         match changed {
-            // Nothing takes the end of a child that is none of the threads, or the last stop of the keeper.
+            // Nothing takes the end of a child that is none of the threads, or the last stop of the fd holder.
             Ok(Some(tid)) if !self.running.iter().any(|thread| thread.tid() == tid) => {
                 std::thread::sleep(tick);
             }

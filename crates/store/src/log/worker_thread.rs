@@ -11,15 +11,15 @@ use crate::error::Result;
 
 /// The way to such a thread.
 #[derive(Debug)]
-pub(super) struct Aside<J, D> {
+pub(super) struct WorkerThread<J, D> {
     jobs: Option<SyncSender<J>>,
     done: Receiver<D>,
     handle: Option<JoinHandle<()>>,
 }
 
-impl<J: Send + 'static, D: Send + 'static> Aside<J, D> {
-    /// Starts a thread of this name; so many jobs, and as many results, may wait before anybody does. The work is given
-    /// each job, and what tells its results; which says whether anybody still wants them.
+impl<J: Send + 'static, D: Send + 'static> WorkerThread<J, D> {
+    /// Starts a thread of this name. At most this many jobs, and as many results, can be queued; a further one blocks its
+    /// sender. The work gets each job with a function for its results, which returns whether there is still a receiver.
     pub(super) fn start(
         name: &str,
         waiting: usize,
@@ -59,7 +59,7 @@ impl<J: Send + 'static, D: Send + 'static> Aside<J, D> {
     }
 }
 
-impl<J, D> Drop for Aside<J, D> {
+impl<J, D> Drop for WorkerThread<J, D> {
     fn drop(&mut self) {
         self.jobs = None;
         while self.done.recv().is_ok() {}

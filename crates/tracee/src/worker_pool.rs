@@ -1,14 +1,14 @@
 //! The priority of a tracer as long as something stands still for it, and threads that work beside it.
 //!
-//! Owns: raising the priority of the calling thread, and giving it back; the threads of a crew, where they run, and with
+//! Owns: raising the priority of the calling thread, and giving it back; the threads of a worker pool, where they run, and with
 //! which priority.
 //! Invariants: what a tracer had before comes back when the guard is dropped; without the right to raise it, nothing
 //! changes; threads that are made meanwhile do not inherit it. A member gives way after each step, to threads of the
-//! tree that answer remote calls above all; who is about to wait for a member hurries it first, so that nobody waits for
-//! a processor that others keep busy. Without the right to hurry, there is no crew.
+//! tree that answer remote calls above all; who is about to wait for a member hurries it first, so that no thread waits for
+//! a processor that others keep busy. Without the right to hurry, there is no worker pool.
 //! Does not: know the work. All of it can be done by the caller, should no member ever come to it.
 //!
-//! A thread that is let go preempts an ordinary tracer that has others to let go; anything else that runs does too. A
+//! A resumed thread preempts an ordinary tracer that has others to resume; anything else that runs does too. A
 //! thread of real-time priority must not spin where what it waits for may need the same processor: see `Waiter`.
 //!
 //! A tree that stands leaves its processors idle. That is where members may run, whatever the tracer is bound to.
@@ -27,7 +27,7 @@ use sys::{Errno, Error};
 /// SCHED_OTHER and SCHED_BATCH.
 const ORDINARY: u32 = 0;
 const BATCH: u32 = 3;
-/// SCHED_FIFO, of the lowest priority: whoever has a higher one has a reason.
+/// SCHED_FIFO, of the lowest priority: threads with a higher one go first.
 const FIFO: u32 = 1;
 const PRIORITY: u32 = 1;
 const RESET_ON_FORK: u64 = 1;
@@ -64,12 +64,12 @@ impl Drop for Urgent {
 
 /// Work that several threads can do together, step by step.
 pub trait Work: Send + Sync {
-    /// Does a step that nobody has begun, some ten microseconds; whether there was one.
+    /// Does a step that was not begun, some ten microseconds; whether there was one.
     fn step(&self) -> bool;
 }
 
 /// Threads that wait for work.
-pub struct Crew {
+pub struct WorkerPool {
     shared: Arc<Shared>,
     members: Vec<Member>,
 }
@@ -94,18 +94,18 @@ struct Orders {
     is_over: bool,
 }
 
-impl Crew {
+impl WorkerPool {
     /// Starts so many threads, on any of some processors (one bit each).
     ///
     /// # Errors
     ///
     /// EPERM where threads may not be given real-time priority; what else may keep threads from being started.
     pub fn new(members: NonZeroUsize, processors: &[u64]) -> Result<Self, Error> {
-        let mut crew = Self { shared: Arc::default(), members: Vec::with_capacity(members.get()) };
+        let mut worker_pool = Self { shared: Arc::default(), members: Vec::with_capacity(members.get()) };
         for _ in 0..members.get() {
-            crew.members.push(Member::start(&crew.shared, processors)?);
+            worker_pool.members.push(Member::start(&worker_pool.shared, processors)?);
         }
-        Ok(crew)
+        Ok(worker_pool)
     }
 
     /// Adds work for all members, to be done in the order in which it is added.
@@ -120,7 +120,7 @@ impl Crew {
         self.shared.bell.notify_all();
     }
 
-    /// Forgets the work that is done. Whoever is at some of it still finishes that.
+    /// Forgets the work that is done. Workers finish their present step.
     pub fn dismiss(&self) {
         locked(&self.shared.orders).posted.clear();
     }
@@ -136,13 +136,13 @@ impl Crew {
     }
 }
 
-impl fmt::Debug for Crew {
+impl fmt::Debug for WorkerPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Crew").field("members", &self.members.len()).finish_non_exhaustive()
+        f.debug_struct("WorkerPool").field("members", &self.members.len()).finish_non_exhaustive()
     }
 }
 
-impl Drop for Crew {
+impl Drop for WorkerPool {
     fn drop(&mut self) {
         let mut orders = locked(&self.shared.orders);
         orders.is_over = true;
@@ -160,12 +160,13 @@ impl Member {
         let is_hurried = Arc::new(AtomicBool::new(true));
         let (name, named) = mpsc::channel();
         let (shared, flag, processors) = (Arc::clone(shared), Arc::clone(&is_hurried), processors.to_vec());
-        let thread = std::thread::Builder::new().name("undying-crew".to_owned());
+        let thread = std::thread::Builder::new().name("undying-worker_pool".to_owned());
         let thread = thread
             .spawn(move || serve(&shared, &flag, &processors, &name))
-            .map_err(|error| Error::new("start a thread of the crew", error))?;
-        // Without an answer it has ended, and the caller goes without a crew.
-        let tid = named.recv().map_err(|_| Error::new("start a thread of the crew", Errno::ESRCH))??;
+            .map_err(|error| Error::new("start a thread of the worker_pool", error))?;
+        // Without an answer it has ended, and the caller goes without a worker pool.
+        let tid =
+            named.recv().map_err(|_| Error::new("start a thread of the worker_pool", Errno::ESRCH))??;
         Ok(Self { tid, is_hurried, thread: Some(thread) })
     }
 }
@@ -173,7 +174,7 @@ impl Member {
 fn serve(shared: &Shared, is_hurried: &AtomicBool, processors: &[u64], name: &Sender<Result<Tid, Error>>) {
     let ready = prepare(processors);
     let is_ready = ready.is_ok();
-    // Whoever started this waits for it.
+    // The thread that started this waits for it.
     let _ = name.send(ready);
     if !is_ready {
         return;
@@ -196,8 +197,8 @@ fn serve(shared: &Shared, is_hurried: &AtomicBool, processors: &[u64], name: &Se
         works.extend(orders.posted.iter().cloned());
         drop(orders);
         for work in works.drain(..) {
-            // After each step whoever waits for this processor has it. A low priority does not see to that: a thread
-            // that has slept is owed time, and the scheduler picks it again until that is used up (EEVDF, Linux 6.18,
+            // After each step, a thread that waits for this processor gets it. A low priority does not see to that: a thread
+            // that has slept is deferred time, and the scheduler picks it again until that is used up (EEVDF, Linux 6.18,
             // also with SCHED_IDLE: a remote call waited 0.3 ms for the end of a scan).
             while work.step() {
                 std::thread::yield_now();
@@ -242,14 +243,14 @@ mod tests {
         }
     }
 
-    fn crew(members: usize) -> Option<Crew> {
+    fn worker_pool(members: usize) -> Option<WorkerPool> {
         let processors = scheduling::affinity(SELF).unwrap();
-        match Crew::new(NonZeroUsize::new(members).unwrap(), &processors) {
+        match WorkerPool::new(NonZeroUsize::new(members).unwrap(), &processors) {
             Err(error) if error.errno == Errno::EPERM => {
                 println!("unsupported: real-time priority");
                 None
             }
-            crew => Some(crew.unwrap()),
+            worker_pool => Some(worker_pool.unwrap()),
         }
     }
 
@@ -263,36 +264,36 @@ mod tests {
 
     #[test]
     fn what_is_posted_is_done_each_time() {
-        let Some(crew) = crew(2) else { return };
+        let Some(worker_pool) = worker_pool(2) else { return };
         for _ in 0..50 {
             let work = Arc::new(Count { left: AtomicU64::new(1000), ..Count::default() });
-            crew.post(work.clone());
-            crew.begin();
-            crew.hurry();
+            worker_pool.post(work.clone());
+            worker_pool.begin();
+            worker_pool.hurry();
             wait_until(|| work.done.load(Ordering::SeqCst) == 1000);
-            crew.dismiss();
+            worker_pool.dismiss();
         }
     }
 
     #[test]
     fn members_give_way_unless_hurried() {
-        let Some(crew) = crew(1) else { return };
-        let policy = || scheduling::attributes(crew.members[0].tid).unwrap().policy;
+        let Some(worker_pool) = worker_pool(1) else { return };
+        let policy = || scheduling::attributes(worker_pool.members[0].tid).unwrap().policy;
         wait_until(|| policy() == ORDINARY);
-        crew.hurry();
+        worker_pool.hurry();
         assert_eq!(policy(), FIFO);
-        crew.post(Arc::new(Count::default()));
-        crew.begin();
+        worker_pool.post(Arc::new(Count::default()));
+        worker_pool.begin();
         wait_until(|| policy() == ORDINARY);
     }
 
     #[test]
     fn nothing_is_kept_of_work_that_was_dismissed() {
-        let Some(crew) = crew(1) else { return };
+        let Some(worker_pool) = worker_pool(1) else { return };
         let work = Arc::new(Count::default());
-        crew.post(work.clone());
-        crew.begin();
-        crew.dismiss();
+        worker_pool.post(work.clone());
+        worker_pool.begin();
+        worker_pool.dismiss();
         wait_until(|| Arc::strong_count(&work) == 1);
     }
 

@@ -1,6 +1,6 @@
 //! The threads that help a tracer inside the pause.
 //!
-//! Owns: when there are any, and where they run: unless somebody chose, on the tracer's processors, and on those of
+//! Owns: when there are any, and where they run: unless the user has chosen, on the tracer's processors, and on those of
 //! the subject, which are idle while it stands.
 //! Invariants: without them everything goes as well, and takes longer.
 //! Does not: know what they do.
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use model::{PageCount, Pid, Tid};
 use sys::scheduling;
-use tracee::Crew;
+use tracee::WorkerPool;
 
 use super::super::before::Before;
 use super::spaces::Spaces;
@@ -23,18 +23,18 @@ impl Spaces {
     pub(super) fn gather(&mut self, before: &mut Before) {
         let watched = self.tracked.values().fold(PageCount(0), |sum, one| sum + one.covered.pages());
         if watched.bytes() >= track::AHEAD_MIN {
-            self.crew.get_or_init(|| self.start_crew(before.processes.root));
+            self.worker_pool.get_or_init(|| self.start_worker_pool(before.processes.root));
         }
-        if let Some(Some(crew)) = self.crew.get() {
+        if let Some(Some(worker_pool)) = self.worker_pool.get() {
             // Memory of the last time is given back here.
-            crew.dismiss();
+            worker_pool.dismiss();
             self.tracked.values_mut().for_each(|one| one.tracker.prepare_scan(track::AHEAD_MIN));
             before.threads.files.prepare_ahead();
             before.descriptors.info.prepare_ahead();
         }
     }
 
-    fn start_crew(&self, root: Pid) -> Option<Arc<Crew>> {
+    fn start_worker_pool(&self, root: Pid) -> Option<Arc<WorkerPool>> {
         let members = NonZeroUsize::new(self.tuning.copiers.get() - 1)?;
         let processors = match &*self.tuning.processors {
             [] => union(affinity(SELF), &affinity(Tid(root.get()))),
@@ -42,20 +42,20 @@ impl Spaces {
         };
         // On one processor they would only take turns.
         let count: u32 = union(affinity(SELF), &processors).iter().map(|word| word.count_ones()).sum();
-        if count > 1 { Crew::new(members, &processors).ok().map(Arc::new) } else { None }
+        if count > 1 { WorkerPool::new(members, &processors).ok().map(Arc::new) } else { None }
     }
 
     /// Has files read and scans begun beside what the tracer does, in the order in which it needs them.
     pub(super) fn begin_ahead(&mut self, before: &mut Before) {
-        let Some(Some(crew)) = self.crew.get() else { return };
-        before.descriptors.info.begin_ahead(crew);
-        before.threads.files.begin_ahead(crew);
-        self.tracked.values_mut().for_each(|one| one.tracker.post_scan(crew, track::AHEAD_MIN));
+        let Some(Some(worker_pool)) = self.worker_pool.get() else { return };
+        before.descriptors.info.begin_ahead(worker_pool);
+        before.threads.files.begin_ahead(worker_pool);
+        self.tracked.values_mut().for_each(|one| one.tracker.post_scan(worker_pool, track::AHEAD_MIN));
         // Threads that have to be asked need a processor, which members give up for them.
         if before.threads.are_silent {
-            crew.hurry();
+            worker_pool.hurry();
         }
-        crew.begin();
+        worker_pool.begin();
     }
 }
 

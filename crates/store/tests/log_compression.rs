@@ -13,7 +13,7 @@ use image::{RecordSet, SpaceId};
 use log_model::{Subject, address, fill, meta};
 use model::{PageCount, Sequence};
 use scratch::{Scratch, compressing, options};
-use store::{Base, CheckpointSink, ColdSegments, Error, LogOptions, LogThreads, LogWriter};
+use store::{Base, CheckpointSink, Error, LogOptions, LogThreads, LogWriter, SegmentCompression};
 use sys::clock::Clock;
 
 use undying_store as store;
@@ -115,8 +115,9 @@ fn a_segment_is_compressed_once_nothing_was_written_to_it_for_so_long() {
     let scratch = Scratch::new();
     let mut subject = Subject::new(16, 0, 0);
     let (clock, after) = (Clock::by_hand(), Duration::from_secs(3600));
-    let cold = ColdSegments { codec: store::codec("lz4").unwrap(), after, clock: clock.clone() };
-    let writer = scratch.open(LogOptions { cold: Some(cold), threads: LogThreads::Caller, ..options() });
+    let compression = SegmentCompression { codec: store::codec("lz4").unwrap(), after, clock: clock.clone() };
+    let writer =
+        scratch.open(LogOptions { compression: Some(compression), threads: LogThreads::Caller, ..options() });
     write(&writer, &mut subject, 0..192);
     write(&writer, &mut subject, 0..1);
     clock.advance(after - Duration::from_secs(1));

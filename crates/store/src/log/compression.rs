@@ -4,7 +4,7 @@
 //! Invariants: only segments that are durable, and that nothing is written to any more; the file as it was written goes
 //! when everything that takes its place is durable. Each is tried once: what fails leaves it as it was, and no commit
 //! fails for it.
-//! Does not: read pages for anybody; `layout` does, whichever file there is.
+//! Does not: read pages for its callers; `layout` does, from either file.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -19,10 +19,10 @@ use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
 use sys::scheduling::{self, Attributes};
 
-use super::aside::Aside;
 use super::layout::{chunks_path, compressed_path, segment_path};
-use super::options::ColdSegments;
+use super::options::SegmentCompression;
 use super::segments::{Compressed, Segments, Watched};
+use super::worker_thread::WorkerThread;
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, Writes};
@@ -51,12 +51,12 @@ type Outcome = (LogSegment, Result<Option<ByteCount>>);
 
 /// Which segments are compressed.
 #[derive(Debug)]
-pub(super) struct Cold {
+pub(super) struct Compressor {
     /// How long a segment is watched.
     after: Duration,
     clock: Clock,
     work: Work,
-    thread: Option<Aside<Vec<LogSegment>, Outcome>>,
+    thread: Option<WorkerThread<Vec<LogSegment>, Outcome>>,
     own_thread: bool,
     done: VecDeque<Outcome>,
     under_way: usize,
@@ -71,12 +71,12 @@ struct Work {
     is_over: Arc<AtomicBool>,
 }
 
-impl Cold {
+impl Compressor {
     /// Compresses what nothing has been written to for so long, in a thread of its own or in the caller's.
     pub(super) fn new(
         medium: Arc<dyn Medium>,
         directory: &Path,
-        ColdSegments { codec, after, clock }: ColdSegments,
+        SegmentCompression { codec, after, clock }: SegmentCompression,
         own_thread: bool,
     ) -> Self {
         let work = Work { medium, directory: directory.to_path_buf(), codec, is_over: Arc::default() };
@@ -138,7 +138,7 @@ impl Cold {
         self.under_way = count;
     }
 
-    fn thread(&mut self) -> Option<&Aside<Vec<LogSegment>, Outcome>> {
+    fn thread(&mut self) -> Option<&WorkerThread<Vec<LogSegment>, Outcome>> {
         if self.thread.is_none() {
             self.thread = self.work.clone().start().ok();
         }
@@ -152,16 +152,16 @@ fn stays(was: u32, live: u32) -> bool {
     4 * u64::from(live) >= 3 * u64::from(was)
 }
 
-impl Drop for Cold {
+impl Drop for Compressor {
     fn drop(&mut self) {
         self.work.is_over.store(true, Ordering::Relaxed);
     }
 }
 
 impl Work {
-    fn start(self) -> Result<Aside<Vec<LogSegment>, Outcome>> {
+    fn start(self) -> Result<WorkerThread<Vec<LogSegment>, Outcome>> {
         let mut is_last = false;
-        Aside::start("undying-compress", BATCH_MAX, move |numbers, tell| {
+        WorkerThread::start("undying-compress", BATCH_MAX, move |numbers, tell| {
             if !is_last {
                 is_last = true;
                 let nice = Attributes { nice: NICE, ..Attributes::default() };
@@ -176,7 +176,7 @@ impl Work {
         })
     }
 
-    /// Puts a compressed segment in the place of one; `None` when it is not worth it, or nobody wants it any more.
+    /// Puts a compressed segment in the place of one; `None` when it is not worth it, or the log has dropped the segment.
     fn compress(&self, number: LogSegment) -> Result<Option<ByteCount>> {
         let (medium, directory) = (&*self.medium, &*self.directory);
         let (path, chunks) =

@@ -1,6 +1,6 @@
 //! Work that no commit should wait for: making segments, reading what is to be moved, removing segments.
 //!
-//! Owns: the helper thread, or the same work done at once where there is to be no thread.
+//! Owns: the background writer thread, or the same work done at once where there is to be no thread.
 //! Invariants: segments are handed out in the order of their numbers; a page is handed over only if its
 //! checksum is good.
 //! Does not: decide what to move or remove.
@@ -15,9 +15,9 @@ use model::ByteCount;
 use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
 
-use super::aside::Aside;
 use super::layout::{Shape, check_page, create_segment, open_segment, remove_segment, too_many};
-use super::table::Spot;
+use super::table::BlockIndex;
+use super::worker_thread::WorkerThread;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, PageFile};
 
@@ -41,7 +41,7 @@ const BLOCK: usize = LOG_BLOCK_BYTES as usize;
 pub(super) struct Move {
     pub(super) space: SpaceId,
     pub(super) page: u64,
-    pub(super) spot: Spot,
+    pub(super) block_index: BlockIndex,
     pub(super) block: u32,
     pub(super) checksum: PageChecksum,
 }
@@ -67,11 +67,11 @@ enum Done {
     Read(MoveJob, Result<()>),
 }
 
-/// The way to the helper.
+/// The way to the background writer.
 #[derive(Debug)]
-pub(super) struct Helper {
+pub(super) struct BackgroundWriter {
     work: Work,
-    thread: Option<Aside<Job, Done>>,
+    thread: Option<WorkerThread<Job, Done>>,
     next: u32,
     asked: u32,
     ready: VecDeque<(LogSegment, Result<Box<dyn PageFile>>)>,
@@ -89,8 +89,8 @@ struct Work {
     shape: Shape,
 }
 
-impl Helper {
-    /// A helper that makes segments from this number on, in a thread of its own or in the caller's.
+impl BackgroundWriter {
+    /// A background writer that makes segments from this number on, in a thread of its own or in the caller's.
     pub(super) fn start(
         medium: Arc<dyn Medium>,
         directory: &Path,
@@ -102,10 +102,10 @@ impl Helper {
         let thread = if own_thread { Some(work.clone().start()?) } else { None };
         let (ready, read) = (VecDeque::new(), VecDeque::new());
         let reader = PartReader::default();
-        let mut helper =
+        let mut background_writer =
             Self { work, thread, next: first.0, asked: first.0, ready, read, reading: 0, reader };
-        helper.ask_ahead();
-        Ok(helper)
+        background_writer.ask_ahead();
+        Ok(background_writer)
     }
 
     /// The next segment. Waits for it where it is not made yet.
@@ -194,9 +194,9 @@ impl Helper {
 }
 
 impl Work {
-    fn start(self) -> Result<Aside<Job, Done>> {
+    fn start(self) -> Result<WorkerThread<Job, Done>> {
         let mut reader = PartReader::default();
-        Aside::start("undying-clean", JOBS_MAX, move |job, tell| {
+        WorkerThread::start("undying-clean", JOBS_MAX, move |job, tell| {
             self.run(job, &mut reader).map(tell);
         })
     }
@@ -270,8 +270,8 @@ mod tests {
     fn of(blocks: &[u32]) -> (Vec<(u64, u64)>, Vec<usize>) {
         let checksum = PageChecksum(0);
         let moves = blocks.iter().map(|block| {
-            let spot = Spot::new(0);
-            Move { space: SpaceId(0), page: 0, spot, block: *block, checksum }
+            let block_index = BlockIndex::new(0);
+            Move { space: SpaceId(0), page: 0, block_index, block: *block, checksum }
         });
         let (parts, places) = stretches(&moves.collect::<Vec<_>>());
         (parts.iter().map(|part| (part.start.get() >> 12, part.end.get() >> 12)).collect(), places)

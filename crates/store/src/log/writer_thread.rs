@@ -13,15 +13,15 @@ use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
 
+use super::active_segment::{ActiveSegment, Owner};
 use super::clean::Cleaner;
-use super::cold::Cold;
+use super::compression::Compressor;
 use super::delta::Delta;
 use super::queue::{Order, Promise, Shared};
 use super::segments::{Compressed, too_long};
 use super::space::{self, Retention};
 use super::state::{Parts, State};
-use super::table::{Cell, Spot};
-use super::tail::{Owner, Tail};
+use super::table::{BlockIndex, Cell};
 use super::ticket::{LogCommitted, LogStatus};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
@@ -43,9 +43,9 @@ pub(super) struct OpenEpoch {
 }
 
 #[derive(Debug)]
-pub(super) struct Scribe {
+pub(super) struct WriterThread {
     pub(super) shared: Arc<Shared>,
-    pub(super) tail: Tail,
+    pub(super) active_segment: ActiveSegment,
     pub(super) stamp: SlotStamp,
     pub(super) state: State,
     pub(super) parts: Parts,
@@ -55,7 +55,7 @@ pub(super) struct Scribe {
     pub(super) packed: Packed,
     pub(super) cleaner: Cleaner,
     /// Without it, nothing is compressed any more.
-    pub(super) cold: Option<Cold>,
+    pub(super) compression: Option<Compressor>,
     pub(super) pending: Vec<Pending>,
     pub(super) status: LogStatus,
 }
@@ -90,14 +90,14 @@ impl Pending {
     }
 }
 
-impl Scribe {
+impl WriterThread {
     /// Carries out orders until the queue is closed and empty.
     pub(super) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let _guard = OnPanic(|error: &Error| shared.fail(error));
         // An error has been given to every ticket and to the queue.
         let _ = self.work(true);
-        self.tail.helper.finish();
+        self.active_segment.background_writer.finish();
     }
 
     /// Carries out what is waiting now, without a thread.
@@ -124,7 +124,7 @@ impl Scribe {
         let order = match self.shared.next(false) {
             Some(order) => order,
             // Buffers must come back even when nothing more is ordered: a copier may be waiting for one.
-            None if self.tail.wait()? => return Ok(true),
+            None if self.active_segment.wait()? => return Ok(true),
             None => match self.shared.next(wait) {
                 Some(order) => order,
                 None => return Ok(false),
@@ -154,13 +154,13 @@ impl Scribe {
     }
 
     pub(super) fn begin(&mut self, sequence: Sequence, full: bool) {
-        let first = self.tail.place().map_or(LogSegment(0), |place| place.segment);
+        let first = self.active_segment.place().map_or(LogSegment(0), |place| place.segment);
         let delta = if full { Delta::full() } else { Delta::default() };
         self.epoch = Some(OpenEpoch {
             sequence,
             delta,
             first,
-            begun_at: self.tail.written,
+            begun_at: self.active_segment.written,
             pages_written: 0,
             timings: WriteTimings::default(),
         });
@@ -184,7 +184,7 @@ impl Scribe {
         let places = places?;
         let mut number = 0;
         for (space, page, checksum) in &packed.pages {
-            let cell = checksum.map_or(Cell::Zero, |checksum| Cell::At(places.spot(number), checksum));
+            let cell = checksum.map_or(Cell::Zero, |checksum| Cell::At(places.block_index(number), checksum));
             number += u32::from(checksum.is_some());
             epoch.delta.set(*space, *page, cell);
         }
@@ -202,9 +202,9 @@ impl Scribe {
         }
         let segments = &mut self.state.segments;
         let mut is_full = false;
-        self.tail.append(buffer, owner, count, |from, part, place| {
-            match segments.add(place.segment).and_then(|()| segments.spot(place)) {
-                Some(spot) => places.0.push((from, part, spot)),
+        self.active_segment.append(buffer, owner, count, |from, part, place| {
+            match segments.add(place.segment).and_then(|()| segments.block_index(place)) {
+                Some(block_index) => places.0.push((from, part, block_index)),
                 None => is_full = true,
             }
         })?;
@@ -214,11 +214,11 @@ impl Scribe {
     /// Syncs what was committed and answers the tickets; then what is due after a commit.
     pub(super) fn settle(&mut self) -> Result<()> {
         let took = Stopwatch::start();
-        self.tail.sync()?;
+        self.active_segment.sync()?;
         self.collect()?;
         self.status.syncs += 1;
         let took = took.elapsed();
-        self.stamp.durable = self.tail.place().unwrap_or(self.stamp.durable);
+        self.stamp.durable = self.active_segment.place().unwrap_or(self.stamp.durable);
         let idle = locked(&self.shared.state).queue.is_empty();
         self.note_compressed();
         self.release();
@@ -232,7 +232,7 @@ impl Scribe {
         self.plan()
     }
 
-    /// Writes down that the newest commit is durable, so that nobody has to check its pages. Nothing waits
+    /// Records that the newest commit is durable, so that its pages need no check. Nothing waits
     /// for it, and nothing depends on it.
     fn seal(&mut self) -> Result<()> {
         let Some(newest) = self.retention.entries().next_back() else { return Ok(()) };
@@ -241,8 +241,8 @@ impl Scribe {
 
     /// Writes a slot for a checkpoint.
     pub(super) fn slot(&mut self, sequence: Sequence, root: Blob) -> Result<()> {
-        let directory = self.tail.directory.clone();
-        self.tail.slot(|segment| {
+        let directory = self.active_segment.directory.clone();
+        self.active_segment.slot(|segment| {
             self.stamp.generation += 1;
             let SlotStamp { log, generation, durable } = self.stamp;
             let slot = LogSlot { log, segment, generation, sequence, durable, root };
@@ -252,33 +252,33 @@ impl Scribe {
 
     /// Removes the segments that nothing kept needs.
     fn release(&mut self) {
-        let live = space::live(&self.retention.kept, self.tail.place().map(|place| place.segment));
+        let live = space::live(&self.retention.kept, self.active_segment.place().map(|place| place.segment));
         let open = self.epoch.as_ref().map(|epoch| epoch.first);
         let dead = |number: &LogSegment| !live.contains(number) && open.is_none_or(|open| *number < open);
         let segments = &mut self.state.segments;
         let gone: Vec<LogSegment> = segments.iter().map(|state| state.number).filter(dead).collect();
         gone.iter().for_each(|number| segments.remove(*number));
-        self.tail.helper.remove(gone);
+        self.active_segment.background_writer.remove(gone);
     }
 
     /// Chooses what to move next, and has it read.
     fn plan(&mut self) -> Result<()> {
-        let active = self.tail.place().map(|place| place.segment);
+        let active = self.active_segment.place().map(|place| place.segment);
         self.cleaner.plan(&mut self.state, active);
-        if let (Some(cold), Some(active)) = (&mut self.cold, active) {
-            cold.plan(&mut self.state.segments, active);
+        if let (Some(compression), Some(active)) = (&mut self.compression, active) {
+            compression.plan(&mut self.state.segments, active);
         }
-        self.cleaner.feed(&mut self.tail.helper)
+        self.cleaner.feed(&mut self.active_segment.background_writer)
     }
 
     /// Notes which segments have been compressed.
     fn note_compressed(&mut self) {
-        let Some(cold) = &mut self.cold else { return };
-        while let Some((number, length)) = cold.take_done() {
+        let Some(compression) = &mut self.compression else { return };
+        while let Some((number, length)) = compression.take_done() {
             match self.state.segments.get_mut(number) {
                 Some(state) => state.compressed = Some(length.map_or(Compressed::Not, Compressed::To)),
                 // Removed meanwhile, as it was.
-                None => self.tail.helper.remove(vec![number]),
+                None => self.active_segment.background_writer.remove(vec![number]),
             }
         }
     }
@@ -292,13 +292,13 @@ impl Scribe {
         self.status.segments = segments.numbers.len();
         self.status.disk = segments.disk();
         self.status.compressed = segments.compressed();
-        self.status.written = ByteCount(self.tail.written);
+        self.status.written = ByteCount(self.active_segment.written);
         self.status.clone_into(&mut locked(&self.shared.state).status);
     }
 
     pub(super) fn collect(&mut self) -> Result<()> {
-        self.tail.collect()?;
-        while let Some((owner, buffer)) = self.tail.returned.pop() {
+        self.active_segment.collect()?;
+        while let Some((owner, buffer)) = self.active_segment.returned.pop() {
             self.give_back(owner, buffer);
         }
         Ok(())
@@ -321,14 +321,14 @@ impl Scribe {
 
 /// Where the blocks of a buffer went.
 #[derive(Debug, Default)]
-pub(super) struct Places(Vec<(u32, u32, Spot)>);
+pub(super) struct Places(Vec<(u32, u32, BlockIndex)>);
 
 impl Places {
-    /// The spot of a block.
-    pub(super) fn spot(&self, number: u32) -> Spot {
+    /// The block index of a block.
+    pub(super) fn block_index(&self, number: u32) -> BlockIndex {
         let found = self.0.iter().find(|(from, count, _)| (*from..from + count).contains(&number));
-        let (from, _, spot) = found.copied().unwrap_or((0, 0, Spot::new(0)));
+        let (from, _, block_index) = found.copied().unwrap_or((0, 0, BlockIndex::new(0)));
         debug_assert!(found.is_some(), "every block that was appended has its place");
-        Spot::new(spot.get() + (number - from))
+        BlockIndex::new(block_index.get() + (number - from))
     }
 }
