@@ -1,6 +1,7 @@
 //! Takes continuous checkpoints of a running process and tells what they cost.
 //!
-//! Usage: epochs PID STORE HZ COUNT [TRACKER [FILE]]; FILE gets the times of the pauses; the subject is called `job` in the store.
+//! Usage: epochs PID STORE HZ COUNT [TRACKER [FILE]]; FILE gets the times of the pauses; the subject is called `job`
+//! in the store.
 //! Does not: write the figures anywhere but to the terminal.
 
 use std::error::Error;

@@ -2,8 +2,8 @@
 //!
 //! Owns: when a checkpoint is due, what follows a death, which checkpoint a restart uses, when to give up; the order in
 //! which components start and end, and what follows when one gives up; the keys of `system.toml`.
-//! Invariants: pure. Time is a parameter, and the only results are a new state and actions or orders; nothing here reads a
-//! clock, sleeps, sends a signal or opens a file.
+//! Invariants: pure. Time is a parameter, and the only results are a new state and actions or orders; nothing here
+//! reads a clock, sleeps, sends a signal or opens a file.
 //! Does not: carry out an action or an order. The guardian does, and reports the outcome as the next event.
 #![forbid(unsafe_code)]
 

@@ -190,7 +190,8 @@ pub(crate) fn reserve(broken: BorrowedFd<'_>) {
 
 impl Drop for ListenerHolder {
     fn drop(&mut self) {
-        // Without a live listener it ends, and marks nothing; with one it stays, and lets the subject's calls continue after this process.
+        // Without a live listener it ends, and marks nothing; with one it stays, and lets the subject's calls
+        // continue after this process.
         let asked = send_descriptors(self.socket.as_fd(), &[]);
         if asked.is_err() || ends_within(self.handle.as_fd(), EXIT_LIMIT_MS) {
             // SAFETY: plain numbers; it does not wait. The holder is a child of ours, so its number is its own until

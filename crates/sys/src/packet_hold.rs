@@ -2,8 +2,8 @@
 //!
 //! Owns: the packet filter table that picks packets by the mark of their socket, and the queue in the kernel that holds
 //! them.
-//! Invariants: packets leave in the order in which they were sent. Table and queue end with this process, however it ends:
-//! what was held is dropped then, which TCP repairs, and what is sent afterwards passes.
+//! Invariants: packets leave in the order in which they were sent. Table and queue end with this process, however it
+//! ends: what was held is dropped then, which TCP repairs, and what is sent afterwards passes.
 //! Does not: mark sockets, or decide when to release.
 //!
 //! The kernel drops all held packets of a network namespace when a hook of the packet filter is removed there. TCP
@@ -38,13 +38,13 @@ const DROP: u32 = 0;
 const ACCEPT: u32 = 1;
 /// Packets that are held at most; what is sent beyond them is dropped, and sent again by TCP.
 const PACKETS_MAX: u32 = 64 * 1024;
-/// Room for what tells of them, some hundred bytes each, until `queued` reads it. Packets of which the kernel cannot tell are
-/// dropped.
+/// Room for what tells of them, some hundred bytes each, until `queued` reads it. Packets of which the kernel cannot
+/// tell are dropped.
 const NEWS_BYTES: usize = 32 << 20;
 /// Segments are queued as TCP has made them, up to 64 KiB each.
 const WHOLE_SEGMENTS: u32 = 4;
-/// Queues of a network namespace are numbered by the programs that use them. Some from these numbers are tried, beginning at a place
-/// that depends on the process.
+/// Queues of a network namespace are numbered by the programs that use them. Some from these numbers are tried,
+/// beginning at a place that depends on the process.
 const NUMBERS_FIRST: u16 = 21_000;
 const NUMBERS: u16 = 4096;
 const TRIES: u16 = 256;
@@ -70,7 +70,8 @@ pub struct PacketHold {
 }
 
 impl PacketHold {
-    /// Begins to hold. Each process that holds needs a mark and a queue of its own; both come from the number of the queue.
+    /// Begins to hold. Each process that holds needs a mark and a queue of its own; both come from the number of the
+    /// queue.
     ///
     /// # Errors
     ///

@@ -218,7 +218,8 @@ impl Listener {
         unsafe { libc::ioctl(self.descriptor.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) == 0 }
     }
 
-    /// Waits until there is something to receive or no process left to receive it from. Without a limit, as long as it takes.
+    /// Waits until there is something to receive or no process left to receive it from. Without a limit, as long as
+    /// it takes.
     pub fn wait(&self, limit: Option<Duration>) -> Result<Waited> {
         let mut wait = libc::pollfd { fd: self.descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let milliseconds = limit.map_or(-1, |limit| i32::try_from(limit.as_millis()).unwrap_or(i32::MAX));
@@ -251,7 +252,8 @@ impl Listener {
         }
     }
 
-    /// Lets a call happen. False if no thread waits for the answer: the thread was killed, or a signal broke the wait off.
+    /// Lets a call happen. False if no thread waits for the answer: the thread was killed, or a signal broke the wait
+    /// off.
     pub fn answer_continue(&self, id: NotificationId) -> Result<bool> {
         self.answer(&Answer { id, value: 0, error: 0, flags: CONTINUE })
     }

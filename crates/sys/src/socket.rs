@@ -376,8 +376,8 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
     })
 }
 
-/// The supplementary groups of the process that made the connection of a Unix socket, or listens on it. Empty where the kernel
-/// has no SO_PEERGROUPS (before Linux 4.13), or knows no process.
+/// The supplementary groups of the process that made the connection of a Unix socket, or listens on it. Empty where
+/// the kernel has no SO_PEERGROUPS (before Linux 4.13), or knows no process.
 pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>> {
     const GROUPS_MAX: usize = 65_536;
     const SO_PEERGROUPS: i32 = 59;

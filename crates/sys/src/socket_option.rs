@@ -127,8 +127,9 @@ pub fn attach_filter(socket: BorrowedFd<'_>, program: &[u8]) -> Result<()> {
     attach(socket, FILTER, program)
 }
 
-/// Has a group of sockets that share a port by SO_REUSEPORT hand every new connection or datagram to one of them, by its
-/// place in the order in which listeners began to listen, or UDP sockets were bound. It takes the place of a program that the group has.
+/// Has a group of sockets that share a port by SO_REUSEPORT hand every new connection or datagram to one of them, by
+/// its place in the order in which listeners began to listen, or UDP sockets were bound. It takes the place of a
+/// program that the group has.
 pub fn steer_to(member: BorrowedFd<'_>, place: u32) -> Result<()> {
     let option = SocketOption {
         level: libc::SOL_SOCKET,

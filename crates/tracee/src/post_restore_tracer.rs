@@ -6,10 +6,11 @@
 //! with or without the fd holder, the kernel kills every thread of the tree before it lets the fd holder close anything.
 //! Does not: know what the fd holder keeps, or why the tree is held.
 //!
-//! A process that is killed closes its files first and detaches from its tracees later. Descriptors that must stay open
-//! while the tree can still run are therefore held by the fd holder too. It is the first thread that is seized and the last in
-//! the list of tracees, and so the last that a dying tracer kills (exit_ptrace, Linux 6.18: new ones are put in
-//! front). If another process kills it, it stops at its exit, with all its files open, until its tracer resumes it.
+//! A process that is killed closes its files first and detaches from its tracees later. Descriptors that must stay
+//! open while the tree can still run are therefore held by the fd holder too. It is the first thread that is seized
+//! and the last in the list of tracees, and so the last that a dying tracer kills (exit_ptrace, Linux 6.18: new ones
+//! are put in front). If another process kills it, it stops at its exit, with all its files open, until its tracer
+//! resumes it.
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;

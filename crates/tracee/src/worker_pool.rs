@@ -1,11 +1,11 @@
 //! The priority of a tracer as long as something stands still for it, and threads that work beside it.
 //!
-//! Owns: raising the priority of the calling thread, and giving it back; the threads of a worker pool, where they run, and with
-//! which priority.
+//! Owns: raising the priority of the calling thread, and giving it back; the threads of a worker pool, where they
+//! run, and with which priority.
 //! Invariants: what a tracer had before comes back when the guard is dropped; without the right to raise it, nothing
 //! changes; threads that are made meanwhile do not inherit it. A member gives way after each step, to threads of the
-//! tree that answer remote calls above all; who is about to wait for a member hurries it first, so that no thread waits for
-//! a processor that others keep busy. Without the right to hurry, there is no worker pool.
+//! tree that answer remote calls above all; who is about to wait for a member hurries it first, so that no thread
+//! waits for a processor that others keep busy. Without the right to hurry, there is no worker pool.
 //! Does not: know the work. All of it can be done by the caller, should no member ever come to it.
 //!
 //! A resumed thread preempts an ordinary tracer that has others to resume; anything else that runs does too. A
@@ -197,9 +197,9 @@ fn serve(shared: &Shared, is_hurried: &AtomicBool, processors: &[u64], name: &Se
         works.extend(orders.posted.iter().cloned());
         drop(orders);
         for work in works.drain(..) {
-            // After each step, a thread that waits for this processor gets it. A low priority does not see to that: a thread
-            // that has slept is deferred time, and the scheduler picks it again until that is used up (EEVDF, Linux 6.18,
-            // also with SCHED_IDLE: a remote call waited 0.3 ms for the end of a scan).
+            // After each step, a thread that waits for this processor gets it. A low priority does not see to that: a
+            // thread that has slept is deferred time, and the scheduler picks it again until that is used up (EEVDF,
+            // Linux 6.18, also with SCHED_IDLE: a remote call waited 0.3 ms for the end of a scan).
             while work.step() {
                 std::thread::yield_now();
             }

@@ -59,7 +59,8 @@ enum Answer {
     Open,
     /// Where to go on.
     Given(Result<Address, Error>),
-    /// It was reported. It must not be scanned again before the next scan: pages that are protected then would not be reported.
+    /// It was reported. It must not be scanned again before the next scan: pages that are protected then would not be
+    /// reported.
     Taken,
 }
 

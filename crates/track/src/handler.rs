@@ -1,9 +1,9 @@
 //! The thread that answers what the kernel asks about a watched process.
 //!
 //! Owns: the two descriptors of a process, the thread, and the list of discarded pages.
-//! Invariants: every message is answered whatever goes wrong: if the handler fails, the process goes on, and the
-//! next scan says so. Should this program die, the kernel resumes all waiting threads. The thread holds the descriptors only
-//! while it serves, so that to close them ends all watching, wherever it is.
+//! Invariants: every message is answered whatever goes wrong: if the handler fails, the process goes on, and the next
+//! scan says so. Should this program die, the kernel resumes all waiting threads. The thread holds the descriptors
+//! only while it serves, so that to close them ends all watching, wherever it is.
 //! Does not: keep a writer waiting longer than it takes to lift the protection of one page.
 
 use std::io::PipeWriter;
@@ -115,8 +115,8 @@ impl Handler {
 
     /// Ends all watching of a process that stands. The thread goes later.
     pub(crate) fn close(&mut self) {
-        // It may have one last message in hand; its sender has continued, and is stopped. The last owner closes them: that
-        // has to be over here.
+        // It may have one last message in hand; its sender has continued, and is stopped. The last owner closes them:
+        // that has to be over here.
         let mut descriptors = self.descriptors.take();
         while let Some(served) = descriptors {
             descriptors = Arc::try_unwrap(served).err();

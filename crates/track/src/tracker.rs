@@ -77,8 +77,8 @@ pub trait Tracker: Send + Debug {
     /// Makes room for what `post_scan` finds. Not inside a pause.
     fn prepare_scan(&mut self, _least: ByteCount) {}
 
-    /// Has a worker pool make the next scan of a stopped process, once it begins, if at least so much memory is watched. A process that
-    /// is resumed before that scan loses nothing.
+    /// Has a worker pool make the next scan of a stopped process, once it begins, if at least so much memory is
+    /// watched. A process that is resumed before that scan loses nothing.
     fn post_scan(&mut self, _worker_pool: &Arc<WorkerPool>, _least: ByteCount) {}
 
     /// Adds what changed since the last scan, and begins a new round in the same step (see [`Properties`]).

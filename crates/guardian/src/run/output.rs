@@ -249,8 +249,8 @@ mod tests {
         peer.read_exact(&mut bytes).ok().map(|()| bytes.to_vec())
     }
 
-    /// The kernel drops what is held when another test, or another program, removes a hook of the packet filter. That does not
-    /// happen each time.
+    /// The kernel drops what is held when another test, or another program, removes a hook of the packet filter. That
+    /// does not happen each time.
     fn in_peace(attempt: impl Fn() -> Option<()>) {
         assert!((0..ATTEMPTS).any(|_| attempt().is_some()), "nothing was received in {ATTEMPTS} attempts");
     }

@@ -58,8 +58,9 @@ pub struct Component {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub needs: Vec<Spanned<String>>,
-    /// Addresses that it connects to, each behind the name of the component that listens there. Only needed for an address
-    /// that the `ready` of that component does not have: calls wait until it is ready, from its first start on.
+    /// Addresses that it connects to, each behind the name of the component that listens there. Only needed for an
+    /// address that the `ready` of that component does not have: calls wait until it is ready, from its first start
+    /// on.
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]
     pub channels: BTreeMap<Spanned<String>, Spanned<String>>,

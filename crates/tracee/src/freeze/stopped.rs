@@ -83,9 +83,9 @@ impl StoppedTree {
         self.processes.iter().find(|process| process.pid == pid)
     }
 
-    /// Fails with [`FreezeError::Ended`] if a process was killed since it was stopped. What was read of the tree before is
-    /// as it was when it stopped: a thread that is killed writes to its memory as it ends (CLONE_CHILD_CLEARTID, robust
-    /// futexes), but only after this is seen.
+    /// Fails with [`FreezeError::Ended`] if a process was killed since it was stopped. What was read of the tree
+    /// before is as it was when it stopped: a thread that is killed writes to its memory as it ends
+    /// (CLONE_CHILD_CLEARTID, robust futexes), but only after this is seen.
     pub fn confirm(&self) -> Result<(), FreezeError> {
         // A signal that kills wakes all threads of a process at once, so that one of them tells.
         let firsts = self.processes.iter().filter_map(|process| process.threads.first());

@@ -1,4 +1,5 @@
-//! Files of `/proc` that are held open and read again and again, some by a worker pool while the tracer does something else.
+//! Files of `/proc` that are held open and read again and again, some by a worker pool while the tracer does
+//! something else.
 //!
 //! Owns: the open files and the memory they are read into; what has ended is opened anew; what a worker pool has read.
 //! Invariants: a read tells what is so now; it allocates only when a file outgrows all that it held before; a file

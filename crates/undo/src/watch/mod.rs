@@ -177,8 +177,9 @@ impl Watch {
         Ok(Self { shared, holder, mark, options, channels: None })
     }
 
-    /// Has the filters of this subject report bind(2), listen(2) and connect(2) to a handler from the next incarnation on.
-    /// A bind(2) to a path is recorded before the handler sees it. The other two calls change no file.
+    /// Has the filters of this subject report bind(2), listen(2) and connect(2) to a handler from the next
+    /// incarnation on. A bind(2) to a path is recorded before the handler sees it. The other two calls change no
+    /// file.
     #[must_use]
     pub fn with_channels(self, channels: Arc<dyn CallHandler>) -> Self {
         Self { channels: Some(channels), ..self }

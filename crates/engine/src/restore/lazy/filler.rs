@@ -5,9 +5,9 @@
 //! moved or unmapped; a forked child is known, and kept, before it runs; bytes are checked before they are given.
 //! Does not: end anything.
 //!
-//! After a page has been asked for and not been filled because the process was changing its memory, all that is to
-//! be filled is found anew. A child that was forked without a page is therefore filled by the thread that fills its parent,
-//! which cannot fill the parent either before the fork is known.
+//! After a page has been asked for and not been filled because the process was changing its memory, all that is to be
+//! filled is found anew. A child that was forked without a page is therefore filled by the thread that fills its
+//! parent, which cannot fill the parent either before the fork is known.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};

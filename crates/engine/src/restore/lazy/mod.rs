@@ -2,7 +2,8 @@
 //!
 //! Owns: which memory comes later; the order in which it is watched, filled and released.
 //! Invariants: a page that is missing is never read as zeros: the program waits for it, or is killed with this
-//! program (`tracee::post_restore_tracer`), or is killed because the page cannot be had; nothing of it stays when all is there.
+//! program (`tracee::post_restore_tracer`), or is killed because the page cannot be had; nothing of it stays when all
+//! is there.
 //! Does not: change what a restore brings back.
 
 mod filler;

@@ -100,7 +100,8 @@ impl LiveSpace {
         Some(piece.origin + (page - piece.at.start))
     }
 
-    /// Fills what is missing of some pages of the image, wherever they are now. An address space that is gone is no error.
+    /// Fills what is missing of some pages of the image, wherever they are now. An address space that is gone is no
+    /// error.
     pub(super) fn fill(&self, origin: AddressRange, bytes: &[u8]) -> Result<Filled, Error> {
         for piece in &self.pieces {
             let Some(part) = piece.of_origin(origin) else { continue };

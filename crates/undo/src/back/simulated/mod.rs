@@ -230,7 +230,8 @@ impl<'a> Schedule<'a> {
         false
     }
 
-    /// What the subject has made is still there, as it was unless an attempt was for another checkpoint or the power was cut.
+    /// What the subject has made is still there, as it was unless an attempt was for another checkpoint or the power
+    /// was cut.
     fn check_aside(&self, before: &BTreeMap<u64, Vec<u8>>, is_exact: bool) {
         let (tree, aside) = (self.disk.files_below(ROOT), self.disk.files_below(ASIDE));
         for (inode, data) in before.iter().filter(|(inode, _)| !tree.contains_key(inode)) {
