@@ -10,8 +10,15 @@ use super::{Report, Rule};
 const WORDS_MAX: usize = 40;
 
 /// Terms that are not written in comments and documents, and what is written instead. Each is a word or a phrase, whole.
-const TERMS: [(&str, &str); 3] =
-    [("in vain", "aborted, wasted"), ("robbed", "steal time"), ("household", "process reaper")];
+const TERMS: [(&str, &str); 7] = [
+    ("in vain", "aborted, wasted"),
+    ("robbed", "steal time"),
+    ("household", "process reaper"),
+    ("crew", "worker pool"),
+    ("scribe", "writer thread"),
+    ("escort", "post-restore tracer"),
+    ("keeper", "fd holder"),
+];
 /// Terms that are not written in documents and in the crates of [`REWRITTEN`].
 const PARTIES: [(&str, &str); 6] = [
     ("whoever", "the noun of the party"),
@@ -22,7 +29,20 @@ const PARTIES: [(&str, &str); 6] = [
     ("put off", "deferred, skipped in pre-copy"),
 ];
 /// Crates whose comments were rewritten, and are free of all terms.
-const REWRITTEN: [&str; 5] = ["channel", "cli", "guardian", "health", "supervise"];
+const REWRITTEN: [&str; 12] = [
+    "channel",
+    "cli",
+    "engine",
+    "guardian",
+    "health",
+    "image",
+    "store",
+    "supervise",
+    "sys",
+    "tracee",
+    "track",
+    "undo",
+];
 
 pub(super) struct Language;
 

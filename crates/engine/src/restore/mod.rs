@@ -208,15 +208,20 @@ fn given(options: &mut RestoreOptions) -> files::Given {
     }
 }
 
+fn require_same_pids(policy: PidPolicy) -> Result<()> {
+    if matches!(policy, PidPolicy::Namespace | PidPolicy::Any) {
+        return Err(EngineError::NotBuilt("restoring with other pids (--pid ns, --pid any)"));
+    }
+    Ok(())
+}
+
 fn restore_with(
     mut reader: ImageReader,
     mut options: RestoreOptions,
     running: Option<&mut dyn FnMut(&Restored)>,
 ) -> Result<Restored> {
     let started = Stopwatch::start();
-    if matches!(options.pid, PidPolicy::Namespace | PidPolicy::Any) {
-        return Err(EngineError::NotBuilt("restoring with other pids (--pid ns, --pid any)"));
-    }
+    require_same_pids(options.pid)?;
     own_files_in_proc()?;
     let mut lap = started;
     let mut phases = RestorePhases::default();

@@ -36,8 +36,9 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn new(store: &Store, name: &SubjectName, request: &RunRequest) -> Self {
-        let cold = request.compression.map(|codec| SegmentCompression::new(codec, request.compress_after));
-        let options = LogOptions { keep: Keep::thinned(request.keep), cold, ..LogOptions::default() };
+        let compression =
+            request.compression.map(|codec| SegmentCompression::new(codec, request.compress_after));
+        let options = LogOptions { keep: Keep::thinned(request.keep), compression, ..LogOptions::default() };
         Self { store: store.clone(), name: name.clone(), options }
     }
 
