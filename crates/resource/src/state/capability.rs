@@ -3,7 +3,7 @@
 //! Owns: the table, from capabilities(7).
 //! Does not: read or set any.
 
-/// Names by number.
+/// Names, indexed by capability number.
 const NAMES: &[&str] = &[
     "CHOWN",
     "DAC_OVERRIDE",
@@ -51,12 +51,12 @@ const NAMES: &[&str] = &[
 /// CAP_SYS_ADMIN as a bit of a set.
 pub(super) const SYS_ADMIN: u64 = 1 << 21;
 
-/// The numbers in a set.
+/// The capability numbers in a set.
 pub(super) fn numbers(set: u64) -> impl Iterator<Item = u64> {
     (0..u64::from(u64::BITS)).filter(move |number| set >> number & 1 == 1)
 }
 
-/// The names in a set, for people.
+/// The names in a set, separated by commas.
 pub(super) fn names(set: u64) -> String {
     let name = |number: u64| match NAMES.get(number as usize) {
         Some(name) => format!("CAP_{name}"),

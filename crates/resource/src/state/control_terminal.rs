@@ -1,10 +1,10 @@
-//! The controlling terminal of a session, by its number: also where no process of the tree has it open.
+//! The controlling terminal of a session, identified by its device number.
 //!
-//! Owns: which pseudo terminal a session leader has, and the foreground group.
-//! Invariants: only the very same terminal is taken again; a leader that comes back without its terminal refuses the
-//! restore.
-//! Does not: open terminals for the program. Where the leader's terminal has a descriptor in the tree, the descriptor
-//! kind has given it back before.
+//! Owns: the pseudo terminal of a session leader, also when no process of the tree has it open; the foreground group.
+//! Invariants: only the same terminal becomes the controlling terminal again. A leader whose terminal no longer
+//! exists refuses the restore.
+//! Does not: open terminals for the program. Where the tree has a descriptor of the terminal, the descriptor kind has
+//! already restored it.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ pub(super) struct ControlTerminal;
 struct ControlTerminalMessage {
     #[prost(uint32, tag = "1")]
     minor: u32,
-    /// Which of all terminals that have had this number: inode and time of the last change of its attributes.
+    /// With the next two fields: distinguishes terminals that have had the same number. `changed` is the ctime.
     #[prost(uint64, tag = "2")]
     inode: u64,
     #[prost(int64, tag = "3")]
@@ -52,7 +52,7 @@ impl StateKind for ControlTerminal {
     }
 
     fn summary(&self) -> &'static str {
-        "the controlling terminal of a session, also if nothing of the tree has it open"
+        "the controlling terminal of a session, also if no process of the tree has it open"
     }
 
     fn level(&self) -> Level {
@@ -73,13 +73,13 @@ impl StateKind for ControlTerminal {
             pid,
             what: "controlling terminal".to_owned(),
             place: format!("device {major}:{minor}"),
-            why: "it is no pseudo terminal, and its session leader has no descriptor of it".to_owned(),
+            why: "it is not a pseudo terminal, and its session leader has no descriptor of it".to_owned(),
             fix: "start the program with setsid, without a controlling terminal".to_owned(),
         }]
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        // Most processes lead no session: one call tells.
+        // Most processes do not lead a session; one system call is enough to skip them.
         if sys::session::of(capture.pid).is_ok_and(|session| session == capture.pid) {
             raw.extend(procfs::read(format!("/proc/{}/stat", capture.pid))?);
         }
@@ -95,8 +95,8 @@ impl StateKind for ControlTerminal {
         if major != SLAVE_MAJOR {
             return Ok(None);
         }
-        // One that is gone was hung up, and controls nothing.
-        let Some(stat) = look(&path_of(minor), minor) else { return Ok(None) };
+        // A terminal that no longer exists was hung up, and is not a controlling terminal.
+        let Some(stat) = inspect(&path_of(minor), minor) else { return Ok(None) };
         let message = ControlTerminalMessage {
             minor,
             inode: stat.st_ino,
@@ -121,17 +121,17 @@ impl StateKind for ControlTerminal {
             fix: "keep the terminal open, or start the program with setsid, without a controlling terminal"
                 .to_owned(),
         };
-        let is_same = look(&path, message.minor).is_some_and(|stat| message.is_of(&stat));
+        let is_same = inspect(&path, message.minor).is_some_and(|stat| message.is_of(&stat));
         if !is_same {
-            return Err(refused("it is gone, or another terminal by now".to_owned()));
+            return Err(refused("it no longer exists, or is another terminal".to_owned()));
         }
         let terminal =
             open(stub, memory, &path).map_err(|error| refused(format!("it cannot be opened: {error}")))?;
         let taken = stub.call(nr::IOCTL, [terminal, terminal::TAKE_CONTROL_REQUEST, 0, 0, 0, 0]);
         stub.call(nr::CLOSE, [terminal, 0, 0, 0, 0, 0])?;
-        taken.map_err(|error| refused(format!("it cannot be taken again: {error}")))?;
+        taken.map_err(|error| refused(format!("it cannot become the controlling terminal: {error}")))?;
         if procfs::stat(pid)?.tty_nr == 0 {
-            return Err(refused("no process has it open any more".to_owned()));
+            return Err(refused("no process has it open".to_owned()));
         }
         Ok(())
     }
@@ -140,7 +140,7 @@ impl StateKind for ControlTerminal {
         crate::error::decode::<ControlTerminalMessage>(NAME, payload).map(drop)
     }
 
-    /// Process groups exist by now: the leader names the one in the foreground.
+    /// Runs when the process groups exist: the leader sets the foreground group.
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: ControlTerminalMessage = crate::error::decode(NAME, payload)?;
         let StateRestore { stub, memory, .. } = restore;
@@ -149,7 +149,7 @@ impl StateKind for ControlTerminal {
         }
         let terminal = match open(stub, memory, Path::new("/dev/tty")) {
             Ok(terminal) => terminal,
-            // The descriptor kind has given another terminal or none.
+            // The descriptor kind has restored another terminal or none.
             Err(RemoteError::Refused { .. }) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
@@ -158,7 +158,7 @@ impl StateKind for ControlTerminal {
         let outcome = stub.call_with(memory, nr::IOCTL, &group, call);
         stub.call(nr::CLOSE, [terminal, 0, 0, 0, 0, 0])?;
         match outcome {
-            // All of that group have ended, or it is one around the tree.
+            // The group has no process left, or is outside the tree.
             Ok(_) | Err(RemoteError::Refused { errno: Errno::ESRCH | Errno::EPERM, .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -175,20 +175,20 @@ fn path_of(minor: u32) -> PathBuf {
     PathBuf::from(format!("/dev/pts/{minor}"))
 }
 
-/// The file of a pseudo terminal, if it is one with that number.
-fn look(path: &Path, number: u32) -> Option<Stat> {
+/// The stat of `path` if it is the pseudo terminal with this number.
+fn inspect(path: &Path, number: u32) -> Option<Stat> {
     let stat = rustix::fs::stat(path).ok()?;
     let is_terminal = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
     (is_terminal && (major(stat.st_rdev), minor(stat.st_rdev)) == (SLAVE_MAJOR, number)).then_some(stat)
 }
 
-/// Device numbers as `/proc/PID/stat` shows them.
+/// Major and minor of a device number as `/proc/PID/stat` encodes it.
 fn decode(device: i32) -> (u32, u32) {
     let device = device.cast_unsigned();
     ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xf_ff00))
 }
 
-/// Whether a process has a descriptor of a device.
+/// Whether a process has an open descriptor of a device.
 fn has_open(pid: Pid, device: (u32, u32)) -> bool {
     let is_it = |fd: &model::Fd| {
         rustix::fs::stat(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|stat| {
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_numbers_are_those_of_the_kernel() {
+    fn device_numbers_are_decoded_as_the_kernel_encodes_them() {
         assert_eq!(decode(34_816), (136, 0));
         assert_eq!(decode(34_819), (136, 3));
         assert_eq!(decode((136 << 8) | 5 | (1 << 20)), (136, 261));

@@ -1,8 +1,8 @@
-//! Which mappings a core dump of a process holds.
+//! The kinds of mappings that a core dump of a process includes.
 //!
 //! Owns: `/proc/PID/coredump_filter`.
-//! Invariants: a filter like the restorer's own costs one read.
-//! Does not: anything on a kernel that makes no core dumps; it has no such file.
+//! Invariants: a filter equal to the restorer's own costs one read.
+//! Does not: save or restore anything on a kernel without core dumps, which has no such file.
 
 use std::fs;
 
@@ -31,7 +31,7 @@ impl StateKind for CoredumpFilter {
     }
 
     fn summary(&self) -> &'static str {
-        "which mappings a core dump holds"
+        "kinds of mappings that a core dump includes"
     }
 
     fn level(&self) -> Level {
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_form_is_understood() {
+    fn the_kernels_format_is_parsed() {
         assert_eq!(parse(b"00000033\n").unwrap(), 0x33);
         assert!(parse(b"").is_err());
         assert_eq!(CoredumpFilter.after(b"").unwrap(), None);

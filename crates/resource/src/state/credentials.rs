@@ -1,8 +1,8 @@
 //! Credentials of a thread: users, groups, capabilities, securebits.
 //!
-//! Owns: what they are, and the order of calls that gives them to a stub with the restorer's privileges.
-//! Invariants: a thread never runs with more than it had; what cannot be given refuses the restore by name.
-//! A thread with the restorer's own credentials costs no call at all.
+//! Owns: the credentials, and the order of calls that gives them to a stub that has the restorer's privileges.
+//! Invariants: a thread never runs with more privileges than it had. A privilege that cannot be given refuses the
+//! restore and names it. A thread with the restorer's own credentials costs no call.
 //! Does not: restore no_new_privs and dumpable (`prctl`), keys, or security labels.
 
 use std::sync::OnceLock;
@@ -27,7 +27,7 @@ const PR_CAPBSET_DROP: u64 = 24;
 const PR_CAP_AMBIENT: u64 = 47;
 const PR_CAP_AMBIENT_RAISE: u64 = 2;
 const PR_CAP_AMBIENT_LOWER: u64 = 3;
-/// A change of users leaves the capabilities alone.
+/// A change of user ids does not change the capabilities.
 const NO_SETUID_FIXUP: u32 = 1 << 2;
 /// Capabilities cannot be added to the ambient set.
 const NO_AMBIENT_RAISE: u32 = 1 << 6;
@@ -37,9 +37,9 @@ const CAPABILITY_VERSION: u32 = 0x2008_0522;
 const HEADER_BYTES: usize = 8;
 /// Bytes of the capability sets: effective, permitted, inheritable, twice.
 const SETS_BYTES: usize = 24;
-/// Which of the four users and groups decides about files.
+/// Index of the user and group id that file accesses are checked against.
 const FILE_SYSTEM: usize = 3;
-/// Asks setfsuid(2) and setfsgid(2) for the present number.
+/// Argument with which setfsuid(2) and setfsgid(2) change nothing and return the present id.
 const ASK: u64 = u32::MAX as u64;
 
 /// The kind.
@@ -91,7 +91,7 @@ impl StateKind for Credentials {
     }
 
     fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
-        // No file of /proc shows them.
+        // No file of /proc shows the securebits.
         questions.call(nr::PRCTL, [PR_GET_SECUREBITS, 0, 0, 0, 0, 0]);
         Ok(())
     }
@@ -110,7 +110,7 @@ impl StateKind for Credentials {
         });
         match message {
             Some(message) => Ok(Some(message.encode_to_vec())),
-            None => Err(incomplete("the kernel's status file lacks a line")),
+            None => Err(incomplete("/proc/TID/status lacks a line")),
         }
     }
 
@@ -144,7 +144,7 @@ impl CredentialsMessage {
     fn decode_whole(payload: &[u8]) -> Result<Self> {
         let message: Self = crate::error::decode(NAME, payload)?;
         if message.users.len() != 4 || message.groups.len() != 4 {
-            return Err(incomplete("it has not four users and groups"));
+            return Err(incomplete("it does not have four user ids and four group ids"));
         }
         Ok(message)
     }
@@ -169,7 +169,7 @@ impl CredentialsMessage {
     }
 }
 
-/// Our own credentials, with which every stub begins; this program never changes them.
+/// Credentials of this process, with which every stub starts; this program never changes them.
 fn own() -> Result<&'static CredentialsMessage> {
     static OWN: OnceLock<CredentialsMessage> = OnceLock::new();
     if let Some(own) = OWN.get() {
@@ -177,9 +177,9 @@ fn own() -> Result<&'static CredentialsMessage> {
     }
     let status = procfs::read("/proc/thread-self/status")?;
     let securebits = rustix::thread::capabilities_secure_bits()
-        .map_err(|errno| sys::Error::new("read our securebits", errno))?;
+        .map_err(|errno| sys::Error::new("read the securebits of this process", errno))?;
     let own = CredentialsMessage::parse(&status, securebits.bits())
-        .ok_or_else(|| incomplete("the kernel's status file lacks a line"))?;
+        .ok_or_else(|| incomplete("/proc/thread-self/status lacks a line"))?;
     Ok(OWN.get_or_init(|| own))
 }
 
@@ -192,7 +192,7 @@ fn unsupported(pid: Pid, what: String, why: String) -> ResourceError {
     ResourceError::Unsupported { pid, what, why, fix }
 }
 
-/// Capabilities that the restorer lacks cannot be given.
+/// Refuses capabilities that the restorer lacks.
 fn refuse_more(own: &CredentialsMessage, wanted: &CredentialsMessage, pid: Pid) -> Result<()> {
     let sets = [
         ("permitted", wanted.permitted, own.permitted),
@@ -203,13 +203,14 @@ fn refuse_more(own: &CredentialsMessage, wanted: &CredentialsMessage, pid: Pid) 
         let missing = wanted & !own;
         if missing != 0 {
             let what = format!("{} in the {set} set of capabilities", capability::names(missing));
-            return Err(unsupported(pid, what, "the restorer itself does not have it".to_owned()));
+            return Err(unsupported(pid, what, "the restorer does not have it".to_owned()));
         }
     }
     Ok(())
 }
 
-/// A stub on its way from the restorer's credentials to others. It keeps its capabilities until the last step.
+/// Changes a stub's credentials from the restorer's to the wanted ones. The stub keeps its capabilities until the
+/// last step.
 struct Change<'a, 'b> {
     wanted: &'a CredentialsMessage,
     now: CredentialsMessage,
@@ -219,7 +220,7 @@ struct Change<'a, 'b> {
 impl Change<'_, '_> {
     fn make(mut self) -> Result<()> {
         let wanted = self.wanted;
-        // Before the bounding set shrinks: nothing outside of it can become inheritable.
+        // Before the bounding set shrinks: a capability outside it cannot become inheritable.
         self.set_capabilities(self.now.permitted, self.now.effective, wanted.inheritable)?;
         self.drop_bounding()?;
         self.set_groups()?;
@@ -238,7 +239,11 @@ impl Change<'_, '_> {
     fn call_with(&mut self, what: &str, number: i64, bytes: &[u8], first: Option<u64>) -> Result<()> {
         let pid = self.restore.stub.pid();
         if bytes.len() as u64 > self.restore.stub.data().len().get() {
-            return Err(unsupported(pid, format!("a change of its {what}"), "there are too many".to_owned()));
+            return Err(unsupported(
+                pid,
+                format!("a change of its {what}"),
+                "the list exceeds the remote data buffer".to_owned(),
+            ));
         }
         let arguments = |at: model::Address| match first {
             Some(first) => [first, at.get(), 0, 0, 0, 0],
@@ -265,7 +270,7 @@ impl Change<'_, '_> {
         self.now.effective = effective;
         self.now.permitted = permitted;
         self.now.inheritable = inheritable;
-        // The kernel lowers with them what needs them.
+        // The kernel also lowers ambient capabilities that depend on these sets.
         self.now.ambient &= permitted & inheritable;
         Ok(())
     }
@@ -299,14 +304,15 @@ impl Change<'_, '_> {
         self.set_ids("users", nr::SETRESUID, nr::SETFSUID, &wanted.users)
     }
 
-    /// Real, effective and saved number by one call; the file-system one by a second, which reports no errors.
+    /// Sets real, effective and saved id in one call, and the file-system id in a second. The second call reports no
+    /// errors, so the id is read back.
     fn set_ids(&mut self, what: &str, set_three: i64, set_file_system: i64, ids: &[u32]) -> Result<()> {
         let wide = |at: usize| u64::from(ids[at]);
         self.call(what, set_three, [wide(0), wide(1), wide(2), 0, 0, 0])?;
         if ids[3] != ids[1] {
             self.call(what, set_file_system, [wide(3), 0, 0, 0, 0, 0])?;
             if self.call(what, set_file_system, [ASK, 0, 0, 0, 0, 0])? != wide(3) {
-                let why = "the restorer may not become it".to_owned();
+                let why = "the restorer lacks the privilege to set it".to_owned();
                 return Err(unsupported(self.restore.stub.pid(), format!("file-system id {}", ids[3]), why));
             }
         }
@@ -357,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_own_are_understood_and_equal_themselves() {
+    fn our_own_credentials_are_parsed_and_equal_themselves() {
         let own = own().unwrap();
         assert_eq!(own.users[1], rustix::process::geteuid().as_raw());
         assert_eq!(own.groups[1], rustix::process::getegid().as_raw());
@@ -366,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_restorer_lacks_is_named() {
+    fn a_capability_that_the_restorer_lacks_is_named() {
         let own = own().unwrap();
         let mut wanted = own.clone();
         wanted.permitted = 1 << 24;

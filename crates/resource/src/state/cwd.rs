@@ -1,8 +1,9 @@
 //! The working directory of a process.
 //!
-//! Owns: its path, or that it was removed.
-//! Invariants: another directory in its place is entered only with the rights of the process; a removed working directory comes back as a removed one, the same for all that had the same.
-//! Does not: bring back what the kernel made for something else (a directory of `/proc`, a control group).
+//! Owns: its path, or the fact that it was removed.
+//! Invariants: if another directory has its path, that one is entered only with the rights of the process. A removed
+//! directory is restored as a removed one; processes that shared it share the new one.
+//! Does not: restore directories that the kernel creates for another object (in `/proc`, a control group).
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -25,24 +26,24 @@ use crate::support::nameless::Removed;
 use crate::support::path::{self, Name};
 
 const NAME: &str = "state/cwd";
-/// In raw state between the link and the message of a removed directory; no path has it.
+/// Separates the path from the encoded [`RawMessage`] in raw state; no path contains it.
 const END_OF_PATH: u8 = 0;
-/// The version that saves a message; the first one saved the bytes of the path alone.
+/// Payload version 2 is a message; version 1 was the bytes of the path alone.
 const VERSION: u32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
 struct CwdMessage {
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
-    /// Set when no name leads to it any more.
+    /// Set when the directory has no name any more.
     #[prost(message, optional, tag = "2")]
     removed: Option<Removed>,
-    /// Which directory it was; images of earlier versions do not tell.
+    /// Identity of the directory; images of earlier versions lack it.
     #[prost(message, optional, tag = "3")]
     identity: Option<Identity>,
 }
 
-/// What raw state holds behind the path.
+/// The part of raw state behind the path.
 #[derive(Clone, PartialEq, Message)]
 struct RawMessage {
     #[prost(message, optional, tag = "1")]
@@ -64,7 +65,7 @@ impl StateKind for Cwd {
     }
 
     fn summary(&self) -> &'static str {
-        "the working directory, a removed one too"
+        "the working directory, also a removed one"
     }
 
     fn level(&self) -> Level {
@@ -81,7 +82,7 @@ impl StateKind for Cwd {
             let (what, why, fix) = (what.to_owned(), why.to_owned(), fix.to_owned());
             found.push(Obstacle { pid, what, place, why, fix });
         };
-        if let Ok((Name::Gone(path), ..)) = look(pid)
+        if let Ok((Name::Gone(path), ..)) = inspect(pid)
             && is_made_up(pid)
         {
             add("working directory", path.display().to_string(), MADE_UP_FOR_SOMETHING, CHANGE_IT);
@@ -90,13 +91,13 @@ impl StateKind for Cwd {
         if let (Ok(theirs), Ok(ours)) = (theirs, ours)
             && theirs != ours
         {
-            let why = "a root directory of the subject's own is not rebuilt yet";
+            let why = "a root directory other than undying's own cannot be restored";
             add(
                 "root directory",
                 theirs.display().to_string(),
                 why,
-                "if the program has changed it by itself (chroot), switch that off in its configuration; if it was \
-                 started in there, run undying inside the same root",
+                "if the program called chroot, disable that in its configuration; if it was started in that root, run \
+                undying inside the same root",
             );
         }
         found
@@ -104,7 +105,7 @@ impl StateKind for Cwd {
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         let pid = capture.pid;
-        let (name, stat, directory) = look(pid)?;
+        let (name, stat, directory) = inspect(pid)?;
         raw.extend_from_slice(&path::to_bytes(name.path()));
         let mut rest = RawMessage { removed: None, identity: Some(Identity::with(&directory, &stat)) };
         if let Name::Gone(path) = &name {
@@ -151,7 +152,7 @@ impl StateKind for Cwd {
         outcome.map(drop).map_err(|error| ResourceError::File {
             path: String::from_utf8_lossy(&message.path).into_owned(),
             why: format!("the working directory cannot be entered: {error}"),
-            fix: "create the directory again".to_owned(),
+            fix: "create the directory, then restore again".to_owned(),
         })
     }
 }
@@ -165,7 +166,7 @@ fn decoded(version: u32, payload: &[u8]) -> Result<CwdMessage> {
 
 const CHANGE_IT: &str = "let the program change to a directory that exists";
 
-/// Finds the directory of a record. Another one in its place is entered only if the program may search it.
+/// Finds the directory of a record. Another directory at its path is used only if the program has search permission.
 fn find(message: &CwdMessage, opener: &Opener) -> Result<OwnedFd> {
     let path = path::from_bytes(&message.path);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -175,15 +176,19 @@ fn find(message: &CwdMessage, opener: &Opener) -> Result<OwnedFd> {
         Ok(named)
     });
     found.map_err(|refusal| {
-        refusal.of(&path, "it was the program's working directory", "create the directory again")
+        refusal.of(
+            &path,
+            "it was the program's working directory",
+            "create the directory, then restore again",
+        )
     })
 }
 
-/// The working directory's name, what it is, and the directory itself (O_PATH).
-fn look(pid: Pid) -> Result<(Name, Stat, OwnedFd)> {
+/// Name and stat of the working directory, and an O_PATH descriptor of it.
+fn inspect(pid: Pid) -> Result<(Name, Stat, OwnedFd)> {
     let link = format!("/proc/{pid}/cwd");
     let name = procfs::link(&link)?;
-    let failed = |errno| Error::path("look at", &link, errno);
+    let failed = |errno| Error::path("inspect", &link, errno);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(&link, flags, Mode::empty()).map_err(failed)?;
     let stat = rustix::fs::fstat(&directory).map_err(failed)?;
@@ -200,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_and_a_removed_directory_are_told_apart() {
+    fn a_path_and_a_removed_directory_are_distinguished() {
         let payload = Cwd.after(b"/a b").unwrap().unwrap();
         assert_eq!(CwdMessage::decode(payload.as_slice()).unwrap().path, b"/a b");
         let stat = rustix::fs::stat("/").unwrap();

@@ -1,8 +1,8 @@
 //! The three interval timers of a process.
 //!
-//! Owns: what was left of them, and their intervals.
-//! Invariants: a timer goes on with what was left of it; the time in between does not count.
-//! Does not: save the signals that they have sent already; `sigpending` does.
+//! Owns: their remaining times and intervals.
+//! Invariants: a timer continues with its remaining time; the time between checkpoint and restore does not count.
+//! Does not: save signals that the timers have already sent; `sigpending` does.
 
 use model::ByteCount;
 use prost::Message;
@@ -19,7 +19,7 @@ const NAME: &str = "state/itimers";
 /// ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF.
 const TIMERS: [u64; 3] = [ITIMER_REAL, 1, 2];
 const ITIMER_REAL: u64 = 0;
-/// Bytes of `struct itimerval`: seconds and microseconds of the interval, then of what is left.
+/// Bytes of `struct itimerval`: seconds and microseconds of the interval, then of the remaining time.
 const SETTING_BYTES: usize = 32;
 
 /// The kind.
@@ -69,7 +69,7 @@ impl StateKind for Itimers {
         Some(&[Field("signal->real_timer"), Field("signal->it_real_incr"), Field("signal->it")])
     }
 
-    /// One that runs has less left in each pause.
+    /// A running timer has less time left in each pause.
     fn is_steady(&self, answers: &[Answer]) -> bool {
         answers.iter().all(|answer| answer.bytes.iter().all(|byte| *byte == 0))
     }
@@ -126,8 +126,9 @@ impl ItimerMessage {
             Self { which, interval_s: word(0), interval_us: word(1), left_s: word(2), left_us: word(3) };
         let waits = (timer.left_s, timer.left_us) == (0, 0);
         if which == ITIMER_REAL && waits {
-            // Its SIGALRM is pending, and it would start again when that is taken. Only a timer that runs can be
-            // set; it goes off unnoticed as long as the signal is pending.
+            // Its SIGALRM is pending, and the kernel restarts the timer when the signal is delivered. A stopped timer
+            // with an interval cannot be set, so it is set running. An expiration adds no signal while SIGALRM is
+            // pending.
             (timer.left_s, timer.left_us) = (timer.interval_s, timer.interval_us);
         }
         timer
@@ -156,12 +157,12 @@ mod tests {
     }
 
     #[test]
-    fn timers_that_are_not_set_leave_no_record() {
+    fn unset_timers_produce_no_record() {
         assert_eq!(Itimers.after(&raw([[0; 4]; 3])).unwrap(), None);
     }
 
     #[test]
-    fn a_timer_comes_back_as_it_was() {
+    fn a_timer_is_restored_with_its_setting() {
         let payload = Itimers.after(&raw([[0; 4], [1, 2, 3, 4], [0; 4]])).unwrap().unwrap();
         let message = ItimersMessage::decode(payload.as_slice()).unwrap();
         assert_eq!(message.timers.len(), 1);
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_real_timer_that_waits_for_its_signal_runs_on() {
+    fn a_real_timer_with_a_pending_signal_is_restored_running() {
         let payload = Itimers.after(&raw([[7, 8, 0, 0], [0; 4], [0; 4]])).unwrap().unwrap();
         let message = ItimersMessage::decode(payload.as_slice()).unwrap();
         assert_eq!((message.timers[0].left_s, message.timers[0].left_us), (7, 8));

@@ -1,8 +1,8 @@
 //! The interface of a state kind.
 //!
-//! Owns: what a state kind is asked, and what it works with.
-//! Invariants: inside the pause a kind copies raw bytes; it parses them after.
-//! Does not: know any kind.
+//! Owns: the trait that state kinds implement, and the contexts that they receive.
+//! Invariants: a kind copies raw bytes inside the pause and parses them after it.
+//! Does not: name any kind.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -37,20 +37,21 @@ pub enum Level {
 pub enum Stage {
     /// Descriptors and memory are in place, threads exist; privileges are still the restorer's.
     Setup,
-    /// Clocks that start to run: as late as possible.
+    /// Timers that start to run, as late as possible.
     Timers,
-    /// Privileges become the subject's; what needs more was done before.
+    /// Privileges become the subject's; steps that need more privileges have run before.
     Credentials,
-    /// What a change of privileges resets (dumpable, parent-death signal), and what forbids calls (seccomp).
+    /// State that a change of privileges resets (dumpable, parent-death signal), and state that forbids calls
+    /// (seccomp).
     Sealing,
-    /// Signals that were waiting are queued again; nothing but registers comes after.
+    /// Pending signals are queued again; only registers are restored after this.
     Signals,
 }
 
-/// Reusable memory for what one kind takes inside the pause from one process or thread.
+/// Reusable buffer for the bytes that one kind copies from one process or thread inside the pause.
 pub type RawState = Vec<u8>;
 
-/// What a state kind works with inside the pause: one stopped thread (the leader, for process-level kinds).
+/// Context of a state kind inside the pause: one stopped thread (the leader, for process-level kinds).
 #[derive(Debug)]
 pub struct StateCapture<'a> {
     /// The process.
@@ -63,11 +64,11 @@ pub struct StateCapture<'a> {
     files: HashMap<&'static str, Vec<u8>>,
     /// Files held open from one capture to the next.
     kept: Option<&'a RefCell<KeptFiles>>,
-    /// fdinfo of all descriptors of the process, if it has been read already in this pause.
+    /// fdinfo of all descriptors of the process, if already read in this pause.
     descriptors: Option<&'a [DescriptorText]>,
-    /// The restartable sequence, if it has been read already.
+    /// The rseq registration, if already read.
     sequence: Option<RseqConfiguration>,
-    /// The kinds that ask.
+    /// The kinds that make remote calls.
     asking: Vec<&'static dyn StateKind>,
     inquiry: Inquiry<'a>,
 }
@@ -102,26 +103,26 @@ impl<'a> StateCapture<'a> {
         }
     }
 
-    /// Reads files of `/proc` through these.
+    /// Reads files of `/proc` through these open files.
     #[must_use]
     pub fn with_files(self, kept: &'a RefCell<KeptFiles>) -> Self {
         Self { kept: Some(kept), ..self }
     }
 
-    /// Does not ask again what is known to hold.
+    /// Uses cached results of earlier captures that are still valid.
     #[must_use]
     pub fn with_answers(mut self, known: &'a RefCell<KnownAnswers>) -> Self {
         self.inquiry.known = Some(known);
         self
     }
 
-    /// fdinfo of all descriptors of the process has been read already in this pause.
+    /// Uses fdinfo of all descriptors of the process that was already read in this pause.
     #[must_use]
     pub fn with_descriptors(self, descriptors: &'a [DescriptorText]) -> Self {
         Self { descriptors: Some(descriptors), ..self }
     }
 
-    /// fdinfo of all descriptors of the process, if it has been read already.
+    /// fdinfo of all descriptors of the process, if already read.
     #[must_use]
     pub fn descriptors(&self) -> Option<&'a [DescriptorText]> {
         self.descriptors
@@ -147,7 +148,7 @@ impl<'a> StateCapture<'a> {
         Ok(self.session.as_mut().expect("begun above"))
     }
 
-    /// Takes down the questions of all these kinds; to be called once, before any of them is asked for its state.
+    /// Collects the remote calls of all these kinds. To be called once, before any of them captures its state.
     pub fn prepare(&mut self, kinds: impl Iterator<Item = &'static dyn StateKind>) -> Result<()> {
         let mut questions = Questions::default();
         for kind in kinds {
@@ -162,14 +163,15 @@ impl<'a> StateCapture<'a> {
         Ok(())
     }
 
-    /// Whether the thread need not be asked: there are no questions, or all answers are known. It is as it was `known`.
+    /// Whether the thread needs no remote call: there is none, or all results are cached. `known` describes the
+    /// stopped thread.
     pub fn recall(&mut self, known: &KnownThread) -> bool {
         self.sequence = known.sequence;
         self.inquiry.recall(self.tid, self.tid == self.pid.leader())
     }
 
-    /// Has the thread set off to answer; false when there is no place left for that until sessions of other threads
-    /// have ended. The thread is as it was `known`.
+    /// Starts the remote calls of the thread. Returns false when no place is free until sessions of other threads
+    /// have ended. `known` describes the stopped thread.
     pub fn begin(&mut self, known: &KnownThread, places: &mut Places) -> Result<bool> {
         let room = self.inquiry.questions.room();
         let Some(top) = places.take(room.bytes(known)) else { return Ok(false) };
@@ -187,7 +189,7 @@ impl<'a> StateCapture<'a> {
         Ok(true)
     }
 
-    /// Waits for the answers.
+    /// Waits for the results.
     pub fn collect(&mut self) -> Result<()> {
         let Some(session) = &mut self.session else { return Ok(()) };
         if self.inquiry.collect(session)? {
@@ -201,13 +203,13 @@ impl<'a> StateCapture<'a> {
         Ok(())
     }
 
-    /// The answers to the questions of a kind, in their order.
+    /// The results of the remote calls of a kind, in call order.
     pub fn answers(&mut self, kind: &'static str) -> Vec<Answer> {
         self.inquiry.take(kind)
     }
 
-    /// The bytes of `/proc/PID/task/TID/NAME`, or of `/proc/TID/NAME` where only that is there, read once for all
-    /// kinds.
+    /// The bytes of `/proc/PID/task/TID/NAME`, or of `/proc/TID/NAME` where the first does not exist; read once for
+    /// all kinds.
     pub fn file(&mut self, name: &'static str) -> Result<&[u8]> {
         if !self.files.contains_key(name) {
             let bytes = match self.kept {
@@ -219,7 +221,7 @@ impl<'a> StateCapture<'a> {
         Ok(&self.files[name])
     }
 
-    /// Ends the session, if one was begun, and reports when the thread could not be brought back.
+    /// Ends the session, if one was begun; fails when the thread could not be restored to its stop.
     pub fn finish(self) -> Result<()> {
         match self.session {
             Some(session) => Ok(session.end()?),
@@ -228,14 +230,14 @@ impl<'a> StateCapture<'a> {
     }
 }
 
-/// What a state kind works with during a restore: one stub thread (the leader, for process-level kinds).
+/// Context of a state kind during a restore: one stub thread (the leader, for process-level kinds).
 #[derive(Debug)]
 pub struct StateRestore<'a> {
     /// The thread under construction.
     pub stub: &'a mut Stub,
-    /// Its process's memory.
+    /// The memory of its process.
     pub memory: &'a ProcessMemory,
-    /// What this kind may build together with others.
+    /// Objects that this kind shares with other kinds.
     pub shared: &'a mut Shared,
     /// Opens files for this process.
     pub opener: &'a Opener,
@@ -251,78 +253,78 @@ pub trait StateKind: Sync {
         1
     }
 
-    /// One line for the tables in docs and `doctor`: what comes back.
+    /// One line for the tables in docs and `doctor`: what is restored.
     fn summary(&self) -> &'static str;
 
-    /// One record a process, or one a thread.
+    /// Whether there is one record per process or one per thread.
     fn level(&self) -> Level;
 
-    /// When it is restored.
+    /// The stage in which it is restored.
     fn stage(&self) -> Stage;
 
-    /// Before the pause: what of this process would stop a checkpoint.
+    /// Before the pause: the objects of this process that would prevent a checkpoint.
     fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {
         let _ = pid;
         Vec::new()
     }
 
-    /// Inside the pause, before any kind's state is taken: which calls the thread should make for this kind. Those
-    /// of all kinds are made together, because every stop costs.
+    /// Inside the pause, before any kind captures its state: adds the remote calls that this kind needs. The calls of
+    /// all kinds run in one batch, because each stop has a cost.
     fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
         let _ = (capture, questions);
         Ok(())
     }
 
-    /// What the kernel answers the questions of this kind from: as long as these bytes are the same, so are the answers.
-    /// `None` where they change by themselves.
+    /// The kernel fields from which the results of this kind's calls follow: equal bytes mean equal results. `None`
+    /// where results change without a change of these fields.
     fn sources(&self) -> Option<&'static [Field]> {
         None
     }
 
-    /// Whether these answers can hold for longer than one pause.
+    /// Whether these results can stay valid for longer than one pause.
     fn is_steady(&self, answers: &[Answer]) -> bool {
         let _ = answers;
         true
     }
 
-    /// Inside the pause: copies raw state into `raw`, which is empty but keeps its capacity.
+    /// Inside the pause: copies raw state into `raw`, which is empty but retains its capacity.
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()>;
 
-    /// After the pause: turns raw state into the payload of the record; `None` when there is nothing to save.
+    /// After the pause: converts raw state into the payload of the record; `None` when there is nothing to save.
     fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
         Ok(Some(raw.to_vec()))
     }
 
-    /// Restore, before anything is opened or made: decodes a payload, and refuses what no restore can use. Changes
-    /// nothing.
+    /// Restore, before anything is opened or created: decodes a payload and refuses invalid ones. Changes nothing.
     fn check(&self, version: u32, payload: &[u8]) -> Result<()>;
 
-    /// Restore, before anything is opened or made: what must be there for that. All records of this kind, with the
-    /// process, the version and the payload of each.
+    /// Restore, before anything is opened or created: creates objects that must exist by then. Receives process,
+    /// version and payload of each record of this kind.
     fn prepare(&self, payloads: &[(Pid, u32, &[u8])]) -> Result<()> {
         let _ = payloads;
         Ok(())
     }
 
-    /// Restore, once the areas of a process are mapped: what must hold before they are filled. Called for each record.
+    /// Restore, when the mappings of a process exist and are empty: sets what must hold before they are filled.
+    /// Called for each record.
     fn before_pages(&self, version: u32, payload: &[u8], stub: &mut Stub) -> Result<()> {
         let _ = (version, payload, stub);
         Ok(())
     }
 
-    /// The rights to open files that a record gives a thread; `None` from kinds that are no credentials.
+    /// The file access rights that a record gives a thread; `None` from kinds other than credentials.
     fn file_rights(&self, version: u32, payload: &[u8]) -> Result<Option<FileRights>> {
         let _ = (version, payload);
         Ok(None)
     }
 
-    /// Restore, when a process has become the leader of its session and has no children yet: what these inherit.
+    /// Restore, when a process leads its session and has no children yet: sets state that the children inherit.
     fn lead(&self, version: u32, payload: &[u8], stub: &mut Stub, memory: &ProcessMemory) -> Result<()> {
         let _ = (version, payload, stub, memory);
         Ok(())
     }
 
-    /// Brings the state back in a thread under construction.
+    /// Restores the state in a thread under construction.
     fn restore(&self, version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()>;
 }
 

@@ -1,9 +1,9 @@
-//! Answers of threads that still hold, so that a thread need not be asked in each pause.
+//! Cache of remote call results, so that a thread makes no remote calls in a pause when its cached results are valid.
 //!
-//! Owns: which answers came from which bytes of the kernel's structures.
-//! Invariants: an answer holds for the same question as long as the fields that the kernel answers from have the same
-//! bytes, read in this pause. Nothing is concluded from a field alone.
-//! Does not: know the fields; each kind names those that its questions are answered from.
+//! Owns: the map from bytes of kernel structures to results.
+//! Invariants: a cached result is used for the same calls only, and only if the fields from which the kernel computes
+//! it have the same bytes in this pause. No result is derived from a field alone.
+//! Does not: choose the fields; each kind names those of its own calls.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -16,24 +16,24 @@ use tracee::remote::SignalSets;
 use super::questions::{Answer, Answers, Asking, Questions};
 use crate::error::Result;
 
-/// Answers kept for each thread. Some fields hold bits that come and go by themselves, in a few combinations.
+/// Cached entries per thread. Some fields contain bits that change between a few combinations.
 const KEPT_MAX: usize = 4;
 
-/// What threads have answered, and how to tell whether it holds.
+/// Cached results of threads, and the readers that validate them.
 #[derive(Debug, Default)]
 pub struct KnownAnswers {
     readers: Readers,
     threads: HashMap<Tid, VecDeque<Known>>,
-    /// Threads that have to be asked in this pause.
+    /// Threads that need remote calls in this pause.
     asked: usize,
 }
 
-/// The readers of what a kernel answers from.
+/// Readers of the kernel fields that results are computed from.
 #[derive(Debug, Default)]
 enum Readers {
     #[default]
     Untried,
-    /// This kernel or this user has none.
+    /// This kernel does not offer them, or this user may not use them.
     Missing,
     Ready {
         leader: TaskReader,
@@ -41,15 +41,15 @@ enum Readers {
     },
 }
 
-/// What one thread is asked in one pause.
+/// The remote calls of one thread in one pause.
 #[derive(Debug, Default)]
 pub(super) struct Inquiry<'a> {
     pub(super) questions: Questions,
-    /// Answers of earlier captures.
+    /// Cached results of earlier captures.
     pub(super) known: Option<&'a RefCell<KnownAnswers>>,
-    /// What the kernel answers from in this pause.
+    /// Bytes of the kernel fields in this pause.
     sources: Option<Vec<u8>>,
-    /// Questions that are on their way.
+    /// The batch in flight.
     asking: Option<Asking>,
     answers: Answers,
 }
@@ -62,8 +62,8 @@ struct Known {
 }
 
 impl KnownAnswers {
-    /// Makes what is needed in a pause, outside of any: readers of what is asked of leaders and of other threads. Where
-    /// they cannot be had, every thread is asked.
+    /// Creates the readers for leaders and for other threads; called outside any pause. Without readers, every thread
+    /// makes its remote calls.
     pub(super) fn prepare(&mut self, of_leader: &[Field], of_other: &[Field]) {
         if matches!(self.readers, Readers::Untried) {
             self.readers = match (TaskReader::new(of_leader), TaskReader::new(of_other)) {
@@ -73,37 +73,37 @@ impl KnownAnswers {
         }
     }
 
-    /// Forgets the threads that are not among these.
+    /// Drops the entries of threads that are not in `living`.
     pub fn keep(&mut self, living: &HashSet<Tid>) {
         self.threads.retain(|tid, _| living.contains(tid));
     }
 
-    /// Whether it can be told what still holds.
+    /// Whether cached results can be validated.
     #[must_use]
     pub fn can_tell(&self) -> bool {
         matches!(self.readers, Readers::Ready { .. })
     }
 
-    /// Threads that had to be asked since the last call.
+    /// Number of threads that needed remote calls since the last call.
     pub fn take_asked(&mut self) -> usize {
         std::mem::take(&mut self.asked)
     }
 
-    /// What the kernel answers questions of a stopped thread from, if that can be read.
+    /// Bytes of the kernel fields of a stopped thread; `None` if they cannot be read.
     fn sources(&mut self, tid: Tid, is_leader: bool) -> Option<Vec<u8>> {
         let Readers::Ready { leader, other } = &mut self.readers else { return None };
         let reader = if is_leader { leader } else { other };
         Some(reader.read(tid).ok()?.to_vec())
     }
 
-    /// What a thread has answered to these questions from these bytes.
+    /// Cached results of these calls for these bytes.
     fn recall(&self, tid: Tid, sources: &[u8], questions: &Questions) -> Option<Answers> {
         let known = self.threads.get(&tid).into_iter().flatten();
         let mut same = known.filter(|known| known.sources == sources && known.questions == *questions);
         same.next().map(|known| known.answers.clone())
     }
 
-    /// Keeps what a thread has answered.
+    /// Adds results to the cache.
     fn note(&mut self, tid: Tid, sources: Vec<u8>, questions: Questions, answers: &Answers) {
         let kept = self.threads.entry(tid).or_default();
         kept.truncate(KEPT_MAX - 1);
@@ -112,7 +112,7 @@ impl KnownAnswers {
 }
 
 impl Inquiry<'_> {
-    /// Whether the thread need not be asked: there are no questions, or all answers are known.
+    /// Whether the thread needs no remote call: there is none, or all results are cached.
     pub(super) fn recall(&mut self, tid: Tid, is_leader: bool) -> bool {
         self.questions.is_empty() || self.recall_answers(tid, is_leader).is_some()
     }
@@ -131,14 +131,14 @@ impl Inquiry<'_> {
         Ok(())
     }
 
-    /// Waits for answers, if the thread was asked; whether it was.
+    /// Waits for the results of a batch in flight; returns whether there was one.
     pub(super) fn collect(&mut self, session: &mut RemoteSession<'_>) -> Result<bool> {
         let Some(asking) = self.asking.take() else { return Ok(false) };
         self.answers = self.questions.finish(session, asking)?;
         Ok(true)
     }
 
-    /// Keeps the answers for later captures.
+    /// Caches the results for later captures.
     pub(super) fn note(&mut self, tid: Tid) {
         if let (Some(known), Some(sources)) = (self.known, self.sources.take()) {
             known.borrow_mut().note(tid, sources, std::mem::take(&mut self.questions), &self.answers);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_holds_for_the_same_bytes_and_questions_only() {
+    fn a_result_is_valid_for_the_same_bytes_and_calls_only() {
         let mut known = KnownAnswers::default();
         let (questions, answers) = asked("state/sigaltstack");
         known.note(Tid(7), vec![1, 2], questions.clone(), &answers);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_combinations_are_kept_and_the_oldest_goes() {
+    fn a_few_combinations_are_cached_and_the_oldest_is_dropped() {
         let mut known = KnownAnswers::default();
         let (questions, answers) = asked("state/sigaltstack");
         for value in 0..=KEPT_MAX as u8 {

@@ -1,9 +1,9 @@
 //! Resource limits of a process.
 //!
 //! Owns: all sixteen, soft and hard.
-//! Invariants: they are set from outside while the process has the restorer's users: later only
-//! CAP_SYS_RESOURCE may. A hard limit above the restorer's own refuses the restore by name.
-//! Does not: carry over what counts against a limit (CPU time begins anew).
+//! Invariants: they are set from outside while the process has the restorer's user ids; after that only
+//! CAP_SYS_RESOURCE permits it. A hard limit above the restorer's own refuses the restore and names the limit.
+//! Does not: restore usage that counts against a limit (CPU time starts at zero).
 
 use model::Pid;
 use prost::Message;
@@ -14,7 +14,7 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/limits";
 
-/// Names of limits in `/proc/PID/limits`; the position is the kernel's number.
+/// Names of limits in `/proc/PID/limits`, indexed by the kernel's resource number.
 const LIMITS: &[(&str, Resource)] = &[
     ("Max cpu time", Resource::Cpu),
     ("Max file size", Resource::Fsize),
@@ -43,7 +43,7 @@ struct LimitsMessage {
     limits: Vec<LimitMessage>,
 }
 
-/// A value that is missing is unlimited.
+/// A limit; `None` means unlimited.
 #[derive(Clone, PartialEq, Message)]
 struct LimitMessage {
     /// The kernel's number of the resource.
@@ -93,7 +93,7 @@ impl StateKind for Limits {
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
         let message: LimitsMessage = crate::error::decode(NAME, payload)?;
         let unknown = message.limits.iter().find(|limit| limit.resource as usize >= LIMITS.len());
-        unknown.map_or(Ok(()), |limit| Err(malformed(format!("there is no limit {}", limit.resource))))
+        unknown.map_or(Ok(()), |limit| Err(malformed(format!("unknown limit {}", limit.resource))))
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
@@ -102,10 +102,10 @@ impl StateKind for Limits {
         for limit in message.limits {
             let entry = LIMITS.get(limit.resource as usize);
             let (name, resource) =
-                entry.ok_or_else(|| malformed(format!("there is no limit {}", limit.resource)))?;
+                entry.ok_or_else(|| malformed(format!("unknown limit {}", limit.resource)))?;
             let wanted = Rlimit { current: limit.soft, maximum: limit.hard };
             let own = getrlimit(*resource);
-            // A restore raises our own soft limit on descriptors, which says nothing about the stub's.
+            // The restorer raises its own soft limit on descriptors, so its value does not describe the stub's.
             if own == wanted && *resource != Resource::Nofile {
                 continue;
             }
@@ -125,12 +125,12 @@ fn set(pid: Pid, name: &str, resource: Resource, wanted: Rlimit, own: Option<u64
     Err(ResourceError::Unsupported {
         pid,
         what: format!("the hard limit `{name}` of {}", shown(wanted.maximum)),
-        why: format!("the restorer's own is {}, and it may not raise it", shown(own)),
+        why: format!("the restorer's own limit is {}, and it lacks the privilege to exceed it", shown(own)),
         fix: "restore with CAP_SYS_RESOURCE, or from a shell with limits as high as the program's".to_owned(),
     })
 }
 
-/// One line behind its name: soft, hard, unit.
+/// Parses soft and hard limit from the part of a line behind the name.
 fn parse(resource: u32, values: &str) -> Option<LimitMessage> {
     let mut words = values.split_whitespace();
     let mut next = || match words.next()? {
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_list_is_understood() {
+    fn the_kernels_list_is_parsed() {
         let raw = std::fs::read("/proc/self/limits").unwrap();
         let payload = Limits.after(&raw).unwrap().unwrap();
         let message = LimitsMessage::decode(payload.as_slice()).unwrap();

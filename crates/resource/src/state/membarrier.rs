@@ -15,12 +15,12 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/membarrier";
 
-/// MEMBARRIER_CMD_GET_REGISTRATIONS, since Linux 6.3; older kernels answer EINVAL.
+/// MEMBARRIER_CMD_GET_REGISTRATIONS, since Linux 6.3; older kernels return EINVAL.
 const GET_REGISTRATIONS: u64 = 1 << 9;
 
-/// Barriers that are refused with EPERM to who has not registered for them; registering is the next bit.
+/// Barriers that fail with EPERM in a process that has not registered for them; the next bit registers.
 const PRIVATE_BARRIERS: [u64; 3] = [1 << 3, 1 << 5, 1 << 7];
-/// MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED: nothing tells whether a process has.
+/// MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED: before Linux 6.3 no call shows this registration.
 const REGISTER_GLOBAL: u32 = 1 << 2;
 
 /// The kind.
@@ -55,19 +55,19 @@ impl StateKind for Membarrier {
     }
 
     fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
-        let all = if tells_registrations() { &[GET_REGISTRATIONS] } else { &PRIVATE_BARRIERS[..] };
+        let all = if reports_registrations() { &[GET_REGISTRATIONS] } else { &PRIVATE_BARRIERS[..] };
         all.iter().for_each(|command| questions.call(nr::MEMBARRIER, [*command, 0, 0, 0, 0, 0]));
         Ok(())
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         let answers = capture.answers(NAME);
-        let registrations = if tells_registrations() {
+        let registrations = if reports_registrations() {
             answers
                 .iter()
                 .try_fold(0, |all, answer| Ok::<u32, ResourceError>(all | answer.result_or(0)? as u32))?
         } else {
-            // A barrier does no harm, and being registered without need hardly any.
+            // Issuing a barrier has no side effect, and an unneeded global registration costs little.
             let granted = PRIVATE_BARRIERS.iter().zip(&answers).filter(|(_, answer)| answer.result().is_ok());
             granted.fold(REGISTER_GLOBAL, |all, (barrier, _)| all | (*barrier as u32) << 1)
         };
@@ -93,16 +93,16 @@ impl StateKind for Membarrier {
     }
 }
 
-/// Whether the kernel can be asked; every process gives the same answer.
-fn tells_registrations() -> bool {
-    static TELLS: OnceLock<bool> = OnceLock::new();
-    *TELLS.get_or_init(|| {
+/// Whether the kernel reports registrations.
+fn reports_registrations() -> bool {
+    static REPORTS: OnceLock<bool> = OnceLock::new();
+    *REPORTS.get_or_init(|| {
         let name = rustix::system::uname();
         is_since(&name.release().to_string_lossy(), [6, 3])
     })
 }
 
-/// Whether a release such as `6.1.0-56-amd64` is that of a version or a later one.
+/// Whether a release such as `6.1.0-56-amd64` is of this version or a later one.
 fn is_since(release: &str, version: [u32; 2]) -> bool {
     let numbers = release.split(|letter: char| !letter.is_ascii_digit());
     let numbers: Vec<u32> = numbers.map_while(|text| text.parse().ok()).take(2).collect();

@@ -1,6 +1,6 @@
-//! State of processes and threads that is neither memory nor a descriptor: the registry.
+//! Registry of the state kinds: state of processes and threads other than memory and descriptors.
 //!
-//! Owns: the order in which state kinds are asked; which files they read of a thread.
+//! Owns: the order of the kinds; the files that they read of a thread.
 //! Does not: create processes or threads; the engine does.
 
 mod capability;
@@ -42,9 +42,9 @@ pub use self::kind::{DescriptorText, Level, RawState, Stage, StateCapture, State
 pub use self::known::KnownAnswers;
 use crate::error::Result;
 
-/// Every state kind. Within one stage a restore goes in this order.
+/// Every state kind. Within one stage, a restore follows this order.
 pub const REGISTRY: &[&dyn StateKind] = &[
-    // Before any remote call: a filter could forbid it.
+    // Before any remote call: a filter may forbid it.
     &seccomp::Seccomp,
     &sigactions::Sigactions,
     &sigaltstack::Sigaltstack,
@@ -57,7 +57,7 @@ pub const REGISTRY: &[&dyn StateKind] = &[
     &record_locks::RecordLocks,
     &membarrier::Membarrier,
     &prctl::Prctl,
-    // Timers as late as possible, signals after them: what expires in between must not be lost.
+    // Timers as late as possible, then signals: a signal of an expiration in between must not be lost.
     &posix_timers::PosixTimers,
     &itimers::Itimers,
     &sigpending::Sigpending,
@@ -71,11 +71,11 @@ pub const REGISTRY: &[&dyn StateKind] = &[
     &scheduling::Scheduling,
 ];
 
-/// Files that kinds read of every thread, and of leaders: those of others are opened inside the pause.
+/// Files that kinds read of every thread, and of leaders only. Other files are opened inside the pause.
 const FILES: [&str; 4] = ["status", "comm", "cgroup", "personality"];
 const LEADER_FILES: [&str; 4] = ["limits", "oom_score_adj", "timers", "coredump_filter"];
 
-/// Opens what kinds will read of a thread, before the pause.
+/// Opens the files that kinds read of a thread, before the pause.
 pub fn open_files(kept: &mut KeptFiles, pid: Pid, tid: Tid) -> Result<()> {
     let more = if tid == pid.leader() { &LEADER_FILES[..] } else { &[] };
     for name in FILES.iter().chain(more) {
@@ -85,7 +85,7 @@ pub fn open_files(kept: &mut KeptFiles, pid: Pid, tid: Tid) -> Result<()> {
     Ok(())
 }
 
-/// Makes ready what tells whether answers of threads still hold. Not in a pause.
+/// Creates the readers that validate cached results. Not to be called in a pause.
 pub fn prepare_answers(known: &mut KnownAnswers) {
     known.prepare(&sources(true), &sources(false));
 }
@@ -95,7 +95,7 @@ fn sources(is_leader: bool) -> Vec<Field> {
     REGISTRY.iter().filter(asked).filter_map(|kind| kind.sources()).flatten().copied().collect()
 }
 
-/// The kind of a record.
+/// The kind with this record name.
 #[must_use]
 pub fn kind_named(name: &str) -> Option<&'static dyn StateKind> {
     REGISTRY.iter().copied().find(|kind| kind.name() == name)
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timers_change_by_themselves_and_all_else_that_is_asked_does_not() {
+    fn posix_timers_and_running_itimers_are_never_cached() {
         let names = |is_some: bool| {
             let kinds = REGISTRY.iter().filter(move |kind| kind.sources().is_some() == is_some);
             kinds.map(|kind| kind.name()).collect::<Vec<_>>()

@@ -1,8 +1,9 @@
-//! How early the kernel ends a process when memory runs out.
+//! How early the kernel kills a process when memory runs out.
 //!
 //! Owns: the adjustment of its score.
-//! Invariants: equal to the restorer's own costs no call; what may not be set refuses the restore by name.
-//! Does not: restore the lowest value the process may choose itself; the kernel does not show it.
+//! Invariants: a value equal to the restorer's own costs no call. A value that may not be set refuses the restore and
+//! names it.
+//! Does not: restore the minimum that the process itself may set; the kernel does not show it.
 
 use std::fs;
 
@@ -30,7 +31,7 @@ impl StateKind for OomScore {
     }
 
     fn summary(&self) -> &'static str {
-        "how early the process is ended when memory runs out"
+        "how early the process is killed when memory runs out"
     }
 
     fn level(&self) -> Level {
@@ -68,7 +69,7 @@ impl StateKind for OomScore {
                 Err(ResourceError::Unsupported {
                     pid,
                     what: format!("an out-of-memory score adjustment of {adjustment}"),
-                    why: format!("the restorer's own is {own}, and it may not lower it"),
+                    why: format!("the restorer's own is {own}, and it lacks the privilege to lower it"),
                     fix: "restore with CAP_SYS_RESOURCE".to_owned(),
                 })
             }
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_form_is_understood() {
+    fn the_kernels_format_is_parsed() {
         assert_eq!(parse(b"-17\n").unwrap(), -17);
         assert!(parse(b"").is_err());
     }

@@ -2,7 +2,7 @@
 //!
 //! Owns: its flags.
 //! Invariants: a thread with the restorer's own personality costs no call.
-//! Does not: bring the effects on the layout back; areas are restored where they were.
+//! Does not: restore the effects on the layout; mappings are restored at their addresses.
 
 use std::sync::OnceLock;
 
@@ -63,7 +63,7 @@ impl StateKind for Personality {
     }
 }
 
-/// Our own, with which every stub begins; this program never changes it.
+/// Personality of this process, with which every stub starts; this program never changes it.
 fn own() -> Result<u32> {
     static OWN: OnceLock<u32> = OnceLock::new();
     if let Some(own) = OWN.get() {
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_form_is_understood() {
+    fn the_kernels_format_is_parsed() {
         assert_eq!(parse(b"00040000\n").unwrap(), 0x0004_0000);
         assert!(parse(b"").is_err());
         own().unwrap();

@@ -1,13 +1,13 @@
-//! What programs set with prctl(2) and `/proc` or the getter shows.
+//! Settings of prctl(2) that `/proc` or a getter shows.
 //!
-//! Owns: no_new_privs, the death signal, the policies for the time stamp counter, for CPUID and for machine checks and
-//! the speculation controls of each thread; with the leader also the process's dumpable state, child subreaper, denial
-//! of executable writes, transparent huge pages and merging of equal pages.
-//! Invariants: restored after credentials, whose change resets dumpable and death signals, and before filters of
-//! system calls.
-//! Does not: restore the death signal of a process whose parent is this program (its own parent is gone, and it
-//! would be told so as soon as this program ends); name
-//! keep-caps and the other settings of credentials, or timer slack, which belongs to scheduling.
+//! Owns: per thread no_new_privs, the death signal, the policies for the time stamp counter, CPUID and machine
+//! checks, and the speculation controls. Per process dumpable, child subreaper, denial of executable writes,
+//! transparent huge pages, and merging of equal pages.
+//! Invariants: restored after credentials, since their change resets dumpable and death signals; restored before
+//! seccomp filters.
+//! Does not: restore the death signal of a process whose parent is this program: its own parent has ended, and the
+//! signal would be sent as soon as this program ends. Does not save keep-caps and other settings of credentials, or
+//! timer slack (`scheduling`).
 
 use model::ByteCount;
 use prost::Message;
@@ -55,15 +55,15 @@ const CPUID_ENABLED: u32 = 1;
 const MACHINE_CHECK_DEFAULT: u32 = 2;
 
 const WORD_BYTES: usize = size_of::<u32>();
-/// In front of a thread's raw status, in this order: death signal, time stamp counter, machine checks, CPUID.
+/// Defaults of the words in front of a thread's raw status: death signal, time stamp counter, machine checks, CPUID.
 const THREAD_DEFAULTS: [u32; 4] = [0, TSC_ENABLED, MACHINE_CHECK_DEFAULT, CPUID_ENABLED];
-/// Behind these with the leader: subreaper, dumpable, denial of executable writes, merging.
+/// Defaults of the words that follow for a leader: subreaper, dumpable, denial of executable writes, merging.
 const LEADER_DEFAULTS: [u32; 4] = [0, DUMPABLE, 0, 0];
 
-/// The speculation controls: PR_SPEC_* number, the line of the status.
+/// The speculation controls: PR_SPEC_* number, and the name of the line in the status file.
 const SPECULATION: [(u64, &str); 2] = [(0, "Speculation_Store_Bypass"), (1, "SpeculationIndirectBranch")];
-/// PR_SPEC_ENABLE, PR_SPEC_DISABLE, PR_SPEC_FORCE_DISABLE, as the status says them of a thread. What the machine decides
-/// for all has other words.
+/// Values of a status line that a thread has set, as PR_SPEC_ENABLE, PR_SPEC_DISABLE, PR_SPEC_FORCE_DISABLE. A policy
+/// of the whole machine has other values.
 const SPECULATION_WORDS: [(&str, u32); 6] = [
     ("thread vulnerable", 2),
     ("thread mitigated", 4),
@@ -83,10 +83,10 @@ struct PrctlMessage {
     /// The signal on the death of the parent; 0 for none.
     #[prost(uint32, tag = "2")]
     death_signal: u32,
-    /// With the leader.
+    /// In the leader's record only.
     #[prost(message, optional, tag = "3")]
     process: Option<ProcessMessage>,
-    /// Images of earlier versions have the first two with the leader alone, and no others.
+    /// Missing in images of earlier versions, which have two of these settings in `process`.
     #[prost(message, optional, tag = "4")]
     thread: Option<ThreadMessage>,
 }
@@ -101,7 +101,7 @@ struct ThreadMessage {
     machine_check: u32,
     #[prost(bool, tag = "3")]
     cpuid_faults: bool,
-    /// PR_SPEC_* of each row of the table; 0 where the machine decides for all.
+    /// PR_SPEC_* for each row of `SPECULATION`; 0 where the machine's policy applies.
     #[prost(uint32, repeated, tag = "4")]
     speculation: Vec<u32>,
 }
@@ -116,15 +116,15 @@ struct ProcessMessage {
     /// PR_MDWE_* bits.
     #[prost(uint32, tag = "3")]
     deny_write_execute: u32,
-    /// PR_TSC_ENABLE or PR_TSC_SIGSEGV of the leader, in images that have it of no other thread.
+    /// PR_TSC_ENABLE or PR_TSC_SIGSEGV of the leader, in images without `thread`.
     #[prost(uint32, tag = "4")]
     time_stamp_counter: u32,
-    /// PR_MCE_KILL_*, likewise.
+    /// PR_MCE_KILL_* of the leader, in images without `thread`.
     #[prost(uint32, tag = "5")]
     machine_check: u32,
     #[prost(bool, tag = "6")]
     huge_pages_disabled: bool,
-    /// Equal pages of all its memory may be merged.
+    /// Equal pages of its whole memory may be merged.
     #[prost(bool, tag = "7")]
     merges_memory: bool,
 }
@@ -176,7 +176,7 @@ impl StateKind for Prctl {
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         let leader = capture.tid == capture.pid.leader();
         raw.push(u8::from(leader));
-        // In the order of the questions.
+        // In call order.
         let defaults = THREAD_DEFAULTS.into_iter().chain(LEADER_DEFAULTS);
         for (answer, default) in capture.answers(NAME).into_iter().zip(defaults) {
             raw.extend(answer.word_or(default)?.to_ne_bytes());
@@ -216,7 +216,7 @@ impl StateKind for Prctl {
         Ok(Some(message.encode_to_vec()))
     }
 
-    /// A page that is filled would otherwise become a huge one where the system prefers them.
+    /// Otherwise filled pages would become huge pages where the system prefers them.
     fn before_pages(&self, _version: u32, payload: &[u8], stub: &mut Stub) -> Result<()> {
         let message: PrctlMessage = crate::error::decode(NAME, payload)?;
         if message.process.is_some_and(|process| process.huge_pages_disabled) {
@@ -260,10 +260,10 @@ fn restore_process(process: &ProcessMessage, stub: &mut Stub) -> Result<()> {
     if process.deny_write_execute != 0 {
         set(stub, PR_SET_MDWE, u64::from(process.deny_write_execute))?;
     }
-    // The restorer's own state, or what the change of credentials has left.
+    // The restorer's value, or the value that the change of credentials has set.
     let dumpable = stub.call(nr::PRCTL, [PR_GET_DUMPABLE, 0, 0, 0, 0, 0])? as u32;
     if dumpable != process.dumpable {
-        // Nobody may ask for the kernel's own setting; the nearest is no dump at all.
+        // Only the kernel can set this value; the nearest one permits no dump.
         let wanted = if process.dumpable == DUMPABLE_BY_ROOT { 0 } else { process.dumpable };
         set(stub, PR_SET_DUMPABLE, u64::from(wanted))?;
     }
@@ -295,7 +295,7 @@ fn restore_policies(time_stamp_counter: u32, machine_check: u32, stub: &mut Stub
     Ok(())
 }
 
-/// The PR_SPEC_* value that a line of a status tells, 0 where the machine decides for all.
+/// The PR_SPEC_* value in a line of a status file, 0 where the machine's policy applies.
 fn speculation(status: &[u8], line: &str) -> u32 {
     let words = procfs::status_line(status, line).unwrap_or_default();
     SPECULATION_WORDS.iter().find(|(known, _)| *known == words).map_or(0, |(_, value)| *value)
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_brings_the_settings_of_its_process() {
+    fn a_leaders_record_has_the_settings_of_its_process() {
         let message = decoded(&raw(true, &[15, 2, 1, 0, 1, 0, 3, 1], STATUS));
         let process = ProcessMessage {
             dumpable: 0,
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn another_thread_brings_its_own_only() {
+    fn the_record_of_another_thread_has_its_own_settings_only() {
         let message = decoded(&raw(false, &[9, 1, 2, 1], STATUS));
         assert!(message.no_new_privs && message.death_signal == 9 && message.process.is_none());
         let thread = message.thread.unwrap();

@@ -1,8 +1,8 @@
-//! What state kinds want to know from the kernel through a thread of the subject, asked all at once.
+//! Remote calls that state kinds need of a thread, made in batches.
 //!
-//! Owns: collecting the calls of all kinds, and handing each its answers.
-//! Invariants: answers come in the order of a kind's questions; a refused call is an answer, not a failure.
-//! Does not: decide whether a thread can make many calls in one go; the remote session does.
+//! Owns: collecting the calls of all kinds, and returning each kind its results.
+//! Invariants: results are in the order of a kind's calls. A failed call is a result, not an error of the batch.
+//! Does not: decide whether a thread can make several calls in one batch; the remote session does.
 
 use std::collections::HashMap;
 
@@ -13,10 +13,10 @@ use tracee::{RemoteError, RemoteSession};
 
 use crate::error::{ResourceError, Result};
 
-/// Bytes that results are aligned to.
+/// Alignment of results in the data buffer, in bytes.
 const ALIGNMENT: u64 = 8;
 
-/// The calls that kinds want made.
+/// The remote calls that kinds need.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Questions {
     kind: &'static str,
@@ -28,42 +28,42 @@ struct Question {
     kind: &'static str,
     number: i64,
     arguments: [u64; 6],
-    /// Which argument points to the result, and how long that is.
+    /// The index of the argument that points to the result, and the length of the result.
     result: Option<(usize, ByteCount)>,
 }
 
-/// What the kernel said.
+/// The result of one remote call.
 #[derive(Clone, Debug)]
 pub struct Answer {
     number: i64,
     tid: model::Tid,
     result: std::result::Result<u64, Errno>,
-    /// What the call wrote; empty for calls that write nothing.
+    /// The bytes that the call wrote; empty for calls that write nothing.
     pub bytes: Vec<u8>,
 }
 
-/// Questions of which the first ones are on their way.
+/// Remote calls of which the first batch is in flight.
 #[derive(Debug)]
 pub(super) struct Asking {
     signals: SignalSets,
     batch: Batch,
 }
 
-/// Answers by the name of the kind.
+/// Results by the name of the kind.
 pub(super) type Answers = HashMap<&'static str, Vec<Answer>>;
 
 impl Questions {
-    /// What is asked from now on belongs to this kind.
+    /// Assigns the following calls to this kind.
     pub(super) fn of(&mut self, kind: &'static str) {
         self.kind = kind;
     }
 
-    /// Asks a call whose answer is its result.
+    /// Adds a call that returns its result.
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) {
         self.list.push(Question { kind: self.kind, number, arguments, result: None });
     }
 
-    /// Asks a call that writes its answer to where its argument `pointer` (counted from 0) will point.
+    /// Adds a call that writes its result to the address in its argument `pointer` (counted from 0).
     pub fn call_into(&mut self, number: i64, arguments: [u64; 6], pointer: usize, length: ByteCount) {
         let result = Some((pointer, length));
         self.list.push(Question { kind: self.kind, number, arguments, result });
@@ -77,19 +77,19 @@ impl Questions {
         self.list.is_empty()
     }
 
-    /// What a session needs to have them answered in as few turns as possible.
+    /// The room that a session needs to make the calls in as few batches as possible.
     pub(super) fn room(&self) -> Room {
         let data = self.list[..fitting(&self.list)].iter().map(Question::room).sum();
         Room { calls: self.list.len().min(Room::MOST.calls), data: ByteCount(data), opened: 0 }
     }
 
-    /// Has the first calls begun.
+    /// Begins the first batch.
     pub(super) fn begin(&self, session: &mut RemoteSession<'_>, signals: SignalSets) -> Result<Asking> {
         let batch = session.begin_batch(&queries(&self.list[..fitting(&self.list)], session), signals)?;
         Ok(Asking { signals, batch })
     }
 
-    /// Waits for the first calls, and has all others made.
+    /// Waits for the first batch, then makes all other calls.
     pub(super) fn finish(&self, session: &mut RemoteSession<'_>, asking: Asking) -> Result<Answers> {
         let mut answers = Answers::new();
         let (mut now, mut later) = self.list.split_at(fitting(&self.list));
@@ -112,7 +112,7 @@ impl Question {
     }
 }
 
-/// How many questions fit the data area together; at least one, if there is any.
+/// How many calls fit into the data buffer together; at least one, if there is any.
 fn fitting(questions: &[Question]) -> usize {
     let mut used = 0;
     let fits = |question: &&Question| {
@@ -122,7 +122,7 @@ fn fitting(questions: &[Question]) -> usize {
     questions.iter().take_while(fits).count().max(questions.len().min(1))
 }
 
-/// The calls, with the places of their results.
+/// The calls, with the addresses of their results.
 fn queries(questions: &[Question], session: &RemoteSession<'_>) -> Vec<Query> {
     let data = session.data();
     let mut used = 0;
@@ -163,14 +163,14 @@ impl Answer {
         Self { number: 0, tid: model::Tid(1), result: Ok(0), bytes }
     }
 
-    /// The call's result; its refusal as an error.
+    /// The call's return value; its errno as an error.
     pub fn result(&self) -> Result<u64> {
         self.result.map_err(|errno| {
             ResourceError::Remote(RemoteError::Refused { tid: self.tid, number: self.number, errno })
         })
     }
 
-    /// The word that the call wrote or returned, or a default where the kernel does not know the call or option.
+    /// The word that the call wrote or returned; `default` where the kernel does not support the call or option.
     pub fn word_or(&self, default: u32) -> Result<u32> {
         match (self.result, self.bytes.first_chunk()) {
             (Ok(_), Some(word)) => Ok(u32::from_ne_bytes(*word)),
@@ -178,7 +178,7 @@ impl Answer {
         }
     }
 
-    /// The result, or a default where the kernel does not know the call or option.
+    /// The return value; `default` where the kernel does not support the call or option.
     pub fn result_or(&self, default: u64) -> Result<u64> {
         match self.result {
             Err(Errno::EINVAL | Errno::ENOSYS) => Ok(default),
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_are_cut_where_the_data_area_ends() {
+    fn a_batch_ends_where_the_data_buffer_is_full() {
         let mut questions = Questions::default();
         questions.of("state/x");
         questions.call(39, [0; 6]);

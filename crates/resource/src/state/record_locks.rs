@@ -1,9 +1,9 @@
-//! POSIX record locks: those of fcntl(2) that belong to a process.
+//! POSIX record locks (fcntl(2) `F_SETLK`), which belong to a process.
 //!
-//! Owns: which ranges of which files a process has locked, and locking them again.
-//! Invariants: a lock is taken again through the descriptor it was taken through; one that somebody else holds by
-//! now refuses the restore.
-//! Does not: bring back what belongs to an open file description: locks of that name and of flock(2), leases.
+//! Owns: the locked ranges of each file, and locking them again.
+//! Invariants: a lock is taken through the descriptor through which it was taken before. A conflicting lock of
+//! another process refuses the restore.
+//! Does not: restore locks of open file descriptions (OFD locks, flock(2)) and leases.
 
 use model::{Fd, Pid};
 use prost::Message;
@@ -18,7 +18,7 @@ use crate::support::lock_line::{LockLine, POSIX};
 
 const NAME: &str = "state/record_locks";
 
-/// In raw state: what follows belongs to this descriptor; its number and its link follow.
+/// Prefix in raw state of a line with fd and path; the lines that follow belong to this descriptor.
 const DESCRIPTOR: &str = "descriptor ";
 
 /// The kind.
@@ -34,14 +34,14 @@ struct LocksMessage {
 struct LockMessage {
     #[prost(int32, tag = "1")]
     fd: i32,
-    /// For messages.
+    /// For error messages.
     #[prost(string, tag = "2")]
     path: String,
     #[prost(bool, tag = "3")]
     writes: bool,
     #[prost(int64, tag = "4")]
     start: i64,
-    /// 0 means to the end of the file, however far it grows.
+    /// 0 means to the end of the file, also when it grows.
     #[prost(int64, tag = "5")]
     length: i64,
 }
@@ -65,8 +65,8 @@ impl StateKind for RecordLocks {
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         let pid = capture.pid;
-        // Not from /proc/locks: opening a page of it waits until every processor has passed through the scheduler,
-        // 10 ms and more.
+        // Not from /proc/locks: opening it waits until each processor has passed through the scheduler, 10 ms or
+        // more.
         if let Some(descriptors) = capture.descriptors() {
             for one in descriptors {
                 take(pid, one.fd, &one.text, raw)?;
@@ -138,17 +138,17 @@ impl LockMessage {
     fn taken(&self) -> ResourceError {
         ResourceError::File {
             path: self.path.clone(),
-            why: "the program had locked it, and another program has locked it meanwhile".to_owned(),
-            fix: "end that program (`lslocks` names it), then restore again".to_owned(),
+            why: "the program had locked it, and now another program holds a conflicting lock".to_owned(),
+            fix: "end that program (`lslocks` lists it), then restore again".to_owned(),
         }
     }
 }
 
 fn malformed(line: &str) -> ResourceError {
-    ResourceError::Malformed { kind: NAME, why: format!("strange lock `{line}`") }
+    ResourceError::Malformed { kind: NAME, why: format!("invalid lock line `{line}`") }
 }
 
-/// Keeps the text of a descriptor's fdinfo if there are locks in it.
+/// Copies the text of a descriptor's fdinfo if it contains locks.
 fn take(pid: Pid, fd: Fd, text: &[u8], raw: &mut RawState) -> Result<()> {
     if text.windows(POSIX.len()).any(|window| window == POSIX.as_bytes()) {
         let info = procfs::descriptor_info(pid, fd)?;
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locks_are_read_with_their_descriptor_and_range() {
+    fn locks_are_parsed_with_their_descriptor_and_range() {
         let raw = "descriptor 3 /a b\npos:\t0\nlock:\t1: POSIX  ADVISORY  WRITE 8 fe:00:12 10 29\n\
                    descriptor 5 /c\nlock:\t2: POSIX  ADVISORY  READ 8 fe:00:13 7 EOF\n\
                    lock:\t3: FLOCK  ADVISORY  WRITE 8 fe:00:13 0 EOF\n";

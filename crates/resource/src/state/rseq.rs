@@ -1,8 +1,8 @@
-//! The restartable-sequence area of a thread.
+//! The rseq(2) registration of a thread.
 //!
-//! Owns: its registration, and aborting a sequence that a stop broke into.
-//! Invariants: a thread that was inside a sequence goes on at its abort handler, as after any preemption.
-//! Does not: save the area's content; it is memory like any other.
+//! Owns: the registration, and aborting a restartable sequence that a stop interrupted.
+//! Invariants: a thread that was inside a sequence continues at its abort handler, as after any preemption.
+//! Does not: save the content of `struct rseq`; it is part of memory.
 
 use model::Address;
 use prost::Message;
@@ -15,7 +15,7 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/rseq";
 
-/// Where `struct rseq` holds the address of the running sequence's descriptor.
+/// Offset in `struct rseq` of the address of the active sequence's descriptor.
 const SEQUENCE_OFFSET: u64 = 8;
 
 /// The kind.
@@ -29,7 +29,7 @@ struct RseqMessage {
     length: u32,
     #[prost(uint32, tag = "3")]
     signature: u32,
-    /// The address of the running sequence's descriptor; registering clears it.
+    /// The address of the active sequence's descriptor; registering clears it.
     #[prost(uint64, tag = "4")]
     sequence: u64,
 }
@@ -40,7 +40,7 @@ impl StateKind for Rseq {
     }
 
     fn summary(&self) -> &'static str {
-        "restartable sequences: the registration, and the abort of one that was running"
+        "restartable sequences: the registration, and the abort of an active one"
     }
 
     fn level(&self) -> Level {
@@ -84,7 +84,9 @@ impl StateKind for Rseq {
         let message: RseqMessage = crate::error::decode(NAME, payload)?;
         match message.address.checked_add(SEQUENCE_OFFSET) {
             Some(_) => Ok(()),
-            None => Err(ResourceError::Malformed { kind: NAME, why: "its address cannot be".to_owned() }),
+            None => {
+                Err(ResourceError::Malformed { kind: NAME, why: "its address is out of range".to_owned() })
+            }
         }
     }
 

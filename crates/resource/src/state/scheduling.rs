@@ -1,8 +1,8 @@
 //! How a thread is scheduled: policy, nice value, processors, I/O priority, timer slack.
 //!
-//! Owns: reading and setting them from outside, by the thread's number.
-//! Invariants: a thread that may run everywhere may do so again, whichever processors the machine has then.
-//! When none of a thread's processors exists any more, it may run on all; nothing else is changed.
+//! Owns: reading and setting them from outside, by tid.
+//! Invariants: a thread that may run on all processors may run on all processors of the new machine. If none of a
+//! thread's processors exists, it may run on all; no other setting changes.
 //! Does not: restore the default timer slack, which no interface shows.
 
 use std::fs;
@@ -20,14 +20,14 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/scheduling";
 
-/// Not every kernel, and not everybody, may read it.
+/// Needs kernel support and CAP_SYS_NICE to read.
 pub(super) const SLACK_FILE: &str = "timerslack_ns";
 const PR_SET_TIMERSLACK: u64 = 29;
 const PR_GET_TIMERSLACK: u64 = 30;
-/// SCHED_FIFO, SCHED_RR, SCHED_DEADLINE: the nice value is kept beside the policy.
+/// SCHED_FIFO, SCHED_RR, SCHED_DEADLINE: the kernel stores the nice value apart from the policy.
 const REAL_TIME: [u32; 3] = [1, 2, SCHED_DEADLINE];
 const SCHED_DEADLINE: u32 = 6;
-/// SCHED_OTHER and SCHED_BATCH: their attributes hold the nice value, those of others nothing.
+/// SCHED_OTHER and SCHED_BATCH: only their attributes contain the nice value.
 const SHOWS_NICE: [u32; 2] = [0, 3];
 /// SCHED_FLAG_UTIL_CLAMP_MIN and _MAX.
 const FLAG_CLAMPS: u64 = 0x60;
@@ -61,7 +61,7 @@ struct SchedulingMessage {
     /// Nanoseconds.
     #[prost(uint64, tag = "11")]
     timer_slack: u64,
-    /// The processors it may run on, one bit each; none when it may run on all.
+    /// The processors on which it may run, one bit each; empty when it may run on all.
     #[prost(fixed64, repeated, tag = "12")]
     affinity: Vec<u64>,
 }
@@ -160,7 +160,7 @@ fn set_attributes(pid: Pid, tid: Tid, wanted: &SchedulingMessage) -> Result<()> 
         return Ok(());
     }
     if wanted.policy != SCHED_DEADLINE && attributes.runtime == now.runtime {
-        // A slice that is named stays when the kernel's default changes.
+        // An explicit slice would stay when the kernel's default changes.
         attributes.runtime = 0;
     }
     let clamps = (now.utilisation_min, now.utilisation_max);
@@ -173,7 +173,7 @@ fn set_attributes(pid: Pid, tid: Tid, wanted: &SchedulingMessage) -> Result<()> 
     })
 }
 
-/// Without any of the wanted processors the thread may run on all.
+/// Sets the affinity; if none of the wanted processors exists, the thread may run on all.
 fn set_affinity(tid: Tid, wanted: &[u64]) -> Result<()> {
     let now = scheduling::affinity(tid)?;
     let online = online()?;
@@ -188,7 +188,7 @@ fn set_affinity(tid: Tid, wanted: &[u64]) -> Result<()> {
         return Ok(());
     }
     match scheduling::set_affinity(tid, wanted) {
-        // The group of the thread (cpuset) has none of them.
+        // The cpuset of the thread contains none of them.
         Err(error) if error.errno == Errno::EINVAL => Ok(()),
         outcome => Ok(outcome?),
     }
@@ -197,7 +197,7 @@ fn set_affinity(tid: Tid, wanted: &[u64]) -> Result<()> {
 fn set_timer_slack(restore: &mut StateRestore<'_>, wanted: u64) -> Result<()> {
     let tid = restore.stub.tid();
     let now = timer_slack(tid)?;
-    // Zero is what real-time threads have, and nobody else.
+    // Only real-time threads have zero.
     if now == Some(wanted) || wanted == 0 {
         return Ok(());
     }
@@ -208,7 +208,7 @@ fn set_timer_slack(restore: &mut StateRestore<'_>, wanted: u64) -> Result<()> {
     Ok(())
 }
 
-/// The timer slack of a thread; `None` when only the thread itself may read it (without CAP_SYS_NICE).
+/// The timer slack of a thread in nanoseconds; `None` when only the thread itself may read it.
 fn timer_slack(tid: Tid) -> Result<Option<u64>> {
     let path = slack_file(tid);
     match procfs::read(&path) {
@@ -218,17 +218,17 @@ fn timer_slack(tid: Tid) -> Result<Option<u64>> {
     }
 }
 
-/// Only the thread itself may read it, or the kernel does not show it.
+/// Whether only the thread itself may read it, or the kernel does not show it.
 fn is_out_of_reach(error: &sys::Error) -> bool {
     matches!(error.errno, Errno::EPERM | Errno::EACCES | Errno::ENOENT)
 }
 
 fn parse_slack(tid: Tid, text: &[u8]) -> Result<u64> {
     let slack = std::str::from_utf8(text).ok().and_then(|text| text.trim().parse().ok());
-    slack.ok_or_else(|| sys::Error::path("understand", slack_file(tid), Errno::EINVAL).into())
+    slack.ok_or_else(|| sys::Error::path("parse", slack_file(tid), Errno::EINVAL).into())
 }
 
-/// The file lies in the directory of a process, but a thread's number leads to a directory of that kind too.
+/// `/proc/TID`, since only process directories have this file, and each tid has one.
 fn slack_file(tid: Tid) -> String {
     format!("/proc/{tid}/timerslack_ns")
 }
@@ -239,13 +239,13 @@ fn nice(tid: Tid) -> Result<i32> {
     Ok(nice.map_err(|errno| sys::Error::thread("read the nice value", tid, errno))?)
 }
 
-/// The processors of this machine, one bit each.
+/// The processors that are online, one bit each.
 fn online() -> Result<Vec<u64>> {
     let text = procfs::read_text(ONLINE)?;
-    processors(text.trim()).ok_or_else(|| sys::Error::path("understand", ONLINE, Errno::EINVAL).into())
+    processors(text.trim()).ok_or_else(|| sys::Error::path("parse", ONLINE, Errno::EINVAL).into())
 }
 
-/// A list like `0-3,8`.
+/// Parses a list like `0-3,8`.
 fn processors(list: &str) -> Option<Vec<u64>> {
     let mut words: Vec<u64> = Vec::new();
     for range in list.split(',') {
@@ -264,13 +264,13 @@ fn covers(affinity: &[u64], online: &[u64]) -> bool {
     !online.iter().enumerate().any(missing)
 }
 
-/// A refusal by name of what the restorer may not set.
+/// Turns EPERM into an error that names the setting.
 fn named(outcome: sys::Result<()>, pid: Pid, what: impl FnOnce() -> String) -> Result<()> {
     match outcome {
         Err(error) if error.errno == Errno::EPERM => Err(ResourceError::Unsupported {
             pid,
             what: what(),
-            why: "the restorer may not set it".to_owned(),
+            why: "the restorer lacks the privilege to set it".to_owned(),
             fix: "restore as root or with CAP_SYS_NICE".to_owned(),
         }),
         outcome => Ok(outcome?),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn everywhere_is_told_from_somewhere() {
+    fn affinity_to_all_processors_is_recognized() {
         assert!(covers(&[0xff, 0], &[0x3]));
         assert!(!covers(&[0x1], &[0x3]));
         assert!(!covers(&[0x3], &[0x3, 0x1]));

@@ -1,13 +1,13 @@
-//! Seccomp: the sandbox of a thread.
+//! Seccomp mode and filters of a thread.
 //!
-//! Owns: strict mode, and the filters of a thread in the order they were installed in.
-//! Invariants: a sandbox is never lost silently. Filters that all threads of a process have are installed once
-//! for all, so that later synchronisation of its threads still works; what only some threads share is installed
-//! for each. Filters come before the change of credentials, which may take away the right to install them, and
-//! judge nothing until the stub is let go.
-//! The oldest filter may be the one by which this program watches what its subject does to files: it is neither recorded
-//! nor counted, and a restore that watches installs it anew before this kind is asked.
-//! Does not: rebuild filters that ask a supervisor, or the flag that lets speculation pass.
+//! Owns: strict mode, and the filters of a thread in installation order.
+//! Invariants: a sandbox is never lost silently. Filters that all threads of a process share are installed once with
+//! TSYNC, so that a later TSYNC of the program still works. A filter that only some threads have is installed in
+//! each. Filters are restored before the change of credentials, which may remove the privilege to install them. They
+//! are suspended until the stub is resumed.
+//! The oldest filter may be the one with which this program watches the subject's file operations. It is neither
+//! saved nor counted. A restore that watches files installs it before this kind runs.
+//! Does not: restore filters with SECCOMP_RET_USER_NOTIF, or SECCOMP_FILTER_FLAG_SPEC_ALLOW.
 
 use model::{Address, Pid, Tid};
 use prost::Message;
@@ -31,7 +31,7 @@ const SET_FILTER: u64 = 1;
 const FLAG_ALL_THREADS: u64 = 1;
 /// BPF_RET | BPF_K.
 const RETURN_CONSTANT: u16 = 6;
-/// SECCOMP_RET_USER_NOTIF, and the bits that tell the actions apart.
+/// SECCOMP_RET_USER_NOTIF, and the mask of the action.
 const RETURN_ASK: u32 = 0x7fc0_0000;
 const RETURN_ACTION: u32 = 0xffff_0000;
 /// Bytes of `struct sock_fprog`: count, address.
@@ -39,7 +39,7 @@ const PROGRAM_BYTES: usize = 16;
 const PROT_READ_WRITE: u64 = 3;
 const MAP_PRIVATE_ANONYMOUS: u64 = 0x22;
 
-/// The line of a status file that counts filters (Linux 5.9 and later).
+/// The line of a status file with the number of filters (Linux 5.9 and later).
 const FILTER_COUNT: &str = "Seccomp_filters";
 
 const WHAT: &str = "seccomp sandbox";
@@ -55,7 +55,7 @@ struct SeccompMessage {
     /// Oldest first.
     #[prost(message, repeated, tag = "2")]
     filters: Vec<FilterMessage>,
-    /// How many of them, the oldest, every thread of the process has; told of the leader only.
+    /// How many of the oldest filters every thread of the process has. Set for the leader only.
     #[prost(uint32, tag = "3")]
     common: u32,
 }
@@ -65,7 +65,7 @@ struct FilterMessage {
     /// SECCOMP_FILTER_FLAG_*.
     #[prost(uint64, tag = "1")]
     flags: u64,
-    /// Classic BPF instructions as the kernel lays them out.
+    /// Classic BPF instructions in the kernel's layout.
     #[prost(bytes = "vec", tag = "2")]
     code: Vec<u8>,
 }
@@ -105,13 +105,13 @@ impl StateKind for Seccomp {
         }
         let mut message = SeccompMessage { mode, ..SeccompMessage::default() };
         match mode {
-            // Before anything else: where filters cannot be lifted, a remote call could be the thread's last.
+            // Before any remote call: unless filters can be suspended, a remote call could kill the thread.
             STRICT => require_lift(pid)?,
             FILTERS => {
-                // What it takes to read a filter is what it takes to lift it.
+                // Reading a filter needs the same privilege as suspending it.
                 let own = own_filters(tid).or_else(|error| require_lift(pid).and(Err(error)))?;
                 let count = number(capture.file("status")?, FILTER_COUNT);
-                // Most threads of a watched subject have no other.
+                // Most threads of a subject with watched files have no other filter.
                 message.filters = if count == Some(own) { Vec::new() } else { filters_of(pid, tid, own)? };
                 if message.filters.is_empty() {
                     return Ok(());
@@ -120,7 +120,13 @@ impl StateKind for Seccomp {
                     message.common = common_to_all(pid, &message.filters)? as u32;
                 }
             }
-            _ => return Err(unsupported(pid, "its mode is unknown", "wait until its thread has ended")),
+            _ => {
+                return Err(unsupported(
+                    pid,
+                    "its seccomp mode is unknown",
+                    "wait until its thread has ended",
+                ));
+            }
         }
         raw.extend(message.encode_to_vec());
         Ok(())
@@ -133,7 +139,7 @@ impl StateKind for Seccomp {
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
         let message: SeccompMessage = crate::error::decode(NAME, payload)?;
         if ![STRICT, FILTERS].contains(&message.mode) {
-            return Err(malformed("its mode is unknown"));
+            return Err(malformed("its seccomp mode is unknown"));
         }
         message.filters.iter().try_for_each(|filter| instructions(filter).map(drop))
     }
@@ -145,14 +151,18 @@ impl StateKind for Seccomp {
         restore.stub.suspend_seccomp()?;
         if message.mode == STRICT {
             if own_filters(tid)? != 0 {
-                let fix = "restore it with --files keep: what it does to files is then not watched";
-                return Err(unsupported(pid, "a program in strict mode cannot be watched", fix));
+                let fix = "restore it with --files keep, which does not watch files";
+                return Err(unsupported(
+                    pid,
+                    "file operations of a program in strict mode cannot be watched",
+                    fix,
+                ));
             }
             restore.stub.call(nr::PRCTL, [PR_SET_SECCOMP, u64::from(STRICT), 0, 0, 0, 0])?;
             return Ok(());
         }
         if message.mode != FILTERS {
-            return Err(malformed("its mode is unknown"));
+            return Err(malformed("its seccomp mode is unknown"));
         }
         let installed = installed_on(pid, tid)?;
         for (index, filter) in message.filters.iter().enumerate().skip(installed) {
@@ -163,15 +173,15 @@ impl StateKind for Seccomp {
     }
 }
 
-/// Whether this program may read filters and keep them from judging: else why not, and what to do.
+/// Whether this program may read and suspend filters; otherwise the reason and the fix.
 fn may_lift() -> std::result::Result<(), (&'static str, &'static str)> {
     const FIX: &str = "run undying as root with CAP_SYS_ADMIN, outside of any sandbox";
     let status = procfs::read("/proc/thread-self/status").unwrap_or_default();
     let capabilities = procfs::signal_set(&status, "CapEff");
     if capabilities & capability::SYS_ADMIN == 0 {
-        Err(("filters can be read and put aside with CAP_SYS_ADMIN only", FIX))
+        Err(("reading and suspending filters needs CAP_SYS_ADMIN", FIX))
     } else if mode_of(&status) != 0 {
-        Err(("filters cannot be read by a program that is inside a sandbox itself", FIX))
+        Err(("a program that runs under seccomp itself cannot read filters", FIX))
     } else {
         Ok(())
     }
@@ -190,7 +200,7 @@ fn malformed(why: &str) -> ResourceError {
     ResourceError::Malformed { kind: NAME, why: why.to_owned() }
 }
 
-/// Zero without seccomp, as on kernels that are built without it.
+/// Zero without seccomp, also on kernels that are built without it.
 fn mode_of(status: &[u8]) -> u32 {
     number(status, "Seccomp").unwrap_or(0)
 }
@@ -199,18 +209,22 @@ fn number(status: &[u8], name: &str) -> Option<u32> {
     procfs::status_line(status, name)?.parse().ok()
 }
 
-/// How many filters of a stopped thread are ours, which are its oldest: one at most.
+/// How many filters of a stopped thread this program has installed: at most one, the oldest.
 fn own_filters(tid: Tid) -> Result<u32> {
     Ok(u32::from(seccomp::is_watched(tid)?))
 }
 
-/// All filters of a stopped thread, oldest first, behind ours.
+/// All other filters of a stopped thread, oldest first.
 fn filters_of(pid: Pid, tid: Tid, own: u32) -> Result<Vec<FilterMessage>> {
     let mut filters = Vec::new();
     while let Some(code) = seccomp::filter(tid, own as usize + filters.len())? {
         if asks(&code) {
-            let fix = "run the program without the supervisor that judges its calls";
-            return Err(unsupported(pid, "a filter asks a supervisor, which cannot be rebuilt", fix));
+            let fix = "run the program without the supervisor that answers its system calls";
+            return Err(unsupported(
+                pid,
+                "a filter notifies a supervisor (SECCOMP_RET_USER_NOTIF), which cannot be restored",
+                fix,
+            ));
         }
         let flags = seccomp::filter_flags(tid, own as usize + filters.len())?;
         filters.push(FilterMessage { flags, code });
@@ -218,7 +232,7 @@ fn filters_of(pid: Pid, tid: Tid, own: u32) -> Result<Vec<FilterMessage>> {
     Ok(filters)
 }
 
-/// Whether a filter asks a supervisor.
+/// Whether a filter contains SECCOMP_RET_USER_NOTIF.
 fn asks(code: &[u8]) -> bool {
     code.chunks_exact(seccomp::INSTRUCTION_BYTES).any(|instruction| {
         let operation = u16::from_ne_bytes([instruction[0], instruction[1]]);
@@ -241,8 +255,8 @@ fn common_to_all(pid: Pid, leader: &[FilterMessage]) -> Result<usize> {
     Ok(common)
 }
 
-/// How many filters beside ours a stub has already, by those that its leader installed for all. A kernel that does not count
-/// them (before 5.9) is told apart by the mode.
+/// How many filters, without ours, a stub already has because its leader installed them for all threads. Before Linux
+/// 5.9 the kernel has no count, and only mode 0 is recognized.
 fn installed_on(pid: Pid, tid: Tid) -> Result<usize> {
     let status = procfs::read(format!("/proc/{pid}/task/{tid}/status"))?;
     match (mode_of(&status), number(&status, FILTER_COUNT)) {
@@ -250,12 +264,12 @@ fn installed_on(pid: Pid, tid: Tid) -> Result<usize> {
         (_, Some(count)) => Ok((count.saturating_sub(own_filters(tid)?)) as usize),
         (_, None) => {
             let fix = "use Linux 5.9 or later";
-            Err(unsupported(pid, "this kernel does not tell how many filters a thread has", fix))
+            Err(unsupported(pid, "this kernel does not show how many filters a thread has", fix))
         }
     }
 }
 
-/// How many instructions a filter has.
+/// The number of instructions of a filter.
 fn instructions(filter: &FilterMessage) -> Result<u16> {
     u16::try_from(filter.code.len() / seccomp::INSTRUCTION_BYTES)
         .map_err(|_| malformed("a filter is too long"))
@@ -267,7 +281,7 @@ fn install(restore: &mut StateRestore<'_>, filter: &FilterMessage, flags: u64) -
     bytes.extend_from_slice(&filter.code);
     let length = bytes.len() as u64;
     let data = restore.stub.data();
-    // The longest filters do not fit beside their header.
+    // The longest filters need a mapping of their own.
     let extra = length > data.len().get();
     let at = if extra {
         let call = [0, length, PROT_READ_WRITE, MAP_PRIVATE_ANONYMOUS, u64::MAX, 0];
@@ -278,9 +292,10 @@ fn install(restore: &mut StateRestore<'_>, filter: &FilterMessage, flags: u64) -
     bytes[..2].copy_from_slice(&count.to_ne_bytes());
     bytes[8..PROGRAM_BYTES].copy_from_slice(&(at.get() + PROGRAM_BYTES as u64).to_ne_bytes());
     restore.memory.write(at, &bytes)?;
-    let odd_one = restore.stub.call(nr::SECCOMP, [SET_FILTER, filter.flags | flags, at.get(), 0, 0, 0])?;
-    if odd_one != 0 {
-        return Err(malformed("a filter of all threads does not fit one of them"));
+    let conflicting =
+        restore.stub.call(nr::SECCOMP, [SET_FILTER, filter.flags | flags, at.get(), 0, 0, 0])?;
+    if conflicting != 0 {
+        return Err(malformed("a filter of all threads conflicts with the filters of one thread"));
     }
     if extra {
         restore.stub.call(nr::MUNMAP, [at.get(), length, 0, 0, 0, 0])?;
@@ -300,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_that_ask_a_supervisor_are_found() {
+    fn filters_that_notify_a_supervisor_are_found() {
         let mut code = instruction(0x20, RETURN_ASK);
         code.extend(instruction(RETURN_CONSTANT, 0x7fff_0000));
         assert!(!asks(&code));

@@ -1,7 +1,7 @@
 //! Signal actions of a process: handlers, masks, flags.
 //!
 //! Owns: all 64 actions.
-//! Invariants: only actions that `/proc` shows as caught or ignored are asked for; the rest are the defaults.
+//! Invariants: only actions that `/proc` shows as caught or ignored are read; the others are the defaults.
 //! Does not: save pending signals or masks of threads.
 
 use model::ByteCount;
@@ -35,7 +35,7 @@ struct ActionsMessage {
 struct ActionMessage {
     #[prost(int32, tag = "1")]
     signal: i32,
-    /// The kernel's structure, as rt_sigaction(2) gives and takes it.
+    /// The kernel's `struct sigaction`, as in rt_sigaction(2).
     #[prost(bytes = "vec", tag = "2")]
     action: Vec<u8>,
 }
@@ -89,7 +89,10 @@ impl StateKind for Sigactions {
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
         let message: ActionsMessage = crate::error::decode(NAME, payload)?;
         if message.actions.iter().any(|action| action.action.len() != ACTION_BYTES) {
-            return Err(ResourceError::Malformed { kind: NAME, why: "an action is not one".to_owned() });
+            return Err(ResourceError::Malformed {
+                kind: NAME,
+                why: "an action has the wrong length".to_owned(),
+            });
         }
         Ok(())
     }

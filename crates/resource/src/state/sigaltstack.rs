@@ -1,7 +1,7 @@
 //! The alternate signal stack of a thread.
 //!
 //! Owns: its address, size and flags.
-//! Does not: save the stack's content; it is memory like any other.
+//! Does not: save the stack's content; it is part of memory.
 
 use model::ByteCount;
 use sys::task_reader::Field;
@@ -15,7 +15,7 @@ const NAME: &str = "state/sigaltstack";
 
 /// Bytes of `stack_t`: address, flags, size.
 const STACK_BYTES: usize = 24;
-/// Where the flags are in it.
+/// Position of the flags in it.
 const FLAGS: std::ops::Range<usize> = 8..12;
 const SS_ONSTACK: u32 = 1;
 
@@ -61,16 +61,16 @@ impl StateKind for Sigaltstack {
         let Some(bytes) = stack.get_mut(FLAGS) else { return Ok(None) };
         let mut word = [0; 4];
         word.copy_from_slice(bytes);
-        // Whether a handler runs on it right now follows from the stack pointer and cannot be set.
+        // SS_ONSTACK follows from the stack pointer and cannot be set.
         let flags = u32::from_ne_bytes(word) & !SS_ONSTACK;
         bytes.copy_from_slice(&flags.to_ne_bytes());
-        // One that is disabled is restored too: a stub has inherited the restorer's own.
+        // A disabled one is restored too: a stub has inherited the restorer's stack.
         Ok(Some(stack))
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
         if payload.len() != STACK_BYTES {
-            return Err(ResourceError::Malformed { kind: NAME, why: "it is not one stack".to_owned() });
+            return Err(ResourceError::Malformed { kind: NAME, why: "it has the wrong length".to_owned() });
         }
         Ok(())
     }

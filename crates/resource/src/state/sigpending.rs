@@ -1,12 +1,12 @@
-//! Signals that wait to be taken.
+//! Pending signals.
 //!
-//! Owns: the queue of each thread and, with its leader's, the queue of the process.
-//! Invariants: order and number of signals in a queue stay; each keeps its code, sender and value.
-//! A timer has one signal pending at most, as in the kernel: a second one counts as an overrun.
-//! Clocks run on in the pause. The queues are read after the timers, so that no expiration is lost; one that
-//! comes between the two is in both, and the restore leaves it to the timer.
-//! Does not: save blocked sets; the engine does. Does not save SIGSTOP, which nothing can hold back in a process
-//! under construction: remote calls have turned an earlier one into a stop; one that comes after is an error.
+//! Owns: the queue of each thread and, in the leader's record, the queue of the process.
+//! Invariants: order and number of signals in a queue are preserved; each keeps its code, sender and value. A timer
+//! has at most one pending signal, as in the kernel: a second one counts as an overrun. Clocks run during the pause.
+//! The queues are read after the timers, so that no expiration is lost. An expiration between the two reads is in
+//! both; the restore leaves it to the timer.
+//! Does not: save signal masks; the engine does. Does not save SIGSTOP, which cannot be blocked in a process under
+//! construction. Remote calls turn an earlier SIGSTOP into a stop; a later one is an error.
 
 use model::{ByteCount, Pid};
 use prost::Message;
@@ -25,23 +25,23 @@ const ITIMER_REAL: i32 = 0;
 const SIGKILL: i32 = 9;
 const SIGALRM: i32 = 14;
 const SIGSTOP: i32 = 19;
-/// The code of a signal that the kernel itself sent.
+/// si_code of a signal that the kernel sent.
 const SI_KERNEL: i32 = 128;
-/// The code of a signal that a POSIX timer sent.
+/// si_code of a signal that a POSIX timer sent.
 const SI_TIMER: i32 = -2;
-/// Where `siginfo_t` holds the signal, the code, and for timers the timer's id and its overruns.
+/// Offsets in `siginfo_t` of the signal, the code, and for timers the timer id and its overruns.
 const SIGNAL_AT: usize = 0;
 const CODE_AT: usize = 8;
 const TIMER_AT: usize = 16;
 const OVERRUN_AT: usize = 20;
 
 const INFORMATION_BYTES: usize = size_of::<SiginfoBytes>();
-/// What may lie between reading the real interval timer and the queues. A SIGALRM and a timer that is nearer than
-/// this to sending another become one, as for any program that takes the signal that much later.
+/// Maximum time between reading the real interval timer and the queues. A pending SIGALRM and a timer that expires
+/// within this time are merged, as in a program that takes the signal late.
 const ALARM_GAP_US: i64 = 1000;
-/// Bytes of `struct itimerval` and of `struct itimerspec`: interval and what is left, two words each.
+/// Bytes of `struct itimerval` and `struct itimerspec`: interval and remaining time, two words each.
 const SETTING_BYTES: u64 = 32;
-/// In front of each signal: which queue it is in.
+/// In front of each signal: its queue.
 const OF_THREAD: u8 = 0;
 const OF_PROCESS: u8 = 1;
 
@@ -53,7 +53,7 @@ struct PendingMessage {
     /// `siginfo_t` of each signal for the thread, oldest first.
     #[prost(bytes = "vec", repeated, tag = "1")]
     thread: Vec<Vec<u8>>,
-    /// The same for the process; only in its leader's record.
+    /// The same for the process; only in the leader's record.
     #[prost(bytes = "vec", repeated, tag = "2")]
     process: Vec<Vec<u8>>,
 }
@@ -97,14 +97,17 @@ impl StateKind for Sigpending {
         let message: PendingMessage = crate::error::decode(NAME, payload)?;
         let mut signals = message.thread.iter().chain(&message.process);
         if signals.any(|information| information.len() != INFORMATION_BYTES) {
-            return Err(ResourceError::Malformed { kind: NAME, why: "a signal is not one".to_owned() });
+            return Err(ResourceError::Malformed {
+                kind: NAME,
+                why: "a signal has the wrong length".to_owned(),
+            });
         }
         Ok(())
     }
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: PendingMessage = crate::error::decode(NAME, payload)?;
-        // SIGTRAP as well: the stub's stops need it no longer.
+        // SIGTRAP as well: the stub's stops no longer need it.
         hold::in_thread(restore.stub)?;
         let (pid, tid) = (restore.stub.pid().get() as u64, restore.stub.tid().get() as u64);
         for information in message.thread {
@@ -121,7 +124,7 @@ impl StateKind for Sigpending {
     }
 }
 
-/// Lets a stub send itself a signal: only to oneself may one send what came from the kernel.
+/// Lets a stub queue a signal to itself: only the target itself may send signals with codes of the kernel.
 fn queue(number: i64, to: &[u64], information: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
     let signal = field(information, SIGNAL_AT);
     let sent = restore.stub.call_with(restore.memory, number, information, |at| {
@@ -136,8 +139,8 @@ fn queue(number: i64, to: &[u64], information: &[u8], restore: &mut StateRestore
         Err(RemoteError::Refused { errno: EAGAIN, .. }) => Err(ResourceError::Unsupported {
             pid: restore.stub.pid(),
             what: format!("pending signal {signal}"),
-            why: "the user of the process has as many signals queued as RLIMIT_SIGPENDING allows".to_owned(),
-            fix: "end the process that has them queued (`SigQ` in /proc/PID/status), or raise the limit"
+            why: "the user of the process has reached RLIMIT_SIGPENDING".to_owned(),
+            fix: "raise the limit (`ulimit -i`), or end the process that has the signals queued (`SigQ` in /proc/PID/status)"
                 .to_owned(),
         }),
         Err(error) => Err(error.into()),
@@ -162,12 +165,12 @@ fn being_stopped(pid: Pid) -> ResourceError {
     ResourceError::Unsupported {
         pid,
         what: "a pending SIGSTOP".to_owned(),
-        why: "the process was being stopped at the very moment of the checkpoint".to_owned(),
+        why: "the process received it during the checkpoint".to_owned(),
         fix: "take the checkpoint again".to_owned(),
     }
 }
 
-/// Whether a timer that was restored before has sent the same signal already, or is about to.
+/// Whether a timer that is already restored has sent the same signal, or will send it.
 fn comes_from_a_timer_anyway(
     information: &[u8],
     queue: SignalQueue,
@@ -178,7 +181,7 @@ fn comes_from_a_timer_anyway(
         if waiting.iter().any(|other| timer_signal(other) == Some(timer)) {
             return Ok(true);
         }
-        // One that runs and does not repeat: it expired after it was read. Setting it anew drops its signal.
+        // A running one-shot timer: it expired after it was read. Setting it again has removed its signal.
         let Some([interval_s, interval_ns, left_s, left_ns]) = setting(nr::TIMER_GETTIME, timer.1, restore)?
         else {
             return Ok(false);
@@ -194,7 +197,7 @@ fn comes_from_a_timer_anyway(
     Ok(false)
 }
 
-/// The four words of a timer's setting; `None` when there is no such timer.
+/// The four words of a timer's setting; `None` when the timer does not exist.
 fn setting(number: i64, timer: i32, restore: &mut StateRestore<'_>) -> Result<Option<[i64; 4]>> {
     let data = restore.stub.data().start;
     match restore.stub.call(number, [timer as u64, data.get(), 0, 0, 0, 0]) {
@@ -212,13 +215,13 @@ fn setting(number: i64, timer: i32, restore: &mut StateRestore<'_>) -> Result<Op
     Ok(Some(words))
 }
 
-/// The signal and the timer's id, of a signal that a POSIX timer sent.
+/// Signal and timer id of a signal that a POSIX timer sent.
 fn timer_signal(information: &[u8]) -> Option<(i32, i32)> {
     let code = field(information, CODE_AT);
     (code == SI_TIMER).then(|| (field(information, SIGNAL_AT), field(information, TIMER_AT)))
 }
 
-/// Appends a signal. A timer's second one can only come from a signal that an earlier restore queued besides it.
+/// Appends a signal. A second signal of one timer can only come from a signal that an earlier restore queued.
 fn add(queue: &mut Vec<Vec<u8>>, information: Vec<u8>) {
     let timer = timer_signal(&information);
     let same = queue.iter_mut().find(|other| timer.is_some() && timer_signal(other) == timer);
@@ -229,7 +232,7 @@ fn add(queue: &mut Vec<Vec<u8>>, information: Vec<u8>) {
     }
 }
 
-/// One number of a `siginfo_t`.
+/// One 32-bit field of a `siginfo_t`.
 fn field(information: &[u8], at: usize) -> i32 {
     information.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes)
 }
@@ -252,12 +255,12 @@ mod tests {
     }
 
     #[test]
-    fn no_signals_leave_no_record() {
+    fn empty_queues_produce_no_record() {
         assert_eq!(Sigpending.after(&[]).unwrap(), None);
     }
 
     #[test]
-    fn order_and_number_of_queued_signals_stay() {
+    fn order_and_count_of_queued_signals_are_preserved() {
         let raw =
             [entry(1, 40, -1, 0, 1), entry(0, 40, -1, 0, 2), entry(1, 40, -1, 0, 3), entry(1, 40, -1, 0, 3)];
         let message = decoded(&raw.concat());
@@ -266,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_signal_of_a_timer_is_an_overrun() {
+    fn a_second_signal_of_a_timer_counts_as_an_overrun() {
         let raw = [entry(1, 40, SI_TIMER, 5, 0), entry(1, 40, SI_TIMER, 6, 0), entry(1, 40, SI_TIMER, 5, 0)];
         let message = decoded(&raw.concat());
         let overruns = message.process.iter().map(|one| field(one, OVERRUN_AT)).collect::<Vec<_>>();

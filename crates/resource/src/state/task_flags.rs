@@ -1,6 +1,6 @@
-//! What the kernel's headers let a program set of a task, and what becomes of each.
+//! Coverage of the prctl(2) options and clone(2) flags in the kernel's headers.
 //!
-//! Owns: the verdicts on prctl(2) and clone(2); the test that no name is without one.
+//! Owns: a verdict for each name; the test that every name has one.
 //! Does not: save anything; the kinds do.
 
 use crate::support::kernel_headers::Verdict::{Action, Derived, Ignored, Kept, Lost, Refused, Same, Value};
@@ -12,7 +12,7 @@ const LAYOUT: &str = "crates/engine/src/restore/layout.rs";
 const SHARING: &str = "crates/engine/src/sharing.rs";
 const NAMESPACE: Verdict = Refused("refuse_namespace");
 
-/// Options of prctl(2) up to Linux 6.18. What other architectures alone have is ignored here.
+/// Options of prctl(2) up to Linux 6.18. Options of other architectures are ignored.
 const OPTIONS: &[(&str, Verdict)] = &[
     ("PR_SET_PDEATHSIG", Kept(PRCTL)),
     ("PR_GET_PDEATHSIG", Kept(PRCTL)),
@@ -88,11 +88,11 @@ const OPTIONS: &[(&str, Verdict)] = &[
 
 /// Flags of clone(2) up to Linux 6.18.
 const CLONE_FLAGS: &[(&str, Verdict)] = &[
-    // Threads share them; processes that do are refused, and threads that do not.
+    // Shared by threads. Processes that share them are refused, and so are threads that do not.
     ("CLONE_VM", Refused(SHARING)),
     ("CLONE_FS", Refused(SHARING)),
     ("CLONE_FILES", Refused(SHARING)),
-    // The kernel wants CLONE_VM with it, and it with CLONE_THREAD.
+    // The kernel requires CLONE_VM with it, and it with CLONE_THREAD.
     ("CLONE_SIGHAND", Same("CLONE_VM")),
     ("CLONE_THREAD", Kept("crates/engine/src/restore/tree.rs")),
     ("CLONE_PTRACE", Refused("refuse_ptraced_child")),

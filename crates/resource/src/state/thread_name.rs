@@ -1,7 +1,7 @@
 //! The name of a thread, as `ps -L` and `top -H` show it.
 //!
 //! Owns: the up to 15 bytes of `comm`.
-//! Does not: change the arguments that `ps` shows; they are memory.
+//! Does not: change the arguments that `ps` shows; they are in memory.
 
 use tracee::arch::numbers as nr;
 
@@ -11,7 +11,7 @@ use crate::error::{ResourceError, Result};
 const NAME: &str = "state/thread_name";
 
 const PR_SET_NAME: u64 = 15;
-/// TASK_COMM_LEN, without the zero at its end.
+/// TASK_COMM_LEN without the terminating zero.
 const NAME_BYTES_MAX: usize = 15;
 
 /// The kind.
@@ -40,7 +40,7 @@ impl StateKind for ThreadName {
     }
 
     fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
-        // The kernel ends the name with one line feed of its own.
+        // The kernel appends a newline to the name.
         Ok(Some(raw.strip_suffix(b"\n").unwrap_or(raw).to_vec()))
     }
 

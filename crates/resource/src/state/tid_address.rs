@@ -1,7 +1,8 @@
-//! The address that the kernel clears, and wakes a waiter on, when a thread ends.
+//! The `clear_child_tid` address of a thread, which the kernel clears and wakes a futex waiter on when the thread
+//! ends.
 //!
-//! Owns: that address, as set_tid_address(2) or clone(2) set it; pthread_join depends on it.
-//! Does not: touch the word there.
+//! Owns: the address as set by set_tid_address(2) or clone(2); pthread_join depends on it.
+//! Does not: change the word at the address.
 
 use model::ByteCount;
 use sys::task_reader::Field;
@@ -14,7 +15,7 @@ use crate::error::{ResourceError, Result};
 const NAME: &str = "state/tid_address";
 
 const PR_GET_TID_ADDRESS: u64 = 40;
-/// No result of the call.
+/// Not a return value of the call.
 const UNKNOWN: u64 = u64::MAX;
 
 /// The kind.
@@ -26,7 +27,7 @@ impl StateKind for TidAddress {
     }
 
     fn summary(&self) -> &'static str {
-        "the word that tells of a thread's end (pthread_join)"
+        "the word that reports a thread's end (pthread_join)"
     }
 
     fn level(&self) -> Level {
@@ -48,7 +49,7 @@ impl StateKind for TidAddress {
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         for answer in capture.answers(NAME) {
-            // Kernels without CONFIG_CHECKPOINT_RESTORE cannot tell.
+            // Kernels without CONFIG_CHECKPOINT_RESTORE do not have the option.
             if answer.result_or(UNKNOWN)? != UNKNOWN {
                 raw.extend(answer.bytes);
             }
@@ -72,5 +73,5 @@ impl StateKind for TidAddress {
 
 fn word(payload: &[u8]) -> Result<u64> {
     let word = payload.try_into().map(u64::from_ne_bytes);
-    word.map_err(|_| ResourceError::Malformed { kind: NAME, why: "it is not one address".to_owned() })
+    word.map_err(|_| ResourceError::Malformed { kind: NAME, why: "it has the wrong length".to_owned() })
 }

@@ -1,10 +1,10 @@
 //! The control groups of a thread.
 //!
-//! Owns: putting a thread back into the groups that set it apart from the checkpointer.
-//! Invariants: a group the subject shares with the checkpointer, or that stands for a login session, is replaced by
-//! the restorer's own. Groups with controllers are joined and never made: limits that went with one are the
-//! operator's. A group of a hierarchy without controllers is made again when it is missing, with those above and
-//! below it, before anything else of the subject is: the program may have their directories open.
+//! Owns: moving a thread back into the groups in which it differs from the checkpointer.
+//! Invariants: the restorer's own group replaces a group that the subject shared with the checkpointer, and the group
+//! of a login session. Groups with controllers are joined and never created: their limits belong to the operator. A
+//! missing group of a hierarchy without controllers is created again, with the groups above and below it. That
+//! happens before any other object of the subject is restored, since the program may have these directories open.
 //! Does not: save limits or settings of groups with controllers.
 
 mod tree;
@@ -22,7 +22,7 @@ use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
 const NAME: &str = "state/cgroup";
-/// In raw state between the kernel's lines and the memberships that carry groups; no group has it in its name.
+/// Separates the kernel's lines from the memberships with groups in raw state; no group name contains it.
 const END_OF_LINES: u8 = 0;
 
 /// The kind.
@@ -39,10 +39,10 @@ struct Membership {
     /// Controllers of the hierarchy as `/proc/PID/cgroup` names them; empty for the unified one.
     #[prost(string, tag = "1")]
     controllers: String,
-    /// The group below the root of the hierarchy.
+    /// Path of the group, relative to the root of the hierarchy.
     #[prost(string, tag = "2")]
     path: String,
-    /// Without controllers: the group with those above and below it, outermost first.
+    /// The group with those above and below it, outermost first. Empty for hierarchies with controllers.
     #[prost(message, repeated, tag = "3")]
     groups: Vec<Group>,
 }
@@ -52,7 +52,7 @@ impl Membership {
         (&self.controllers, &self.path) == (&other.controllers, &other.path)
     }
 
-    /// Whether it is a group of its own in a hierarchy that holds nothing but names.
+    /// Whether the group can be created again: it is not the root or a login session, and has no controllers.
     fn can_be_made(&self) -> bool {
         self.controllers.starts_with("name=") && self.path != "/" && !is_login_session(&self.path)
     }
@@ -119,7 +119,7 @@ impl StateKind for Cgroup {
         for (pid, _version, payload) in payloads {
             let message: CgroupMessage = crate::error::decode(NAME, payload)?;
             for membership in message.memberships.into_iter().filter(|one| !one.groups.is_empty()) {
-                // All are looked at before any is made: one group may lie in another.
+                // Inspect all before creating any: one group may be inside another.
                 if mounted_at(&membership)?.is_some_and(|directory| !directory.is_dir()) {
                     missing.push((*pid, membership));
                 }
@@ -144,11 +144,7 @@ impl StateKind for Cgroup {
                 (false, _) => "tasks",
             };
             fs::write(directory.join(file), tid.to_string()).map_err(|error| {
-                unsupported(
-                    pid,
-                    wanted,
-                    format!("the kernel does not let the restorer move it there: {error}"),
-                )
+                unsupported(pid, wanted, format!("the kernel refuses to move thread {tid} there: {error}"))
             })?;
         }
         Ok(())
@@ -159,8 +155,8 @@ fn of_thread(pid: Pid, tid: Tid) -> Result<Vec<u8>> {
     Ok(procfs::read(format!("/proc/{pid}/task/{tid}/cgroup"))?)
 }
 
-/// Memberships in groups that can be made again and are not ours too, with these groups. Threads are in the groups
-/// of their leader as a rule, whose record has them.
+/// Memberships in groups that can be created again and that this process is not in, with their groups. A thread's
+/// record leaves out the groups of its leader.
 fn own_groups(pid: Pid, tid: Tid, lines: &[u8]) -> Result<Vec<Membership>> {
     let mut found = parse(lines);
     found.retain(Membership::can_be_made);
@@ -189,12 +185,12 @@ fn too_many(pid: Pid, membership: &Membership) -> ResourceError {
     ResourceError::Unsupported {
         pid,
         what: format!("the control group {} ({})", membership.path, membership.controllers),
-        why: format!("more than {} groups lie below it", tree::BELOW_MAX),
+        why: format!("more than {} groups are below it", tree::BELOW_MAX),
         fix: "let the program remove the groups it no longer needs".to_owned(),
     }
 }
 
-/// Makes a group, those above it that are missing, and those below it.
+/// Creates the group, missing groups above it, and the groups below it.
 fn make(pid: Pid, membership: &Membership) -> Result<()> {
     let mounts = procfs::read_text("/proc/self/mountinfo")?;
     for group in &membership.groups {
@@ -203,7 +199,7 @@ fn make(pid: Pid, membership: &Membership) -> Result<()> {
             continue;
         }
         group.make(&directory).map_err(|error| {
-            unsupported(pid, membership, format!("{} cannot be made again: {error}", directory.display()))
+            unsupported(pid, membership, format!("{} cannot be created: {error}", directory.display()))
         })?;
     }
     Ok(())
@@ -219,15 +215,15 @@ fn parse(raw: &[u8]) -> Vec<Membership> {
     text.lines().filter_map(membership).collect()
 }
 
-/// The group that a login manager makes for each session; its number is another one after a reboot.
+/// Whether a login manager created the group for one session; its id differs after a reboot.
 fn is_login_session(path: &str) -> bool {
     path.split('/').any(|part| part.starts_with("session-") && part.ends_with(".scope"))
 }
 
-/// The directory of a group, which must exist.
+/// The directory of a group. Fails if it does not exist.
 fn directory_of(pid: Pid, wanted: &Membership) -> Result<PathBuf> {
     let directory = mounted_at(wanted)?.ok_or_else(|| {
-        unsupported(pid, wanted, "its hierarchy is not mounted here, or not from its root".to_owned())
+        unsupported(pid, wanted, "its hierarchy is not mounted, or is mounted without its root".to_owned())
     })?;
     if directory.is_dir() {
         return Ok(directory);
@@ -235,11 +231,11 @@ fn directory_of(pid: Pid, wanted: &Membership) -> Result<PathBuf> {
     Err(ResourceError::File {
         path: directory.display().to_string(),
         why: format!("the control group of pid {pid} does not exist"),
-        fix: "make the group again, with its limits".to_owned(),
+        fix: "create the group with its limits (mkdir), then restore again".to_owned(),
     })
 }
 
-/// Where the directory of a group is or would be.
+/// The directory of a group, which need not exist; `None` when its hierarchy is not mounted.
 fn mounted_at(wanted: &Membership) -> Result<Option<PathBuf>> {
     let mounts = procfs::read_text("/proc/self/mountinfo")?;
     Ok(place_in(&mounts, &wanted.controllers, &wanted.path))
@@ -249,7 +245,7 @@ fn place_in(mounts: &str, controllers: &str, path: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| directory_in(line, controllers, path))
 }
 
-/// Where a group lies below one line of `/proc/PID/mountinfo`.
+/// The directory of a group below the mount that one line of `/proc/PID/mountinfo` describes.
 fn directory_in(line: &str, controllers: &str, path: &str) -> Option<PathBuf> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut words = file_system.split(' ');
@@ -271,7 +267,7 @@ fn directory_in(line: &str, controllers: &str, path: &str) -> Option<PathBuf> {
     Some(Path::new(&point).join(below))
 }
 
-/// Undoes the octal escapes of blanks, tabs, line ends and backslashes.
+/// Decodes the octal escapes of spaces, tabs, newlines and backslashes.
 fn unescape(word: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .into_iter()
@@ -297,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_lines_are_understood() {
+    fn the_kernels_lines_are_parsed() {
         let found = parse(b"4:cpu,cpuacct:/a:b\n1:name=systemd:/x\n0::/\n");
         let expected =
             [membership("cpu,cpuacct", "/a:b"), membership("name=systemd", "/x"), membership("", "/")];
@@ -318,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn login_sessions_are_told_apart() {
+    fn login_sessions_are_recognized() {
         assert!(is_login_session("/user.slice/user-0.slice/session-3.scope"));
         assert!(!is_login_session("/system.slice/redis.service"));
     }

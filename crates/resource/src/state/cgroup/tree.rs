@@ -1,9 +1,9 @@
-//! Groups of a hierarchy without controllers: what there is to save of them, and making them again.
+//! Saving and creating control groups of a hierarchy without controllers.
 //!
-//! Owns: modes and owners of a group, of the groups above and below it, and of their files; the two settings such a
-//! group has.
-//! Invariants: groups are made only where the subject's own group is missing; one that is there is left as it is.
-//! Does not: know who is in a group.
+//! Owns: modes and owners of a group, of the groups above and below it, and of their files; the two settings of such
+//! a group.
+//! Invariants: only missing groups are created; an existing group is not changed.
+//! Does not: save which processes are in a group.
 
 use std::fs;
 use std::io;
@@ -13,16 +13,16 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 use sys::Error;
 
-/// The most groups below one that are saved: more are no longer a program's own arrangement of its threads.
+/// Maximum number of saved groups below one group. A program that arranges its own threads needs fewer.
 pub(super) const BELOW_MAX: usize = 256;
-/// What a group without controllers has: who is in it, and two settings.
+/// Files of a group without controllers: its members, and two settings.
 const FILES: &[&str] = &["cgroup.procs", "tasks"];
 const SETTINGS: &[&str] = &["notify_on_release", "cgroup.clone_children"];
 
-/// One group as the image keeps it.
+/// One group as it is in the image.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Group {
-    /// Below the root of the hierarchy.
+    /// Relative to the root of the hierarchy.
     #[prost(string, tag = "1")]
     pub(super) path: String,
     #[prost(message, required, tag = "2")]
@@ -47,7 +47,7 @@ struct File {
     name: String,
     #[prost(message, required, tag = "2")]
     access: Access,
-    /// Of a setting.
+    /// Content of a setting; `None` for other files.
     #[prost(bytes = "vec", optional, tag = "3")]
     value: Option<Vec<u8>>,
 }
@@ -55,13 +55,13 @@ struct File {
 /// Why groups cannot be saved.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// More than [`BELOW_MAX`] below one.
+    /// More than [`BELOW_MAX`] groups are below the group.
     TooMany,
-    /// The kernel said no.
+    /// A system call failed.
     Kernel(Error),
 }
 
-/// A group with those above and below it, outermost first. `place` tells where a group lies in the file system.
+/// Saves a group with those above and below it, outermost first. `place` returns the directory of a group.
 pub(super) fn save(path: &str, place: impl Fn(&str) -> Option<PathBuf>) -> Result<Vec<Group>, Failure> {
     let mut found = Vec::new();
     let above = path.char_indices().skip(1).filter(|(_, letter)| *letter == '/').map(|(at, _)| &path[..at]);
@@ -100,7 +100,7 @@ fn names_below(directory: &Path) -> Result<Vec<String>, Failure> {
     Ok(names)
 }
 
-/// One group, unless it was removed meanwhile.
+/// Saves one group; `None` when it has been removed meanwhile.
 fn save_one(path: &str, directory: &Path) -> Result<Option<Group>, Failure> {
     let Some(access) = access_of(directory)? else { return Ok(None) };
     let mut files = Vec::new();
@@ -121,7 +121,7 @@ fn access_of(path: &Path) -> Result<Option<Access>, Failure> {
     match fs::metadata(path) {
         Ok(data) => Ok(Some(Access { mode: data.mode() & 0o7777, user: data.uid(), group: data.gid() })),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(failed("look at the control group", path, error)),
+        Err(error) => Err(failed("stat the control group", path, error)),
     }
 }
 
@@ -130,7 +130,7 @@ fn failed(operation: &'static str, path: &Path, error: io::Error) -> Failure {
 }
 
 impl Group {
-    /// Makes the group in a directory that is not there yet.
+    /// Creates the group in a directory that does not exist yet.
     pub(super) fn make(&self, directory: &Path) -> io::Result<()> {
         fs::create_dir(directory)?;
         for file in &self.files {
@@ -166,7 +166,7 @@ impl Access {
 mod tests {
     use super::*;
 
-    /// Any directory tree will do: a group is a directory with files in it.
+    /// Creates a directory with the files of a group.
     fn group_in(root: &Path, path: &str, mode: u32) {
         let directory = root.join(path);
         fs::create_dir(&directory).unwrap();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_come_back_with_those_above_and_below() {
+    fn groups_are_saved_and_created_with_those_above_and_below() {
         let old = tempfile::tempdir().unwrap();
         for (path, mode) in
             [("a", 0o711), ("a/b", 0o750), ("a/b/d", 0o700), ("a/b/d/e", 0o755), ("a/c", 0o755)]
@@ -196,11 +196,11 @@ mod tests {
         for (path, mode) in [("a", 0o711), ("a/b", 0o750), ("a/b/d", 0o700), ("a/b/d/e", 0o755)] {
             assert_eq!(fs::metadata(new.path().join(path)).unwrap().mode() & 0o7777, mode, "{path}");
         }
-        assert!(saved[0].make(&new.path().join("a")).is_err(), "one that is there is left alone");
+        assert!(saved[0].make(&new.path().join("a")).is_err(), "an existing group is refused");
     }
 
     #[test]
-    fn too_many_groups_are_told() {
+    fn more_groups_than_the_limit_are_refused() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("a")).unwrap();
         for number in 0..=BELOW_MAX {

@@ -1,7 +1,7 @@
-//! Creating timers under given ids.
+//! Creating timers with given ids.
 //!
-//! Owns: the kernel's switch for wanted ids (Linux 6.15), and what is done without it.
-//! Invariants: the switch is off again when all timers exist.
+//! Owns: the kernel's switch for given ids (Linux 6.15), and the fallback.
+//! Invariants: the switch is off again after all timers are created.
 //! Does not: start timers.
 
 use model::ByteCount;
@@ -13,17 +13,17 @@ use super::list::{SIGEV_NONE, SIGEV_THREAD_ID};
 use super::message::TimerMessage;
 use crate::error::{ResourceError, Result};
 
-/// timer_create(2) takes the id from where it would store it.
+/// With it, timer_create(2) reads the id from the place to which it would write the id.
 const PR_TIMER_CREATE_RESTORE_IDS: u64 = 77;
 const OFF: u64 = 0;
 const ON: u64 = 1;
 
-/// Bytes of `struct sigevent`: value, signal, notice, thread, and room.
+/// Bytes of `struct sigevent`: value, signal, notification method, thread, and padding.
 const EVENT_BYTES: usize = 64;
-/// Ids that older kernels are made to skip one by one, each by a timer created and deleted; 20 to 200 µs each.
+/// Maximum number of ids that the fallback skips, each by creating and deleting a timer; 20 to 200 µs each.
 const SKIPPED_IDS_MAX: usize = 100_000;
 
-/// Creates all timers, which rise by id.
+/// Creates all timers, which must be sorted by id.
 pub(super) fn create_all(timers: &[TimerMessage], restore: &mut StateRestore<'_>) -> Result<()> {
     let wanted = switch(restore, ON)?;
     for timer in timers {
@@ -40,7 +40,7 @@ pub(super) fn create_all(timers: &[TimerMessage], restore: &mut StateRestore<'_>
     Ok(())
 }
 
-/// Whether the kernel has the switch.
+/// Sets the switch; returns whether the kernel has it.
 fn switch(restore: &mut StateRestore<'_>, to: u64) -> Result<bool> {
     match restore.stub.call(nr::PRCTL, [PR_TIMER_CREATE_RESTORE_IDS, to, 0, 0, 0, 0]) {
         Ok(_) => Ok(true),
@@ -49,7 +49,7 @@ fn switch(restore: &mut StateRestore<'_>, to: u64) -> Result<bool> {
     }
 }
 
-/// Older kernels count ids up from zero in each process.
+/// Fallback: older kernels assign ids in ascending order from zero in each process.
 fn skip_to(timer: &TimerMessage, event: &[u8; EVENT_BYTES], restore: &mut StateRestore<'_>) -> Result<()> {
     for _ in 0..SKIPPED_IDS_MAX {
         let id = create(timer, event, restore)?;
@@ -64,8 +64,9 @@ fn skip_to(timer: &TimerMessage, event: &[u8; EVENT_BYTES], restore: &mut StateR
     Err(ResourceError::Unsupported {
         pid: restore.stub.pid(),
         what: format!("POSIX timer {}", timer.id),
-        why: "this kernel cannot create a timer with a given id, and the id is too far away to be counted to"
-            .to_owned(),
+        why:
+            "this kernel cannot create a timer with a given id, and the id is too large to reach by counting"
+                .to_owned(),
         fix: "restore on Linux 6.15 or later".to_owned(),
     })
 }
@@ -81,7 +82,7 @@ fn create(timer: &TimerMessage, event: &[u8; EVENT_BYTES], restore: &mut StateRe
     Ok(i32::from_ne_bytes(id))
 }
 
-/// The kernel's `struct sigevent`. A timer whose thread has ended tells nobody, as one without notice.
+/// The kernel's `struct sigevent`. A timer whose thread has ended notifies no thread, like SIGEV_NONE.
 fn event(timer: &TimerMessage, restore: &StateRestore<'_>) -> Result<[u8; EVENT_BYTES]> {
     let mut notice = timer.notice;
     if notice & SIGEV_THREAD_ID != 0

@@ -1,27 +1,27 @@
-//! `/proc/PID/timers` and the clocks it names.
+//! `/proc/PID/timers` and the clocks that it names.
 //!
-//! Owns: the parser, and which processor-time clocks can be had again.
-//! Does not: read settings; the kernel does not show them there.
+//! Owns: the parser; which CPU-time clocks can be restored.
+//! Does not: read timer settings; the kernel does not show them there.
 
 use model::{Pid, Tid};
 use tracee::procfs;
 
-/// Notice by a signal to one thread; a bit besides SIGEV_SIGNAL (0).
+/// Notification by a signal to one thread; a bit besides SIGEV_SIGNAL (0).
 pub(super) const SIGEV_THREAD_ID: i32 = 4;
-/// No notice.
+/// No notification.
 pub(super) const SIGEV_NONE: i32 = 1;
 const SIGEV_SIGNAL: i32 = 0;
 const SIGEV_THREAD: i32 = 2;
 
-/// The lower bits of a negative clock: what is measured, and 3 for the clock of a descriptor.
+/// The lower bits of a negative clock id: the measured time, and 3 for the clock of a descriptor.
 const CLOCK_KIND: i32 = 3;
 const CLOCK_OF_DESCRIPTOR: i32 = 3;
-/// A thread's processor time instead of a process's.
+/// The CPU time of a thread instead of a process.
 const CLOCK_OF_THREAD: i32 = 4;
-/// Bits below the inverted number of the process or thread.
+/// Bits below the inverted pid or tid.
 const CLOCK_SHIFT: u32 = 3;
 
-/// How a timer's end is told.
+/// How an expiration is notified.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Notice {
     /// SIGEV_SIGNAL, SIGEV_NONE or SIGEV_THREAD.
@@ -67,33 +67,33 @@ fn parse_block<'a>(lines: &mut impl Iterator<Item = &'a str>) -> Option<Listed> 
 }
 
 impl Listed {
-    /// Why the clock cannot be had again; `None` when it can.
+    /// The reason why the clock cannot be restored; `None` when it can.
     pub(super) fn unknown_clock(&self, pid: Pid) -> Option<&'static str> {
         if self.clock >= 0 {
             return None;
         }
         if self.clock & CLOCK_KIND == CLOCK_OF_DESCRIPTOR {
-            return Some("it runs on the clock of a descriptor");
+            return Some("it runs on the clock of a file descriptor");
         }
         let number = !(self.clock >> CLOCK_SHIFT);
         if self.clock & CLOCK_OF_THREAD == 0 {
             let own = number == 0 || number == pid.get();
-            return (!own).then_some("it runs on the processor time of another process");
+            return (!own).then_some("it runs on the CPU time of another process");
         }
         let threads = procfs::threads(pid).unwrap_or_default();
         let thread = match (number, self.notice) {
             (0, Notice::Thread(tid)) => tid,
             (0, Notice::Process(_)) if threads.len() > 1 => {
-                return Some("it runs on the processor time of a thread that the kernel does not name");
+                return Some("it runs on the CPU time of a thread that the kernel does not name");
             }
             (0, Notice::Process(_)) => pid.leader(),
             (number, _) => Tid(number),
         };
-        (!threads.contains(&thread)).then_some("it runs on the processor time of a thread that has ended")
+        (!threads.contains(&thread)).then_some("it runs on the CPU time of a thread that has ended")
     }
 
-    /// The clock with its thread named: CLOCK_THREAD_CPUTIME_ID means whoever creates the timer. A program that
-    /// wants the notice in one thread measures that one.
+    /// The clock id with its thread named, since CLOCK_THREAD_CPUTIME_ID means the thread that creates the timer. A
+    /// timer that notifies one thread is assumed to measure that thread.
     pub(super) fn clock_by_name(&self) -> i32 {
         let own_thread =
             self.clock < 0 && self.clock & CLOCK_OF_THREAD != 0 && self.clock >> CLOCK_SHIFT == !0;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_notice_is_understood() {
+    fn every_notification_method_is_parsed() {
         let text = b"ID: 0\nsignal: 14/00007ffe01020304\nnotify: signal/pid.9\nClockID: 0\n\
             ID: 1\nsignal: 34/0000000000000000\nnotify: thread/tid.11\nClockID: -6\n";
         let found = parse(text);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_nobody_can_name_again_are_refused() {
+    fn clocks_that_cannot_be_named_again_are_refused() {
         let pid = Pid(std::process::id() as i32);
         let process = Notice::Process(SIGEV_SIGNAL);
         let of = |number: i32, bits: i32| (!number << CLOCK_SHIFT) | bits;
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_of_the_creating_thread_gets_a_name() {
+    fn the_clock_of_the_creating_thread_is_named_by_its_tid() {
         let own_thread = -2;
         assert_eq!(timer(own_thread, Notice::Thread(Tid(77))).clock_by_name(), (!77 << 3) | 6);
         assert_eq!(timer(own_thread, Notice::Process(0)).clock_by_name(), own_thread);

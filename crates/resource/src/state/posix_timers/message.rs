@@ -1,17 +1,17 @@
 //! The record of the timers of a process.
 //!
-//! Does not: ask the kernel.
+//! Does not: make system calls.
 
 use prost::Message;
 
 use super::list::{self, Listed, Notice};
 
-/// Bytes of `struct itimerspec`: seconds and nanoseconds of the interval, then of what is left.
+/// Bytes of `struct itimerspec`: seconds and nanoseconds of the interval, then of the remaining time.
 pub(super) const SETTING_BYTES: usize = 32;
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TimersMessage {
-    /// Rising by id.
+    /// Sorted by id.
     #[prost(message, repeated, tag = "1")]
     pub(super) timers: Vec<TimerMessage>,
 }

@@ -1,10 +1,10 @@
 //! POSIX timers of a process.
 //!
-//! Owns: id, clock, way of notice and setting of every timer.
-//! Invariants: a timer keeps its id and goes on with what was left of it; the time in between does not count.
-//! The kernel shows neither whether a timer was set to a moment of the wall clock, nor lets an overrun count be
-//! set: the former goes on as a relative one, the latter begins at zero.
-//! Does not: save the signals that timers have sent already; `sigpending` does.
+//! Owns: id, clock, notification method and setting of every timer.
+//! Invariants: a timer keeps its id and continues with its remaining time. The time between checkpoint and restore
+//! does not count. The kernel does not show whether a timer is absolute, so it is restored as a relative one. An
+//! overrun count cannot be set, so it starts at zero.
+//! Does not: save signals that timers have already sent; `sigpending` does.
 
 mod create;
 mod list;
@@ -34,7 +34,7 @@ impl StateKind for PosixTimers {
     }
 
     fn summary(&self) -> &'static str {
-        "POSIX timers under their ids, with what was left of them"
+        "POSIX timers with their ids and remaining times"
     }
 
     fn level(&self) -> Level {
@@ -51,7 +51,7 @@ impl StateKind for PosixTimers {
             Err(error) if error.errno == sys::Errno::ENOENT && procfs::stat(pid).is_ok() => {
                 vec![no_list(pid)]
             }
-            // The process has gone.
+            // The process has ended.
             Err(_) => Vec::new(),
         }
     }
@@ -64,9 +64,9 @@ impl StateKind for PosixTimers {
         Ok(())
     }
 
-    /// Raw: each setting with its timer's id in front, then the text of the list.
+    /// Raw state: the number of timers, their settings, then the text of the list.
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        // The same text as for the questions: a process that stands makes and ends no timer.
+        // The same text as in `ask`: a stopped process creates and deletes no timers.
         let text = capture.file(FILE)?.to_vec();
         let timers = list::parse(&text);
         if let Some(Obstacle { pid, what, why, fix, .. }) =
@@ -115,14 +115,14 @@ impl StateKind for PosixTimers {
     }
 }
 
-/// The list of a process's timers.
+/// The list of a process's timers in `/proc`.
 const FILE: &str = "timers";
 
 fn path(pid: Pid) -> String {
     format!("/proc/{pid}/{FILE}")
 }
 
-/// Why a timer's clock cannot be had again.
+/// The obstacle for a timer whose clock cannot be restored.
 fn obstacle(pid: Pid, timer: &Listed) -> Option<Obstacle> {
     let why = timer.unknown_clock(pid)?;
     Some(Obstacle {
@@ -130,7 +130,7 @@ fn obstacle(pid: Pid, timer: &Listed) -> Option<Obstacle> {
         what: format!("POSIX timer {}", timer.id),
         place: format!("clock {}", timer.clock),
         why: why.to_owned(),
-        fix: "let the program delete the timer first".to_owned(),
+        fix: "let the program delete the timer, then retry".to_owned(),
     })
 }
 
@@ -139,7 +139,7 @@ fn no_list(pid: Pid) -> Obstacle {
         pid,
         what: "POSIX timers".to_owned(),
         place: path(pid),
-        why: "this kernel does not list them, so it cannot be known whether there are any".to_owned(),
+        why: "this kernel does not list timers, so they cannot be saved".to_owned(),
         fix: "use a kernel with CONFIG_CHECKPOINT_RESTORE".to_owned(),
     }
 }
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_without_timers_leaves_no_record() {
+    fn a_process_without_timers_produces_no_record() {
         assert_eq!(PosixTimers.after(&[]).unwrap(), None);
     }
 
