@@ -26,7 +26,7 @@ fn a_lock_that_somebody_else_has_by_now_refuses_the_restore() {
     let other = File::open(&path).unwrap();
     flock(&other, FlockOperation::NonBlockingLockShared).unwrap();
     let error = victim.restore(&undying).unwrap_err().to_string();
-    assert!(error.contains("locked it meanwhile") && error.contains("lslocks"), "{error}");
+    assert!(error.contains("holds a conflicting lock") && error.contains("lslocks"), "{error}");
     assert!(error.contains(path.to_str().unwrap()), "{error}");
     drop(other);
     collect(&processes);

@@ -1,4 +1,4 @@
-//! Why a kernel object could not be saved or restored.
+//! Errors of saving or restoring a kernel object.
 //!
 //! Owns: the error type of this crate.
 //! Does not: print; the verbs do.
@@ -8,13 +8,13 @@ use model::{Escaped, Pid};
 /// A failed step of saving or restoring a kernel object.
 #[derive(Debug, thiserror::Error)]
 pub enum ResourceError {
-    /// A kernel call failed.
+    /// A system call failed.
     #[error(transparent)]
     Kernel(#[from] sys::Error),
     /// A remote system call failed.
     #[error(transparent)]
     Remote(#[from] tracee::RemoteError),
-    /// The payload of a record is not what its kind and version promise.
+    /// The payload of a record does not match its kind and version.
     /// Row: record-malformed
     #[error(
         "record {kind} cannot be decoded: {}\nhelp: the image was written by another version or is damaged; run `undying verify`",
@@ -26,7 +26,7 @@ pub enum ResourceError {
         /// What the decoder found.
         why: String,
     },
-    /// The kind meets something it does not support only when it is too late for preflight.
+    /// An unsupported object that preflight could not find.
     /// Row: not-supported
     #[error("{} of pid {pid} is not supported: {}\nhelp: {}", Escaped(what), Escaped(why), Escaped(fix))]
     Unsupported {
@@ -39,7 +39,7 @@ pub enum ResourceError {
         /// What the operator can do.
         fix: String,
     },
-    /// A file the program needs is missing or is another one than at the checkpoint.
+    /// A file that the program needs is missing, or is not the file of the checkpoint.
     /// Row: file-changed
     #[error("{}: {}\nhelp: {}", Escaped(path), Escaped(why), Escaped(fix))]
     File {
@@ -52,7 +52,7 @@ pub enum ResourceError {
     },
 }
 
-/// A result of this crate.
+/// A result with this crate's error.
 pub type Result<T> = std::result::Result<T, ResourceError>;
 
 /// Decodes the payload of a record.

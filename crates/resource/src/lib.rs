@@ -1,9 +1,9 @@
-//! Saving and restoring kernel objects: one kind, one file.
+//! Saving and restoring kernel objects, one file per kind.
 //!
 //! Owns: the interfaces of descriptor kinds, state kinds and memory kinds, and their registries.
-//! Invariants: a kind says what it does *before*, *inside* and *after* the pause; inside it only copies raw
-//! bytes into memory that it already has. Records are versioned and carry nothing that only this run knows.
-//! Does not: stop or create processes, or know where records are stored.
+//! Invariants: a kind has steps *before*, *inside* and *after* the pause; inside it, a kind only copies raw bytes
+//! into allocated memory. Records are versioned and contain no state of the present run.
+//! Does not: stop or create processes, or decide where records are stored.
 #![forbid(unsafe_code)]
 
 pub mod error;

@@ -1,6 +1,6 @@
-//! What would stop a checkpoint, told before anything is touched.
+//! Obstacles to a checkpoint, reported before the program is touched.
 //!
-//! Owns: the shape of one obstacle, as `preflight --json` prints it.
+//! Owns: the fields of one obstacle, as `preflight --json` prints it.
 //! Does not: find obstacles; the kinds do.
 
 use model::Pid;
@@ -12,7 +12,7 @@ pub struct Obstacle {
     pub pid: Pid,
     /// The object: `fd 7 (io_uring)`, `System V shared memory` …
     pub what: String,
-    /// Where: a path, an address range, a peer; empty when there is nothing to add.
+    /// Its location: a path, an address range, a peer; empty if there is none.
     pub place: String,
     /// The reason.
     pub why: String,

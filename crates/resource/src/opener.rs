@@ -1,11 +1,11 @@
-//! Opening files by recorded paths for the processes that held them.
+//! Opening files by recorded paths with the rights of the processes that held them.
 //!
 //! Owns: the decision with which rights a recorded path is opened.
-//! Invariants: no symbolic link is followed, since a recorded path has none. The file that was recorded, by device,
-//! inode, type and birth, is opened with the restorer's rights: its holders had it already. Any other file is
-//! opened with the rights of its holders, so that a restore adds no right to theirs. What is examined and what is
-//! opened is one file: the path is resolved to an O_PATH descriptor, which is reopened.
-//! Does not: say which other files are acceptable; each kind does.
+//! Invariants: no symbolic link is followed, since a recorded path has none. A file with the recorded device, inode,
+//! type and birth time is opened with the restorer's rights, since its holders had it open. Any other file is opened
+//! with the rights of its holders, so that a restore adds no right. The inspected file is the opened one: the path is
+//! resolved to an O_PATH descriptor, which is reopened.
+//! Does not: decide which other files are acceptable; each kind does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -20,38 +20,38 @@ use crate::error::ResourceError;
 use crate::support::identity::Identity;
 use crate::support::opening::{may_read, may_write, own_link};
 
-/// Opens files for the processes that hold them. The default one acts for the restorer itself.
+/// Opens files for the processes that hold them. The default one uses the restorer's rights only.
 #[derive(Clone, Default, Debug)]
 pub struct Opener {
-    /// Those of the holders, each once, without those that have all of the restorer's.
+    /// Rights of the holders, without duplicates and without those that include all of the restorer's.
     others: Arc<[FileRights]>,
 }
 
 /// Why a recorded path was not opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
-    #[error("a symbolic link is in its path now; there was none at the checkpoint")]
+    #[error("its path now contains a symbolic link, which it did not at the checkpoint")]
     Link,
-    #[error("another file has its path now, which the program itself may not open: {0}")]
+    #[error("another file now has its path, which the program itself may not open: {0}")]
     Denied(Errno),
     #[error("it cannot be opened: {0}")]
     Failed(Errno),
-    #[error("it was exchanged for another file while it was opened")]
-    Exchanged,
-    #[error("it cannot be examined: {0}")]
+    #[error("it was replaced by another file during the open")]
+    Replaced,
+    #[error("it cannot be inspected: {0}")]
     Unknown(#[from] Error),
 }
 
 impl Refusal {
-    /// The refusal of a restore; `whose` tells what the path is to the program, and `usual` what helps if the path
-    /// simply leads nowhere.
+    /// The error of a restore. `whose` describes the use of the path by the program; `usual` is the fix if the path
+    /// leads to no file.
     pub(crate) fn of(&self, path: &Path, whose: &str, usual: &str) -> ResourceError {
         let fix = match self {
-            Self::Link => "put the file itself in the place of the symbolic link",
+            Self::Link => "replace the symbolic link by the file itself, then restore again",
             Self::Denied(_) => {
-                "bring back the file of the checkpoint, or let the program's user open this one"
+                "put back the file of the checkpoint, or permit the program's user to open this one"
             }
-            Self::Failed(_) | Self::Exchanged | Self::Unknown(_) => usual,
+            Self::Failed(_) | Self::Replaced | Self::Unknown(_) => usual,
         };
         ResourceError::File {
             path: path.display().to_string(),
@@ -61,10 +61,10 @@ impl Refusal {
     }
 }
 
-/// A file that a recorded path leads to. It is not open yet, only named (O_PATH).
+/// A file at a recorded path, as an O_PATH descriptor.
 #[derive(Debug)]
 pub(crate) struct Found<'a> {
-    /// `None` where it was found by other means than its path.
+    /// `None` if it was found by other means than its path.
     path: Option<&'a Path>,
     file: OwnedFd,
     identity: Identity,
@@ -72,11 +72,11 @@ pub(crate) struct Found<'a> {
 }
 
 impl Opener {
-    /// Acts for processes with these rights. A file is opened for all of them or not at all.
+    /// Uses these rights. A file is opened with all of them or not at all.
     ///
     /// # Errors
     ///
-    /// What the kernel says of the restorer's own rights.
+    /// When the restorer's own rights cannot be read.
     pub fn new(holders: impl IntoIterator<Item = FileRights>) -> sys::Result<Self> {
         let own = file_rights::own()?;
         let is_less = |rights: &FileRights| {
@@ -89,14 +89,14 @@ impl Opener {
         Ok(Self { others: others.into() })
     }
 
-    /// Resolves a recorded path. `recorded` is `None` where the record does not say which file it was: then the
-    /// holders' rights decide.
+    /// Resolves a recorded path. `recorded` is `None` where the record does not identify the file; then the holders'
+    /// rights are used.
     pub(crate) fn find<'a>(
         &'a self,
         path: &'a Path,
         recorded: Option<Identity>,
     ) -> Result<Found<'a>, Refusal> {
-        let file = resolve(path).map_err(refusal_of_own)?;
+        let file = resolve(path).map_err(own_refusal)?;
         let identity = Identity::of(&file)?;
         if identity.is_link() && !recorded.is_some_and(|recorded| recorded.is_link()) {
             return Err(Refusal::Link);
@@ -106,15 +106,15 @@ impl Opener {
             return Ok(Found { path: Some(path), file, identity, others: &[] });
         }
         for rights in self.others.iter() {
-            let theirs = file_rights::with(rights, || resolve(path))?.map_err(refusal_of_holder)?;
+            let theirs = file_rights::with(rights, || resolve(path))?.map_err(holder_refusal)?;
             if Identity::of(&theirs)? != identity {
-                return Err(Refusal::Exchanged);
+                return Err(Refusal::Replaced);
             }
         }
         Ok(Found { path: Some(path), file, identity, others: &self.others })
     }
 
-    /// Takes a file that was found by other means than its path, named (O_PATH) or open.
+    /// Wraps a file that was found by other means than its path, as an O_PATH or open descriptor.
     pub(crate) fn adopt(&self, file: OwnedFd, recorded: Option<Identity>) -> Result<Found<'_>, Refusal> {
         let identity = Identity::of(&file)?;
         let is_recorded = recorded.is_some_and(|recorded| recorded.is_that_of(&identity));
@@ -123,7 +123,7 @@ impl Opener {
     }
 }
 
-/// Names (O_PATH) the nearest directory above a recorded path that is there, without following symbolic links.
+/// An O_PATH descriptor of the nearest existing directory above a recorded path, without following symbolic links.
 pub(crate) fn nearest_directory(path: &Path) -> Result<OwnedFd, Refusal> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut last = E::NOENT;
@@ -133,42 +133,42 @@ pub(crate) fn nearest_directory(path: &Path) -> Result<OwnedFd, Refusal> {
             Err(errno) => last = errno,
         }
     }
-    Err(refusal_of_own(last))
+    Err(own_refusal(last))
 }
 
 impl Found<'_> {
-    /// What it is.
+    /// Its stat.
     pub(crate) fn stat(&self) -> Result<Stat, Refusal> {
         rustix::fs::fstat(&self.file).map_err(|errno| Refusal::Failed(errno.into()))
     }
 
-    /// Opens it. Flags of the open itself (O_NOFOLLOW, O_DIRECTORY) are those of the new description too.
+    /// Opens it. Flags of the open (O_NOFOLLOW, O_DIRECTORY) are also those of the new description.
     pub(crate) fn open(&self, flags: OFlags) -> Result<OwnedFd, Refusal> {
         let Some((first, rest)) = self.others.split_first() else {
-            return self.open_as_ourselves(flags).map_err(refusal_of_own)?;
+            return self.open_as_ourselves(flags).map_err(own_refusal)?;
         };
         let opened =
-            file_rights::with(first, || self.open_as_ourselves(flags))?.map_err(refusal_of_holder)??;
+            file_rights::with(first, || self.open_as_ourselves(flags))?.map_err(holder_refusal)??;
         for rights in rest {
             self.check(rights, flags)?;
         }
         Ok(opened)
     }
 
-    /// Runs a system call on it with the holders' rights, by a path that leads to it and to nothing else. With
-    /// several holders the call must succeed for each; the last result counts.
+    /// Runs a system call on it with the holders' rights, with a path in `/proc/self/fd` that leads to this file
+    /// only. With several holders the call must succeed for each; the last result is returned.
     pub(crate) fn act<Output: Send>(
         &self,
         call: impl Fn(&str) -> Result<Output, E> + Sync,
     ) -> Result<Output, Refusal> {
         let link = own_link(&self.file);
         let Some((last, rest)) = self.others.split_last() else {
-            return call(&link).map_err(refusal_of_own);
+            return call(&link).map_err(own_refusal);
         };
         for rights in rest {
-            file_rights::with(rights, || call(&link).map(drop))?.map_err(refusal_of_holder)?;
+            file_rights::with(rights, || call(&link).map(drop))?.map_err(holder_refusal)?;
         }
-        file_rights::with(last, || call(&link))?.map_err(refusal_of_holder)
+        file_rights::with(last, || call(&link))?.map_err(holder_refusal)
     }
 
     fn open_as_ourselves(&self, flags: OFlags) -> Result<Result<OwnedFd, Refusal>, E> {
@@ -176,17 +176,17 @@ impl Found<'_> {
             let flags = flags - OFlags::NOFOLLOW;
             return rustix::fs::open(own_link(&self.file), flags, Mode::empty()).map(Ok);
         };
-        // The link in /proc would have to be followed, and the description shows that flag.
+        // O_NOFOLLOW would refuse the link in /proc, and the description must have that flag.
         let file = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
         Ok(match Identity::of(&file) {
             Ok(identity) if identity == self.identity => Ok(file),
-            Ok(_) => Err(Refusal::Exchanged),
+            Ok(_) => Err(Refusal::Replaced),
             Err(error) => Err(error.into()),
         })
     }
 
-    /// Asks whether a further holder may do what the flags say, without opening the file once more: an open and a
-    /// close are seen by the other end of a named pipe.
+    /// Checks the rights of a further holder for these flags without another open, since the other end of a named
+    /// pipe would see it.
     fn check(&self, rights: &FileRights, flags: OFlags) -> Result<(), Refusal> {
         if flags.contains(OFlags::PATH) {
             return Ok(());
@@ -204,17 +204,18 @@ impl AsFd for Found<'_> {
     }
 }
 
-/// Names a file without opening it. A symbolic link at the end is named itself; one further up refuses.
+/// Resolves a path to an O_PATH descriptor. A symbolic link at its end is resolved to itself; one further up is
+/// refused.
 fn resolve(path: &Path) -> Result<OwnedFd, E> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
 }
 
-fn refusal_of_own(errno: E) -> Refusal {
+fn own_refusal(errno: E) -> Refusal {
     if errno == E::LOOP { Refusal::Link } else { Refusal::Failed(errno.into()) }
 }
 
-fn refusal_of_holder(errno: E) -> Refusal {
+fn holder_refusal(errno: E) -> Refusal {
     if errno == E::LOOP { Refusal::Link } else { Refusal::Denied(errno.into()) }
 }
 
@@ -228,7 +229,7 @@ mod tests {
 
     const READ_WRITE: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC);
 
-    /// A directory that every user may search, and its canonical path.
+    /// A directory that every user may search, with its canonical path.
     fn folder() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -278,8 +279,8 @@ mod tests {
             Opener::new([FileRights { effective: 0, ..user(0) }, user(65534), user(65533)]).unwrap(),
         ];
         for opener in &openers {
-            drop(open(opener, &path, was).expect("they had this very file"));
-            drop(open(opener, &public, was).expect("they may open that one"));
+            drop(open(opener, &path, was).expect("they had this file open"));
+            drop(open(opener, &public, was).expect("they may open this file"));
         }
         fs::rename(&path, folder.join("old")).unwrap();
         file(&path, 0o600);
@@ -289,14 +290,14 @@ mod tests {
             let unknown = opener.find(&path, None).unwrap().open(OFlags::RDONLY);
             assert!(matches!(unknown, Err(Refusal::Denied(_))), "{unknown:?}");
         }
-        drop(open(&Opener::new([own]).unwrap(), &path, was).expect("root may open what is there now"));
+        drop(open(&Opener::new([own]).unwrap(), &path, was).expect("root may open any file"));
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
         let hidden = openers[0].find(&public, None);
         assert!(matches!(hidden, Err(Refusal::Denied(_))), "{hidden:?}");
     }
 
     #[test]
-    fn what_is_examined_is_what_is_opened() {
+    fn the_inspected_file_is_the_opened_one() {
         let (_folder, folder) = folder();
         let path = folder.join("file");
         let was = file(&path, 0o600);
@@ -307,6 +308,6 @@ mod tests {
         let opened = found.open(READ_WRITE).unwrap();
         assert!(was.is_that_of(&Identity::of(&opened).unwrap()));
         let direct = found.open(READ_WRITE | OFlags::NOFOLLOW);
-        assert!(matches!(direct, Err(Refusal::Exchanged)), "{direct:?}");
+        assert!(matches!(direct, Err(Refusal::Replaced)), "{direct:?}");
     }
 }

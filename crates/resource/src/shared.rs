@@ -1,24 +1,24 @@
-//! What several kinds build together in one restore.
+//! Objects that several kinds share in one restore.
 //!
-//! Owns: one place for it, which the caller hands from kind to kind.
-//! Invariants: it lives until all processes are complete. Files that it holds lose their names again on drop, unless
-//! `keep` was called.
-//! Does not: know which kinds meet in it.
+//! Owns: these objects; the caller passes them from kind to kind.
+//! Invariants: it exists until all processes are complete. On drop, its files lose their names, unless `keep` was
+//! called.
+//! Does not: depend on kinds.
 
 use crate::support::making::Placed;
 use crate::support::nameless::RemovedDirectories;
 
-/// Handed to every kind that takes part.
+/// Passed to every kind of a restore.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// Open directories and working directories may be the same one.
+    /// Open directories and working directories, which may be the same.
     pub(crate) removed_directories: RemovedDirectories,
-    /// Files that were made for this restore and have got their names.
+    /// Files that this restore has created and that have their names.
     pub(crate) placed: Vec<Placed>,
 }
 
 impl Shared {
-    /// Keeps the files that were made: the restore has succeeded.
+    /// Keeps the created files, since the restore has succeeded.
     pub fn keep(&mut self) {
         self.placed.drain(..).for_each(Placed::keep);
     }

@@ -1,11 +1,11 @@
-//! What kinds say of payloads that they cannot have written.
+//! Kinds refuse payloads that they cannot have written.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use undying_resource::memory::ObjectRecord;
 use undying_resource::{fd, memory, state};
 
-/// Longer than any argument that a process under construction has room for.
+/// Exceeds every argument for which a process under construction has room.
 const LONG: usize = 1 << 20;
 
 #[test]
@@ -24,14 +24,14 @@ fn no_kind_accepts_a_payload_that_is_no_message() {
     }
 }
 
-/// A message with one field of bytes.
+/// A message with one bytes field.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Bytes {
     #[prost(bytes = "vec", repeated, tag = "1")]
     one: Vec<Vec<u8>>,
 }
 
-/// A message like that of an action: a signal and its bytes.
+/// A message like a signal action: a signal and its bytes.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Action {
     #[prost(bytes = "vec", tag = "2")]

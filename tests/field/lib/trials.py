@@ -245,7 +245,7 @@ class Run:
     def why_fresh(self):
         with open(self.log, errors="replace") as file:
             lines = [line.strip() for line in file]
-        for sign in (r"was changed|has changed|cannot be told", r"from the beginning|fresh"):
+        for sign in (r"was changed|has changed|it is unknown", r"from the beginning|fresh"):
             if found := [line for line in lines if re.search(sign, line)]:
                 return reason(found[-1])
         return ""

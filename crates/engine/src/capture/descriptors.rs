@@ -410,7 +410,7 @@ impl Descriptors {
             if description.get() == next {
                 next += 1;
                 if let Some(capture) = self.captures.get_mut(description) {
-                    capture.told(&one.text);
+                    capture.fdinfo_read(&one.text);
                 }
             }
         }

@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 
 use image::{Owner, Record, RecordSet};
-use resource::state::{self, DescriptorText, KnownAnswers, Level, RawState, StateCapture, StateKind};
+use resource::state::{self, DescriptorText, Level, RawState, ResultCache, StateCapture, StateKind};
 use tracee::procfs::{self, KeptFiles};
 use tracee::remote::{KnownThread, Places};
 use tracee::{RemoteError, StoppedProcess, StoppedTree, Thread};
@@ -31,8 +31,8 @@ struct Reading<'a> {
 pub(super) struct Threads {
     /// What is read of each, held open.
     pub(super) files: KeptFiles,
-    /// What they have answered.
-    answers: RefCell<KnownAnswers>,
+    /// Results of their remote calls.
+    cache: RefCell<ResultCache>,
     /// No thread had to be asked in the last pause, which makes it likely of the next one.
     pub(super) are_silent: bool,
 }
@@ -56,11 +56,11 @@ impl Threads {
         let files = RefCell::new(std::mem::take(&mut self.files));
         let outcome = tree.processes.iter_mut().try_for_each(|stopped| {
             let Some(process) = processes.living.get_mut(&stopped.pid) else { return Ok(()) };
-            read_process(stopped, process, &files, &self.answers, descriptors.info.texts_of(stopped.pid))
+            read_process(stopped, process, &files, &self.cache, descriptors.info.texts_of(stopped.pid))
         });
         self.files = files.into_inner();
-        let answers = self.answers.get_mut();
-        self.are_silent = answers.can_tell() && answers.take_asked() == 0;
+        let cache = self.cache.get_mut();
+        self.are_silent = cache.is_usable() && cache.take_misses() == 0;
         outcome
     }
 
@@ -68,9 +68,9 @@ impl Threads {
     pub(super) fn sweep(&mut self, processes: &Processes) {
         self.files.sweep();
         let threads = processes.living.values().flat_map(|process| &process.threads);
-        let answers = self.answers.get_mut();
-        answers.keep(&threads.map(|thread| thread.tid).collect());
-        state::prepare_answers(answers);
+        let cache = self.cache.get_mut();
+        cache.keep(&threads.map(|thread| thread.tid).collect());
+        state::prepare_cache(cache);
     }
 }
 
@@ -80,7 +80,7 @@ fn read_process(
     stopped: &mut StoppedProcess,
     process: &mut Process,
     files: &RefCell<KeptFiles>,
-    answers: &RefCell<KnownAnswers>,
+    cache: &RefCell<ResultCache>,
     texts: &[DescriptorText],
 ) -> Result<()> {
     let context = process.space.context();
@@ -89,7 +89,7 @@ fn read_process(
     let mut together: Vec<Reading<'_>> = Vec::new();
     for (index, thread) in stopped.threads.iter_mut().enumerate() {
         let known = KnownThread::read(thread.tid(), &process.space.memory)?;
-        let capture = StateCapture::new(thread, &context).with_files(files).with_answers(answers);
+        let capture = StateCapture::new(thread, &context).with_files(files).with_cache(cache);
         let capture = capture.with_descriptors(texts);
         let mut reading = Reading { known, is_leader: index == 0, capture };
         let kinds = reading.kinds();

@@ -1,7 +1,7 @@
-//! Regular files that no name leads to any more: unlinked while open, replaced, or made with O_TMPFILE.
+//! Regular files without a name: unlinked while open, replaced, or created with O_TMPFILE.
 //!
-//! Owns: which files these are, and which of them cannot be saved.
-//! Does not: keep extended attributes, or the text after the last `/` of the link in `/proc/PID/fd`.
+//! Owns: recognizing these files, and refusing those that cannot be saved.
+//! Does not: save extended attributes, or the text after the last `/` of the link in `/proc/PID/fd`.
 
 use std::os::fd::AsFd;
 
@@ -22,7 +22,7 @@ use crate::support::opening::reader;
 use crate::support::path::Name;
 
 const NAME: &str = "fd/deleted";
-/// File systems whose nameless files hold more than bytes that can be read.
+/// File systems whose nameless files contain more than readable bytes.
 const UNREADABLE: &[(i64, &str)] = &[(0x9584_58f6, "huge pages"), (0x5345_434d, "secret memory")];
 
 /// The kind.
@@ -81,7 +81,7 @@ fn handle_obstacle(description: &Description) -> Option<Obstacle> {
         let handle = file_handle::of(description.as_fd());
         handle.and_then(|handle| open_handle(&home, &handle)).map_err(|error| error.to_string())
     });
-    let why = format!("its name is gone, and its other names cannot be found: {}", found.err()?);
+    let why = format!("its name was removed, and its other names cannot be found: {}", found.err()?);
     Some(description.obstacle(
         "deleted file with other names",
         &why,
@@ -94,12 +94,15 @@ fn content_obstacle(description: &Description) -> Option<Obstacle> {
     match reader(description.as_fd()).and_then(|reader| data_bytes(reader.as_fd())) {
         Ok(bytes) if bytes <= DATA_BYTES_MAX => None,
         Ok(_) => {
-            let why = format!("it holds more than {} MiB, all that an image takes up", DATA_BYTES_MAX >> 20);
+            let why = format!(
+                "it contains more than {} MiB, the limit of an image for such a file",
+                DATA_BYTES_MAX >> 20
+            );
             Some(description.obstacle(what, &why, "give the file a name, or let the program close it"))
         }
         Err(error) => {
             let why = format!("its content cannot be read: {error}");
-            Some(description.obstacle(what, &why, "run undying as a user who may read it"))
+            Some(description.obstacle(what, &why, "run undying as a user that may read it"))
         }
     }
 }
@@ -126,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn content_holes_mode_and_sharing_come_back() {
+    fn content_holes_mode_and_sharing_are_restored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let first = create(&path);
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_temporary_file_can_still_be_given_a_name() {
+    fn a_temporary_file_can_still_be_linked() {
         let folder = tempfile::tempdir().unwrap();
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = rustix::fs::open(folder.path(), flags, Mode::RUSR | Mode::WUSR).unwrap();
@@ -176,7 +179,7 @@ mod tests {
         };
         link(&built[0]).unwrap();
         assert_eq!(fs::read_to_string(&name).unwrap(), "text");
-        // Published, it has a name again, but not the one that the kernel tells.
+        // Once linked it has a name again, which differs from the link in /proc.
         let again = Subject::new(&[&built[0]]);
         if again.obstacles(&Deleted).is_empty() {
             let built = again.round_trip(&Deleted).unwrap();
@@ -217,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_directory_does_not_lose_the_file() {
+    fn the_file_is_restored_after_its_directory_was_removed() {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("inner");
         fs::create_dir(&inner).unwrap();
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_content_is_an_obstacle() {
+    fn content_above_the_limit_is_an_obstacle() {
         let file = tempfile::tempfile().unwrap();
         let piece = vec![7_u8; 1 << 20];
         for number in 0..=DATA_BYTES_MAX >> 20 {
@@ -242,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn content_that_memory_maps_comes_from_memory() {
+    fn mapped_content_is_saved_with_memory() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(b"elsewhere", 0).unwrap();
         let mut subject = Subject::new(&[&file]);

@@ -1,7 +1,7 @@
 //! One open file description of the subject.
 //!
-//! Owns: what is known of it, with and without a duplicate.
-//! Does not: know kinds, or open duplicates; `duplicate` does.
+//! Owns: the facts about it, with and without a duplicate.
+//! Does not: depend on kinds, or open duplicates; `duplicate` does.
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,47 +14,47 @@ use tracee::procfs::DescriptorInfo;
 
 use crate::obstacle::Obstacle;
 
-/// One open file description of the subject, as far as it is known without a duplicate of it.
+/// Facts about one open file description of the subject that need no duplicate of it.
 #[derive(Debug)]
 pub struct Known {
-    /// Its number in the image.
+    /// Its id in the image.
     pub id: DescriptionId,
     /// The process in which it was found first.
     pub pid: Pid,
-    /// The descriptor under which it was found there.
+    /// The descriptor under which it was found in that process.
     pub fd: Fd,
-    /// What `/proc` says of that descriptor.
+    /// Content of `/proc/PID/fd/N` and `/proc/PID/fdinfo/N`.
     pub info: DescriptorInfo,
     /// fstat of the description.
     pub stat: Stat,
-    /// The place in the registry of the kind that claims it, once that has been asked.
+    /// Index in the registry of the kind that claims it, once determined.
     pub(super) kind: OnceLock<Option<usize>>,
 }
 
-/// One open file description of the subject, with a duplicate of it in this process. As long as one is open, a last
-/// close inside the subject is none: it has to be short where the subject runs.
+/// One open file description of the subject, with a duplicate of it in this process. While the duplicate is open, the
+/// subject's last close() does not release the description. So beside a running subject it must be short-lived.
 #[derive(Debug)]
 pub struct Description {
     known: Arc<Known>,
-    /// The duplicate: shares position and status flags with the subject's. While the subject runs it stands only for
-    /// the file where that is enough, see `duplicate`.
+    /// The duplicate, which shares position and status flags with the subject's. While the subject runs, it may be an
+    /// O_PATH descriptor of the file instead, see `duplicate`.
     pub duplicate: OwnedFd,
 }
 
 impl Known {
-    /// What `/proc` and fstat(2) told.
+    /// From the content of `/proc` and fstat(2).
     #[must_use]
     pub fn new(id: DescriptionId, holder: (Pid, Fd), info: DescriptorInfo, stat: Stat) -> Self {
         Self { id, pid: holder.0, fd: holder.1, info, stat, kind: OnceLock::new() }
     }
 
-    /// Device and inode: which file it is, but for anonymous ones, which share theirs.
+    /// Device and inode. They identify the file, except that anonymous files share one inode.
     #[must_use]
     pub fn file(&self) -> (u64, Inode) {
         (self.stat.st_dev, self.inode())
     }
 
-    /// The link in `/proc/PID/fd` as text.
+    /// The link in `/proc/PID/fd` as text; empty if it is not UTF-8.
     #[must_use]
     pub fn target(&self) -> &str {
         self.info.target.to_str().unwrap_or("")
@@ -66,7 +66,7 @@ impl Known {
         Inode(self.stat.st_ino)
     }
 
-    /// How an obstacle names this description: `fd 7 (what)`.
+    /// The name of this description in an obstacle: `fd 7 (what)`.
     #[must_use]
     pub fn named(&self, what: &str) -> String {
         format!("fd {} ({what})", self.fd)
@@ -92,7 +92,7 @@ impl Description {
         Self { known, duplicate }
     }
 
-    /// What is known without the duplicate.
+    /// The facts that need no duplicate.
     #[must_use]
     pub fn known(&self) -> &Arc<Known> {
         &self.known
@@ -113,10 +113,10 @@ impl AsFd for Description {
     }
 }
 
-/// The kernel's mark of a name that is gone.
+/// The kernel's suffix for a removed name.
 pub(super) const GONE: &str = " (deleted)";
 
-/// The path a description was opened under, without the mark of a deleted file.
+/// The path under which a description was opened, without the kernel's suffix for deleted files.
 #[must_use]
 pub fn path_of(description: &Known) -> PathBuf {
     PathBuf::from(description.target().trim_end_matches(GONE))

@@ -1,9 +1,9 @@
-//! Character devices without state, and the refusal of all other devices by name.
+//! Character devices without state, and the refusal of all other devices.
 //!
-//! Owns: the table of devices that can simply be opened again; nodes that no name leads to any more.
-//! Invariants: what is opened has the device number it had, whatever the path leads to by now; a node whose name is
-//! gone is made again with its mode and owner, opened, and unlinked, once for all its descriptions.
-//! Does not: know terminals.
+//! Owns: the table of devices that can be opened again; nodes without a name.
+//! Invariants: an opened file has the recorded device number, whatever its path leads to. A removed node is created
+//! with its mode and owner, opened, and unlinked, once for all its descriptions.
+//! Does not: handle terminals.
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -26,7 +26,7 @@ use crate::support::path::{self, Link, Name};
 
 const NAME: &str = "fd/device";
 
-/// Devices that keep nothing about who opened them: major, minor, usual path.
+/// Devices without per-open state: major, minor, usual path.
 const STATELESS: &[(u32, u32, &str)] = &[
     (1, 3, "/dev/null"),
     (1, 5, "/dev/zero"),
@@ -35,7 +35,7 @@ const STATELESS: &[(u32, u32, &str)] = &[
     (1, 9, "/dev/urandom"),
 ];
 
-/// One open device as the image keeps it.
+/// One open device as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 struct DevicePayload {
     #[prost(bytes = "vec", tag = "1")]
@@ -44,7 +44,7 @@ struct DevicePayload {
     major: u32,
     #[prost(uint32, tag = "3")]
     minor: u32,
-    /// Set when no name leads to the node any more.
+    /// Set when the node has no name any more.
     #[prost(message, optional, tag = "4")]
     nameless: Option<Nameless>,
 }
@@ -58,7 +58,7 @@ struct Nameless {
     user: u32,
     #[prost(uint32, tag = "3")]
     group: u32,
-    /// Together they tell which descriptions are of the same node.
+    /// Device and inode of the node: descriptions with equal values share the node.
     #[prost(uint64, tag = "4")]
     device: u64,
     #[prost(uint64, tag = "5")]
@@ -132,7 +132,7 @@ impl FdKind for Device {
     }
 }
 
-/// A name may be removed at any time.
+/// Link and stat, which can change until the pause.
 #[derive(Debug)]
 struct DeviceCapture {
     link: Link,
@@ -142,7 +142,7 @@ struct DeviceCapture {
 impl FdCapture for DeviceCapture {
     fn inside(&mut self, description: &Description) -> Result<()> {
         self.stat = rustix::fs::fstat(&description.duplicate).map_err(|errno| {
-            Error::descriptor("look at the device", description.pid, description.fd, Errno::from(errno))
+            Error::descriptor("stat the device", description.pid, description.fd, Errno::from(errno))
         })?;
         Ok(self.link.read(description)?)
     }
@@ -166,7 +166,7 @@ impl FdCapture for DeviceCapture {
     }
 }
 
-/// Makes a node without a name; the result names it (O_PATH).
+/// Creates a node without a name. The returned descriptor is O_PATH.
 fn make(payload: &DevicePayload, nameless: &Nameless) -> Result<OwnedFd> {
     if find(payload.major, payload.minor).is_none() {
         let why = format!("character device {}:{} keeps state", payload.major, payload.minor);
@@ -185,14 +185,14 @@ fn cannot_make(last: &Path, payload: &DevicePayload, error: Error) -> ResourceEr
     ResourceError::File {
         path: last.display().to_string(),
         why: format!(
-            "the deleted node of character device {}:{} cannot be made again near this place: {}",
+            "the deleted node of character device {}:{} cannot be created near its path: {}",
             payload.major, payload.minor, error.errno
         ),
-        fix: "restore as root (CAP_MKNOD), on a file system that takes devices".to_owned(),
+        fix: "restore as root (CAP_MKNOD), on a file system that is mounted without nodev".to_owned(),
     }
 }
 
-/// The usual path of a device that can be opened again.
+/// The usual path of a device without state; `None` for other devices.
 fn usual_path(description: &Description) -> Option<&'static str> {
     if FileType::from_raw_mode(description.stat.st_mode) != FileType::CharacterDevice {
         return None;
@@ -205,7 +205,7 @@ fn find(major: u32, minor: u32) -> Option<&'static str> {
     STATELESS.iter().find(|row| (row.0, row.1) == (major, minor)).map(|row| row.2)
 }
 
-/// The device number is the identity of a device that keeps no state, so its file is opened with our rights.
+/// Opens with the restorer's rights: a device without state is identified by its number alone.
 fn open(record: &FdRecord, payload: &DevicePayload) -> Result<OwnedFd> {
     let saved = path::from_bytes(&payload.path);
     let usual = find(payload.major, payload.minor).map(Path::new);
@@ -216,7 +216,7 @@ fn open(record: &FdRecord, payload: &DevicePayload) -> Result<OwnedFd> {
     let Some(found) = found else {
         return Err(ResourceError::File {
             path: saved.display().to_string(),
-            why: format!("it is not character device {}:{} here", payload.major, payload.minor),
+            why: format!("it is not character device {}:{}", payload.major, payload.minor),
             fix: "restore where /dev is complete".to_owned(),
         });
     };
@@ -243,7 +243,7 @@ mod tests {
     use crate::support::testing::{Subject, Watched, flags, ourselves};
 
     #[test]
-    fn the_devices_of_the_table_come_back() {
+    fn the_devices_of_the_table_are_restored() {
         let files: Vec<File> = STATELESS
             .iter()
             .map(|row| {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn another_file_in_its_place_is_passed_over() {
+    fn another_file_at_the_path_is_skipped() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let null = File::open("/dev/null").unwrap();
         let subject = Subject::new(&[&null]);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_whose_name_is_gone_comes_back_without_one() {
+    fn a_removed_node_is_restored_without_a_name() {
         let folder = tempfile::tempdir().unwrap();
         let node = folder.path().join("zero");
         let number = rustix::fs::makedev(1, 5);
@@ -294,19 +294,22 @@ mod tests {
         std::fs::remove_file(&node).unwrap();
         let watched = Watched::new(folder.path());
         let built = Subject::new(&[&file, &again]).round_trip(&Device).unwrap();
-        assert_eq!(watched.events(), [], "another user never meets a node that is being made");
+        assert_eq!(watched.events(), [], "another user never sees a node while it is created");
         let stat = |file: &dyn AsFd| rustix::fs::fstat(file.as_fd()).unwrap();
         let first = stat(&built[0]);
         assert_eq!((first.st_rdev, first.st_mode & 0o7777, first.st_nlink), (number, 0o640, 0));
         assert_eq!(first.st_ino, stat(&built[1]).st_ino);
         assert_eq!((flags(&built[0]), flags(&built[1])), (flags(&file), flags(&again)));
         let late = subject.capture(&Device, || {}).unwrap();
-        assert_ne!(early[0].payload, late[0].payload, "a name that went after the first look is gone");
+        assert_ne!(
+            early[0].payload, late[0].payload,
+            "a name removed after `prepare` is recorded as removed"
+        );
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn other_devices_are_refused_by_their_number() {
+    fn other_devices_are_refused_with_their_number() {
         let null = File::open("/dev/null").unwrap();
         let mut stat = rustix::fs::fstat(&null).unwrap();
         stat.st_rdev = rustix::fs::makedev(10, 200);

@@ -1,10 +1,10 @@
-//! Open directories, with the place their listing has reached.
+//! Open directories, with the position of a listing in progress.
 //!
-//! Owns: their payload, opening them again, O_PATH descriptors of directories included.
-//! Invariants: the same path leads to a directory again, or the restore is refused; one that was removed comes back
-//! as a removed one.
-//! Does not: bring entries back, or promise that a listing in progress gives the same entries when the directory has
-//! changed or lies on another file system: the position means what that file system lets it mean.
+//! Owns: their payload and opening them again, also for O_PATH descriptors.
+//! Invariants: if the path does not lead to a directory, the restore is refused. A removed directory is restored as a
+//! removed one.
+//! Does not: restore entries. A listing in progress may return other entries if the directory has changed. The same
+//! applies on another file system, since the position is specific to it.
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -20,32 +20,32 @@ use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::opener::Refusal;
-use crate::support::file_system::is_made_up;
+use crate::support::file_system::is_pseudo;
 use crate::support::identity::Identity;
 use crate::support::nameless::Removed;
 use crate::support::opening;
 use crate::support::path::{self, Link, Name};
 
 const NAME: &str = "fd/directory";
-/// Room for the longest name in one entry.
+/// Buffer for one entry with the longest name.
 const LISTING_BYTES: usize = 512;
 
-/// One open directory as the image keeps it.
+/// One open directory as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 struct DirectoryPayload {
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
-    /// Set when no name leads to it any more.
+    /// Set when the directory has no name any more.
     #[prost(message, optional, tag = "2")]
     removed: Option<Removed>,
-    /// Which directory it was; images of earlier versions do not tell.
+    /// Identity of the directory; images of earlier versions lack it.
     #[prost(message, optional, tag = "3")]
     identity: Option<Identity>,
 }
 
-/// Why a removed directory of such a file system is refused.
-pub(crate) const MADE_UP_FOR_SOMETHING: &str =
-    "it stood for something of the kernel's (a process, a control group) that is no more";
+/// Why a removed directory of a pseudo file system is refused.
+pub(crate) const OF_REMOVED_KERNEL_OBJECT: &str =
+    "it belonged to a kernel object (a process, a control group) that no longer exists";
 
 /// The kind.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ impl FdKind for Directory {
     }
 
     fn summary(&self) -> &'static str {
-        "directories by path, with the position of a listing in progress; removed ones"
+        "directories by path, with the position of a listing in progress; also removed ones"
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -69,14 +69,14 @@ impl FdKind for Directory {
         match Name::of(description) {
             Name::Live(path) if belongs_to_process(&path) => vec![description.obstacle(
                 "directory of /proc",
-                "it belongs to a process, and that process does not exist yet when files are opened again",
-                "let the program open it when it needs it, and close it then",
+                "it belongs to a process, which does not exist when the restore opens files",
+                "let the program close it after each use",
             )],
             Name::Live(path) => path::unreachable(description, &path, scope),
-            Name::Gone(_) if is_made_up(&description.duplicate) => vec![description.obstacle(
+            Name::Gone(_) if is_pseudo(&description.duplicate) => vec![description.obstacle(
                 "deleted directory",
-                MADE_UP_FOR_SOMETHING,
-                "let the program close it, or do not remove directories it has open",
+                OF_REMOVED_KERNEL_OBJECT,
+                "let the program close it, or do not remove directories that it has open",
             )],
             Name::Gone(_) | Name::None => Vec::new(),
         }
@@ -119,7 +119,7 @@ impl FdKind for Directory {
 struct DirectoryCapture {
     link: Link,
     stat: Stat,
-    /// The kernel made it up for something, as far as that matters.
+    /// Whether it is a removed directory of a pseudo file system.
     made_up: bool,
     identity: Identity,
 }
@@ -127,11 +127,11 @@ struct DirectoryCapture {
 impl FdCapture for DirectoryCapture {
     fn inside(&mut self, description: &Description) -> Result<()> {
         self.stat = rustix::fs::fstat(&description.duplicate).map_err(|errno| {
-            Error::descriptor("look at the directory", description.pid, description.fd, Errno::from(errno))
+            Error::descriptor("stat the directory", description.pid, description.fd, Errno::from(errno))
         })?;
         self.link.read(description)?;
         let is_gone = matches!(Name::new(self.link.bytes(), &self.stat), Name::Gone(_));
-        self.made_up = is_gone && is_made_up(&description.duplicate);
+        self.made_up = is_gone && is_pseudo(&description.duplicate);
         Ok(())
     }
 
@@ -142,8 +142,8 @@ impl FdCapture for DirectoryCapture {
                 return Err(ResourceError::Unsupported {
                     pid: description.pid,
                     what: description.named("deleted directory"),
-                    why: MADE_UP_FOR_SOMETHING.to_owned(),
-                    fix: "let the program close it, or do not remove directories it has open".to_owned(),
+                    why: OF_REMOVED_KERNEL_OBJECT.to_owned(),
+                    fix: "let the program close it, or do not remove directories that it has open".to_owned(),
                 });
             }
             Name::Gone(path) => Some(Removed::new(path, &self.stat)),
@@ -157,7 +157,7 @@ impl FdCapture for DirectoryCapture {
 fn open(record: &FdRecord, payload: &DirectoryPayload) -> Result<OwnedFd> {
     let path = path::from_bytes(&payload.path);
     let cannot = |refusal: Refusal| {
-        let usual = "bring the directory back, or restore where it is";
+        let usual = "create the directory, or restore on the machine that has it";
         refusal.of(&path, "the program has this directory open", usual)
     };
     let found = record.opener.find(&path, payload.identity).map_err(cannot)?;
@@ -168,13 +168,13 @@ fn open(record: &FdRecord, payload: &DirectoryPayload) -> Result<OwnedFd> {
     found.open(opening::flags_for(record.flags)).map_err(cannot)
 }
 
-/// Reads a first few entries, before the position is set.
+/// Reads the first entries before the position is set.
 ///
-/// ext4 takes a listing that begins at the end of a directory and then goes back to its start for one that never
-/// left the end, and gives nothing (seen on Linux 6.18): it remembers only where the last read ended, at first 0.
+/// ext4 on Linux 6.18 remembers only where the last read ended, initially 0. If a listing is set to the end and then
+/// rewound, it returns no entry. A first read avoids that.
 fn begin_listing(directory: &OwnedFd) {
     let mut buffer = [MaybeUninit::uninit(); LISTING_BYTES];
-    // A directory that cannot be read now could not be read by the program either.
+    // If it cannot be read now, the program could not read it either.
     let _ = RawDir::new(directory, &mut buffer).next();
 }
 
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_in_progress_goes_on() {
+    fn a_listing_in_progress_continues() {
         let folder = tempfile::tempdir().unwrap();
         for number in 0..50 {
             File::create(folder.path().join(format!("entry-{number:02}"))).unwrap();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_at_its_end_can_begin_again() {
+    fn a_listing_at_its_end_can_be_rewound() {
         let folder = tempfile::tempdir().unwrap();
         for number in 0..50 {
             File::create(folder.path().join(format!("entry-{number:02}"))).unwrap();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_directory_comes_back_as_one_whenever_it_was_removed() {
+    fn a_removed_directory_is_restored_as_removed_at_any_time_of_removal() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         fs::create_dir(&path).unwrap();

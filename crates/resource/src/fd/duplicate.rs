@@ -1,10 +1,10 @@
-//! Duplicates of the subject's descriptors, and how long they may be open.
+//! Duplicates of the subject's descriptors, and their lifetime.
 //!
-//! Owns: opening a duplicate of a description that was listed before, and telling that it is still the same.
-//! Invariants: as long as a duplicate is open, a last close inside the subject is none: a port stays taken, a lock
-//! stays, a program that was written cannot be started. So beside a running subject there is one at a time, and none
-//! at all of files that have a name: an O_PATH descriptor stands for these, which holds the file and not the
-//! description. Inside the pause nobody can close anything.
+//! Owns: opening a duplicate of a listed description, and verifying that it is if_same the same.
+//! Invariants: while a duplicate is open, the subject's last close() does not release the description. A port stays
+//! bound, a lock stays held, and a written program cannot be executed (ETXTBSY). So beside a running subject, only
+//! one duplicate is open at a time. For files with a name an O_PATH descriptor is used, which refers to the file and
+//! not to the description. Inside the pause the subject cannot close descriptors.
 //! Does not: find descriptors; the engine lists them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,21 +16,22 @@ use sys::{Errno, Error, Result, pidfd};
 use super::description::{Description, Known};
 use crate::support::identity::FORMAT_MASK;
 
-/// What a descriptor opened anew under the same number may have for the same file, while all else is read in the pause:
-/// not the same reading and writing.
+/// Access bits, compared in the pause to detect that a descriptor number was reused for the same file with another
+/// access mode. The pause reads all other properties anew.
 const ACCESS: OFlags = OFlags::ACCMODE.union(OFlags::PATH);
 
 impl Description {
-    /// For use while the subject runs, to be dropped at once: a duplicate, or what stands for it. `None` when the
-    /// descriptor is of something else by now, or gone.
+    /// For use while the subject runs, to be dropped at once: a duplicate, or an O_PATH descriptor of its file.
+    /// `None` when the descriptor is closed or refers to another file.
     pub fn beside(known: &Arc<Known>, handle: BorrowedFd<'_>) -> Result<Option<Self>> {
         let opened = if known.is_file() { open_file(known) } else { duplicate(known, handle) };
-        still(known, opened)
+        if_same(known, opened)
     }
 
-    /// For use while the subject stands: a duplicate. `None` when the descriptor is of something else by now, or gone.
+    /// For use while the subject is stopped: a duplicate. `None` when the descriptor is closed or refers to another
+    /// file.
     pub fn inside(known: &Arc<Known>, handle: BorrowedFd<'_>) -> Result<Option<Self>> {
-        let found = still(known, duplicate(known, handle))?;
+        let found = if_same(known, duplicate(known, handle))?;
         let access = |flags: OFlags| flags & ACCESS;
         Ok(found.filter(|found| {
             let flags = rustix::fs::fcntl_getfl(found);
@@ -40,7 +41,7 @@ impl Description {
 }
 
 impl Known {
-    /// Whether all that is asked of it while the subject runs can be asked of the file.
+    /// Whether an O_PATH descriptor of the file is enough while the subject runs.
     fn is_file(&self) -> bool {
         let has_path = self.target().starts_with('/') && !self.target().starts_with("/memfd:");
         let format = FileType::from_raw_mode(self.stat.st_mode);
@@ -55,16 +56,16 @@ fn duplicate(known: &Known, handle: BorrowedFd<'_>) -> Result<OwnedFd> {
 fn open_file(known: &Known) -> Result<OwnedFd> {
     let path = format!("/proc/{}/fd/{}", known.pid, known.fd);
     rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|errno| Error::descriptor("look at the file behind", known.pid, known.fd, errno))
+        .map_err(|errno| Error::descriptor("open the file of", known.pid, known.fd, errno))
 }
 
-fn still(known: &Arc<Known>, opened: Result<OwnedFd>) -> Result<Option<Description>> {
+fn if_same(known: &Arc<Known>, opened: Result<OwnedFd>) -> Result<Option<Description>> {
     let opened = match opened {
         Err(error) if matches!(error.errno, Errno::EBADF | Errno::ENOENT | Errno::ESRCH) => return Ok(None),
         opened => opened?,
     };
     let stat = rustix::fs::fstat(opened.as_fd())
-        .map_err(|errno| Error::descriptor("look at the file", known.pid, known.fd, errno))?;
+        .map_err(|errno| Error::descriptor("stat the file", known.pid, known.fd, errno))?;
     let is_same = (stat.st_dev, stat.st_ino, stat.st_mode & FORMAT_MASK)
         == (known.stat.st_dev, known.stat.st_ino, known.stat.st_mode & FORMAT_MASK);
     Ok(is_same.then(|| Description::new(Arc::clone(known), opened)))

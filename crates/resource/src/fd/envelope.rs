@@ -1,9 +1,9 @@
-//! What every open file description has, whatever its kind: status flags, position, signal owner, locks.
+//! Properties of every open file description, independent of its kind: status flags, position, signal owner, locks.
 //!
-//! Owns: taking these inside the pause, their record together with what the kind saved, setting them again.
-//! Invariants: a position is saved only where the kernel lets us set it; O_ASYNC is switched on last, in the
-//! process that holds the descriptor, when the process that gets the signals exists.
-//! Does not: know kinds, or the flags that only open(2) can set; the kind opens with those.
+//! Owns: reading them inside the pause, the record with these and the kind's payload, setting them at a restore.
+//! Invariants: a position is saved only where the kernel permits setting it. O_ASYNC is set last, in the process that
+//! holds the descriptor, when the process that receives the signals exists.
+//! Does not: depend on kinds. Flags that only open(2) can set are set by the kind.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -25,12 +25,12 @@ use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
 
-/// Status flags that fcntl(2) can change and that need no process: all but O_ASYNC.
+/// Status flags that fcntl(2) can change without the target process: all but O_ASYNC.
 const CHANGEABLE: OFlags =
     OFlags::APPEND.union(OFlags::NONBLOCK).union(OFlags::DIRECT).union(OFlags::NOATIME);
 const O_ASYNC: u32 = 0o20_000;
 
-/// The whole of a description as the image keeps it.
+/// A whole description as it is in the image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Envelope {
     /// The name of its kind.
@@ -39,21 +39,21 @@ pub struct Envelope {
     pub version: u32,
     /// What the kind saved.
     pub payload: Vec<u8>,
-    /// A process and number that held it, for messages.
+    /// A process and fd that held it, for error messages.
     pub holder: (Pid, Fd),
     /// Status flags, the access mode included.
     pub flags: u32,
-    /// Position; `None` where the kernel knows none.
+    /// Position; `None` where the kernel has none.
     pub position: Option<u64>,
-    /// Who is sent its signals.
+    /// The receiver of its signals.
     pub owner: Option<FileOwner>,
-    /// Which signal; `None` for the default.
+    /// The signal number; `None` for the default.
     pub signal: Option<Signal>,
-    /// What [`locks::read`] found inside the pause; the caller sets it.
+    /// Result of [`locks::read`] inside the pause; the caller sets it.
     pub locks: Vec<Lock>,
 }
 
-/// `message Description` of docs/format.md; kind and version are those of its record.
+/// `message Description` of docs/format.md. Kind and version are in the header of its record.
 #[derive(Clone, PartialEq, Message)]
 struct EnvelopeMessage {
     #[prost(bytes = "vec", tag = "1")]
@@ -66,7 +66,7 @@ struct EnvelopeMessage {
     flags: u32,
     #[prost(uint64, optional, tag = "5")]
     position: Option<u64>,
-    /// F_OWNER_* of the owner; meaningful with a number.
+    /// F_OWNER_* of the owner; meaningful if `owner` is not 0.
     #[prost(int32, tag = "6")]
     owner_type: i32,
     #[prost(int32, tag = "7")]
@@ -78,7 +78,7 @@ struct EnvelopeMessage {
 }
 
 impl Envelope {
-    /// Inside the pause: everything but what the kind saves; four system calls, no allocation.
+    /// Inside the pause: reads all but the kind's payload; four system calls, no allocation.
     pub fn inside(description: &Description) -> Result<Self> {
         let file = description.duplicate.as_fd();
         let flags = rustix::fs::fcntl_getfl(file)
@@ -106,24 +106,24 @@ impl Envelope {
         })
     }
 
-    /// Inside the pause: what stands in the way that only a duplicate tells.
+    /// Inside the pause: an obstacle that is visible only through a duplicate.
     #[must_use]
     pub fn obstacle(&self, description: &Known, scope: &CaptureScope<'_>) -> Option<Obstacle> {
         owner_outside(description, self.owner, scope)
     }
 
-    /// After the pause: adds what the kind saved.
+    /// After the pause: adds the kind's payload.
     #[must_use]
     pub fn complete(self, kind: &dyn FdKind, payload: Vec<u8>) -> Self {
         Self { kind: kind.name().to_owned(), version: kind.version(), payload, ..self }
     }
 
-    /// Both at once, for a subject that stands still all the time.
+    /// `inside` and `complete` in one call, for a subject that stays stopped.
     pub fn capture(description: &Description, kind: &dyn FdKind, payload: Vec<u8>) -> Result<Self> {
         Ok(Self::inside(description)?.complete(kind, payload))
     }
 
-    /// The record of the image.
+    /// Encodes the record of the image.
     #[must_use]
     pub fn into_record(self, owner: Owner) -> Record {
         let (owner_type, number) = self.owner.map_or((0, 0), FileOwner::numbers);
@@ -141,7 +141,7 @@ impl Envelope {
         Record::new(self.kind, self.version, owner, message.encode_to_vec())
     }
 
-    /// Reads the record of the image back.
+    /// Decodes the record of the image.
     pub fn from_record(record: &Record) -> Result<Self> {
         let message: EnvelopeMessage = crate::error::decode("fd/*", &record.payload)?;
         Ok(Self {
@@ -157,7 +157,7 @@ impl Envelope {
         })
     }
 
-    /// What the kind is given to build the description from.
+    /// The input from which the kind restores the description.
     #[must_use]
     pub fn fd_record(&self, id: DescriptionId, opener: Opener) -> FdRecord {
         FdRecord {
@@ -171,8 +171,8 @@ impl Envelope {
         }
     }
 
-    /// Restore, when the kind has created the description: flags, position and signal number.
-    /// O_ASYNC, the owner and locks come with [`Envelope::connect`]. With `stays`, the position is left as it is.
+    /// Restore, when the kind has created the description: sets flags, position and signal number. O_ASYNC, the owner
+    /// and locks are set by [`Envelope::connect`]. With `stays`, the position is not changed.
     pub fn apply(&self, file: BorrowedFd<'_>, stays: bool) -> Result<()> {
         if is_path_only(self.flags) {
             return Ok(());
@@ -197,21 +197,21 @@ impl Envelope {
         Ok(())
     }
 
-    /// Whether [`Envelope::connect`] has anything to do.
+    /// Whether [`Envelope::connect`] has anything to set.
     #[must_use]
     pub fn needs_process(&self) -> bool {
         self.owner.is_some() || self.flags & O_ASYNC != 0 || !self.locks.is_empty()
     }
 
-    /// The process in which to [`Envelope::connect`] if it still holds the description: it took a lock.
+    /// The process that took a lock. [`Envelope::connect`] runs in it if it still holds the description.
     #[must_use]
     pub fn taker(&self) -> Option<Pid> {
         self.locks.iter().find_map(Lock::taker)
     }
 
-    /// Restore, once for each description, in one process that holds it, when all processes exist and have the
-    /// subject's credentials (the kernel remembers whose they were when the owner was set): signal owner, O_ASYNC,
-    /// and locks, of which a lease goes to the owner.
+    /// Restore, once per description: sets signal owner and O_ASYNC, and takes the locks. Runs in one process that
+    /// holds the description, when all processes exist and have the subject's credentials. The kernel records the
+    /// credentials with the owner. A lease goes to the owner.
     pub fn connect(&self, stub: &mut Stub, memory: &ProcessMemory, fd: Fd) -> Result<()> {
         let number = fd.get() as u64;
         if let Some(owner) = self.owner {
@@ -226,8 +226,8 @@ impl Envelope {
         self.locks.iter().try_for_each(|lock| lock.take(stub, memory, fd))
     }
 
-    /// The same for a description that no process holds (it is on its way in a socket), through a descriptor of
-    /// ours: its locks. It has no owner that could be set.
+    /// Takes the locks of a description that no process holds because it is in flight in a socket, through a
+    /// descriptor of this process. The owner cannot be set.
     pub fn connect_in_flight(&self, file: BorrowedFd<'_>) -> Result<()> {
         self.locks.iter().try_for_each(|lock| lock.take_here(file))
     }
@@ -237,11 +237,11 @@ impl Envelope {
     }
 }
 
-/// Before the pause: what of a description would stop a checkpoint, whatever its kind.
+/// Before the pause: the obstacles of a description that do not depend on its kind.
 #[must_use]
 pub fn obstacles(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
     let mut found = Vec::new();
-    // What only stands for a file has none; that of the description is looked at in the pause.
+    // An O_PATH descriptor has no owner; that of the description is checked in the pause.
     if let Ok(owner) = file_owner::owner(description.as_fd()) {
         found.extend(owner_outside(description, owner, scope));
     }
@@ -253,7 +253,7 @@ pub fn obstacles(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obs
     found
 }
 
-/// What is in the way of a description whose signals go to somebody else.
+/// The obstacle of a description whose signals go to a process outside the subject.
 fn owner_outside(
     description: &Known,
     owner: Option<FileOwner>,
@@ -264,7 +264,7 @@ fn owner_outside(
     Some(description.obstacle(
         "signal owner",
         &format!("its signals go to {number}, which is not part of the subject"),
-        "let the program set an owner of its own with F_SETOWN, or none",
+        "let the program set one of its own processes as owner with F_SETOWN, or none",
     ))
 }
 
@@ -284,7 +284,7 @@ fn is_path_only(flags: u32) -> bool {
     OFlags::from_bits_retain(flags).contains(OFlags::PATH)
 }
 
-/// The position, where there is one.
+/// The position; `None` where the kernel has none.
 fn position(description: &Description) -> Result<Option<u64>> {
     use rustix::io::Errno as E;
     match rustix::fs::tell(&description.duplicate) {
@@ -307,7 +307,7 @@ mod tests {
     use crate::support::testing::{Subject, describe, flags, ourselves, position};
 
     #[test]
-    fn flags_position_and_signal_come_back() {
+    fn flags_position_and_signal_are_restored() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let original = OpenOptions::new().read(true).write(true).open(file.path()).unwrap();
         rustix::fs::seek(&original, SeekFrom::Start(77)).unwrap();
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_position_is_left_alone() {
+    fn a_file_without_a_position_is_not_changed() {
         let (reader, _writer) = rustix::pipe::pipe().unwrap();
         let envelope = Envelope::inside(&describe(0, &reader)).unwrap();
         assert_eq!(envelope.position, None);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_outside_of_the_subject_is_an_obstacle() {
+    fn an_owner_outside_the_subject_is_an_obstacle() {
         let (reader, _writer) = rustix::pipe::pipe().unwrap();
         let mut subject = Subject::new(&[&reader]);
         assert_eq!(obstacles(&subject.descriptions[0], &subject.scope()), Vec::new());

@@ -1,11 +1,11 @@
 //! Epoll sets.
 //!
-//! Owns: the members of a set: number, watched description, events, data.
-//! Invariants: a member is the pair of a description and the number it was registered under, whatever that
-//! number means by now; the watched description is found by its inode, and by kcmp(2) where several share one.
-//! Members are registered last, when all that they watch is there.
-//! Does not: save the list of ready members (the kernel works it out again, so an edge may be told twice and
-//! never gets lost) or busy-poll settings.
+//! Owns: the members of a set: fd, watched description, events, data.
+//! Invariants: a member is the pair of a description and the fd under which it was registered, even if that fd is
+//! closed or reused. The watched description is found by its inode, and by kcmp(2) where several share one. Members
+//! are registered last, when all watched descriptions exist.
+//! Does not: save busy-poll settings, or the list of ready members. The kernel recomputes that list, so an edge may
+//! be reported twice but is never lost.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +20,7 @@ use sys::{Errno, Error};
 use tracee::arch::numbers::EPOLL_CTL;
 
 use super::description::{Description, Known};
-use super::fdinfo::{FdInfo, not_understood};
+use super::fdinfo::{FdInfo, unparsable};
 use super::kind::{FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
@@ -56,12 +56,12 @@ struct Member {
     events: u32,
     #[prost(fixed64, tag = "4")]
     data: u64,
-    /// The target exists only once its processes do.
+    /// The target is complete only after `connect`.
     #[prost(bool, tag = "5")]
     late: bool,
 }
 
-/// A member as fdinfo tells it.
+/// A member as fdinfo shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Line {
     number: Fd,
@@ -69,7 +69,7 @@ struct Line {
     data: u64,
     inode: Inode,
     device: u64,
-    /// How many members before it have the same number.
+    /// How many preceding members have the same fd.
     index: u32,
 }
 
@@ -86,7 +86,7 @@ impl FdKind for Epoll {
     }
 
     fn summary(&self) -> &'static str {
-        "epoll: members with number, events and data, one-shot members that have fired, sets in sets"
+        "epoll: members with fd, events and data, one-shot members that have fired, sets in sets"
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -156,8 +156,8 @@ impl FdKind for Epoll {
 }
 
 impl FdCapture for Capture {
-    fn told(&mut self, text: &[u8]) {
-        self.info.tell(text);
+    fn fdinfo_read(&mut self, text: &[u8]) {
+        self.info.set(text);
     }
 
     fn inside(&mut self, description: &Description) -> Result<()> {
@@ -177,7 +177,7 @@ impl FdCapture for Capture {
                 }
                 return Err(orphan(description, &line));
             };
-            let late = scope.ask(target, |target| {
+            let late = scope.with_duplicate(target, |target| {
                 (self.kind_of)(target).is_some_and(|kind| kind.completes_in_connect(target))
             });
             let late = late.unwrap_or(false);
@@ -203,7 +203,7 @@ fn find(created: &HashMap<DescriptionId, OwnedFd>, id: DescriptionId) -> Result<
     found.ok_or_else(|| ResourceError::Malformed { kind: NAME, why: why() })
 }
 
-/// Registers a member from inside the process. Processes that share the set may have done it already.
+/// Registers a member from inside the process. EEXIST means that another process has registered it in the shared set.
 fn register_late(member: &Member, set: Fd, context: &mut FdConnect<'_>) -> Result<()> {
     let mut event = member.events.to_ne_bytes().to_vec();
     event.extend(member.data.to_ne_bytes());
@@ -217,7 +217,7 @@ fn register_late(member: &Member, set: Fd, context: &mut FdConnect<'_>) -> Resul
     }
 }
 
-/// The target where it still has its number in a process that holds the set, as it mostly has.
+/// Finds the target by its fd in a process that holds the set; this succeeds for most members.
 fn find_by_number<'a>(
     set: &Description,
     line: &Line,
@@ -240,7 +240,7 @@ fn find_target<'a>(
     scope: &CaptureScope<'a>,
 ) -> Result<Option<&'a Arc<Known>>> {
     let found: Vec<_> = scope.of_file((line.device, line.inode)).collect();
-    // A socket or pipe end has its inode for itself; anonymous files all have the same.
+    // Sockets have an inode of their own; anonymous files share one.
     if let [only] = found.as_slice()
         && only.target().starts_with("socket:")
     {
@@ -255,7 +255,7 @@ fn find_target<'a>(
     Ok(None)
 }
 
-/// Members whose target is in no process of the tree, now that the tree may be running.
+/// Members whose target no process of the tree has open. The tree may be running.
 fn orphans(description: &Description, scope: &CaptureScope<'_>) -> Result<Vec<Line>> {
     let mut info = FdInfo::default();
     info.take(description)?;
@@ -264,24 +264,24 @@ fn orphans(description: &Description, scope: &CaptureScope<'_>) -> Result<Vec<Li
         if matches!(find_by_number(description, &line, scope), Ok(Some(_))) {
             continue;
         }
-        // What was opened after the descriptors were listed is no orphan.
+        // A file that was opened after the descriptors were listed is not an orphan.
         let appeared = || scope.pids.iter().any(|pid| is_open(*pid, &line));
         if matches!(find_target(description, &line, scope), Ok(None)) && !appeared() && !is_ours(&line) {
             found.push(line);
         }
     }
-    // Nor is what has left the set meanwhile.
+    // Nor is a member that has left the set meanwhile.
     info.take(description)?;
     let still = lines(&info)?;
     found.retain(|line| still.contains(line));
     Ok(found)
 }
 
-/// Whether only this process still has what a set watches: a connection that is kept for the program's next incarnation.
-/// The program has closed it, and the kernel would have taken it out of the set then.
+/// Whether only this process still has the watched socket: a connection that is kept for the program's next
+/// incarnation. The program has closed it. Without our duplicate, the kernel would have removed the member then.
 fn is_ours(line: &Line) -> bool {
     let Ok(own) = std::fs::read_dir("/proc/self/fd") else { return false };
-    // Anonymous files all have the same inode; a socket has its own.
+    // Anonymous files share one inode; a socket has its own.
     let is_it = |path: std::path::PathBuf| {
         rustix::fs::stat(path).is_ok_and(|stat| {
             let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
@@ -309,7 +309,7 @@ fn lines(info: &FdInfo) -> Result<Vec<Line>> {
     let mut found = Vec::new();
     let mut seen: HashMap<Fd, u32> = HashMap::new();
     for text in info.text().lines().filter(|text| text.starts_with("tfd:")) {
-        let mut line = parse(text).ok_or_else(|| not_understood("tfd"))?;
+        let mut line = parse(text).ok_or_else(|| unparsable("tfd"))?;
         let count = seen.entry(line.number).or_default();
         line.index = *count;
         *count += 1;
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn members_come_back_with_number_events_and_data_in_nested_sets_too() {
+    fn members_are_restored_with_fd_events_and_data_also_in_nested_sets() {
         let (outer, inner, one, other, spent) = (set(), set(), counter(1), counter(0), counter(1));
         epoll::add(&outer, &one, EventData::new_u64(u64::MAX), EventFlags::IN).unwrap();
         epoll::add(&outer, &inner, EventData::new_u64(7), EventFlags::IN).unwrap();
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_used_again_does_not_lead_to_the_wrong_file() {
+    fn a_reused_fd_does_not_lead_to_the_wrong_file() {
         let (watching, first, second) = (set(), counter(1), counter(1));
         epoll::add(&watching, &first, EventData::new_u64(1), EventFlags::IN).unwrap();
         let kept = first.try_clone().unwrap();
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_nobody_holds_is_an_obstacle_by_name() {
+    fn a_member_without_an_open_descriptor_is_a_named_obstacle() {
         let (watching, lost) = (set(), counter(0));
         epoll::add(&watching, &lost, EventData::new_u64(1), EventFlags::IN).unwrap();
         let number = lost.as_raw_fd();
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_the_subject_a_member_is_found_under_another_number() {
+    fn beside_the_subject_a_member_is_found_under_another_fd() {
         let (watching, first) = (set(), counter(0));
         epoll::add(&watching, &first, EventData::new_u64(1), EventFlags::IN).unwrap();
         let kept = first.try_clone().unwrap();
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_understood_with_the_kernels_device_number() {
+    fn a_line_is_parsed_with_the_kernels_device_number() {
         let line = parse("tfd:       12 events: 40000000 data: ffffffffffffffff  pos:0 ino:61af sdev:801234")
             .unwrap();
         assert_eq!((line.number, line.inode), (Fd(12), Inode(0x61af)));

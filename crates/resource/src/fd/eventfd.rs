@@ -1,8 +1,8 @@
 //! Event counters.
 //!
-//! Owns: the count and the mode of an eventfd.
-//! Invariants: the count is that of the pause, up to the largest one.
-//! Does not: know of kernel users of the counter (KVM, asynchronous I/O); their own kinds refuse.
+//! Owns: count and mode of an eventfd.
+//! Invariants: the restored count is that of the pause, limited to the maximum that a write can set.
+//! Does not: handle kernel users of the counter (KVM, asynchronous I/O); their own kinds refuse.
 
 use std::os::fd::OwnedFd;
 
@@ -35,7 +35,7 @@ struct State {
 #[derive(Debug, Default)]
 struct Capture {
     info: FdInfo,
-    /// Found out by counting, where the kernel does not tell.
+    /// Determined by counting, where fdinfo does not show the mode.
     counts_by_one: bool,
 }
 
@@ -70,7 +70,7 @@ impl FdKind for Eventfd {
             let mut flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
             flags.set(EventfdFlags::SEMAPHORE, state.semaphore);
             let counter = eventfd(0, flags).map_err(|errno| Error::new("create an eventfd", errno))?;
-            // The kernel itself can count one further than a program can write.
+            // The kernel itself can increment once more than a program can.
             let count = state.count.min(u64::MAX - 1);
             if count > 0 {
                 rustix::io::write(&counter, &count.to_ne_bytes())
@@ -83,13 +83,13 @@ impl FdKind for Eventfd {
 }
 
 impl FdCapture for Capture {
-    fn told(&mut self, text: &[u8]) {
-        self.info.tell(text);
+    fn fdinfo_read(&mut self, text: &[u8]) {
+        self.info.set(text);
     }
 
     fn inside(&mut self, description: &Description) -> Result<()> {
         self.info.take(description)?;
-        // Kernels before 6.5 do not tell the mode.
+        // Kernels before 6.5 do not show the mode.
         if self.info.line(SEMAPHORE).is_none() {
             self.counts_by_one = counts_by_one(&description.duplicate, self.count()?)?;
         }
@@ -97,7 +97,7 @@ impl FdCapture for Capture {
     }
 
     fn after(&mut self, _description: &Known) -> Result<Vec<u8>> {
-        let semaphore = self.info.line(SEMAPHORE).map_or(self.counts_by_one, |told| told == "1");
+        let semaphore = self.info.line(SEMAPHORE).map_or(self.counts_by_one, |mode| mode == "1");
         Ok(State { count: self.count()?, semaphore }.encode_to_vec())
     }
 }
@@ -108,10 +108,10 @@ impl Capture {
     }
 }
 
-/// Whether a read takes one from a counter or all of it, tried on a count of two or more. All who could see that
-/// stand still; afterwards the count is what it was.
+/// Whether a read decrements a counter by one or resets it, tried with a count of two or more. The processes that
+/// could observe that are stopped, and the count is restored afterwards.
 fn counts_by_one(counter: &OwnedFd, count: u64) -> Result<bool> {
-    let failed = |errno| Error::new("find out the mode of an eventfd", errno);
+    let failed = |errno| Error::new("determine the mode of an eventfd", errno);
     let add = |number: u64| {
         let written = if number == 0 { Ok(0) } else { rustix::io::write(counter, &number.to_ne_bytes()) };
         written.map(drop).map_err(failed)
@@ -121,7 +121,7 @@ fn counts_by_one(counter: &OwnedFd, count: u64) -> Result<bool> {
         rustix::io::read(counter, &mut bytes).map_err(failed)?;
         Ok::<u64, Error>(u64::from_ne_bytes(bytes))
     };
-    // The kernel alone can count so far, and nobody could put it back.
+    // Only the kernel can count this far, and the count could not be restored.
     if count == u64::MAX {
         return Ok(false);
     }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_counter_gives_its_whole_count() {
+    fn a_plain_counter_returns_its_whole_count() {
         let original = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         rustix::io::write(&original, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         let copy = round_trip(&Eventfd, &original);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_semaphore_counts_down_by_one() {
+    fn a_semaphore_decrements_by_one() {
         let original = eventfd(2, EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE).unwrap();
         let copy = round_trip(&Eventfd, &original);
         assert_eq!((read(&copy), read(&copy)), (1, 1));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_is_found_by_counting_and_the_count_stays() {
+    fn the_mode_is_determined_by_counting_and_the_count_is_unchanged() {
         for count in [0, 1, 2, 3, 1000, u64::MAX - 1] {
             for flags in [EventfdFlags::SEMAPHORE, EventfdFlags::empty()] {
                 let counter = eventfd(0, flags | EventfdFlags::NONBLOCK).unwrap();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn other_anonymous_files_are_not_claimed_and_damage_is_named() {
+    fn other_anonymous_files_are_not_claimed_and_a_damaged_payload_is_named() {
         let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
         assert!(!Eventfd.claims(&describe(0, &epoll)));
         let broken = crate::error::decode::<State>(NAME, &[0xff]).unwrap_err();

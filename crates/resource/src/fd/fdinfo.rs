@@ -1,9 +1,9 @@
 //! fdinfo of a duplicate, as one kind needs it.
 //!
-//! Owns: taking the text inside the pause into memory that is kept, and finding lines in it afterwards.
-//! Invariants: the text that is read is that of the duplicate in this process, so it needs no right to the subject's
-//! `/proc`; one that is told holds for one `take`.
-//! Does not: understand the lines of one kind.
+//! Owns: reading the text inside the pause into a reused buffer, and finding lines in it afterwards.
+//! Invariants: the text is read for the duplicate in this process, so it needs no access to the subject's `/proc`. A
+//! text that the caller sets is valid for one `take`.
+//! Does not: interpret the lines of one kind.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,21 +17,21 @@ use crate::error::{ResourceError, Result};
 #[derive(Debug, Default)]
 pub struct FdInfo {
     raw: Vec<u8>,
-    /// `raw` is the text of this pause.
-    is_told: bool,
+    /// `raw` was set by the caller in this pause.
+    is_set: bool,
 }
 
 impl FdInfo {
-    /// Takes the text that somebody else has read in this pause.
-    pub fn tell(&mut self, text: &[u8]) {
+    /// Sets the text, which the caller has already read in this pause.
+    pub fn set(&mut self, text: &[u8]) {
         self.raw.clear();
         self.raw.extend_from_slice(text);
-        self.is_told = true;
+        self.is_set = true;
     }
 
-    /// Reads the text of a descriptor of this process, over what was taken before, unless it was just told.
+    /// Reads the text of a descriptor of this process, unless the caller has just set it.
     pub fn take(&mut self, descriptor: impl AsFd) -> Result<()> {
-        if std::mem::take(&mut self.is_told) {
+        if std::mem::take(&mut self.is_set) {
             return Ok(());
         }
         let path = format!("/proc/self/fdinfo/{}", descriptor.as_fd().as_raw_fd());
@@ -54,14 +54,14 @@ impl FdInfo {
         self.text().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     }
 
-    /// The value of a line that must be there and must be understood.
+    /// The parsed value of a line. Fails if the line is missing or does not parse.
     pub fn parse<Value>(&self, name: &str, parse: impl FnOnce(&str) -> Option<Value>) -> Result<Value> {
-        self.line(name).and_then(parse).ok_or_else(|| not_understood(name))
+        self.line(name).and_then(parse).ok_or_else(|| unparsable(name))
     }
 }
 
-/// The error for a line that is missing or not as expected.
+/// The error for a line that is missing or does not parse.
 #[must_use]
-pub fn not_understood(name: &str) -> ResourceError {
-    Error::path(format!("understand line {name} of"), "/proc/self/fdinfo", Errno::EINVAL).into()
+pub fn unparsable(name: &str) -> ResourceError {
+    Error::path(format!("parse line {name} of"), "/proc/self/fdinfo", Errno::EINVAL).into()
 }

@@ -1,10 +1,10 @@
 //! Named pipes.
 //!
-//! Owns: opening them again without waiting for the other side, what waits between their ends; those whose name
-//! was removed are made again.
-//! Invariants: content is saved when the subject can read it, and given back only into an empty pipe: what a process
-//! outside still holds open has kept its content. A reader that never had a writer stays one.
-//! Does not: hold the other side while the subject is away; a process outside sees it close and open again.
+//! Owns: opening them again without blocking; their content; creating those whose name was removed.
+//! Invariants: content is saved when the subject can read it, and written only into an empty pipe. A pipe that an
+//! outside process still has open has kept its content. A reader that never had a writer is restored in that state.
+//! Does not: hold the other end open while the subject does not exist; an outside process sees it close and open
+//! again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,7 +31,7 @@ use crate::support::pipe_queue::{self, Chunk, QueueCopy};
 const NAME: &str = "fd/fifo";
 const O_DIRECT: u32 = 0o40_000;
 
-/// One end of a named pipe as the image keeps it.
+/// One end of a named pipe as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 struct FifoPayload {
     #[prost(bytes = "vec", tag = "1")]
@@ -52,13 +52,13 @@ struct FifoPayload {
     /// Capacity in bytes.
     #[prost(uint64, tag = "8")]
     capacity: u64,
-    /// What waits to be read, in the record of one readable end.
+    /// Unread content, in the record of one readable end.
     #[prost(message, repeated, tag = "9")]
     chunks: Vec<Chunk>,
-    /// A readable end sees that all writers have gone (POLLHUP).
+    /// A readable end reports that all writers have closed (POLLHUP).
     #[prost(bool, tag = "10")]
     hung_up: bool,
-    /// Which file it was; images of earlier versions keep device and inode alone.
+    /// Identity of the file; images of earlier versions have only device and inode.
     #[prost(message, optional, tag = "20")]
     identity: Option<Identity>,
 }
@@ -73,7 +73,7 @@ impl FdKind for Fifo {
     }
 
     fn summary(&self) -> &'static str {
-        "named pipes with their content, also where the name was removed"
+        "named pipes with their content, also after their name was removed"
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -202,7 +202,11 @@ impl FifoEnds {
     fn open_named(&self, path: &Path, context: &mut FdCreate<'_>) -> Result<()> {
         let cannot = |refusal: Refusal| match refusal {
             Refusal::Failed(_) => missing(path),
-            refusal => refusal.of(path, "the program has this named pipe open", "bring the named pipe back"),
+            refusal => refusal.of(
+                path,
+                "the program has this named pipe open",
+                "create the named pipe (mkfifo), then restore again",
+            ),
         };
         let numbers = || Identity::from_numbers(self.state.device, self.state.inode, FileType::Fifo);
         let recorded = self.state.identity.unwrap_or_else(numbers);
@@ -217,8 +221,9 @@ impl FifoEnds {
         self.open(context, |end, flags| found[&end.id].open(flags).map_err(cannot))
     }
 
-    /// A reader that never had a writer is opened before anybody writes; for all others, an end of ours that reads
-    /// and writes keeps every open from waiting. Ours is opened with the rights of the holders too, since it writes.
+    /// Opens the ends. A reader that never had a writer is opened before any writer. For the others, a helper end of
+    /// this process that reads and writes keeps each open from blocking. The helper is opened with the rights of the
+    /// holders too, since it writes.
     fn open(&self, context: &mut FdCreate<'_>, open: impl Fn(&End, OFlags) -> Result<OwnedFd>) -> Result<()> {
         let has_writer = self.ends.iter().any(|end| may_write(end.flags));
         let (quiet, rest): (Vec<&End>, Vec<&End>) =
@@ -249,7 +254,7 @@ impl FifoEnds {
         Ok(())
     }
 
-    /// Makes a fifo without a name near the one that was removed.
+    /// Creates a fifo without a name near the path of the removed one.
     fn make_again(&self, removed: &Path) -> Result<OwnedFd> {
         let state = &self.state;
         let ownership = Ownership { mode: state.mode, user: state.user, group: state.group };
@@ -261,8 +266,8 @@ impl FifoEnds {
 fn missing(path: &Path) -> ResourceError {
     ResourceError::File {
         path: path.display().to_string(),
-        why: "the program has this named pipe open, and it is gone".to_owned(),
-        fix: format!("make it again: mkfifo {}", path.display()),
+        why: "the program has this named pipe open, and it no longer exists".to_owned(),
+        fix: format!("create it: mkfifo {}", path.display()),
     }
 }
 
@@ -294,8 +299,8 @@ mod tests {
         Ok(bytes)
     }
 
-    /// Takes the ends apart, closes the originals as the end of the subject would, and builds them again.
-    fn reborn(files: Vec<OwnedFd>) -> Result<Vec<OwnedFd>> {
+    /// Captures the ends, closes the originals as at the end of the subject, and restores them.
+    fn recreate(files: Vec<OwnedFd>) -> Result<Vec<OwnedFd>> {
         let borrowed: Vec<&dyn AsFd> = files.iter().map(|file| file as _).collect();
         let mut subject = Subject::new(&borrowed);
         assert_eq!(subject.obstacles(&Fifo), Vec::new());
@@ -307,14 +312,14 @@ mod tests {
     }
 
     #[test]
-    fn ends_and_content_come_back_under_the_name() {
+    fn ends_and_content_are_restored_under_the_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = make(&folder);
         let reader = open(&path, OFlags::RDONLY | OFlags::NONBLOCK);
         let writer = open(&path, OFlags::WRONLY);
         rustix::io::write(&writer, b"waiting").unwrap();
         let expected = [flags(&reader), flags(&writer)];
-        let built = reborn(vec![reader, writer]).unwrap();
+        let built = recreate(vec![reader, writer]).unwrap();
         assert_eq!([flags(&built[0]), flags(&built[1])], expected);
         let third = open(&path, OFlags::WRONLY | OFlags::NONBLOCK);
         rustix::io::write(&third, b" more").unwrap();
@@ -329,16 +334,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let both = open(&make(&folder), OFlags::RDWR);
         rustix::io::write(&both, b"to myself").unwrap();
-        let built = reborn(vec![both]).unwrap();
+        let built = recreate(vec![both]).unwrap();
         assert_eq!(read(&built[0]).unwrap(), b"to myself");
     }
 
     #[test]
-    fn a_reader_alone_knows_whether_it_ever_had_a_writer() {
+    fn a_reader_without_writers_is_restored_with_or_without_a_hang_up() {
         let folder = tempfile::tempdir().unwrap();
         let path = make(&folder);
         let hangs_up = |file: &OwnedFd| events(&describe(0, file)).contains(PollFlags::HUP);
-        let built = reborn(vec![open(&path, OFlags::RDONLY | OFlags::NONBLOCK)]).unwrap();
+        let built = recreate(vec![open(&path, OFlags::RDONLY | OFlags::NONBLOCK)]).unwrap();
         assert!(!hangs_up(&built[0]));
         drop(built);
         let reader = open(&path, OFlags::RDONLY | OFlags::NONBLOCK);
@@ -346,47 +351,47 @@ mod tests {
         rustix::io::write(&writer, b"left").unwrap();
         drop(writer);
         assert!(hangs_up(&reader));
-        let built = reborn(vec![reader]).unwrap();
+        let built = recreate(vec![reader]).unwrap();
         assert!(hangs_up(&built[0]));
         assert_eq!(read(&built[0]).unwrap(), b"left");
         assert_eq!(read(&built[0]).unwrap(), b"");
     }
 
     #[test]
-    fn content_that_somebody_outside_kept_is_not_doubled() {
+    fn content_that_an_outside_process_kept_is_not_written_twice() {
         let folder = tempfile::tempdir().unwrap();
         let path = make(&folder);
         let outside = open(&path, OFlags::RDWR);
         let reader = open(&path, OFlags::RDONLY);
         rustix::io::write(&outside, b"once").unwrap();
-        let built = reborn(vec![reader]).unwrap();
+        let built = recreate(vec![reader]).unwrap();
         assert_eq!(read(&built[0]).unwrap(), b"once");
         assert_eq!(pipe_queue::waiting(&outside).unwrap(), 0);
     }
 
     #[test]
-    fn a_removed_fifo_is_made_again_without_a_name() {
+    fn a_removed_fifo_is_created_without_a_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = make(&folder);
         let reader = open(&path, OFlags::RDONLY | OFlags::NONBLOCK);
         let writer = open(&path, OFlags::WRONLY);
         rustix::io::write(&writer, b"x").unwrap();
         fs::remove_file(&path).unwrap();
-        let built = reborn(vec![reader, writer]).unwrap();
+        let built = recreate(vec![reader, writer]).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         rustix::io::write(&built[1], b"y").unwrap();
         assert_eq!(read(&built[0]).unwrap(), b"xy");
     }
 
     #[test]
-    fn another_user_never_meets_a_fifo_that_is_being_made() {
+    fn another_user_never_sees_a_fifo_while_it_is_created() {
         let folder = tempfile::tempdir().unwrap();
         let path = make(&folder);
         let both = open(&path, OFlags::RDWR);
         rustix::fs::chmod(&path, Mode::from_raw_mode(0o642)).unwrap();
         fs::remove_file(&path).unwrap();
         let watched = Watched::new(folder.path());
-        let built = reborn(vec![both]).unwrap();
+        let built = recreate(vec![both]).unwrap();
         assert_eq!(watched.events(), []);
         assert_eq!(rustix::fs::fstat(&built[0]).unwrap().st_mode & 0o7777, 0o642);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);

@@ -1,6 +1,6 @@
-//! What the kernel's headers let a program set of an open file by fcntl(2) and posix_fadvise(2), and what becomes of it.
+//! Coverage of the fcntl(2) requests and posix_fadvise(2) flags in the kernel's headers.
 //!
-//! Owns: the verdicts; the test that no name is without one.
+//! Owns: a verdict for each name; the test that every name has one.
 //! Does not: save anything; the envelope and the kinds do.
 
 use crate::support::kernel_headers::Verdict::{Action, Derived, Ignored, Kept, Lost, Same, Value};
@@ -26,7 +26,7 @@ const VERDICTS: &[(&str, Verdict)] = &[
     ("F_SETOWN*", Kept(FILE_OWNER)),
     ("F_GETOWN", Same("F_SETOWN")),
     ("F_GETOWN_EX", Same("F_SETOWN")),
-    // The owner is set by the process when it has its ids again.
+    // The process sets the owner when it has its ids again.
     ("F_GETOWNER_UIDS", Same("F_SETOWN")),
     ("F_OWNER_*", Value),
     ("F_SETSIG", Kept(FILE_OWNER)),
@@ -39,7 +39,7 @@ const VERDICTS: &[(&str, Verdict)] = &[
     ("F_ADD_SEALS", Kept("testkit/victims/fd_memfd.c")),
     ("F_GET_SEALS", Same("F_ADD_SEALS")),
     ("F_SEAL_*", Value),
-    // State of the file and not of its users; that of an open file was taken out of the kernel.
+    // State of the file and not of the description; newer kernels no longer have the per-description requests.
     ("F_GET_RW_HINT", Derived),
     ("F_SET_RW_HINT", Derived),
     ("F_GET_FILE_RW_HINT", Ignored),

@@ -1,9 +1,9 @@
-//! The state of an open file, with or without a name: a name may be removed at any time.
+//! State of an open file, with or without a name, since a name may be removed at any time.
 //!
-//! Owns: the payload and the capture of such a file, and opening it again.
-//! Invariants: files are opened as they are found and never created, truncated or changed; one that is missing, or is
-//! of another type, refuses the restore.
-//! Does not: compare the content with the checkpoint; [`crate::files`] does so for files that the subject may write,
+//! Owns: payload and capture of such a file, and opening it again.
+//! Invariants: a file is opened as it is, and never created, truncated or changed. A missing file or one of another
+//! type refuses the restore.
+//! Does not: compare the content with the checkpoint. [`crate::files`] does so for files that the subject may write,
 //! before any descriptor is opened.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,13 +21,13 @@ use super::scope::CaptureScope;
 use super::tmpfs_content::{SavedFile, TmpfsCapture, WrittenFiles};
 use crate::error::{ResourceError, Result};
 use crate::opener::Refusal;
-use crate::support::file_system::is_made_up_by;
+use crate::support::file_system::is_pseudo_type;
 use crate::support::identity::{FORMAT_MASK, Identity};
 use crate::support::inherited::Inherited;
 use crate::support::opening::{self, may_write};
 use crate::support::path::{self, Link, Name};
 
-/// One open file as the image keeps it.
+/// One open file as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct FilePayload {
     #[prost(bytes = "vec", tag = "1")]
@@ -45,19 +45,19 @@ pub(super) struct FilePayload {
     pub(super) device: u64,
     #[prost(uint64, tag = "7")]
     pub(super) inode: u64,
-    /// The kernel makes its content up.
+    /// It is on a pseudo file system.
     #[prost(bool, tag = "8")]
     made_up: bool,
-    /// Whoever restores may hold it already.
+    /// The restoring process may have inherited it.
     #[prost(bool, tag = "9")]
     inherited: bool,
-    /// Set when no name leads to it any more.
+    /// Set when the file has no name any more.
     #[prost(message, optional, tag = "10")]
     pub(super) nameless: Option<Nameless>,
-    /// Which file it was; images of earlier versions keep device and inode alone.
+    /// Identity of the file; images of earlier versions have only device and inode.
     #[prost(message, optional, tag = "20")]
     identity: Option<Identity>,
-    /// Set in one record of each named file of a tmpfs whose content the image holds.
+    /// Set in one record of each named tmpfs file whose content is in the image.
     #[prost(message, optional, tag = "21")]
     saved: Option<SavedFile>,
 }
@@ -69,7 +69,7 @@ impl FilePayload {
     }
 }
 
-/// State of one open file, with or without a name: a name may be removed at any time.
+/// Capture of one open file.
 #[derive(Debug)]
 pub(super) struct FileCapture {
     pid: Pid,
@@ -85,12 +85,12 @@ pub(super) struct FileCapture {
 impl FileCapture {
     pub(super) fn new(description: &Description, scope: &CaptureScope<'_>) -> Result<Self> {
         let system = rustix::fs::fstatfs(&description.duplicate)
-            .map_err(|errno| Error::path("look at the file system of", description.target(), errno))?;
+            .map_err(|errno| Error::path("stat the file system of", description.target(), errno))?;
         Ok(Self {
             pid: description.pid,
             link: Link::new(),
             stat: description.stat,
-            made_up: is_made_up_by(system.f_type),
+            made_up: is_pseudo_type(system.f_type),
             inherited: scope.is_inherited(&description.stat),
             nameless: NamelessCapture::new(description, scope)?,
             identity: Identity::with(description, &description.stat),
@@ -103,7 +103,7 @@ impl FdCapture for FileCapture {
     fn inside(&mut self, description: &Description) -> Result<()> {
         let file = description.duplicate.as_fd();
         self.stat = rustix::fs::fstat(file).map_err(|errno| {
-            Error::descriptor("look at the file", description.pid, description.fd, Errno::from(errno))
+            Error::descriptor("stat the file", description.pid, description.fd, Errno::from(errno))
         })?;
         self.link.read(description)?;
         let is_regular = FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile;
@@ -132,7 +132,7 @@ impl FdCapture for FileCapture {
             return Err(ResourceError::Unsupported {
                 pid: self.pid,
                 what: description.named("deleted file"),
-                why: "it was only named (O_PATH), and its name was removed while the checkpoint was taken"
+                why: "it was open with O_PATH only, and its name was removed during the checkpoint"
                     .to_owned(),
                 fix: "let the program close it".to_owned(),
             });
@@ -191,10 +191,10 @@ pub(super) fn create(kind: &'static str, records: &[FdRecord], context: &mut FdC
             Some(file) => file,
             None => open(record, &payload)?,
         };
-        // The content of a covered file was cut back to the checkpoint: the position follows it.
-        let went_back = context.covered.has(payload.device, payload.inode);
-        if payload.inherited && may_write(record.flags) && !went_back {
-            stay_behind_others(&file, record)?;
+        // A covered file was truncated to the checkpoint, so its position is set too.
+        let was_reverted = context.covered.has(payload.device, payload.inode);
+        if payload.inherited && may_write(record.flags) && !was_reverted {
+            seek_behind_others(&file, record)?;
             context.handed_on.insert(record.id);
         }
         context.created.insert(record.id, file);
@@ -202,9 +202,9 @@ pub(super) fn create(kind: &'static str, records: &[FdRecord], context: &mut FdC
     nameless.create(kind, context)
 }
 
-/// Sets the position of a file that others write to as well behind what they wrote. A description shared with them has
-/// it already; one that was opened anew has none.
-fn stay_behind_others(file: &OwnedFd, record: &FdRecord) -> Result<()> {
+/// Moves the position of a file that other processes write too behind their output. A description shared with them
+/// already has that position; a reopened one starts at zero.
+fn seek_behind_others(file: &OwnedFd, record: &FdRecord) -> Result<()> {
     if rustix::fs::tell(file).is_ok_and(|position| position < record.position) {
         rustix::fs::seek(file, SeekFrom::End(0))
             .map_err(|errno| Error::new("seek to the end of a stream", errno))?;
@@ -215,13 +215,17 @@ fn stay_behind_others(file: &OwnedFd, record: &FdRecord) -> Result<()> {
 fn open(record: &FdRecord, payload: &FilePayload) -> Result<OwnedFd> {
     let path = path::from_bytes(&payload.path);
     let cannot = |refusal: Refusal| {
-        refusal.of(&path, "the program has this file open", "bring the file back, or restore where it is")
+        refusal.of(
+            &path,
+            "the program has this file open",
+            "restore the file from a backup, or restore on the machine that has it",
+        )
     };
     let found = record.opener.find(&path, Some(payload.identity())).map_err(cannot)?;
     let stat = found.stat().map_err(cannot)?;
     if stat.st_mode & FORMAT_MASK != payload.format {
         let why = "it is no longer a file of the same type".to_owned();
-        return Err(refused(&path, why, "bring the file back as it was at the checkpoint"));
+        return Err(refused(&path, why, "put the file back as it was at the checkpoint"));
     }
     found.open(opening::flags_for(record.flags)).map_err(cannot)
 }

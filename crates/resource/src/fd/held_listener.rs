@@ -1,8 +1,8 @@
-//! Listeners that the caller of a restore has kept while the subject was dead, with the connections that wait in them.
+//! Listeners that the caller of a restore held open while the subject was dead, with their pending connections.
 //!
-//! Owns: finding the one that a saved listener was.
-//! Invariants: a kept listener is used once, and only under the address and the type that it had.
-//! Does not: keep listeners; the caller of the restore does.
+//! Owns: finding the held listener of a saved one.
+//! Invariants: a held listener is used once, and only for the address and type that it has.
+//! Does not: hold listeners; the caller of the restore does.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -13,7 +13,7 @@ use sys::socket::{self, SocketAddress};
 
 use super::socket_family::Family;
 
-/// Takes the listener of this address and family, if it was kept.
+/// Takes the held listener of this address and family, if there is one.
 pub(crate) fn take(held: &mut Vec<OwnedFd>, family: Family, local: &SocketAddress) -> Option<OwnedFd> {
     let is_it = |socket: &OwnedFd| {
         sockopt::socket_acceptconn(socket) == Ok(true)
@@ -24,7 +24,7 @@ pub(crate) fn take(held: &mut Vec<OwnedFd>, family: Family, local: &SocketAddres
     Some(held.remove(place))
 }
 
-/// Whether a path still leads to the socket that is bound to it.
+/// Whether the path of a bound socket still leads to its file.
 pub(crate) fn has_its_file(socket: &OwnedFd, path: &[u8]) -> bool {
     let path = Path::new(std::ffi::OsStr::from_bytes(path));
     let Ok(Some(file)) = socket::bound_file(socket.as_fd()) else { return false };
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kept_listener_is_found_by_its_address_and_used_once() {
+    fn a_held_listener_is_found_by_its_address_and_used_once() {
         let (one, other) =
             (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
         let address = socket::local(other.as_fd()).unwrap();
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_leads_to_another_socket_is_not_its_own() {
+    fn a_path_to_another_socket_is_not_the_sockets_own() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let socket: OwnedFd = std::os::unix::net::UnixListener::bind(&path).unwrap().into();

@@ -1,4 +1,4 @@
-//! Which description of the subject a descriptor of ours refers to.
+//! Maps a descriptor of this process to a description of the subject.
 //!
 //! Does not: find descriptors.
 
@@ -11,12 +11,12 @@ use sys::{Error, kcmp};
 use super::description::Description;
 use crate::error::Result;
 
-/// The description that a descriptor of ours refers to.
+/// The description of the subject to which a descriptor of this process refers, by kcmp(2).
 pub(super) fn identify(
     descriptions: &[Description],
     descriptor: BorrowedFd<'_>,
 ) -> Result<Option<DescriptionId>> {
-    let stat = rustix::fs::fstat(descriptor).map_err(|errno| Error::new("look at a descriptor", errno))?;
+    let stat = rustix::fs::fstat(descriptor).map_err(|errno| Error::new("stat a descriptor", errno))?;
     let ourselves = Pid(std::process::id() as i32);
     let own = (ourselves, Fd(descriptor.as_raw_fd()));
     let same_file =

@@ -1,9 +1,9 @@
-//! Descriptions that no descriptor of the subject refers to: in flight in a socket, waiting to be accepted.
+//! Descriptions without a descriptor in the subject: in flight in a socket, or waiting to be accepted.
 //!
-//! Owns: finding them, as deep as they are nested.
-//! Invariants: each description is listed once; one found here carries the holder of the description through
-//! which it was found, and stands in no process's table.
-//! Does not: know where a kind hides them.
+//! Owns: finding them at any depth of nesting.
+//! Invariants: each description is listed once. A description found here has the holder of the description through
+//! which it was found, and is in no process's table.
+//! Does not: read the content of a kind; [`super::FdKind::hidden`] does.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use super::identify::identify;
 use super::kind_of;
 use crate::error::Result;
 
-/// The most descriptions that are followed; sockets that carry each other could go on for ever.
+/// Maximum number of descriptions that are followed; sockets can be in flight in each other without end.
 const HIDDEN_MAX: usize = 65_536;
 
-/// Adds what is reached only through the descriptions listed so far, of all of which there are duplicates.
+/// Adds descriptions that are reachable only through those listed so far. All listed ones have duplicates.
 pub fn discover(descriptions: &mut Vec<Description>, takes: bool) -> Result<()> {
     let mut next = 0;
     while next < descriptions.len() && descriptions.len() < HIDDEN_MAX {
@@ -42,7 +42,7 @@ pub fn discover(descriptions: &mut Vec<Description>, takes: bool) -> Result<()> 
 
 fn describe(id: DescriptionId, pid: Pid, fd: Fd, duplicate: OwnedFd) -> Result<Description> {
     let info = procfs::descriptor_info(ourselves(), Fd(duplicate.as_raw_fd()))?;
-    let stat = rustix::fs::fstat(&duplicate).map_err(|errno| Error::new("look at a descriptor", errno))?;
+    let stat = rustix::fs::fstat(&duplicate).map_err(|errno| Error::new("stat a descriptor", errno))?;
     Ok(Description::new(Arc::new(Known::new(id, (pid, fd), info, stat)), duplicate))
 }
 

@@ -1,6 +1,6 @@
-//! Addresses of the IP families, between the kernel's bytes and words.
+//! IPv4 and IPv6 socket addresses: conversion between the kernel's bytes and Rust types.
 //!
-//! Owns: reading and writing `struct sockaddr_in` and `sockaddr_in6`; IPv4 addresses mapped into IPv6.
+//! Owns: reading and writing `struct sockaddr_in` and `sockaddr_in6`; IPv4-mapped IPv6 addresses.
 //! Does not: resolve names.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -11,7 +11,7 @@ use super::socket_family::{AF_INET, AF_INET6};
 
 const IPV4_BYTES: usize = 16;
 
-/// The address behind the kernel's bytes; `None` for other families.
+/// Decodes the kernel's bytes of an address; `None` for other families.
 pub(crate) fn parse(address: &SocketAddress) -> Option<SocketAddr> {
     let bytes = &address.0;
     let port = u16::from_be_bytes(*bytes.get(2..)?.first_chunk()?);
@@ -30,7 +30,7 @@ pub(crate) fn parse(address: &SocketAddress) -> Option<SocketAddr> {
     }
 }
 
-/// The kernel's bytes of an address.
+/// Encodes an address as the kernel's bytes.
 pub(crate) fn encode(address: SocketAddr) -> SocketAddress {
     let mut bytes = Vec::with_capacity(28);
     match address {
@@ -51,7 +51,7 @@ pub(crate) fn encode(address: SocketAddr) -> SocketAddress {
     SocketAddress(bytes)
 }
 
-/// The same end as IPv4 where an IPv6 socket talks IPv4, so that both ends of a connection compare equal.
+/// Converts an IPv4-mapped IPv6 address to IPv4, so that both ends of a connection compare equal.
 pub(crate) fn plain(address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V6(host) => match host.to_ipv4_mapped() {
@@ -62,12 +62,12 @@ pub(crate) fn plain(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// Parsed and plain in one step.
+/// `parse` and `plain` in one call.
 pub(crate) fn parse_plain(address: &SocketAddress) -> Option<SocketAddr> {
     parse(address).map(plain)
 }
 
-/// How messages show an address.
+/// Formats an address for messages.
 pub(crate) fn show(address: &SocketAddress) -> String {
     parse_plain(address).map_or_else(|| "no address".to_owned(), |address| address.to_string())
 }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_and_addresses_are_the_same_both_ways() {
+    fn addresses_round_trip_through_their_bytes() {
         for text in ["127.0.0.1:80", "[::1]:443", "[fe80::1%3]:5"] {
             let address: SocketAddr = text.parse().unwrap();
             assert_eq!(parse(&encode(address)), Some(address));

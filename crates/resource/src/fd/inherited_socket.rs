@@ -1,8 +1,8 @@
-//! Sockets that whoever restores holds itself and hands on: its standard streams, and what else it was started with.
+//! Sockets that the restoring process has inherited and passes on: its standard streams and others.
 //!
-//! Owns: recognising such a socket, and picking it out of what is handed on.
-//! Invariants: nothing else is saved of it; it is handed on as it is.
-//! Does not: decide what is handed on; the caller of the restore does.
+//! Owns: recognizing such a socket, and finding it among the inherited descriptors.
+//! Invariants: only its identity is saved; it is passed on unchanged.
+//! Does not: decide which sockets are passed on; the caller of the restore does.
 
 use std::os::fd::OwnedFd;
 
@@ -14,7 +14,7 @@ use super::kind::FdCreate;
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 
-/// A socket that the restorer hands on.
+/// Identity of an inherited socket.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(crate) struct InheritedSocket {
     #[prost(uint64, tag = "1")]
@@ -24,21 +24,24 @@ pub(crate) struct InheritedSocket {
 }
 
 impl InheritedSocket {
-    /// Whether a description is such a socket.
+    /// The identity, if a description is such a socket.
     pub(crate) fn of(description: &Description, scope: &CaptureScope<'_>) -> Option<Self> {
         let stat = &description.stat;
         scope.is_inherited(stat).then_some(Self { device: stat.st_dev, inode: stat.st_ino })
     }
 
-    /// The socket that is handed on.
+    /// A duplicate of the inherited socket.
     pub(crate) fn take(self, context: &FdCreate<'_>) -> Result<OwnedFd> {
         let found =
             context.inherited.iter().find(|entry| (entry.0, entry.1.get()) == (self.device, self.inode));
         let Some((_, _, socket)) = found else {
             return Err(ResourceError::File {
                 path: format!("socket:[{}]", self.inode),
-                why: "whoever ran the program was started with it, and it is not here now".to_owned(),
-                fix: "restore from where the program was started, with the same descriptors".to_owned(),
+                why:
+                    "undying had inherited it when it ran the program, and this process has not inherited it"
+                        .to_owned(),
+                fix: "restore from the shell or service that started the program, with the same descriptors"
+                    .to_owned(),
             });
         };
         Ok(socket.try_clone().map_err(|error| Error::new("duplicate an inherited socket", error))?)

@@ -1,11 +1,11 @@
-//! Watches on files.
+//! Inotify instances.
 //!
-//! Owns: the watches of an inotify instance: number, mask, watched file.
-//! Invariants: a watch is on an inode, so the file is found again by its handle, wherever it was moved, and by its
-//! name only where handles do not lead anywhere. Watches are set last, so that a restore causes no events.
-//! Events that waited cannot be put back one by one: the program is told that its queue has overflowed, which
-//! every user of inotify has to expect, and looks again by itself.
-//! Does not: watch for what happens while no process is there.
+//! Owns: the watches of an instance: watch descriptor (wd), mask, watched file.
+//! Invariants: a watch is on an inode. The file is found by its handle, even after a rename, and by its name only
+//! where handles do not work. Watches are added last, so that a restore causes no events. Unread events cannot be
+//! restored one by one. The program instead receives one queue overflow, which users of inotify have to expect and
+//! answer with a rescan.
+//! Does not: record changes while the subject does not exist.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -23,7 +23,7 @@ use sys::Error;
 use sys::file_handle::{self, FileHandle};
 
 use super::description::{Description, Known};
-use super::fdinfo::{FdInfo, not_understood};
+use super::fdinfo::{FdInfo, unparsable};
 use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
@@ -34,7 +34,7 @@ use crate::support::opening::reopen;
 
 const NAME: &str = "fd/inotify";
 const QUEUE_LIMIT: &str = "/proc/sys/fs/inotify/max_queued_events";
-/// A queue longer than this is not filled to make it overflow.
+/// Maximum queue length that is filled to force an overflow.
 const QUEUE_LIMIT_MAX: usize = 1 << 20;
 /// Bytes of an event without a name.
 const EVENT_BYTES: usize = 16;
@@ -47,7 +47,7 @@ pub struct Inotify;
 struct State {
     #[prost(message, repeated, tag = "1")]
     watches: Vec<Watch>,
-    /// Events waited to be read.
+    /// Whether events were unread.
     #[prost(bool, tag = "2")]
     had_events: bool,
 }
@@ -82,7 +82,7 @@ impl FdKind for Inotify {
     }
 
     fn summary(&self) -> &'static str {
-        "inotify: watches with number, mask and file; waiting events come back as one overflow"
+        "inotify: watches with number, mask and file; unread events are restored as one overflow"
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -97,8 +97,8 @@ impl FdKind for Inotify {
             place: format!("watch {} on inode {}", watch.number, watch.inode),
             ..description.obstacle(
                 "inotify",
-                "the watched file was deleted, or its file system does not lead back to it",
-                "let the program remove this watch first; root finds more files than other users",
+                "the watched file was deleted, or its file system offers no usable file handle",
+                "let the program remove this watch, or run undying as root, which may open files by handle",
             )
         })
         .collect()
@@ -150,7 +150,7 @@ impl FdCapture for Capture {
                 watch.path = path_of(&file).as_os_str().as_bytes().to_vec();
             }
         }
-        // Numbers are given out rising.
+        // The kernel assigns watch descriptors in ascending order.
         watches.sort_by_key(|watch| watch.number);
         Ok(State { watches, had_events: self.had_events }.encode_to_vec())
     }
@@ -158,7 +158,7 @@ impl FdCapture for Capture {
 
 fn watches(info: &FdInfo) -> Result<Vec<Watch>> {
     let lines = info.text().lines().filter(|line| line.starts_with("inotify "));
-    lines.map(|line| parse(line).ok_or_else(|| not_understood("inotify"))).collect()
+    lines.map(|line| parse(line).ok_or_else(|| unparsable("inotify"))).collect()
 }
 
 /// `inotify wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:7e9e…`
@@ -183,11 +183,11 @@ fn parse(line: &str) -> Option<Watch> {
 /// Why a file was not found.
 #[derive(Debug)]
 enum Lost {
-    /// It has no name, or nothing leads to it.
+    /// It has no name, or no mount leads to it.
     Nowhere,
 }
 
-/// The watched file, by its handle.
+/// Finds the watched file by its handle.
 fn find(watch: &Watch) -> std::result::Result<OwnedFd, Lost> {
     let handle = FileHandle { kind: watch.handle_kind, bytes: watch.handle.clone() };
     for mount in mounts(watch.device) {
@@ -204,7 +204,7 @@ fn path_of(file: &OwnedFd) -> PathBuf {
     tracee::procfs::link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default()
 }
 
-/// Where a file system is mounted.
+/// The mount points of a file system.
 fn mounts(device: u64) -> Vec<PathBuf> {
     let wanted = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let text = tracee::procfs::read_text("/proc/self/mountinfo").unwrap_or_default();
@@ -217,7 +217,7 @@ fn mounts(device: u64) -> Vec<PathBuf> {
     mounted.collect()
 }
 
-/// The kernel writes spaces and the like as `\040`.
+/// Decodes octal escapes such as `\040` for a space.
 fn unescape(text: &str) -> PathBuf {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -237,7 +237,7 @@ fn unescape(text: &str) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(&bytes))
 }
 
-/// Sets a watch under its number.
+/// Adds a watch under its watch descriptor.
 fn add(instance: &OwnedFd, watch: &Watch, opener: &Opener) -> Result<()> {
     let path = Path::new(OsStr::from_bytes(&watch.path));
     sys::inotify::set_next_watch(instance.as_fd(), watch.number)?;
@@ -248,20 +248,20 @@ fn add(instance: &OwnedFd, watch: &Watch, opener: &Opener) -> Result<()> {
         Err(Lost::Nowhere) => add_by_path(instance, watch, opener, path, flags),
     };
     let number = added.map_err(|refusal| {
-        refusal.of(path, "the program watched this file", "bring the file back, then restore again")
+        refusal.of(path, "the program watched this file", "put the file back, then restore again")
     })?;
     if number == watch.number {
         return Ok(());
     }
     Err(ResourceError::File {
         path: path.display().to_string(),
-        why: format!("two watches of the program would now be on this one file (watch {number})"),
-        fix: "bring back the files that the program watched".to_owned(),
+        why: format!("two watches of the program would be on this one file (watch {number})"),
+        fix: "put back the files that the program watched, then restore again".to_owned(),
     })
 }
 
-/// Without a handle, device and inode tell whether it is the watched file. To watch another one takes the right to
-/// read it.
+/// Adds a watch by path. Without a handle, device and inode identify the watched file. Watching another file needs
+/// the right to read it.
 fn add_by_path(
     instance: &OwnedFd,
     watch: &Watch,
@@ -277,16 +277,18 @@ fn add_by_path(
     others.act(|link| inotify::add_watch(instance, link, flags))
 }
 
-/// Fills the queue until the kernel says that it has overflowed, and takes out everything else.
+/// Fills the queue until it overflows, and reads all other events.
 fn overflow(instance: &OwnedFd) -> Result<()> {
     let limit = tracee::procfs::read_text(QUEUE_LIMIT)?.trim().parse().unwrap_or(usize::MAX);
     if limit > QUEUE_LIMIT_MAX {
         return Err(ResourceError::File {
             path: QUEUE_LIMIT.to_owned(),
             why: format!(
-                "events that waited come back as an overflow of a queue of {limit}, which is too long"
+                "unread events are restored as an overflow of the queue, whose length of {limit} exceeds the limit"
             ),
-            fix: format!("lower the limit to {QUEUE_LIMIT_MAX} for the time of the restore"),
+            fix: format!(
+                "lower it during the restore: sysctl fs.inotify.max_queued_events={QUEUE_LIMIT_MAX}"
+            ),
         });
     }
     let failed = |error: std::io::Error| Error::new("make an inotify queue overflow", error);
@@ -294,7 +296,7 @@ fn overflow(instance: &OwnedFd) -> Result<()> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let watch = inotify::add_watch(instance, path, WatchFlags::MODIFY | WatchFlags::ACCESS)
         .map_err(|errno| Error::new("make an inotify queue overflow", errno))?;
-    // Two kinds in turn: the kernel merges an event with an equal one before it.
+    // Alternate two kinds of events: the kernel merges equal consecutive ones.
     for _ in 0..=limit / 2 {
         file.rewind().and_then(|()| file.write_all(b"x")).map_err(failed)?;
         file.rewind().and_then(|()| file.read_exact(&mut [0; 1])).map_err(failed)?;
@@ -310,7 +312,7 @@ fn overflow(instance: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// A file without a name, where files can be watched.
+/// A file without a name on a file system that supports watches.
 fn tempfile() -> Result<File> {
     let ownership = Ownership {
         mode: 0o600,
@@ -332,7 +334,7 @@ mod tests {
         inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap()
     }
 
-    /// All events that wait.
+    /// All unread events.
     fn events(instance: &OwnedFd) -> Vec<(i32, ReadFlags, String)> {
         let mut buffer = [std::mem::MaybeUninit::uninit(); 512];
         let mut reader = inotify::Reader::new(instance, &mut buffer);
@@ -364,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn watches_come_back_under_their_numbers_on_files_that_were_moved() {
+    fn watches_are_restored_with_their_numbers_also_on_renamed_files() {
         let folder = tempfile::tempdir().unwrap();
         let (old, new) = (folder.path().join("old"), folder.path().join("new"));
         std::fs::write(&old, b"x").unwrap();
@@ -390,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_waited_come_back_as_an_overflow() {
+    fn unread_events_are_restored_as_an_overflow() {
         let folder = tempfile::tempdir().unwrap();
         if !may_find(folder.path()) {
             return;
@@ -406,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_file_is_an_obstacle_by_number() {
+    fn a_deleted_file_is_an_obstacle_with_its_watch_number() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let kept = File::create(&path).unwrap();
@@ -432,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_spaces_in_the_list_of_mounts_are_understood() {
+    fn mount_points_with_spaces_are_decoded() {
         assert_eq!(unescape("/a\\040b\\134"), Path::new("/a b\\"));
         assert_eq!(unescape("/plain"), Path::new("/plain"));
     }

@@ -1,9 +1,8 @@
-//! Connections to the outside that may outlive their program: those that nothing has passed through between two pauses,
-//! and those that are captured whole.
+//! Outside connections that may outlive their program: idle ones, and those that are captured completely.
 //!
-//! Owns: the counters of the last two pauses.
-//! Invariants: a socket that was handed over is the caller's: it is closed when the caller drops it.
-//! Does not: know whether the program still runs.
+//! Owns: the counters of the last two pauses. A connection is idle if they are equal.
+//! Invariants: a socket that was handed to the caller belongs to it, and is closed when the caller drops it.
+//! Does not: track whether the program still runs.
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,28 +10,28 @@ use std::sync::{Arc, Weak};
 
 use super::tcp_progress::Progress;
 
-/// Connections of a subject that are kept at most: each takes a descriptor of this process.
+/// Maximum number of kept connections of a subject; each uses a descriptor of this process.
 const KEPT_MAX: usize = 1024;
-/// Kept sockets have numbers from here on, so that those which every part of this process may use stay free.
+/// Minimum fd of kept sockets, so that lower numbers stay free for the rest of this process.
 pub(super) const KEPT_NUMBER_MIN: i32 = 1024;
 
 /// Which connections are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Keep {
-    /// One that is idle.
+    /// An idle one only.
     Idle,
     /// Any.
     Any,
 }
 
-/// By the number of the socket.
+/// Connections by socket cookie.
 #[derive(Debug, Default)]
 pub(super) struct KeptConnections {
     before: HashMap<u64, Seen>,
     now: HashMap<u64, Seen>,
-    /// Those of `now` that the caller still has.
+    /// Sockets of `now` that the caller still has.
     known: Vec<Arc<OwnedFd>>,
-    /// Others, by the number of the socket.
+    /// New duplicates, by socket cookie.
     new: Vec<(u64, OwnedFd)>,
 }
 
@@ -49,7 +48,7 @@ impl KeptConnections {
         self.new.clear();
     }
 
-    /// Inside the pause: how far the program has come with a connection.
+    /// Inside the pause: records the progress of a connection.
     pub(super) fn note(&mut self, progress: Progress, socket: BorrowedFd<'_>, which: Keep) {
         let mut kept = Weak::new();
         let before = self.before.remove(&progress.cookie);
@@ -61,14 +60,14 @@ impl KeptConnections {
                     kept = weak;
                     self.known.push(socket);
                 }
-                // One that cannot be duplicated ends with the program, as all did before.
+                // A socket that cannot be duplicated ends with the program.
                 None => self.new.extend(socket.try_clone_to_owned().ok().map(|copy| (progress.cookie, copy))),
             }
         }
         self.now.insert(progress.cookie, Seen { progress, kept });
     }
 
-    /// After the pause, while the limit on descriptors is raised: those that are kept.
+    /// After the pause, while the limit on descriptors is raised: returns the kept sockets.
     pub(super) fn take(&mut self) -> Vec<Arc<OwnedFd>> {
         let mut all = std::mem::take(&mut self.known);
         for (cookie, socket) in self.new.drain(..) {
@@ -91,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_is_idle_between_two_pauses_in_which_nothing_passed() {
+    fn a_connection_without_progress_between_two_pauses_is_idle() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let own = listener.accept().unwrap().0;
@@ -101,22 +100,22 @@ mod tests {
             connections.note(Progress::of(own.as_fd()).unwrap(), own.as_fd(), Keep::Idle);
             connections.take()
         };
-        assert!(pause().is_empty(), "seen for the first time");
+        assert!(pause().is_empty(), "first pause");
         let Some(first) = pause().pop() else {
             return println!("unsupported: a limit on descriptors above {KEPT_NUMBER_MIN}");
         };
         let again = pause();
-        assert!(Arc::ptr_eq(&again[0], &first), "one duplicate, as long as it is kept");
+        assert!(Arc::ptr_eq(&again[0], &first), "the duplicate is reused while it is kept");
         drop((first, again));
-        assert_eq!(pause().len(), 1, "duplicated anew");
+        assert_eq!(pause().len(), 1, "duplicated again");
         (&own).write_all(b"answer").unwrap();
         assert!(pause().is_empty());
         peer.write_all(b"question").unwrap();
-        assert_eq!(pause().len(), 1, "what arrives changes nothing until it is read");
+        assert_eq!(pause().len(), 1, "arriving data is no progress until it is read");
     }
 
     #[test]
-    fn one_that_is_captured_whole_is_kept_from_the_first_pause_on() {
+    fn a_completely_captured_connection_is_kept_from_the_first_pause_on() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let _peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let own = listener.accept().unwrap().0;

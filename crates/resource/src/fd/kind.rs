@@ -1,8 +1,8 @@
 //! The interface of a descriptor kind.
 //!
-//! Owns: what a kind is asked, and what it works with.
-//! Invariants: inside the pause a kind copies what may have changed into memory that is already there.
-//! Does not: know any kind.
+//! Owns: the traits that descriptor kinds implement, and the contexts that they receive.
+//! Invariants: inside the pause a kind copies changed state into memory that is already allocated.
+//! Does not: name any kind.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -24,9 +24,9 @@ use crate::shared::Shared;
 /// The saved state of one description, as its kind wrote it.
 #[derive(Debug)]
 pub struct FdRecord {
-    /// Its number in the image.
+    /// Its id in the image.
     pub id: DescriptionId,
-    /// A process and number that held it, for messages.
+    /// A process and fd that held it, for error messages.
     pub holder: (Pid, Fd),
     /// The version of the payload.
     pub version: u32,
@@ -40,87 +40,87 @@ pub struct FdRecord {
     pub opener: Opener,
 }
 
-/// What has become of the connections to the outside of a subject that died.
+/// The outcome of a restore for the outside connections of a subject that died.
 #[derive(Clone, Debug, Default)]
 pub struct Connections {
-    /// Nothing had passed through them since the checkpoint, and they were kept.
+    /// Connections without traffic since the checkpoint, which were kept.
     pub kept: usize,
-    /// They were in use, and went back to the checkpoint without their peers noticing.
+    /// Connections that were in use, and were rewound to the checkpoint without notice of the peer.
     pub rewound: usize,
-    /// They have ended.
+    /// Connections that have ended.
     pub ended: usize,
-    /// Duplicates of those that have not.
+    /// Duplicates of the sockets that have not ended.
     pub sockets: Vec<Arc<OwnedFd>>,
 }
 
-/// Connections to the outside that were kept while a subject was dead.
+/// Outside connections that were kept while a subject was dead.
 #[derive(Clone, Debug, Default)]
 pub struct Kept {
     /// Their sockets.
     pub sockets: Vec<Arc<OwnedFd>>,
-    /// No peer has got what the program has sent since the checkpoint, since it is held there: those that it has used go
-    /// back to the checkpoint.
+    /// The hold on packets that the program has sent since the checkpoint. No peer has received them, so connections
+    /// that the program has used are rewound to the checkpoint.
     pub rewinds: Option<Arc<PacketHold>>,
-    /// Those whose sockets have given way already, also in an attempt that failed: clones are one and the same.
+    /// Sockets that have already been vacated, also in a failed attempt; clones share this state.
     pub vacated: Vacated,
 }
 
-/// What `create` works with.
+/// Context of `create`.
 #[derive(Debug)]
 pub struct FdCreate<'a> {
-    /// Descriptions that exist already: those of kinds that come earlier in the registry, and inherited ones.
+    /// Descriptions that exist already: those of earlier kinds in the registry, and inherited ones.
     pub created: &'a mut HashMap<DescriptionId, OwnedFd>,
-    /// Descriptors that this process was started with and may hand on, by device and inode.
+    /// Descriptions that this process has inherited and may pass on, by device and inode.
     pub inherited: &'a [(u64, Inode, OwnedFd)],
-    /// Listeners that were kept while the subject was dead.
+    /// Listeners that were held open while the subject was dead.
     pub held: &'a mut Vec<OwnedFd>,
-    /// Descriptions of `created` that are inherited ones, and that others may write through as well.
+    /// Descriptions of `created` that are inherited; other processes may write through them too.
     pub handed_on: &'a mut HashSet<DescriptionId>,
-    /// Files that are those of the checkpoint: their inherited descriptions go back to their position, too.
+    /// Files that are as at the checkpoint, so that the position of their inherited descriptions is restored too.
     pub covered: &'a Covered,
     /// Memory objects (memfd, shared memory) that the memory kinds have built, by object number.
     pub objects: &'a HashMap<u64, OwnedFd>,
-    /// The subject died in a crash: its TCP connections are lost and come back as sockets that report it, but for those
-    /// that were kept.
+    /// The subject died in a crash. Its TCP connections are lost and become sockets that report an error, except kept
+    /// ones.
     pub connections_lost: bool,
-    /// Connections that were kept while the subject was dead.
+    /// Outside connections that were kept while the subject was dead.
     pub kept: &'a Kept,
-    /// What becomes of its connections to the outside.
+    /// The outcome for its outside connections.
     pub connections: &'a mut Connections,
-    /// What this kind may build together with others.
+    /// Objects that this kind shares with other kinds.
     pub shared: &'a mut Shared,
 }
 
-/// What `connect` works with: one process under construction whose descriptors have their numbers.
+/// Context of `connect`: one process under construction whose descriptors have their fds.
 #[derive(Debug)]
 pub struct FdConnect<'a> {
     /// The process's leader.
     pub stub: &'a mut Stub,
-    /// Its memory.
+    /// The memory of the process.
     pub memory: &'a ProcessMemory,
-    /// Its descriptors.
+    /// The descriptors of the process.
     pub table: &'a [(Fd, DescriptionId)],
 }
 
-/// Raw state of one description, taken inside the pause.
+/// Raw state of one description, copied inside the pause.
 pub trait FdCapture: std::fmt::Debug {
-    /// Inside the pause, before `inside`: what fdinfo says of the description, where the caller has read it. For kinds
-    /// that would else read it themselves.
-    fn told(&mut self, text: &[u8]) {
+    /// Inside the pause, before `inside`: receives the fdinfo of the description if the caller has already read it.
+    /// Only for kinds that would read it themselves.
+    fn fdinfo_read(&mut self, text: &[u8]) {
         let _ = text;
     }
-    /// Inside the pause: copies what may have changed into memory that is already there.
+    /// Inside the pause: copies changed state into memory that is already allocated.
     fn inside(&mut self, description: &Description) -> Result<()>;
-    /// Inside the pause, after `inside` of every description: what depends on which descriptors the subject
-    /// has now (whom an epoll set watches, whom a socket is connected to).
+    /// Inside the pause, after `inside` of every description: resolves references to other descriptions of the
+    /// subject (members of an epoll set, socket peers).
     fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
         let _ = (description, scope);
         Ok(())
     }
     /// After the pause: the payload of the record.
     fn after(&mut self, description: &Known) -> Result<Vec<u8>>;
-    /// The subject goes on although `scope.kills` was promised, because the checkpoint failed: takes back what
-    /// `inside` did to the subject's own description. Never called once the subject is dead.
+    /// Reverts changes of `inside` to the subject's own description. Called when the checkpoint failed and the
+    /// subject continues although `scope.kills` was set; never called once the subject is dead.
     fn release(&mut self, description: &Description) {
         let _ = description;
     }
@@ -136,39 +136,37 @@ pub trait FdKind: Sync {
         1
     }
 
-    /// One line for the tables in docs and `doctor`: what comes back.
+    /// One line for the tables in docs and `doctor`: what is restored.
     fn summary(&self) -> &'static str;
 
     /// Whether a description is of this kind.
     fn claims(&self, description: &Description) -> bool;
 
-    /// Before the pause: everything about this description that would stop a checkpoint.
+    /// Before the pause: the properties of this description that would prevent a checkpoint.
     fn obstacles(&self, description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
         let _ = (description, scope);
         Vec::new()
     }
 
-    /// Descriptions that are reached only through this one, such as descriptors in flight in a Unix socket. The
-    /// caller asks every description, adds those that no descriptor of the subject has, asks these in turn, and
-    /// saves all of them like the others: see `in_flight::discover`. With `takes` the subject is stopped
-    /// and is going to end, and what can only be taken and not be looked at (connections that wait to be accepted)
-    /// is taken.
+    /// Descriptions that are reachable only through this one, such as descriptors in flight in a Unix socket. The
+    /// caller calls this for every description and for each result that the subject has no descriptor of, and saves
+    /// all of them: see `in_flight::discover`. With `takes`, the subject is stopped and will be killed. Then
+    /// descriptions that can only be consumed and not inspected (connections waiting to be accepted) are consumed.
     fn hidden(&self, description: &Description, takes: bool) -> Result<Vec<OwnedFd>> {
         let _ = (description, takes);
         Ok(Vec::new())
     }
 
-    /// Whether this description gets its final form only in `connect`, so that nothing can be linked to it before.
+    /// Whether this description is complete only after `connect`, so that it cannot be referenced before.
     fn completes_in_connect(&self, description: &Description) -> bool {
         let _ = description;
         false
     }
 
-    /// Before the pause: what later steps need; kept between checkpoints while the description lives.
+    /// Before the pause: creates the capture, which is kept between checkpoints while the description exists.
     fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>>;
 
-    /// Restore, before anything is opened or made: decodes a payload, and refuses what no restore can use. Changes
-    /// nothing.
+    /// Restore, before anything is opened or created: decodes a payload and refuses invalid ones. Changes nothing.
     fn check(&self, version: u32, payload: &[u8]) -> Result<()>;
 
     /// What the description is of, for people: a path, addresses, a name. `None` where the kind itself says it all. The
@@ -182,15 +180,14 @@ pub trait FdKind: Sync {
     /// `context.created`. Status flags and position are set by the caller afterwards.
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()>;
 
-    /// Restore, second step, once for each process that holds descriptions of this kind.
+    /// Restore, second step, once per process that holds descriptions of this kind.
     fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
         let _ = (records, context);
         Ok(())
     }
 
-    /// Restore, while the tree is made, once for each session leader: it has left its parent's session and has no
-    /// children yet. What they inherit from it (the controlling terminal). The stub has all of `created` under our
-    /// own numbers.
+    /// Restore, once per session leader, when it leads its session and has no children: sets state that the children
+    /// inherit (the controlling terminal). The stub has all of `created` under the fds of this process.
     fn lead(
         &self,
         records: &[FdRecord],
@@ -201,15 +198,15 @@ pub trait FdKind: Sync {
         Ok(())
     }
 
-    /// Restore, last step, once for each kind: every process is complete and none has run. What is seen from
-    /// outside from here on (a TCP connection leaves repair mode). `created` still holds what `create` built.
+    /// Restore, last step, once per kind, when every process is complete and none has run. Makes the effects visible
+    /// outside (a TCP connection leaves repair mode). `created` still contains the results of `create`.
     fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
         let _ = (records, created);
         Ok(())
     }
 }
 
-/// A capture whose payload is known before the pause and cannot change inside it.
+/// A capture whose payload is known before the pause and cannot change.
 #[derive(Debug)]
 pub struct Constant(pub Vec<u8>);
 

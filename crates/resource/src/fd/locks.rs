@@ -1,10 +1,10 @@
-//! Locks and leases that belong to an open file description, whatever its kind.
+//! Locks and leases of an open file description, independent of its kind.
 //!
-//! Owns: reading them from fdinfo, refusing those that cannot be taken again, taking them.
-//! Invariants: a lock is taken before any process of the subject runs, by a process that holds the description (the
-//! kernel notes who it was, and sends a lease's signal to a number of that process); one that somebody else holds
-//! by now refuses the restore.
-//! Does not: know record locks, which belong to a process.
+//! Owns: reading them from fdinfo, refusing those that cannot be restored, taking them.
+//! Invariants: a lock is taken before any process of the subject runs, by a process that holds the description. The
+//! kernel records that process, and sends a lease's signal to it. A conflicting lock of another process refuses the
+//! restore.
+//! Does not: handle record locks, which belong to a process.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -21,7 +21,7 @@ use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::lock_line::{LockLine, POSIX};
 
-/// What is saved of one lock.
+/// Saved state of one lock.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Lock {
     #[prost(enumeration = "Kind", tag = "1")]
@@ -30,10 +30,10 @@ pub struct Lock {
     writes: bool,
     #[prost(int64, tag = "3")]
     start: i64,
-    /// 0 means to the end of the file, however far it grows.
+    /// 0 means to the end of the file, also when it grows.
     #[prost(int64, tag = "4")]
     length: i64,
-    /// Who took it; not positive when nobody knows.
+    /// The process that took it; not positive when unknown.
     #[prost(int32, tag = "5")]
     pid: i32,
 }
@@ -47,34 +47,34 @@ enum Kind {
     Lease = 3,
 }
 
-/// Locks by the words of fdinfo.
+/// Lock kinds by their name in fdinfo.
 const KINDS: &[(&str, Kind)] = &[("FLOCK", Kind::Flock), ("OFDLCK", Kind::Range), ("LEASE", Kind::Lease)];
 const LEASE: &[u8] = b"LEASE";
 const ACTIVE: &str = "ACTIVE";
 
-/// What decides, beside the locks themselves, whether they can be taken again.
+/// Facts about the description that decide whether its locks can be restored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Holding {
-    /// No process has the description: it is on its way.
+    /// No process has the description: it is in flight in a socket.
     pub in_flight: bool,
-    /// Its file has no name left; asked of those with a lease ([`has_lease`]).
+    /// Its file has no name; needed only with a lease ([`has_lease`]).
     pub unlinked: bool,
 }
 
-/// Whether the text of fdinfo tells of a lease.
+/// Whether the text of fdinfo contains a lease.
 #[must_use]
 pub fn has_lease(text: impl AsRef<[u8]>) -> bool {
     let mut lines = text.as_ref().split(|byte| *byte == b'\n');
     lines.any(|line| line.starts_with(b"lock:") && line.windows(LEASE.len()).any(|part| part == LEASE))
 }
 
-/// Whether the file behind a descriptor has no name left.
+/// Whether the file of a descriptor has no name.
 #[must_use]
 pub fn is_unlinked(file: impl AsFd) -> bool {
     rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink == 0)
 }
 
-/// The locks of a description by the text of its fdinfo as it is now, or what forbids to save it.
+/// Parses the locks in the fdinfo text of a description. Fails with the obstacle of a lock that cannot be saved.
 pub fn read(
     description: &Known,
     text: &str,
@@ -86,7 +86,7 @@ pub fn read(
             return Err(obstacle(
                 description,
                 "locked file",
-                "the kernel's words for its lock are not known",
+                "the line of its lock in fdinfo does not parse",
             ));
         };
         if line.kind == POSIX {
@@ -114,7 +114,7 @@ fn check_lease(
         return Err(strange(description, line));
     }
     let why = if holding.in_flight {
-        "a lease of a descriptor that is on its way has nobody who could take it again"
+        "the descriptor is in flight in a socket, so no process can take the lease again"
     } else if holding.unlinked {
         "the file is deleted, and opening it to save its content would break the lease"
     } else {
@@ -128,18 +128,18 @@ fn strange(description: &Known, line: &LockLine<'_>) -> Box<Obstacle> {
         "LEASE" => obstacle(
             description,
             "file lease",
-            "somebody is breaking the lease, and the time left for that cannot be set",
+            "the lease is being broken, and the remaining break time cannot be set",
         ),
         "DELEG" => obstacle(description, "file delegation", "the kernel's file server holds it"),
         other => {
-            let why = format!("locks of the kind {other} {} are not known", line.access);
+            let why = format!("locks of type {other} {} are not supported", line.access);
             obstacle(description, "locked file", &why)
         }
     }
 }
 
 fn obstacle(description: &Known, what: &str, why: &str) -> Box<Obstacle> {
-    Box::new(description.obstacle(what, why, "let the program give it back before the checkpoint"))
+    Box::new(description.obstacle(what, why, "let the program release it before the checkpoint"))
 }
 
 impl Lock {
@@ -152,7 +152,7 @@ impl Lock {
         RangeLock { writes: self.writes, start: self.start, length: self.length }
     }
 
-    /// Takes it again in a process under construction.
+    /// Takes the lock in a process under construction.
     pub(super) fn take(&self, stub: &mut Stub, memory: &ProcessMemory, fd: Fd) -> Result<()> {
         let number = fd.get() as u64;
         let taken = match self.kind() {
@@ -176,7 +176,7 @@ impl Lock {
         }
     }
 
-    /// Takes it through a descriptor of ours, for a description that no process holds.
+    /// Takes the lock through a descriptor of this process, for a description that no process holds.
     pub(super) fn take_here(&self, file: BorrowedFd<'_>) -> Result<()> {
         let taken = match self.kind() {
             Kind::Flock => {
@@ -200,12 +200,12 @@ impl Lock {
         let path = procfs::link(link).map_or_else(|_| link.to_owned(), |path| path.display().to_string());
         let (why, fix) = match self.kind() {
             Kind::Lease => (
-                "the program had a lease on it, and another program has opened it meanwhile",
-                "end that program (`fuser` names it), then restore again",
+                "the program had a lease on it, and now another program has it open",
+                "end that program (`fuser` lists it), then restore again",
             ),
             _ => (
-                "the program had locked it, and another program has locked it meanwhile",
-                "end that program (`lslocks` names it), then restore again",
+                "the program had locked it, and now another program holds a conflicting lock",
+                "end that program (`lslocks` lists it), then restore again",
             ),
         };
         ResourceError::File { path, why: why.to_owned(), fix: fix.to_owned() }
@@ -243,8 +243,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_locked_after_the_first_look_is_seen_and_can_be_taken_again() {
-        // A program that another test starts would hold the locked descriptions for a moment.
+    fn a_lock_taken_after_the_listing_is_read_and_can_be_restored() {
+        // A child process of another test would hold the locked descriptions for a moment.
         let _alone = alone();
         let named = tempfile::NamedTempFile::new().unwrap();
         let (file, other) = (open(named.path()), open(named.path()));
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(locks(&other).unwrap(), []);
         found[0].take_here(other.as_fd()).unwrap();
         let error = found[1].take_here(other.as_fd()).unwrap_err().to_string();
-        assert!(error.contains("locked it meanwhile") && error.contains("help:"), "{error}");
+        assert!(error.contains("holds a conflicting lock") && error.contains("help:"), "{error}");
         assert!(error.contains(named.path().to_str().unwrap()), "{error}");
         drop((file, description));
         for lock in &found {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn locks_of_processes_are_left_to_their_own_kind() {
+    fn record_locks_are_left_to_their_own_kind() {
         let named = tempfile::NamedTempFile::new().unwrap();
         rustix::fs::fcntl_lock(named.as_file(), FlockOperation::LockExclusive).unwrap();
         let description = describe(0, named.as_file());
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_taken_again_is_refused_by_name() {
+    fn a_lock_that_cannot_be_restored_is_refused_by_name() {
         let named = tempfile::NamedTempFile::new().unwrap();
         let file = named.reopen().unwrap();
         let description = describe(0, &file);
@@ -300,12 +300,12 @@ mod tests {
             Err(obstacle) => format!("{}: {}", obstacle.what, obstacle.why),
         };
         assert_eq!(say("1: LEASE  ACTIVE    WRITE 7 fe:00:1 0 EOF", false), "1 taken");
-        assert!(say("1: LEASE  ACTIVE    WRITE 7 fe:00:1 0 EOF", true).contains("on its way"));
-        assert!(say("1: LEASE  BREAKING  UNLCK 7 fe:00:1 0 EOF", false).contains("breaking"));
+        assert!(say("1: LEASE  ACTIVE    WRITE 7 fe:00:1 0 EOF", true).contains("in flight"));
+        assert!(say("1: LEASE  BREAKING  UNLCK 7 fe:00:1 0 EOF", false).contains("being broken"));
         assert!(say("1: LEASE  BREAKING  READ 7 fe:00:1 0 EOF", false).contains("file lease"));
         assert!(say("1: DELEG  ACTIVE    READ 7 fe:00:1 0 EOF", false).contains("file delegation"));
-        assert!(say("1: NEW  ADVISORY  READ 7 fe:00:1 0 EOF", false).contains("kind NEW"));
-        assert!(say("something else", false).contains("not known"));
+        assert!(say("1: NEW  ADVISORY  READ 7 fe:00:1 0 EOF", false).contains("type NEW"));
+        assert!(say("something else", false).contains("does not parse"));
         drop(named);
         assert!(say("1: LEASE  ACTIVE    WRITE 7 fe:00:1 0 EOF", false).contains("deleted"));
     }

@@ -1,8 +1,8 @@
-//! Memory files made by memfd_create(2).
+//! Memory files created with memfd_create(2).
 //!
-//! Owns: their name, length, mode, seals, and the content of those that no memory of the subject maps.
-//! Invariants: a file that is mapped is filled by whoever restores memory, and saved once; seals are applied when
-//! everything else is done, since they forbid filling it; a file that could be executed still can.
+//! Owns: their name, length, mode and seals; the content of those that are not mapped in the subject.
+//! Invariants: the memory kinds fill a mapped file, and its content is saved once. Seals are set last, since they
+//! forbid filling the file. A file that could be executed still can.
 //! Does not: save memory files of huge pages.
 
 use std::collections::{BTreeMap, HashMap};
@@ -27,13 +27,13 @@ use crate::support::ownership::owner;
 const NAME: &str = "fd/memfd";
 const PREFIX: &[u8] = b"/memfd:";
 const SUFFIX: &[u8] = b" (deleted)";
-/// Flags by which a description differs from what memfd_create(2) makes, which is O_RDWR alone. O_APPEND can be set
-/// later; then another description must do, since whoever restores memory writes through the one that is made.
+/// Flags of a description that memfd_create(2) cannot create, since it creates O_RDWR alone. O_APPEND is among them
+/// although it can be set later, because the memory kinds write through the created description.
 const MADE_WITH: OFlags =
     OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC).union(OFlags::PATH).union(OFlags::APPEND);
 const HUGETLBFS: i64 = 0x9584_58f6;
 
-/// One open memory file as the image keeps it.
+/// One open memory file as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 struct MemfdPayload {
     #[prost(bytes = "vec", tag = "1")]
@@ -51,7 +51,7 @@ struct MemfdPayload {
     user: u32,
     #[prost(uint32, tag = "7")]
     group: u32,
-    /// None when memory maps it, and in all but one record of the same file.
+    /// `None` when the file is mapped, and in all but one record of the same file.
     #[prost(message, optional, tag = "8")]
     content: Option<Content>,
 }
@@ -75,7 +75,7 @@ impl FdKind for Memfd {
     }
 
     fn summary(&self) -> &'static str {
-        "memory files (memfd) with name, seals and content; up to 64 MiB where nothing maps them"
+        "memory files (memfd) with name, seals and content; up to 64 MiB if not mapped"
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -87,8 +87,8 @@ impl FdKind for Memfd {
         if system == HUGETLBFS {
             return vec![description.obstacle(
                 "memory file of huge pages",
-                "hugetlb pages are not saved yet",
-                "let the program use memfd_create without MFD_HUGETLB (madvise can ask for huge pages instead)",
+                "hugetlb pages are not supported",
+                "let the program use memfd_create without MFD_HUGETLB (madvise can request huge pages instead)",
             )];
         }
         if scope.maps(description) {
@@ -97,7 +97,7 @@ impl FdKind for Memfd {
         let why = match reader(description.as_fd()).and_then(|reader| data_bytes(reader.as_fd())) {
             Ok(bytes) if bytes <= DATA_BYTES_MAX => return Vec::new(),
             Ok(_) => format!(
-                "nothing maps it, and it holds more than {} MiB, all that an image takes up of such a file",
+                "it is not mapped and contains more than {} MiB, the limit of an image for such a file",
                 DATA_BYTES_MAX >> 20
             ),
             Err(error) => format!("its content cannot be read: {error}"),
@@ -158,11 +158,11 @@ impl FdKind for Memfd {
     }
 }
 
-/// Adds the seals that a memory file lacks. The kernel takes them through writable descriptions only.
+/// Adds the missing seals of a memory file. The kernel accepts them through writable descriptions only.
 fn seal(file: &OwnedFd, wanted: SealFlags) -> Result<()> {
     let writable = reopen(file, OFlags::RDWR | OFlags::CLOEXEC)?;
     let has = rustix::fs::fcntl_get_seals(&writable).map_err(|errno| failed("get the seals", errno))?;
-    // F_SEAL_SEAL forbids further ones: it goes on with the others, in one call.
+    // F_SEAL_SEAL forbids further seals, so all are added in one call.
     if has.contains(wanted) {
         return Ok(());
     }
@@ -189,7 +189,7 @@ impl MemfdCapture {
 
 impl FdCapture for MemfdCapture {
     fn inside(&mut self, _description: &Description) -> Result<()> {
-        self.stat = rustix::fs::fstat(&self.reader).map_err(|errno| failed("look at", errno))?;
+        self.stat = rustix::fs::fstat(&self.reader).map_err(|errno| failed("stat", errno))?;
         self.seals =
             rustix::fs::fcntl_get_seals(&self.reader).map_err(|errno| failed("get the seals", errno))?;
         if self.saves_content() {
@@ -198,7 +198,7 @@ impl FdCapture for MemfdCapture {
         Ok(())
     }
 
-    /// It may have been unmapped since it was prepared: then nothing else saves its content.
+    /// If the file was unmapped after `prepare`, its content is copied here, since the memory kinds do not save it.
     fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
         if self.is_carrier && self.copied.is_none() && !scope.maps(description) {
             self.copied = Some(self.copy.copy(self.reader.as_fd())?);
@@ -212,7 +212,7 @@ impl FdCapture for MemfdCapture {
                 pid: description.pid,
                 what: description.named("memory file"),
                 why: format!(
-                    "it grew, while the checkpoint was taken, beyond {} MiB, and nothing maps it",
+                    "it is not mapped and grew beyond {} MiB during the checkpoint",
                     DATA_BYTES_MAX >> 20
                 ),
                 fix: "let the program map it".to_owned(),
@@ -268,8 +268,8 @@ impl MemoryFile {
         Ok(())
     }
 
-    /// The description that gets the one memfd_create(2) makes: the first that looks like it. That one does not count
-    /// as open for writing, all that are opened later do, and what is open for writing cannot be executed.
+    /// The description that is the one created by memfd_create(2): the first with the same flags. It does not count
+    /// as open for writing, but later writable opens do, and a file that is open for writing cannot be executed.
     fn maker(&self) -> Option<DescriptionId> {
         let is_like = |flags: u32| flags_for(flags) & MADE_WITH == OFlags::RDWR;
         self.records.iter().find(|record| is_like(record.1)).map(|record| record.0)
@@ -285,7 +285,7 @@ impl MemoryFile {
 
     fn set_attributes(&self, file: &OwnedFd) -> Result<()> {
         let state = &self.state;
-        let now = rustix::fs::fstat(file).map_err(|errno| failed("look at", errno))?;
+        let now = rustix::fs::fstat(file).map_err(|errno| failed("stat", errno))?;
         if now.st_size as u64 != state.size {
             rustix::fs::ftruncate(file, state.size).map_err(|errno| failed("set the length of", errno))?;
         }
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn content_of_one_that_was_unmapped_since_is_taken_in_the_pause() {
+    fn content_of_a_file_unmapped_after_prepare_is_copied_in_the_pause() {
         let file = memfd("passing", b"what it holds");
         let subject = Subject::new(&[&file]);
         let description = &subject.descriptions[0];
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn name_content_seals_and_sharing_come_back() {
+    fn name_content_seals_and_sharing_are_restored() {
         let plain = memfd("with spaces", b"0123456789");
         let again = opening::reopen(&plain, OFlags::RDONLY | OFlags::CLOEXEC).unwrap();
         rustix::fs::seek(&again, rustix::fs::SeekFrom::Start(5)).unwrap();
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_read_only_descriptor_of_a_sealed_file_is_enough() {
+    fn a_single_read_only_descriptor_of_a_sealed_file_is_restored() {
         let file = memfd("once", b"content");
         let seals = SealFlags::WRITE | SealFlags::GROW;
         rustix::fs::fcntl_add_seals(&file, seals).unwrap();
@@ -407,12 +407,12 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_file_comes_from_the_objects_of_memory() {
+    fn a_mapped_file_is_taken_from_the_memory_objects() {
         let file = memfd("mapped", b"1234");
         let mut subject = Subject::new(&[&file]);
         let envelopes = subject.capture(&Memfd, || {}).unwrap();
         let inode = rustix::fs::fstat(&file).unwrap().st_ino;
-        // An object of another kind that has the same inode number on its own file system is passed over.
+        // An object of another kind with the same inode number on another file system is skipped.
         subject.objects.insert(inode, OwnedFd::from(tempfile::tempfile().unwrap()));
         assert!(same(&subject.build(&Memfd, &envelopes, &[]).unwrap()[0], &file));
         let object = memfd("mapped", b"");
@@ -424,13 +424,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_can_be_executed_still_can() {
+    fn an_executable_file_can_be_executed_after_the_restore() {
         let script = b"#!/bin/true";
         let runs = |file: &OwnedFd| {
             let link = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
             std::process::Command::new(link).status()
         };
-        // A child that another test is just forking still holds the writer that is closed here.
+        // A child that another test is forking may still hold the writer that is closed here.
         let runs_soon = |file: &OwnedFd| {
             let busy = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ExecutableFileBusy;
             let pause = || std::thread::sleep(std::time::Duration::from_millis(10));
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_and_too_much_content_are_obstacles() {
+    fn huge_pages_and_content_above_the_limit_are_obstacles() {
         let large = memfd("large", b"");
         let piece = vec![7_u8; 1 << 20];
         for _ in 0..=DATA_BYTES_MAX >> 20 {

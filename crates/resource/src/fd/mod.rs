@@ -1,14 +1,14 @@
 //! Open file descriptions: the registry of descriptor kinds.
 //!
-//! Owns: the order in which kinds are asked; which kind a description is of.
-//! Invariants: every open file description is saved once, however many descriptors refer to it; what every
-//! kind has (status flags, position, owner) is saved by the envelope and not by the kind.
+//! Owns: the order of the kinds; the kind of each description.
+//! Invariants: every open file description is saved once, however many descriptors refer to it. The envelope, not the
+//! kind, saves properties of all kinds (status flags, position, owner).
 //! Does not: install descriptors into processes; the engine does.
 //!
-//! A restore goes in two steps. `create` runs in the restoring process, once for each kind with all its records
-//! (so that the two ends of a pipe are made together), before any process of the subject exists: every
-//! process under construction then inherits all descriptions. `connect` runs when every descriptor has its number
-//! in its process, for what depends on numbers (epoll registrations, record locks).
+//! A restore has two steps. `create` runs in the restoring process before any process of the subject exists. It runs
+//! once per kind with all its records, so that both ends of a pipe are created together. Every process under
+//! construction inherits all descriptions. `connect` runs when every descriptor has its fd in its process, for state
+//! that depends on fds (epoll registrations, record locks).
 
 pub mod deleted;
 pub(crate) mod description;
@@ -68,9 +68,9 @@ pub use self::kind::{Connections, Constant, FdCapture, FdConnect, FdCreate, FdKi
 pub use self::scope::{CaptureScope, ScopeIndex};
 pub use self::vacated::Vacated;
 
-/// Every descriptor kind, asked in this order whether it claims a description.
+/// Every descriptor kind. The first that claims a description is its kind.
 pub const REGISTRY: &[&dyn FdKind] = &[
-    // Before files and directories that have a name of their own.
+    // Before files and directories, which claim by name.
     &proc_file::ProcFile,
     &directory::Directory,
     &device::Device,
@@ -93,21 +93,21 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &unix::Unix,
 ];
 
-/// The kind that claims a description. Each is asked once: a description stays of one kind, and asking all kinds takes
-/// system calls.
+/// The kind that claims a description. The result is cached, since it does not change and `claims` makes system
+/// calls.
 #[must_use]
 pub fn kind_of(description: &Description) -> Option<&'static dyn FdKind> {
     let find = || REGISTRY.iter().position(|kind| kind.claims(description));
     description.known().kind.get_or_init(find).map(|place| REGISTRY[place])
 }
 
-/// The kind that claims a description, where [`kind_of`] has found it out.
+/// The kind that claims a description, if [`kind_of`] has determined it.
 #[must_use]
 pub fn known_kind(known: &Known) -> Option<&'static dyn FdKind> {
     known.kind.get().copied().flatten().map(|place| REGISTRY[place])
 }
 
-/// The kind of a record.
+/// The kind with this record name.
 #[must_use]
 pub fn kind_named(name: &str) -> Option<&'static dyn FdKind> {
     REGISTRY.iter().copied().find(|kind| kind.name() == name)

@@ -1,9 +1,9 @@
 //! Multicast memberships of UDP sockets.
 //!
 //! Owns: finding the groups that a socket has joined, with their source filters, and joining them again.
-//! Invariants: the kernel shows a membership only to a question for its group and interface, so each group that this
-//! machine has joined (/proc/net/igmp, /proc/net/igmp6) is asked for.
-//! Does not: find anycast addresses (IPV6_JOIN_ANYCAST), which no question shows.
+//! Invariants: the kernel shows a membership only for a given group and interface, so each group that this machine
+//! has joined (/proc/net/igmp, /proc/net/igmp6) is queried.
+//! Does not: find anycast addresses (IPV6_JOIN_ANYCAST), which no call shows.
 
 use std::os::fd::BorrowedFd;
 
@@ -15,13 +15,13 @@ use tracee::procfs;
 use super::socket_family::{AF_INET, AF_INET6, Family, IPPROTO_IP, IPPROTO_IPV6};
 use crate::error::{ResourceError, Result};
 
-/// More sources than a filter can have by default (net.ipv4.igmp_max_msf is 10, net.ipv6.mld_max_msf is 64).
+/// Exceeds the default limits of a filter (net.ipv4.igmp_max_msf is 10, net.ipv6.mld_max_msf is 64).
 const SOURCES_MAX: usize = 256;
 /// `struct group_req`: interface, and the group at its alignment.
 const GROUP_AT: usize = 8;
 const ADDRESS_BYTES: usize = 128;
 const REQUEST_BYTES: usize = GROUP_AT + ADDRESS_BYTES;
-/// `struct group_filter`: the same, mode, number of sources, sources.
+/// `struct group_filter`: interface and group as above, mode, number of sources, sources.
 const MODE_AT: usize = REQUEST_BYTES;
 const COUNT_AT: usize = MODE_AT + 4;
 const SOURCES_AT: usize = COUNT_AT + 4;
@@ -32,7 +32,7 @@ const IPV4_BYTES: usize = 4;
 /// One group that a socket has joined.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct Membership {
-    /// The name of the interface; its number is another one after a boot.
+    /// The name of the interface, since its index can change at a boot.
     #[prost(string, tag = "1")]
     interface: String,
     /// 4 or 16 bytes.
@@ -41,19 +41,19 @@ pub(crate) struct Membership {
     /// MCAST_EXCLUDE or MCAST_INCLUDE.
     #[prost(uint32, tag = "3")]
     mode: u32,
-    /// Hosts that are excluded or included.
+    /// Excluded or included hosts.
     #[prost(bytes = "vec", repeated, tag = "4")]
     sources: Vec<Vec<u8>>,
 }
 
-/// A group that some socket of this machine has joined.
+/// A group that a socket of this machine has joined.
 struct Joined {
     number: u32,
     interface: String,
     group: Vec<u8>,
 }
 
-/// The groups that a socket has joined.
+/// Reads the groups that a socket has joined.
 pub(crate) fn read(socket: BorrowedFd<'_>, family: Family) -> Result<Vec<Membership>> {
     let mut found = Vec::new();
     for one in joined_here(family) {
@@ -84,15 +84,16 @@ pub(crate) fn read(socket: BorrowedFd<'_>, family: Family) -> Result<Vec<Members
     Ok(found)
 }
 
-/// Joins groups again.
+/// Joins saved groups.
 pub(crate) fn join(socket: BorrowedFd<'_>, memberships: &[Membership]) -> Result<()> {
     for one in memberships {
         let path = format!("/sys/class/net/{}/ifindex", one.interface);
         let number = procfs::read_text(&path).ok().and_then(|text| text.trim().parse().ok());
         let number = number.ok_or_else(|| ResourceError::File {
             path: format!("network interface {}", one.interface),
-            why: "a socket has joined a multicast group on it, and it is not there".to_owned(),
-            fix: "make the interface (`ip link`), then restore again".to_owned(),
+            why: "a socket of the program has joined a multicast group on it, and it does not exist"
+                .to_owned(),
+            fix: "create the interface (`ip link add`), then restore again".to_owned(),
         })?;
         let join = SocketOption { level: level(&one.group), number: 42, name: "MCAST_JOIN_GROUP" };
         let request = request(number, &one.group);
@@ -126,12 +127,12 @@ fn request(interface: u32, group: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Where the host stands in a `struct sockaddr` of its family.
+/// Offset of the host address in the `struct sockaddr` of its family.
 fn host_at(host: &[u8]) -> usize {
     if host.len() == IPV4_BYTES { 4 } else { 8 }
 }
 
-/// A host as `struct sockaddr_storage`.
+/// Encodes a host as `struct sockaddr_storage`.
 fn address(host: &[u8]) -> [u8; ADDRESS_BYTES] {
     let mut bytes = [0; ADDRESS_BYTES];
     let family = if host.len() == IPV4_BYTES { AF_INET } else { AF_INET6 };
@@ -145,7 +146,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
 }
 
-/// All groups that a socket of this family may have joined. Without these files the kernel has no multicast.
+/// All groups that a socket of this family may have joined. The files are missing on a kernel without multicast.
 fn joined_here(family: Family) -> Vec<Joined> {
     let text = procfs::read_text("/proc/net/igmp").unwrap_or_default();
     let mut found = parse_ipv4(&text);
@@ -155,7 +156,7 @@ fn joined_here(family: Family) -> Vec<Joined> {
     found
 }
 
-/// A line for each interface (number, name), followed by a line for each of its groups.
+/// Parses a line per interface (index, name), each followed by a line per group.
 fn parse_ipv4(text: &str) -> Vec<Joined> {
     let mut interface = None;
     let mut found = Vec::new();
@@ -175,7 +176,7 @@ fn parse_ipv4(text: &str) -> Vec<Joined> {
     found
 }
 
-/// A line for each group: number and name of the interface, group in hexadecimal.
+/// Parses a line per group: index and name of the interface, group in hexadecimal.
 fn parse_ipv6(text: &str) -> Vec<Joined> {
     let read = |line: &str| {
         let mut words = line.split_ascii_whitespace();
@@ -194,7 +195,7 @@ mod tests {
 
     use super::*;
 
-    /// Groups that nothing else of this machine joins.
+    /// A group that no other program of this machine joins.
     const GROUP: Ipv4Addr = Ipv4Addr::new(239, 77, 12, 5);
 
     fn family(socket: &UdpSocket) -> Family {
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn memberships_are_found_and_come_back_with_their_sources() {
+    fn memberships_are_read_and_joined_again_with_their_sources() {
         const LEAVE_SOURCE: i32 = 43;
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         if socket.join_multicast_v4(&GROUP, &Ipv4Addr::LOCALHOST).is_err() {
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_memberships_are_found_and_come_back() {
+    fn ipv6_memberships_are_read_and_joined_again() {
         let group = "ff12::77:12:5".parse().unwrap();
         let Ok(socket) = UdpSocket::bind("[::]:0") else { return println!("unsupported: IPv6") };
         if socket.join_multicast_v6(&group, 1).is_err() {

@@ -1,11 +1,11 @@
-//! What becomes of a regular file that no name leads to any more.
+//! Saving and restoring a regular file without a name.
 //!
-//! Owns: its content or its handle in the image, making it again without a name.
-//! Invariants: several descriptions of one file come back as one file; whether it may be given a name again
-//! (O_TMPFILE) stays as it was; what memory maps comes from the memory kinds and is not saved twice.
+//! Owns: its content or its handle in the image; creating it without a name.
+//! Invariants: several descriptions of one file are restored as one file. A file that could be linked again
+//! (O_TMPFILE) still can, and no other. Content of a mapped file is saved by the memory kinds and not twice.
 //! Does not: decide which descriptions are such files.
 //!
-//! A file whose own name is gone but that has others (hard links) is found again by the handle of its file system.
+//! A file whose own name was removed but that has other names (hard links) is found by its file handle.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,10 +31,10 @@ use crate::support::path;
 
 pub(super) const CLOSE_IT: &str = "let the program close it before the checkpoint";
 
-/// A file without a name as the image keeps it.
+/// A file without a name as it is in the image.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Nameless {
-    /// Its content; none when memory kinds save it, and in all but one record of the same file.
+    /// Its content; `None` when memory kinds save it, and in all but one record of the same file.
     #[prost(message, optional, tag = "1")]
     pub(super) content: Option<Content>,
     #[prost(uint32, tag = "2")]
@@ -51,17 +51,17 @@ pub(super) struct Nameless {
     modified_s: i64,
     #[prost(int64, tag = "8")]
     modified_ns: i64,
-    /// How its file system finds it; empty when nothing but this description keeps it alive.
+    /// The file handle; empty when the file has no name at all.
     #[prost(int32, tag = "9")]
     handle_kind: i32,
     #[prost(bytes = "vec", tag = "10")]
     handle: Vec<u8>,
 }
 
-/// What becomes of a file's content should it have no name.
+/// Capture of a file, used if it has no name in the pause.
 #[derive(Debug)]
 pub(super) struct NamelessCapture {
-    /// Whether this description is the one of all of its file that saves the content.
+    /// Whether this is the description that saves the content for all descriptions of its file.
     is_carrier: bool,
     is_mapped: bool,
     reader: Option<OwnedFd>,
@@ -90,7 +90,7 @@ impl NamelessCapture {
         Ok(capture)
     }
 
-    /// Inside the pause: the content of a file that has no name at all, the handle of one that has others.
+    /// Inside the pause: copies the content of a file without any name, or the handle of a file with other names.
     pub(super) fn inside(&mut self, file: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
         if stat.st_nlink > 0 {
             self.handle = Some(file_handle::of(file)?);
@@ -102,7 +102,7 @@ impl NamelessCapture {
         self.copy_from(file)
     }
 
-    /// Inside the pause, when the areas are known: the content of one that was mapped and is not any more.
+    /// Inside the pause, when the mappings are known: copies the content of a file that is no longer mapped.
     pub(super) fn relate(
         &mut self,
         description: &Description,
@@ -127,7 +127,10 @@ impl NamelessCapture {
     /// After the pause: the message.
     pub(super) fn after(&self, pid: Pid, description: &Known, stat: &Stat) -> Result<Nameless> {
         if self.copied == Some(Copied::TooMuch) {
-            let why = format!("it holds more than {} MiB, all that an image takes up", DATA_BYTES_MAX >> 20);
+            let why = format!(
+                "it contains more than {} MiB, the limit of an image for such a file",
+                DATA_BYTES_MAX >> 20
+            );
             return Err(unsupported(pid, description, why));
         }
         let (handle_kind, handle) =
@@ -167,12 +170,12 @@ struct NamelessFile {
     records: Vec<(DescriptionId, u32, Opener)>,
     path: PathBuf,
     holder: Option<Pid>,
-    /// The record that says most: with content, if there is one.
+    /// The payload with the content, or the first one.
     state: Nameless,
 }
 
 impl NamelessFiles {
-    /// Adds a description of the file with this device and inode, which had this path.
+    /// Adds a description of the file with this device, inode and former path.
     pub(super) fn add(&mut self, record: &FdRecord, key: (u64, u64), path: PathBuf, state: Nameless) {
         let file = self.files.entry(key).or_default();
         file.records.push((record.id, record.flags, record.opener.clone()));
@@ -208,7 +211,8 @@ impl NamelessFile {
             let why = format!("the content of {} is missing", self.path.display());
             return Err(ResourceError::Malformed { kind, why });
         };
-        // A file made with O_TMPFILE may be given a name by its maker; only that very description shows it.
+        // Only the O_TMPFILE description itself shows that its file may be linked, so it is created with the same
+        // flags.
         let maker = self.records.iter().find(|record| is_temporary(record.1));
         let made = make_nameless(&home, maker.map(|record| record.1))?;
         let writer = reopen(&made, OFlags::RDWR | OFlags::CLOEXEC)?;
@@ -226,7 +230,7 @@ impl NamelessFile {
             let file = file.try_clone().map_err(|error| Error::new("duplicate a descriptor", error))?;
             let opened = opener.adopt(file, Some(was)).and_then(|found| found.open(flags_for(*flags)));
             let opened = opened.map_err(|refusal| {
-                let usual = "restore on the machine of the checkpoint, while the file's other names exist";
+                let usual = "restore on the machine of the checkpoint, where the file's other names exist";
                 refusal.of(&self.path, "the program has this file open without its name", usual)
             })?;
             context.created.insert(*id, opened);
@@ -265,9 +269,9 @@ impl NamelessFile {
         ResourceError::File {
             path: self.path.display().to_string(),
             why: format!(
-                "its name was gone at the checkpoint, and now the file itself cannot be found: {error}"
+                "its name was removed before the checkpoint, and its other names cannot be found: {error}"
             ),
-            fix: "restore on the machine of the checkpoint, while the file's other names exist".to_owned(),
+            fix: "restore on the machine of the checkpoint, where the file's other names exist".to_owned(),
         }
     }
 }
@@ -276,8 +280,8 @@ fn is_temporary(flags: u32) -> bool {
     OFlags::from_bits_retain(flags).contains(OFlags::TMPFILE)
 }
 
-/// Whether an object of the memory kinds lies where this file would be made again; inode numbers repeat between
-/// file systems.
+/// Whether an object of the memory kinds is in the directory of this file, since inode numbers repeat between file
+/// systems.
 fn lies_in(object: &OwnedFd, home: &OwnedFd) -> bool {
     let (object, home) = (place_of(object), place_of(home));
     object.is_some() && object.and_then(|object| object.parent().map(Path::to_owned)) == home
@@ -293,7 +297,7 @@ pub(super) fn open_handle(home: &OwnedFd, handle: &FileHandle) -> sys::Result<Ow
     file_handle::open(mount.as_fd(), handle)
 }
 
-/// Makes a file without a name; with flags, as the O_TMPFILE description that had them.
+/// Creates a file without a name. With flags, creates it as the O_TMPFILE description with these flags.
 fn make_nameless(home: &OwnedFd, maker: Option<u32>) -> Result<OwnedFd> {
     let mode = Mode::RUSR | Mode::WUSR;
     let flags = match maker {
@@ -327,8 +331,8 @@ fn cannot_make(home: &OwnedFd, errno: E) -> ResourceError {
 fn failed_to_make(home: &Path, why: String) -> ResourceError {
     ResourceError::File {
         path: home.display().to_string(),
-        why: format!("a deleted file cannot be made again in this directory: {why}"),
-        fix: "make the directory writable for whoever restores".to_owned(),
+        why: format!("a deleted file cannot be created in this directory: {why}"),
+        fix: "make the directory writable for the user that restores".to_owned(),
     }
 }
 
@@ -339,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_system_without_nameless_files_is_served_by_unlinking() {
+    fn without_tmpfile_support_a_nameless_file_is_created_and_unlinked() {
         let folder = tempfile::tempdir().unwrap();
         let home = nearest_directory(&folder.path().join("any")).unwrap();
         let file = make_and_unlink(&home, Mode::RUSR | Mode::WUSR).unwrap();

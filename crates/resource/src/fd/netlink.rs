@@ -1,11 +1,12 @@
-//! Netlink sockets of the protocols whose sockets keep no other state in the kernel.
+//! Netlink sockets of protocols without other per-socket state in the kernel.
 //!
-//! Owns: port, peer, group memberships, options; reporting messages that waited as lost.
-//! Invariants: messages that waited at the checkpoint come back as one ENOBUFS, as after an overrun: a program has to
-//! ask the kernel again then (netlink(7)). A few acknowledgements of NLMSG_NOOP with sequence number zero follow it.
-//! Does not: bring back a dump that is not read to its end, queues and logs of the packet filter that are bound to the
-//! port, protocols with state elsewhere (connector, audit with a port), sockets connected to another program: these
-//! are refused.
+//! Owns: port, peer, group memberships, options; reporting unread messages as lost.
+//! Invariants: messages that were unread at the checkpoint are restored as one ENOBUFS, as after an overrun. A
+//! program has to query the kernel again then (netlink(7)). A few acknowledgements of NLMSG_NOOP with sequence number
+//! zero follow it.
+//! Does not: restore a partly read dump, or queues and logs of the packet filter that are bound to the port. Does not
+//! restore protocols with state elsewhere (connector, audit with a port), or sockets connected to another program.
+//! These are refused.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -35,23 +36,21 @@ const EADDRINUSE: i32 = 98;
 const GENERIC: i32 = 16;
 const AUDIT: i32 = 9;
 const NETFILTER: i32 = 12;
-/// Protocols whose kernel side answers requests and knows nothing else of a socket: NETLINK_ROUTE,
-/// NETLINK_SOCK_DIAG, NETLINK_XFRM, NETLINK_NETFILTER, NETLINK_KOBJECT_UEVENT, NETLINK_GENERIC.
+/// Protocols that only answer requests: NETLINK_ROUTE, NETLINK_SOCK_DIAG, NETLINK_XFRM, NETLINK_NETFILTER,
+/// NETLINK_KOBJECT_UEVENT, NETLINK_GENERIC.
 const PROTOCOLS: &[i32] = &[0, 4, 6, NETFILTER, 15, GENERIC];
 const ADD_MEMBERSHIP: SocketOption =
     SocketOption { level: SOL_NETLINK, number: 1, name: "NETLINK_ADD_MEMBERSHIP" };
 const LIST_MEMBERSHIPS: SocketOption =
     SocketOption { level: SOL_NETLINK, number: 9, name: "NETLINK_LIST_MEMBERSHIPS" };
 const NO_ENOBUFS: SocketOption = SocketOption { level: SOL_NETLINK, number: 5, name: "NETLINK_NO_ENOBUFS" };
-/// Room for the membership bits of 8,192 groups; the kernel has some hundred.
+/// Buffer for the membership bits of 8,192 groups; the kernel has some hundred.
 const MEMBERSHIP_BYTES_MAX: usize = 1024;
-/// Acknowledgements that fill the smallest receive buffer; four do on Linux 6.18.
+/// Maximum number of acknowledgements sent to fill the smallest receive buffer; four are enough on Linux 6.18.
 const ACKNOWLEDGEMENTS_MAX: usize = 64;
 const ADDRESS_BYTES: usize = 12;
-const DUMPING: (&str, &str) = (
-    "it has asked for a dump that is not read to its end",
-    "try again in a moment, or let the program read it",
-);
+const DUMPING: (&str, &str) =
+    ("it has requested a dump and not read all of it", "retry, or let the program read all of it");
 const BOUND_AUDIT: (&str, &str) = (
     "it is bound to the audit system, which keeps state of the socket in the kernel that cannot be read back",
     "start undying inside of sudo (`sudo -u USER undying run -- CMD`), or use setpriv instead of sudo; other programs \
@@ -74,12 +73,12 @@ struct State {
     /// One bit for each group, the first group in the lowest bit of the first byte.
     #[prost(bytes = "vec", tag = "4")]
     groups: Vec<u8>,
-    /// Messages or an error waited.
+    /// Whether messages or an error were unread.
     #[prost(bool, tag = "5")]
     lost: bool,
     #[prost(message, optional, tag = "6")]
     inherited: Option<InheritedSocket>,
-    /// The boot in which the numbers of NETLINK_GENERIC families are valid; empty for other protocols.
+    /// The boot id for which the numbers of NETLINK_GENERIC families are valid; empty for other protocols.
     #[prost(string, tag = "7")]
     boot: String,
 }
@@ -96,7 +95,7 @@ impl FdKind for Netlink {
     }
 
     fn summary(&self) -> &'static str {
-        "netlink: protocol, port, groups, options; waiting messages are reported as lost (ENOBUFS)"
+        "netlink: protocol, port, groups, options; unread messages are reported as lost (ENOBUFS)"
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -112,7 +111,7 @@ impl FdKind for Netlink {
         match refusal(description) {
             Ok(None) => {}
             Ok(Some((why, fix))) => found.push(description.obstacle(WHAT, why, fix)),
-            Err(error) => found.push(description.obstacle(WHAT, &error.to_string(), "try again in a moment")),
+            Err(error) => found.push(description.obstacle(WHAT, &error.to_string(), "retry")),
         }
         found
     }
@@ -168,13 +167,13 @@ impl FdCapture for Capture {
     }
 }
 
-/// Why a socket cannot be saved, and what to do; `None` when it can.
+/// Why a socket cannot be saved, and the fix; `None` when it can.
 fn refusal(description: &Description) -> Result<Option<(&'static str, &'static str)>> {
     let socket = description.as_fd();
     let family = Family::of(socket)?;
     let own = port(&socket::local(socket)?);
-    // Only a socket with a port can be the one that audit events are sent to. Programs such as dbus-daemon open one to
-    // write events, and seldom have to.
+    // Audit events are sent only to a socket with a port. Programs such as dbus-daemon open one without a port to
+    // write events.
     let is_unused_audit = family.protocol == AUDIT && own == 0;
     if family.protocol == AUDIT && !is_unused_audit {
         return Ok(Some(BOUND_AUDIT));
@@ -182,13 +181,13 @@ fn refusal(description: &Description) -> Result<Option<(&'static str, &'static s
     if !PROTOCOLS.contains(&family.protocol) && !is_unused_audit {
         return Ok(Some((
             "its protocol keeps state of the socket in the kernel that cannot be read back",
-            "let the program close it first",
+            "let the program close it before the checkpoint",
         )));
     }
     if port(&socket::peer(socket)?.unwrap_or_default()) != 0 {
         return Ok(Some((
             "it is connected to the port of another program",
-            "let the program close it first",
+            "let the program close it before the checkpoint",
         )));
     }
     if is_dumping(description.inode())? {
@@ -197,7 +196,7 @@ fn refusal(description: &Description) -> Result<Option<(&'static str, &'static s
     if family.protocol == NETFILTER && own != 0 && has_packet_queue(own) {
         return Ok(Some((
             "a queue or log of the packet filter is bound to it",
-            "let the program close it first (NFQUEUE, NFLOG)",
+            "let the program close it before the checkpoint (NFQUEUE, NFLOG)",
         )));
     }
     Ok(None)
@@ -215,7 +214,7 @@ fn memberships(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
     Ok(bits)
 }
 
-/// Whether the kernel has more of a dump for a socket: `Dump` of /proc/net/netlink.
+/// Whether a dump for a socket is in progress: column `Dump` of /proc/net/netlink.
 fn is_dumping(inode: Inode) -> Result<bool> {
     const DUMP: usize = 6;
     const INODE: usize = 9;
@@ -238,7 +237,7 @@ fn has_packet_queue(port: u32) -> bool {
     })
 }
 
-/// Which boot this is.
+/// The id of this boot.
 fn boot() -> Result<String> {
     Ok(procfs::read_text("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
@@ -247,8 +246,8 @@ fn build(state: &State) -> Result<OwnedFd> {
     if !state.boot.is_empty() && state.boot != boot()? {
         return Err(refused(
             state,
-            "the machine was started anew since the checkpoint, and numbers of NETLINK_GENERIC families change then",
-            "start the program from its beginning",
+            "the machine was rebooted since the checkpoint, which changes the numbers of NETLINK_GENERIC families",
+            "start the program anew instead of restoring it",
         ));
     }
     let owned = state.family.create()?;
@@ -290,8 +289,8 @@ fn refused(state: &State, why: &str, fix: &str) -> ResourceError {
     ResourceError::File { path, why: why.to_owned(), fix: fix.to_owned() }
 }
 
-/// Makes a socket report ENOBUFS: the kernel has to answer until the receive buffer is full. No message can be put
-/// there in the kernel's name, and none can be taken out without taking the error too.
+/// Makes a socket report ENOBUFS, by requests whose answers fill the receive buffer. Messages with the kernel as
+/// sender cannot be injected, and reading any would also clear the error.
 fn overrun(socket: BorrowedFd<'_>) -> Result<()> {
     const NOOP: u16 = 1;
     const REQUEST_AND_ACKNOWLEDGE: u16 = 5;
@@ -331,7 +330,7 @@ mod tests {
         socket
     }
 
-    /// Asks for links: one by its number, or all.
+    /// Requests one link by its index, or all links.
     fn ask(socket: &OwnedFd, all: bool) {
         const GET_LINK: u16 = 18;
         let flags: u16 = if all { 0x301 } else { 1 };
@@ -351,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn port_groups_and_options_come_back() {
+    fn port_groups_and_options_are_restored() {
         let socket = bound(ROUTE, &[1, 5, 33]);
         socket_option::set_int(socket.as_fd(), EXTENDED_ACK, 1).unwrap();
         socket_option::set_int(socket.as_fd(), RECEIVE_BUFFER, 40_000).unwrap();
@@ -368,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_waited_are_reported_as_lost_once() {
+    fn unread_messages_are_reported_as_lost_once() {
         const ENOBUFS: i32 = 105;
         for protocol in [0, 4, 15, GENERIC] {
             let family = Family { protocol, ..ROUTE };
@@ -396,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_come_back_is_refused() {
+    fn a_socket_with_other_kernel_state_is_refused() {
         let socket = bound(ROUTE, &[]);
         ask(&socket, true);
         let error = capture(&Netlink, &describe_all(&[socket.as_fd()]), false).unwrap_err().to_string();
@@ -416,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_and_another_boot_are_named() {
+    fn a_used_port_and_another_boot_are_named() {
         let socket = bound(ROUTE, &[]);
         let records = capture(&Netlink, &describe_all(&[socket.as_fd()]), false).unwrap();
         let error = create(&Netlink, &records, HashMap::new(), false).unwrap_err().to_string();

@@ -1,9 +1,8 @@
-//! Messages that wait in a socket.
+//! Unread messages of a socket.
 //!
-//! Owns: looking at all of them without taking any.
-//! Invariants: borders of messages are kept; the program's own peek offset is set again.
-//! Does not: see messages without any bytes that were looked at before (the kernel passes over them), or
-//! out-of-band bytes.
+//! Owns: reading all of them with MSG_PEEK, without consuming any.
+//! Invariants: message boundaries are preserved; the program's own peek offset is restored.
+//! Does not: read empty messages that were peeked before (the kernel skips them), or out-of-band bytes.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -17,10 +16,10 @@ use super::socket_family::{SOCK_SEQPACKET, SOCK_STREAM};
 use super::socket_options::PEEK_OFFSET;
 use crate::error::Result;
 
-/// The first size of the buffer for one look; messages that are longer make it grow.
-const LOOK_BYTES: usize = 64 * 1024;
-/// No message and no queue is longer than the largest buffer a socket can have.
-const LOOK_BYTES_MAX: usize = 1 << 30;
+/// Initial size of the peek buffer; it grows for longer messages.
+const PEEK_BYTES: usize = 64 * 1024;
+/// Maximum size of the peek buffer; no message or queue exceeds the largest socket buffer.
+const PEEK_BYTES_MAX: usize = 1 << 30;
 
 /// A message with duplicates of the descriptors in it.
 #[derive(Debug)]
@@ -29,31 +28,31 @@ pub(crate) struct Seen {
     pub(crate) from: SocketAddress,
     pub(crate) rights: Vec<OwnedFd>,
     pub(crate) credentials: Option<Credentials>,
-    /// The address it was sent to, where the socket is told.
+    /// The destination address, where the socket receives it.
     pub(crate) destination: Vec<u8>,
 }
 
-/// Looks at everything in a socket's queue; `kind` is SOCK_STREAM …
-pub(crate) fn look(socket: BorrowedFd<'_>, kind: i32) -> Result<Vec<Seen>> {
+/// Peeks all messages in a socket's queue; `kind` is SOCK_STREAM and so on.
+pub(crate) fn peek_all(socket: BorrowedFd<'_>, kind: i32) -> Result<Vec<Seen>> {
     if !events(socket)?.contains(PollFlags::IN) {
         return Ok(Vec::new());
     }
     let offset = socket_option::get_int(socket, PEEK_OFFSET)?;
-    let outcome = look_from_start(socket, kind);
+    let outcome = peek_from_start(socket, kind);
     socket_option::set_int(socket, PEEK_OFFSET, offset)?;
     outcome
 }
 
-fn look_from_start(socket: BorrowedFd<'_>, kind: i32) -> Result<Vec<Seen>> {
+fn peek_from_start(socket: BorrowedFd<'_>, kind: i32) -> Result<Vec<Seen>> {
     let mut seen = Vec::new();
-    let mut buffer = vec![0; LOOK_BYTES];
+    let mut buffer = vec![0; PEEK_BYTES];
     let mut position = 0;
-    while let Some(peeked) = look_at(socket, position, &mut buffer)? {
+    while let Some(peeked) = peek_at(socket, position, &mut buffer)? {
         let length = peeked.length;
         if length == 0 && (kind == SOCK_STREAM || is_at_end(socket, kind)?) {
             break;
         }
-        if peeked.truncated && buffer.len() < LOOK_BYTES_MAX {
+        if peeked.truncated && buffer.len() < PEEK_BYTES_MAX {
             buffer.resize(buffer.len() * 2, 0);
             continue;
         }
@@ -69,13 +68,13 @@ fn look_from_start(socket: BorrowedFd<'_>, kind: i32) -> Result<Vec<Seen>> {
     Ok(seen)
 }
 
-fn look_at(socket: BorrowedFd<'_>, position: usize, buffer: &mut [u8]) -> Result<Option<Peeked>> {
+fn peek_at(socket: BorrowedFd<'_>, position: usize, buffer: &mut [u8]) -> Result<Option<Peeked>> {
     let offset = i32::try_from(position).unwrap_or(i32::MAX);
     socket_option::set_int(socket, PEEK_OFFSET, offset)?;
     match socket::peek(socket, buffer) {
-        // Not connected, so nothing can have arrived.
+        // An unconnected socket can have no message.
         Err(error) if error.errno == Errno::EINVAL || error.errno.0 == ENOTCONN => Ok(None),
-        // A reset that waits to be told: it comes before the bytes.
+        // A pending reset is reported before the bytes.
         Err(error) if error.errno.0 == ECONNRESET => Ok(socket::peek(socket, buffer)?),
         outcome => Ok(outcome?),
     }
@@ -84,7 +83,7 @@ fn look_at(socket: BorrowedFd<'_>, position: usize, buffer: &mut [u8]) -> Result
 const ENOTCONN: i32 = 107;
 const ECONNRESET: i32 = 104;
 
-/// Whether nothing is no empty message, but the end: a connection whose peer sends no more.
+/// Whether an empty read means the end of the connection and not an empty message.
 fn is_at_end(socket: BorrowedFd<'_>, kind: i32) -> Result<bool> {
     Ok(kind == SOCK_SEQPACKET && events(socket)?.contains(PollFlags::RDHUP))
 }
@@ -101,14 +100,14 @@ mod tests {
     }
 
     #[test]
-    fn borders_and_long_messages_are_seen_and_nothing_is_taken() {
+    fn boundaries_and_long_messages_are_read_and_none_is_consumed() {
         let (left, right) = socket::pair(SOCK_SEQPACKET).unwrap();
-        let long = vec![9; LOOK_BYTES + 1];
+        let long = vec![9; PEEK_BYTES + 1];
         for bytes in [b"one".as_slice(), b"", b"three", &long] {
             socket::send(left.as_fd(), &Message { bytes, ..Message::default() }).unwrap();
         }
         socket_option::set_int(right.as_fd(), PEEK_OFFSET, 2).unwrap();
-        let seen = look(right.as_fd(), SOCK_SEQPACKET).unwrap();
+        let seen = peek_all(right.as_fd(), SOCK_SEQPACKET).unwrap();
         let expected: [(&[u8], usize); 4] = [(b"one", 0), (b"", 0), (b"three", 0), (&long, 0)];
         assert_eq!(texts(&seen), expected);
         assert_eq!(socket_option::get_int(right.as_fd(), PEEK_OFFSET).unwrap(), 2);

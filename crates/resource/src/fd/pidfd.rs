@@ -1,10 +1,10 @@
-//! Handles on processes.
+//! Process file descriptors (pidfds).
 //!
-//! Owns: which process a pidfd refers to.
-//! Invariants: a handle on a process of the subject is made when that process exists again, by a process that
-//! holds it; all that share the description get that same one.
-//! Does not: handle processes outside (refused by their number), threads other than leaders (refused), or how a
-//! process ended that had been reaped.
+//! Owns: the process to which a pidfd refers.
+//! Invariants: a process that holds the pidfd opens it when the target process exists again. All holders of the
+//! description get the same one.
+//! Does not: handle processes outside the tree and threads other than leaders (both refused), or the exit status of a
+//! reaped process.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -27,20 +27,20 @@ const NAME: &str = "fd/pidfd";
 const F_GETFD: u64 = 1;
 const FD_CLOEXEC: u64 = 1;
 const O_CLOEXEC: u64 = 0o2_000_000;
-/// Flags of a pidfd that are given when it is made: PIDFD_NONBLOCK and PIDFD_THREAD.
+/// Flags of pidfd_open(2): PIDFD_NONBLOCK and PIDFD_THREAD.
 const PIDFD_FLAGS: u32 = 0o4_000 | 0o200;
 const PIDFD_THREAD: u32 = 0o200;
 
-/// Handles on processes.
+/// Process file descriptors.
 #[derive(Debug)]
 pub struct Pidfd;
 
 #[derive(Clone, PartialEq, Eq, Message)]
 struct State {
-    /// The process; -1 for one that has ended and was reaped.
+    /// The process; -1 for a process that has ended and was reaped.
     #[prost(sint32, tag = "1")]
     pid: i32,
-    /// Handles on the same process have the same inode, where pidfds have inodes.
+    /// Inode of the pidfd: equal for the same process, where pidfds have inodes.
     #[prost(uint64, tag = "2")]
     inode: u64,
 }
@@ -60,7 +60,7 @@ impl FdKind for Pidfd {
     }
 
     fn claims(&self, description: &Description) -> bool {
-        // Since 6.9 pidfds have a file system of their own; the link stays the same.
+        // Since Linux 6.9 pidfds have a file system of their own; the link is unchanged.
         description.target().starts_with("anon_inode:[pidfd]") || description.target().starts_with("pidfd:")
     }
 
@@ -76,21 +76,21 @@ impl FdKind for Pidfd {
         let is_thread = description.info.description_flags() & PIDFD_THREAD != 0;
         if is_thread && !scope.pids.contains(&pid) {
             return vec![about(
-                "it refers to a thread that is not the first of its process",
-                "let the program close it first",
+                "it refers to a thread other than the leader of its process",
+                "let the program close it before the checkpoint",
             )];
         }
-        // A child that was born after the processes were listed is in the tree all the same.
+        // A child that was forked after the processes were listed is in the tree too.
         if !scope.pids.contains(&pid) && !descends(pid, scope) {
             return vec![about(
                 "the process it refers to is outside the tree",
-                "let the program close it first, or checkpoint a process that is the ancestor of both",
+                "let the program close it before the checkpoint, or checkpoint a common ancestor",
             )];
         }
         if !scope.is_held(description.id) {
             return vec![about(
-                "it is in flight in a socket, and can be made only in a process that holds it",
-                "try again in a moment",
+                "it is in flight in a socket, and only a process that holds it can restore it",
+                "retry when it has been received",
             )];
         }
         Vec::new()
@@ -115,7 +115,7 @@ impl FdKind for Pidfd {
             if is_dead(Pid(state.pid)) {
                 dead.entry(state.inode).or_default().push(record.id);
             } else {
-                context.created.insert(record.id, stand_in()?);
+                context.created.insert(record.id, placeholder()?);
             }
         }
         for ids in dead.into_values() {
@@ -147,7 +147,7 @@ impl FdCapture for Capture {
     }
 }
 
-/// The process a pidfd refers to, as this process's pid namespace numbers it.
+/// The pid of the target in this process's pid namespace.
 fn target(description: &Description) -> Result<Pid> {
     let mut info = FdInfo::default();
     info.take(description)?;
@@ -159,7 +159,7 @@ fn is_dead(pid: Pid) -> bool {
 }
 
 fn descends(mut pid: Pid, scope: &CaptureScope<'_>) -> bool {
-    /// No tree of processes is deeper than there are processes.
+    /// No process tree is deeper than the default number of pids.
     const DEPTH_MAX: usize = 32_768;
     for _ in 0..DEPTH_MAX {
         match tracee::procfs::stat(pid) {
@@ -171,13 +171,13 @@ fn descends(mut pid: Pid, scope: &CaptureScope<'_>) -> bool {
     false
 }
 
-/// Holds the number in every process until `connect`.
-fn stand_in() -> Result<OwnedFd> {
+/// A placeholder for the pidfd in every process until `connect`.
+fn placeholder() -> Result<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC)
-        .map_err(|errno| Error::new("create a descriptor that stands in", errno).into())
+        .map_err(|errno| Error::new("create a placeholder descriptor", errno).into())
 }
 
-/// Puts the handle where its stand-in was.
+/// Replaces the placeholder by the pidfd.
 fn connect(record: &FdRecord, target: Pid, context: &mut FdConnect<'_>) -> Result<()> {
     let flags = u64::from(record.flags & PIDFD_FLAGS);
     let handle = if context.stub.pid() == record.holder.0 {
@@ -188,7 +188,7 @@ fn connect(record: &FdRecord, target: Pid, context: &mut FdConnect<'_>) -> Resul
     put(handle, record, context)
 }
 
-/// Duplicates a description from its holder, which comes first among the processes that share it.
+/// Duplicates a description from its holder, which is the first of the processes that share it.
 pub(super) fn fetch(record: &FdRecord, context: &mut FdConnect<'_>) -> Result<u64> {
     let (holder, held) = record.holder;
     let process = context.stub.call(nr::PIDFD_OPEN, [holder.get() as u64, 0, 0, 0, 0, 0])?;
@@ -197,7 +197,7 @@ pub(super) fn fetch(record: &FdRecord, context: &mut FdConnect<'_>) -> Result<u6
     Ok(handle)
 }
 
-/// Moves a descriptor of a process to all its numbers, where stand-ins were.
+/// Moves a descriptor of a process to all its fds, replacing placeholders.
 pub(super) fn put(handle: u64, record: &FdRecord, context: &mut FdConnect<'_>) -> Result<()> {
     for fd in numbers(context.table, record.id) {
         let fd = fd.get() as u64;
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_of_the_tree_is_fine_and_one_outside_is_named() {
+    fn a_process_in_the_tree_is_accepted_and_one_outside_is_named() {
         let own = describe(0, sys::pidfd::open(us()).unwrap());
         assert!(Pidfd.claims(&own), "{own:?}");
         assert!(Pidfd.completes_in_connect(&own));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_on_an_ended_process_comes_back_as_one() {
+    fn a_pidfd_of_an_ended_process_is_restored() {
         let dead = sys::dead_process::handles(2).unwrap();
         let fds: Vec<_> = dead.iter().map(AsFd::as_fd).collect();
         let descriptions = describe_all(&fds);

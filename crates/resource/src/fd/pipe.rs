@@ -1,10 +1,10 @@
 //! Pipes without a name.
 //!
-//! Owns: which ends there are and what waits between them, making them again together.
-//! Invariants: content is copied without taking it out; it is saved once for each pipe. An end that is closed
-//! everywhere stays closed (end of file, SIGPIPE); one that somebody outside holds is refused by name, unless
-//! whoever restores holds it.
-//! Does not: reach bytes written with vmsplice(2) that the program changes afterwards.
+//! Owns: the ends and the content of a pipe, and creating them together.
+//! Invariants: content is copied without consuming it, once per pipe. An end that all processes have closed stays
+//! closed (end of file, SIGPIPE). An end that a process outside the subject holds is refused, unless the restoring
+//! process has inherited it.
+//! Does not: detect later changes of pages that vmsplice(2) put into the pipe.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -29,11 +29,11 @@ use crate::support::pipe_queue::{self, Chunk, QueueCopy, QueueError};
 
 const NAME: &str = "fd/pipe";
 const O_DIRECT: u32 = 0o40_000;
-/// The two ends, as a refusal names them.
+/// The names of the ends in an error message.
 const READING: &str = "reading";
 const WRITING: &str = "writing";
 
-/// One end of a pipe as the image keeps it.
+/// One end of a pipe as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 struct PipePayload {
     #[prost(uint64, tag = "1")]
@@ -43,10 +43,10 @@ struct PipePayload {
     /// Capacity in bytes.
     #[prost(uint64, tag = "3")]
     capacity: u64,
-    /// What waits to be read, in the record of one readable end.
+    /// Unread content, in the record of one readable end.
     #[prost(message, repeated, tag = "4")]
     chunks: Vec<Chunk>,
-    /// The other end is held by whoever restores.
+    /// The restoring process has inherited the other end.
     #[prost(bool, tag = "5")]
     inherited: bool,
 }
@@ -81,8 +81,8 @@ impl FdKind for Pipe {
             "pipe",
             &format!("its {missing} end belongs to {holder}, which is not part of the subject"),
             &format!(
-                "if it has only inherited the pipe, start it without ({0}>&- in a shell); else checkpoint the process \
-                 at the other end with it, start the program with files instead of a pipe, or accept the end of the \
+                "if the program does not use the pipe, start it without ({0}>&- in a shell); else checkpoint the \
+                 process at the other end with it, start the program with files instead of a pipe, or accept the end of the \
                  pipe with --lose-connections",
                 description.fd
             ),
@@ -113,7 +113,7 @@ impl FdKind for Pipe {
             if payload.inherited {
                 let inode = Inode(payload.inode);
                 let file = inherited.take(context, payload.device, inode, record.flags)?;
-                context.created.insert(record.id, file.ok_or_else(|| nobody_holds(record.holder))?);
+                context.created.insert(record.id, file.ok_or_else(|| not_inherited(record.holder))?);
                 continue;
             }
             let pipe = pipes.entry((payload.device, payload.inode)).or_default();
@@ -135,14 +135,14 @@ fn ends<'a>(
     scope.of_file(description.file())
 }
 
-/// Whether this is the one of all readable ends that saves the content.
+/// Whether this is the readable end that saves the content.
 pub(super) fn is_carrier(description: &Description, scope: &CaptureScope<'_>) -> bool {
     let first = ends(description, scope).find(|end| may_read(end.info.flags));
     first.is_some_and(|first| first.id == description.id)
 }
 
-/// The end that somebody outside of the subject holds, if that is so. The kernel counts the ends: one that is
-/// closed everywhere shows as POLLHUP (no writer) or POLLERR (no reader).
+/// The end that a process outside the subject holds, if any. The kernel counts the ends: without a writer poll(2)
+/// reports POLLHUP, without a reader POLLERR.
 fn missing_end(description: &Description, scope: &CaptureScope<'_>) -> Option<&'static str> {
     let mut ends = ends(description, scope);
     let reads = may_read(description.info.flags);
@@ -158,20 +158,21 @@ fn missing_end(description: &Description, scope: &CaptureScope<'_>) -> Option<&'
     (!is_there && !events(description).intersects(closed)).then_some(name)
 }
 
-/// What poll(2) says of a description now.
+/// The poll(2) events of a description.
 pub(super) fn events(description: &Description) -> PollFlags {
-    let mut ask = [PollFd::new(&description.duplicate, PollFlags::IN | PollFlags::OUT)];
-    match poll(&mut ask, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-        Ok(_) => ask[0].revents(),
+    let mut polled = [PollFd::new(&description.duplicate, PollFlags::IN | PollFlags::OUT)];
+    match poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        Ok(_) => polled[0].revents(),
         Err(_) => PollFlags::empty(),
     }
 }
 
-fn nobody_holds(holder: (Pid, Fd)) -> ResourceError {
+fn not_inherited(holder: (Pid, Fd)) -> ResourceError {
     ResourceError::Unsupported {
         pid: holder.0,
         what: format!("fd {} (pipe)", holder.1),
-        why: "its other end belonged to whoever started the program, and nobody holds it here".to_owned(),
+        why: "its other end belonged to the process that started undying, and was not inherited here"
+            .to_owned(),
         fix: "start the program with files instead of a pipe".to_owned(),
     }
 }
@@ -209,7 +210,7 @@ impl FdCapture for PipeCapture {
     }
 }
 
-/// The content of a queue that was copied in the pause.
+/// The content of a queue that was copied in the pause; `what` names the object in an error.
 pub(super) fn content(
     queue: &mut QueueCopy,
     packets: bool,
@@ -221,8 +222,8 @@ pub(super) fn content(
         QueueError::Mixed => ResourceError::Unsupported {
             pid: description.pid,
             what: description.named(what),
-            why: "packets wait behind bytes, and the border between them cannot be seen".to_owned(),
-            fix: "let the program set O_DIRECT when it makes the pipe, not later".to_owned(),
+            why: "it contains packets behind bytes, whose boundary is not visible".to_owned(),
+            fix: "let the program set O_DIRECT when it creates the pipe, not later".to_owned(),
         },
     })
 }
@@ -237,8 +238,8 @@ struct PipeEnds {
 
 impl PipeEnds {
     fn create(&self, context: &mut FdCreate<'_>) -> Result<()> {
-        let (reader, writer) =
-            rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(|errno| Error::new("make a pipe", errno))?;
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
+            .map_err(|errno| Error::new("create a pipe", errno))?;
         if pipe_queue::capacity(&writer)? != self.capacity {
             pipe_queue::set_capacity(&writer, self.capacity)?;
         }
@@ -260,7 +261,7 @@ impl PipeEnds {
             let file = {
                 let known = self.ends.iter().find_map(|(id, _)| context.created.get(id));
                 let any = known.or(reader.as_ref()).or(writer.as_ref());
-                reopen(any.expect("both ends were made above"), flags_for(flags) - OFlags::DIRECT)?
+                reopen(any.expect("both ends were created above"), flags_for(flags) - OFlags::DIRECT)?
             };
             context.created.insert(id, file);
         }
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn content_ends_and_flags_come_back() {
+    fn content_ends_and_flags_are_restored() {
         let (reader, writer) = pipe(PipeFlags::empty());
         rustix::io::write(&writer, b"waiting").unwrap();
         let both = reopen(&reader, OFlags::RDWR | OFlags::NONBLOCK).unwrap();
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_and_capacity_come_back() {
+    fn packets_and_capacity_are_restored() {
         let (reader, writer) = pipe(PipeFlags::DIRECT);
         pipe_queue::set_capacity(&writer, 1 << 18).unwrap();
         rustix::io::write(&writer, b"one").unwrap();
@@ -331,9 +332,9 @@ mod tests {
     }
 
     #[test]
-    fn an_end_outside_is_refused_with_the_name_of_its_holder() {
+    fn an_outside_end_is_refused_with_the_name_of_its_holder() {
         let (reader, writer) = pipe(PipeFlags::empty());
-        // Started first, and found first by a search that takes either end.
+        // Started first, so that a search that accepts either end would find it first.
         let mut other = std::process::Command::new("sleep")
             .arg("60")
             .stdout(std::process::Stdio::from(writer.try_clone().unwrap()))
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inherited_pipe_is_handed_on_and_its_content_left_alone() {
+    fn an_inherited_pipe_is_passed_on_and_its_content_is_not_consumed() {
         let (reader, writer) = pipe(PipeFlags::empty());
         rustix::io::write(&writer, b"text").unwrap();
         let mut subject = Subject::new(&[&writer]);
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_after_the_pause_is_not_saved() {
+    fn later_writes_are_not_saved() {
         let (reader, writer) = pipe(PipeFlags::empty());
         rustix::io::write(&writer, b"before").unwrap();
         let subject = Subject::new(&[&reader, &writer]);

@@ -1,9 +1,9 @@
-//! Files and directories of processes of the tree, below `/proc/PID`.
+//! Files and directories below `/proc/PID` of processes of the tree.
 //!
 //! Owns: their paths.
-//! Invariants: one is opened again when its process exists, by a process that holds it; all that share the description
-//! get that same one. No link is followed.
-//! Does not: handle files of processes outside, or of threads that are not the first of theirs (refused by name).
+//! Invariants: a process that holds the description opens it when the target process exists again. All holders of the
+//! description get the same one. No link is followed.
+//! Does not: handle files of processes outside the tree, or of threads other than leaders (both refused).
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -25,9 +25,9 @@ use crate::support::{outside, path};
 
 const NAME: &str = "fd/proc_file";
 
-/// Access mode, O_NONBLOCK, O_DIRECTORY and O_PATH: what a file of `/proc` is opened with.
+/// Flags with which a file of `/proc` is opened: access mode, O_NONBLOCK, O_DIRECTORY and O_PATH.
 const OPEN_FLAGS: u32 = 0o3 | 0o4_000 | 0o200_000 | 0o10_000_000;
-/// What may stand beside O_PATH.
+/// Flags that are valid together with O_PATH.
 const PATH_FLAGS: u32 = 0o200_000 | 0o10_000_000;
 const O_PATH: u32 = 0o10_000_000;
 /// RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS of openat2(2).
@@ -36,7 +36,7 @@ const AT_FDCWD: u64 = -100_i64 as u64;
 /// Bytes of `struct open_how`.
 const HOW_BYTES: u64 = 24;
 
-/// Files of processes.
+/// Files below `/proc/PID`.
 #[derive(Debug)]
 pub struct ProcFile;
 
@@ -68,23 +68,26 @@ impl FdKind for ProcFile {
         if !Path::new(description.target()).exists() {
             return about(
                 "the process or thread that it belongs to has ended",
-                "close it before the checkpoint",
+                "let the program close it before the checkpoint",
             );
         }
         if !scope.pids.contains(&pid) {
             let why = format!("it belongs to {}, which is outside the tree", outside::describe(Some(pid)));
-            return about(&why, "close it before the checkpoint, or checkpoint an ancestor of both");
+            return about(
+                &why,
+                "let the program close it before the checkpoint, or checkpoint a common ancestor",
+            );
         }
         if !is_of_leader(description.target(), pid) {
             return about(
-                "it belongs to a thread that is not the first of its process",
-                "close it before the checkpoint",
+                "it belongs to a thread other than the leader of its process",
+                "let the program close it before the checkpoint",
             );
         }
         if !scope.is_held(description.id) {
             return about(
-                "it is in flight in a socket, and can be opened only by a process that holds it",
-                "take the checkpoint again when it was received",
+                "it is in flight in a socket, and only a process that holds it can restore it",
+                "retry when it has been received",
             );
         }
         Vec::new()
@@ -102,14 +105,17 @@ impl FdKind for ProcFile {
         let State { path } = crate::error::decode(NAME, payload)?;
         match std::str::from_utf8(&path).ok().and_then(process_of) {
             Some(_) => Ok(()),
-            None => Err(ResourceError::Malformed { kind: NAME, why: "its path is of no process".to_owned() }),
+            None => Err(ResourceError::Malformed {
+                kind: NAME,
+                why: "its path is not below /proc/PID".to_owned(),
+            }),
         }
     }
 
-    /// Its process does not exist yet.
+    /// Creates placeholders, since the target process does not exist yet.
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
-            context.created.insert(record.id, stand_in()?);
+            context.created.insert(record.id, placeholder()?);
         }
         Ok(())
     }
@@ -138,23 +144,23 @@ impl FdCapture for Capture {
     }
 }
 
-/// The process below whose directory a path lies.
+/// The process in whose directory a path is.
 fn process_of(target: &str) -> Option<Pid> {
     let name = target.strip_prefix("/proc/")?.split(['/', ' ']).next()?;
     name.parse().ok().filter(|number| *number > 0).map(Pid)
 }
 
-/// Whether a path leads through no directory of another thread than the first.
+/// Whether a path does not lead through `task/TID` of a thread other than the leader.
 fn is_of_leader(target: &str, pid: Pid) -> bool {
     let below = format!("/proc/{pid}/task/");
     let Some(rest) = target.strip_prefix(&below) else { return true };
     rest.split('/').next() == Some(pid.to_string().as_str())
 }
 
-/// Holds the number in every process until `connect`; it has a position, as the file has.
-fn stand_in() -> Result<OwnedFd> {
+/// A placeholder for the file in every process until `connect`. It supports a position, as the file does.
+fn placeholder() -> Result<OwnedFd> {
     rustix::fs::memfd_create("stand-in", MemfdFlags::CLOEXEC)
-        .map_err(|errno| Error::new("create a descriptor that stands in", errno).into())
+        .map_err(|errno| Error::new("create a placeholder descriptor", errno).into())
 }
 
 fn open(record: &FdRecord, path: &[u8], context: &mut FdConnect<'_>) -> Result<u64> {
@@ -170,13 +176,13 @@ fn open(record: &FdRecord, path: &[u8], context: &mut FdConnect<'_>) -> Result<u
     let file = context.stub.call_with(context.memory, OPENAT2, &bytes, call).map_err(|error| {
         ResourceError::File {
             path: path::from_bytes(path).display().to_string(),
-            why: format!("it cannot be opened again: {error}"),
-            fix: "restore an earlier checkpoint, or as a user who may open it".to_owned(),
+            why: format!("it cannot be opened: {error}"),
+            fix: "restore an earlier checkpoint, or as a user that may open it".to_owned(),
         }
     })?;
     if record.position != 0 {
         match context.stub.call(LSEEK, [file, record.position, 0, 0, 0, 0]) {
-            // The kernel lists less than it did: the program reads the end.
+            // The file is shorter than before: the program reads its end.
             Ok(_) | Err(RemoteError::Refused { errno: Errno::EINVAL, .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -192,7 +198,7 @@ mod tests {
     use crate::support::testing::Subject;
 
     #[test]
-    fn paths_of_processes_are_told_from_others() {
+    fn paths_below_proc_pid_are_recognized() {
         assert_eq!(process_of("/proc/812/maps"), Some(Pid(812)));
         assert_eq!(process_of("/proc/812 (deleted)"), Some(Pid(812)));
         assert_eq!(process_of("/proc/812"), Some(Pid(812)));
@@ -205,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_a_process_outside_is_refused_by_its_number() {
+    fn a_file_of_a_process_outside_the_tree_is_refused_with_its_pid() {
         let parent = File::open(format!("/proc/{}/status", std::os::unix::process::parent_id())).unwrap();
         let found = Subject::new(&[&parent]).obstacles(&ProcFile);
         let number = format!("pid {}", std::os::unix::process::parent_id());

@@ -1,8 +1,8 @@
-//! Packets in the name of somebody else, for a socket of this machine.
+//! Packets with the sender address of a peer, for a socket of this machine.
 //!
-//! Owns: building IP packets around a segment or datagram, and putting them into the network of this machine.
-//! Invariants: they go to a local address only, so none ever leaves the machine. Needs CAP_NET_RAW.
-//! Does not: know what the packets are for: a FIN, or a datagram, that a peer had sent before the checkpoint.
+//! Owns: building IP packets around a segment or datagram, and sending them through a raw socket.
+//! Invariants: the destination is a local address, so no packet leaves the machine. Needs CAP_NET_RAW.
+//! Does not: choose the content: a FIN or a datagram that a peer had sent before the checkpoint.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -19,7 +19,7 @@ const IPV4_HEADER_BYTES: u16 = 20;
 const TIME_TO_LIVE: u8 = 64;
 const EMSGSIZE: i32 = 90;
 
-/// Sends what a protocol carries; its checksum is filled in at `checksum_at`.
+/// Sends a segment or datagram; fills in its checksum at offset `checksum_at`.
 pub(crate) fn inject(
     from: SocketAddr,
     to: SocketAddr,
@@ -31,7 +31,7 @@ pub(crate) fn inject(
         return Err(Error::new("send a packet", Errno(EMSGSIZE)).into());
     }
     let sum = checksum(from.ip(), to.ip(), protocol, &content);
-    // UDP sends all ones for a sum of zero, and TCP does not mind.
+    // For a sum of zero UDP sends all ones, which TCP accepts too.
     let sum = if sum == 0 { u16::MAX } else { sum };
     content[checksum_at..checksum_at + 2].copy_from_slice(&sum.to_be_bytes());
     let family = if to.is_ipv4() { AF_INET } else { AF_INET6 };
@@ -68,7 +68,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// An IP packet; the kernel fills the checksum of an IPv4 header.
+/// Builds an IP packet; the kernel fills in the checksum of an IPv4 header.
 fn packet(from: IpAddr, to: IpAddr, protocol: u8, content: &[u8]) -> Vec<u8> {
     let length = content.len() as u16;
     let mut bytes = Vec::with_capacity(content.len() + 40);
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_datagram_arrives_in_the_name_of_its_sender() {
+    fn a_datagram_arrives_with_the_address_of_its_sender() {
         let receiver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let from: SocketAddr = "192.0.2.7:4711".parse().unwrap();
         let to = receiver.local_addr().unwrap();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn content_that_fits_no_packet_is_refused() {
+    fn content_above_the_packet_limit_is_refused() {
         let address: SocketAddr = "127.0.0.1:9".parse().unwrap();
         for length in [65_516, 200_000, 1 << 20] {
             let error = inject(address, address, 17, vec![0xff; length], 6).unwrap_err();
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filled_checksum_adds_up_to_nothing() {
+    fn a_filled_checksum_adds_up_to_zero() {
         for (from, to) in [("10.0.0.1", "10.0.0.2"), ("fe80::1", "fe80::2")] {
             let (from, to) = (from.parse().unwrap(), to.parse().unwrap());
             let mut content = vec![1, 2, 0, 0, 5];

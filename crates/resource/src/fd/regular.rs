@@ -1,7 +1,7 @@
-//! Regular files under their name, and whatever else was opened with O_PATH, directories apart.
+//! Regular files with a name, and O_PATH descriptors of other files except directories and links.
 //!
-//! Owns: which descriptions these are, and which of them cannot be saved.
-//! Does not: open them again; `file_state` does, also for files whose name is gone.
+//! Owns: recognizing these descriptions, and refusing those that cannot be saved.
+//! Does not: open them again; `file_state` does, also for files whose name was removed.
 
 use std::path::Path;
 
@@ -46,8 +46,8 @@ impl FdKind for Regular {
         if belongs_to_process(name.path()) {
             return vec![description.obstacle(
                 "file of /proc",
-                "it belongs to a process, and that process does not exist yet when files are opened again",
-                "let the program open it when it needs it, and close it then",
+                "it belongs to a process, which does not exist when the restore opens files",
+                "let the program close it after each use",
             )];
         }
         path::unreachable(description, name.path(), scope)
@@ -70,7 +70,7 @@ impl FdKind for Regular {
     }
 }
 
-/// Whether a path lies below `/proc/PID`, or is one of the links that lead there.
+/// Whether a path is below `/proc/PID`.
 pub(super) fn belongs_to_process(path: &Path) -> bool {
     let Ok(below) = path.strip_prefix("/proc") else { return false };
     let first = below.components().next().and_then(|part| part.as_os_str().to_str());
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn access_mode_flags_and_position_come_back() {
+    fn access_mode_flags_and_position_are_restored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("data");
         fs::write(&path, "0123456789").unwrap();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_gone_or_of_another_type_refuses() {
+    fn a_missing_file_and_one_of_another_type_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out");
         let mut file = File::create(&path).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inherited_stream_whose_file_went_back_is_rewound() {
+    fn an_inherited_stream_whose_file_was_truncated_to_the_checkpoint_is_rewound() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let mut file = File::create(&path).unwrap();
@@ -165,7 +165,7 @@ mod tests {
         subject.inherited = vec![(stat.st_dev, Inode(stat.st_ino))];
         let envelopes = subject.capture(&Regular, || {}).unwrap();
         write(&mut file, b"line 2\n");
-        // As the undo log does.
+        // The undo log truncates it the same way.
         file.set_len(7).unwrap();
         subject.covered = Covered::AllBut(HashSet::new());
         let handed = [(stat.st_dev, Inode(stat.st_ino), OwnedFd::from(file.try_clone().unwrap()))];
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_renamed_or_removed_meanwhile_is_still_the_same_file() {
+    fn a_file_renamed_or_removed_after_prepare_is_the_same_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let mut file =
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inherited_file_is_the_very_same_description() {
+    fn an_inherited_file_is_restored_as_the_same_description() {
         let folder = tempfile::tempdir().unwrap();
         let mut file = File::create(folder.path().join("out")).unwrap();
         write(&mut file, b"12345");
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_proc_are_told_apart() {
+    fn files_of_proc_are_recognized() {
         let system = File::open("/proc/meminfo").unwrap();
         let own = File::open("/proc/self/status").unwrap();
         let subject = Subject::new(&[&system]);
@@ -234,7 +234,7 @@ mod tests {
         assert!(found.len() == 1 && found[0].why.contains("belongs to a process"), "{found:?}");
     }
 
-    /// A process that has a file open which only its own mounts show.
+    /// A process with an open file that only its own mount namespace shows.
     fn elsewhere(folder: &Path) -> std::process::Child {
         let script = r#"mount -t tmpfs none "$PWD" && exec 7<>"$PWD/file" && echo ready && exec sleep 60"#;
         std::process::Command::new("unshare")
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_leads_elsewhere_is_an_obstacle() {
+    fn a_path_to_another_file_is_an_obstacle() {
         let folder = tempfile::tempdir().unwrap();
         let mut child = elsewhere(folder.path());
         let mut ready = [0; 6];
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_not_claimed() {
+    fn other_file_types_are_not_claimed() {
         let directory = File::open("/").unwrap();
         let null = File::open("/dev/null").unwrap();
         let (reader, _writer) = rustix::pipe::pipe().unwrap();

@@ -1,9 +1,9 @@
-//! What a kind may know of the rest of the subject while it captures.
+//! What a kind can query about the rest of the subject during a capture.
 //!
-//! Owns: questions about all descriptions and areas, and indexes for them: no kind searches all descriptions for each
-//! description.
+//! Owns: queries over all descriptions and mappings, and their indexes, so that no kind searches all descriptions for
+//! each description.
 //! Invariants: each index is built at its first use, from a scope that does not change.
-//! Does not: know kinds.
+//! Does not: depend on kinds.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -19,41 +19,40 @@ use tracee::procfs::{Area, Backing};
 use super::description::{Description, GONE, Known, path_of};
 use super::sockets::Sockets;
 
-/// What a kind may know of the rest of the subject while it captures.
+/// The whole subject, as kinds see it during a capture.
 #[derive(Debug)]
 pub struct CaptureScope<'a> {
     /// Processes of the subject.
     pub pids: &'a [Pid],
-    /// All descriptions of the subject, by number.
+    /// All descriptions of the subject, by id.
     pub descriptions: &'a [Arc<Known>],
-    /// Duplicates of all of them, in the same order, while the subject stands; of none while it runs.
+    /// Duplicates of all of them, in the same order, while the subject is stopped; empty while it runs.
     pub open: &'a [Description],
-    /// Files that whoever restores will hold itself (its own standard streams): device and inode.
+    /// Files that the restoring process will have open itself (its standard streams): device and inode.
     pub inherited: &'a [(u64, Inode)],
-    /// Every descriptor of every process, with the description behind it; the rows of a process stand together, by
-    /// rising number.
+    /// Every descriptor of every process with its description. The rows of a process are consecutive, sorted by fd.
     pub table: &'a [(Pid, Fd, DescriptionId)],
-    /// The checkpoint ends the subject, so that its TCP connections may be taken over.
+    /// The checkpoint kills the subject, so its TCP connections may be taken over.
     pub kills: bool,
-    /// Connections to outside the tree come back as ended by the peer.
+    /// Connections to processes outside the tree are restored as closed by the peer.
     pub loses_connections: bool,
-    /// What its sockets share.
+    /// State that its sockets share.
     pub sockets: &'a Sockets,
-    /// The areas of every process: as they are in the pause, before it as far as they are known.
+    /// The mappings of every process: those of the pause, or before it the known ones.
     pub areas: Vec<(Pid, Cow<'a, [Area]>)>,
-    /// Answers questions about all descriptions without a search.
+    /// Indexes over all descriptions.
     pub index: ScopeIndex,
 }
 
 impl CaptureScope<'_> {
-    /// Whether the restorer will hold this very file itself.
+    /// Whether the restoring process will have this file open itself.
     #[must_use]
     pub fn is_inherited(&self, stat: &Stat) -> bool {
         self.inherited.contains(&(stat.st_dev, Inode(stat.st_ino)))
     }
 
-    /// Whether memory of the subject shows the file of a description, so that the memory kinds save its content. Inode
-    /// numbers repeat between file systems, so the name must be the same too, there or gone.
+    /// Whether the subject maps the file of a description, so that the memory kinds save its content. Inode numbers
+    /// repeat between file systems, so the name is compared too, whether or not it was removed.
     #[must_use]
     pub fn maps(&self, description: &Known) -> bool {
         let name = path_of(description);
@@ -67,8 +66,8 @@ impl CaptureScope<'_> {
         self.areas.iter().any(|(_, areas)| areas.iter().any(is_shown))
     }
 
-    /// Whether memory of the subject can write to the file of a description through a shared mapping, so that the
-    /// memory kinds save the content of a file that has a name. Flags of mappings that are new in the pause are unknown.
+    /// Whether the subject can write to the file of a description through a shared mapping. The memory kinds then
+    /// save the content, even of a file with a name. Flags of mappings that are new in the pause are unknown.
     #[must_use]
     pub(crate) fn saves_shared(&self, description: &Known) -> bool {
         let name = path_of(description);
@@ -81,18 +80,22 @@ impl CaptureScope<'_> {
         self.areas.iter().any(|(_, areas)| areas.iter().any(saves))
     }
 
-    /// Asks a duplicate: the one of the pause, else one for this question. `None` when there is no such description any
-    /// more.
-    pub(crate) fn ask<T>(&self, known: &Arc<Known>, ask: impl FnOnce(&Description) -> T) -> Option<T> {
+    /// Calls `use_it` with a duplicate: that of the pause, or else a temporary one. `None` when the description no
+    /// longer exists.
+    pub(crate) fn with_duplicate<T>(
+        &self,
+        known: &Arc<Known>,
+        use_it: impl FnOnce(&Description) -> T,
+    ) -> Option<T> {
         if let Some(open) = self.open.get(known.id.get() as usize) {
-            return Some(ask(open));
+            return Some(use_it(open));
         }
         let handle = sys::pidfd::open(known.pid).ok()?;
-        Description::beside(known, handle.as_fd()).ok()?.map(|description| ask(&description))
+        Description::beside(known, handle.as_fd()).ok()?.map(|description| use_it(&description))
     }
 
-    /// A descriptor of a description, of ours where there is a duplicate. One of the subject may be another's by now
-    /// while it runs.
+    /// A descriptor of a description: that of the duplicate in this process if there is one. A running subject may
+    /// have reused its own fd for another description.
     pub(crate) fn place_of(&self, known: &Known) -> (Pid, Fd) {
         let open = self.open.get(known.id.get() as usize);
         let own = open.map(|open| (Pid(std::process::id() as i32), Fd(open.duplicate.as_raw_fd())));
@@ -100,7 +103,7 @@ impl CaptureScope<'_> {
     }
 }
 
-/// The indexes of one scope; `default()` has none yet.
+/// The indexes of one scope; initially empty.
 #[derive(Debug, Default)]
 pub struct ScopeIndex {
     by_file: OnceCell<HashMap<(u64, Inode), Vec<usize>>>,
@@ -110,7 +113,7 @@ pub struct ScopeIndex {
 }
 
 impl<'a> CaptureScope<'a> {
-    /// The descriptions of one file (device and inode), by rising number.
+    /// The descriptions of one file (device and inode), sorted by id.
     pub fn of_file(&self, file: (u64, Inode)) -> impl Iterator<Item = &'a Arc<Known>> + use<'a, '_> {
         let by_file = self.index.by_file.get_or_init(|| {
             let mut found: HashMap<_, Vec<usize>> = HashMap::new();
@@ -138,7 +141,7 @@ impl<'a> CaptureScope<'a> {
         sockets.get(&inode).map(|index| &self.descriptions[*index])
     }
 
-    /// Whether some process has a descriptor of a description; one in flight in a socket may have none.
+    /// Whether a process has a descriptor of a description; a description in flight in a socket may have none.
     #[must_use]
     pub fn is_held(&self, id: DescriptionId) -> bool {
         self.index.held.get_or_init(|| self.table.iter().map(|row| row.2).collect()).contains(&id)

@@ -1,8 +1,8 @@
-//! Signals read from a descriptor.
+//! Signal file descriptors (signalfd).
 //!
 //! Owns: the mask of a signalfd.
 //! Invariants: the mask is that of the pause.
-//! Does not: save the signals that wait; they belong to the processes, whose state kinds save them.
+//! Does not: save pending signals, which belong to the processes; their state kinds do.
 
 use prost::Message;
 
@@ -14,7 +14,7 @@ use crate::error::Result;
 
 const NAME: &str = "fd/signalfd";
 
-/// Signals read from a descriptor.
+/// Signal file descriptors.
 #[derive(Debug)]
 pub struct Signalfd;
 
@@ -60,8 +60,8 @@ impl FdKind for Signalfd {
 }
 
 impl FdCapture for Capture {
-    fn told(&mut self, text: &[u8]) {
-        self.info.tell(text);
+    fn fdinfo_read(&mut self, text: &[u8]) {
+        self.info.set(text);
     }
 
     fn inside(&mut self, description: &Description) -> Result<()> {
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mask_comes_back() {
+    fn the_mask_is_restored() {
         let mask = 1 << 9 | 1 << 63;
         let copy = round_trip(&Signalfd, sys::signalfd::create(mask).unwrap());
         let mut info = FdInfo::default();

@@ -1,7 +1,7 @@
-//! What a socket is created as.
+//! Domain, type and protocol of a socket.
 //!
-//! Owns: families, types, protocols and levels of options by their numbers in the headers of the kernel.
-//! Does not: know options.
+//! Owns: numbers of families, types, protocols and option levels from the kernel's headers.
+//! Does not: handle options.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -27,34 +27,34 @@ pub(crate) const SOCK_DGRAM: i32 = 2;
 pub(crate) const SOCK_RAW: i32 = 3;
 pub(crate) const SOCK_SEQPACKET: i32 = 5;
 
-/// What a socket was created as.
+/// Domain, type and protocol with which a socket was created.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
 pub(crate) struct Family {
     /// AF_UNIX, AF_INET or AF_INET6.
     #[prost(int32, tag = "1")]
     pub(crate) domain: i32,
-    /// SOCK_STREAM …
+    /// SOCK_STREAM and so on.
     #[prost(int32, tag = "2")]
     pub(crate) kind: i32,
-    /// IPPROTO_TCP …
+    /// IPPROTO_TCP and so on.
     #[prost(int32, tag = "3")]
     pub(crate) protocol: i32,
 }
 
 impl Family {
-    /// What an open socket was created as.
+    /// Reads the family of an open socket.
     pub(crate) fn of(socket: impl AsFd) -> Result<Self> {
-        let ask = |number, name| {
+        let get = |number, name| {
             socket_option::get_int(socket.as_fd(), SocketOption { level: SOL_SOCKET, number, name })
         };
         Ok(Self {
-            domain: ask(39, "SO_DOMAIN")?,
-            kind: ask(3, "SO_TYPE")?,
-            protocol: ask(38, "SO_PROTOCOL")?,
+            domain: get(39, "SO_DOMAIN")?,
+            kind: get(3, "SO_TYPE")?,
+            protocol: get(38, "SO_PROTOCOL")?,
         })
     }
 
-    /// A new socket of this family.
+    /// Creates a socket of this family.
     pub(crate) fn create(self) -> Result<OwnedFd> {
         Ok(sys::socket::create(self.domain, self.kind, self.protocol)?)
     }

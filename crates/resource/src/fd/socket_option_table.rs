@@ -1,9 +1,9 @@
-//! The table of socket options that are saved and restored.
+//! Table of the socket options that are saved and restored.
 //!
-//! Owns: which options a socket family has, in which order they are set, and when.
-//! Invariants: each option of the kernel's headers (asm-generic/socket.h, linux/in.h, in6.h, tcp.h, udp.h,
-//! netlink.h, mptcp.h) that can be read and set has a row here. The others are read-only, or are handled by the kind of
-//! socket, or are refused, or stand in docs/limits.md: the tests have a verdict for each, and ask this kernel too.
+//! Owns: the options of each socket family, the order in which they are set, and when.
+//! Invariants: each option of the kernel's headers (asm-generic/socket.h, linux/in.h, in6.h, tcp.h, udp.h, netlink.h,
+//! mptcp.h) that can be read and set has a row here. The others are read-only, handled by the kind of socket,
+//! refused, or listed in docs/limits.md. The tests have a verdict for each, and probe this kernel too.
 //! Does not: read or set options; `socket_options` does.
 
 use sys::socket_option::SocketOption;
@@ -13,14 +13,14 @@ use super::socket_family::{
     IPPROTO_UDPLITE, SOL_NETLINK, SOL_SOCKET,
 };
 
-/// When an option is set again.
+/// When the restore sets an option.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum When {
-    /// As soon as the socket exists, before it has an address.
+    /// When the socket exists and has no address.
     Early,
-    /// The same, for sockets without a connection only: a connection has a value of its own there.
+    /// As `Early`, but only for sockets without a connection; a connection has its own value of the option.
     Unconnected,
-    /// When its queues are filled.
+    /// When the socket's queues are filled.
     Late,
 }
 
@@ -152,7 +152,7 @@ const IPV6: &[Row] = &[
     early(IPPROTO_IPV6, 78, "IPV6_FREEBIND"),
 ];
 
-/// Options that mean something for datagrams only; connections keep values of their own there.
+/// Options for datagrams; connections have their own values of them.
 const IPV4_MULTICAST: &[Row] = &[
     early(IPPROTO_IP, 32, "IP_MULTICAST_IF"),
     early(IPPROTO_IP, 33, "IP_MULTICAST_TTL"),
@@ -217,7 +217,7 @@ const NETLINK: &[Row] = &[
     early(SOL_NETLINK, 12, "NETLINK_GET_STRICT_CHK"),
 ];
 
-/// The options that sockets of a family have.
+/// The options of sockets of a family.
 pub(super) fn rows(family: Family) -> impl Iterator<Item = &'static Row> {
     let is_ip = family.domain == AF_INET || family.domain == AF_INET6;
     let is_tcp = [IPPROTO_TCP, IPPROTO_MPTCP].contains(&family.protocol);
@@ -268,12 +268,12 @@ mod tests {
     const TCP_REPAIR: &str = "crates/sys/src/tcp_repair.rs";
     const RAW: Verdict = Refused("refuse_raw_socket");
 
-    /// Names of the headers, up to Linux 6.18, that have no row.
+    /// Header names without a row, up to Linux 6.18.
     const VERDICTS: &[(&str, Verdict)] = &[
         ("SO_TYPE", Kept(SOCKET_FAMILY)),
         ("SO_PROTOCOL", Kept(SOCKET_FAMILY)),
         ("SO_DOMAIN", Kept(SOCKET_FAMILY)),
-        ("SO_ERROR", Lost("an error that waits in `SO_ERROR`")),
+        ("SO_ERROR", Lost("a pending error (`SO_ERROR`)")),
         ("SO_SNDBUFFORCE", Same("SO_SNDBUF")),
         ("SO_RCVBUFFORCE", Same("SO_RCVBUF")),
         ("SO_BSDCOMPAT", Ignored),
@@ -365,7 +365,7 @@ mod tests {
         ("TCP_INFO", Derived),
         ("TCP_CC_INFO", Derived),
         ("TCP_IS_MPTCP", Derived),
-        // tcp(7): it is not permanent.
+        // Not permanent, see tcp(7).
         ("TCP_QUICKACK", Action),
         ("TCP_THIN_DUPACK", Ignored),
         ("TCP_MD5SIG*", Refused(TCP_KIND)),
@@ -395,7 +395,7 @@ mod tests {
         ("MPTCP_ATTR_*", Value),
     ];
 
-    /// Protocols of netlink sockets; the kind says which it takes.
+    /// Netlink protocols; the kind has the list of supported ones.
     const PROTOCOLS: &[&str] = &[
         "ROUTE",
         "UNUSED",
@@ -445,8 +445,8 @@ mod tests {
         }
     }
 
-    /// Options without a row that a socket takes and tells again; `VERDICTS` has their reasons.
-    const TOLD_WITHOUT_ROW: &[(i32, i32)] = &[
+    /// Options without a row that a socket accepts and returns; `VERDICTS` has the reasons.
+    const RETURNED_WITHOUT_ROW: &[(i32, i32)] = &[
         (SOL_SOCKET, 14),
         (SOL_SOCKET, 44),
         (SOL_SOCKET, 62),
@@ -456,12 +456,12 @@ mod tests {
         (IPPROTO_TCP, 19),
     ];
 
-    /// Higher than the number of any option.
+    /// Exceeds the number of every option.
     const NUMBER_MAX: i32 = 256;
 
-    /// The kernel may be newer than the headers.
+    /// Probes the kernel, which may be newer than the headers.
     #[test]
-    fn every_number_that_this_kernel_takes_and_tells_has_a_row() {
+    fn every_option_that_this_kernel_accepts_and_returns_has_a_row() {
         let families = [
             (AF_INET, 1, IPPROTO_TCP),
             (AF_INET6, 1, IPPROTO_TCP),
@@ -482,15 +482,15 @@ mod tests {
             }
             let options = levels.iter().flat_map(|level| (0..NUMBER_MAX).map(|number| (*level, number)));
             let missing = options
-                .filter(|option| !known.contains(option) && !TOLD_WITHOUT_ROW.contains(option))
-                .filter(|(level, number)| is_taken_and_told(family, *level, *number));
+                .filter(|option| !known.contains(option) && !RETURNED_WITHOUT_ROW.contains(option))
+                .filter(|(level, number)| is_accepted_and_returned(family, *level, *number));
             found.extend(missing.map(|option| (family, option)));
         }
         assert!(found.is_empty(), "no row for {found:?}");
     }
 
-    /// Whether a new socket tells another value of an option after it was set.
-    fn is_taken_and_told(family: Family, level: i32, number: i32) -> bool {
+    /// Whether a new socket returns another value of an option after it was set.
+    fn is_accepted_and_returned(family: Family, level: i32, number: i32) -> bool {
         let option = SocketOption { level, number, name: "an option" };
         let Ok(socket) = family.create() else { return false };
         let tell = || {

@@ -1,9 +1,10 @@
-//! Options that sockets of every family have, and those of the IP families.
+//! Socket options of every family, and those of the IP families.
 //!
-//! Owns: reading the options that differ from a new socket's, setting them again; the owner of a socket.
-//! Invariants: an option that was never changed is neither saved nor set. What works on packets that a restore
-//! itself sends (filters, cork, peek offset) is set late, when the socket's queues are filled.
-//! Does not: know what no option shows: extended packet filters are refused here, the rest by the kind of socket.
+//! Owns: reading the options that differ from those of a new socket, setting them; the owner of a socket.
+//! Invariants: an option that was never changed is neither saved nor set. Options that affect packets sent by the
+//! restore itself (filters, cork, peek offset) are set late, when the socket's queues are filled.
+//! Does not: save state that no option returns: extended packet filters are refused here, other state by the kind of
+//! socket.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -19,10 +20,10 @@ use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::support::ownership::owner;
 
-/// No option here is longer.
+/// Exceeds the length of every option.
 const VALUE_BYTES_MAX: usize = 64;
 
-/// Sizes of buffers are set through other numbers than they are read by, and may be locked.
+/// Buffer sizes are set with other option numbers than they are read with, and may be locked.
 pub(crate) const SEND_BUFFER: SocketOption = SocketOption { level: SOL_SOCKET, number: 7, name: "SO_SNDBUF" };
 pub(crate) const RECEIVE_BUFFER: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 8, name: "SO_RCVBUF" };
@@ -37,12 +38,12 @@ pub(crate) const PEEK_OFFSET: SocketOption =
 pub(crate) const REUSE_ADDRESS: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 2, name: "SO_REUSEADDR" };
 
-/// By it the packet filter knows packets of a socket.
+/// Marks a socket's packets for the packet filter.
 const MARK: SocketOption = SocketOption { level: SOL_SOCKET, number: 36, name: "SO_MARK" };
 pub(crate) const REUSE_PORT: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 15, name: "SO_REUSEPORT" };
 
-/// The options of one socket that are not a new socket's.
+/// Options of one socket that differ from those of a new socket.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct Options {
     #[prost(message, repeated, tag = "1")]
@@ -57,7 +58,7 @@ pub(crate) struct Options {
     owner: Option<Owner>,
 }
 
-/// Who owns a socket (fchown(2)): the kernel lets sockets of one user only share a port by SO_REUSEPORT.
+/// Owner of a socket (fchown(2)): only sockets of one user can share a port with SO_REUSEPORT.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 struct Owner {
     #[prost(uint32, tag = "1")]
@@ -72,7 +73,7 @@ impl Owner {
         Ok(Self { user: stat.st_uid, group: stat.st_gid })
     }
 
-    /// Gives a socket to this owner. Without the right to do so it stays the restorer's, as a file would.
+    /// Sets the owner. Without the privilege to do so, the restorer stays the owner.
     fn apply(self, socket: BorrowedFd<'_>) -> Result<()> {
         if Self::of(socket)? == self {
             return Ok(());
@@ -95,22 +96,22 @@ struct Value {
     bytes: Vec<u8>,
 }
 
-/// Obstacles that lie in the options of a socket: a filter of SO_ATTACH_BPF.
+/// Obstacles in the options of a socket: a filter of SO_ATTACH_BPF.
 pub(crate) fn obstacles(description: &Description, what: &str) -> Vec<Obstacle> {
     match socket_option::filter(description.as_fd()) {
         Err(error) if error.errno == Errno::EACCES => vec![description.obstacle(
             what,
-            "it has an extended BPF program as packet filter, which cannot be read back",
-            "let the program detach the filter first",
+            "it has an extended BPF program as packet filter, which cannot be read",
+            "let the program detach the filter before the checkpoint",
         )],
         _ => Vec::new(),
     }
 }
 
-/// The options that a new socket of a family has, with their values.
+/// Options of a new socket of a family, with their values.
 #[derive(Debug)]
 pub(crate) struct Fresh {
-    /// `None` for one that has no value yet.
+    /// `None` for an option without a value in this state.
     values: Vec<(SocketOption, Option<Bytes>)>,
 }
 
@@ -128,13 +129,13 @@ impl Bytes {
 }
 
 impl Fresh {
-    /// Makes a new socket and reads them. What sockets of the family never have is left out.
+    /// Creates a new socket and reads its options, without those that the family never has.
     pub(crate) fn of(family: Family) -> Result<Self> {
         let socket = family.create()?;
         let mut values = Vec::new();
         for row in rows(family) {
             match read(socket.as_fd(), row.option)? {
-                // An IPv6 socket that talks IPv4 may have options that a new one does not know.
+                // An IPv6 socket with an IPv4 peer may have options that a new one lacks.
                 Answer::Unknown if row.option.level != IPPROTO_IP || family.domain != AF_INET6 => {}
                 Answer::Unknown | Answer::NotNow => values.push((row.option, None)),
                 Answer::Value(bytes) => values.push((row.option, Some(bytes))),
@@ -145,8 +146,8 @@ impl Fresh {
 }
 
 impl Options {
-    /// Reads the options of a socket that are not those of a new one: one system call for each that the family has,
-    /// and memory for those that differ.
+    /// Reads the options of a socket that differ from those of a new one. Makes one system call per option of the
+    /// family, and allocates for those that differ.
     pub(crate) fn read(socket: impl AsFd, fresh: &Fresh) -> Result<Self> {
         let socket = socket.as_fd();
         let mut values = Vec::new();
@@ -168,12 +169,12 @@ impl Options {
         Ok(Self { values, filter: socket_option::filter(socket)?, filter_locked, owner })
     }
 
-    /// The classic packet filter; empty for none.
+    /// The classic packet filter; empty if there is none.
     pub(crate) fn filter(&self) -> &[u8] {
         &self.filter
     }
 
-    /// The saved value of an `int` option; `None` for one that was never changed.
+    /// The saved value of an `int` option; `None` for an unchanged one.
     pub(crate) fn int(&self, option: SocketOption) -> Option<i32> {
         let value = self.find(option)?;
         Some(i32::from_ne_bytes(*value.bytes.first_chunk()?))
@@ -183,7 +184,7 @@ impl Options {
         self.values.iter().find(|value| (value.level, value.number) == (option.level, option.number))
     }
 
-    /// Sets what has to be set before the socket gets an address.
+    /// Sets owner and options that precede the socket's address.
     pub(crate) fn apply_early(&self, socket: impl AsFd, family: Family) -> Result<()> {
         let socket = socket.as_fd();
         if let Some(owner) = self.owner {
@@ -192,12 +193,12 @@ impl Options {
         self.apply(socket, family, When::Early)
     }
 
-    /// Sets what only sockets without a connection have; after `apply_early`.
+    /// Sets the options that only sockets without a connection have; after `apply_early`.
     pub(crate) fn apply_unconnected(&self, socket: impl AsFd, family: Family) -> Result<()> {
         self.apply(socket.as_fd(), family, When::Unconnected)
     }
 
-    /// Sets what has to be set when the socket's queues are filled.
+    /// Sets the options that follow the filling of the socket's queues.
     pub(crate) fn apply_late(&self, socket: impl AsFd, family: Family) -> Result<()> {
         let socket = socket.as_fd();
         self.apply(socket, family, When::Late)?;
@@ -210,7 +211,7 @@ impl Options {
         Ok(())
     }
 
-    /// Gives buffers their saved sizes again after `make_room`.
+    /// Restores the saved buffer sizes after `make_room`.
     pub(crate) fn restore_buffers(&self, socket: impl AsFd, family: Family) -> Result<()> {
         let socket = socket.as_fd();
         let fresh = family.create()?;
@@ -236,7 +237,7 @@ impl Options {
                 option => set(socket, option, &value.bytes)?,
             }
         }
-        // Setting a size locks it; one that the kernel had grown by itself must go on growing.
+        // Setting a size locks it; a buffer that the kernel had grown automatically must stay unlocked.
         let grown = self.find(SEND_BUFFER).is_some() || self.find(RECEIVE_BUFFER).is_some();
         if when == When::Early && grown && self.find(BUFFER_LOCK).is_none() {
             set(socket, BUFFER_LOCK, &[0; 4])?;
@@ -245,17 +246,17 @@ impl Options {
     }
 }
 
-/// Whether a mark was set by a guardian, not by the program.
+/// Whether a mark was set by a guardian and not by the program.
 fn is_guardians(mark: &[u8]) -> bool {
     mark.first_chunk().is_some_and(|mark| SocketMark(u32::from_ne_bytes(*mark)).is_ours())
 }
 
-/// What a socket says of an option.
+/// Result of reading an option.
 enum Answer {
     Value(Bytes),
-    /// No socket of the family has it.
+    /// No socket of the family has the option.
     Unknown,
-    /// In its present state it has none.
+    /// The socket has no value of it in its present state.
     NotNow,
 }
 
@@ -271,13 +272,14 @@ fn read(socket: BorrowedFd<'_>, option: SocketOption) -> Result<Answer> {
 
 fn set(socket: BorrowedFd<'_>, option: SocketOption, bytes: &[u8]) -> Result<()> {
     match socket_option::set(socket, option, bytes) {
-        // An older kernel than the one that saved it; the program can do without what its kernel lacks.
+        // The kernel is older than that of the checkpoint and lacks the option.
         Err(error) if error.errno.0 == ENOPROTOOPT => Ok(()),
         outcome => Ok(outcome?),
     }
 }
 
-/// A socket that was connected once may show a value of its connection, which the kernel does not take.
+/// Sets an option, ignoring EINVAL: a socket that was connected once may return a value of its connection that the
+/// kernel does not accept.
 fn set_if_valid(socket: BorrowedFd<'_>, option: SocketOption, bytes: &[u8]) -> Result<()> {
     match socket_option::set(socket, option, bytes) {
         Err(error) if error.errno.0 == ENOPROTOOPT || error.errno == Errno::EINVAL => Ok(()),
@@ -289,17 +291,17 @@ const ENOPROTOOPT: i32 = 92;
 const EOPNOTSUPP: i32 = 95;
 const ENOTCONN: i32 = 107;
 
-/// Sets the size of a buffer; the kernel doubles what it is given.
+/// Sets the size of a buffer; the kernel doubles the argument.
 fn set_buffer(socket: BorrowedFd<'_>, plain: SocketOption, force: SocketOption, bytes: &[u8]) -> Result<()> {
     let size = bytes.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
     match socket_option::set_int(socket, force, size / 2) {
-        // Without privilege the system's limit applies, as it did when the program set it.
+        // Without privilege the system's limit applies, as when the program set it.
         Err(error) if error.errno == Errno::EPERM => Ok(socket_option::set_int(socket, plain, size / 2)?),
         outcome => Ok(outcome?),
     }
 }
 
-/// Makes room for a queue that is about to be filled; `restore_buffers` undoes it.
+/// Enlarges a buffer for a queue that will be filled; `restore_buffers` reverts it.
 pub(crate) fn make_room(socket: impl AsFd, option: SocketOption, bytes: usize) -> Result<()> {
     let socket = socket.as_fd();
     let wanted = i32::try_from(bytes).unwrap_or(i32::MAX / 2);
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_changed_is_saved_and_it_comes_back() {
+    fn only_changed_options_are_saved_and_restored() {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let family = Family::of(&socket).unwrap();
         assert_eq!(family, Family { domain: AF_INET, kind: 1, protocol: IPPROTO_TCP });

@@ -1,10 +1,10 @@
-//! What the sockets of a subject share while they are captured, and from one checkpoint to the next.
+//! State that the sockets of a subject share during a capture, and from one checkpoint to the next.
 //!
-//! Owns: the connection to the kernel's socket directory, the values of new sockets, the ends of connections that
-//! one pause has seen, and options of connections that need not be those of the pause.
-//! Invariants: options kept here are at most `AGE_MAX` old when a checkpoint is prepared, so a number that the
-//! kernel gives to another socket is not taken for the old one's; ends are those of one pause.
-//! Does not: decide whose options may be older than the pause; the kind of socket does.
+//! Owns: the sock_diag(7) connection, the options of new sockets, the connection ends seen in one pause, and cached
+//! options of connections.
+//! Invariants: cached options are at most `AGE_MAX` old when a checkpoint is prepared. So a reused inode number does
+//! not return options of another socket. Connection ends are those of one pause.
+//! Does not: decide which sockets may use cached options; the kind of socket does.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -25,10 +25,10 @@ use super::socket_options::{Fresh, Options};
 use super::tcp_progress::Progress;
 use crate::error::Result;
 
-/// How old options may be that need not be those of the pause.
+/// Maximum age of cached options.
 const AGE_MAX: Duration = Duration::from_secs(1);
 
-/// One per subject; clones are the same.
+/// State of one subject; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Sockets(Rc<Shared>);
 
@@ -41,7 +41,7 @@ struct Shared {
     /// Local and peer address of each connection of the subject.
     ends: RefCell<HashSet<(SocketAddr, SocketAddr)>>,
     kept: RefCell<KeptConnections>,
-    /// What the sockets send is held there until it is in a checkpoint.
+    /// Holds the output of the sockets until it is part of a checkpoint.
     hold: RefCell<Option<Arc<PacketHold>>>,
     /// The last packet that was held before the pause.
     held_through: Cell<Option<PacketNumber>>,
@@ -62,22 +62,22 @@ impl<T> Aged<T> {
 }
 
 impl Sockets {
-    /// Every socket is about to be prepared: forgets what none asked for the last time.
+    /// Begins preparing all sockets: drops cached options that were not used in the last preparation.
     pub fn begin_preparing(&self) {
         self.0.options.borrow_mut().retain(|_, known| std::mem::take(&mut known.is_used));
     }
 
-    /// The subject stands and `inside` is about to be called.
+    /// Begins a pause: the subject is stopped, and `inside` has not been called.
     pub fn begin_pause(&self) {
         self.0.ends.borrow_mut().clear();
         self.0.kept.borrow_mut().begin_pause();
-        // What was sent before any socket is read is not ahead of what is read.
+        // Packets queued before any socket is read are covered by what is read.
         let hold = self.0.hold.borrow();
         self.0.held_through.set(hold.as_ref().and_then(|hold| hold.queued().ok().flatten()));
     }
 
-    /// From the next pause on, what TCP sockets of the subject send is held there, and connections to the outside are
-    /// captured whole.
+    /// From the next pause on, holds the output of the subject's TCP sockets, and captures outside connections
+    /// completely.
     pub fn hold_output(&self, hold: Arc<PacketHold>) {
         *self.0.hold.borrow_mut() = Some(hold);
     }
@@ -93,21 +93,21 @@ impl Sockets {
         self.0.held_through.get()
     }
 
-    /// Inside the pause: how far the program has come with a connection to the outside. One that is captured whole is kept
-    /// in any case.
+    /// Inside the pause: records the progress of an outside connection. A completely captured connection is always
+    /// kept.
     pub(crate) fn note_progress(&self, progress: Progress, socket: BorrowedFd<'_>, which: Keep) {
         self.0.kept.borrow_mut().note(progress, socket, which);
     }
 
-    /// After a pause, while the limit on descriptors is raised: connections to the outside that the program has neither
-    /// read from nor written to since the pause before, and those that were captured whole. While one is open here, the
-    /// program's own end is none for the peer.
+    /// After a pause, while the limit on descriptors is raised: returns the kept outside connections. These are
+    /// completely captured ones, and those that the program has neither read nor written since the previous pause.
+    /// While the duplicate is open here, the program's own close does not end the connection for the peer.
     #[must_use]
     pub fn take_connections(&self) -> Vec<Arc<OwnedFd>> {
         self.0.kept.borrow_mut().take()
     }
 
-    /// The kernel's socket directory.
+    /// The sock_diag(7) connection.
     pub(crate) fn diag(&self) -> Result<Rc<SockDiag>> {
         let mut diag = self.0.diag.borrow_mut();
         if diag.is_none() {
@@ -129,7 +129,7 @@ impl Sockets {
         Ok(value)
     }
 
-    /// The options that a socket had at most [`AGE_MAX`] ago.
+    /// Options of a socket, at most [`AGE_MAX`] old.
     pub(crate) fn recent_options(
         &self,
         inode: Inode,
@@ -148,12 +148,12 @@ impl Sockets {
         Ok(value)
     }
 
-    /// Inside the pause: the subject has this end of a connection.
+    /// Inside the pause: records that the subject has this end of a connection.
     pub(crate) fn note_end(&self, local: SocketAddr, peer: SocketAddr) {
         self.0.ends.borrow_mut().insert((local, peer));
     }
 
-    /// Whether the subject has the other end of a connection too, once all ends are noted.
+    /// Whether the subject has the other end of a connection too; valid when all ends are recorded.
     pub(crate) fn has_other_end(&self, local: SocketAddr, peer: SocketAddr) -> bool {
         self.0.ends.borrow().contains(&(peer, local))
     }
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recent_options_are_kept_for_a_second_and_forgotten_when_nobody_asks() {
+    fn recent_options_are_cached_for_a_second_and_dropped_when_unused() {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let family = Family::of(&socket).unwrap();
         let inode = describe(0, &socket).inode();

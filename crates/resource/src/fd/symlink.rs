@@ -1,8 +1,8 @@
-//! Symbolic links themselves, opened with O_PATH and O_NOFOLLOW, with or without a name.
+//! Symbolic links opened with O_PATH and O_NOFOLLOW, with or without a name.
 //!
-//! Owns: what a link leads to as text, making one again whose name is gone.
-//! Invariants: descriptions of one nameless link come back as one; where a link leads is never followed.
-//! Does not: bring back a link that had a name and has none any more at the restore (refused).
+//! Owns: the target of a link as text; creating a link whose name was removed.
+//! Invariants: descriptions of one nameless link are restored as one link. The target is never followed.
+//! Does not: restore a link that had a name at the checkpoint and has none at the restore (refused).
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -29,25 +29,25 @@ const NAME: &str = "fd/symlink";
 /// Its name inside a private directory.
 const MADE: &str = "link";
 
-/// One open link as the image keeps it.
+/// One open link as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 struct SymlinkPayload {
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
-    /// Set when no name leads to it any more.
+    /// Set when the link has no name any more.
     #[prost(message, optional, tag = "2")]
     nameless: Option<Nameless>,
-    /// Which link it was; images of earlier versions do not tell.
+    /// Identity of the link; images of earlier versions lack it.
     #[prost(message, optional, tag = "3")]
     identity: Option<Identity>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 struct Nameless {
-    /// Where it leads.
+    /// The target of the link.
     #[prost(bytes = "vec", tag = "1")]
     target: Vec<u8>,
-    /// Device and inode tell which descriptions are of one link.
+    /// Device and inode: descriptions with equal values share the link.
     #[prost(uint64, tag = "2")]
     device: u64,
     #[prost(uint64, tag = "3")]
@@ -87,8 +87,8 @@ impl FdKind for Symlink {
         match Name::of(description) {
             Name::Live(path) if super::regular::belongs_to_process(&path) => vec![description.obstacle(
                 "link of /proc",
-                "it belongs to a process, and that process does not exist yet when files are opened again",
-                "let the program open it when it needs it, and close it then",
+                "it belongs to a process, which does not exist when the restore opens files",
+                "let the program close it after each use",
             )],
             Name::Live(path) => path::unreachable(description, &path, scope),
             Name::Gone(_) | Name::None => Vec::new(),
@@ -168,10 +168,10 @@ impl FdCapture for SymlinkCapture {
 }
 
 fn open(path: &Path, identity: Option<Identity>, record: &FdRecord) -> Result<OwnedFd> {
-    // An image of an earlier version says of the link only that it is one.
+    // An image of an earlier version has no identity, so any symbolic link matches.
     let wanted = identity.unwrap_or_else(|| Identity::from_numbers(0, 0, FileType::Symlink));
     let cannot = |refusal: Refusal| {
-        let usual = "bring the link back, or restore where it is";
+        let usual = "create the link again, or restore on the machine that has it";
         refusal.of(path, "the program has this link open", usual)
     };
     let found = record.opener.find(path, Some(wanted)).map_err(cannot)?;
@@ -179,7 +179,7 @@ fn open(path: &Path, identity: Option<Identity>, record: &FdRecord) -> Result<Ow
         return Err(ResourceError::File {
             path: path.display().to_string(),
             why: "it is no longer a symbolic link".to_owned(),
-            fix: "bring the link back, or restore where it is".to_owned(),
+            fix: "create the link again, or restore on the machine that has it".to_owned(),
         });
     }
     found.open(flags_for(record.flags)).map_err(cannot)
@@ -190,18 +190,18 @@ fn make_and_open(payload: &SymlinkPayload, records: &[&FdRecord], context: &mut 
     let Some(state) = &payload.nameless else { return Ok(()) };
     let cannot = |why: String| ResourceError::File {
         path: wanted.display().to_string(),
-        why: format!("this unlinked symbolic link cannot be made again for a moment: {why}"),
-        fix: "make its directory writable for whoever restores".to_owned(),
+        why: format!("the unlinked symbolic link cannot be created for a moment: {why}"),
+        fix: "make its directory writable for the user that restores".to_owned(),
     };
     let private = PrivateDirectory::near(&wanted).map_err(|error| cannot(error.to_string()))?;
     let target = path::from_bytes(&state.target);
     let made = private.make(MADE, |directory, name| rustix::fs::symlinkat(&target, directory, name))?;
     open_made(&private, &made, records, context)?;
     set_attributes(&made, state)?;
-    // The name that it had, if it can have that, is what descriptors tell of it.
+    // `/proc` shows the last name of the link, so it gets its former name if that is free.
     let is_home = wanted.parent() == Some(private.parent_path());
     let outcome = match wanted.file_name().filter(|_| is_home) {
-        Some(last) => private.let_go(Path::new(MADE), last, AtFlags::empty()),
+        Some(last) => private.unlink_as(Path::new(MADE), last, AtFlags::empty()),
         None => rustix::fs::unlinkat(private.directory(), MADE, AtFlags::empty()),
     };
     outcome.map_err(|errno| cannot(Errno::from(errno).to_string()))
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_comes_back_with_or_without_its_name() {
+    fn a_link_is_restored_with_or_without_its_name() {
         let folder = tempfile::tempdir().unwrap();
         let (kept, gone) = (folder.path().join("kept"), folder.path().join("gone"));
         symlink("nowhere/at all", &kept).unwrap();
@@ -284,6 +284,6 @@ mod tests {
         let error = subject.build(&Symlink, &early, &[]).unwrap_err().to_string();
         assert!(error.contains("no longer a symbolic link"), "{error}");
         drop(subject.build(&Symlink, &envelopes, &[]).unwrap());
-        assert_eq!(fs::read_to_string(&gone).unwrap(), "a file", "a name that is taken is left alone");
+        assert_eq!(fs::read_to_string(&gone).unwrap(), "a file", "a taken name is not touched");
     }
 }

@@ -1,8 +1,9 @@
-//! How far a program has come with a connection, and whether a kept socket has come no further.
+//! Progress of a program on a connection, and whether a kept socket has made none since.
 //!
-//! Owns: the counters of a connection, finding the kept socket that a saved connection was.
-//! Invariants: a kept socket stands for a saved connection only if nothing was read from it or written to it since: what
-//! has arrived meanwhile is still in it, and the peer has seen nothing of what the program did after the checkpoint.
+//! Owns: the counters of a connection; finding the kept socket of a saved connection.
+//! Invariants: a kept socket replaces a saved connection only if nothing was read from it or written to it since.
+//! Data that has arrived since is still in the socket. The peer has received nothing that the program sent after the
+//! checkpoint.
 //! Does not: keep sockets while a subject is dead; the caller of the restore does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,13 +16,13 @@ use sys::tcp_repair::{self, Info, State as TcpState};
 
 use crate::error::Result;
 
-/// Packets that arrive meanwhile have the counters read again, this often at most.
+/// Maximum number of reads of the counters while packets arrive.
 const TRIES: u32 = 8;
 
-/// What a program has read from a connection and written to it.
+/// The bytes that a program has read from a connection and written to it.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(crate) struct Progress {
-    /// SO_COOKIE: no other socket has it until the system is started again.
+    /// SO_COOKIE, which identifies the socket until the next boot.
     #[prost(fixed64, tag = "1")]
     pub(crate) cookie: u64,
     #[prost(uint64, tag = "2")]
@@ -31,8 +32,8 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// By what TCP_INFO has just said. What arrives between the two makes the counters less than they are, so that no
-    /// later ones are equal to them.
+    /// Computes the counters after TCP_INFO was read. A packet that arrives in between lowers them, so that no later
+    /// counters equal them.
     pub(super) fn after(info: &Info, socket: BorrowedFd<'_>, cookie: u64) -> Result<Self> {
         let (unread, unacknowledged) =
             (socket::readable_bytes(socket)?, socket::unacknowledged_bytes(socket)?);
@@ -45,13 +46,13 @@ impl Progress {
         })
     }
 
-    /// The counters of a connection on which nothing arrives meanwhile.
+    /// The counters of a connection on which no packet arrives meanwhile.
     #[cfg(test)]
     pub(crate) fn of(socket: BorrowedFd<'_>) -> Result<Self> {
         Self::after(&tcp_repair::info(socket)?, socket, socket::cookie(socket)?)
     }
 
-    /// The counters as they are; `None` while packets keep arriving.
+    /// The exact counters; `None` while packets keep arriving.
     fn exact(socket: BorrowedFd<'_>) -> Result<Option<(Info, Self)>> {
         let cookie = socket::cookie(socket)?;
         for _ in 0..TRIES {
@@ -65,22 +66,22 @@ impl Progress {
     }
 }
 
-/// Whether the peer has said that it sends no more.
+/// Whether the peer has sent a FIN.
 fn has_ended(info: &Info) -> bool {
     TcpState::from_number(info.state) == Some(TcpState::CloseWait)
 }
 
-/// Whether a connection in this state can be kept: our half is open.
+/// Whether a connection in this state can be kept: its sending half is open.
 pub(super) fn is_open(state: Option<TcpState>) -> bool {
     matches!(state, Some(TcpState::Established | TcpState::CloseWait))
 }
 
-/// The socket of a saved connection, if it was kept.
+/// The kept socket of a saved connection.
 pub(super) fn find(kept: &[Arc<OwnedFd>], saved: Progress) -> Option<&Arc<OwnedFd>> {
     kept.iter().find(|socket| socket::cookie(socket.as_fd()).is_ok_and(|own| own == saved.cookie))
 }
 
-/// The same, if the program has neither read nor written since.
+/// Like `find`, if the program has neither read nor written since.
 pub(super) fn keep(kept: &[Arc<OwnedFd>], saved: Progress) -> Result<Option<OwnedFd>> {
     let Some(socket) = find(kept, saved) else { return Ok(None) };
     let is_unchanged = Progress::exact(socket.as_fd())?
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_arrives_is_no_progress_until_it_is_read() {
+    fn arriving_data_is_no_progress_until_it_is_read() {
         let (mut own, mut peer) = pair();
         let first = progress(&own);
         peer.write_all(b"question").unwrap();
@@ -126,18 +127,18 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_peer_is_no_progress() {
+    fn the_fin_of_the_peer_is_no_progress() {
         let (own, peer) = pair();
         let first = progress(&own);
         peer.shutdown(Shutdown::Write).unwrap();
         await_readable(&own);
         assert_eq!(progress(&own), first);
         assert_eq!((&own).read(&mut [0]).unwrap(), 0);
-        assert_eq!(progress(&own), first, "the end is there to be read again");
+        assert_eq!(progress(&own), first, "the end of file can be read again");
     }
 
     #[test]
-    fn a_socket_is_kept_only_if_nothing_passed() {
+    fn a_socket_is_kept_only_without_reads_and_writes() {
         let (mut own, mut peer) = pair();
         let (other, _far) = pair();
         let idle: [Arc<OwnedFd>; 2] = [Arc::new(other.into()), Arc::new(own.try_clone().unwrap().into())];
@@ -145,7 +146,7 @@ mod tests {
         let first = progress(&own);
         peer.write_all(b"unread").unwrap();
         await_readable(&own);
-        assert!(is_kept(first), "what has arrived is still in it");
+        assert!(is_kept(first), "arrived data is still in it");
         assert!(keep(&idle[..1], first).unwrap().is_none(), "another one");
         own.read_exact(&mut [0; 1]).unwrap();
         assert!(!is_kept(first), "the program has read");

@@ -1,7 +1,7 @@
-//! What the tests of descriptor kinds share: descriptions of this process's own descriptors.
+//! Test support for descriptor kinds: descriptions of this process's own descriptors.
 //!
-//! Owns: running one kind's capture and creation inside one process.
-//! Does not: install descriptors under numbers, which takes a process of its own.
+//! Owns: running capture and creation of one kind inside one process.
+//! Does not: install descriptors under given fds, which needs a process of its own.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,8 +15,8 @@ use super::scope::CaptureScope;
 use super::sockets::Sockets;
 use crate::{Opener, Result};
 
-/// Held by tests that start programs, or that close sockets and build them again: a program that is being started
-/// holds copies of all descriptors for a moment.
+/// A lock for tests that start programs, or that close sockets and restore them. A starting program holds copies of
+/// all descriptors for a moment.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -26,7 +26,7 @@ thread_local! {
     static LOSES_CONNECTIONS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Runs `capture` with connections to the outside being lost.
+/// Runs `capture` with outside connections being lost.
 pub(crate) fn capture_losing(
     kind: &dyn FdKind,
     descriptions: &[Description],
@@ -43,7 +43,7 @@ pub(crate) fn us() -> Pid {
     Pid(std::process::id() as i32)
 }
 
-/// One of our own descriptors, as if it were the subject's.
+/// A description of a descriptor of this process.
 pub(crate) fn describe(id: u32, fd: impl AsFd) -> Description {
     let fd = fd.as_fd();
     let number = Fd(fd.as_raw_fd());
@@ -52,12 +52,12 @@ pub(crate) fn describe(id: u32, fd: impl AsFd) -> Description {
     Description::new(Arc::new(known), fd.try_clone_to_owned().unwrap())
 }
 
-/// Descriptions numbered from zero.
+/// Descriptions with ids from zero.
 pub(crate) fn describe_all(fds: &[BorrowedFd<'_>]) -> Vec<Description> {
     fds.iter().enumerate().map(|(id, fd)| describe(id as u32, fd)).collect()
 }
 
-/// The same without duplicates.
+/// The facts without duplicates.
 pub(crate) fn known_of(descriptions: &[Description]) -> Vec<Arc<Known>> {
     descriptions.iter().map(|one| Arc::clone(one.known())).collect()
 }
@@ -67,7 +67,7 @@ pub(crate) fn capture(kind: &dyn FdKind, descriptions: &[Description], kills: bo
     capture_again(kind, descriptions, kills, &Sockets::default(), || {})
 }
 
-/// The same for one of several checkpoints; `meanwhile` happens just before the pause.
+/// Like `capture`, for one of several checkpoints; `meanwhile` runs just before the pause.
 pub(crate) fn capture_again(
     kind: &dyn FdKind,
     descriptions: &[Description],
@@ -118,7 +118,7 @@ pub(crate) fn capture_again(
         .collect()
 }
 
-/// Runs `create` beside what exists already.
+/// Runs `create` with existing descriptions.
 pub(crate) fn create(
     kind: &dyn FdKind,
     records: &[FdRecord],
@@ -143,7 +143,7 @@ pub(crate) fn create(
     Ok(created)
 }
 
-/// Saves one descriptor and makes it anew.
+/// Captures one descriptor and restores it.
 pub(crate) fn round_trip(kind: &dyn FdKind, fd: impl AsFd) -> OwnedFd {
     let description = describe(0, fd);
     assert!(kind.claims(&description), "{description:?}");

@@ -1,9 +1,9 @@
-//! Timers read from a descriptor.
+//! Timer file descriptors (timerfd).
 //!
 //! Owns: clock, setting, interval and unread expirations of a timerfd.
-//! Invariants: a relative timer goes on with what was left of it. A timer set to a moment of the wall clock
-//! expires at that moment; one set to a moment of another clock does so within the same boot, where that clock
-//! has run on, and goes on with what was left elsewhere.
+//! Invariants: a relative timer continues with its remaining time. An absolute timer on the wall clock expires at its
+//! time. An absolute timer on another clock does so within the same boot, and otherwise continues with its remaining
+//! time.
 //! Does not: shift clocks.
 
 use std::time::Duration;
@@ -23,35 +23,35 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "fd/timerfd";
 const SECOND_NS: i64 = 1_000_000_000;
-/// Looks at a timer that may just be due, and the time between two.
-const LOOKS_MAX: usize = 10;
-const NAP: Duration = Duration::from_micros(100);
-/// The least that can be left of a timer: none is a timer that is not armed.
+/// Maximum number of additional reads of a timer that may be expiring.
+const REREADS_MAX: usize = 10;
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
+/// The shortest remaining time, since zero means a disarmed timer.
 const SOONEST: Time = Time { seconds: 0, nanoseconds: 1 };
 
-/// Timers read from a descriptor.
+/// Timer file descriptors.
 #[derive(Debug)]
 pub struct Timerfd;
 
 #[derive(Clone, PartialEq, Eq, Message)]
 struct State {
-    /// Number of the clock, as in the kernel.
+    /// The kernel's number of the clock.
     #[prost(uint32, tag = "1")]
     clock: u32,
-    /// TFD_TIMER_ABSTIME and TFD_TIMER_CANCEL_ON_SET, as they were set.
+    /// TFD_TIMER_ABSTIME and TFD_TIMER_CANCEL_ON_SET, as passed to timerfd_settime(2).
     #[prost(uint32, tag = "2")]
     flags: u32,
     #[prost(uint64, tag = "3")]
     expirations: u64,
-    /// What was left; zero for a timer that is not armed.
+    /// The remaining time; zero for a disarmed timer.
     #[prost(message, required, tag = "4")]
     left: Time,
     #[prost(message, required, tag = "5")]
     interval: Time,
-    /// The timer's clock in the pause.
+    /// The time of the timer's clock in the pause.
     #[prost(message, required, tag = "6")]
     now: Time,
-    /// The boot in which `now` was read.
+    /// The boot id of `now`.
     #[prost(string, tag = "7")]
     boot: String,
 }
@@ -67,7 +67,7 @@ struct Time {
 #[derive(Debug)]
 struct Capture {
     info: FdInfo,
-    /// Time was left just before the pause.
+    /// Whether the timer was armed before the pause.
     was_armed: bool,
     clock: u32,
     now: Time,
@@ -80,7 +80,7 @@ impl FdKind for Timerfd {
     }
 
     fn summary(&self) -> &'static str {
-        "timerfd: clock, what is left, interval, unread expirations"
+        "timerfd: clock, remaining time, interval, unread expirations"
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -95,13 +95,13 @@ impl FdKind for Timerfd {
             now: Time::default(),
             boot: boot()?,
         };
-        for _ in 0..=LOOKS_MAX {
-            capture.look(description)?;
+        for _ in 0..=REREADS_MAX {
+            capture.reread(description)?;
             capture.was_armed = capture.left()? != Time::default();
             if capture.was_armed || capture.interval()? == Time::default() {
                 break;
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(Box::new(capture))
     }
@@ -133,20 +133,20 @@ impl FdKind for Timerfd {
 }
 
 impl Capture {
-    /// A periodic timer rests between its expiry and the next look at it; looking sets it going again.
-    fn look(&mut self, description: &Description) -> Result<()> {
+    /// Reads the timer. A periodic timer is stopped between its expiration and the next read, which restarts it.
+    fn reread(&mut self, description: &Description) -> Result<()> {
         timerfd_gettime(description).map_err(|errno| Error::new("read a timerfd", errno))?;
         self.info.take(description)
     }
 
-    /// Whether nothing is left and nothing has come of it: it was disarmed, or is due and the interrupt that counts the
-    /// expiration has not come yet, which the kernel tells in the same words.
+    /// Whether no time remains and no expiration is counted. The timer is disarmed, or its interrupt is not handled
+    /// yet; the kernel shows both in the same way.
     fn is_silent(&self) -> Result<bool> {
         Ok(self.left()? == Time::default() && self.expirations()? == 0)
     }
 
-    /// Disarming forgets expirations, so a periodic timer that has some is running: with nothing left it is just due.
-    /// One with a short period is due again whenever it is looked at.
+    /// The remaining time. Disarming clears expirations, so a periodic timer with expirations is armed, even if no
+    /// time remains. A timer with a short period may expire at every read.
     fn left(&self) -> Result<Time> {
         let left = self.info.parse("it_value", Time::parse)?;
         let is_just_due =
@@ -165,12 +165,12 @@ impl Capture {
 
 impl FdCapture for Capture {
     fn inside(&mut self, description: &Description) -> Result<()> {
-        for look in 0..=LOOKS_MAX {
-            self.look(description)?;
-            if look == LOOKS_MAX || !self.was_armed || !self.is_silent()? {
+        for reread in 0..=REREADS_MAX {
+            self.reread(description)?;
+            if reread == REREADS_MAX || !self.was_armed || !self.is_silent()? {
                 break;
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
         self.clock = self.info.parse("clockid", |text| text.parse().ok())?;
         self.now = clock_gettime(clocks(self.clock)?.1).into();
@@ -191,7 +191,7 @@ impl FdCapture for Capture {
     }
 }
 
-/// How the timer is set again.
+/// The arguments of timerfd_settime(2).
 fn setting(state: &State, boot: &str) -> Result<(TimerfdTimerFlags, Itimerspec)> {
     let flags = TimerfdTimerFlags::from_bits_truncate(state.flags);
     let (_, clock) = clocks(state.clock)?;
@@ -205,7 +205,7 @@ fn setting(state: &State, boot: &str) -> Result<(TimerfdTimerFlags, Itimerspec)>
     Ok((flags, Itimerspec { it_value: it_value.into(), it_interval: state.interval.into() }))
 }
 
-/// The clock of a timerfd, and the clock that shows its time.
+/// The clock of a timerfd, and the clock that returns its time.
 fn clocks(number: u32) -> Result<(TimerfdClockId, ClockId)> {
     Ok(match number {
         0 => (TimerfdClockId::Realtime, ClockId::Realtime),
@@ -232,7 +232,7 @@ impl Time {
     }
 
     fn plus(self, other: Self) -> Self {
-        // Of an image that is damaged or forged; the kernel refuses what cannot be.
+        // Saturating, since the image may be damaged or forged; the kernel refuses invalid times.
         let nanoseconds = self.nanoseconds.saturating_add(other.nanoseconds);
         let carried = nanoseconds / SECOND_NS;
         Self {
@@ -278,13 +278,13 @@ mod tests {
     }
 
     #[test]
-    fn times_that_cannot_be_are_left_to_the_kernel() {
+    fn invalid_times_are_left_to_the_kernel() {
         let most = Time { seconds: i64::MAX, nanoseconds: i64::MAX };
         assert_eq!(most.plus(most).seconds, i64::MAX);
     }
 
     #[test]
-    fn a_far_timer_goes_on_with_what_is_left() {
+    fn a_timer_continues_with_its_remaining_time() {
         let copy = round_trip(&Timerfd, timer(TimerfdTimerFlags::empty(), (3600, 0), (5, 7)));
         let now = timerfd_gettime(&copy).unwrap();
         assert!((3590..3600).contains(&now.it_value.tv_sec), "{now:?}");
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_periodic_timer_is_never_taken_just_as_it_is_due() {
+    fn a_periodic_timer_is_never_captured_while_it_expires() {
         let original = timer(TimerfdTimerFlags::empty(), (0, 1_000), (0, 1_000));
         let description = describe(0, &original);
         for _ in 0..2000 {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn unread_expirations_come_back_and_a_periodic_timer_that_rests_ticks_on() {
+    fn unread_expirations_are_restored_and_a_stopped_periodic_timer_runs_again() {
         let original = timer(TimerfdTimerFlags::empty(), (0, 1000), (0, 2_000_000));
         std::thread::sleep(std::time::Duration::from_millis(9));
         let copy = round_trip(&Timerfd, original);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_stays_that_moment_in_the_same_boot_only() {
+    fn an_absolute_time_is_kept_in_the_same_boot_only() {
         let target =
             Time::from(clock_gettime(ClockId::Monotonic)).plus(Time { seconds: 100, nanoseconds: 0 });
         let original = timer(TimerfdTimerFlags::ABSTIME, (target.seconds, target.nanoseconds), (0, 0));
@@ -340,7 +340,7 @@ mod tests {
             spec.it_value.tv_sec - target.seconds
         };
         assert!((-1..=1).contains(&distance(&state, &boot)));
-        // Elsewhere, what was left counts from now.
+        // In another boot, the remaining time counts from now.
         state.left.seconds += 1000;
         assert!((999..=1001).contains(&distance(&state, "another boot")));
     }

@@ -1,9 +1,10 @@
-//! The content of named files of a tmpfs that the subject has open for writing and does not map.
+//! Content of named tmpfs files that the subject has open for writing and does not map.
 //!
-//! Owns: copying it inside the pause, writing it back before the descriptions are opened again.
-//! Invariants: one description of a file saves the content; what memory maps comes from the memory kinds.
-//! Does not: save more than an image takes up of a file; a larger one is a file like any other. A file that a process
-//! outside the tree can write at the restore is not written: it is refused if its content has changed.
+//! Owns: copying it inside the pause, and writing it back before the descriptions are opened.
+//! Invariants: one description of a file saves the content. Content of a mapped file is saved by the memory kinds.
+//! Does not: save content above the limit of an image; such a file is treated as any other file. A file that a
+//! process outside the tree can write at the restore is not written; if its content has changed, the restore is
+//! refused.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +21,7 @@ use crate::support::opening::may_write;
 use crate::support::opening::reader;
 use crate::support::tmpfs::{self, Found, TmpfsFile};
 
-/// A named file of a tmpfs with its content as the image keeps it.
+/// A named tmpfs file with its content as it is in the image.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct SavedFile {
     #[prost(message, optional, tag = "1")]
@@ -33,7 +34,7 @@ pub(super) struct SavedFile {
     modified_ns: i64,
 }
 
-/// The content of one file, as long as it has a name.
+/// Capture of the content of one file that has a name.
 #[derive(Debug)]
 pub(super) struct TmpfsCapture {
     is_mapped: bool,
@@ -43,7 +44,7 @@ pub(super) struct TmpfsCapture {
 }
 
 impl TmpfsCapture {
-    /// Before the pause: gets ready, if this description is the one that saves the content of such a file.
+    /// Before the pause: prepares the copy, if this description is the one that saves the content of such a file.
     pub(super) fn new(
         description: &Description,
         system: i64,
@@ -67,13 +68,13 @@ impl TmpfsCapture {
         Ok(Some(Self { is_mapped, reader, copy, copied: None }))
     }
 
-    /// Inside the pause.
+    /// Inside the pause: copies the content unless it is mapped.
     pub(super) fn inside(&mut self) -> Result<()> {
         self.copied = if self.is_mapped { None } else { Some(self.copy.copy(self.reader.as_fd())?) };
         Ok(())
     }
 
-    /// Inside the pause, when the areas are known: copies a file that was unmapped since.
+    /// Inside the pause, when the mappings are known: copies a file that was unmapped after `prepare`.
     pub(super) fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
         if self.copied.is_none() && !scope.saves_shared(description) {
             self.copied = Some(self.copy.copy(self.reader.as_fd())?);
@@ -95,13 +96,12 @@ impl TmpfsCapture {
     }
 }
 
-/// Files of a restore that have the content of the checkpoint: device and inode at the checkpoint.
+/// Files of a restore whose content was written: device and inode at the checkpoint.
 #[derive(Debug, Default)]
 pub(super) struct WrittenFiles(BTreeSet<(u64, u64)>);
 
 impl WrittenFiles {
-    /// Gives a file its content back, and makes it again if it is missing. `key` is its device and inode at the
-    /// checkpoint.
+    /// Writes the content of a file, creating it if it is missing. `key` is its device and inode at the checkpoint.
     pub(super) fn write(&mut self, key: (u64, u64), saved: &SavedFile) -> Result<()> {
         let (Some(file), Some(content)) = (&saved.file, &saved.content) else { return Ok(()) };
         let opened = match file.find_or_make()? {
@@ -112,7 +112,7 @@ impl WrittenFiles {
                     return Ok(());
                 }
                 let why = format!("it was changed after the checkpoint, and {user} can write to it as well");
-                return Err(file.refused(why, "end that process first, and restore again"));
+                return Err(file.refused(why, "end that process, then restore again"));
             }
         };
         tmpfs::clear(&opened, 0)?;
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn content_comes_back_into_the_same_file_and_into_one_made_again() {
+    fn content_is_restored_into_the_same_file_and_into_a_created_one() {
         let Some((path, file)) = scratch("content") else { return };
         let reader = File::open(&path).unwrap();
         let subject = Subject::new(&[&reader, &file]);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_memory_gives_its_content_later_may_be_empty() {
+    fn a_file_whose_content_the_memory_kinds_restore_may_be_empty() {
         let Some((path, file)) = scratch("mapped") else { return };
         let subject = Subject::new(&[&file]);
         let (description, inode) = (&subject.descriptions[0], subject.descriptions[0].stat.st_ino);
@@ -197,7 +197,7 @@ mod tests {
         let Some((path, file)) = scratch("another") else { return };
         let subject = Subject::new(&[&file]);
         let envelopes = subject.capture(&Regular, || {}).unwrap();
-        // This descriptor stands for the one of another process.
+        // This descriptor represents one of another process.
         drop(subject.build(&Regular, &envelopes, &[]).unwrap());
         file.write_all_at(b"of a later time, and longer", 0).unwrap();
         let error = subject.build(&Regular, &envelopes, &[]).unwrap_err().to_string();

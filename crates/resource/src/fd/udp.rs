@@ -1,9 +1,9 @@
 //! UDP and UDP-Lite sockets.
 //!
-//! Owns: address, peer, options, multicast memberships, shut halves, and the datagrams that wait.
-//! Invariants: a waiting datagram comes back with its border and its sender's address.
-//! Does not: promise more than UDP does: without CAP_NET_RAW, or with a filter or device in the way, datagrams that
-//! waited are lost, and so is what arrives while no socket is there.
+//! Owns: address, peer, options, multicast memberships, shut halves, and unread datagrams.
+//! Invariants: an unread datagram is restored with its boundary and its sender's address.
+//! Does not: guarantee more than UDP does. Unread datagrams are lost without CAP_NET_RAW, or if a filter or device
+//! drops them. Datagrams that arrive while no socket exists are lost too.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -25,7 +25,7 @@ use super::inet_address::{parse, parse_plain, plain, show};
 use super::inherited_socket::InheritedSocket;
 use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
 use super::multicast::{self, Membership};
-use super::peek_queue::{Seen, look};
+use super::peek_queue::{Seen, peek_all};
 use super::raw_packet::inject;
 use super::scope::CaptureScope;
 use super::socket_events::events;
@@ -41,9 +41,9 @@ const NAME: &str = "fd/udp";
 const HEADER_BYTES: usize = 8;
 const CHECKSUM_AT: usize = 6;
 const ROOM_EXTRA: usize = 64 * 1024;
-/// How long one datagram may take from us to us.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// Datagrams of one socket that may be lost before the rest is not tried.
+/// Timeout for one datagram from this process to itself.
+const DELIVERY_TIMEOUT: Duration = Duration::from_millis(100);
+/// Lost datagrams of one socket after which the rest is not tried.
 const LOST_MAX: usize = 8;
 const EADDRINUSE: i32 = 98;
 const PACKET_INFO: SocketOption = SocketOption { level: IPPROTO_IP, number: 8, name: "IP_PKTINFO" };
@@ -62,10 +62,10 @@ struct State {
     options: Options,
     #[prost(bytes = "vec", tag = "3")]
     local: Vec<u8>,
-    /// Empty for a socket that is not connected.
+    /// Empty for an unconnected socket.
     #[prost(bytes = "vec", tag = "4")]
     peer: Vec<u8>,
-    /// Halves that are shut: 1 receiving, 2 sending.
+    /// Shut halves: 1 receiving, 2 sending.
     #[prost(uint32, tag = "5")]
     shut: u32,
     #[prost(message, repeated, tag = "6")]
@@ -82,7 +82,7 @@ struct Datagram {
     bytes: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     from: Vec<u8>,
-    /// The local host address it was sent to: 4 or 16 bytes; empty when it is not known.
+    /// The local host address to which it was sent: 4 or 16 bytes; empty when unknown.
     #[prost(bytes = "vec", tag = "3")]
     to: Vec<u8>,
 }
@@ -103,7 +103,7 @@ impl FdKind for Udp {
     }
 
     fn summary(&self) -> &'static str {
-        "udp: address, peer, options, multicast groups, waiting datagrams; UDP-Lite too"
+        "udp: address, peer, options, multicast groups, unread datagrams; UDP-Lite too"
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -174,9 +174,10 @@ impl FdCapture for Capture {
         self.state.peer = socket::peer(socket)?.unwrap_or_default().0;
         self.state.shut = u32::from(shut.unwrap_or(0));
         self.state.memberships = multicast::read(socket, self.family)?;
-        // What waits can be looked at only while receiving is not shut; then nothing can be read anyway.
+        // Unread datagrams can be peeked only while receiving is not shut; otherwise the program cannot read them
+        // either.
         let is_readable = events(socket)?.contains(rustix::event::PollFlags::IN) && self.state.shut & 1 == 0;
-        self.seen = if is_readable { look_with_destination(socket, self.family)? } else { Vec::new() };
+        self.seen = if is_readable { peek_with_destination(socket, self.family)? } else { Vec::new() };
         Ok(())
     }
 
@@ -190,12 +191,12 @@ impl FdCapture for Capture {
     }
 }
 
-/// Looks at all datagrams while the socket is told where they were sent to.
-fn look_with_destination(socket: BorrowedFd<'_>, family: Family) -> Result<Vec<Seen>> {
+/// Peeks all datagrams with their destination addresses, for which an option is set meanwhile.
+fn peek_with_destination(socket: BorrowedFd<'_>, family: Family) -> Result<Vec<Seen>> {
     let option = if family.domain == AF_INET { PACKET_INFO } else { PACKET_INFO6 };
     let before = socket_option::get_int(socket, option)?;
     socket_option::set_int(socket, option, 1)?;
-    let outcome = look(socket, family.kind);
+    let outcome = peek_all(socket, family.kind);
     socket_option::set_int(socket, option, before)?;
     outcome
 }
@@ -205,7 +206,7 @@ fn host_bytes(information: &[u8]) -> Vec<u8> {
     const IPV4_BYTES: usize = 12;
     const IPV6_BYTES: usize = 20;
     match information.len() {
-        // Index of the interface, our address (known only where the program asks for it), destination.
+        // Index of the interface, our address (present only if the program enables it), destination.
         IPV4_BYTES => information[8..].to_vec(),
         IPV6_BYTES => information[..16].to_vec(),
         _ => Vec::new(),
@@ -218,7 +219,7 @@ impl State {
     }
 }
 
-/// Builds one socket. `earlier` sockets share its port (SO_REUSEPORT) and have their datagrams already.
+/// Builds one socket. `earlier` sockets share its port (SO_REUSEPORT) and already have their datagrams.
 fn build(state: &State, earlier: u32) -> Result<OwnedFd> {
     let socket = state.family.create()?;
     state.options.apply_early(&socket, state.family)?;
@@ -232,7 +233,7 @@ fn build(state: &State, earlier: u32) -> Result<OwnedFd> {
     multicast::join(socket.as_fd(), &state.memberships)?;
     let bytes: usize = state.queue.iter().map(|datagram| 2 * datagram.bytes.len() + 1024).sum();
     make_room(&socket, RECEIVE_BUFFER, bytes + ROOM_EXTRA)?;
-    // Else the kernel chooses one of the group for each datagram.
+    // Otherwise the kernel chooses a socket of the group for each datagram.
     let must_steer = earlier > 0 && !state.queue.is_empty();
     let is_steered = must_steer && socket_option::steer_to(socket.as_fd(), earlier).is_ok();
     fill(state, &socket);
@@ -249,7 +250,7 @@ fn build(state: &State, earlier: u32) -> Result<OwnedFd> {
         _ => None,
     };
     if let Some(how) = how {
-        // On a socket that is not connected it has its effect and says ENOTCONN.
+        // On an unconnected socket it takes effect and returns ENOTCONN.
         let _ = rustix::net::shutdown(&socket, how);
     }
     state.options.restore_buffers(&socket, state.family)?;
@@ -257,7 +258,7 @@ fn build(state: &State, earlier: u32) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Fills the queue of a socket again.
+/// Fills the queue of a socket. Lost datagrams are not an error.
 fn fill(state: &State, socket: &OwnedFd) {
     let mut lost = 0;
     for datagram in &state.queue {
@@ -268,14 +269,13 @@ fn fill(state: &State, socket: &OwnedFd) {
     }
 }
 
-/// Puts a datagram into the queue again, in the name of its sender; whether it arrived. UDP may lose it, and so may
-/// this.
+/// Sends a datagram to the socket with its original sender's address; returns whether it arrived.
 fn deliver(state: &State, datagram: &Datagram, socket: BorrowedFd<'_>) -> bool {
     let from = parse_plain(&SocketAddress(datagram.from.clone()));
     let to = destination(state, datagram, from);
     let (Some(from), Some(to)) = (from, to) else { return false };
     let length = HEADER_BYTES + datagram.bytes.len();
-    // UDP-Lite says here how much the checksum covers; zero is all.
+    // In UDP-Lite this field is the checksum coverage; zero covers all.
     let covered = if state.family.protocol == IPPROTO_UDP { length as u16 } else { 0 };
     let mut content = Vec::with_capacity(length);
     content.extend(from.port().to_be_bytes());
@@ -287,7 +287,7 @@ fn deliver(state: &State, datagram: &Datagram, socket: BorrowedFd<'_>) -> bool {
     if inject(from, to, state.family.protocol as u8, content, CHECKSUM_AT).is_err() {
         return false;
     }
-    let deadline = Deadline::after(PATIENCE);
+    let deadline = Deadline::after(DELIVERY_TIMEOUT);
     while used(socket) <= before {
         if deadline.has_passed() {
             return false;
@@ -297,24 +297,25 @@ fn deliver(state: &State, datagram: &Datagram, socket: BorrowedFd<'_>) -> bool {
     true
 }
 
-/// Where a datagram has to go to reach the socket: where it was sent to, else where the socket is.
+/// The destination for a datagram: its original one, or else the socket's address.
 fn destination(state: &State, datagram: &Datagram, from: Option<SocketAddr>) -> Option<SocketAddr> {
     let local = parse_plain(&SocketAddress(state.local.clone()))?;
-    let told = match datagram.to.len() {
+    let original = match datagram.to.len() {
         4 => datagram.to.first_chunk::<4>().map(|host| IpAddr::V4(Ipv4Addr::from(*host))),
         16 => datagram.to.first_chunk::<16>().map(|host| IpAddr::V6(Ipv6Addr::from(*host))),
         _ => None,
     };
-    let told =
-        told.filter(|host| !host.is_multicast()).map(|host| plain(SocketAddr::new(host, local.port())));
+    let original =
+        original.filter(|host| !host.is_multicast()).map(|host| plain(SocketAddr::new(host, local.port())));
     let any = |address: &SocketAddr| address.ip().is_unspecified();
     let loopback = if from?.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-    told.or_else(|| (!any(&local)).then_some(local))
+    original
+        .or_else(|| (!any(&local)).then_some(local))
         .or_else(|| Some(SocketAddr::new(loopback, local.port())))
         .filter(|to| from.is_some_and(|from| from.is_ipv4() == to.is_ipv4()))
 }
 
-/// Memory that the socket's receive queue takes.
+/// Memory that the socket's receive queue uses.
 fn used(socket: BorrowedFd<'_>) -> u32 {
     let mut bytes = [0; 4];
     socket_option::get(socket, MEMORY, &mut bytes).map_or(0, |_| u32::from_ne_bytes(bytes))
@@ -327,7 +328,7 @@ fn in_use(local: &SocketAddress, error: Error) -> ResourceError {
     ResourceError::File {
         path: format!("UDP {}", show(local)),
         why: "another socket has this address".to_owned(),
-        fix: "end the program that has it (`ss -ulnp` names it), then restore again".to_owned(),
+        fix: "end the program that has it (`ss -ulnp` lists it), then restore again".to_owned(),
     }
 }
 
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_socket_comes_back_with_options_and_waiting_datagrams() {
+    fn a_bound_socket_is_restored_with_options_and_unread_datagrams() {
         let _alone = alone();
         for host in ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0", "[::]:0"] {
             let Ok(receiver) = UdpSocket::bind(host) else { return println!("unsupported: {host}") };
@@ -383,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connected_socket_hears_its_peer_only() {
+    fn a_connected_socket_receives_from_its_peer_only() {
         let _alone = alone();
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shut_half_stays_shut_and_a_fresh_socket_stays_fresh() {
+    fn a_shut_half_stays_shut_and_an_unused_socket_stays_unused() {
         let _alone = alone();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.connect(socket.local_addr().unwrap()).unwrap();
@@ -423,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_of_a_multicast_group_stays_one() {
+    fn a_multicast_membership_is_restored() {
         let _alone = alone();
         let group = Ipv4Addr::new(239, 77, 12, 6);
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
@@ -431,7 +432,7 @@ mod tests {
             return println!("unsupported: multicast");
         }
         let socket = restore(socket);
-        // Only a socket that has joined can leave.
+        // Only a member of the group can leave it.
         socket.leave_multicast_v4(&group, &Ipv4Addr::LOCALHOST).unwrap();
         assert!(socket.leave_multicast_v4(&group, &Ipv4Addr::LOCALHOST).is_err());
     }
@@ -445,7 +446,7 @@ mod tests {
         assert!(error.contains(&socket.local_addr().unwrap().to_string()), "{error}");
     }
 
-    /// Sockets of one port, with a datagram from each of some senders waiting in those that the kernel chose.
+    /// Sockets that share one port, with unread datagrams of several senders in those that the kernel chose.
     fn sharing_one_port(count: usize) -> Vec<UdpSocket> {
         let family = Family { domain: AF_INET, kind: SOCK_DGRAM, protocol: 17 };
         let mut sockets: Vec<UdpSocket> = Vec::new();
@@ -469,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_that_share_a_port_come_back_each_with_its_own_datagrams() {
+    fn sockets_that_share_a_port_are_restored_each_with_its_own_datagrams() {
         let _alone = alone();
         let sockets = sharing_one_port(3);
         let address = sockets[0].local_addr().unwrap();
@@ -494,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_cannot_arrive_is_given_up() {
+    fn a_queue_that_cannot_be_delivered_is_given_up() {
         if !may_inject() {
             return;
         }
@@ -504,12 +505,12 @@ mod tests {
         drop(socket);
         let mut state: State = crate::error::decode(NAME, &records[0].payload).unwrap();
         let from = super::super::inet_address::encode("127.0.0.1:9".parse().unwrap()).0;
-        // An address that is not the socket's.
+        // Not an address of the socket.
         let datagram = Datagram { bytes: Vec::new(), from, to: vec![127, 0, 0, 77] };
         state.queue = vec![datagram; 10 * LOST_MAX];
         records[0].payload = state.encode_to_vec();
         let begun = std::time::Instant::now();
         create(&Udp, &records, HashMap::new(), false).unwrap();
-        assert!(begun.elapsed() < PATIENCE * 10 * LOST_MAX as u32, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < DELIVERY_TIMEOUT * 10 * LOST_MAX as u32, "{:?}", begun.elapsed());
     }
 }

@@ -1,15 +1,15 @@
-//! Words for descriptions that no kind claims.
+//! Names and fixes for descriptions that no kind claims.
 //!
-//! Owns: naming what such a description is and what the operator can do, for the obstacle that refuses it.
-//! Invariants: an answer for everything; what is not known is named as the kernel names it.
-//! Does not: decide that it is refused; the engine does.
+//! Owns: the name of such a description and the fix, for the obstacle that refuses it.
+//! Invariants: there is a name and a fix for every description; unknown objects have the kernel's name.
+//! Does not: refuse it; the engine does.
 
 use rustix::fs::FileType;
 
 use super::description::Description;
 use super::socket_family::{AF_INET, AF_INET6, Family, SOCK_RAW};
 
-/// Address families and what they are for.
+/// Address families and their names.
 const FAMILIES: &[(i32, &str)] = &[
     (1, "Unix socket"),
     (2, "IPv4 socket"),
@@ -29,7 +29,7 @@ const FAMILIES: &[(i32, &str)] = &[
 ];
 /// Protocols of the IP families that are not TCP or UDP.
 const PROTOCOLS: &[(i32, &str)] = &[(1, "ICMP"), (33, "DCCP"), (58, "ICMPv6"), (132, "SCTP"), (262, "MPTCP")];
-/// Files without a name, by what the kernel calls them.
+/// Files without a name, by the kernel's name for them.
 const ANONYMOUS: &[(&str, &str)] = &[
     ("[io_uring]", "io_uring instance"),
     ("[userfaultfd]", "userfaultfd"),
@@ -47,7 +47,7 @@ const ANONYMOUS: &[(&str, &str)] = &[
     ("[secretmem]", "secret memory"),
 ];
 
-/// What a description is, in words: `netlink socket`, `io_uring instance` …
+/// Name of a description: `netlink socket`, `io_uring instance` and so on.
 #[must_use]
 pub fn describe_unclaimed(description: &Description) -> String {
     let kind = FileType::from_raw_mode(description.stat.st_mode);
@@ -82,7 +82,7 @@ fn describe_anonymous(target: &str) -> String {
     known.map_or_else(|| format!("kernel object {name}"), str::to_owned)
 }
 
-/// What the operator can do about a description of this name, by a part of the name.
+/// The fix for a description, by a part of its name.
 const FIXES: &[(&str, &str)] = &[
     ("io_uring", crate::memory::WITHOUT_IO_URING),
     ("userfaultfd", "start the program without its own userfaultfd (garbage collectors, live migration)"),
@@ -95,7 +95,7 @@ const FIXES: &[(&str, &str)] = &[
     ("secret memory", "start the program without memfd_secret(2)"),
     (
         "netlink",
-        "configure the program not to follow network changes, or take the checkpoint after it closed the socket",
+        "configure the program not to follow network changes, or take the checkpoint after it has closed the socket",
     ),
     ("packet socket", "end the capture (tcpdump, DHCP client) before the checkpoint"),
     (
@@ -109,7 +109,7 @@ const FIXES: &[(&str, &str)] = &[
     ("device", "configure the program to run without this device"),
 ];
 
-/// What the operator can do about a description that `describe_unclaimed` named so.
+/// The fix for a description with this name from `describe_unclaimed`.
 #[must_use]
 pub fn advise(what: &str) -> &'static str {
     const CLOSE: &str = "take the checkpoint at a time when the program has closed it";

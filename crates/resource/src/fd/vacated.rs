@@ -1,10 +1,10 @@
-//! Connections to the outside that have no socket for a while, and keeping packets away from them.
+//! Outside connections without a socket between its end and its restore, and dropping their packets.
 //!
-//! Owns: the packet filter table that drops what arrives between a socket's death and its return (a packet
-//! without a socket would be answered with a reset).
-//! Invariants: only packets of the connections named are dropped; every one that is locked is unlocked when its
-//! socket starts again. The table is empty of rules for others and harmless when a restore never comes.
-//! Does not: lock when the `nft` command is missing: then a connection survives only if nothing arrives meanwhile.
+//! Owns: the packet filter table that drops packets for these connections. The kernel would answer a packet without a
+//! socket with a reset.
+//! Invariants: only packets of the given connections are dropped. Each locked connection is unlocked when its socket
+//! starts again. If a restore never follows, the table affects no other connections.
+//! Does not: lock without the `nft` command. Then a connection survives only if no packet arrives meanwhile.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -21,7 +21,7 @@ use crate::error::Result;
 const COMMAND: &str = "nft";
 const TABLE: &str = "inet undying";
 
-/// Locks connections, each given by its local and its peer's address.
+/// Locks connections: drops their packets. Each is given by its local and its peer's address.
 pub(super) fn lock(connections: &[(SocketAddr, SocketAddr)]) -> Result<()> {
     if connections.is_empty() {
         return Ok(());
@@ -48,18 +48,18 @@ pub(super) fn lock(connections: &[(SocketAddr, SocketAddr)]) -> Result<()> {
     run(&script)
 }
 
-/// Unlocks connections; those that were not locked are passed over.
+/// Unlocks connections; those that are not locked are ignored.
 pub(super) fn unlock(connections: &[(SocketAddr, SocketAddr)]) -> Result<()> {
     if connections.is_empty() || !is_there() {
         return Ok(());
     }
-    // One that is not in the set would undo the whole script, so all are added first.
+    // Deleting a missing element would fail the whole script, so all are added first.
     run(&format!("{}{}", elements("add", connections), elements("delete", connections)))
 }
 
-/// Connections whose sockets have given way to those that a restore builds. Their packets are held back until they
-/// start. What a restore has built that fails afterwards is kept here for the next attempt; once the last clone is dropped,
-/// their peers are reset.
+/// Connections whose old sockets were disconnected in favour of restored ones. Their packets are dropped until they
+/// start. Sockets of a failed restore are kept for the next attempt. When the last clone is dropped, their peers are
+/// reset.
 #[derive(Clone, Debug, Default)]
 pub struct Vacated(Arc<Mutex<Locked>>);
 
@@ -83,12 +83,12 @@ impl Vacated {
         self.lock().built.push(socket);
     }
 
-    /// What an earlier attempt has built.
+    /// Sockets that an earlier attempt has built.
     pub(super) fn take_built(&self) -> Vec<Arc<OwnedFd>> {
         std::mem::take(&mut self.lock().built)
     }
 
-    /// They have started, and belong to a program that runs.
+    /// Forgets the connections, which have started and belong to a running program.
     pub fn forget(&self) {
         let mut locked = self.lock();
         locked.connections.clear();
@@ -149,9 +149,9 @@ fn run(script: &str) -> Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let said = said.lines().next().unwrap_or_default().to_owned();
-    Err(Error::new(format!("hold packets back with nft ({said})"), Errno::EINVAL).into())
+    let reported = String::from_utf8_lossy(&output.stderr);
+    let reported = reported.lines().next().unwrap_or_default().to_owned();
+    Err(Error::new(format!("drop packets with nft ({reported})"), Errno::EINVAL).into())
 }
 
 #[cfg(test)]
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_locked_connection_gets_no_packet_until_it_is_unlocked() {
+    fn a_locked_connection_receives_no_packet_until_it_is_unlocked() {
         use std::io::Read;
         let _alone = super::super::test_support::alone();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

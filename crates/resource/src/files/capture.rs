@@ -1,8 +1,8 @@
-//! Recording the state of writable files, inside the pause.
+//! Recording the state of writable files inside the pause.
 //!
-//! Owns: which descriptors and mappings are recorded, and as what.
-//! Invariants: one record a file, however many descriptors and mappings lead to it; nothing waits, and no lease is
-//! broken.
+//! Owns: which descriptors and mappings are recorded, and with what content.
+//! Invariants: one record per file, however many descriptors and mappings it has. No operation blocks, and no lease
+//! is broken.
 //! Does not: judge changes.
 
 use std::collections::{HashMap, HashSet};
@@ -22,7 +22,7 @@ use crate::fd::description::Description;
 use crate::fd::envelope::Envelope;
 use crate::memory::ObjectKey;
 use crate::support::content::DATA_BYTES_MAX;
-use crate::support::file_system::is_made_up;
+use crate::support::file_system::is_pseudo;
 use crate::support::opening::{self, is_path_only, may_read, may_write};
 use crate::support::path::{Link, Name};
 use crate::support::tmpfs;
@@ -32,9 +32,9 @@ use crate::support::tmpfs;
 pub struct MappedForWriting {
     /// Its device and inode as in maps of proc(5).
     pub key: ObjectKey,
-    /// Its path; ends in ` (deleted)` when the name is gone.
+    /// Its path, with the suffix ` (deleted)` if its name was removed.
     pub path: PathBuf,
-    /// Stores through some mapping of it are possible now, and not only after mprotect(2).
+    /// Whether a mapping of it is writable now, and not only after mprotect(2).
     pub is_writable: bool,
 }
 
@@ -42,9 +42,9 @@ pub struct MappedForWriting {
 #[derive(Debug)]
 pub struct FileStates {
     found: HashMap<(u64, Inode), FileRecord>,
-    /// Files behind mappings, by the device numbers that the list of areas gives.
+    /// Mapped files, by device number and inode as in maps of proc(5).
     mapped: HashSet<((u32, u32), Inode)>,
-    /// The same without memory files, as far as they are known as such.
+    /// The same, without files known to be memory files.
     mapped_for_writing: Vec<MappedForWriting>,
     directories: HashMap<PathBuf, DirectoryRecord>,
     link: Link,
@@ -69,7 +69,7 @@ impl FileStates {
 
     /// Records a description if it may write to a regular file that has a name.
     ///
-    /// `leased`: the subject has a lease on it, which opening the file would break.
+    /// `leased`: the subject has a lease on it, which an open would break.
     ///
     /// # Errors
     ///
@@ -90,11 +90,11 @@ impl FileStates {
         let file = description.duplicate.as_fd();
         let stat = rustix::fs::fstat(file)
             .map_err(|errno| sys::Error::descriptor("inspect", description.pid, description.fd, errno))?;
-        if stat.st_nlink == 0 || is_made_up(file) || (!inherited && has_saved_content(file, &stat)) {
+        if stat.st_nlink == 0 || is_pseudo(file) || (!inherited && has_saved_content(file, &stat)) {
             return Ok(());
         }
         self.link.read(description)?;
-        // A file whose name was removed is saved with its content; one with another name left is, too.
+        // A file whose name was removed is saved with its content, also if it has another name.
         let Name::Live(path) = Name::new(self.link.bytes(), &stat) else { return Ok(()) };
         let appends = appends_only(envelope.flags, envelope.position, stat.st_size as u64);
         let ends = if appends && !leased { self.ends(description, envelope.flags, &stat) } else { None };
@@ -106,13 +106,13 @@ impl FileStates {
         Ok(())
     }
 
-    /// Records the file behind a mapping if stores through it change a file that has a name.
+    /// Records the file of a mapping if stores through the mapping change a file with a name.
     pub fn add_mapping(&mut self, area: &Area) {
         let Backing::File { device, inode, path } = &area.backing else { return };
         if !area.protection.shared || !(area.protection.write || area.flags.has("mw")) {
             return;
         }
-        // Opening it once is enough, however many areas and processes map it.
+        // One open per file, however many mappings it has.
         if !self.mapped.insert((*device, *inode)) {
             let key = ObjectKey::of(area).filter(|_| area.protection.write);
             let known = self.mapped_for_writing.iter_mut().find(|known| Some(known.key) == key);
@@ -120,7 +120,7 @@ impl FileStates {
             return;
         }
         let seen = open_mapped(path, *inode);
-        // What cannot be opened by its path may be any file, memory files included.
+        // A file that cannot be opened by its path may be any file, also a memory file.
         let may_be_regular = match &seen {
             Some((file, stat)) => !is_on_tmpfs(file, stat),
             None => !is_no_data(path, *inode),
@@ -132,7 +132,7 @@ impl FileStates {
         let Some((file, stat)) = seen else { return };
         let key = (stat.st_dev, *inode);
         if is_on_tmpfs(&file, &stat) {
-            // The memory kinds save the content of what is mapped, whatever its size.
+            // The memory kinds save the content of mapped tmpfs files, whatever their size.
             self.found.remove(&key);
             return;
         }
@@ -149,7 +149,7 @@ impl FileStates {
         }
     }
 
-    /// Records the directories of files that can be cut back. To be called once all files are added.
+    /// Records the directories of files that can be truncated at a restore. To be called after all files are added.
     pub fn add_directories(&mut self, listed: &Directories) {
         for record in self.found.values().filter(|record| record.effect() == Effect::CutBack) {
             let file = record.path();
@@ -160,13 +160,13 @@ impl FileStates {
         }
     }
 
-    /// Files behind shared mappings that can change them, memory files that have a name left out.
+    /// Files that shared mappings can change, without memory files that have a name.
     #[must_use]
     pub fn mapped_for_writing(&self) -> &[MappedForWriting] {
         &self.mapped_for_writing
     }
 
-    /// The records of files and of directories, each ordered by path.
+    /// The records of files and of directories, each sorted by path.
     #[must_use]
     pub fn finish(self) -> (Vec<FileRecord>, Vec<DirectoryRecord>) {
         let mut files: Vec<FileRecord> = self.found.into_values().collect();
@@ -176,7 +176,7 @@ impl FileStates {
         (files, directories.into_iter().map(|(_, record)| record).collect())
     }
 
-    /// The record of a file, made at its first use.
+    /// The record of a file; created at the first call.
     fn record(&mut self, path: &Path, stat: &Stat) -> &mut FileRecord {
         let times_are_coarse = self.clock.is_coarse_for(stat);
         let ended = self.ends_subject;
@@ -206,56 +206,56 @@ impl FileStates {
 
 const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// Whether a description can change a regular file whose content is not part of the image. Files without a name count:
-/// an earlier checkpoint may need their content under the name that they had.
+/// Whether a description can change a regular file whose content is not part of the image. Files without a name are
+/// included: an earlier checkpoint may need their content under the former name.
 ///
-/// `inherited`: the guardian was started with the description.
+/// `inherited`: the guardian has inherited the description.
 #[must_use]
 pub fn is_changeable(description: &Description, flags: u32, inherited: bool) -> bool {
     let file = description.duplicate.as_fd();
     FileType::from_raw_mode(description.stat.st_mode) == FileType::RegularFile
         && may_write(flags)
-        && !is_made_up(file)
+        && !is_pseudo(file)
         && (inherited || !rustix::fs::fstat(file).is_ok_and(|stat| has_saved_content(file, &stat)))
 }
 
-/// Whether a file is one of a tmpfs: its content is memory.
+/// Whether a file is on a tmpfs, so that its content is memory.
 #[must_use]
 pub fn is_memory_file(file: impl AsFd) -> bool {
     rustix::fs::fstat(&file).is_ok_and(|stat| is_on_tmpfs(file, &stat))
 }
 
-/// Whether a description writes only behind what is in the file.
+/// Whether a description writes only behind the present end of the file.
 ///
-/// A descriptor that may also read can be one of a database that asks for the length with lseek(2) and then writes
-/// anywhere with pwrite(2): it counts only with O_APPEND, which holds for pwrite(2) as well.
+/// A readable descriptor may belong to a database that gets the length with lseek(2) and then writes anywhere with
+/// pwrite(2). It counts only with O_APPEND, which also applies to pwrite(2).
 fn appends_only(flags: u32, position: Option<u64>, size: u64) -> bool {
     let is_append = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
     is_append || size == 0 || (!may_read(flags) && position == Some(size))
 }
 
-/// Opens the file behind a mapping under its path; `None` if the path leads elsewhere, or the image has the content.
+/// Opens the file of a mapping by its path; `None` if the path leads to another file or to no regular file.
 fn open_mapped(path: &Path, inode: Inode) -> Option<(OwnedFd, Stat)> {
     let named =
         rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()).ok()?;
     let stat = rustix::fs::fstat(&named).ok()?;
     let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    if stat.st_ino != inode.get() || !is_regular || is_made_up(&named) {
+    if stat.st_ino != inode.get() || !is_regular || is_pseudo(&named) {
         return None;
     }
     Some((opening::reopen(&named, READ).ok()?, stat))
 }
 
-/// Whether the path of a mapping leads to its file, and that is none with data: a device, or a file of proc(5).
+/// Whether the path of a mapping leads to its file, and that is a device or on a pseudo file system.
 fn is_no_data(path: &Path, inode: Inode) -> bool {
     let named = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty());
     let Ok(named) = named else { return false };
     let Ok(stat) = rustix::fs::fstat(&named) else { return false };
     let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    stat.st_ino == inode.get() && (!is_regular || is_made_up(&named))
+    stat.st_ino == inode.get() && (!is_regular || is_pseudo(&named))
 }
 
-/// Whether the image has the content of an open file: files of a tmpfs are saved up to a size.
+/// Whether the image has the content of an open file: tmpfs files are saved up to a limit.
 fn has_saved_content(file: impl AsFd, stat: &Stat) -> bool {
     const BLOCK_BYTES: u64 = 512;
     stat.st_blocks as u64 * BLOCK_BYTES <= DATA_BYTES_MAX && is_on_tmpfs(file, stat)
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_appends_is_told_by_flags_and_position() {
+    fn appending_is_recognized_by_flags_and_position() {
         let flags = |flags: OFlags| flags.bits();
         assert!(appends_only(flags(OFlags::WRONLY | OFlags::APPEND), Some(3), 9));
         assert!(appends_only(flags(OFlags::RDWR | OFlags::APPEND), Some(0), 9));

@@ -1,8 +1,8 @@
-//! Comparing files as they are with their records.
+//! Comparing files with their records.
 //!
 //! Owns: the verdict over each file.
-//! Invariants: a file is judged only after its device, inode and type were compared; all files are judged before any
-//! is changed; what cannot be told counts as changed.
+//! Invariants: content is read only after device, inode and type were compared. All files are compared before any is
+//! changed. An undetectable change counts as a change.
 //! Does not: change a file; [`Cut::apply`] does.
 
 use std::collections::HashSet;
@@ -20,33 +20,33 @@ use super::record::FileRecord;
 use super::sample;
 use crate::support::opening;
 
-/// A file that does not fit the memory of the checkpoint.
+/// A file that does not match the memory of the checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChangedFile {
     /// Its path.
     pub path: PathBuf,
-    /// What is different, as the rest of a sentence that begins with the path.
+    /// The difference, as the rest of a sentence that begins with the path.
     pub why: String,
 }
 
-/// What has become of a file.
+/// Result of comparing a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
-    /// It is as it was.
+    /// It is unchanged.
     Same,
-    /// The recorded bytes are there, and others behind them.
+    /// The recorded bytes are unchanged, and more bytes follow.
     Grew,
-    /// It has another content, and the image has the recorded one.
+    /// Its content differs, and the image has the recorded content.
     GoesBack,
-    /// It is another one.
+    /// It has changed otherwise, or is another file.
     Changed(String),
 }
 
-/// Compares every file; gives those that have to be cut back or given their content.
+/// Compares every file. Returns those that have to be truncated, or whose content has to be written.
 ///
-/// `directories` are those of files that can be cut back; `None` in images of versions that did not record them, whose
-/// files are judged alone. `opened_later` are files that checkpoints after this one, which was taken at `time`, have
-/// recorded. Files that are `covered` are not compared.
+/// `directories` are those of files that can be truncated; `None` in images of earlier versions, whose files are
+/// compared without them. `opened_later` are files in the records of checkpoints after this one, which was taken at
+/// `time`. Files that are `covered` are not compared.
 ///
 /// # Errors
 ///
@@ -99,26 +99,26 @@ fn was_changed_after(path: &Path, time: SystemTime, covered: &Covered) -> bool {
     })
 }
 
-/// What a verdict asks about a file as it is now. Some answers cost reading, so they are asked for one by one.
+/// Facts about a file for a verdict. Each is queried on demand, since some need reads.
 pub(super) trait Evidence {
-    /// fstat of the file that the path leads to without following a link at its end.
+    /// fstat of the file at the path; a link at its end is not followed.
     fn stat(&self) -> Result<Stat, rustix::io::Errno>;
-    /// The same checksum as in the record.
+    /// The checksum that corresponds to [`FileRecord::ends`].
     fn ends(&mut self) -> Option<u32>;
-    /// The same checksum as in the record.
+    /// The checksum that corresponds to [`FileRecord::whole`].
     fn whole(&mut self) -> Option<u32>;
-    /// Whether a process has it open for writing, or this cannot be told.
+    /// Whether a process has it open for writing; true if unknown.
     fn may_have_writer(&mut self) -> bool;
 }
 
-/// Decides about one file.
+/// Compares one file.
 pub(super) fn judge(record: &FileRecord, evidence: &mut dyn Evidence) -> Verdict {
     let now = match evidence.stat() {
         Ok(now) => now,
         Err(errno) => return Verdict::Changed(format!("cannot be opened: {errno}")),
     };
     if FileType::from_raw_mode(now.st_mode) != FileType::RegularFile {
-        return Verdict::Changed("is no regular file any more".to_owned());
+        return Verdict::Changed("is no longer a regular file".to_owned());
     }
     if !record.is_file(now.st_dev, now.st_ino) {
         return Verdict::Changed("is another file than at the checkpoint".to_owned());
@@ -148,7 +148,8 @@ pub(super) fn judge(record: &FileRecord, evidence: &mut dyn Evidence) -> Verdict
     Verdict::Grew
 }
 
-/// Stores through a mapping need not move the times: where the content was not summed, nothing tells of them.
+/// Compares a mapped file. Stores through a mapping need not change the times, so a file without a checksum of its
+/// content counts as changed.
 fn judge_mapped(record: &FileRecord, size: u64, touched: bool, evidence: &mut dyn Evidence) -> Verdict {
     match record.whole {
         Some(_) if size == record.size && evidence.whole() == record.whole => Verdict::Same,
@@ -161,7 +162,7 @@ fn judge_mapped(record: &FileRecord, size: u64, touched: bool, evidence: &mut dy
         None if record.ended && size == record.size && !touched => Verdict::Same,
         None if record.ended => changed(record, size, true),
         None => Verdict::Changed(format!(
-            "could be written to through a mapping, and has {size} bytes: whether it was changed cannot be told"
+            "could be written through a mapping, and it is unknown whether its {size} bytes were changed"
         )),
     }
 }
@@ -169,22 +170,22 @@ fn judge_mapped(record: &FileRecord, size: u64, touched: bool, evidence: &mut dy
 fn changed(record: &FileRecord, size: u64, modified: bool) -> Verdict {
     Verdict::Changed(if size != record.size {
         let kind =
-            if size > record.size && record.in_place { ", which was not seen to be appending" } else { "" };
+            if size > record.size && record.in_place { ", and it was not only appended to" } else { "" };
         format!("was changed after the checkpoint: it had {} bytes, now {size}{kind}", record.size)
     } else if modified {
         "was written to after the checkpoint".to_owned()
     } else if record.times_are_coarse {
-        "may have been written to after the checkpoint: the kernel's file times are too coarse to tell"
+        "may have been written to after the checkpoint: the kernel's file times are too coarse to exclude it"
             .to_owned()
     } else {
         "has other names or attributes than at the checkpoint".to_owned()
     })
 }
 
-/// A file of the system.
+/// A file in the file system.
 struct Seen<'a> {
     record: &'a FileRecord,
-    /// O_PATH, and its stat.
+    /// O_PATH descriptor and stat.
     file: Option<(OwnedFd, Stat)>,
     errno: rustix::io::Errno,
     reader: Option<OwnedFd>,
@@ -199,7 +200,7 @@ impl<'a> Seen<'a> {
         Self { record, file: found.ok(), errno, reader: None }
     }
 
-    /// For reading; asked for only once device, inode and type were compared.
+    /// A readable descriptor, opened at the first call. To be called only after device, inode and type were compared.
     fn reader(&mut self) -> Option<&OwnedFd> {
         if self.reader.is_none() {
             const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);

@@ -1,22 +1,22 @@
-//! Which files an undo log has taken back before a restore.
+//! Files that the undo log has reverted before a restore.
 //!
-//! Owns: the question whether a file is one of them.
-//! Does not: take files back, or compare the others.
+//! Owns: the set of these files.
+//! Does not: revert files, or compare the others.
 
 use std::collections::HashSet;
 
-/// Files that are those of the checkpoint, since an undo log has taken them back.
+/// Files that the undo log has reverted to the checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Covered {
-    /// No file was taken back: all are compared.
+    /// No file was reverted: all are compared.
     #[default]
     Nothing,
-    /// All files but these, by device and inode: they could be changed without a trace, and are compared.
+    /// All files but these, by device and inode: they could be changed without a record in the log, and are compared.
     AllBut(HashSet<(u64, u64)>),
 }
 
 impl Covered {
-    /// Whether a file is as it was at the checkpoint, without a comparison.
+    /// Whether a file needs no comparison, since it was reverted.
     #[must_use]
     pub fn has(&self, device: u64, inode: u64) -> bool {
         match self {
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_files_are_covered_but_those_that_are_named() {
+    fn all_files_except_the_named_ones_are_covered() {
         let covered = Covered::AllBut(HashSet::from([(1, 2)]));
         assert!(covered.has(1, 3) && covered.has(2, 2) && !covered.has(1, 2));
         assert!(!Covered::default().has(1, 3));

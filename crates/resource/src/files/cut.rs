@@ -1,9 +1,9 @@
-//! Taking a file back: cutting one that only grew to its recorded length, or writing the recorded content.
+//! Reverting a file: truncating it to its recorded length, or writing the recorded content.
 //!
 //! Owns: the order of the steps.
-//! Invariants: the bytes that go are durable elsewhere before they are cut off or replaced; a crash in between leaves
-//! the file and the copy, and the next comparison finds the same.
-//! Does not: choose where the bytes go.
+//! Invariants: bytes are stored durably elsewhere before they are truncated or overwritten. After a crash in between,
+//! the file and the copy exist, and the next comparison has the same result.
+//! Does not: choose where the bytes are stored.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -17,22 +17,22 @@ use super::record::FileRecord;
 use crate::error::Result;
 use crate::support::opening;
 
-/// Keeps the bytes of a file from an offset to its end, durably: path, file, offset, length in bytes.
+/// Stores the bytes of a file from an offset durably: path, file, offset, length in bytes.
 pub type MoveAside<'a> = dyn FnMut(&Path, &File, u64, u64) -> sys::Result<()> + 'a;
 
-/// A file to be taken back.
+/// A file to be reverted.
 #[derive(Debug)]
 pub struct Cut {
     path: PathBuf,
-    /// O_PATH, compared already.
+    /// O_PATH descriptor of the compared file.
     file: OwnedFd,
-    /// Its length at the checkpoint and now.
+    /// Its length at the checkpoint; the next field is its present length.
     from: u64,
     length: u64,
     modified: Timespec,
-    /// What it is given instead of being cut.
+    /// The content to write; `None` to truncate.
     content: Option<Vec<u8>>,
-    /// The program appends to it at its end, wherever that is.
+    /// Whether the program writes to it with O_APPEND only.
     appends: bool,
 }
 
@@ -45,7 +45,7 @@ impl Cut {
         Self { path: record.path(), file, from, length, modified, content, appends }
     }
 
-    /// Whether a program that was restored goes on behind what has been added meanwhile, where the file is left as it is.
+    /// Whether the restored program continues behind the added bytes if the file is not truncated.
     #[must_use]
     pub fn may_stay(&self) -> bool {
         self.appends
@@ -57,26 +57,26 @@ impl Cut {
         &self.path
     }
 
-    /// Checks that the file is still as it was compared. To be called for all files before any is taken back.
+    /// Checks that the file is still as compared. To be called for all files before any is reverted.
     ///
     /// # Errors
     ///
-    /// When the file has grown meanwhile, or cannot be inspected.
+    /// When the length has changed meanwhile, or the file cannot be inspected.
     pub fn check(&self) -> Result<()> {
         let now = rustix::fs::fstat(&self.file).map_err(|errno| Error::path("inspect", &self.path, errno))?;
         if now.st_size as u64 == self.length {
             Ok(())
         } else {
-            Err(Error::path("cut back", &self.path, sys::Errno::EAGAIN).into())
+            Err(Error::path("truncate", &self.path, sys::Errno::EAGAIN).into())
         }
     }
 
-    /// Moves what goes aside, and takes the file back. Its modification time goes back, too, by which a later restart
-    /// recognises it.
+    /// Stores the bytes aside, and reverts the file. Restores its modification time too, by which a later restart
+    /// recognizes it.
     ///
     /// # Errors
     ///
-    /// When the file has grown meanwhile, or cannot be read, copied or changed.
+    /// When the length has changed meanwhile, or the file cannot be read, copied or changed.
     pub fn apply(&self, aside: &mut MoveAside<'_>) -> Result<()> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = File::from(opening::reopen(&self.file, flags)?);
@@ -90,7 +90,7 @@ impl Cut {
             let written = file.write_all_at(content, 0);
             written.map_err(|error| Error::path("write the content of", &self.path, error))?;
         }
-        rustix::fs::ftruncate(&file, self.from).map_err(failed("cut back"))?;
+        rustix::fs::ftruncate(&file, self.from).map_err(failed("truncate"))?;
         let times = Timestamps {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
             last_modification: self.modified,

@@ -1,13 +1,13 @@
-//! The directory of a file that can be cut back: listed before the pause, compared at a restore.
+//! The directory of a file that can be truncated: listed before the pause, compared at a restore.
 //!
-//! Owns: the record of one directory, which listings are trusted, the verdict over removed names.
-//! Invariants: no directory is listed inside the pause; a listing counts only if the times of the directory are the same
-//! before it, after it and in the pause; what cannot be compared counts as removed.
-//! Does not: compare the files behind the names. A name that leads to another file is still there.
+//! Owns: the record of one directory, which listings are valid, the verdict over removed names.
+//! Invariants: no directory is listed inside the pause. A listing is valid only if the times of the directory are the
+//! same before it, after it and in the pause. An unknown change counts as a removal.
+//! Does not: compare the files behind the names. A name that leads to another file counts as present.
 //!
 //! A database appends to a log which files it has (RocksDB and LevelDB: MANIFEST). Other files are closed at the
-//! checkpoint. A compaction after the checkpoint removes some of them and appends this to the log. The log must not be
-//! cut back then: it would name files that are gone.
+//! checkpoint. A compaction after the checkpoint removes some of them and appends this to the log. Truncating the log
+//! then would make it refer to files that no longer exist.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -21,19 +21,21 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, Stat};
 
 use super::times::Clock;
 use crate::fd::description::Known;
-use crate::support::file_system::is_made_up;
+use crate::support::file_system::is_pseudo;
 use crate::support::opening::{may_read, may_write};
 use crate::support::path;
 
-/// Names of one directory that are recorded: 4 KiB in each checkpoint. A larger directory must be unchanged for a cut.
+/// Maximum number of recorded names of one directory: 4 KiB in each checkpoint. A larger directory must be unchanged
+/// for a truncation.
 const NAMES_MAX: usize = 512;
-/// Directories that are listed for one checkpoint. A file in a further one is cut back only in an unchanged directory.
+/// Maximum number of directories listed for one checkpoint. A file in a further one is truncated only if its
+/// directory is unchanged.
 const LISTED_MAX: usize = 64;
-/// How long after a change a directory can be listed on each kernel: [`super::times`] calls for 20 ms, and the clock of
-/// file times lags behind by up to 10 ms.
+/// Time after a change until a directory can be listed on each kernel. [`super::times`] needs 20 ms, and the clock of
+/// file times lags by up to 10 ms.
 const SETTLING: Duration = Duration::from_millis(30);
 
-/// One directory at a checkpoint, with at least one file that can be cut back.
+/// One directory at a checkpoint, with at least one file that can be truncated.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct DirectoryRecord {
     /// Absolute path, as bytes.
@@ -57,18 +59,18 @@ pub struct DirectoryRecord {
     /// `st_ctime`, nanoseconds.
     #[prost(uint64, tag = "7")]
     changed_ns: u64,
-    /// The times are too close to the checkpoint to show a change that came right after it.
+    /// The times are too close to the checkpoint to show a change right after it.
     #[prost(bool, tag = "8")]
     times_are_coarse: bool,
-    /// `names` has all names of the checkpoint.
+    /// `names` contains all names of the checkpoint.
     #[prost(bool, tag = "9")]
     is_listed: bool,
-    /// Hash of each name ([`hash`]), in rising order.
+    /// Hash of each name ([`hash`]), sorted.
     #[prost(fixed64, repeated, tag = "10")]
     names: Vec<u64>,
 }
 
-/// Identity and times of a directory: equal if it is the same and unchanged.
+/// Identity and times of a directory: equal if it is the same one and unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct State {
     device: u64,
@@ -116,25 +118,25 @@ impl DirectoryRecord {
     }
 }
 
-/// The names of one directory at one moment.
+/// The names in one directory at one time.
 #[derive(Debug)]
 enum Listing {
-    /// The file system makes the names up: none of its files is recorded.
-    MadeUp,
-    /// It changed while it was listed, or a change that follows might not show.
+    /// It is on a pseudo file system, whose files are not recorded.
+    Pseudo,
+    /// It changed during the listing, or its times may not show the next change.
     Unsteady,
     /// `None` for more than [`NAMES_MAX`] names.
     Names(State, Option<Vec<u64>>),
 }
 
-/// Listings of the directories of files that can be cut back, kept from one checkpoint to the next.
+/// Listings of the directories of files that can be truncated, kept between checkpoints.
 #[derive(Debug, Default)]
 pub struct Directories(HashMap<PathBuf, Listing>);
 
 impl Directories {
-    /// Lists the directories that have changed since they were listed last, while the subject runs. `inherited` are
-    /// files that are never cut back. Names that `is_transient` accepts are left out. With `waits`, directories that
-    /// changed just now are listed once more, 30 ms later.
+    /// While the subject runs, lists the directories that have changed since their last listing. `inherited` are
+    /// files that are never truncated. Names that `is_transient` accepts are omitted. With `waits`, directories that
+    /// changed just before are listed again after 30 ms.
     pub fn list<'a>(
         &mut self,
         descriptions: impl Iterator<Item = &'a Known>,
@@ -167,7 +169,7 @@ impl Directories {
         }
     }
 
-    /// The record of a directory, inside the pause: one stat(2).
+    /// The record of a directory; inside the pause, one stat(2).
     pub(super) fn record(&self, path: &Path, clock: Clock) -> DirectoryRecord {
         let Ok(stat) = rustix::fs::lstat(path) else { return DirectoryRecord::new(path, State::default()) };
         let state = State::of(&stat);
@@ -185,10 +187,10 @@ impl Directories {
 }
 
 impl Listing {
-    /// The listing of a directory; `None` if it cannot be read.
+    /// Returns the last listing if it is still valid, or else lists the directory; `None` if it cannot be read.
     fn renew(path: &Path, last: Option<Self>, is_transient: &dyn Fn(&str) -> bool) -> Option<Self> {
         match last {
-            Some(Self::MadeUp) => return Some(Self::MadeUp),
+            Some(Self::Pseudo) => return Some(Self::Pseudo),
             Some(Self::Names(state, names))
                 if rustix::fs::lstat(path).is_ok_and(|stat| State::of(&stat) == state) =>
             {
@@ -201,8 +203,8 @@ impl Listing {
 
     fn read(path: &Path, clock: Clock, is_transient: &dyn Fn(&str) -> bool) -> Option<Self> {
         let directory = rustix::fs::open(path, LIST | OFlags::NOFOLLOW, Mode::empty()).ok()?;
-        if is_made_up(&directory) {
-            return Some(Self::MadeUp);
+        if is_pseudo(&directory) {
+            return Some(Self::Pseudo);
         }
         let mut directory = Dir::new(directory).ok()?;
         let before = directory.stat().ok()?;
@@ -224,7 +226,7 @@ impl Listing {
 
 const LIST: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
-/// Whether a file may turn out in the pause to be one that can be cut back.
+/// Whether a file may be truncatable in the pause.
 fn may_be_cut_back(known: &Known) -> bool {
     let flags = known.info.flags;
     FileType::from_raw_mode(known.stat.st_mode) == FileType::RegularFile
@@ -244,30 +246,31 @@ fn next_name(directory: &mut Dir) -> Option<rustix::io::Result<Option<Vec<u8>>>>
     }))
 }
 
-/// 64-bit FNV-1a of a name (Fowler, Noll, Vo). It is part of the format: the hashers of the standard library may change
-/// with a release. It needs no resistance against chosen names, since the subject owns the directory.
+/// 64-bit FNV-1a hash of a name (Fowler, Noll, Vo). It is part of the format, unlike the hashers of the standard
+/// library, which may change. It need not resist chosen names, since the subject owns the directory.
 fn hash(name: &[u8]) -> u64 {
     name.iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Finds names that have gone from a directory, at a restore; each directory is inspected once.
+/// Finds names that were removed from directories, at a restore; each directory is inspected once.
 pub(super) struct Neighbours<'a> {
-    /// `None` for an image of a version that recorded no directories.
+    /// `None` for an image of a version without directory records.
     records: Option<&'a [DirectoryRecord]>,
     verdicts: HashMap<PathBuf, Option<&'static str>>,
 }
 
 const REMOVED: &str = "was appended to, and files beside it were removed after the checkpoint";
-const ANOTHER: &str = "was appended to, and its directory is another one than at the checkpoint";
-const UNKNOWN: &str = "was appended to, and its directory was changed after the checkpoint: whether files beside it were removed cannot be told";
+const ANOTHER: &str = "was appended to, and its directory is not the one of the checkpoint";
+const UNKNOWN: &str = "was appended to, and its directory was changed after the checkpoint: it is unknown whether \
+                       files beside it were removed";
 
 impl<'a> Neighbours<'a> {
     pub(super) fn new(records: Option<&'a [DirectoryRecord]>) -> Self {
         Self { records, verdicts: HashMap::new() }
     }
 
-    /// Why a file must not be cut back though it only grew, as the rest of a sentence that begins with the path.
+    /// Why a file must not be truncated although it only grew, as the rest of a sentence that begins with the path.
     pub(super) fn forbid_cut(&mut self, file: &Path) -> Option<&'static str> {
         let records = self.records?;
         let path = file.parent().unwrap_or(file);
@@ -303,7 +306,7 @@ fn judge(record: &DirectoryRecord) -> Option<&'static str> {
     }
 }
 
-/// Whether each recorded name is still there.
+/// Whether each recorded name exists.
 fn has_all(directory: &OwnedFd, names: &[u64]) -> rustix::io::Result<bool> {
     let mut missing: HashSet<u64> = names.iter().copied().collect();
     let mut directory = Dir::new(rustix::fs::openat(directory.as_fd(), ".", LIST, Mode::empty())?)?;
@@ -322,15 +325,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_are_those_of_the_published_function() {
-        // Test vectors of the authors.
+    fn hashes_match_the_published_function() {
+        // Test vectors by the authors.
         assert_eq!(hash(b""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(hash(b"a"), 0xaf63_dc4c_8601_ec8c);
         assert_eq!(hash(b"foobar"), 0x8594_4171_f739_67e8);
     }
 
     #[test]
-    fn a_directory_that_changed_just_now_is_not_listed_where_times_are_coarse() {
+    fn a_directory_that_has_just_changed_is_not_listed_where_times_are_coarse() {
         let folder = tempfile::tempdir().unwrap();
         let clock = Clock::coarse();
         std::fs::write(folder.path().join("file"), "").unwrap();
@@ -342,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_come_and_go_with_a_checkpoint_are_left_out() {
+    fn transient_names_are_omitted() {
         let folder = tempfile::tempdir().unwrap();
         for name in [".image.1-0.partial", "log"] {
             std::fs::write(folder.path().join(name), "").unwrap();
@@ -353,8 +356,8 @@ mod tests {
     }
 
     #[test]
-    fn what_the_file_system_makes_up_is_not_listed() {
+    fn a_directory_of_a_pseudo_file_system_is_not_listed() {
         let listing = Listing::read(Path::new("/proc/sys/kernel"), Clock::now(), &|_| false);
-        assert!(matches!(listing, Some(Listing::MadeUp)));
+        assert!(matches!(listing, Some(Listing::Pseudo)));
     }
 }

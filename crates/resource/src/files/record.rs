@@ -1,6 +1,6 @@
 //! The record of a file that the subject may write.
 //!
-//! Owns: what the image keeps of its state, and what a later change of it means.
+//! Owns: its state in the image, and the effect of a later change.
 //! Does not: compare.
 
 use std::path::{Path, PathBuf};
@@ -34,47 +34,47 @@ pub struct FileRecord {
     /// `st_ctime`, nanoseconds.
     #[prost(uint64, tag = "8")]
     pub(super) changed_ns: u64,
-    /// Some descriptor may write anywhere in it.
+    /// A descriptor may write anywhere in it.
     #[prost(bool, tag = "9")]
     pub(super) in_place: bool,
-    /// Some mapping may write to it.
+    /// A mapping may write to it.
     #[prost(bool, tag = "10")]
     pub(super) mapped: bool,
-    /// The guardian was started with it and hands it on: others write to it, too.
+    /// The guardian has inherited it and passes it on: other processes write to it too.
     #[prost(bool, tag = "11")]
     pub(super) inherited: bool,
-    /// Checksum of the first and the last page, of a file that is only appended to.
+    /// Checksum of the first and the last page, for a file that is only appended to.
     #[prost(uint32, optional, tag = "12")]
     pub(super) ends: Option<u32>,
-    /// Checksum of the whole content, of a mapped file up to [`super::sample::WHOLE_BYTES_MAX`].
+    /// Checksum of the whole content, for a mapped file up to [`super::sample::WHOLE_BYTES_MAX`].
     #[prost(uint32, optional, tag = "13")]
     pub(super) whole: Option<u32>,
-    /// The times are too close to the checkpoint to show a change that came right after it.
+    /// The times are too close to the checkpoint to show a change right after it.
     #[prost(bool, tag = "14")]
     pub(super) times_are_coarse: bool,
-    /// The checkpoint ended the subject, so that no store through a mapping followed.
+    /// The checkpoint killed the subject, so no store through a mapping followed.
     #[prost(bool, tag = "15")]
     pub(super) ended: bool,
     /// The whole content of a file that is written through mappings alone, up to [`super::sample::KEPT_BYTES_MAX`].
     #[prost(bytes = "vec", optional, tag = "16")]
     pub(super) content: Option<Vec<u8>>,
-    /// Some descriptor writes at a position of its own, and not always at the end (O_APPEND).
+    /// A descriptor writes at its own position, and not always at the end (O_APPEND).
     #[prost(bool, tag = "17")]
     pub(super) positioned: bool,
 }
 
-/// What a later change of a file means for a restart.
+/// Effect of a later change of a file on a restart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// It is cut back to its recorded length when it only grew, and no name has gone from its directory.
+    /// If it only grew and no name was removed from its directory, it is truncated to its recorded length.
     CutBack,
-    /// It is given the content of the checkpoint, which the image holds.
+    /// The content of the checkpoint, which is in the image, is written to it.
     GoesBack,
-    /// It prevents the restart as soon as it is changed.
+    /// A change prevents the restart.
     Prevents,
-    /// It prevents every restart: stores through a large mapping leave no trace.
+    /// It prevents every restart, since stores through a large mapping leave no trace.
     AlwaysPrevents,
-    /// It stays as it is: the guardian was started with it, and others write to it, too.
+    /// It is not changed: the guardian has inherited it, and other processes write to it too.
     Stays,
 }
 
@@ -91,7 +91,7 @@ impl FileRecord {
         (self.device, self.inode)
     }
 
-    /// What a change of it means for a restart.
+    /// The effect of a change on a restart.
     #[must_use]
     pub fn effect(&self) -> Effect {
         if self.inherited {

@@ -1,24 +1,24 @@
-//! Checksums by which the content of a file is recognised.
+//! Checksums of file content.
 //!
 //! Owns: which bytes of a file a checksum covers.
-//! Invariants: reading changes no position and waits for nothing but the disk.
-//! Does not: prove that the bytes between the ends are the same.
+//! Invariants: a read does not change the file position and waits only for the disk.
+//! Does not: prove that the bytes between the ends are unchanged.
 
 use std::os::fd::BorrowedFd;
 
 use image::Checksum;
 use rustix::io::{Errno, pread, retry_on_intr};
 
-/// Bytes at either end of a file that [`ends`] covers.
+/// Number of bytes at either end of a file that [`ends`] covers.
 const END_BYTES: usize = 4096;
 
-/// Longest mapped file whose whole content is summed inside the pause: about 0.2 ms at 5 GB/s.
+/// Maximum size of a mapped file whose whole content is checksummed inside the pause: about 0.2 ms at 5 GB/s.
 pub(super) const WHOLE_BYTES_MAX: u64 = 1 << 20;
 
 /// Checksum of the first and the last [`END_BYTES`] bytes of the first `size` bytes; `None` if they cannot be read.
 ///
-/// The whole content is covered up to twice [`END_BYTES`]. A program that rewrites a file from its beginning, or goes
-/// back to complete a header, changes the first page.
+/// The whole content is covered up to twice [`END_BYTES`]. A program that rewrites a file from its beginning, or
+/// completes a header later, changes the first page.
 pub(super) fn ends(file: BorrowedFd<'_>, size: u64) -> Option<u32> {
     let mut buffer = [0; END_BYTES];
     let head = size.min(END_BYTES as u64) as usize;
@@ -29,7 +29,7 @@ pub(super) fn ends(file: BorrowedFd<'_>, size: u64) -> Option<u32> {
     Some(sum.extend(&buffer[..tail]).get())
 }
 
-/// Longest content that is recorded: it is part of each checkpoint. The counters of a Java virtual machine take 32 KiB.
+/// Maximum recorded content, which is part of each checkpoint. The counters of a Java virtual machine take 32 KiB.
 pub(super) const KEPT_BYTES_MAX: u64 = 256 << 10;
 
 /// The first `size` bytes; `None` if they are more than [`WHOLE_BYTES_MAX`] or cannot be read.
@@ -42,7 +42,7 @@ pub(super) fn content(file: BorrowedFd<'_>, size: u64) -> Option<Vec<u8>> {
     Some(buffer)
 }
 
-/// Checksum of what [`content`] gives.
+/// Checksum of the result of [`content`].
 pub(super) fn whole(file: BorrowedFd<'_>, size: u64) -> Option<u32> {
     content(file, size).map(|content| sum(&content))
 }

@@ -1,4 +1,4 @@
-//! Files that the subject may write: recorded, changed in every way, compared.
+//! Tests of recording, changing and comparing files that the subject may write.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -59,7 +59,7 @@ fn in_place(path: &Path) -> File {
 }
 
 #[test]
-fn what_only_grew_is_cut_back_and_found_the_same_afterwards() {
+fn a_file_that_only_grew_is_truncated_and_unchanged_afterwards() {
     let folder = tempfile::tempdir().unwrap();
     for (name, open) in
         [("appended", appending as fn(&Path) -> File), ("redirected", |path| File::create(path).unwrap())]
@@ -74,13 +74,13 @@ fn what_only_grew_is_cut_back_and_found_the_same_afterwards() {
         drop(file);
         assert_eq!(cut_back(&record), b"after\n");
         assert_eq!(fs::read(&path).unwrap(), b"before\n");
-        // A restore that fails after the cut, or a second death before the next checkpoint, meets it again.
+        // A restore that fails after the truncation, or a second death before the next checkpoint, compares it again.
         assert!(compared(&record).unwrap().is_empty());
     }
 }
 
 #[test]
-fn what_grew_but_was_rewritten_has_changed() {
+fn a_file_that_grew_and_was_rewritten_has_changed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("status");
     let mut file = File::create(&path).unwrap();
@@ -96,7 +96,7 @@ fn what_grew_but_was_rewritten_has_changed() {
 }
 
 #[test]
-fn what_another_process_may_write_is_not_cut() {
+fn a_file_with_another_writer_is_not_truncated() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shared");
     let mut file = appending(&path);
@@ -122,7 +122,7 @@ fn a_file_written_in_place_has_changed_after_any_write() {
 }
 
 #[test]
-fn a_database_that_asks_for_the_length_does_not_only_append() {
+fn a_readable_descriptor_at_the_end_is_not_append_only() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("relation");
     fs::write(&path, vec![1; 20_000]).unwrap();
@@ -147,7 +147,7 @@ fn all_descriptors_of_a_file_count() {
 }
 
 #[test]
-fn a_file_that_is_gone_replaced_or_a_link_has_changed() {
+fn a_missing_or_replaced_file_and_a_link_have_changed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     let file = appending(&path);
@@ -159,7 +159,7 @@ fn a_file_that_is_gone_replaced_or_a_link_has_changed() {
     let other = folder.path().join("other");
     fs::rename(&path, &other).unwrap();
     std::os::unix::fs::symlink(&other, &path).unwrap();
-    assert!(changes(&record)[0].why.contains("no regular file"));
+    assert!(changes(&record)[0].why.contains("no longer a regular file"));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn inherited_streams_are_recorded_and_never_compared() {
 }
 
 #[test]
-fn what_cannot_change_or_has_no_name_is_not_recorded() {
+fn read_only_and_nameless_files_are_not_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     fs::write(&path, "content").unwrap();
@@ -194,7 +194,7 @@ fn what_cannot_change_or_has_no_name_is_not_recorded() {
 fn mapped_record(path: &Path, ends_subject: bool) -> FileRecord {
     let file = in_place(path);
     let size = rustix::fs::fstat(&file).unwrap().st_size as usize;
-    // The mapping only has to be listed: nothing is stored through it.
+    // The mapping only has to be listed; no store goes through it.
     let script = format!(
         "import mmap,sys\nf=open({path:?},'r+b')\nm=mmap.mmap(f.fileno(),{size})\nprint('ready',flush=True)\nsys.stdin.read()"
     );
@@ -220,13 +220,13 @@ fn mapped_record(path: &Path, ends_subject: bool) -> FileRecord {
 }
 
 #[test]
-fn a_small_mapped_file_is_compared_by_content_and_a_large_one_not_at_all() {
+fn a_small_mapped_file_is_compared_by_content_and_a_large_one_is_not_compared() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap().join("index");
     fs::write(&path, vec![1; 32_768]).unwrap();
     let small = FileRecord { content: None, ..mapped_record(&path, false) };
     assert_eq!(small.effect(), Effect::Prevents);
-    // Written and written back: the content decides, whatever the times say.
+    // Written and written back: the content decides, not the times.
     fs::write(&path, vec![1; 32_768]).unwrap();
     assert!(compared(&small).unwrap().is_empty());
     rustix::io::pwrite(in_place(&path), b"x", 9_000).unwrap();
@@ -234,7 +234,7 @@ fn a_small_mapped_file_is_compared_by_content_and_a_large_one_not_at_all() {
     fs::write(&path, vec![1; 2 << 20]).unwrap();
     let large = mapped_record(&path, false);
     assert_eq!(large.effect(), Effect::AlwaysPrevents);
-    assert!(changes(&large)[0].why.contains("cannot be told"), "{large:?}");
+    assert!(changes(&large)[0].why.contains("it is unknown"), "{large:?}");
     let ended = mapped_record(&path, true);
     assert!(compared(&ended).unwrap().is_empty());
     rustix::io::pwrite(in_place(&path), b"x", 9_000).unwrap();
@@ -242,7 +242,7 @@ fn a_small_mapped_file_is_compared_by_content_and_a_large_one_not_at_all() {
 }
 
 #[test]
-fn coarse_times_prove_nothing_about_what_is_written_in_place() {
+fn coarse_times_do_not_prove_that_a_file_is_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     fs::write(&path, "content").unwrap();
@@ -253,7 +253,7 @@ fn coarse_times_prove_nothing_about_what_is_written_in_place() {
 }
 
 #[test]
-fn only_files_that_did_not_go_back_are_compared() {
+fn only_files_that_were_not_reverted_are_compared() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap().join("file");
     fs::write(&path, "content").unwrap();
@@ -271,28 +271,28 @@ fn only_files_that_did_not_go_back_are_compared() {
 }
 
 #[test]
-fn a_mapping_is_told_of_unless_the_image_has_its_content() {
+fn a_mapping_is_listed_unless_the_image_has_its_content() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap().join("file");
     fs::write(&path, "content").unwrap();
     let inode = rustix::fs::stat(&path).unwrap().st_ino;
-    let told = |path: &str, inode: u64, access: &str| {
+    let listed = |path: &str, inode: u64, access: &str| {
         let line = format!("1000-2000 {access} 00000000 08:01 {inode} {path}\n");
         let mut states = FileStates::begin(false);
         tracee::procfs::areas_in(line.as_bytes()).unwrap().iter().for_each(|area| states.add_mapping(area));
         states.mapped_for_writing().iter().map(|file| file.path.clone()).collect::<Vec<_>>()
     };
     let text = path.to_str().unwrap();
-    assert_eq!(told(text, inode, "rw-s"), std::slice::from_ref(&path));
-    assert!(told(text, inode, "r--s").is_empty() && told(text, inode, "rw-p").is_empty());
+    assert_eq!(listed(text, inode, "rw-s"), std::slice::from_ref(&path));
+    assert!(listed(text, inode, "r--s").is_empty() && listed(text, inode, "rw-p").is_empty());
     // It may have lost its name since, and an earlier checkpoint needs its content.
-    assert_eq!(told(&format!("{text} (deleted)"), inode, "rw-s").len(), 1);
+    assert_eq!(listed(&format!("{text} (deleted)"), inode, "rw-s").len(), 1);
     let device = rustix::fs::stat("/dev/null").unwrap();
-    assert!(told("/dev/null", device.st_ino, "rw-s").is_empty());
+    assert!(listed("/dev/null", device.st_ino, "rw-s").is_empty());
 }
 
 #[test]
-fn a_file_that_was_opened_later_has_changed_if_it_was_written_since() {
+fn a_file_opened_later_has_changed_if_it_was_written_since() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap().join("result");
     fs::write(&path, "early").unwrap();
@@ -302,12 +302,12 @@ fn a_file_that_was_opened_later_has_changed_if_it_was_written_since() {
     assert!(compare(&[], None, &later, &Covered::Nothing, time).unwrap().is_empty());
     let found = compare(&[], None, &later, &Covered::Nothing, SystemTime::UNIX_EPOCH).unwrap_err();
     assert!(found.len() == 1 && found[0].path == path, "{found:?}");
-    // One that the checkpoint knows is judged by its record.
+    // A file in the checkpoint's records is judged by its record.
     assert!(compare(&[record], None, &later, &Covered::Nothing, SystemTime::UNIX_EPOCH).unwrap().is_empty());
 }
 
 #[test]
-fn a_small_file_that_is_only_mapped_goes_back() {
+fn the_content_of_a_small_file_that_is_only_mapped_is_restored() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap().join("counters");
     fs::write(&path, vec![1; 32_768]).unwrap();
@@ -317,12 +317,12 @@ fn a_small_file_that_is_only_mapped_goes_back() {
     rustix::io::pwrite(&writer, &[2; 40_000], 100).unwrap();
     assert!(changes(&record)[0].why.contains("another process"), "{record:?}");
     drop(writer);
-    assert_eq!(cut_back(&record).len(), 40_100, "all of it was moved aside");
+    assert_eq!(cut_back(&record).len(), 40_100, "the whole content was stored aside");
     assert_eq!(fs::read(&path).unwrap(), vec![1; 32_768]);
     assert!(compared(&record).unwrap().is_empty());
 }
 
-/// A checkpoint of files, with listings of their directories as they are before the pause.
+/// A checkpoint of files, with listings of their directories from before the pause.
 struct Checkpoint {
     files: Vec<FileRecord>,
     directories: Vec<DirectoryRecord>,
@@ -333,7 +333,7 @@ impl Checkpoint {
         Self::after(files, || {})
     }
 
-    /// `meanwhile` happens between the listing and the pause.
+    /// `meanwhile` runs between the listing and the pause.
     fn after(files: &[&File], meanwhile: impl FnOnce()) -> Self {
         let descriptions: Vec<_> = files.iter().map(|file| describe(0, file)).collect();
         let mut listed = Directories::default();
@@ -354,7 +354,7 @@ impl Checkpoint {
             let found =
                 compare(&self.files, Some(&self.directories), &[], &Covered::Nothing, SystemTime::UNIX_EPOCH);
             let has_writer = |changed: &ChangedFile| changed.why.contains("another process has it open");
-            // A child of a test beside this one has our descriptors until its exec.
+            // A child process of another test has our descriptors until its exec.
             if !found.as_ref().is_err_and(|changed| changed.iter().any(has_writer)) {
                 return found;
             }
@@ -373,7 +373,7 @@ impl Checkpoint {
     }
 }
 
-/// A log with a line, in a folder with a file that is closed.
+/// A log with a line, in a folder with a closed file.
 fn log_beside_data(folder: &Path) -> File {
     fs::write(folder.join("data"), "data").unwrap();
     let mut log = appending(&folder.join("log"));
@@ -388,7 +388,7 @@ fn grow(mut log: File) {
 const REMOVED: &str = "was appended to, and files beside it were removed";
 
 #[test]
-fn a_log_is_not_cut_after_a_file_beside_it_was_removed() {
+fn a_log_is_not_truncated_after_a_file_beside_it_was_removed() {
     let folder = tempfile::tempdir().unwrap();
     let log = log_beside_data(folder.path());
     let checkpoint = Checkpoint::of(&[&log]);
@@ -397,13 +397,13 @@ fn a_log_is_not_cut_after_a_file_beside_it_was_removed() {
     fs::write(folder.path().join("merged"), "data").unwrap();
     fs::remove_file(folder.path().join("data")).unwrap();
     checkpoint.assert_changed(REMOVED);
-    // An image of a version that recorded no directories.
+    // An image of a version without directory records.
     assert!(Neighbours::new(None).forbid_cut(&checkpoint.files[0].path()).is_none());
     assert!(Neighbours::new(Some(&checkpoint.directories)).forbid_cut(&checkpoint.files[0].path()).is_some());
 }
 
 #[test]
-fn names_that_were_added_or_replaced_do_not_keep_a_log_from_being_cut() {
+fn added_or_replaced_names_do_not_prevent_a_truncation() {
     let folder = tempfile::tempdir().unwrap();
     let log = log_beside_data(folder.path());
     let checkpoint = Checkpoint::of(&[&log]);
@@ -428,7 +428,7 @@ fn a_file_that_did_not_grow_needs_no_directory() {
 }
 
 #[test]
-fn a_directory_of_many_names_must_be_unchanged() {
+fn a_directory_with_many_names_must_be_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     for number in 0..600 {
         fs::write(folder.path().join(format!("{number}")), "").unwrap();
@@ -438,27 +438,27 @@ fn a_directory_of_many_names_must_be_unchanged() {
     grow(log);
     checkpoint.assert_cut();
     fs::write(folder.path().join("added"), "").unwrap();
-    checkpoint.assert_changed("whether files beside it were removed cannot be told");
+    checkpoint.assert_changed("it is unknown whether files beside it were removed");
 }
 
 #[test]
-fn a_directory_that_changed_between_listing_and_pause_must_be_unchanged_afterwards() {
+fn a_directory_that_changed_before_the_pause_must_be_unchanged_afterwards() {
     let folder = tempfile::tempdir().unwrap();
     let log = log_beside_data(folder.path());
     let path = folder.path().join("data");
     let checkpoint = Checkpoint::after(&[&log], || {
         fs::remove_file(&path).unwrap();
-        // The pause has to come some clock ticks later, where file times are coarse.
+        // The pause has to be some clock ticks later, where file times are coarse.
         std::thread::sleep(std::time::Duration::from_millis(50));
     });
     grow(log);
     checkpoint.assert_cut();
     fs::write(folder.path().join("added"), "").unwrap();
-    checkpoint.assert_changed("cannot be told");
+    checkpoint.assert_changed("it is unknown");
 }
 
 #[test]
-fn a_directory_that_is_another_one_has_changed() {
+fn a_replaced_directory_has_changed() {
     let folder = tempfile::tempdir().unwrap();
     let (before, after) = (folder.path().join("before"), folder.path().join("after"));
     fs::create_dir(&before).unwrap();
@@ -472,11 +472,11 @@ fn a_directory_that_is_another_one_has_changed() {
     for name in ["data", "log"] {
         fs::rename(after.join(name), before.join(name)).unwrap();
     }
-    checkpoint.assert_changed("its directory is another one");
+    checkpoint.assert_changed("its directory is not the one");
 }
 
 #[test]
-fn nothing_is_cut_when_a_file_of_another_directory_has_changed() {
+fn no_file_is_truncated_when_a_file_of_another_directory_has_changed() {
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = (folder.path().join("first"), folder.path().join("second"));
     fs::create_dir(&first).unwrap();
@@ -492,7 +492,7 @@ fn nothing_is_cut_when_a_file_of_another_directory_has_changed() {
 }
 
 #[test]
-fn a_file_that_grew_after_the_comparison_is_found_before_any_cut() {
+fn a_file_that_grew_after_the_comparison_is_found_before_any_truncation() {
     let folder = tempfile::tempdir().unwrap();
     let log = log_beside_data(folder.path());
     let checkpoint = Checkpoint::of(&[&log]);
@@ -513,10 +513,10 @@ fn one_directory_has_one_record_and_in_place_files_have_none() {
 }
 
 #[test]
-fn a_directory_without_a_record_forbids_the_cut() {
+fn a_directory_without_a_record_prevents_a_truncation() {
     let folder = tempfile::tempdir().unwrap();
     let log = log_beside_data(folder.path());
     let checkpoint = Checkpoint { directories: Vec::new(), ..Checkpoint::of(&[&log]) };
     grow(log);
-    checkpoint.assert_changed("cannot be told");
+    checkpoint.assert_changed("it is unknown");
 }

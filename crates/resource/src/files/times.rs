@@ -1,7 +1,7 @@
-//! How far file times can be trusted.
+//! Reliability of file times.
 //!
 //! Owns: the resolution of file times by kernel release.
-//! Invariants: a time counts as fine only if each later change gives another one.
+//! Invariants: times count as fine only if each later change changes them.
 //! Does not: compare times.
 
 use rustix::fs::Stat;
@@ -9,10 +9,10 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// Two ticks of the slowest clock (100 Hz) by which a kernel before 6.13 stamps files.
 const COARSE_NS: i64 = 20_000_000;
-/// The first release whose file times change with every change that somebody could have seen (multigrain timestamps).
+/// The first release with multigrain timestamps, where the times differ after every change that follows a stat(2).
 const FINE_TIMES: (u32, u32) = (6, 13);
 
-/// One moment, compared with the times of files that are inspected later.
+/// A time, compared with the times of files that are inspected later.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
     now: Timespec,
@@ -20,18 +20,18 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// The present moment on this kernel.
+    /// The present time on this kernel.
     pub(super) fn now() -> Self {
         Self { now: clock_gettime(ClockId::RealtimeCoarse), has_fine_times: release() >= FINE_TIMES }
     }
 
-    /// The present moment on a kernel before 6.13.
+    /// The present time on a kernel before 6.13.
     #[cfg(test)]
     pub(super) fn coarse() -> Self {
         Self { has_fine_times: false, ..Self::now() }
     }
 
-    /// Whether a change right after this moment could leave the times of a file as they are.
+    /// Whether a change right after this time could leave the times of a file unchanged.
     pub(super) fn is_coarse_for(self, stat: &Stat) -> bool {
         let changed = stat.st_ctime * 1_000_000_000 + stat.st_ctime_nsec as i64;
         let now = self.now.tv_sec * 1_000_000_000 + self.now.tv_nsec;
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_the_last_ticks_is_too_near_for_coarse_times() {
+    fn a_change_within_the_last_ticks_is_too_recent_for_coarse_times() {
         let clock = Clock::coarse();
         let mut stat = rustix::fs::stat("/").unwrap();
         stat.st_ctime = clock.now.tv_sec;

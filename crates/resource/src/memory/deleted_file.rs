@@ -1,7 +1,7 @@
-//! Mappings of files whose name is gone or leads to another file: upgraded libraries, unlinked scratch files.
+//! Mappings of files whose name was removed or leads to another file: upgraded libraries, unlinked scratch files.
 //!
-//! Owns: the claim on such areas; the whole file's content goes into the image.
-//! Does not: bring the name back; the restored mapping has an unlinked file too.
+//! Owns: the claim on such mappings; the content of the whole file is saved in the image.
+//! Does not: restore the name; the restored mapping has an unlinked file too.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -20,10 +20,10 @@ use tracee::procfs::Backing;
 
 const NAME: &str = "memory/deleted_file";
 
-/// Most bytes of an unlinked file that an image takes up; beyond, preflight refuses.
+/// Maximum length of an unlinked file in an image; preflight refuses longer ones.
 const LENGTH_MAX: u64 = 1 << 30;
 
-/// Names that the kernel itself uses for files without a directory entry; other kinds know them.
+/// Names that the kernel itself uses for files without a directory entry; other kinds handle them.
 const KERNEL_NAMES: &[&str] =
     &["/dev/zero (deleted)", "/memfd:", "/SYSV", "/anon_hugepage", "/secretmem", "/[aio]", "anon_inode:"];
 
@@ -33,7 +33,7 @@ struct DeletedFileObject {
     path: String,
     #[prost(uint32, tag = "2")]
     mode: u32,
-    /// Not known from images of earlier releases.
+    /// Missing in images of earlier versions.
     #[prost(uint32, optional, tag = "3")]
     user: Option<u32>,
     #[prost(uint32, optional, tag = "4")]
@@ -43,7 +43,7 @@ struct DeletedFileObject {
 /// The kind.
 pub(super) struct DeletedFile;
 
-/// Whether a regular file is behind an area. One that cannot be asked is an obstacle, not another kind's.
+/// Whether the object of a mapping is a regular file. True if it cannot be inspected, so that this kind refuses it.
 fn is_file(of: AreaOf<'_>) -> bool {
     let found = rustix::fs::stat(of.link());
     found.map_or(true, |stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
@@ -76,10 +76,10 @@ impl MemoryKind for DeletedFile {
         match rustix::fs::stat(of.link()) {
             Ok(stat) if stat.st_size as u64 <= LENGTH_MAX => Vec::new(),
             Ok(stat) => {
-                let why = format!("it has {} bytes; at most {LENGTH_MAX} are kept", stat.st_size);
-                vec![of.obstacle(what, &why, "give the file a name again, or let the program close it")]
+                let why = format!("it has {} bytes, and the limit of an image is {LENGTH_MAX}", stat.st_size);
+                vec![of.obstacle(what, &why, "give the file a name again, or let the program unmap it")]
             }
-            // The area is: nothing of it is left to save.
+            // The mapping no longer exists: there is no content to save.
             Err(errno) if is_gone(errno) => Vec::new(),
             Err(errno) => vec![of.obstacle(
                 what,
@@ -91,7 +91,7 @@ impl MemoryKind for DeletedFile {
 
     fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
         let link = of.link();
-        let stat = rustix::fs::stat(&link).map_err(|errno| Error::path("look at", &link, errno))?;
+        let stat = rustix::fs::stat(&link).map_err(|errno| Error::path("stat", &link, errno))?;
         let path = source_file::path(of).display().to_string();
         let path = path.trim_end_matches(" (deleted)").to_owned();
         Ok((
@@ -123,9 +123,9 @@ impl MemoryKind for DeletedFile {
             || ["/tmp", "/dev/shm"].iter().find_map(|place| rustix::fs::open(*place, flags, mode).ok());
         let file = beside
             .or_else(elsewhere)
-            .ok_or_else(|| Error::path("make an unlinked copy of", &object.path, Errno::EACCES))?;
+            .ok_or_else(|| Error::path("create an unlinked copy of", &object.path, Errno::EACCES))?;
         rustix::fs::ftruncate(&file, record.length)
-            .map_err(|errno| Error::path("size the copy of", &object.path, errno))?;
+            .map_err(|errno| Error::path("set the length of the copy of", &object.path, errno))?;
         // Missing in images of earlier versions.
         if let (Some(user), Some(group)) = (object.user, object.group) {
             let (user, group) = owner(user, group)?;

@@ -1,7 +1,7 @@
-//! Protection and flags of areas: from `/proc` to mmap(2), madvise(2) and mlock2(2).
+//! Protection and flags of mappings: from `/proc` to mmap(2), madvise(2) and mlock2(2).
 //!
-//! Owns: the tables between smaps flags and the calls that set them; how an area becomes its record.
-//! Does not: know kinds.
+//! Owns: the tables between smaps flags and the calls that set them; converting a mapping to its record.
+//! Does not: depend on kinds.
 
 use model::Pid;
 use tracee::procfs::{Area, AreaFlags, Protection};
@@ -22,7 +22,7 @@ const MAP_GROWSDOWN: u64 = 0x100;
 const MAP_NORESERVE: u64 = 0x4000;
 const MAP_FIXED_NOREPLACE: u64 = 0x0010_0000;
 
-/// Flags of smaps that are set by madvise(2), with its advice.
+/// Flags of smaps that madvise(2) sets, with its advice.
 const ADVICE: &[(&str, u64)] = &[
     ("rr", 1),  // MADV_RANDOM
     ("sr", 2),  // MADV_SEQUENTIAL
@@ -33,78 +33,78 @@ const ADVICE: &[(&str, u64)] = &[
     ("wf", 18), // MADV_WIPEONFORK
 ];
 
-/// The same, for what decides how pages are laid out: set before there are any.
+/// The same, for advice about the layout of pages, which is set before there are pages.
 const ADVICE_BEFORE_PAGES: &[(&str, u64)] = &[
     ("nh", 15), // MADV_NOHUGEPAGE
 ];
 
-/// Further flags that matter for mapping an area again.
+/// Other flags that are needed to map the memory again.
 const MAPPING: &[&str] = &["gd", "nr", "lo", "lf", "mw", DROPPABLE];
 
-/// The flag of memory that the kernel may drop (MAP_DROPPABLE). It is no advice: mmap(2) alone sets it.
+/// The flag of memory that the kernel may drop (MAP_DROPPABLE). Only mmap(2) sets it, not madvise(2).
 pub(super) const DROPPABLE: &str = "dp";
 
 /// The flag of memory with a protection key.
 const KEYED: &str = "pk";
 
-/// What smaps prints for a flag that the kernel has no name for.
+/// How smaps shows a flag for which the kernel has no name.
 const NAMELESS: &str = "??";
 
-/// How a program runs without hugetlb pages.
+/// The fix for a program with hugetlb pages.
 pub(super) const WITHOUT_HUGETLB: &str =
     "start the program without hugetlb pages (JVM: -XX:-UseLargePages); transparent huge pages are saved";
-/// How a program runs without mapping a device.
+/// The fix for a program that maps a device.
 pub(super) const WITHOUT_DEVICE: &str =
     "start the program without the device: with software rendering, or without direct access to hardware";
 const WITHOUT_USERFAULTFD: &str =
     "start the program without its own userfaultfd (garbage collectors, live migration)";
 
-/// Flags that say that an area cannot be captured: the object, the reason, what the operator can do.
+/// Flags of mappings that cannot be captured: the object, the reason, the fix.
 const OBSTACLES: &[(&str, &str, &str, &str)] = &[
-    ("ht", "huge page mapping", "hugetlb pages are not saved yet", WITHOUT_HUGETLB),
+    ("ht", "huge page mapping", "hugetlb pages are not supported", WITHOUT_HUGETLB),
     ("io", "device mapping", "the memory of a device cannot be saved", WITHOUT_DEVICE),
     ("pf", "device mapping", "pages without page structures cannot be saved", WITHOUT_DEVICE),
     (
         "um",
         "userfaultfd registration",
-        "pages are still to come from a lazy restore, or from a handler of the program's own, which is not saved yet",
-        "wait until `undying restore --lazy` has ended, or start the program without its own userfaultfd",
+        "a lazy restore is not complete, or the program handles page faults itself, which is not supported",
+        "wait until `undying restore --lazy` is complete, or start the program without its own userfaultfd",
     ),
     (
         "ui",
         "userfaultfd registration",
-        "minor-fault handling of the program's own is not saved yet",
+        "the program handles minor faults itself, which is not supported",
         WITHOUT_USERFAULTFD,
     ),
     (
         "uw",
         "userfaultfd registration",
-        "the program or another undying watches writes to it, which is not saved yet",
+        "the program or another undying tracks writes to it, which is not supported",
         WITHOUT_USERFAULTFD,
     ),
     (
         "ss",
         "shadow stack",
-        "shadow stacks are not saved yet",
+        "shadow stacks are not supported",
         "start the program with GLIBC_TUNABLES=glibc.cpu.hwcaps=-SHSTK",
     ),
-    ("sl", "sealed area", "mseal(2) is not restored yet", "start the program without memory sealing"),
+    ("sl", "sealed mapping", "mseal(2) is not supported", "start the program without memory sealing"),
     ("mm", "device mapping", "pages without page structures cannot be saved", WITHOUT_DEVICE),
     (
         "sf",
         "synchronous mapping",
-        "mappings with MAP_SYNC are not restored yet",
+        "mappings with MAP_SYNC are not supported",
         "configure the program to use files that are not on persistent memory (DAX)",
     ),
     (
         KEYED,
         "memory with a protection key",
-        "protection keys are not restored yet",
+        "protection keys are not supported",
         "start the program without protection keys (of pkey_alloc(2); V8 has --no-memory-protection-keys)",
     ),
 ];
 
-/// What must be done to an area after it was mapped.
+/// A call that is made for a mapping after mmap(2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Advice {
     /// madvise(2) with this advice.
@@ -129,7 +129,7 @@ pub fn protection_bits(protection: Protection) -> u32 {
     bits
 }
 
-/// MAP_* flags for mapping an area at its address.
+/// MAP_* flags with which the memory is mapped at its address.
 #[must_use]
 pub fn map_flags(area: &AreaRecord) -> u64 {
     let sharing = match area.shared {
@@ -150,13 +150,13 @@ pub fn map_flags(area: &AreaRecord) -> u64 {
     flags
 }
 
-/// What must be done to an area after it was mapped, before it is filled.
+/// The calls for a mapping before it is filled.
 #[must_use]
 pub fn advice_before_pages(area: &AreaRecord) -> Vec<Advice> {
     advice_of(area, ADVICE_BEFORE_PAGES)
 }
 
-/// What must be done to an area after it was mapped and filled.
+/// The calls for a mapping after it is filled.
 #[must_use]
 pub fn advice(area: &AreaRecord) -> Vec<Advice> {
     let mut steps = advice_of(area, ADVICE);
@@ -171,7 +171,7 @@ fn advice_of(area: &AreaRecord, table: &[(&str, u64)]) -> Vec<Advice> {
 }
 
 impl AreaRecord {
-    /// The record of an area with the object behind it.
+    /// The record of a mapping, with the id of its object.
     #[must_use]
     pub fn new(area: &Area, object: u64) -> Self {
         let given = ["[anon:", NAMED_SHARED].iter().find_map(|prefix| area.name.strip_prefix(prefix));
@@ -193,15 +193,14 @@ fn kept(flags: &AreaFlags) -> Vec<String> {
     let advised = ADVICE_BEFORE_PAGES.iter().chain(ADVICE).map(|(flag, _)| *flag);
     let wanted = |flag: &str| advised.clone().any(|known| known == flag) || MAPPING.contains(&flag);
     let mut kept: Vec<String> = flags.iter().filter(|flag| wanted(flag)).map(str::to_owned).collect();
-    // Kernels that have no name for it yet print the flag of areas locked on fault like this.
+    // Kernels without a name for the flag of MLOCK_ONFAULT show it like this.
     if flags.has("lo") && flags.has(NAMELESS) && !flags.has("lf") {
         kept.push("lf".to_owned());
     }
     kept
 }
 
-/// Flags of the areas of a process that say that they cannot be captured: one obstacle a flag, about the first area
-/// that has it.
+/// Obstacles from the flags of a process's mappings: one per flag, with the first mapping that has it.
 pub(super) fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (flag, what, why, fix) in OBSTACLES {
@@ -221,7 +220,7 @@ pub(super) fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
     found
 }
 
-/// Memory that can only be executed: the kernel gives it a key by itself, and gives one again when it is mapped.
+/// Whether it is execute-only memory: the kernel assigns a key to it, and does so again when it is mapped.
 fn is_execute_only(of: AreaOf<'_>) -> bool {
     protection_bits(of.area.protection) == PROT_EXEC
 }
@@ -235,7 +234,7 @@ mod tests {
     use crate::support::kernel_headers::{Verdict, definitions, judge};
 
     #[test]
-    fn a_flag_of_many_areas_is_one_obstacle() {
+    fn a_flag_of_many_mappings_is_one_obstacle() {
         let smaps = |start: u64, flags: &str| {
             format!("{start:x}000-{:x}000 rw-p 00000000 00:00 0 \nVmFlags: rd wr {flags}\n", start + 1)
         };
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_refused_before_there_are_pages_and_everything_else_is_set_after() {
+    fn no_huge_page_advice_is_given_before_there_are_pages_and_other_advice_after() {
         let flags = ["nh", "dd", "lo"].map(str::to_owned).to_vec();
         let area = AreaRecord { flags, ..AreaRecord::default() };
         assert_eq!(advice_before_pages(&area), [Advice::Advise(15)]);
@@ -257,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_protection_key_is_refused_unless_the_kernel_gave_it() {
+    fn a_protection_key_is_refused_unless_the_kernel_assigned_it() {
         let found = |rights: &str, key: u32| {
             let text = format!(
                 "7f0000000000-7f0000001000 {rights} 00000000 00:00 0\nProtectionKey:  {key}\nVmFlags: rd mr mw me\n"
@@ -282,7 +281,7 @@ mod tests {
         ("mr", Derived),
         ("me", Derived),
         ("ms", Derived),
-        // The kernel's own accounts and marks: of commitment, drivers, removed features, trackers of writes.
+        // The kernel's own accounting and marks: of commitment, drivers, removed features, trackers of writes.
         ("ac", Derived),
         ("de", Derived),
         ("nl", Ignored),
@@ -315,7 +314,7 @@ mod tests {
         judge(codes, is_in_a_table, CODES);
     }
 
-    /// Calls that give memory flags, up to Linux 6.18.
+    /// Flags of memory calls, up to Linux 6.18.
     const CALLS: &[(&str, Verdict)] = &[
         ("MADV_NORMAL", Same("MADV_RANDOM")),
         ("MADV_RANDOM", Kept(THIS)),
@@ -323,7 +322,7 @@ mod tests {
         ("MADV_WILLNEED", Action),
         ("MADV_DONTNEED", Action),
         ("MADV_DONTNEED_LOCKED", Action),
-        // What is left is content.
+        // The rest is content.
         ("MADV_FREE", Action),
         ("MADV_REMOVE", Action),
         ("MADV_DONTFORK", Kept(THIS)),
@@ -353,7 +352,7 @@ mod tests {
         ("MAP_TYPE", Value),
         ("MAP_GROWSDOWN", Kept(THIS)),
         ("MAP_NORESERVE", Kept(THIS)),
-        // The address, which comes back.
+        // The address, which is restored.
         ("MAP_FIXED", Action),
         ("MAP_FIXED_NOREPLACE", Kept(THIS)),
         ("MAP_32BIT", Action),
@@ -376,7 +375,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_flag_of_the_calls_for_memory_has_a_verdict() {
+    fn every_flag_of_memory_calls_has_a_verdict() {
         let prefixes = ["MADV_", "MAP_", "MLOCK_", "MCL_", "PKEY_"];
         let headers = ["asm-generic/mman-common.h", "asm-generic/mman.h", "linux/mman.h", "asm/mman.h"];
         let found: Vec<_> =
@@ -388,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn droppable_memory_is_mapped_as_such() {
+    fn droppable_memory_is_mapped_with_its_flag() {
         let flags = vec![DROPPABLE.to_owned()];
         let area = AreaRecord { flags, ..AreaRecord::default() };
         assert_eq!(map_flags(&area) & 0x0f, MAP_DROPPABLE);

@@ -1,7 +1,7 @@
 //! The interface of a memory kind.
 //!
-//! Owns: what a kind is asked about an area.
-//! Does not: know any kind.
+//! Owns: the trait that memory kinds implement, and its arguments.
+//! Does not: name any kind.
 
 use std::os::fd::OwnedFd;
 
@@ -14,37 +14,37 @@ use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
 
-/// Which pages of an area the image must hold.
+/// Which pages of a mapping the image must contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// None: mapping the object again brings everything back.
+    /// None: mapping the object again restores all content.
     None,
-    /// The pages that belong to this address space alone.
+    /// The pages that belong to this address space alone (copy-on-write).
     Private,
-    /// Those, and all pages of the object behind the area.
+    /// These, and all pages of the mapped object.
     PrivateAndObject,
-    /// All pages of the object behind the area.
+    /// All pages of the mapped object.
     Object,
 }
 
-/// Where an area is, for a kind that looks at the object behind it.
+/// A mapping of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct AreaOf<'a> {
     /// The process.
     pub pid: Pid,
-    /// The area.
+    /// The mapping.
     pub area: &'a Area,
 }
 
 impl AreaOf<'_> {
-    /// The link through which the kernel gives the object behind the area; needs CAP_CHECKPOINT_RESTORE.
+    /// The path of the mapped object in `/proc`; needs CAP_CHECKPOINT_RESTORE.
     #[must_use]
     pub fn link(&self) -> String {
         let range = self.area.range;
         format!("/proc/{}/map_files/{:x}-{:x}", self.pid, range.start.get(), range.end.get())
     }
 
-    /// An obstacle about this area.
+    /// An obstacle about this mapping.
     #[must_use]
     pub fn obstacle(&self, what: &str, why: &str, fix: &str) -> Obstacle {
         Obstacle {
@@ -57,7 +57,7 @@ impl AreaOf<'_> {
     }
 }
 
-/// A kind of memory area.
+/// A kind of memory mapping.
 pub trait MemoryKind: Sync {
     /// The name of its records: `memory/` and the name of the file that implements it.
     fn name(&self) -> &'static str;
@@ -67,30 +67,30 @@ pub trait MemoryKind: Sync {
         1
     }
 
-    /// One line for the tables in docs and `doctor`: what comes back.
+    /// One line for the tables in docs and `doctor`: what is restored.
     fn summary(&self) -> &'static str;
 
-    /// Whether an area is of this kind.
+    /// Whether a mapping is of this kind.
     fn claims(&self, of: AreaOf<'_>) -> bool;
 
-    /// Which pages the image must hold.
+    /// Which pages the image must contain.
     fn content(&self, of: AreaOf<'_>) -> Content;
 
-    /// Before the pause: what of this area would stop a checkpoint. One that has gone stops none; the object behind it
-    /// is asked for as well, and whether it could be found is the caller's to judge.
+    /// Before the pause: the properties of this mapping that would prevent a checkpoint. A mapping that no longer
+    /// exists has none. The caller inspects its object too, and handles a missing one.
     fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
         let _ = of;
         Vec::new()
     }
 
-    /// Before the pause: what must be known of the object behind the area to open it again; the payload and
-    /// the length in bytes. Only asked of areas that have an object.
+    /// Before the pause: the payload with which the object can be opened again, and its length in bytes. Called only
+    /// for mappings with an object.
     fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
         let _ = of;
         Ok((Vec::new(), 0))
     }
 
-    /// Restore, before anything is opened or made: decodes the payload of a record, and refuses what no restore can use.
+    /// Restore, before anything is opened or created: decodes the payload of a record and refuses invalid ones.
     /// Changes nothing.
     fn check(&self, record: &ObjectRecord) -> Result<()>;
 
@@ -101,24 +101,24 @@ pub trait MemoryKind: Sync {
         None
     }
 
-    /// Restore: opens or makes the object, in this process, before any process of the subject exists. `opener` acts
+    /// Restore: opens or creates the object in this process, before any process of the subject exists. `opener` acts
     /// for the processes that map it.
     fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd>;
 
-    /// Whether `open` makes an object that nothing else has. Only such an object may be found again by its inode
-    /// number, which repeats between file systems.
+    /// Whether `open` creates an object of its own. Only such an object may be found by its inode number, which
+    /// repeats between file systems.
     fn makes_objects(&self) -> bool {
         true
     }
 
-    /// Restore: removes the content that an opened object has, before that of the image is written. Every object has
-    /// been opened by then. Only objects that outlive their processes have content.
+    /// Restore: removes the content of an opened object before that of the image is written, after all objects were
+    /// opened. Only objects that outlive their processes have content.
     fn clear(&self, record: &ObjectRecord, object: &OwnedFd) -> Result<()> {
         let _ = (record, object);
         Ok(())
     }
 
-    /// Inside the pause: brings a record up to date with what may have changed since it was described.
+    /// Inside the pause: updates a record with changes since `describe`.
     fn inside(&self, record: &mut ObjectRecord) -> Result<()> {
         let _ = record;
         Ok(())
@@ -130,19 +130,19 @@ pub trait MemoryKind: Sync {
         Ok(None)
     }
 
-    /// Restore: every process has its areas.
+    /// Restore: called when every process has its mappings.
     fn attached(&self, record: &ObjectRecord) -> Result<()> {
         let _ = record;
         Ok(())
     }
 
-    /// Restore: it has failed. Removes what `open` made and what would outlive this process.
+    /// Restore: called when it has failed. Removes objects that `open` created and that would outlive this process.
     fn abandon(&self, record: &ObjectRecord) {
         let _ = record;
     }
 }
 
-/// Whether it says that an area, or its process, went away since it was listed. Whoever listed it looks again.
+/// Whether the errno means that a mapping or its process ended since it was listed. The caller then lists them again.
 pub(super) fn is_gone(errno: rustix::io::Errno) -> bool {
     errno == rustix::io::Errno::NOENT || errno == rustix::io::Errno::SRCH
 }

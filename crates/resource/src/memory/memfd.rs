@@ -1,7 +1,7 @@
-//! Mappings of memory files made by memfd_create(2).
+//! Mappings of memory files created with memfd_create(2).
 //!
-//! Owns: the claim on areas named `/memfd:…`, and making such a file again.
-//! Does not: apply seals; they would forbid filling it, so the descriptor kind does that last.
+//! Owns: the claim on mappings named `/memfd:…`, and creating such a file.
+//! Does not: apply seals, which would forbid filling the file; the descriptor kind does that last.
 
 use std::os::fd::OwnedFd;
 
@@ -45,7 +45,7 @@ impl MemoryKind for Memfd {
     fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
         match rustix::fs::stat(of.link()) {
             Ok(_) => Vec::new(),
-            // The area is: nothing of it is left to save.
+            // The mapping no longer exists: there is no content to save.
             Err(errno) if is_gone(errno) => Vec::new(),
             Err(errno) => vec![of.obstacle(
                 "memory file",
@@ -57,7 +57,7 @@ impl MemoryKind for Memfd {
 
     fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
         let link = of.link();
-        let stat = rustix::fs::stat(&link).map_err(|errno| Error::path("look at", &link, errno))?;
+        let stat = rustix::fs::stat(&link).map_err(|errno| Error::path("stat", &link, errno))?;
         let name = of.area.name.trim_start_matches("/memfd:").trim_end_matches(" (deleted)").to_owned();
         Ok((prost::Message::encode_to_vec(&MemfdObject { name }), stat.st_size as u64))
     }
@@ -76,7 +76,7 @@ impl MemoryKind for Memfd {
             rustix::fs::memfd_create(object.name.as_str(), MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
                 .map_err(|errno| Error::path("create the memory file", &object.name, errno))?;
         rustix::fs::ftruncate(&file, record.length)
-            .map_err(|errno| Error::path("size the memory file", &object.name, errno))?;
+            .map_err(|errno| Error::path("set the length of the memory file", &object.name, errno))?;
         Ok(file)
     }
 }

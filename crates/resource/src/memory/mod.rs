@@ -1,9 +1,9 @@
-//! Areas of memory: the registry of memory kinds.
+//! Memory mappings: the registry of memory kinds.
 //!
-//! Owns: the order in which kinds are asked; what is said of an area that none claims.
-//! Invariants: an area that no kind claims refuses the checkpoint; an object that several areas or processes
-//! map is saved once.
-//! Does not: copy pages; the engine's copiers do, as [`Content`] tells them.
+//! Owns: the order of the kinds; the obstacle of a mapping that no kind claims.
+//! Invariants: a mapping that no kind claims refuses the checkpoint. An object that several mappings or processes
+//! share is saved once.
+//! Does not: copy pages; the engine's copiers do, as [`Content`] specifies.
 
 mod deleted_file;
 mod flags;
@@ -26,8 +26,8 @@ pub use self::kind::{AreaOf, Content, MemoryKind};
 pub use self::record::{AreaRecord, ObjectKey, ObjectRecord};
 use crate::obstacle::Obstacle;
 
-/// Every memory kind, asked in this order whether it claims an area; the most frequent ones of files first, as each
-/// looks at its file.
+/// Every memory kind. The first that claims a mapping is its kind. The most frequent kinds of files come first, since
+/// each inspects its file.
 pub const REGISTRY: &[&dyn MemoryKind] = &[
     &private_anonymous::PrivateAnonymous,
     &shared_anonymous::SharedAnonymous,
@@ -39,19 +39,19 @@ pub const REGISTRY: &[&dyn MemoryKind] = &[
     &deleted_file::DeletedFile,
 ];
 
-/// The kind that claims an area.
+/// The kind that claims a mapping.
 #[must_use]
 pub fn kind_of(of: AreaOf<'_>) -> Option<&'static dyn MemoryKind> {
     REGISTRY.iter().copied().find(|kind| kind.claims(of))
 }
 
-/// The kind of a record.
+/// The kind with this record name.
 #[must_use]
 pub fn kind_named(name: &str) -> Option<&'static dyn MemoryKind> {
     REGISTRY.iter().copied().find(|kind| kind.name() == name)
 }
 
-/// Everything about the areas of a process that would stop a checkpoint.
+/// The properties of a process's mappings that would prevent a checkpoint.
 #[must_use]
 pub fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
     let mut found = flags::obstacles(pid, areas);
@@ -65,13 +65,14 @@ pub fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
     found
 }
 
-/// What most programs that use io_uring understand.
-pub(crate) const WITHOUT_IO_URING: &str = "start the program after `sysctl kernel.io_uring_disabled=2`: most programs use epoll then (Node.js: UV_USE_IO_URING=0)";
+/// The fix for most programs with io_uring.
+pub(crate) const WITHOUT_IO_URING: &str = "start the program after `sysctl kernel.io_uring_disabled=2`: most programs \
+                                           use epoll then (Node.js: UV_USE_IO_URING=0)";
 
 fn unclaimed(of: AreaOf<'_>) -> Obstacle {
     let name = of.area.name.as_str();
     let (what, why, fix) = if name.starts_with("/anon_hugepage") || of.area.flags.has("ht") {
-        ("huge page mapping", "hugetlb pages are not saved yet", flags::WITHOUT_HUGETLB)
+        ("huge page mapping", "hugetlb pages are not supported", flags::WITHOUT_HUGETLB)
     } else if name.starts_with("/secretmem") {
         (
             "secret memory",
@@ -81,17 +82,17 @@ fn unclaimed(of: AreaOf<'_>) -> Obstacle {
     } else if name.starts_with("/[aio]") {
         (
             "aio ring",
-            "kernel aio contexts are not saved",
+            "kernel aio contexts are not supported",
             "configure the program without native aio (MariaDB: innodb_use_native_aio = 0; nginx: aio threads)",
         )
     } else if name.contains("[io_uring]") {
-        ("io_uring ring", "io_uring is not saved yet", WITHOUT_IO_URING)
+        ("io_uring ring", "io_uring is not supported", WITHOUT_IO_URING)
     } else if name.starts_with("/dev/") {
         ("device mapping", "the memory of a device cannot be saved", flags::WITHOUT_DEVICE)
     } else {
         (
             "unknown mapping",
-            "no memory kind of this version claims it",
+            "no memory kind of this version supports it",
             "report the program and this mapping's line of /proc/PID/maps",
         )
     };

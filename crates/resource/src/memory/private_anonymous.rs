@@ -1,7 +1,7 @@
-//! Private anonymous memory: heap, stacks, whatever malloc maps.
+//! Private anonymous memory: heap, stacks, mappings of malloc(3).
 //!
-//! Owns: the claim on areas without an object.
-//! Does not: have objects, so there is nothing to open.
+//! Owns: the claim on mappings without an object.
+//! Does not: open objects, since there are none.
 
 use std::os::fd::OwnedFd;
 
@@ -28,8 +28,9 @@ impl MemoryKind for PrivateAnonymous {
         of.area.backing == Backing::Anonymous && !of.area.protection.shared
     }
 
-    /// Droppable memory comes back as if the kernel had dropped it, which its program must expect at any time. It holds
-    /// the state of random number generators, and a state that comes back twice gives the same numbers twice.
+    /// Droppable memory is restored as if the kernel had dropped it, which its program must expect at any time. It
+    /// contains the state of random number generators; a state that is restored twice would yield the same numbers
+    /// twice.
     fn content(&self, of: AreaOf<'_>) -> Content {
         if of.area.flags.has(DROPPABLE) { Content::None } else { Content::Private }
     }

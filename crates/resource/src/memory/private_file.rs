@@ -1,7 +1,7 @@
-//! Private mappings of files: programs, libraries, data read by mmap.
+//! Private mappings of files: programs, libraries, mapped data.
 //!
-//! Owns: the claim on private areas whose file is still there.
-//! Does not: save pages that are the file's own; only the changed ones.
+//! Owns: the claim on private mappings whose file still exists at its path.
+//! Does not: save unchanged pages, which come from the file.
 
 use std::os::fd::OwnedFd;
 

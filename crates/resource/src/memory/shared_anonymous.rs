@@ -1,7 +1,7 @@
-//! Shared anonymous memory: what a process shares with the children it forks.
+//! Shared anonymous memory, which a process shares with forked children.
 //!
-//! Owns: the claim on mappings of `/dev/zero (deleted)`, and making such an object again.
-//! Does not: copy the object's pages; the engine does, once for all that map it.
+//! Owns: the claim on mappings of `/dev/zero (deleted)`, and creating such an object.
+//! Does not: copy the object's pages; the engine does, once for all mappings.
 
 use std::os::fd::OwnedFd;
 
@@ -22,7 +22,7 @@ impl MemoryKind for SharedAnonymous {
     }
 
     fn summary(&self) -> &'static str {
-        "shared anonymous mappings, still shared between the processes that shared them"
+        "shared anonymous mappings, shared between the same processes as before"
     }
 
     fn claims(&self, of: AreaOf<'_>) -> bool {
@@ -36,7 +36,7 @@ impl MemoryKind for SharedAnonymous {
 
     fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
         let link = of.link();
-        let stat = rustix::fs::stat(&link).map_err(|errno| Error::path("look at", &link, errno))?;
+        let stat = rustix::fs::stat(&link).map_err(|errno| Error::path("stat", &link, errno))?;
         Ok((Vec::new(), stat.st_size as u64))
     }
 

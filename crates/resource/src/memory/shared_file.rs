@@ -1,7 +1,7 @@
 //! Shared mappings of files that still have their name.
 //!
-//! Owns: the claim on shared areas whose file is still there.
-//! Does not: save content: what was written through the mapping is in the file.
+//! Owns: the claim on shared mappings whose file still exists at its path.
+//! Does not: save content: stores through the mapping are in the file.
 
 use std::os::fd::OwnedFd;
 
@@ -19,7 +19,7 @@ const NAME: &str = "memory/shared_file";
 /// The kind.
 pub(super) struct SharedFile;
 
-/// Whether the path leads to a regular file. Devices have memory of their own.
+/// Whether the path leads to a regular file. Devices have their own memory.
 fn is_regular(of: AreaOf<'_>) -> bool {
     let found = rustix::fs::stat(source_file::path(of));
     found.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
@@ -31,7 +31,7 @@ impl MemoryKind for SharedFile {
     }
 
     fn summary(&self) -> &'static str {
-        "shared file mappings; the file's content of the time of the restore counts"
+        "shared file mappings, with the file's content at the time of the restore"
     }
 
     fn claims(&self, of: AreaOf<'_>) -> bool {

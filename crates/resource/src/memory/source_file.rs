@@ -1,7 +1,7 @@
-//! The file behind a mapping: which one it was, and whether it still is.
+//! The file of a mapping: its identity, and whether it is unchanged.
 //!
-//! Owns: the payload that names a file, and opening it again.
-//! Invariants: a file that is missing or differs in size or time from the one mapped is refused by name.
+//! Owns: the payload that identifies a file, and opening it again.
+//! Invariants: a missing file, or one with another size or time than the mapped one, is refused by name.
 //! Does not: save the file's content.
 
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use crate::opener::{Opener, Refusal};
 use crate::support::identity::Identity;
 use tracee::procfs::Backing;
 
-/// A file by path, with what tells whether it is still the same.
+/// A file by path, with the attributes that identify it.
 #[derive(Clone, PartialEq, prost::Message)]
 struct SourceFile {
     #[prost(string, tag = "1")]
@@ -30,21 +30,21 @@ struct SourceFile {
     modified_ns: u64,
     #[prost(uint32, tag = "5")]
     mode: u32,
-    /// Which file it was; images of earlier versions do not tell.
+    /// Identity of the file; images of earlier versions lack it.
     #[prost(message, optional, tag = "20")]
     identity: Option<Identity>,
 }
 
-/// Whether the content must be what it was, or may have gone on.
+/// Whether the content must be unchanged.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sameness {
-    /// Unchanged pages come from the file: it must be the same one, byte for byte.
+    /// Unchanged pages come from the file, so its content must be the same.
     Content,
-    /// The mapping is shared: the file's content of today is the truth; it must be long enough.
+    /// The mapping is shared: the file's present content is used, and it must be long enough.
     Identity,
 }
 
-/// The path behind an area.
+/// The path of a mapping's file.
 pub(super) fn path(of: AreaOf<'_>) -> PathBuf {
     match &of.area.backing {
         Backing::File { path, .. } => path.clone(),
@@ -52,7 +52,7 @@ pub(super) fn path(of: AreaOf<'_>) -> PathBuf {
     }
 }
 
-/// Whether the path still leads to the file that is mapped, and not through a symbolic link in its place.
+/// Whether the path still leads to the mapped file, and not to a symbolic link in its place.
 pub(super) fn is_reachable(of: AreaOf<'_>) -> bool {
     let (Backing::File { inode, device, .. }, path) = (&of.area.backing, path(of)) else { return false };
     let Ok(stat) = rustix::fs::lstat(&path) else { return false };
@@ -62,16 +62,16 @@ pub(super) fn is_reachable(of: AreaOf<'_>) -> bool {
     if (major(stat.st_dev), minor(stat.st_dev)) == *device {
         return true;
     }
-    // Some file systems (btrfs, overlayfs) show another device in the list of areas than stat(2) does.
+    // Some file systems (btrfs, overlayfs) have another device in maps than in stat(2).
     match rustix::fs::stat(of.link()) {
         Ok(mapped) => (mapped.st_dev, mapped.st_ino) == (stat.st_dev, stat.st_ino),
-        // Without CAP_CHECKPOINT_RESTORE the inode must do.
+        // Without CAP_CHECKPOINT_RESTORE, only the inode is compared.
         Err(_) => true,
     }
 }
 
-/// Which file is mapped, whatever its path leads to by now; the file of its path where the kernel does not let us
-/// ask for the mapped one.
+/// Identity of the mapped file, whatever its path leads to. Without the right to inspect the mapped file, that of the
+/// file at its path.
 fn identity(of: AreaOf<'_>, path: &Path) -> Option<Identity> {
     let name =
         |place: &Path, flags| rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty());
@@ -79,10 +79,10 @@ fn identity(of: AreaOf<'_>, path: &Path) -> Option<Identity> {
     Identity::of(mapped.ok()?).ok()
 }
 
-/// The payload for an area's file, and its length.
+/// The payload for a mapping's file, and its length.
 pub(super) fn describe(of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
     let path = path(of);
-    let stat = rustix::fs::stat(&path).map_err(|errno| Error::path("look at", &path, errno))?;
+    let stat = rustix::fs::stat(&path).map_err(|errno| Error::path("stat", &path, errno))?;
     let source = SourceFile {
         path: path.display().to_string(),
         size: stat.st_size as u64,
@@ -94,7 +94,7 @@ pub(super) fn describe(of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
     Ok((prost::Message::encode_to_vec(&source), source.size))
 }
 
-/// Opens the file of a record, after checking that it is the one.
+/// Opens the file of a record after comparing it.
 pub(super) fn open(
     kind: &'static str,
     record: &ObjectRecord,
@@ -105,12 +105,12 @@ pub(super) fn open(
     let path = Path::new(&source.path);
     let access = if record.writable { OFlags::RDWR } else { OFlags::RDONLY };
     let cannot = |refusal: Refusal| {
-        let usual = "bring the file back, or restore where it is installed";
+        let usual = "install the file, or restore on the machine that has it";
         refusal.of(path, "the program maps this file", usual)
     };
     let found = opener.find(path, source.identity).map_err(cannot)?;
     compare(&source, &found.stat().map_err(cannot)?, sameness)?;
-    // Another file may be a named pipe or a device, whose open waits.
+    // Another file may be a named pipe or a device, whose open would block.
     found.open(access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY).map_err(cannot)
 }
 
@@ -124,13 +124,13 @@ fn compare(source: &SourceFile, stat: &Stat, sameness: Sameness) -> Result<()> {
     let modified = (stat.st_mtime, stat.st_mtime_nsec);
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     if sameness == Sameness::Identity && size < source.size {
-        let why = format!("the file shrank from {} to {size} bytes while the program maps it", source.size);
-        return Err(refused(&source.path, why, "bring the file back as it was at the checkpoint"));
+        let why = format!("the file shrank from {} to {size} bytes after the checkpoint", source.size);
+        return Err(refused(&source.path, why, "put the file back as it was at the checkpoint"));
     }
     let same = size == source.size && modified == (source.modified_s, source.modified_ns);
     if sameness == Sameness::Content && is_file && !same {
         let why = "the file was changed after the checkpoint, and the program's unchanged pages come from it";
-        return Err(refused(&source.path, why.to_owned(), "bring the same version of the file back"));
+        return Err(refused(&source.path, why.to_owned(), "install the same version of the file"));
     }
     Ok(())
 }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_file_is_refused_by_its_name() {
+    fn a_changed_file_is_refused_by_name() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("library");
         std::fs::write(&path, "one").unwrap();

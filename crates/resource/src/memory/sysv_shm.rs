@@ -1,9 +1,10 @@
 //! System V shared memory: attachments of segments (shmat).
 //!
-//! Owns: the claim on areas named `/SYSV…`, the state of a segment, making it again with its id.
-//! Invariants: a segment comes back with its id or not at all; one that a process outside the tree has attached is
-//! refused; what is found is used again only if key, length, owner and mode are those of the checkpoint.
-//! Does not: attach; the restore does, in each process. Semaphores and message queues leave no trace in a process.
+//! Owns: the claim on mappings named `/SYSV…`, the state of a segment, creating it with its id.
+//! Invariants: a segment is restored with its id or refused. A segment that a process outside the tree has attached
+//! is refused. An existing segment is used only if key, length, owner and mode are those of the checkpoint.
+//! Does not: attach; the restore does, in each process. Does not save semaphores and message queues, which are not
+//! visible in a process.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -25,11 +26,11 @@ use crate::support::outside;
 
 const NAME: &str = "memory/sysv_shm";
 const PREFIX: &str = "/SYSV";
-/// How long a process that was killed may take to detach.
+/// Timeout for a killed process to detach.
 const DETACH_LIMIT: Duration = Duration::from_secs(1);
 const DETACH_POLL: Duration = Duration::from_millis(5);
 
-/// A segment as the image keeps it.
+/// A segment as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 struct SegmentObject {
     #[prost(int32, tag = "1")]
@@ -48,10 +49,10 @@ struct SegmentObject {
     maker_user: u32,
     #[prost(uint32, tag = "8")]
     maker_group: u32,
-    /// Marked for removal; it goes with its last attachment.
+    /// Marked for removal: it ends with its last attachment.
     #[prost(bool, tag = "9")]
     removed: bool,
-    /// What is behind the end, in the last page.
+    /// The bytes behind its end in the last page.
     #[prost(bytes = "vec", tag = "10")]
     tail: Vec<u8>,
 }
@@ -59,7 +60,7 @@ struct SegmentObject {
 /// The kind.
 pub(super) struct SysvShm;
 
-/// Whether an area is an attachment. A file of that name lies on another device than the kernel's own tmpfs.
+/// Whether a mapping is an attachment. A file of that name is on another device than the kernel's own tmpfs.
 pub(super) fn is_attachment(of: AreaOf<'_>) -> bool {
     const KERNEL_DEVICE: u32 = 0;
     let Backing::File { device, .. } = &of.area.backing else { return false };
@@ -94,10 +95,10 @@ impl MemoryKind for SysvShm {
         match segment::status(id_of(of)) {
             Ok(segment) if segment.is_locked => vec![of.obstacle(
                 "System V shared memory",
-                "it is locked (SHM_LOCK), which is not restored yet",
+                "it is locked (SHM_LOCK), which is not supported",
                 "unlock it (shmctl with SHM_UNLOCK), or lock the mapping with mlock instead",
             )],
-            // It is gone: nothing of it is left to save.
+            // It no longer exists: there is no content to save.
             Ok(_) | Err(Error { errno: Errno::EINVAL, .. }) => Vec::new(),
             Err(error) => vec![of.obstacle(
                 "System V shared memory",
@@ -144,9 +145,9 @@ impl MemoryKind for SysvShm {
 
     fn clear(&self, _record: &ObjectRecord, memory: &OwnedFd) -> Result<()> {
         let length =
-            rustix::fs::fstat(memory).map_err(|errno| Error::new("look at a segment", errno))?.st_size;
+            rustix::fs::fstat(memory).map_err(|errno| Error::new("stat a System V segment", errno))?.st_size;
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        // The file has its whole length in pages; the length of the segment may end inside the last.
+        // The file's length is whole pages, but that of the segment may end inside the last page.
         let end = (length as u64).next_multiple_of(model::PAGE_BYTES);
         rustix::fs::fallocate(memory, flags, 0, end)
             .map_err(|errno| Error::new("clear a System V segment", errno))?;
@@ -175,7 +176,7 @@ impl MemoryKind for SysvShm {
         let is_ours =
             |found: &Segment| found.maker_pid == ourselves && !found.is_removed && object.is_like(found);
         if segment::status(id).is_ok_and(|found| is_ours(&found)) {
-            // It has no content yet, or that of an image which is still there.
+            // It has no content, or that of an image that still exists.
             let _ = segment::remove(id);
         }
     }
@@ -197,8 +198,7 @@ impl SegmentObject {
         }
     }
 
-    /// Whether a segment has the key, length, owner and mode of the checkpoint. A segment that was removed has lost its
-    /// key.
+    /// Whether a segment has the key, length, owner and mode of the checkpoint. A removed segment has no key.
     fn is_like(&self, found: &Segment) -> bool {
         (self.removed || self.key == found.key.0)
             && (self.length, self.mode) == (found.length.get(), found.mode)
@@ -207,22 +207,24 @@ impl SegmentObject {
 
     fn accept(&self, found: &Segment) -> Result<()> {
         if !self.is_like(found) {
-            let why = "another segment has this id now";
-            let fix = format!("remove it with `ipcrm -m {}` if it is not needed, and restore again", self.id);
+            let why = "another segment now has this id";
+            let fix =
+                format!("remove it with `ipcrm -m {}` if it is not needed, then restore again", self.id);
             return Err(self.refused(why.to_owned(), &fix));
         }
         let deadline = Deadline::after(DETACH_LIMIT);
         while segment::status(SegmentId(self.id)).is_ok_and(|now| now.attachments > 0) {
             if deadline.has_passed() {
                 let user = outside::describe(attached_by(self.id));
-                let why = format!("{user} has it attached as well, and going back would change its memory");
-                return Err(self.refused(why, "end that process first, and restore again"));
+                let why =
+                    format!("{user} has it attached too, and the restore would change that process's memory");
+                return Err(self.refused(why, "end that process, then restore again"));
             }
             std::thread::sleep(DETACH_POLL);
         }
         match segment::status(SegmentId(self.id)) {
             Ok(_) => Ok(()),
-            // It went with its last attachment.
+            // It ended with its last attachment.
             Err(error) if error.errno == Errno::EINVAL => self.make(),
             Err(error) => Err(error.into()),
         }
@@ -231,9 +233,11 @@ impl SegmentObject {
     fn make(&self) -> Result<()> {
         let key = if self.removed { 0 } else { self.key };
         if let Some(other) = segment::find(SegmentKey(key)) {
-            let why = format!("its key {key:#x} leads to another segment now, with id {}", other.0);
-            let fix =
-                format!("remove that with `ipcrm -m {}` if it is not needed, and restore again", other.0);
+            let why = format!("its key {key:#x} now leads to another segment, with id {}", other.0);
+            let fix = format!(
+                "remove that segment with `ipcrm -m {}` if it is not needed, then restore again",
+                other.0
+            );
             return Err(self.refused(why, &fix));
         }
         let wanted = Segment {
@@ -250,12 +254,12 @@ impl SegmentObject {
         segment::make(SegmentId(self.id), &wanted).map_err(|error| {
             let fix = match error.errno {
                 Errno::EEXIST => {
-                    "`ipcs -m` lists the segments; remove those that are not needed, and restore again"
+                    "`ipcs -m` lists the segments; remove those that are not needed, then restore again"
                 }
-                Errno::ENOSPC => "raise kernel.shmmni or kernel.shmall, and restore again",
+                Errno::ENOSPC => "raise kernel.shmmni or kernel.shmall (`sysctl`), then restore again",
                 _ => "restore as root or with CAP_CHECKPOINT_RESTORE",
             };
-            self.refused(format!("it cannot be made again: {error}"), fix)
+            self.refused(format!("it cannot be created: {error}"), fix)
         })
     }
 
@@ -299,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_is_made_once_found_again_cleared_and_abandoned() {
+    fn a_segment_is_created_once_found_again_cleared_and_abandoned() {
         let record = record((5 << 15) + 3100, 0x5544_1001, false);
         let memory = match SysvShm.open(&record, &Opener::default()) {
             Ok(memory) => memory,
@@ -321,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn another_segment_of_the_id_or_of_the_key_is_refused() {
+    fn another_segment_with_the_id_or_the_key_is_refused() {
         let first = record((5 << 15) + 3200, 0x5544_1002, false);
         if let Err(error) = SysvShm.open(&first, &Opener::default()) {
             return println!("unsupported: segments with a chosen id: {error}");
@@ -330,13 +334,19 @@ mod tests {
         let same_id = SysvShm.open(&record((5 << 15) + 3200, 0x5544_1003, false), &Opener::default());
         SysvShm.abandon(&first);
         let same_key = same_key.unwrap_err().to_string();
-        assert!(same_key.contains("leads to another segment") && same_key.contains("ipcrm"), "{same_key}");
+        assert!(
+            same_key.contains("now leads to another segment") && same_key.contains("ipcrm"),
+            "{same_key}"
+        );
         let same_id = same_id.unwrap_err().to_string();
-        assert!(same_id.contains("another segment has this id") && same_id.contains("ipcrm"), "{same_id}");
+        assert!(
+            same_id.contains("another segment now has this id") && same_id.contains("ipcrm"),
+            "{same_id}"
+        );
     }
 
     #[test]
-    fn a_segment_that_was_removed_goes_when_it_is_attached_nowhere() {
+    fn a_removed_segment_ends_when_it_has_no_attachment() {
         let record = record((5 << 15) + 3300, 0, true);
         if let Err(error) = SysvShm.open(&record, &Opener::default()) {
             return println!("unsupported: segments with a chosen id: {error}");

@@ -1,8 +1,8 @@
-//! Shared, writable mappings of named files of a tmpfs: POSIX shared memory and named semaphores.
+//! Shared, writable mappings of named tmpfs files: POSIX shared memory and named semaphores.
 //!
-//! Owns: the claim on such areas, decided by file type and file system; finding or making the file at a restore.
-//! Invariants: the content comes from the image; a file that a process outside the tree can write is refused.
-//! Does not: claim files that the subject can only read; these are files like any other.
+//! Owns: the claim on such mappings by file type and file system; finding or creating the file at a restore.
+//! Invariants: the content comes from the image. A file that a process outside the tree can write is refused.
+//! Does not: claim files that the subject can only read; these are treated as any other file.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -22,7 +22,7 @@ use crate::opener::Opener;
 use crate::support::tmpfs::{self, Found, TmpfsFile as NamedFile};
 
 const NAME: &str = "memory/tmpfs_file";
-/// The kernel's mark of a name that is gone.
+/// The kernel's suffix for a removed name.
 const GONE: &str = " (deleted)";
 
 /// The kind.
@@ -49,10 +49,10 @@ impl MemoryKind for TmpfsFile {
         match find(of) {
             Some(place) if place.lasting_name().is_none() => vec![of.obstacle(
                 "shared memory file",
-                "its name is gone, and its other names are in other directories",
-                "give it a name in the directory in which it was made, or remove all its names",
+                "its name was removed, and its other names are in other directories",
+                "give it a name in the directory in which it was created, or remove all its names",
             )],
-            // The area, or the last name, is gone: whoever listed it looks again.
+            // The mapping or the last name no longer exists: the caller lists them again.
             _ => Vec::new(),
         }
     }
@@ -83,8 +83,9 @@ impl MemoryKind for TmpfsFile {
         match file.find_or_make()? {
             Found::Ready(opened) => Ok(opened),
             Found::Shared(user, _) => {
-                let why = format!("{user} can write to it as well, and going back would change its memory");
-                Err(file.refused(why, "end that process first, and restore again"))
+                let why =
+                    format!("{user} can write to it too, and the restore would change that process's memory");
+                Err(file.refused(why, "end that process, then restore again"))
             }
         }
     }
@@ -94,21 +95,21 @@ impl MemoryKind for TmpfsFile {
     }
 }
 
-/// Whether an area can write to its object. Areas that are new in the pause have no flags yet.
+/// Whether a mapping can write to its object. Mappings that are new in the pause have no flags yet.
 fn may_write(of: AreaOf<'_>) -> bool {
     of.area.protection.shared && (of.area.flags.has("mw") || of.area.flags.is_empty())
 }
 
-/// A path that leads to the file of an area now, with what stat(2) says of it.
+/// A path that now leads to the file of a mapping, with the stat of the file.
 struct Place {
     path: PathBuf,
     stat: Stat,
-    /// The path was the listed one, or its mark of a name that is gone was cut off.
+    /// The path in the list of mappings.
     listed: PathBuf,
 }
 
 impl Place {
-    /// The name by which the file can be found later.
+    /// A name by which the file can be found later.
     fn lasting_name(&self) -> Option<PathBuf> {
         if self.path == self.listed {
             return Some(self.path.clone());
@@ -119,7 +120,7 @@ impl Place {
     }
 }
 
-/// The file of an area, if it is a file of a tmpfs that has a name.
+/// The file of a mapping, if it is a tmpfs file with a name.
 fn find(of: AreaOf<'_>) -> Option<Place> {
     let Backing::File { inode, device, path: listed } = &of.area.backing else { return None };
     let is_mapped = |stat: &Stat| {
@@ -169,7 +170,7 @@ mod tests {
         tracee::procfs::areas_in(line.as_bytes()).unwrap().remove(0)
     }
 
-    /// A file of a tmpfs, or nothing where there is none.
+    /// A tmpfs file; `None` without a tmpfs on /dev/shm.
     fn mapped(name: &str) -> Option<Mapped> {
         let path = PathBuf::from(format!("/dev/shm/undying-test-{}-{name}", std::process::id()));
         let options = File::options().read(true).write(true).create_new(true).open(&path);
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_file_is_opened_and_gets_its_length_back() {
+    fn the_same_file_is_opened_and_its_length_is_restored() {
         let Some(mut mapped) = mapped("same") else { return };
         let record = record(&mapped);
         mapped.file.write_all_at(b"longer than before", 0).unwrap();
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_made_again_and_known_to_the_next_restore() {
+    fn a_missing_file_is_created_and_found_by_the_next_restore() {
         let Some(mut mapped) = mapped("missing") else { return };
         rustix::fs::fchmod(&mapped.file, rustix::fs::Mode::from_raw_mode(0o642)).unwrap();
         let record = record(&mapped);
@@ -242,14 +243,14 @@ mod tests {
     fn a_file_that_another_process_can_write_is_refused() {
         let Some(mapped) = mapped("outside") else { return };
         let record = record(&mapped);
-        // This descriptor stands for the one of another process.
+        // This descriptor represents one of another process.
         let error = TmpfsFile.open(&record, &Opener::default()).unwrap_err().to_string();
-        assert!(error.contains("can write to it as well") && error.contains("help:"), "{error}");
+        assert!(error.contains("can write to it too") && error.contains("help:"), "{error}");
         assert_eq!(std::fs::read(&mapped.path).unwrap(), b"before");
     }
 
     #[test]
-    fn a_file_that_can_only_be_read_is_not_claimed() {
+    fn a_read_only_file_is_not_claimed() {
         let Some(mut mapped) = mapped("read") else { return };
         let claims =
             |area: &Area| TmpfsFile.claims(AreaOf { pid: model::Pid(std::process::id() as i32), area });

@@ -16,7 +16,7 @@ use tracee::{RemoteError, procfs};
 
 use super::capability;
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use super::questions::Questions;
+use super::remote_calls::RemoteCalls;
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/credentials";
@@ -40,7 +40,7 @@ const SETS_BYTES: usize = 24;
 /// Index of the user and group id that file accesses are checked against.
 const FILE_SYSTEM: usize = 3;
 /// Argument with which setfsuid(2) and setfsgid(2) change nothing and return the present id.
-const ASK: u64 = u32::MAX as u64;
+const PRESENT_ID: u64 = u32::MAX as u64;
 
 /// The kind.
 pub(super) struct Credentials;
@@ -90,15 +90,15 @@ impl StateKind for Credentials {
         Some(&[Field("cred->securebits")])
     }
 
-    fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
+    fn add_calls(&self, _capture: &mut StateCapture<'_>, calls: &mut RemoteCalls) -> Result<()> {
         // No file of /proc shows the securebits.
-        questions.call(nr::PRCTL, [PR_GET_SECUREBITS, 0, 0, 0, 0, 0]);
+        calls.add(nr::PRCTL, [PR_GET_SECUREBITS, 0, 0, 0, 0, 0]);
         Ok(())
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        for answer in capture.answers(NAME) {
-            raw.extend((answer.result()? as u32).to_ne_bytes());
+        for result in capture.results(NAME) {
+            raw.extend((result.value()? as u32).to_ne_bytes());
         }
         raw.extend_from_slice(capture.file("status")?);
         Ok(())
@@ -311,7 +311,7 @@ impl Change<'_, '_> {
         self.call(what, set_three, [wide(0), wide(1), wide(2), 0, 0, 0])?;
         if ids[3] != ids[1] {
             self.call(what, set_file_system, [wide(3), 0, 0, 0, 0, 0])?;
-            if self.call(what, set_file_system, [ASK, 0, 0, 0, 0, 0])? != wide(3) {
+            if self.call(what, set_file_system, [PRESENT_ID, 0, 0, 0, 0, 0])? != wide(3) {
                 let why = "the restorer lacks the privilege to set it".to_owned();
                 return Err(unsupported(self.restore.stub.pid(), format!("file-system id {}", ids[3]), why));
             }

@@ -17,7 +17,7 @@ use tracee::procfs;
 
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
-use crate::fd::directory::MADE_UP_FOR_SOMETHING;
+use crate::fd::directory::OF_REMOVED_KERNEL_OBJECT;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
 use crate::support::file_system;
@@ -83,9 +83,9 @@ impl StateKind for Cwd {
             found.push(Obstacle { pid, what, place, why, fix });
         };
         if let Ok((Name::Gone(path), ..)) = inspect(pid)
-            && is_made_up(pid)
+            && is_pseudo(pid)
         {
-            add("working directory", path.display().to_string(), MADE_UP_FOR_SOMETHING, CHANGE_IT);
+            add("working directory", path.display().to_string(), OF_REMOVED_KERNEL_OBJECT, CHANGE_IT);
         }
         let (theirs, ours) = (procfs::link(format!("/proc/{pid}/root")), procfs::link("/proc/self/root"));
         if let (Ok(theirs), Ok(ours)) = (theirs, ours)
@@ -109,11 +109,11 @@ impl StateKind for Cwd {
         raw.extend_from_slice(&path::to_bytes(name.path()));
         let mut rest = RawMessage { removed: None, identity: Some(Identity::with(&directory, &stat)) };
         if let Name::Gone(path) = &name {
-            if is_made_up(pid) {
+            if is_pseudo(pid) {
                 return Err(ResourceError::Unsupported {
                     pid,
                     what: format!("the working directory {}", path.display()),
-                    why: MADE_UP_FOR_SOMETHING.to_owned(),
+                    why: OF_REMOVED_KERNEL_OBJECT.to_owned(),
                     fix: CHANGE_IT.to_owned(),
                 });
             }
@@ -195,9 +195,9 @@ fn inspect(pid: Pid) -> Result<(Name, Stat, OwnedFd)> {
     Ok((Name::new(name.as_os_str().as_bytes(), &stat), stat, directory))
 }
 
-fn is_made_up(pid: Pid) -> bool {
+fn is_pseudo(pid: Pid) -> bool {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::open(format!("/proc/{pid}/cwd"), flags, Mode::empty()).is_ok_and(file_system::is_made_up)
+    rustix::fs::open(format!("/proc/{pid}/cwd"), flags, Mode::empty()).is_ok_and(file_system::is_pseudo)
 }
 
 #[cfg(test)]
@@ -220,8 +220,8 @@ mod tests {
     #[test]
     fn our_own_directory_is_found() {
         let ourselves = Pid(std::process::id() as i32);
-        let (name, ..) = look(ourselves).unwrap();
+        let (name, ..) = inspect(ourselves).unwrap();
         assert_eq!(name, Name::Live(std::env::current_dir().unwrap().canonicalize().unwrap()));
-        assert!(!is_made_up(ourselves));
+        assert!(!is_pseudo(ourselves));
     }
 }

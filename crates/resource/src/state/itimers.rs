@@ -11,7 +11,7 @@ use tracee::arch::numbers as nr;
 
 use super::hold;
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use super::questions::{Answer, Questions};
+use super::remote_calls::{CallResult, RemoteCalls};
 use crate::error::Result;
 
 const NAME: &str = "state/itimers";
@@ -70,21 +70,21 @@ impl StateKind for Itimers {
     }
 
     /// A running timer has less time left in each pause.
-    fn is_steady(&self, answers: &[Answer]) -> bool {
-        answers.iter().all(|answer| answer.bytes.iter().all(|byte| *byte == 0))
+    fn is_steady(&self, results: &[CallResult]) -> bool {
+        results.iter().all(|result| result.bytes.iter().all(|byte| *byte == 0))
     }
 
-    fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
+    fn add_calls(&self, _capture: &mut StateCapture<'_>, calls: &mut RemoteCalls) -> Result<()> {
         for which in TIMERS {
-            questions.call_into(nr::GETITIMER, [which, 0, 0, 0, 0, 0], 1, ByteCount(SETTING_BYTES as u64));
+            calls.add_into(nr::GETITIMER, [which, 0, 0, 0, 0, 0], 1, ByteCount(SETTING_BYTES as u64));
         }
         Ok(())
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        for answer in capture.answers(NAME) {
-            answer.result()?;
-            raw.extend(answer.bytes);
+        for result in capture.results(NAME) {
+            result.value()?;
+            raw.extend(result.bytes);
         }
         Ok(())
     }

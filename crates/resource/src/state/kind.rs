@@ -16,8 +16,8 @@ use tracee::procfs::KeptFiles;
 use tracee::remote::{KnownThread, Places, RemoteContext};
 use tracee::{ProcessMemory, RemoteSession, Stopped, Stub, Thread, procfs};
 
-use super::known::{Inquiry, KnownAnswers};
-use super::questions::{Answer, Questions};
+use super::remote_calls::{CallResult, RemoteCalls};
+use super::result_cache::{ResultCache, ThreadCalls};
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
@@ -69,8 +69,8 @@ pub struct StateCapture<'a> {
     /// The rseq registration, if already read.
     sequence: Option<RseqConfiguration>,
     /// The kinds that make remote calls.
-    asking: Vec<&'static dyn StateKind>,
-    inquiry: Inquiry<'a>,
+    calling: Vec<&'static dyn StateKind>,
+    thread_calls: ThreadCalls<'a>,
 }
 
 /// The text of fdinfo of one descriptor.
@@ -98,8 +98,8 @@ impl<'a> StateCapture<'a> {
             kept: None,
             descriptors: None,
             sequence: None,
-            asking: Vec::new(),
-            inquiry: Inquiry::default(),
+            calling: Vec::new(),
+            thread_calls: ThreadCalls::default(),
         }
     }
 
@@ -111,8 +111,8 @@ impl<'a> StateCapture<'a> {
 
     /// Uses cached results of earlier captures that are still valid.
     #[must_use]
-    pub fn with_answers(mut self, known: &'a RefCell<KnownAnswers>) -> Self {
-        self.inquiry.known = Some(known);
+    pub fn with_cache(mut self, cache: &'a RefCell<ResultCache>) -> Self {
+        self.thread_calls.cache = Some(cache);
         self
     }
 
@@ -150,16 +150,16 @@ impl<'a> StateCapture<'a> {
 
     /// Collects the remote calls of all these kinds. To be called once, before any of them captures its state.
     pub fn prepare(&mut self, kinds: impl Iterator<Item = &'static dyn StateKind>) -> Result<()> {
-        let mut questions = Questions::default();
+        let mut calls = RemoteCalls::default();
         for kind in kinds {
-            questions.of(kind.name());
-            let before = questions.len();
-            kind.ask(self, &mut questions)?;
-            if questions.len() > before {
-                self.asking.push(kind);
+            calls.of(kind.name());
+            let before = calls.len();
+            kind.add_calls(self, &mut calls)?;
+            if calls.len() > before {
+                self.calling.push(kind);
             }
         }
-        self.inquiry.questions = questions;
+        self.thread_calls.calls = calls;
         Ok(())
     }
 
@@ -167,13 +167,13 @@ impl<'a> StateCapture<'a> {
     /// stopped thread.
     pub fn recall(&mut self, known: &KnownThread) -> bool {
         self.sequence = known.sequence;
-        self.inquiry.recall(self.tid, self.tid == self.pid.leader())
+        self.thread_calls.recall(self.tid, self.tid == self.pid.leader())
     }
 
     /// Starts the remote calls of the thread. Returns false when no place is free until sessions of other threads
     /// have ended. `known` describes the stopped thread.
     pub fn begin(&mut self, known: &KnownThread, places: &mut Places) -> Result<bool> {
-        let room = self.inquiry.questions.room();
+        let room = self.thread_calls.calls.room();
         let Some(top) = places.take(room.bytes(known)) else { return Ok(false) };
         let (signals, is_filtered) = procfs::call_status(self.file("status")?);
         let thread = self.thread.take().expect("the thread is taken only when a session begins");
@@ -185,27 +185,27 @@ impl<'a> StateCapture<'a> {
             room,
             is_filtered,
         )?);
-        self.inquiry.begin(session, signals)?;
+        self.thread_calls.begin(session, signals)?;
         Ok(true)
     }
 
     /// Waits for the results.
     pub fn collect(&mut self) -> Result<()> {
         let Some(session) = &mut self.session else { return Ok(()) };
-        if self.inquiry.collect(session)? {
+        if self.thread_calls.collect(session)? {
             let holds = |kind: &&dyn StateKind| {
-                kind.sources().is_some() && kind.is_steady(self.inquiry.answers_of(kind.name()))
+                kind.sources().is_some() && kind.is_steady(self.thread_calls.results_of(kind.name()))
             };
-            if self.asking.iter().all(holds) {
-                self.inquiry.note(self.tid);
+            if self.calling.iter().all(holds) {
+                self.thread_calls.note(self.tid);
             }
         }
         Ok(())
     }
 
     /// The results of the remote calls of a kind, in call order.
-    pub fn answers(&mut self, kind: &'static str) -> Vec<Answer> {
-        self.inquiry.take(kind)
+    pub fn results(&mut self, kind: &'static str) -> Vec<CallResult> {
+        self.thread_calls.take(kind)
     }
 
     /// The bytes of `/proc/PID/task/TID/NAME`, or of `/proc/TID/NAME` where the first does not exist; read once for
@@ -270,8 +270,8 @@ pub trait StateKind: Sync {
 
     /// Inside the pause, before any kind captures its state: adds the remote calls that this kind needs. The calls of
     /// all kinds run in one batch, because each stop has a cost.
-    fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
-        let _ = (capture, questions);
+    fn add_calls(&self, capture: &mut StateCapture<'_>, calls: &mut RemoteCalls) -> Result<()> {
+        let _ = (capture, calls);
         Ok(())
     }
 
@@ -282,8 +282,8 @@ pub trait StateKind: Sync {
     }
 
     /// Whether these results can stay valid for longer than one pause.
-    fn is_steady(&self, answers: &[Answer]) -> bool {
-        let _ = answers;
+    fn is_steady(&self, results: &[CallResult]) -> bool {
+        let _ = results;
         true
     }
 

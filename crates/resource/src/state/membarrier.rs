@@ -10,7 +10,7 @@ use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use super::questions::Questions;
+use super::remote_calls::RemoteCalls;
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/membarrier";
@@ -54,21 +54,21 @@ impl StateKind for Membarrier {
         Some(&[Field("mm->membarrier_state")])
     }
 
-    fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
+    fn add_calls(&self, _capture: &mut StateCapture<'_>, calls: &mut RemoteCalls) -> Result<()> {
         let all = if reports_registrations() { &[GET_REGISTRATIONS] } else { &PRIVATE_BARRIERS[..] };
-        all.iter().for_each(|command| questions.call(nr::MEMBARRIER, [*command, 0, 0, 0, 0, 0]));
+        all.iter().for_each(|command| calls.add(nr::MEMBARRIER, [*command, 0, 0, 0, 0, 0]));
         Ok(())
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        let answers = capture.answers(NAME);
+        let results = capture.results(NAME);
         let registrations = if reports_registrations() {
-            answers
+            results
                 .iter()
-                .try_fold(0, |all, answer| Ok::<u32, ResourceError>(all | answer.result_or(0)? as u32))?
+                .try_fold(0, |all, result| Ok::<u32, ResourceError>(all | result.value_or(0)? as u32))?
         } else {
             // Issuing a barrier has no side effect, and an unneeded global registration costs little.
-            let granted = PRIVATE_BARRIERS.iter().zip(&answers).filter(|(_, answer)| answer.result().is_ok());
+            let granted = PRIVATE_BARRIERS.iter().zip(&results).filter(|(_, result)| result.value().is_ok());
             granted.fold(REGISTER_GLOBAL, |all, (barrier, _)| all | (*barrier as u32) << 1)
         };
         raw.extend(registrations.to_ne_bytes());

@@ -12,15 +12,15 @@ mod cwd;
 mod hold;
 mod itimers;
 mod kind;
-mod known;
 mod limits;
 mod membarrier;
 mod oom_score;
 mod personality;
 mod posix_timers;
 mod prctl;
-pub mod questions;
 mod record_locks;
+pub mod remote_calls;
+mod result_cache;
 mod robust_list;
 mod rseq;
 mod scheduling;
@@ -39,7 +39,7 @@ use sys::task_reader::Field;
 use tracee::procfs::KeptFiles;
 
 pub use self::kind::{DescriptorText, Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-pub use self::known::KnownAnswers;
+pub use self::result_cache::ResultCache;
 use crate::error::Result;
 
 /// Every state kind. Within one stage, a restore follows this order.
@@ -86,13 +86,13 @@ pub fn open_files(kept: &mut KeptFiles, pid: Pid, tid: Tid) -> Result<()> {
 }
 
 /// Creates the readers that validate cached results. Not to be called in a pause.
-pub fn prepare_answers(known: &mut KnownAnswers) {
-    known.prepare(&sources(true), &sources(false));
+pub fn prepare_cache(cache: &mut ResultCache) {
+    cache.prepare(&sources(true), &sources(false));
 }
 
 fn sources(is_leader: bool) -> Vec<Field> {
-    let asked = |kind: &&&dyn StateKind| is_leader || kind.level() == Level::Thread;
-    REGISTRY.iter().filter(asked).filter_map(|kind| kind.sources()).flatten().copied().collect()
+    let is_called = |kind: &&&dyn StateKind| is_leader || kind.level() == Level::Thread;
+    REGISTRY.iter().filter(is_called).filter_map(|kind| kind.sources()).flatten().copied().collect()
 }
 
 /// The kind with this record name.
@@ -103,7 +103,7 @@ pub fn kind_named(name: &str) -> Option<&'static dyn StateKind> {
 
 #[cfg(test)]
 mod tests {
-    use super::questions::Answer;
+    use super::remote_calls::CallResult;
     use super::*;
 
     #[test]
@@ -117,7 +117,7 @@ mod tests {
         assert!(kinds.iter().all(|kind| names(true).contains(&format!("state/{kind}").as_str())));
         assert!(names(false).contains(&"state/posix_timers"));
         let itimers = kind_named("state/itimers").unwrap();
-        assert!(itimers.is_steady(&[Answer::test(vec![0; 32])]));
-        assert!(!itimers.is_steady(&[Answer::test(vec![0; 32]), Answer::test(vec![0, 1])]));
+        assert!(itimers.is_steady(&[CallResult::test(vec![0; 32])]));
+        assert!(!itimers.is_steady(&[CallResult::test(vec![0; 32]), CallResult::test(vec![0, 1])]));
     }
 }

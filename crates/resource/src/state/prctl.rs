@@ -5,7 +5,7 @@
 //! transparent huge pages, and merging of equal pages.
 //! Invariants: restored after credentials, since their change resets dumpable and death signals; restored before
 //! seccomp filters.
-//! Does not: restore the death signal of a process whose parent is this program: its own parent has ended, and the
+//! Does not: restore the death signal of a process whose parent is this program. Its own parent has ended, and the
 //! signal would be sent as soon as this program ends. Does not save keep-caps and other settings of credentials, or
 //! timer slack (`scheduling`).
 
@@ -16,7 +16,7 @@ use tracee::arch::numbers as nr;
 use tracee::{Stub, procfs};
 
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use super::questions::Questions;
+use super::remote_calls::RemoteCalls;
 use crate::error::Result;
 
 const NAME: &str = "state/prctl";
@@ -156,18 +156,18 @@ impl StateKind for Prctl {
         ])
     }
 
-    fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
+    fn add_calls(&self, capture: &mut StateCapture<'_>, calls: &mut RemoteCalls) -> Result<()> {
         let get = |option: u64| [option, 0, 0, 0, 0, 0];
         let word = ByteCount(WORD_BYTES as u64);
         for option in [PR_GET_PDEATHSIG, PR_GET_TSC] {
-            questions.call_into(nr::PRCTL, get(option), 1, word);
+            calls.add_into(nr::PRCTL, get(option), 1, word);
         }
-        questions.call(nr::PRCTL, get(PR_MCE_KILL_GET));
-        questions.call(nr::ARCH_PRCTL, get(ARCH_GET_CPUID));
+        calls.add(nr::PRCTL, get(PR_MCE_KILL_GET));
+        calls.add(nr::ARCH_PRCTL, get(ARCH_GET_CPUID));
         if capture.tid == capture.pid.leader() {
-            questions.call_into(nr::PRCTL, get(PR_GET_CHILD_SUBREAPER), 1, word);
+            calls.add_into(nr::PRCTL, get(PR_GET_CHILD_SUBREAPER), 1, word);
             for option in [PR_GET_DUMPABLE, PR_GET_MDWE, PR_GET_MEMORY_MERGE] {
-                questions.call(nr::PRCTL, get(option));
+                calls.add(nr::PRCTL, get(option));
             }
         }
         Ok(())
@@ -178,8 +178,8 @@ impl StateKind for Prctl {
         raw.push(u8::from(leader));
         // In call order.
         let defaults = THREAD_DEFAULTS.into_iter().chain(LEADER_DEFAULTS);
-        for (answer, default) in capture.answers(NAME).into_iter().zip(defaults) {
-            raw.extend(answer.word_or(default)?.to_ne_bytes());
+        for (result, default) in capture.results(NAME).into_iter().zip(defaults) {
+            raw.extend(result.word_or(default)?.to_ne_bytes());
         }
         raw.extend_from_slice(capture.file("status")?);
         Ok(())

@@ -32,7 +32,7 @@ const FLAG_ALL_THREADS: u64 = 1;
 /// BPF_RET | BPF_K.
 const RETURN_CONSTANT: u16 = 6;
 /// SECCOMP_RET_USER_NOTIF, and the mask of the action.
-const RETURN_ASK: u32 = 0x7fc0_0000;
+const RETURN_NOTIFY: u32 = 0x7fc0_0000;
 const RETURN_ACTION: u32 = 0xffff_0000;
 /// Bytes of `struct sock_fprog`: count, address.
 const PROGRAM_BYTES: usize = 16;
@@ -218,7 +218,7 @@ fn own_filters(tid: Tid) -> Result<u32> {
 fn filters_of(pid: Pid, tid: Tid, own: u32) -> Result<Vec<FilterMessage>> {
     let mut filters = Vec::new();
     while let Some(code) = seccomp::filter(tid, own as usize + filters.len())? {
-        if asks(&code) {
+        if notifies(&code) {
             let fix = "run the program without the supervisor that answers its system calls";
             return Err(unsupported(
                 pid,
@@ -233,11 +233,11 @@ fn filters_of(pid: Pid, tid: Tid, own: u32) -> Result<Vec<FilterMessage>> {
 }
 
 /// Whether a filter contains SECCOMP_RET_USER_NOTIF.
-fn asks(code: &[u8]) -> bool {
+fn notifies(code: &[u8]) -> bool {
     code.chunks_exact(seccomp::INSTRUCTION_BYTES).any(|instruction| {
         let operation = u16::from_ne_bytes([instruction[0], instruction[1]]);
         let constant = u32::from_ne_bytes([instruction[4], instruction[5], instruction[6], instruction[7]]);
-        operation == RETURN_CONSTANT && constant & RETURN_ACTION == RETURN_ASK
+        operation == RETURN_CONSTANT && constant & RETURN_ACTION == RETURN_NOTIFY
     })
 }
 
@@ -316,10 +316,10 @@ mod tests {
 
     #[test]
     fn filters_that_notify_a_supervisor_are_found() {
-        let mut code = instruction(0x20, RETURN_ASK);
+        let mut code = instruction(0x20, RETURN_NOTIFY);
         code.extend(instruction(RETURN_CONSTANT, 0x7fff_0000));
-        assert!(!asks(&code));
-        code.extend(instruction(RETURN_CONSTANT, RETURN_ASK | 3));
-        assert!(asks(&code));
+        assert!(!notifies(&code));
+        code.extend(instruction(RETURN_CONSTANT, RETURN_NOTIFY | 3));
+        assert!(notifies(&code));
     }
 }

@@ -11,7 +11,7 @@ use tracee::arch::numbers as nr;
 use tracee::procfs;
 
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use super::questions::Questions;
+use super::remote_calls::RemoteCalls;
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/sigactions";
@@ -61,19 +61,19 @@ impl StateKind for Sigactions {
         Some(&[Field("sighand->action")])
     }
 
-    fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
+    fn add_calls(&self, capture: &mut StateCapture<'_>, calls: &mut RemoteCalls) -> Result<()> {
         for signal in changed(capture)? {
             let call = [u64::from(signal), 0, 0, SET_BYTES, 0, 0];
-            questions.call_into(nr::RT_SIGACTION, call, 2, ByteCount(ACTION_BYTES as u64));
+            calls.add_into(nr::RT_SIGACTION, call, 2, ByteCount(ACTION_BYTES as u64));
         }
         Ok(())
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        for (signal, answer) in changed(capture)?.zip(capture.answers(NAME)) {
-            answer.result()?;
+        for (signal, result) in changed(capture)?.zip(capture.results(NAME)) {
+            result.value()?;
             raw.push(signal);
-            raw.extend(answer.bytes);
+            raw.extend(result.bytes);
         }
         Ok(())
     }

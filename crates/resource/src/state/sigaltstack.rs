@@ -8,7 +8,7 @@ use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use super::questions::Questions;
+use super::remote_calls::RemoteCalls;
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/sigaltstack";
@@ -43,15 +43,15 @@ impl StateKind for Sigaltstack {
         Some(&[Field("sas_ss_sp"), Field("sas_ss_size"), Field("sas_ss_flags")])
     }
 
-    fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
-        questions.call_into(nr::SIGALTSTACK, [0; 6], 1, ByteCount(STACK_BYTES as u64));
+    fn add_calls(&self, _capture: &mut StateCapture<'_>, calls: &mut RemoteCalls) -> Result<()> {
+        calls.add_into(nr::SIGALTSTACK, [0; 6], 1, ByteCount(STACK_BYTES as u64));
         Ok(())
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        for answer in capture.answers(NAME) {
-            answer.result()?;
-            raw.extend(answer.bytes);
+        for result in capture.results(NAME) {
+            result.value()?;
+            raw.extend(result.bytes);
         }
         Ok(())
     }

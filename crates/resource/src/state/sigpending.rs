@@ -111,12 +111,12 @@ impl StateKind for Sigpending {
         hold::in_thread(restore.stub)?;
         let (pid, tid) = (restore.stub.pid().get() as u64, restore.stub.tid().get() as u64);
         for information in message.thread {
-            if !comes_from_a_timer_anyway(&information, SignalQueue::Thread, restore)? {
+            if !is_sent_by_timer(&information, SignalQueue::Thread, restore)? {
                 queue(nr::RT_TGSIGQUEUEINFO, &[pid, tid], &information, restore)?;
             }
         }
         for information in message.process {
-            if !comes_from_a_timer_anyway(&information, SignalQueue::Process, restore)? {
+            if !is_sent_by_timer(&information, SignalQueue::Process, restore)? {
                 queue(nr::RT_SIGQUEUEINFO, &[pid], &information, restore)?;
             }
         }
@@ -140,7 +140,8 @@ fn queue(number: i64, to: &[u64], information: &[u8], restore: &mut StateRestore
             pid: restore.stub.pid(),
             what: format!("pending signal {signal}"),
             why: "the user of the process has reached RLIMIT_SIGPENDING".to_owned(),
-            fix: "raise the limit (`ulimit -i`), or end the process that has the signals queued (`SigQ` in /proc/PID/status)"
+            fix: "raise the limit (`ulimit -i`), or end the process that has them queued (`SigQ` in \
+                  /proc/PID/status)"
                 .to_owned(),
         }),
         Err(error) => Err(error.into()),
@@ -151,7 +152,7 @@ fn take(capture: &StateCapture<'_>, queue: SignalQueue, mark: u8, raw: &mut RawS
     for information in ptrace::pending_signals(capture.tid, queue)? {
         match field(&information, SIGNAL_AT) {
             SIGKILL => {}
-            SIGSTOP => return Err(being_stopped(capture.pid)),
+            SIGSTOP => return Err(stop_in_progress(capture.pid)),
             _ => {
                 raw.push(mark);
                 raw.extend(information);
@@ -161,7 +162,7 @@ fn take(capture: &StateCapture<'_>, queue: SignalQueue, mark: u8, raw: &mut RawS
     Ok(())
 }
 
-fn being_stopped(pid: Pid) -> ResourceError {
+fn stop_in_progress(pid: Pid) -> ResourceError {
     ResourceError::Unsupported {
         pid,
         what: "a pending SIGSTOP".to_owned(),
@@ -171,11 +172,7 @@ fn being_stopped(pid: Pid) -> ResourceError {
 }
 
 /// Whether a timer that is already restored has sent the same signal, or will send it.
-fn comes_from_a_timer_anyway(
-    information: &[u8],
-    queue: SignalQueue,
-    restore: &mut StateRestore<'_>,
-) -> Result<bool> {
+fn is_sent_by_timer(information: &[u8], queue: SignalQueue, restore: &mut StateRestore<'_>) -> Result<bool> {
     if let Some(timer) = timer_signal(information) {
         let waiting = ptrace::pending_signals(restore.stub.tid(), queue)?;
         if waiting.iter().any(|other| timer_signal(other) == Some(timer)) {

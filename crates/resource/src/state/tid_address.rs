@@ -9,7 +9,7 @@ use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use super::questions::Questions;
+use super::remote_calls::RemoteCalls;
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/tid_address";
@@ -42,16 +42,16 @@ impl StateKind for TidAddress {
         Some(&[Field("clear_child_tid")])
     }
 
-    fn ask(&self, _capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
-        questions.call_into(nr::PRCTL, [PR_GET_TID_ADDRESS, 0, 0, 0, 0, 0], 1, ByteCount(8));
+    fn add_calls(&self, _capture: &mut StateCapture<'_>, calls: &mut RemoteCalls) -> Result<()> {
+        calls.add_into(nr::PRCTL, [PR_GET_TID_ADDRESS, 0, 0, 0, 0, 0], 1, ByteCount(8));
         Ok(())
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        for answer in capture.answers(NAME) {
+        for result in capture.results(NAME) {
             // Kernels without CONFIG_CHECKPOINT_RESTORE do not have the option.
-            if answer.result_or(UNKNOWN)? != UNKNOWN {
-                raw.extend(answer.bytes);
+            if result.value_or(UNKNOWN)? != UNKNOWN {
+                raw.extend(result.bytes);
             }
         }
         Ok(())

@@ -1,8 +1,8 @@
-//! The content of a file that the image has to hold, with its holes.
+//! Content of a file that is saved in the image, with its holes.
 //!
-//! Owns: copying it into memory that is kept between checkpoints, its message, writing it into a new file.
-//! Invariants: holes stay holes; content beyond the limit is refused and never cut off.
-//! Does not: compare with earlier content; it is copied whole.
+//! Owns: copying it into a buffer that is reused between checkpoints, its message, writing it into a new file.
+//! Invariants: holes are preserved. Content above the limit is refused, never truncated.
+//! Does not: compare with earlier content; the content is copied whole.
 
 #[cfg(test)]
 use std::os::fd::AsFd;
@@ -12,11 +12,11 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno as E;
 use sys::{Errno, Error, Result};
 
-/// Most bytes of data of one file that an image takes up, holes not counted: they are copied inside the pause
-/// and held in memory until the image is written.
+/// Maximum data bytes of one file in an image, holes not counted. They are copied inside the pause and stay in memory
+/// until the image is written.
 pub(crate) const DATA_BYTES_MAX: u64 = 64 << 20;
 
-/// Content of a file as the image keeps it.
+/// Content of a file as it is in the image.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Content {
     /// Length of the file, holes included.
@@ -36,7 +36,7 @@ pub(crate) struct Extent {
 }
 
 impl Content {
-    /// Gives a new, empty file this content.
+    /// Writes this content into a new, empty file.
     pub(crate) fn write_to(&self, file: BorrowedFd<'_>) -> Result<()> {
         rustix::fs::ftruncate(file, self.size).map_err(|errno| failed("set the length", errno))?;
         for extent in &self.extents {
@@ -55,26 +55,27 @@ impl Content {
     }
 }
 
-/// Memory for the content of one file.
+/// Buffer for the content of one file.
 #[derive(Debug, Default)]
 pub(crate) struct ContentCopy {
     size: u64,
-    /// Where each run of data lies in the file, and how long it is; they stand one after the other in `bytes`.
+    /// Offset in the file and length of each run of data; their bytes follow each other in `bytes`.
     extents: Vec<(u64, usize)>,
     bytes: Vec<u8>,
 }
 
-/// Whether all of it was copied.
+/// Whether the whole content was copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Copied {
-    /// Yes.
+    /// The copy is complete.
     Whole,
-    /// It has more data than [`DATA_BYTES_MAX`].
+    /// The file has more data than [`DATA_BYTES_MAX`].
     TooMuch,
 }
 
 impl ContentCopy {
-    /// Before the pause: memory for what the file holds now, touched so that the pause need not.
+    /// Before the pause: allocates memory for the present content and touches it, so that the pause takes no page
+    /// faults.
     pub(crate) fn reserve(&mut self, file: BorrowedFd<'_>) -> Result<()> {
         let wanted = data_bytes(file)?.min(DATA_BYTES_MAX) as usize;
         if self.bytes.len() < wanted {
@@ -83,7 +84,8 @@ impl ContentCopy {
         Ok(())
     }
 
-    /// Inside the pause: copies everything. `file` must be readable and not share its position with the subject.
+    /// Inside the pause: copies the content. `file` must be readable and must not share its position with the
+    /// subject.
     pub(crate) fn copy(&mut self, file: BorrowedFd<'_>) -> Result<Copied> {
         self.extents.clear();
         self.size = size(file)?;
@@ -117,7 +119,7 @@ impl ContentCopy {
     }
 }
 
-/// How many bytes of data a file has, holes not counted.
+/// Data bytes of a file, holes not counted; counting stops above [`DATA_BYTES_MAX`].
 pub(crate) fn data_bytes(file: BorrowedFd<'_>) -> Result<u64> {
     let size = size(file)?;
     let (mut total, mut at) = (0, 0);
@@ -132,10 +134,10 @@ pub(crate) fn data_bytes(file: BorrowedFd<'_>) -> Result<u64> {
 }
 
 fn size(file: BorrowedFd<'_>) -> Result<u64> {
-    Ok(rustix::fs::fstat(file).map_err(|errno| failed("look at the file", errno))?.st_size as u64)
+    Ok(rustix::fs::fstat(file).map_err(|errno| failed("stat", errno))?.st_size as u64)
 }
 
-/// The next run of data at or behind `at`. The file's position changes.
+/// The next run of data at or behind `at`. Changes the file's position.
 fn next_data(file: BorrowedFd<'_>, at: u64, size: u64) -> Result<Option<(u64, u64)>> {
     if at >= size {
         return Ok(None);
@@ -167,7 +169,7 @@ fn failed(operation: &'static str, errno: impl Into<Errno>) -> Error {
     Error::new(format!("{operation} of a file without a name"), errno)
 }
 
-/// Whether two descriptors of ours are readable views of the same content; for assertions.
+/// Whether two descriptors of this process have the same content; for assertions. Both must be readable.
 #[cfg(test)]
 pub(crate) fn same(first: impl AsFd, second: impl AsFd) -> bool {
     let take = |file: BorrowedFd<'_>| {
@@ -185,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_stay_holes() {
+    fn holes_are_preserved() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(64 << 30).unwrap();
         file.write_all_at(b"first", 1 << 20).unwrap();
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn content_beyond_the_limit_is_not_cut_off() {
+    fn content_above_the_limit_is_not_truncated() {
         let file = tempfile::tempfile().unwrap();
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, DATA_BYTES_MAX + 1).unwrap();
         file.write_all_at(&[1; 4096], 0).unwrap();
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_file_stays_empty() {
+    fn an_empty_file_is_copied_as_empty() {
         let file = tempfile::tempfile().unwrap();
         let mut copy = ContentCopy::default();
         assert_eq!(copy.copy(file.as_fd()).unwrap(), Copied::Whole);

@@ -1,9 +1,9 @@
-//! Which file an image means, whatever has its name.
+//! Identity of a file in an image, independent of its name.
 //!
-//! Owns: the identity of a file as a record keeps it, and comparing it with a file that is open now.
-//! Invariants: a file that has taken over the inode number of a removed one is another file, as far as its file
-//! system tells when a file was made.
-//! Does not: compare contents, or say what happens to another file.
+//! Owns: the identity as a record stores it, and comparing it with an open file.
+//! Invariants: a file that reuses the inode number of a removed file is a different file, if its file system records
+//! birth times.
+//! Does not: compare contents, or decide what happens to a different file.
 
 use std::os::fd::AsFd;
 
@@ -14,7 +14,7 @@ use sys::{Error, Result};
 /// S_IFMT.
 pub(crate) const FORMAT_MASK: u32 = 0o170_000;
 
-/// Device, inode, type and birth of a file.
+/// Device, inode, type and birth time of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(crate) struct Identity {
     #[prost(uint64, tag = "1")]
@@ -24,7 +24,7 @@ pub(crate) struct Identity {
     /// S_IFMT bits.
     #[prost(uint32, tag = "3")]
     pub(crate) format: u32,
-    /// When it was made, in seconds since 1970; 0 with `birth_ns` where the file system does not tell.
+    /// Birth time in seconds since 1970; 0, as `birth_ns`, where the file system does not record it.
     #[prost(int64, tag = "4")]
     birth_s: i64,
     #[prost(uint32, tag = "5")]
@@ -32,25 +32,24 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// That of an open file. O_PATH is enough.
+    /// The identity of an open file. O_PATH is enough.
     pub(crate) fn of(file: impl AsFd) -> Result<Self> {
-        let stat =
-            rustix::fs::fstat(&file).map_err(|errno| Error::new("look at a file that was opened", errno))?;
+        let stat = rustix::fs::fstat(&file).map_err(|errno| Error::new("stat an open file", errno))?;
         Ok(Self::with(file, &stat))
     }
 
-    /// The same where the file was looked at already.
+    /// The identity of an open file whose stat is already known.
     pub(crate) fn with(file: impl AsFd, stat: &Stat) -> Self {
-        let asked = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
-        let told =
-            asked.filter(|found| StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME));
+        let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
+        let with_birth =
+            found.filter(|found| StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME));
         let (birth_s, birth_ns) =
-            told.map_or((0, 0), |found| (found.stx_btime.tv_sec, found.stx_btime.tv_nsec));
+            with_birth.map_or((0, 0), |found| (found.stx_btime.tv_sec, found.stx_btime.tv_nsec));
         let format = stat.st_mode & FORMAT_MASK;
         Self { device: stat.st_dev, inode: stat.st_ino, format, birth_s, birth_ns }
     }
 
-    /// That of records that keep device and inode alone.
+    /// An identity without birth time, from records that store only device and inode.
     pub(crate) fn from_numbers(device: u64, inode: u64, format: FileType) -> Self {
         Self { device, inode, format: format.as_raw_mode(), birth_s: 0, birth_ns: 0 }
     }
@@ -60,7 +59,7 @@ impl Identity {
         self.format == FileType::Symlink.as_raw_mode()
     }
 
-    /// Whether this, as recorded, means the file that is open `now`.
+    /// Whether this recorded identity is that of the file open `now`.
     pub(crate) fn is_that_of(&self, now: &Self) -> bool {
         let names = |one: &Self| (one.device, one.inode, one.format);
         let birth = |one: &Self| (one.birth_s, one.birth_ns);
@@ -75,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_birth_is_another_file() {
+    fn a_file_with_another_birth_time_is_another_file() {
         let file = tempfile::tempfile().unwrap();
         let recorded = Identity::of(&file).unwrap();
         assert!(recorded.is_that_of(&Identity::of(&file).unwrap()));

@@ -1,8 +1,9 @@
-//! Files that whoever restores holds itself and hands on: its standard streams.
+//! Files that the restoring process has open itself and passes on: its standard streams.
 //!
-//! Owns: picking the one that a description meant.
-//! Invariants: one of them becomes at most one description of the subject; others of the same file are opened anew.
-//! Does not: decide which files are handed on; the caller of the restore does.
+//! Owns: choosing the inherited file for a description.
+//! Invariants: each inherited file becomes at most one description of the subject; further descriptions of the same
+//! file are opened anew.
+//! Does not: decide which files are passed on; the caller of the restore does.
 
 use std::os::fd::OwnedFd;
 
@@ -13,14 +14,15 @@ use sys::{Error, Result};
 use super::opening::{access_mode, flags_for, reopen};
 use crate::fd::kind::FdCreate;
 
-/// Hands out inherited files, each once.
+/// Passes on inherited files, each once.
 #[derive(Debug, Default)]
 pub(crate) struct Inherited {
     given: Vec<usize>,
 }
 
 impl Inherited {
-    /// The description of a file by device and inode, for access as in `flags`; `None` if nobody hands it on.
+    /// Returns the description of a file by device and inode, for the access mode in `flags`; `None` if it is not
+    /// inherited.
     pub(crate) fn take(
         &mut self,
         context: &FdCreate<'_>,
@@ -31,7 +33,7 @@ impl Inherited {
         self.take_if(context, flags, |entry| (entry.0, entry.1) == (device, inode))
     }
 
-    /// A description that fits, for access as in `flags`.
+    /// Returns a description for which `fits` is true, for the access mode in `flags`.
     pub(crate) fn take_if(
         &mut self,
         context: &FdCreate<'_>,

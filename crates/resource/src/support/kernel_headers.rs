@@ -1,33 +1,33 @@
-//! The kernel's headers, as tests read them: every name in them has a verdict.
+//! Test support: a verdict for each name in the kernel's headers.
 //!
-//! Owns: finding definitions; what a verdict must be proved by.
+//! Owns: finding definitions; the proof that each verdict needs.
 //! Invariants: a name without a verdict fails the test, and so does a verdict without its proof.
-//! Does not: know any name; the tests beside the tables do.
+//! Does not: contain names; the tests beside the tables do.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where the headers of linux-libc-dev lie.
+/// Directories of the headers of linux-libc-dev.
 const FOLDERS: [&str; 2] = ["/usr/include", "/usr/include/x86_64-linux-gnu"];
 
-/// What becomes of the state behind a name of a header.
+/// What happens to the state behind a name of a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// It comes back: this source file or victim names it.
+    /// It is restored: this source file or victim contains the name.
     Kept(&'static str),
     /// Another name of the same state, or its opposite.
     Same(&'static str),
-    /// It is read only, and follows from what comes back.
+    /// It is read-only, and follows from restored state.
     Derived,
     /// A value, a flag or a message that belongs to another name.
     Value,
-    /// A call that leaves no state of its own behind.
+    /// A call that leaves no state.
     Action,
     /// This kernel or this architecture ignores it.
     Ignored,
-    /// It refuses the checkpoint: this source file names it, or this victim holds it.
+    /// It refuses the checkpoint: this source file contains the name, or this victim sets it.
     Refused(&'static str),
-    /// It does not come back, and docs/limits.md says so in these words.
+    /// It is not restored, and docs/limits.md contains these words.
     Lost(&'static str),
 }
 
@@ -35,11 +35,11 @@ pub(crate) enum Verdict {
 pub(crate) struct Definition {
     pub(crate) name: String,
     pub(crate) value: String,
-    /// Written with a blank behind `#`, as headers mark values of the name before.
+    /// There is a space behind `#`, which headers use for values of the preceding name.
     pub(crate) is_nested: bool,
 }
 
-/// Definitions of a header whose names begin so; `None` without the header.
+/// Definitions in a header whose names start with one of the prefixes; `None` if the header does not exist.
 pub(crate) fn definitions(header: &str, prefixes: &[&str]) -> Option<Vec<Definition>> {
     let text = FOLDERS.iter().find_map(|folder| fs::read_to_string(Path::new(folder).join(header)).ok())?;
     Some(text.lines().filter_map(|line| definition(line, prefixes)).collect())
@@ -50,13 +50,13 @@ fn definition(line: &str, prefixes: &[&str]) -> Option<Definition> {
     let is_nested = directive.starts_with([' ', '\t']);
     let mut words = directive.trim_start().strip_prefix("define")?.split_ascii_whitespace();
     let (name, value) = (words.next()?, words.next()?);
-    // A macro with arguments computes something.
+    // A macro with arguments is not a constant.
     let begins = !name.contains('(') && prefixes.iter().any(|prefix| name.starts_with(prefix));
     begins.then(|| Definition { name: name.to_owned(), value: value.to_owned(), is_nested })
 }
 
-/// Checks that every name is one of those that the code has, or has a verdict, and that the verdicts are proved. A
-/// verdict whose name ends with `*` is that of all names that begin so.
+/// Checks that the code supports every name or the name has a verdict, and that each verdict is proved. A verdict
+/// whose name ends with `*` applies to all names with this prefix.
 pub(crate) fn judge<'a>(
     names: impl Iterator<Item = &'a str>,
     is_known: impl Fn(&str) -> bool,
@@ -68,10 +68,7 @@ pub(crate) fn judge<'a>(
         verdicts.iter().find(|(known, _)| *known == name).or(verdicts.iter().find(|(known, _)| is_of(known)))
     };
     let without: Vec<&str> = names.filter(|name| !is_known(name) && verdict(name).is_none()).collect();
-    assert!(
-        without.is_empty(),
-        "what becomes of {without:?}: does it come back, is it refused, or is it lost?"
-    );
+    assert!(without.is_empty(), "no verdict for {without:?}: is it restored, refused or lost?");
     let is_known = |name: &str| is_known(name) || verdict(name).is_some();
     let unproved: Vec<_> =
         verdicts.iter().filter(|(name, verdict)| !is_proved(name, *verdict, is_known)).collect();

@@ -1,12 +1,12 @@
-//! What `/proc` says of a lock on a file.
+//! A file lock as `/proc` shows it.
 //!
 //! Owns: the parser of one line of fdinfo or of `/proc/locks`.
-//! Invariants: a line that is not understood is none.
-//! Does not: know what becomes of a lock.
+//! Invariants: a line that does not parse is `None`.
+//! Does not: save or restore locks.
 
 use model::Pid;
 
-/// POSIX record locks, by the word of the kernel.
+/// The kernel's name for POSIX record locks.
 pub(crate) const POSIX: &str = "POSIX";
 
 /// A line such as `1: POSIX  ADVISORY  WRITE 812 fe:00:1234 0 EOF`.
@@ -14,20 +14,20 @@ pub(crate) const POSIX: &str = "POSIX";
 pub(crate) struct LockLine<'a> {
     /// `POSIX`, `FLOCK`, `OFDLCK`, `LEASE`, `DELEG`.
     pub(crate) kind: &'a str,
-    /// `ADVISORY`; of a lease `ACTIVE`, or that it is being broken.
+    /// `ADVISORY`; for a lease `ACTIVE`, or the state of a lease break.
     pub(crate) state: &'a str,
     /// `READ` or `WRITE`.
     pub(crate) access: &'a str,
-    /// Who took it; -1 for a lock of an open file description, 0 when it is not to be seen from here.
+    /// The process that took it; -1 for a lock of an open file description, 0 outside this pid namespace.
     pub(crate) pid: Pid,
     /// The first byte.
     pub(crate) start: i64,
-    /// 0 means to the end of the file, however far it grows.
+    /// 0 means to the end of the file, also when it grows.
     pub(crate) length: i64,
 }
 
 impl<'a> LockLine<'a> {
-    /// Reads what follows `lock:` in fdinfo, or a line of `/proc/locks`.
+    /// Parses the part behind `lock:` in fdinfo, or a line of `/proc/locks`.
     pub(crate) fn parse(line: &'a str) -> Option<Self> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let &[_, kind, state, access, pid, _, start, end] = words.as_slice() else { return None };
@@ -37,7 +37,7 @@ impl<'a> LockLine<'a> {
         Some(Self { kind, state, access, pid: Pid(pid.parse().ok()?), start, length })
     }
 
-    /// Whether it is held for writing; `None` for what is neither held for reading nor for writing.
+    /// Whether it is a write lock; `None` for other access types.
     pub(crate) fn writes(&self) -> Option<bool> {
         match self.access {
             "READ" => Some(false),

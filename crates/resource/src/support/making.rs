@@ -1,9 +1,9 @@
-//! Makes files that no other user can exchange while they are made.
+//! Creating files that no other user can replace while they are created.
 //!
-//! Owns: private directories, the owner and mode of what is made in them, the move to the final name.
-//! Invariants: whatever is made is reached through descriptors only, never by a path twice. A private directory
-//! belongs to the restorer, has mode 0700 and an unguessable name; it does no harm when another user renames it. The
-//! final name is given by one rename that replaces nothing. Drop removes the directory with everything in it.
+//! Owns: private directories, owner and mode of the files created in them, and the move to the final name.
+//! Invariants: a created file is accessed only through descriptors, never by a path twice. A private directory
+//! belongs to the restorer, has mode 0700 and an unguessable name; another user may rename it without harm. The final
+//! name is set by one rename that replaces nothing. Drop removes the directory with its content.
 //! Does not: choose names; follow symbolic links.
 
 use std::ffi::{CStr, OsStr, OsString};
@@ -20,9 +20,9 @@ use sys::{Error, Result};
 use super::opening::own_link;
 use super::ownership::owner;
 
-/// Random names tried; one is enough unless another process guesses.
+/// Maximum number of random names tried; one is enough unless another process guesses it.
 const NAMES_TRIED_MAX: u32 = 16;
-/// A private directory holds directories at most this deep: an address has 108 bytes, and each level takes two.
+/// Maximum depth of directories in a private directory: a socket address has 108 bytes, and each level takes two.
 const DEPTH_MAX: u32 = 64;
 const PERMISSIONS: u32 = 0o7777;
 const ENTER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -37,7 +37,7 @@ pub(crate) struct Ownership {
 }
 
 impl Ownership {
-    /// Gives a file this owner and mode through a descriptor; one with O_PATH will do.
+    /// Gives a file this owner and mode through a descriptor; O_PATH is enough.
     pub(crate) fn give(self, file: BorrowedFd<'_>) -> std::result::Result<(), E> {
         let (user, group) = owner(self.user, self.group).map_err(|_| E::INVAL)?;
         // The owner first: a change of owner removes set-user-ID bits.
@@ -52,16 +52,16 @@ pub(crate) struct PrivateDirectory {
     parent: OwnedFd,
     name: String,
     directory: OwnedFd,
-    /// For messages.
+    /// For error messages.
     shown: PathBuf,
-    /// It was checked; another one is left as it is.
+    /// Whether it passed the check; otherwise drop does not touch it.
     is_ours: bool,
 }
 
 impl PrivateDirectory {
-    /// Makes one in the directory `parent`, whose path is `path`.
+    /// Creates one in the directory `parent`, whose path is `path`.
     pub(crate) fn new(parent: OwnedFd, path: &Path) -> Result<Self> {
-        let failed = |errno: E| Error::path("make a private directory in", path, errno);
+        let failed = |errno: E| Error::path("create a private directory in", path, errno);
         let mut tried = 0;
         let name = loop {
             let name = random_name().map_err(failed)?;
@@ -78,7 +78,7 @@ impl PrivateDirectory {
         Ok(made)
     }
 
-    /// The nearest directory above `path` that can be written to and is reached without symbolic links.
+    /// Creates one in the nearest directory above `path` that is writable and is reached without symbolic links.
     pub(crate) fn near(path: &Path) -> Result<Self> {
         let mut outcome = Err(Error::path("find a directory above", path, E::NOENT));
         for above in path.ancestors().skip(1) {
@@ -91,11 +91,11 @@ impl PrivateDirectory {
         outcome
     }
 
-    /// The owner of the parent may have put another directory under the name. Only one that is the restorer's own,
-    /// closed to others and empty is used: nothing that somebody has made is changed, or removed at the end.
+    /// Checks that the directory belongs to the restorer, is closed to others and is empty: the owner of the parent
+    /// may have replaced it. A directory of another user is neither changed nor removed.
     fn check(&self) -> std::result::Result<(), E> {
         let stat = fstat(&self.directory)?;
-        // A set-group-ID parent hands that bit on.
+        // A directory inherits the set-group-ID bit from its parent.
         let is_closed = stat.st_mode & PERMISSIONS & !Mode::SGID.bits() == Mode::RWXU.bits();
         if stat.st_uid != rustix::process::geteuid().as_raw() || !is_closed {
             return Err(E::PERM);
@@ -110,12 +110,12 @@ impl PrivateDirectory {
         Ok(())
     }
 
-    /// The directory that it lies in (O_PATH).
+    /// The directory that contains it (O_PATH).
     pub(crate) fn parent(&self) -> BorrowedFd<'_> {
         self.parent.as_fd()
     }
 
-    /// The path of that.
+    /// The path of the parent.
     pub(crate) fn parent_path(&self) -> &Path {
         self.shown.parent().unwrap_or(Path::new("/"))
     }
@@ -125,14 +125,14 @@ impl PrivateDirectory {
         self.directory.as_fd()
     }
 
-    /// Makes a file inside. The result names it (O_PATH).
+    /// Creates a file inside. The returned descriptor is O_PATH.
     pub(crate) fn make(
         &self,
         name: &str,
         make: impl FnOnce(BorrowedFd<'_>, &str) -> std::result::Result<(), E>,
     ) -> Result<OwnedFd> {
         make(self.directory.as_fd(), name)
-            .map_err(|errno| Error::path("make", self.shown.join(name), errno))?;
+            .map_err(|errno| Error::path("create", self.shown.join(name), errno))?;
         self.open(Path::new(name))
     }
 
@@ -147,16 +147,16 @@ impl PrivateDirectory {
         move_file((self.directory.as_fd(), from.as_os_str()), (self.parent.as_fd(), to))
     }
 
-    /// The same, and takes the name away again: what was moved is known by it, and has none. A name that is taken is left
-    /// alone, and so is the file.
-    pub(crate) fn let_go(&self, from: &Path, last: &OsStr, flags: AtFlags) -> std::result::Result<(), E> {
+    /// Moves a file to the name `last` in the parent directory and removes that name, so that `/proc` shows it as
+    /// deleted there. If the name is taken, that file is not changed, and the new file is removed from inside.
+    pub(crate) fn unlink_as(&self, from: &Path, last: &OsStr, flags: AtFlags) -> std::result::Result<(), E> {
         match self.move_out(from, last) {
             Ok(()) => unlinkat(&self.parent, last, flags),
             Err(_) => unlinkat(&self.directory, from, flags),
         }
     }
 
-    /// Moves a file of the parent directory to a name inside. Whoever calls inspects what has been moved.
+    /// Moves a file of the parent directory to a name inside. The caller must verify which file was moved.
     pub(crate) fn move_in(&self, from: &OsStr, to: &str) -> std::result::Result<(), E> {
         move_file((self.parent.as_fd(), from), (self.directory.as_fd(), OsStr::new(to)))
     }
@@ -168,19 +168,19 @@ impl Drop for PrivateDirectory {
             return;
         }
         clear(self.directory.as_fd(), DEPTH_MAX);
-        // Renamed by the owner of the parent: an empty directory stays under a name of that owner's choice.
+        // If the owner of the parent has renamed it, an empty directory remains under the new name.
         let _ = unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
     }
 }
 
-/// A file that has got its name while it is not sure yet that the restore succeeds. Drop takes the name away again,
-/// and gives it back to the file that had it before.
+/// A file at its final name while the restore may still fail. Drop removes the name and restores the file that had it
+/// before.
 #[derive(Debug)]
 pub(crate) struct Placed {
     private: PrivateDirectory,
     name: OsString,
     file: OwnedFd,
-    /// The old file is inside the private directory.
+    /// Whether the old file is inside the private directory.
     has_old: bool,
     is_kept: bool,
 }
@@ -190,8 +190,8 @@ const OLD: &str = ".old";
 const UNDONE: &str = ".undone";
 
 impl Placed {
-    /// Moves the file `from` of a private directory to `name` beside it. The file that has the name is moved inside,
-    /// if `may_replace` allows it. Fails with EEXIST when a file appears there in this moment.
+    /// Moves the file `from` of a private directory to `name` beside it. An existing file of that name is moved
+    /// inside if `may_replace` permits it. Fails with EEXIST when another file gets the name concurrently.
     pub(crate) fn new(
         private: PrivateDirectory,
         from: &Path,
@@ -219,26 +219,26 @@ impl Placed {
         Ok(placed)
     }
 
-    /// The restore has succeeded: the name stays.
+    /// Keeps the name, since the restore has succeeded.
     pub(crate) fn keep(mut self) {
         self.is_kept = true;
     }
 
-    /// Moves the file with the name inside, if it is `wanted`.
+    /// Moves the file that has the name inside, if it is `wanted`.
     fn take(&self, wanted: BorrowedFd<'_>, to: &str) -> std::result::Result<(), E> {
         self.private.move_in(&self.name, to)?;
         let taken = self.private.open(Path::new(to)).map_err(|_| E::NOENT)?;
         if is_same(&taken, wanted) {
             return Ok(());
         }
-        // The owner of the parent directory has exchanged it.
+        // The owner of the parent directory has replaced it.
         let _ = self.private.move_out(Path::new(to), &self.name);
         Err(E::EXIST)
     }
 
     fn give_back(&self) {
         if self.has_old {
-            // A file that has appeared meanwhile keeps the name.
+            // A file that has got the name meanwhile keeps it.
             let _ = self.private.move_out(Path::new(OLD), &self.name);
         }
     }
@@ -257,7 +257,7 @@ fn is_same(one: impl AsFd, other: impl AsFd) -> bool {
     identity(one.as_fd()).is_some_and(|one| Some(one) == identity(other.as_fd()))
 }
 
-/// Symbolic links are neither followed in the last component nor before it.
+/// Symbolic links are followed in no component.
 const PLAIN: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::NO_MAGICLINKS);
 
 /// Opens a directory by a path without symbolic links (O_PATH).
@@ -265,7 +265,7 @@ pub(crate) fn open_directory(path: &Path) -> std::result::Result<OwnedFd, E> {
     openat2(CWD, path, ENTER, Mode::empty(), PLAIN)
 }
 
-/// Makes a file without a name near the place where it had one. The result names it (O_PATH).
+/// Creates a file without a name near the place of its last name. The returned descriptor is O_PATH.
 pub(crate) fn make_nameless(
     last: &Path,
     ownership: Ownership,
@@ -277,7 +277,7 @@ pub(crate) fn make_nameless(
     Ok(made)
 }
 
-/// Whether a descriptor's file is of a type.
+/// Whether the file of a descriptor has this type.
 pub(crate) fn is_a(file: BorrowedFd<'_>, format: FileType) -> bool {
     fstat(file).is_ok_and(|stat: Stat| FileType::from_raw_mode(stat.st_mode) == format)
 }
@@ -288,7 +288,7 @@ fn random_name() -> std::result::Result<String, E> {
     Ok(format!(".undying-{:032x}", u128::from_ne_bytes(random)))
 }
 
-/// A rename that replaces nothing. Where the file system cannot do that, a link to the new name takes its place.
+/// Renames without replacing. Where the file system does not support that, links the new name and unlinks the old.
 fn move_file(from: (BorrowedFd<'_>, &OsStr), to: (BorrowedFd<'_>, &OsStr)) -> std::result::Result<(), E> {
     match renameat_with(from.0, from.1, to.0, to.1, RenameFlags::NOREPLACE) {
         Err(E::INVAL | E::NOSYS | E::OPNOTSUPP) => {
@@ -299,7 +299,7 @@ fn move_file(from: (BorrowedFd<'_>, &OsStr), to: (BorrowedFd<'_>, &OsStr)) -> st
     }
 }
 
-/// Removes everything in a directory of ours.
+/// Removes the content of a private directory.
 fn clear(directory: BorrowedFd<'_>, depth: u32) {
     let Ok(entries) = openat(directory, ".", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return };
     let Ok(entries) = Dir::read_from(&entries) else { return };
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_gets_owner_and_mode_although_its_names_lead_elsewhere() {
+    fn a_created_file_gets_owner_and_mode_although_its_names_lead_elsewhere() {
         let folder = tempfile::tempdir().unwrap();
         let precious = folder.path().join("precious");
         fs::write(&precious, "").unwrap();
@@ -347,7 +347,7 @@ mod tests {
         let private = private_in(&folder);
         assert_eq!(fs::metadata(folder.path().join(&private.name)).unwrap().mode() & PERMISSIONS, 0o700);
         let made = private.make("file", fifo).unwrap();
-        // The owner of the parent puts a directory of his own in place, where the name is a link.
+        // The owner of the parent replaces the directory by another one, in which the name is a link.
         let moved = folder.path().join("moved");
         fs::rename(folder.path().join(&private.name), &moved).unwrap();
         fs::create_dir(folder.path().join(&private.name)).unwrap();
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_somebody_has_made_is_neither_used_nor_changed() {
+    fn a_directory_that_another_program_has_created_is_neither_used_nor_changed() {
         let folder = tempfile::tempdir().unwrap();
         let mut private = private_in(&folder);
         let own = folder.path().join(&private.name);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_replaces_nothing_and_nothing_is_left() {
+    fn a_move_replaces_nothing_and_leaves_no_directory() {
         let folder = tempfile::tempdir().unwrap();
         let taken = folder.path().join("taken");
         fs::write(&taken, "another's").unwrap();
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_through_a_symbolic_link_is_no_place() {
+    fn a_path_through_a_symbolic_link_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().canonicalize().unwrap();
         fs::create_dir(folder.join("real")).unwrap();

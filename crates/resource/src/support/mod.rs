@@ -1,7 +1,7 @@
-//! What several descriptor kinds need: paths, reopening, content of files and pipes, who else holds a file.
+//! Helpers that several descriptor kinds share: paths, reopening, content of files and pipes, other users of a file.
 //!
-//! Owns: nothing of its own; each file says.
-//! Does not: know kinds.
+//! Owns: the list of helpers; each module describes itself.
+//! Does not: depend on kinds.
 
 pub(crate) mod content;
 pub(crate) mod file_system;

@@ -1,8 +1,8 @@
-//! Where to make again what no name leads to any more.
+//! Restoring files and directories that have no name any more.
 //!
-//! Owns: the choice of a place and of a name that nobody has; removed directories.
-//! Invariants: whatever is made has its name only until it is open; a name that somebody has is left alone.
-//! Does not: know kinds.
+//! Owns: the choice of a directory and of a free name; removed directories.
+//! Invariants: a created file has a name only until it is open. A taken name is not touched.
+//! Does not: depend on kinds.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,10 +19,10 @@ use super::making::{Ownership, PrivateDirectory};
 use super::path;
 use crate::error::{ResourceError, Result};
 
-/// Names tried for what is made with a name and loses it at once; a taken one is passed over.
+/// Maximum number of names tried for a file that is named for a moment; taken names are skipped.
 const NAMES_TRIED_MAX: u32 = 1000;
 
-/// Makes something in a directory under a name that nobody has.
+/// Creates a file in a directory under a free name.
 pub(crate) fn free_name(
     home: &Path,
     mut make: impl FnMut(&Path) -> std::result::Result<(), E>,
@@ -37,13 +37,13 @@ pub(crate) fn free_name(
     Err(E::EXIST)
 }
 
-/// A removed directory as the image keeps it. It holds nothing, and nothing can be put into it.
+/// A removed directory as it is in the image. It is empty and cannot get entries.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct Removed {
     /// Its last name.
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
-    /// Device and inode tell which uses are of one directory.
+    /// Device and inode identify the directory among all its uses.
     #[prost(uint64, tag = "2")]
     device: u64,
     #[prost(uint64, tag = "3")]
@@ -69,14 +69,14 @@ impl Removed {
     }
 }
 
-/// Removed directories of one restore, each made once.
+/// Removed directories of one restore, each created once.
 #[derive(Debug, Default)]
 pub(crate) struct RemovedDirectories {
     made: HashMap<(u64, u64), OwnedFd>,
 }
 
 impl RemovedDirectories {
-    /// A descriptor that names the directory (O_PATH).
+    /// An O_PATH descriptor of the directory.
     pub(crate) fn get(&mut self, removed: &Removed) -> Result<&OwnedFd> {
         match self.made.entry((removed.device, removed.inode)) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
@@ -85,7 +85,7 @@ impl RemovedDirectories {
     }
 }
 
-/// Makes the directory, lets it have the name it had for a moment, and removes it.
+/// Creates the directory, gives it its last name for a moment, and removes it.
 fn make_and_remove(removed: &Removed) -> Result<OwnedFd> {
     let wanted = path::from_bytes(&removed.path);
     let private = PrivateDirectory::near(&wanted)?;
@@ -93,8 +93,8 @@ fn make_and_remove(removed: &Removed) -> Result<OwnedFd> {
     make_below(&private, below, removed).map_err(|errno| cannot_make(&wanted, errno))
 }
 
-/// `below` leads from the parent of the private directory to the name; what is missing on that way is made, too, and
-/// gets its name by one move of all.
+/// Creates the directory at `below`, a path relative to the parent of the private directory. Missing directories of
+/// that path are created too, and one rename gives all of them their names.
 fn make_below(
     private: &PrivateDirectory,
     below: &Path,
@@ -109,12 +109,12 @@ fn make_below(
     }
     let made = make_directory(above.last().expect("begun with one"), last)?;
     if above.len() == 1 {
-        private.let_go(Path::new(last), last, AtFlags::REMOVEDIR)?;
+        private.unlink_as(Path::new(last), last, AtFlags::REMOVEDIR)?;
     } else {
         let has_name = private.move_out(Path::new(first), first).is_ok();
         let deepest = above.pop().expect("there are several");
         let outcome = rustix::fs::unlinkat(&deepest, last, AtFlags::REMOVEDIR);
-        // From the deepest up; the uppermost lies beside the private directory if it has got its name.
+        // Remove from the deepest up; the top one is beside the private directory if the rename succeeded.
         for (directory, name) in above.iter().zip(&names).skip(1).rev() {
             let _ = rustix::fs::unlinkat(directory, *name, AtFlags::REMOVEDIR);
         }
@@ -123,7 +123,7 @@ fn make_below(
         }
         outcome?;
     }
-    // Nobody can put anything into it any more.
+    // It is removed and can get no entries, so permissive modes are safe.
     Ownership { mode: removed.mode, user: removed.user, group: removed.group }.give(made.as_fd())?;
     Ok(made)
 }
@@ -137,8 +137,8 @@ fn make_directory(above: &OwnedFd, name: &OsStr) -> std::result::Result<OwnedFd,
 fn cannot_make(path: &Path, errno: E) -> ResourceError {
     ResourceError::File {
         path: path.display().to_string(),
-        why: format!("this removed directory cannot be made again for a moment: {}", Errno::from(errno)),
-        fix: "make the directory above it writable for whoever restores".to_owned(),
+        why: format!("the removed directory cannot be created for a moment: {}", Errno::from(errno)),
+        fix: "make the directory above it writable for the user that restores".to_owned(),
     }
 }
 
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_directory_is_made_once_and_leaves_nothing() {
+    fn a_removed_directory_is_created_once_and_leaves_no_entry() {
         if !rustix::process::geteuid().is_root() {
             return println!("unsupported: root");
         }
@@ -177,17 +177,17 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_taken_is_left_alone() {
+    fn a_taken_name_is_not_touched() {
         if !rustix::process::geteuid().is_root() {
             return println!("unsupported: root");
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("taken");
-        fs::write(&path, "somebody's").unwrap();
+        fs::write(&path, "other").unwrap();
         let mut directories = RemovedDirectories::default();
         let made = rustix::fs::fstat(directories.get(&removed(&path, 7)).unwrap()).unwrap();
         assert_ne!(made.st_ino, fs::metadata(&path).unwrap().ino());
-        assert_eq!(fs::read_to_string(&path).unwrap(), "somebody's");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "other");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         let below = directories.get(&removed(&path.join("below"), 8)).unwrap();
         assert_eq!(rustix::fs::fstat(below).unwrap().st_nlink, 0);

@@ -1,7 +1,7 @@
-//! Opening what a description refers to again, with other flags.
+//! Reopening the file of a description with other flags.
 //!
-//! Owns: which status flags open(2) is given, and reopening through `/proc/self/fd`.
-//! Invariants: an open never creates, truncates or waits, and never takes a controlling terminal.
+//! Owns: the status flags that are passed to open(2), and reopening through `/proc/self/fd`.
+//! Invariants: an open never creates, truncates or blocks, and never sets a controlling terminal.
 //! Does not: set flags that fcntl(2) can change later; the envelope does.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 use sys::{Error, Result};
 
-/// Flags of a saved description that must be given to open(2), as fcntl(2) cannot set them.
+/// Flags of a saved description that only open(2) can set.
 const OPEN_ONLY: OFlags = OFlags::RWMODE
     .union(OFlags::SYNC)
     .union(OFlags::DSYNC)
@@ -18,12 +18,12 @@ const OPEN_ONLY: OFlags = OFlags::RWMODE
     .union(OFlags::NOFOLLOW)
     .union(OFlags::DIRECTORY)
     .union(OFlags::LARGEFILE);
-/// Flags that can be given to both; an open with them is checked by the file system at once.
+/// Flags that open(2) and fcntl(2) can set; with open, the file system checks them at once.
 const EITHER: OFlags = OFlags::APPEND.union(OFlags::DIRECT).union(OFlags::NOATIME);
-/// O_TMPFILE holds O_DIRECTORY; a file that was made with it is no directory.
+/// O_TMPFILE includes O_DIRECTORY, but a file created with it is not a directory.
 const TEMPORARY: OFlags = OFlags::TMPFILE;
 
-/// The flags to open a description again with.
+/// The flags for reopening a description with these saved flags.
 pub(crate) fn flags_for(saved: u32) -> OFlags {
     let saved = OFlags::from_bits_retain(saved);
     if saved.contains(OFlags::PATH) {
@@ -38,33 +38,33 @@ pub(crate) fn access_mode(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OFlags::RWMODE
 }
 
-/// Whether a description may read.
+/// Whether a description is open for reading.
 pub(crate) fn may_read(flags: u32) -> bool {
     !is_path_only(flags) && matches!(access_mode(flags), OFlags::RDONLY | OFlags::RDWR)
 }
 
-/// Whether a description may write.
+/// Whether a description is open for writing.
 pub(crate) fn may_write(flags: u32) -> bool {
     !is_path_only(flags) && matches!(access_mode(flags), OFlags::WRONLY | OFlags::RDWR)
 }
 
-/// Whether a description only names its file (O_PATH).
+/// Whether a description is O_PATH.
 pub(crate) fn is_path_only(flags: u32) -> bool {
     OFlags::from_bits_retain(flags).contains(OFlags::PATH)
 }
 
-/// A description of our own of the same file, whatever the subject's may do.
+/// Opens a new readable description of the same file, whatever the access mode of the subject's.
 pub(crate) fn reader(file: BorrowedFd<'_>) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     reopen(file, flags | OFlags::NOATIME).or_else(|_| reopen(file, flags))
 }
 
-/// Opens a path as a saved description had it open.
+/// Opens a path with the given flags.
 pub(crate) fn open(path: &Path, flags: OFlags) -> Result<OwnedFd> {
     rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| Error::path("open", path, errno))
 }
 
-/// Opens what a descriptor of ours refers to once more, as a description of its own.
+/// Opens the file of a descriptor of this process as a new description.
 pub(crate) fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
     let path = own_link(file);
     // The link itself is symbolic: O_NOFOLLOW would refuse it.
@@ -72,7 +72,7 @@ pub(crate) fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
     rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| Error::path("reopen", &path, errno))
 }
 
-/// The link in `/proc` to a descriptor of ours.
+/// The path in `/proc` of a descriptor of this process.
 pub(crate) fn own_link(file: impl AsFd) -> String {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
 }
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn creation_flags_are_never_given_again() {
+    fn creation_flags_are_never_passed_to_open() {
         let dangerous = OFlags::CREATE | OFlags::TRUNC | OFlags::EXCL;
         let saved = OFlags::RDWR | dangerous | OFlags::APPEND | OFlags::SYNC;
         let flags = flags_for(saved.bits());

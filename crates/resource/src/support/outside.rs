@@ -1,8 +1,8 @@
-//! Who outside of the subject holds a file, so that a refusal can name it.
+//! Finding a process outside the subject that uses a file, for error messages.
 //!
 //! Owns: the search through the descriptor tables of other processes.
-//! Invariants: costs a walk over all of `/proc`, so it is asked only once a refusal is certain.
-//! Does not: see processes that this user may not look into; then nobody is named.
+//! Invariants: it scans all of `/proc`, so it runs only after a refusal is certain.
+//! Does not: see processes that this user may not inspect; then the result is `None`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use tracee::procfs;
 
 use crate::fd::scope::CaptureScope;
 
-/// A process outside of the subject, ourselves apart, that holds a descriptor whose link reads `target`.
+/// A process outside the subject, other than this one, with a descriptor whose link is `target`.
 pub(crate) fn holder(scope: &CaptureScope<'_>, target: &str) -> Option<Pid> {
     holder_with(scope, target, |_| true)
 }
 
-/// As `holder`, for a descriptor whose open flags satisfy `fits`: one end of a pipe is not the other.
+/// Like `holder`, for a descriptor whose open flags satisfy `fits`: the two ends of a pipe have the same link.
 pub(crate) fn holder_with(scope: &CaptureScope<'_>, target: &str, fits: impl Fn(u32) -> bool) -> Option<Pid> {
     let ourselves = Pid(std::process::id() as i32);
     let entries = fs::read_dir("/proc").ok()?;
@@ -27,14 +27,14 @@ pub(crate) fn holder_with(scope: &CaptureScope<'_>, target: &str, fits: impl Fn(
         .find(|pid| *pid != ourselves && !scope.pids.contains(pid) && holds(*pid, target, &fits))
 }
 
-/// How a refusal names such a process.
+/// Describes such a process in an error message.
 pub(crate) fn describe(holder: Option<Pid>) -> String {
     match holder {
         Some(pid) => {
             let name = procfs::stat(pid).map_or_else(|_| String::new(), |stat| format!(" ({})", stat.comm));
             format!("pid {pid}{name}")
         }
-        None => "a process that cannot be seen from here".to_owned(),
+        None => "a process that this user may not inspect".to_owned(),
     }
 }
 
@@ -50,8 +50,8 @@ fn holds(pid: Pid, target: &str, fits: &impl Fn(u32) -> bool) -> bool {
     })
 }
 
-/// A process other than this one that has a file open or maps it, for a refusal at a restore, when no process of the
-/// subject exists yet.
+/// A process other than this one that has a file open or maps it. For refusals at a restore, when no process of the
+/// subject exists.
 pub(crate) fn user_of(stat: &Stat) -> Option<Pid> {
     let ourselves = Pid(std::process::id() as i32);
     let is_file = |path: PathBuf| {

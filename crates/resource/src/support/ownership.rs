@@ -1,22 +1,22 @@
-//! Owner and group of what is made again.
+//! Owner and group of restored files.
 //!
-//! Owns: the ids of a record as chown(2) takes them.
-//! Does not: decide who may have what; the kernel does.
+//! Owns: converting the ids of a record for chown(2).
+//! Does not: check permissions; the kernel does.
 
 use rustix::fs::{Gid, Uid};
 use sys::{Errno, Error, Result};
 
-/// No id: chown(2) leaves the owner as it is.
-const NOBODY: u32 = u32::MAX;
+/// Not an id: chown(2) leaves the owner unchanged.
+const NO_ID: u32 = u32::MAX;
 
 /// An owner and a group.
 ///
 /// # Errors
 ///
-/// EINVAL for what is no id. A file would stay the restorer's.
+/// EINVAL for a value that is not an id; with it, chown(2) would leave the restorer as owner.
 pub(crate) fn owner(user: u32, group: u32) -> Result<(Uid, Gid)> {
-    if user == NOBODY || group == NOBODY {
-        return Err(Error::new("give what is made again to a user without an id", Errno::EINVAL));
+    if user == NO_ID || group == NO_ID {
+        return Err(Error::new("set the owner of a restored file", Errno::EINVAL));
     }
     Ok((Uid::from_raw(user), Gid::from_raw(group)))
 }
@@ -26,8 +26,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_id_owns_nothing() {
-        assert!(owner(0, 0).is_ok() && owner(NOBODY - 1, NOBODY - 1).is_ok());
-        assert!(owner(NOBODY, 0).is_err() && owner(0, NOBODY).is_err());
+    fn an_invalid_id_is_refused() {
+        assert!(owner(0, 0).is_ok() && owner(NO_ID - 1, NO_ID - 1).is_ok());
+        assert!(owner(NO_ID, 0).is_err() && owner(0, NO_ID).is_err());
     }
 }

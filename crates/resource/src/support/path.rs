@@ -1,7 +1,7 @@
-//! The name under which a description's file is known.
+//! The name of a description's file.
 //!
-//! Owns: reading the link of our duplicate inside the pause, telling a name that is gone from one that is there.
-//! Invariants: a file really called `x (deleted)` is not taken for a deleted one.
+//! Owns: reading the link of a duplicate inside the pause, and distinguishing removed names from existing ones.
+//! Invariants: a file named `x (deleted)` is not taken for a deleted file.
 //! Does not: open files.
 
 use std::ffi::{CStr, OsStr};
@@ -19,24 +19,24 @@ use crate::fd::scope::CaptureScope;
 use crate::obstacle::Obstacle;
 
 const MARK: &[u8] = b" (deleted)";
-/// The kernel prints no longer link.
+/// Maximum length of a link: the kernel prints no longer one.
 const LINK_BYTES_MAX: usize = 4096;
-/// The path of a link, with its end.
+/// Buffer for the path of a link, with its terminator.
 const PATH_BYTES_MAX: usize = 32;
 
-/// A file's name, and whether it is still there.
+/// A file's name, and whether it still exists.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Name {
     /// The name leads to the file.
     Live(PathBuf),
     /// The name was removed; another file may have it now.
     Gone(PathBuf),
-    /// The link is no path: the kernel made the file without one.
+    /// The link is not a path: the kernel created the file without a name.
     None,
 }
 
 impl Name {
-    /// The name behind a link of `/proc/PID/fd`, for the file with this `stat`.
+    /// Interprets a link of `/proc/PID/fd`, for the file with this `stat`.
     pub(crate) fn new(link: &[u8], stat: &Stat) -> Self {
         let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
         if link.first() != Some(&b'/') {
@@ -48,12 +48,12 @@ impl Name {
         }
     }
 
-    /// The name of a description as it was listed.
+    /// The name of a description when it was listed.
     pub(crate) fn of(description: &Known) -> Self {
         Self::new(description.info.target.as_os_str().as_bytes(), &description.stat)
     }
 
-    /// The path, there or not.
+    /// The path, whether or not it exists.
     pub(crate) fn path(&self) -> &Path {
         match self {
             Self::Live(path) | Self::Gone(path) => path,
@@ -69,19 +69,19 @@ pub(crate) fn leads_to(path: &Path, stat: &Stat) -> bool {
     found.is_ok_and(|found| (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino))
 }
 
-/// The obstacle of a file whose path leads elsewhere for us: another mount namespace, or something mounted over it.
+/// The obstacle of a file whose path leads to another file in our mount namespace.
 pub(crate) fn unreachable(description: &Description, path: &Path, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
     if leads_to(path, &description.stat) || scope.is_inherited(&description.stat) || was_moved(description) {
         return Vec::new();
     }
     vec![description.obstacle(
         "file",
-        "its path leads to another file here, or to none: the program has its own view of mounts",
+        "its path leads to no file or another file here: the program has its own mount namespace",
         "run undying inside the program's mount namespace (nsenter --mount)",
     )]
 }
 
-/// Whether the file was renamed or removed since it was listed, and can be found where it is now.
+/// Whether the file was renamed or removed since it was listed, and its present state is known.
 fn was_moved(description: &Description) -> bool {
     let mut link = Link::new();
     let (Ok(()), Ok(stat)) = (link.read(description), rustix::fs::fstat(&description.duplicate)) else {
@@ -94,7 +94,7 @@ fn was_moved(description: &Description) -> bool {
     }
 }
 
-/// The link of a duplicate of ours, read again and again into the same memory.
+/// The link of a duplicate, read repeatedly into the same buffer.
 #[derive(Debug)]
 pub(crate) struct Link {
     buffer: Vec<u8>,
@@ -102,16 +102,16 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Gets ready to read one.
+    /// Allocates the buffer.
     pub(crate) fn new() -> Self {
         Self { buffer: vec![0; LINK_BYTES_MAX], length: 0 }
     }
 
-    /// Reads that of a duplicate, without asking for memory.
+    /// Reads the link of a duplicate, without allocation.
     pub(crate) fn read(&mut self, duplicate: impl AsFd) -> Result<()> {
         let mut path = [0; PATH_BYTES_MAX];
         let number = duplicate.as_fd().as_raw_fd();
-        // It has room for every number.
+        // The buffer is large enough for every fd.
         let _ = write!(path.as_mut_slice(), "/proc/self/fd/{number}");
         let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
         let read = rustix::fs::readlinkat_raw(CWD, path, &mut self.buffer[..]);
@@ -121,13 +121,13 @@ impl Link {
         Ok(())
     }
 
-    /// What was read last.
+    /// The link that was read last.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.buffer[..self.length]
     }
 }
 
-/// A path as bytes for a record.
+/// The bytes of a path, for a record.
 pub(crate) fn to_bytes(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_vec()
 }
@@ -137,7 +137,7 @@ pub(crate) fn from_bytes(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
-/// Names the process outside of the subject that holds the file of a description with fitting open flags.
+/// Describes a process outside the subject that has the file open with fitting flags.
 pub(crate) fn other_holder(
     description: &Description,
     scope: &CaptureScope<'_>,
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_removed_name_counts_as_gone() {
+    fn only_a_removed_name_is_reported_as_gone() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().canonicalize().unwrap();
         let odd = folder.join("log (deleted)");

@@ -1,9 +1,9 @@
-//! What waits in a pipe to be read.
+//! Unread content of a pipe.
 //!
-//! Owns: copying it without taking it out (tee), telling packets from bytes, writing it into another pipe.
-//! Invariants: inside the pause one tee(2) takes references to the pages; they are read after the pause. What the
-//! subject reads and writes meanwhile does not change the copy.
-//! Does not: know ends, capacity or names.
+//! Owns: copying it without consuming it (tee), distinguishing packets from bytes, writing it into another pipe.
+//! Invariants: inside the pause one tee(2) takes references to the pages, which are read after the pause. Later reads
+//! and writes of the subject do not change the copy.
+//! Does not: restore ends, capacity or names.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -12,25 +12,25 @@ use rustix::io::Errno as E;
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use sys::{Errno, Error, Result};
 
-/// Most bytes that one tee(2) is asked for; no pipe holds as many.
+/// Length passed to tee(2); more than any pipe contains.
 const TEE_BYTES: usize = 1 << 30;
 
-/// What one read of the pipe gives: some bytes of a stream, or one packet.
+/// Result of one read of the pipe: bytes of a stream, or one packet.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Chunk {
     #[prost(bytes = "vec", tag = "1")]
     pub bytes: Vec<u8>,
-    /// Written in packet mode (O_DIRECT): its border is kept.
+    /// Written in packet mode (O_DIRECT): its boundary is preserved.
     #[prost(bool, tag = "2")]
     pub packet: bool,
 }
 
-/// Why the content of a pipe was not understood.
+/// Why the content of a pipe could not be read.
 #[derive(Debug)]
 pub(crate) enum QueueError {
     /// A kernel call failed.
     Kernel(Error),
-    /// Bytes and packets wait in the same pipe; the border between them cannot be seen.
+    /// Bytes and packets are in the same pipe; their boundary is not visible.
     Mixed,
 }
 
@@ -40,7 +40,7 @@ impl From<Error> for QueueError {
     }
 }
 
-/// A pipe of ours that holds the copy, and one to look at it more closely.
+/// A pipe of this process with the copy, and a second one for probing the copy.
 #[derive(Debug)]
 pub(crate) struct QueueCopy {
     copy: Pipe,
@@ -56,7 +56,7 @@ struct Pipe {
 impl Pipe {
     fn new(capacity: usize) -> Result<Self> {
         let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
-            .map_err(|errno| failed("make a pipe", errno))?;
+            .map_err(|errno| failed("create a pipe", errno))?;
         let pipe = Self { reader, writer };
         pipe.grow(capacity)?;
         Ok(pipe)
@@ -69,7 +69,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// One read gives at most one packet.
+    /// Discards the content. Reads in a loop, since one read returns at most one packet.
     fn empty(&self) -> Result<()> {
         loop {
             match waiting(&self.reader)? {
@@ -81,12 +81,12 @@ impl Pipe {
 }
 
 impl QueueCopy {
-    /// Before the pause: room for a pipe of this capacity.
+    /// Before the pause: creates pipes of this capacity.
     pub(crate) fn new(capacity: usize) -> Result<Self> {
         Ok(Self { copy: Pipe::new(capacity)?, probe: Pipe::new(capacity)? })
     }
 
-    /// Inside the pause: copies what waits in the pipe behind a readable end.
+    /// Inside the pause: copies the unread content of the pipe behind a readable end.
     pub(crate) fn copy(&mut self, reader: BorrowedFd<'_>) -> Result<()> {
         self.copy.empty()?;
         self.copy.grow(capacity(reader)?)?;
@@ -95,8 +95,8 @@ impl QueueCopy {
         if copied == wanted { Ok(()) } else { Err(failed("copy all of a pipe", Errno::SHORT)) }
     }
 
-    /// After the pause: the content. `packets` says whether what is written now is written as packets; only for
-    /// a single last byte does nothing else tell.
+    /// After the pause: returns the content. `packets` is whether the writer is in packet mode now; it decides only
+    /// for a single last byte, which cannot be distinguished otherwise.
     pub(crate) fn take(&mut self, packets: bool) -> std::result::Result<Vec<Chunk>, QueueError> {
         self.probe.grow(capacity(&self.copy.reader)?)?;
         let mut chunks = Vec::new();
@@ -115,7 +115,8 @@ impl QueueCopy {
         }
     }
 
-    /// Reads a little of a copy of the copy: of a packet the kernel then throws the rest away.
+    /// Whether the content begins with a packet. Reads one byte of a second copy: of a packet, the kernel then
+    /// discards the rest.
     fn begins_with_packet(&self, left: usize, guess: bool) -> Result<bool> {
         self.refill_probe()?;
         take(&self.probe.reader, 1)?;
@@ -125,12 +126,13 @@ impl QueueCopy {
         if left == 1 {
             return Ok(guess);
         }
-        // A packet of one byte ends a read of two; a stream gives both.
+        // A packet of one byte ends a read of two bytes; a stream returns both.
         self.refill_probe()?;
         Ok(take(&self.probe.reader, 2)?.len() == 1)
     }
 
-    /// Leaves one byte of a copy of the copy, which the kernel throws away if it belongs to a packet.
+    /// Whether the content ends with a packet. Reads all but one byte of a second copy: of a packet, the kernel then
+    /// discards the last byte.
     fn ends_with_packet(&self, left: usize) -> Result<bool> {
         if left == 1 {
             return Ok(false);
@@ -146,7 +148,7 @@ impl QueueCopy {
     }
 }
 
-/// Writes the content into an empty pipe; the status flags of `writer` are left cleared.
+/// Writes the content into an empty pipe; clears the status flags of `writer`.
 pub(crate) fn fill(writer: BorrowedFd<'_>, chunks: &[Chunk]) -> Result<()> {
     for chunk in chunks {
         let mode = if chunk.packet { OFlags::NONBLOCK | OFlags::DIRECT } else { OFlags::NONBLOCK };
@@ -164,19 +166,19 @@ fn set_flags(writer: BorrowedFd<'_>, flags: OFlags) -> Result<()> {
     rustix::fs::fcntl_setfl(writer, flags).map_err(|errno| failed("set the flags of a pipe", errno))
 }
 
-/// Bytes that wait to be read.
+/// Number of unread bytes.
 pub(crate) fn waiting(file: impl AsFd) -> Result<usize> {
     let count =
         rustix::io::ioctl_fionread(file).map_err(|errno| failed("count the bytes in a pipe", errno))?;
     Ok(count as usize)
 }
 
-/// Bytes that a pipe takes up.
+/// Capacity of a pipe in bytes.
 pub(crate) fn capacity(file: impl AsFd) -> Result<usize> {
     rustix::pipe::fcntl_getpipe_size(file).map_err(|errno| failed("get the capacity of a pipe", errno))
 }
 
-/// Sets the capacity.
+/// Sets the capacity in bytes.
 pub(crate) fn set_capacity(file: impl AsFd, bytes: usize) -> Result<()> {
     rustix::pipe::fcntl_setpipe_size(file, bytes)
         .map(drop)
@@ -218,7 +220,7 @@ mod tests {
     fn contents(reader: &OwnedFd, packets: bool) -> std::result::Result<Vec<Chunk>, QueueError> {
         let mut copy = QueueCopy::new(4096)?;
         copy.copy(reader.as_fd())?;
-        // A second copy must not see the first.
+        // A second copy must not contain the first.
         copy.copy(reader.as_fd())?;
         copy.take(packets)
     }
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_copied_without_being_read() {
+    fn a_stream_is_copied_without_being_consumed() {
         let (reader, writer) = pipe(PipeFlags::empty());
         rustix::io::write(&writer, b"one ").unwrap();
         rustix::io::write(&writer, &[7; 5000]).unwrap();
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_meanwhile_is_not_in_the_copy() {
+    fn a_later_write_is_not_in_the_copy() {
         let (reader, writer) = pipe(PipeFlags::empty());
         rustix::io::write(&writer, b"before").unwrap();
         let mut copy = QueueCopy::new(65536).unwrap();
@@ -253,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_keep_their_borders() {
+    fn packets_keep_their_boundaries() {
         let (reader, writer) = pipe(PipeFlags::DIRECT);
         for packet in [&b"a"[..], b"bc", b"d", b"efgh", b"i"] {
             rustix::io::write(&writer, packet).unwrap();
@@ -267,20 +269,20 @@ mod tests {
     }
 
     #[test]
-    fn bytes_behind_packets_are_told_apart_and_the_reverse_is_refused() {
+    fn bytes_before_packets_are_refused_and_bytes_behind_packets_are_read() {
         let (reader, writer) = pipe(PipeFlags::DIRECT);
         rustix::io::write(&writer, b"packet").unwrap();
         rustix::fs::fcntl_setfl(&writer, OFlags::empty()).unwrap();
         rustix::io::write(&writer, b"bytes").unwrap();
         assert_eq!(contents(&reader, false).unwrap(), [chunk(b"packet", true), chunk(b"bytes", false)]);
         rustix::fs::fcntl_setfl(&writer, OFlags::DIRECT).unwrap();
-        // A short one would join the bytes before it, and the kernel would give both as bytes.
+        // A short packet would merge with the preceding bytes, and the kernel would return both as bytes.
         rustix::io::write(&writer, &[1; 4096]).unwrap();
         assert!(matches!(contents(&reader, true), Err(QueueError::Mixed)));
     }
 
     #[test]
-    fn a_full_pipe_and_an_enlarged_one_are_copied_whole() {
+    fn a_full_pipe_and_an_enlarged_pipe_are_copied_whole() {
         let (reader, writer) = pipe(PipeFlags::NONBLOCK);
         set_capacity(&writer, 1 << 20).unwrap();
         while rustix::io::write(&writer, &[3; 1000]).is_ok() {}

@@ -1,6 +1,6 @@
-//! Taking descriptions of this very process apart and building them again, for unit tests.
+//! Test support: captures descriptions of this process and restores them.
 //!
-//! Owns: a stand-in for the engine.
+//! Owns: a substitute for the engine.
 //! Does not: exist outside tests.
 
 use std::collections::{HashMap, HashSet};
@@ -30,7 +30,7 @@ pub(crate) fn ourselves() -> Pid {
     Pid(std::process::id() as i32)
 }
 
-/// The description behind a descriptor of ours, as the engine would list it.
+/// The description of a descriptor of this process, as the engine would list it.
 pub(crate) fn describe(number: u32, file: impl AsFd) -> Description {
     let fd = Fd(file.as_fd().as_raw_fd());
     let duplicate = rustix::io::fcntl_dupfd_cloexec(&file, 3).unwrap();
@@ -39,7 +39,7 @@ pub(crate) fn describe(number: u32, file: impl AsFd) -> Description {
     Description::new(Arc::new(Known::new(DescriptionId(number), (ourselves(), fd), info, stat)), duplicate)
 }
 
-/// A subject made of descriptors of ours.
+/// A subject that consists of descriptors of this process.
 pub(crate) struct Subject {
     pub(crate) descriptions: Vec<Description>,
     known: Vec<Arc<Known>>,
@@ -53,7 +53,7 @@ pub(crate) struct Subject {
     pub(crate) opener: Opener,
 }
 
-/// What was built, in the order of the descriptions.
+/// The restored descriptions, in the order of the originals.
 pub(crate) type Built = Vec<OwnedFd>;
 
 impl Subject {
@@ -74,7 +74,7 @@ impl Subject {
         }
     }
 
-    /// The same with something else in place of one description.
+    /// Replaces one description.
     pub(crate) fn with(mut self, index: usize, description: Description) -> Self {
         self.descriptions[index] = description;
         self.known = known_of(&self.descriptions);
@@ -91,7 +91,7 @@ impl Subject {
             kills: self.kills,
             loses_connections: self.loses_connections,
             sockets: &self.sockets,
-            // Of a process that may not be looked at, nothing is known.
+            // Mappings of a process that may not be inspected are empty.
             areas: self
                 .pids
                 .iter()
@@ -106,7 +106,7 @@ impl Subject {
         self.descriptions.iter().flat_map(|description| kind.obstacles(description, &scope)).collect()
     }
 
-    /// All steps of a checkpoint; `meanwhile` happens between the pause and what comes after.
+    /// Runs all steps of a checkpoint; `meanwhile` runs between the pause and the steps after it.
     pub(crate) fn capture(&self, kind: &dyn FdKind, meanwhile: impl FnOnce()) -> Result<Vec<Envelope>> {
         let scope = self.scope();
         let mut captures: Vec<Box<dyn FdCapture>> = Vec::new();
@@ -133,7 +133,7 @@ impl Subject {
         Ok(complete)
     }
 
-    /// The steps of a restore up to where processes would be made.
+    /// Runs the steps of a restore before processes are created.
     pub(crate) fn build(
         &self,
         kind: &dyn FdKind,
@@ -171,7 +171,7 @@ impl Subject {
         Ok(built)
     }
 
-    /// Takes the descriptions apart and builds them again; the originals stay as they are.
+    /// Captures the descriptions and restores them; the originals are unchanged.
     pub(crate) fn round_trip(&self, kind: &dyn FdKind) -> Result<Built> {
         assert_eq!(self.obstacles(kind), Vec::new());
         let envelopes = self.capture(kind, || {})?;
@@ -179,7 +179,7 @@ impl Subject {
     }
 }
 
-/// What another user can see happen in a directory.
+/// The events that another user can observe in a directory.
 pub(crate) struct Watched(OwnedFd);
 
 impl Watched {
@@ -190,7 +190,7 @@ impl Watched {
         Self(watch)
     }
 
-    /// What was made or changed since the last call, with its name; private directories apart.
+    /// Events since the last call, with file names, without those of private directories.
     pub(crate) fn events(&self) -> Vec<(ReadFlags, String)> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(&self.0, &mut buffer);
@@ -204,7 +204,7 @@ impl Watched {
     }
 }
 
-/// Status flags without O_LARGEFILE, which says nothing on 64-bit machines.
+/// Status flags without O_LARGEFILE, which has no meaning on 64-bit machines.
 pub(crate) fn flags(file: impl AsFd) -> u32 {
     rustix::fs::fcntl_getfl(file).unwrap().bits() & !0o100_000
 }

@@ -1,12 +1,14 @@
-//! Named files of a tmpfs, whose content belongs to the image: POSIX shared memory, named semaphores, scratch files.
+//! Named files of a tmpfs, whose content is saved in the image: POSIX shared memory, named semaphores, scratch files.
 //!
-//! Owns: telling such files by type and file system; the message that names one; finding or making it at a restore.
-//! Invariants: an existing file is only written if it is the recorded inode, or one that an earlier restore made for
-//! it; a file that a process outside the tree can write is not written; no symbolic link is followed.
+//! Owns: recognizing such files by type and file system; the message that identifies one; finding or creating it at a
+//! restore.
+//! Invariants: an existing file is written only if it is the recorded inode, or one that an earlier restore created
+//! for it. A file that a process outside the tree can write is not written. No symbolic link is followed.
 //! Does not: save or write content.
 //!
-//! A file that is made again has another inode than the image says. An extended attribute holds the identity of the
-//! original, so that the next restore of the same image finds its file. Only the superuser trusts `trusted.*` there.
+//! A restored file has another inode than the image records. An extended attribute stores the identity of the
+//! original, so that the next restore of the same image finds the file. The superuser trusts only `trusted.*`
+//! attributes.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -29,14 +31,14 @@ use crate::error::{ResourceError, Result};
 /// The magic number of tmpfs(5); devtmpfs has the same.
 pub(crate) const TMPFS: i64 = 0x0102_1994;
 
-/// How long a process that was killed may take to close a file.
+/// Timeout for a killed process to close a file.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 const CLOSE_POLL: Duration = Duration::from_millis(5);
-/// An identity has three numbers of 8 bytes.
+/// Bytes of an identity in the attribute: three numbers of 8 bytes.
 const MARK_BYTES: usize = 24;
 
-/// Which file it is: device, inode, and time of birth in nanoseconds (0 if the kernel does not tell). Inode numbers
-/// of a tmpfs repeat after a boot.
+/// Identity of a file: device, inode, and birth time in nanoseconds (0 if the kernel does not record it). A tmpfs
+/// reuses inode numbers after a boot.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(crate) struct Identity {
     #[prost(uint64, tag = "1")]
@@ -47,7 +49,7 @@ pub(crate) struct Identity {
     born_ns: u64,
 }
 
-/// A named file of a tmpfs as the image keeps it, content apart.
+/// A named file of a tmpfs as it is in the image, without its content.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TmpfsFile {
     #[prost(bytes = "vec", tag = "1")]
@@ -60,17 +62,17 @@ pub(crate) struct TmpfsFile {
     group: u32,
     #[prost(message, optional, tag = "5")]
     identity: Option<Identity>,
-    /// The file that this one was made for by an earlier restore.
+    /// The file for which an earlier restore created this one.
     #[prost(message, optional, tag = "6")]
     original: Option<Identity>,
 }
 
-/// A file that was found or made.
+/// A file that was found or created.
 #[derive(Debug)]
 pub(crate) enum Found {
     /// Open for reading and writing.
     Ready(OwnedFd),
-    /// A process outside the tree can write to it: what names that process, and the file, open for reading.
+    /// A process outside the tree can write to it: a description of that process, and the file open for reading.
     Shared(String, OwnedFd),
 }
 
@@ -83,7 +85,7 @@ impl Identity {
     fn of(file: impl AsFd) -> Result<Self> {
         let flags = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, flags)
-            .map_err(|errno| Error::new("look at a file of a tmpfs", errno))?;
+            .map_err(|errno| Error::new("stat a file of a tmpfs", errno))?;
         let knows_birth = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME);
         let born = found.stx_btime.tv_sec as u64 * 1_000_000_000 + u64::from(found.stx_btime.tv_nsec);
         Ok(Self {
@@ -109,7 +111,7 @@ impl Identity {
     }
 }
 
-/// The attribute that names the original. A subject without privileges cannot set `trusted.*`.
+/// The attribute that stores the original. Unprivileged processes cannot set `trusted.*`.
 fn mark_name() -> &'static str {
     if rustix::process::geteuid().is_root() { "trusted.undying.original" } else { "user.undying.original" }
 }
@@ -121,7 +123,7 @@ fn mark_of(file: impl AsFd) -> Option<Identity> {
 }
 
 impl TmpfsFile {
-    /// Describes an open file that `path` leads to. The descriptor may be for reading only.
+    /// Describes an open file at `path`. The descriptor may be read-only.
     pub(crate) fn describe(path: &Path, file: impl AsFd, stat: &Stat) -> Result<Self> {
         Ok(Self {
             path: path::to_bytes(path),
@@ -138,11 +140,13 @@ impl TmpfsFile {
         path::from_bytes(&self.path)
     }
 
-    /// Opens the file, or makes it again if it is missing. Refuses another file of that name.
+    /// Opens the file, or creates it if it is missing. Refuses another file of that name.
     pub(crate) fn find_or_make(&self) -> Result<Found> {
         let path = self.path();
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(self.refused("it has no name".to_owned(), "take the checkpoint again"));
+            return Err(
+                self.refused("it has no name".to_owned(), "take another checkpoint (undying checkpoint)")
+            );
         };
         let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let above = rustix::fs::openat2(CWD, above, directory, Mode::empty(), ResolveFlags::NO_SYMLINKS)
@@ -151,7 +155,7 @@ impl TmpfsFile {
                     "the directory of this shared memory file cannot be opened: {}",
                     Errno::from(errno)
                 );
-                self.refused(why, "make the directory again, and restore again")
+                self.refused(why, "create the directory, then restore again")
             })?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::openat(&above, name, flags, Mode::empty()) {
@@ -163,19 +167,19 @@ impl TmpfsFile {
 
     fn accept(&self, named: &OwnedFd) -> Result<Found> {
         let path = self.path();
-        let failed = |errno| Error::path("look at", &path, errno);
+        let failed = |errno| Error::path("stat", &path, errno);
         let stat = rustix::fs::fstat(named).map_err(failed)?;
         let system = rustix::fs::fstatfs(named).map_err(failed)?.f_type;
         if !is_on_tmpfs(&stat, system) {
             let why = "it is no longer a regular file of a tmpfs".to_owned();
-            return Err(self.refused(why, "move it away, and restore again"));
+            return Err(self.refused(why, "move it to another path, then restore again"));
         }
         let file = reopen(named, OFlags::RDONLY | OFlags::CLOEXEC)?;
         let is_same = Some(Identity::of(&file)?) == self.identity;
         let original = self.original.or(self.identity);
         if !is_same && (original.is_none() || mark_of(&file) != original) {
-            let why = "another file has the name of the program's shared memory file now".to_owned();
-            return Err(self.refused(why, "move it away, and restore again"));
+            let why = "another file now has the name of the program's shared memory file".to_owned();
+            return Err(self.refused(why, "move it to another path, then restore again"));
         }
         let deadline = Deadline::after(CLOSE_LIMIT);
         while file_lock::is_open_for_writing(file.as_fd())? {
@@ -193,16 +197,16 @@ impl TmpfsFile {
             let path = path.clone();
             move |errno: E| Error::path(operation, &path, errno)
         };
-        let system = rustix::fs::fstatfs(above.as_fd()).map_err(failed("look at the file system of"))?.f_type;
+        let system = rustix::fs::fstatfs(above.as_fd()).map_err(failed("stat the file system of"))?.f_type;
         if system != TMPFS {
             let why = "its directory is no longer on a tmpfs".to_owned();
-            return Err(self.refused(why, "mount a tmpfs there, and restore again"));
+            return Err(self.refused(why, "mount a tmpfs there, then restore again"));
         }
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
         let file = rustix::fs::openat(above, name.as_bytes(), flags, Mode::RUSR | Mode::WUSR)
-            .map_err(failed("make the shared memory file"))?;
+            .map_err(failed("create the shared memory file"))?;
         if let Some(original) = self.original.or(self.identity) {
-            // Where the file system has no such attributes, the next restore of this image refuses the file by name.
+            // Without extended attributes, the next restore of this image refuses the file.
             let _ = rustix::fs::fsetxattr(&file, mark_name(), &original.to_mark(), XattrFlags::empty());
         }
         let (user, group) = owner(self.user, self.group)?;
@@ -211,21 +215,21 @@ impl TmpfsFile {
         Ok(file)
     }
 
-    /// A refusal about this file.
+    /// An error about this file.
     pub(crate) fn refused(&self, why: String, fix: &str) -> ResourceError {
         ResourceError::File { path: self.path().display().to_string(), why, fix: fix.to_owned() }
     }
 }
 
-/// Empties a file and gives it its length: what the image has no data for becomes a hole.
+/// Truncates a file to zero and sets its length: ranges without data in the image become holes.
 pub(crate) fn clear(file: impl AsFd, length: u64) -> Result<()> {
     let failed = |errno| Error::new("set the length of a shared memory file", errno);
     rustix::fs::ftruncate(file.as_fd(), 0).map_err(failed)?;
     Ok(rustix::fs::ftruncate(file, length).map_err(failed)?)
 }
 
-/// A name of an open file in the directory where its own name was. sem_open(3) makes a semaphore under another name
-/// and links it.
+/// Another name of an open file in the directory of its removed name. sem_open(3) creates a semaphore under a
+/// temporary name and links it to the final one.
 pub(crate) fn other_name(gone: &Path, stat: &Stat) -> Option<PathBuf> {
     let entries = fs::read_dir(gone.parent()?).ok()?;
     entries.filter_map(|entry| Some(entry.ok()?.path())).find(|path| path::leads_to(path, stat))

@@ -1,9 +1,9 @@
-//! Taking the address of a TCP socket again.
+//! Binding a TCP socket to its saved address.
 //!
-//! Owns: bind(2) and listen(2) where connections that have ended still have the address; ending them or waiting for
-//! their end.
+//! Owns: bind(2) and listen(2) while closed connections still occupy the address; ending these or waiting for their
+//! end.
 //! Invariants: a socket that a process holds is never touched. SO_REUSEADDR has its saved value afterwards. Every
-//! wait has a limit, and the error names what was waited for.
+//! wait has a limit, and the error names the occupant.
 //! Does not: build connections; `connection` does.
 
 use std::net::SocketAddr;
@@ -26,17 +26,17 @@ use crate::error::{ResourceError, Result};
 
 const EADDRINUSE: i32 = 98;
 const EADDRNOTAVAIL: i32 = 99;
-/// Time between two attempts.
+/// Interval between two attempts.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long each kind of holder of an address is waited for.
+/// Timeouts by the kind of socket that occupies an address.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// A socket of a process: one that is being killed closes its sockets within this time.
+    /// A socket of a process; a killed process closes its sockets within this time.
     held: Duration,
-    /// A closed socket with bytes that its peer has not acknowledged. Then it is reset.
+    /// A closed socket with bytes that its peer has not acknowledged. After the timeout it is reset.
     unsent: Duration,
-    /// TIME_WAIT and FIN_WAIT_2, where they cannot be ended: the kernel forgets them after 60 seconds.
+    /// TIME_WAIT and FIN_WAIT_2, where they cannot be ended: the kernel drops them after 60 seconds.
     ended: Duration,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn bind(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
     Claim { socket, state, backlog: None, bound: false, limits: LIMITS }.run()
 }
 
-/// Binds a listener to its saved address, and listens. SO_REUSEADDR is on meanwhile, as connections of the
+/// Binds a listener to its saved address, and listens. SO_REUSEADDR is set meanwhile, since connections of the
 /// address may still exist.
 pub(super) fn bind_and_listen(socket: BorrowedFd<'_>, state: &State, backlog: u32) -> Result<()> {
     let reuse = state.options.int(REUSE_ADDRESS).unwrap_or(0);
@@ -66,8 +66,8 @@ pub(super) fn listen(socket: BorrowedFd<'_>, backlog: u32) -> Result<()> {
     Ok(rustix::net::listen(socket, backlog).map_err(|errno| Error::new("listen", errno))?)
 }
 
-/// Ends what is left of a connection between two addresses, if no process holds it. Where that is not permitted,
-/// the caller waits.
+/// Ends a closed connection between two addresses, if no process holds it. Where that is not permitted, the caller
+/// waits.
 pub(super) fn end_remains(local: &SocketAddress, peer: &SocketAddress) {
     let Ok(diag) = SockDiag::open() else { return };
     if let Ok(Some(socket)) = diag.tcp_socket(local, peer)
@@ -77,7 +77,7 @@ pub(super) fn end_remains(local: &SocketAddress, peer: &SocketAddress) {
     }
 }
 
-/// The refusal of an address that a socket cannot have.
+/// The error for an address that a socket cannot get.
 pub(super) fn refused(state: &State, error: ResourceError) -> ResourceError {
     match error {
         ResourceError::Kernel(error) if error.errno.0 == EADDRINUSE => in_use(
@@ -88,7 +88,7 @@ pub(super) fn refused(state: &State, error: ResourceError) -> ResourceError {
         ResourceError::Kernel(error) if error.errno.0 == EADDRNOTAVAIL => in_use(
             state,
             "this machine does not have the address",
-            "give the machine the address (`ip address add`), then restore again",
+            "add the address to the machine (`ip address add`), then restore again",
         ),
         other => other,
     }
@@ -99,11 +99,11 @@ fn in_use(state: &State, why: &str, fix: &str) -> ResourceError {
     ResourceError::File { path, why: why.to_owned(), fix: fix.to_owned() }
 }
 
-/// A socket that takes its address.
+/// A socket that is being bound to its address.
 struct Claim<'a> {
     socket: BorrowedFd<'a>,
     state: &'a State,
-    /// Of a listener.
+    /// Set for a listener.
     backlog: Option<u32>,
     bound: bool,
     limits: Limits,
@@ -127,8 +127,8 @@ impl Claim<'_> {
             } else if ended.has_passed() {
                 return Err(in_use(
                     self.state,
-                    "connections of it that have ended are still known to the kernel (TIME-WAIT, FIN-WAIT)",
-                    "wait a minute until `ss -tan` lists them no more, or restore as root",
+                    "closed connections still occupy the address (TIME-WAIT, FIN-WAIT)",
+                    "wait a minute until `ss -tan` no longer lists them, or restore as root",
                 ));
             } else {
                 end(&diag, &holders, unsent.has_passed());
@@ -145,7 +145,7 @@ impl Claim<'_> {
         self.backlog.map_or(Ok(()), |backlog| listen(self.socket, backlog))
     }
 
-    /// Other sockets whose address is in the way.
+    /// Other sockets that occupy the address.
     fn holders(&self, diag: &SockDiag) -> Result<Vec<TcpSocketOfPort>> {
         let Some(wanted) = parse_plain(&self.state.local()) else { return Ok(Vec::new()) };
         let own = rustix::fs::fstat(self.socket).map_err(|errno| Error::new("inspect a socket", errno))?;
@@ -160,7 +160,7 @@ impl Claim<'_> {
     }
 }
 
-/// Ends the holders that may be ended by now. One that cannot be is waited for.
+/// Ends the sockets that may be ended now. Failures are ignored: the caller waits for those sockets.
 fn end(diag: &SockDiag, holders: &[TcpSocketOfPort], is_late: bool) {
     for one in holders {
         let is_finished =
@@ -171,7 +171,7 @@ fn end(diag: &SockDiag, holders: &[TcpSocketOfPort], is_late: bool) {
     }
 }
 
-/// Whether a socket is closed by its process and only has to finish its connection.
+/// Whether a socket was closed by its process and only has to finish its connection.
 fn has_ended(socket: TcpSocket) -> bool {
     let state = TcpState::from_number(socket.state);
     socket.inode == Inode(0)
@@ -225,7 +225,7 @@ mod tests {
         (socket, outcome)
     }
 
-    /// Without SOCK_DESTROY or CAP_NET_ADMIN, ended connections are waited for, and named.
+    /// Without SOCK_DESTROY or CAP_NET_ADMIN, the bind waits for closed connections and then names them.
     fn assert_taken(outcome: Result<()>) {
         if let Err(error) = outcome {
             assert!(!may_destroy() && error.to_string().contains("TIME-WAIT"), "{error}");
@@ -233,7 +233,7 @@ mod tests {
         }
     }
 
-    /// Whether rights and kernel let us end a socket; tried with a listener.
+    /// Whether rights and kernel permit SOCK_DESTROY; tried with a listener.
     fn may_destroy() -> bool {
         const EOPNOTSUPP: i32 = 95;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_taken_from_connections_that_have_ended() {
+    fn an_address_is_taken_from_closed_connections() {
         let _alone = alone();
         for finished in [true, false] {
             let (listener, client) = listener_with_ended_connection();

@@ -1,8 +1,9 @@
-//! Reading a TCP socket.
+//! Capturing a TCP socket.
 //!
-//! Owns: what is read when, and undoing what that does to the live socket.
-//! Invariants: with `kills` no packet changes a connection between its capture and its end, and its end is silent.
-//! Does not: decide how the socket comes back.
+//! Owns: the order of reads, and reverting their effects on the live socket.
+//! Invariants: with `kills`, no packet changes a connection between its capture and its end, and its end sends no
+//! packet.
+//! Does not: decide how the socket is restored.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -34,52 +35,52 @@ use super::connection::{self, After};
 use super::state::{Ended, Listener, NAME, State};
 use crate::error::{ResourceError, Result};
 
-/// Why an MPTCP connection is refused, and what to do.
+/// Why an MPTCP connection is refused, and the fix.
 pub(super) const MULTIPATH: (&str, &str) = (
     "it is an MPTCP connection, whose sequence numbers the kernel does not show",
-    "let the program use TCP (GODEBUG=multipathtcp=0 for a Go program), or its client",
+    "let the program or its client use TCP (GODEBUG=multipathtcp=0 for a Go program)",
 );
 
-/// Connections whose packets have to be held back before their process is killed. One run of the packet filter
-/// command locks all that are here, whichever socket's turn it is.
+/// Connections whose packets have to be dropped before their process is killed. Each run of the packet filter command
+/// locks all connections in this list, whichever socket runs it.
 static TO_LOCK: Mutex<Vec<(SocketAddr, SocketAddr)>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 pub(super) struct Capture {
     family: Family,
     kills: bool,
-    /// Connections to the outside are not taken over, though the subject is killed.
+    /// Outside connections are not taken over although the subject is killed.
     loses: bool,
     inherited: Option<InheritedSocket>,
     sockets: Sockets,
     fresh: Rc<Fresh>,
-    /// What need not be read in the pause, of a connection that goes on.
+    /// Facts read before the pause, for a connection that continues.
     recent: Option<Recent>,
-    /// Those of the pause.
+    /// Options read in the pause.
     options: Option<Options>,
     seen: Seen,
     state: Option<State>,
     held: Option<Held>,
 }
 
-/// What `inside` saw.
+/// Facts read by `inside`.
 #[derive(Debug, Default)]
 struct Seen {
     info: Option<Info>,
     addresses: Option<(SocketAddress, SocketAddress)>,
-    /// What it sends is held, from this pause on at least.
+    /// Its output is held, from this pause on or earlier.
     is_held: bool,
 }
 
-/// What is known of a connection before the pause.
+/// Facts about a connection that were read before the pause.
 #[derive(Debug)]
 struct Recent {
     options: Rc<Options>,
-    /// The number by which it is found again.
+    /// Socket cookie, which identifies the connection.
     cookie: u64,
 }
 
-/// What was done to the live socket.
+/// Changes made to the live socket.
 #[derive(Debug)]
 struct Held {
     reuse: i32,
@@ -120,7 +121,7 @@ impl Capture {
         let addresses = self.seen.addresses.take();
         let ends = addresses.as_ref().and_then(|(local, peer)| ends(local, peer));
         let is_inside = ends.is_some_and(|ends| self.sockets.has_other_end(ends.0, ends.1));
-        // A connection to the outside is as `inside` saw it, whatever has arrived since.
+        // For an outside connection the result of `inside` is used, whatever has arrived since.
         let seen = self.seen.info.filter(|_| addresses.is_some() && !is_inside && !self.kills);
         let info = seen.map_or_else(|| tcp_repair::info(socket), Ok)?;
         let state = TcpState::from_number(info.state);
@@ -136,7 +137,7 @@ impl Capture {
         match state {
             Some(TcpState::Listen) => saved.listener = Some(read_listener(description, scope, info.backlog)),
             Some(TcpState::Close) => saved.ended = read_ended(socket)?,
-            Some(TcpState::SynReceived) => return Err(being_made(description)),
+            Some(TcpState::SynReceived) => return Err(being_established(description)),
             Some(TcpState::SynSent) => {
                 let peer = self.sockets.diag()?.connecting_to(self.family.domain, description.inode())?;
                 saved.peer = peer.unwrap_or_default().0;
@@ -149,14 +150,14 @@ impl Capture {
         if is_connected(state) {
             self.read_connection(description, is_inside, &mut saved)?;
         }
-        // What is left of an MPTCP connection is no more than what is left of one of TCP.
+        // An ended MPTCP connection has no more state than an ended TCP connection.
         if saved.family.protocol == IPPROTO_MPTCP && (is_connected(state) || saved.ended.is_some()) {
             saved.family.protocol = IPPROTO_TCP;
         }
         Ok(saved)
     }
 
-    /// Gives the socket the packet filter of its program again, or none.
+    /// Restores the program's own packet filter, or removes ours.
     fn remove_filter(&mut self, socket: BorrowedFd<'_>) {
         let is_filtered = self.held.as_mut().is_some_and(|held| std::mem::take(&mut held.filtered));
         if is_filtered {
@@ -167,7 +168,7 @@ impl Capture {
         }
     }
 
-    /// The options as they are in the pause, once.
+    /// Reads the options in the pause, once.
     fn read_options(&mut self, socket: BorrowedFd<'_>) -> Result<()> {
         if self.options.is_none() {
             self.options = Some(Options::read(socket, &self.fresh)?);
@@ -213,7 +214,7 @@ impl Capture {
         Ok(())
     }
 
-    /// Has the socket marked, so that what it sends is held; not if the program has marked it itself.
+    /// Sets the mark that makes the packet filter hold the socket's output, unless the program has set its own mark.
     fn mark(&mut self, socket: BorrowedFd<'_>) -> Result<()> {
         let Some(mark) = self.sockets.mark().filter(|_| self.inherited.is_none()) else { return Ok(()) };
         if self.family.protocol == IPPROTO_TCP {
@@ -226,8 +227,8 @@ impl Capture {
         Ok(())
     }
 
-    /// Saves how far the program has come with a connection to the outside, and has it kept if that is as far as at the
-    /// checkpoint before.
+    /// Saves the progress of an outside connection. The socket is kept if the progress is that of the previous
+    /// checkpoint, or if `which` says so.
     fn note_progress(&self, socket: BorrowedFd<'_>, saved: &mut State, which: Keep) -> Result<()> {
         let (Some(recent), Some(info)) = (&self.recent, &self.seen.info) else { return Ok(()) };
         if tcp_progress::is_open(saved.tcp_state()) && self.family.protocol == IPPROTO_TCP {
@@ -243,7 +244,7 @@ impl FdCapture for Capture {
     fn inside(&mut self, description: &Description) -> Result<()> {
         let socket = description.as_fd();
         (self.held, self.options, self.seen) = (None, None, Seen::default());
-        // Before it is read: what it sends meanwhile is held already.
+        // Before reading, so that output sent meanwhile is held.
         self.mark(socket)?;
         let info = tcp_repair::info(socket)?;
         let state = TcpState::from_number(info.state);
@@ -256,10 +257,10 @@ impl FdCapture for Capture {
             self.seen.addresses = Some(addresses);
         }
         if self.kills && is_connected(state) && self.inherited.is_none() {
-            // Before the filter, which is one of them.
+            // Before our filter is attached, which is one of the options.
             self.read_options(socket)?;
             let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
-            // A filter that the program has locked stays; packets are then only held back by the table.
+            // A filter that the program has locked stays; then only the packet filter table drops packets.
             let filtered = socket_option::attach_filter(socket, &FILTER_DROPS_ALL).is_ok();
             self.held = Some(Held { reuse, filtered, repaired: false, locked: None });
         }
@@ -290,7 +291,7 @@ impl FdCapture for Capture {
     fn release(&mut self, description: &Description) {
         let Some(held) = self.held.take() else { return };
         let socket = description.as_fd();
-        // The subject goes on whatever fails here; each step is worth trying.
+        // The subject continues even if a step fails, so errors are ignored.
         if held.repaired {
             let _ = connection::leave(socket, held.reuse, Repair::Off);
         }
@@ -316,14 +317,14 @@ pub(super) fn is_connected(state: Option<TcpState>) -> bool {
     )
 }
 
-/// Whether the other end of a connection is a socket of the subject as well.
+/// Whether the other end of a connection is a socket of the subject too.
 fn is_inside(diag: &SockDiag, scope: &CaptureScope<'_>, ends: (SocketAddr, SocketAddr)) -> bool {
     let (local, peer) = (encode(ends.0), encode(ends.1));
     let other = diag.tcp_socket(&peer, &local).ok().flatten();
     other.is_some_and(|other| scope.socket(other.inode).is_some())
 }
 
-/// The same of the connection that a description is one end of.
+/// Like [`is_inside`], for the connection of a description.
 pub(super) fn has_peer_inside(description: &Description, scope: &CaptureScope<'_>) -> bool {
     let socket = description.as_fd();
     let local = socket::local(socket).ok();
@@ -333,7 +334,7 @@ pub(super) fn has_peer_inside(description: &Description, scope: &CaptureScope<'_
     diag.zip(ends).is_some_and(|(diag, ends)| is_inside(&diag, scope, ends))
 }
 
-/// Connections that were taken out of the accept queue carry the listener's own holder.
+/// Accepted connections of a queue have the listener's own holder.
 fn read_listener(description: &Description, scope: &CaptureScope<'_>, backlog: u32) -> Listener {
     let holder: (Pid, Fd) = (description.pid, description.fd);
     let waiting = scope
@@ -344,7 +345,7 @@ fn read_listener(description: &Description, scope: &CaptureScope<'_>, backlog: u
     Listener { backlog, waiting: waiting.collect() }
 }
 
-/// A socket that is closed was never connected, or its connection is over.
+/// A closed socket was never connected (`None`), or its connection has ended.
 fn read_ended(socket: BorrowedFd<'_>) -> Result<Option<Ended>> {
     let events = events(socket)?;
     if !events.contains(PollFlags::RDHUP) {
@@ -353,7 +354,7 @@ fn read_ended(socket: BorrowedFd<'_>) -> Result<Option<Ended>> {
     Ok(Some(Ended { received: peek(socket)?, failed: events.contains(PollFlags::ERR) }))
 }
 
-/// What can be read. With nothing to read it does not ask, since that would take away an error that waits.
+/// Peeks the readable bytes. Does not peek when there are none, since that would consume a pending error.
 fn peek(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
     let length = socket::readable_bytes(socket)?;
     let mut bytes = vec![0; length];
@@ -364,8 +365,8 @@ fn peek(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn being_made(description: &Description) -> ResourceError {
-    unsupported(description, "it is just being made", "try again in a moment")
+fn being_established(description: &Description) -> ResourceError {
+    unsupported(description, "it is being established", "retry in a moment")
 }
 
 fn unsupported(description: &Description, why: &str, fix: &str) -> ResourceError {
@@ -377,7 +378,7 @@ fn unsupported(description: &Description, why: &str, fix: &str) -> ResourceError
     }
 }
 
-/// Both ends of a saved connection, so that the two ends of one are seen to belong together.
+/// Both ends of a saved connection as comparable addresses.
 pub(super) fn ends(local: &SocketAddress, peer: &SocketAddress) -> Option<(SocketAddr, SocketAddr)> {
     parse_plain(local).zip(parse_plain(peer))
 }

@@ -1,8 +1,8 @@
 //! One end of an established or half-closed TCP connection.
 //!
-//! Owns: reading it out of a live socket, and building a socket that is that end, by TCP_REPAIR.
-//! Invariants: neither sends a packet; the socket that was built stays in repair mode until it is started.
-//! Does not: keep packets away from the connection in between; `lock` does.
+//! Owns: reading it from a live socket, and building a socket with its state, by TCP_REPAIR.
+//! Invariants: neither sends a packet; a built socket stays in repair mode until it is started.
+//! Does not: drop packets of the connection in between; `vacated` does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -19,25 +19,25 @@ use super::state::{Connection, State};
 use super::{address, segment};
 use crate::error::{ResourceError, Result};
 
-/// Bytes written into a queue at once; more would need one huge buffer in the kernel.
+/// Maximum bytes written into a queue in one call; more would need one huge buffer in the kernel.
 const WRITE_BYTES: usize = 64 * 1024;
-/// The kernel accounts for buffers with their administration; twice the bytes and some more is room enough.
+/// Added to twice the bytes of a queue, since the kernel counts the overhead of its buffers.
 const ROOM_EXTRA: usize = 256 * 1024;
-/// How often the state is read again when a packet changed it meanwhile.
+/// Maximum number of reads when packets change the state.
 const READS_MAX: usize = 8;
 
-/// What happens to the live socket.
+/// What happens to the live socket after the read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum After {
-    /// It stays in repair mode, so that its end is silent.
+    /// It stays in repair mode, so that its end sends no packet.
     StaysInRepair,
-    /// It goes on.
+    /// It continues.
     GoesOn,
 }
 
 /// Reads one end of a connection.
 pub(super) fn read(socket: BorrowedFd<'_>, after: After) -> Result<Connection> {
-    // Leaving repair mode takes SO_REUSEADDR away.
+    // Leaving repair mode clears SO_REUSEADDR.
     let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
     tcp_repair::set_repair(socket, Repair::On)?;
     let outcome = read_stable(socket);
@@ -47,16 +47,16 @@ pub(super) fn read(socket: BorrowedFd<'_>, after: After) -> Result<Connection> {
     outcome
 }
 
-/// Leaves repair mode, and gives SO_REUSEADDR its value again.
+/// Leaves repair mode, and restores the value of SO_REUSEADDR.
 pub(super) fn leave(socket: BorrowedFd<'_>, reuse: i32, how: Repair) -> Result<()> {
     tcp_repair::choose_queue(socket, Queue::Neither)?;
     tcp_repair::set_repair(socket, how)?;
     Ok(socket_option::set_int(socket, REUSE_ADDRESS, i32::from(reuse != 0))?)
 }
 
-/// Reads one end to the outside, which may get packets meanwhile. The program stands, so that what it has read and
-/// written is the same in all of it: what arrives only adds to the end of the queue of received bytes, or takes from the
-/// beginning of that of written ones.
+/// Reads an outside connection, which may receive packets meanwhile. The program is stopped, so it neither reads nor
+/// writes. An arriving packet only appends to the receive queue or removes acknowledged bytes from the front of the
+/// send queue.
 pub(super) fn read_moving(socket: BorrowedFd<'_>) -> Result<Connection> {
     let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
     tcp_repair::set_repair(socket, Repair::On)?;
@@ -88,10 +88,10 @@ fn read_stable(socket: BorrowedFd<'_>) -> Result<Connection> {
         }
         last = again;
     }
-    Err(Error::new("read a TCP connection that stands still", Errno(EBUSY)).into())
+    Err(Error::new("read a TCP connection without changes by packets", Errno(EBUSY)).into())
 }
 
-/// A socket in TIME_WAIT gives its addresses free after a second.
+/// A socket in TIME_WAIT frees its addresses after a second.
 const CONNECT_ATTEMPTS_MAX: u32 = 120;
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 
@@ -105,7 +105,7 @@ fn read_once(socket: BorrowedFd<'_>) -> Result<Connection> {
     read_queues(socket, &info, end, socket::readable_bytes(socket)?)
 }
 
-/// Reads the rest: `end` and `unread` are those of the queue of received bytes.
+/// Reads the rest; `end` and `unread` describe the receive queue.
 fn read_queues(socket: BorrowedFd<'_>, info: &Info, end: u32, unread: usize) -> Result<Connection> {
     let state = TcpState::from_number(info.state);
     let fin_received = matches!(state, Some(TcpState::CloseWait | TcpState::Closing | TcpState::LastAck));
@@ -120,7 +120,7 @@ fn read_queues(socket: BorrowedFd<'_>, info: &Info, end: u32, unread: usize) -> 
     let send_end = tcp_repair::sequence(socket)?.wrapping_sub(u32::from(fin_sent));
     let waiting = socket::unacknowledged_bytes(socket)?.saturating_sub(usize::from(fin_waits));
     let written = peek(socket, waiting)?;
-    // A FIN that was not sent lies behind bytes that were not sent.
+    // An unsent FIN is behind unsent bytes.
     let unsent = socket::unsent_bytes(socket)?.min(written.len());
     let window = tcp_repair::window(socket)?;
     Ok(Connection {
@@ -144,13 +144,13 @@ fn read_queues(socket: BorrowedFd<'_>, info: &Info, end: u32, unread: usize) -> 
     })
 }
 
-/// Looks at the bytes of the chosen queue.
+/// Peeks the bytes of the chosen queue.
 fn peek(socket: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     if length == 0 {
         return Ok(bytes);
     }
-    // The program's own peek offset would make us begin in the middle.
+    // The program's own peek offset would skip bytes.
     let offset = socket_option::get_int(socket, PEEK_OFFSET).unwrap_or(-1);
     if offset >= 0 {
         socket_option::set_int(socket, PEEK_OFFSET, -1)?;
@@ -163,7 +163,7 @@ fn peek(socket: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Builds one end; it is in repair mode.
+/// Builds one end; it stays in repair mode.
 pub(super) fn build(state: &State, connection: &Connection) -> Result<OwnedFd> {
     let owned = state.family.create()?;
     let socket = owned.as_fd();
@@ -193,7 +193,7 @@ pub(super) fn build(state: &State, connection: &Connection) -> Result<OwnedFd> {
     Ok(owned)
 }
 
-/// Connects. What is left of the connection's earlier life may hold its addresses for a moment.
+/// Connects. A remainder of the earlier connection may occupy its addresses for a moment.
 pub(super) fn connect(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
     for _ in 1..CONNECT_ATTEMPTS_MAX {
         match socket::connect(socket, &state.peer()) {
@@ -208,14 +208,14 @@ pub(super) fn connect(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
         Errno(EADDRNOTAVAIL) => ResourceError::File {
             path: format!("TCP {} - {}", show(&state.local()), show(&state.peer())),
             why: "a connection with these addresses still exists".to_owned(),
-            fix: "end the program that has it (`ss -tanp` names it), then restore again".to_owned(),
+            fix: "end the program that has it (`ss -tanp` lists it), then restore again".to_owned(),
         },
         _ => error.into(),
     })
 }
 
-/// Whether a live socket can give way to what was saved of it: its peer has got nothing that was written since.
-pub(super) fn can_go_back(socket: BorrowedFd<'_>, to: &Connection) -> Result<bool> {
+/// Whether a live socket can be replaced by the saved state: its peer has acknowledged no byte written since.
+pub(super) fn can_rewind(socket: BorrowedFd<'_>, to: &Connection) -> Result<bool> {
     tcp_repair::set_repair(socket, Repair::On)?;
     tcp_repair::choose_queue(socket, Queue::Send)?;
     let acknowledged =
@@ -225,14 +225,14 @@ pub(super) fn can_go_back(socket: BorrowedFd<'_>, to: &Connection) -> Result<boo
     Ok(acknowledged.wrapping_sub(to.send_end) as i32 <= 0)
 }
 
-/// Ends the socket of a connection without a packet; other duplicates of it have none from then on.
+/// Disconnects a socket without sending a packet; all its duplicates are disconnected too.
 pub(super) fn vanish(socket: BorrowedFd<'_>) -> Result<()> {
     tcp_repair::set_repair(socket, Repair::On)?;
     Ok(socket::disconnect(socket)?)
 }
 
-/// Lets a built end go: from here on it sends and receives. A peer outside is asked at once whether it still knows
-/// the connection.
+/// Starts a built end: it leaves repair mode, sends and receives. For an outside peer, a window probe checks whether
+/// the peer still has the connection.
 pub(super) fn start(
     socket: BorrowedFd<'_>,
     state: &State,
@@ -245,7 +245,7 @@ pub(super) fn start(
     write(socket, &connection.written[sent..])
 }
 
-/// Ends the halves that were ended, once the other end of a connection inside the subject has started too.
+/// Shuts down the halves that were shut, after both ends of a connection inside the subject have started.
 pub(super) fn shut(
     socket: BorrowedFd<'_>,
     state: &State,

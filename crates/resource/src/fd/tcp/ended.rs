@@ -1,9 +1,9 @@
-//! Sockets whose connection is over: by the peer's FIN, by a reset, or lost with the process that held it.
+//! Sockets whose connection has ended: by the peer's FIN, by a reset, or with the process that held it.
 //!
-//! Owns: making such sockets through a connection to ourselves.
-//! Invariants: the program sees what any server sees of a lost client: unread bytes, then the end or
-//! ECONNRESET; poll says readable and hung up. It never waits for ever.
-//! Does not: keep the addresses of the old connection, which is no more.
+//! Owns: creating such sockets through a connection of this process to itself.
+//! Invariants: the program observes a lost peer: unread bytes, then end of file or ECONNRESET; poll reports readable
+//! and hung up. It never blocks forever.
+//! Does not: keep the addresses of the ended connection.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -20,28 +20,28 @@ use super::super::socket_family::{AF_INET6, Family, SOL_SOCKET};
 use super::super::socket_options::{Options, RECEIVE_BUFFER, SEND_BUFFER, make_room};
 use crate::error::Result;
 
-/// How long a packet may take from us to us.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout for a packet from this process to itself.
+const PACKET_TIMEOUT: Duration = Duration::from_secs(2);
 const ROOM_EXTRA: usize = 256 * 1024;
 const LINGER: SocketOption = SocketOption { level: SOL_SOCKET, number: 13, name: "SO_LINGER" };
 
 /// How the connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
-    /// The next call that asks is told ECONNRESET.
+    /// The next call returns ECONNRESET.
     Reset,
-    /// The peer sends no more; `both` when neither do we.
+    /// The peer sends no more. With `both`, neither does this end.
     Finished {
-        /// Our half is ended too.
+        /// This end is shut too.
         both: bool,
     },
 }
 
-/// A socket whose connection has ended, with bytes that can still be read.
+/// Builds a socket whose connection has ended, with bytes that can still be read.
 pub(super) fn build(family: Family, options: &Options, received: &[u8], end: End) -> Result<OwnedFd> {
     let listener = family.create()?;
     let address = bind_to_loopback(listener.as_fd(), family)?;
-    rustix::net::listen(&listener, 1).map_err(|errno| Error::new("listen for ourselves", errno))?;
+    rustix::net::listen(&listener, 1).map_err(|errno| Error::new("listen on the loopback address", errno))?;
     let ours = family.create()?;
     make_room(&ours, RECEIVE_BUFFER, 2 * received.len() + ROOM_EXTRA)?;
     socket::connect(ours.as_fd(), &address)?;
@@ -67,7 +67,7 @@ pub(super) fn build(family: Family, options: &Options, received: &[u8], end: End
     Ok(ours)
 }
 
-/// Makes closing the socket reset its connection.
+/// Sets SO_LINGER so that closing the socket resets its connection.
 pub(super) fn reset_when_closed(socket: BorrowedFd<'_>) -> Result<()> {
     Ok(socket_option::set(socket, LINGER, &[1, 0, 0, 0, 0, 0, 0, 0])?)
 }
@@ -88,7 +88,7 @@ fn bind_to_loopback(listener: BorrowedFd<'_>, family: Family) -> Result<SocketAd
 }
 
 fn await_bytes(socket: &OwnedFd, count: usize) -> Result<()> {
-    let deadline = Deadline::after(PATIENCE);
+    let deadline = Deadline::after(PACKET_TIMEOUT);
     while socket::readable_bytes(socket.as_fd())? < count && !deadline.has_passed() {
         await_event(socket, PollFlags::IN)?;
         std::thread::yield_now();
@@ -97,8 +97,8 @@ fn await_bytes(socket: &OwnedFd, count: usize) -> Result<()> {
 }
 
 fn await_event(socket: &OwnedFd, event: PollFlags) -> Result<()> {
-    let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let limit = Timespec { tv_sec: PACKET_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
     poll(&mut [PollFd::new(socket, event)], Some(&limit))
-        .map_err(|errno| Error::new("wait for a packet of ours", errno))?;
+        .map_err(|errno| Error::new("wait for a packet on the loopback connection", errno))?;
     Ok(())
 }

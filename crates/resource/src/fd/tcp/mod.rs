@@ -1,12 +1,11 @@
-//! TCP sockets: listeners, connections, and what has not become or is no longer either.
+//! TCP sockets: listeners, connections, and sockets before or after a connection.
 //!
-//! Owns: which of these a socket is, and in which order all are built.
-//! Invariants: a connection between two sockets of the subject comes back with everything that was under way in
-//! it. One to the outside comes back when the subject was ended for it (`kills`): from then on its packets are
-//! held back until it starts again. In any other case it was lost with its process, and comes back as a socket
-//! that says so.
-//! Does not: bring back clients from outside that waited to be accepted (they are reset), urgent data. Kernel TLS,
-//! signed segments, and MPTCP connections that would have to be taken over are refused.
+//! Owns: which of these a socket is, and the order in which all are built.
+//! Invariants: a connection between two sockets of the subject is restored with all data in flight. A connection to
+//! the outside is restored if the checkpoint killed the subject (`kills`); its packets are dropped until it starts
+//! again. In any other case it was lost with its process, and is restored as a socket that reports an error.
+//! Does not: restore outside clients that waited to be accepted (they are reset), or urgent data. Kernel TLS, signed
+//! segments, and MPTCP connections that would have to be taken over are refused.
 
 mod address;
 mod capture;
@@ -72,7 +71,7 @@ impl FdKind for Tcp {
         let state = tcp_repair::info(description.as_fd()).ok();
         let state = state.and_then(|info| TcpState::from_number(info.state));
         if state == Some(TcpState::SynReceived) {
-            found.push(connection_obstacle(description, "it is just being made", "try again in a moment"));
+            found.push(connection_obstacle(description, "it is being established", "retry in a moment"));
         }
         if is_multipath(description) {
             let is_taken = takes_outside(scope) || capture::has_peer_inside(description, scope);
@@ -87,8 +86,8 @@ impl FdKind for Tcp {
             found.push(connection_obstacle(
                 description,
                 "taking a connection over needs CAP_NET_ADMIN",
-                "run undying as root, let the program close its connections first, or accept the end of those to outside \
-                 the tree with --lose-connections",
+                "run undying as root, let the program close its connections before the checkpoint, or accept the end \
+                 of outside connections with --lose-connections",
             ));
         }
         found
@@ -141,12 +140,12 @@ fn takes_outside(scope: &CaptureScope<'_>) -> bool {
     scope.kills && !scope.loses_connections
 }
 
-/// Whether a socket is one of MPTCP. A connection that was accepted from a TCP client by an MPTCP listener is not.
+/// Whether a socket is an MPTCP socket. A connection that an MPTCP listener accepted from a TCP client is not one.
 fn is_multipath(description: &Description) -> bool {
     Family::of(description).is_ok_and(|family| family.protocol == IPPROTO_MPTCP)
 }
 
-/// What no interface reads back.
+/// The obstacle of state that no interface returns.
 fn unreadable(description: &Description, scope: &CaptureScope<'_>) -> Option<Obstacle> {
     let socket = description.as_fd();
     let mut bytes = [0; 64];
@@ -154,7 +153,7 @@ fn unreadable(description: &Description, scope: &CaptureScope<'_>) -> Option<Obs
     if upper.is_ok_and(|length| length > 0 && bytes[0] != 0) {
         return Some(connection_obstacle(
             description,
-            "the kernel encrypts it or carries another protocol in it (TCP_ULP)",
+            "an upper layer protocol such as kernel TLS is attached to it (TCP_ULP)",
             "start the program without kernel TLS",
         ));
     }
@@ -169,8 +168,8 @@ fn unreadable(description: &Description, scope: &CaptureScope<'_>) -> Option<Obs
     if socket_option::get(socket, AUTHENTICATION, &mut bytes).is_ok() || has_keys().unwrap_or(false) {
         return Some(connection_obstacle(
             description,
-            "its segments are signed (TCP_MD5SIG, TCP_AO_ADD_KEY), and the keys cannot be read back",
-            "let the program close it first, or configure it without TCP authentication",
+            "its segments are signed (TCP_MD5SIG, TCP_AO_ADD_KEY), and the keys cannot be read",
+            "let the program close it before the checkpoint, or configure it without TCP authentication",
         ));
     }
     None

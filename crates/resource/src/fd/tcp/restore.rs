@@ -1,7 +1,7 @@
 //! Building TCP sockets.
 //!
-//! Owns: the order: listeners, then what is not connected, then connections, then clients that wait.
-//! Invariants: until `start` no connection sends a packet, so a restore that fails does it no harm.
+//! Owns: the order: listeners, unconnected sockets, connections, then clients that wait to be accepted.
+//! Invariants: until `start` no connection sends a packet, so a failed restore does not affect any.
 //! Does not: read sockets.
 
 use std::collections::{HashMap, HashSet};
@@ -37,9 +37,9 @@ const EINPROGRESS: i32 = 115;
 /// All TCP sockets of an image.
 struct Image {
     states: Vec<(DescriptionId, State)>,
-    /// Which ends are in the image, by local and peer address.
+    /// The ends in the image, by local and peer address.
     ends: HashSet<(SocketAddr, SocketAddr)>,
-    /// Connections that waited to be accepted.
+    /// Connections waiting to be accepted.
     waiting: HashSet<DescriptionId>,
 }
 
@@ -78,7 +78,7 @@ impl Image {
         found.map(|row| row.0)
     }
 
-    /// Clients whose server side waits to be accepted: they connect anew.
+    /// Clients whose server side waits to be accepted: they connect again.
     fn reconnecting(&self) -> HashSet<DescriptionId> {
         self.waiting.iter().filter_map(|id| self.client_of(self.state(*id)?)).collect()
     }
@@ -118,7 +118,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
             reconnect(&image, DescriptionId(*server), context)?;
         }
         drop(steered);
-        // While clients waited there was room for all; now the program's own limit applies.
+        // Until now the backlog had room for all waiting clients; set the program's own limit.
         if let (Some(socket), false) = (context.created.get(&id), listener.waiting.is_empty()) {
             address::listen(socket.as_fd(), listener.backlog)?;
         }
@@ -126,8 +126,8 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
     Ok(())
 }
 
-/// Has the sockets end of connections that go back to the checkpoint: their addresses are free, and packets for them are
-/// held back. Which ones those are.
+/// Disconnects the sockets of connections that are rewound to the checkpoint, so that their addresses are free, and
+/// drops packets for them. Returns these connections.
 fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<DescriptionId>> {
     let Kept { sockets, rewinds: Some(hold), vacated } = context.kept else { return Ok(HashSet::new()) };
     let built = vacated.take_built();
@@ -135,7 +135,7 @@ fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<Descripti
     for (id, state) in &image.states {
         let (Some(saved), Some(progress)) = (&state.connection, state.progress) else { continue };
         let Some(ends) = ends(&state.local(), &state.peer()) else { continue };
-        // One that has gone back before is another socket, between the same ends.
+        // A connection that was rewound before has another socket between the same ends.
         let mut live = built.iter().chain(sockets);
         let Some(old) = live.find(|socket| ends_of(socket.as_fd()) == Some(ends)) else {
             if vacated.has(ends) {
@@ -143,22 +143,22 @@ fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<Descripti
             }
             continue;
         };
-        // Nothing needs to be repeated of one that nothing has passed through.
+        // An unused connection needs no rewind.
         if tcp_progress::keep(sockets, progress)?.is_some() {
             continue;
         }
-        if connection::can_go_back(old.as_fd(), saved)? {
+        if connection::can_rewind(old.as_fd(), saved)? {
             rewound.insert(*id);
             leaving.push((old, ends));
         } else {
-            // It must not end as if all had been well.
+            // The peer must not see a regular end.
             ended::reset_when_closed(old.as_fd())?;
         }
     }
     let ends: Vec<_> = leaving.iter().map(|row| row.1).collect();
     vacated.add(&ends)?;
     leaving.iter().try_for_each(|(old, _)| connection::vanish(old.as_fd()))?;
-    // As long as they were there the kernel sent for them: answers to what arrived, and everything again and again.
+    // Before, the kernel sent packets for these sockets: answers to arriving packets, and retransmissions.
     hold.discard_all()?;
     Ok(rewound)
 }
@@ -167,7 +167,7 @@ fn ends_of(socket: BorrowedFd<'_>) -> Option<(SocketAddr, SocketAddr)> {
     ends(&socket::local(socket).ok()?, &socket::peer(socket).ok()??)
 }
 
-/// The socket of a connection as it was at the checkpoint.
+/// Builds the socket of a connection as it was at the checkpoint.
 fn rewind(state: &State, saved: &Connection, context: &mut FdCreate<'_>) -> Result<OwnedFd> {
     let socket = connection::build(state, saved).map_err(|error| address::refused(state, error))?;
     if let Some(hold) = &context.kept.rewinds {
@@ -180,14 +180,14 @@ fn rewind(state: &State, saved: &Connection, context: &mut FdCreate<'_>) -> Resu
     Ok(socket)
 }
 
-/// Keeps a duplicate, should the program die again before its next checkpoint.
+/// Keeps a duplicate, in case the program dies again before its next checkpoint.
 fn note(socket: &OwnedFd, context: &mut FdCreate<'_>) -> Option<Arc<OwnedFd>> {
     let copy = rustix::io::fcntl_dupfd_cloexec(socket, KEPT_NUMBER_MIN).map(Arc::new).ok();
     context.connections.sockets.extend(copy.clone());
     copy
 }
 
-/// The socket of a connection to the outside, if it was kept; what is left of it else. And what was never connected.
+/// Returns the socket of an outside connection if it was kept, or else builds an ended or unconnected one.
 fn keep_or_build(state: &State, context: &mut FdCreate<'_>) -> Result<OwnedFd> {
     let Some(progress) = state.progress else { return build_unconnected(state) };
     if let Some(kept) = tcp_progress::keep(&context.kept.sockets, progress)? {
@@ -209,11 +209,11 @@ fn build_listener(state: &State, listener: &Listener) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Has the listeners that share a port hand all new connections to one of them, whose clients connect again.
+/// Makes listeners that share a port deliver all new connections to one of them, whose clients connect again.
 fn steer(image: &Image, id: DescriptionId, context: &FdCreate<'_>) -> Result<Option<Steered>> {
     let Some(state) = image.state(id) else { return Ok(None) };
     let waits = state.listener.as_ref().is_some_and(|listener| !listener.waiting.is_empty());
-    // In the order in which they began to listen.
+    // In the order of their listen(2) calls.
     let group: Vec<_> = image.states.iter().filter(|(_, other)| shares_port(state, other)).collect();
     let place = group.iter().position(|row| row.0 == id);
     let (Some(place), Some(socket)) = (place, context.created.get(&id)) else { return Ok(None) };
@@ -230,7 +230,7 @@ fn shares_port(one: &State, other: &State) -> bool {
     shares(one) && shares(other) && one.local == other.local
 }
 
-/// A listener that all new connections of its port are handed to until this is dropped.
+/// A listener that receives all new connections of its port until this is dropped.
 struct Steered(OwnedFd);
 
 impl Drop for Steered {
@@ -272,16 +272,16 @@ fn build_unconnected(state: &State) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Lets a client of the subject connect to its listener again, and say again what it had said.
+/// Connects a client of the subject to its listener again, and sends its bytes again.
 fn reconnect(image: &Image, server: DescriptionId, context: &mut FdCreate<'_>) -> Result<()> {
     let Some(waiting) = image.state(server) else { return Ok(()) };
-    // A client from outside was reset when its listener ended.
+    // An outside client was reset when its listener was closed.
     let Some(client) = image.client_of(waiting) else { return Ok(()) };
     let Some(state) = image.state(client) else { return Ok(()) };
     let (Some(connection), Some(other)) = (&state.connection, &waiting.connection) else { return Ok(()) };
     let socket = state.family.create()?;
     state.options.apply_early(&socket, state.family)?;
-    // In repair mode the address is taken even while its earlier life is not quite over.
+    // Repair mode permits the bind although the earlier connection may still occupy the address.
     tcp_repair::set_repair(socket.as_fd(), Repair::On)?;
     socket::bind(socket.as_fd(), &state.local()).map_err(|error| address::refused(state, error.into()))?;
     connection::leave(socket.as_fd(), state.options.int(REUSE_ADDRESS).unwrap_or(0), Repair::Off)?;
@@ -310,7 +310,7 @@ fn reconnect(image: &Image, server: DescriptionId, context: &mut FdCreate<'_>) -
     Ok(())
 }
 
-/// Lets all connections go.
+/// Starts all connections.
 pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
     let image = Image::read(records)?;
     let mut ready = Vec::new();
@@ -343,18 +343,18 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
     Ok(())
 }
 
-/// Resets a client from outside that waited to be accepted: there is no way back into the queue, and the end of its
-/// connection was silent. Without this it would wait for an answer for ever.
+/// Resets an outside client that waited to be accepted. Its connection cannot be put back into the queue, and was
+/// ended without a packet, so the client would wait forever.
 fn reset_client(server: &State) {
     let Some(connection) = &server.connection else { return };
-    // The program has never known of this client, so a failure is none of the restore.
+    // The program has not accepted this client, so a failure does not affect the restore.
     let _ = connection::build(server, connection).and_then(|socket| {
         connection::leave(socket.as_fd(), 0, Repair::Off)?;
         ended::reset_when_closed(socket.as_fd())
     });
 }
 
-/// Sends the first packet of a connection again; the program waits for the answer.
+/// Sends the SYN of a connection again; the program waits for the answer.
 fn begin_connecting(socket: &OwnedFd, state: &State) -> Result<()> {
     let failed = |errno| Error::new("change the flags of a socket", errno);
     let flags = fcntl_getfl(socket).map_err(failed)?;
@@ -363,7 +363,7 @@ fn begin_connecting(socket: &OwnedFd, state: &State) -> Result<()> {
     fcntl_setfl(socket, flags).map_err(failed)?;
     match outcome {
         Err(Error { errno: Errno(EINPROGRESS), .. }) => Ok(()),
-        // What the kernel refuses at once, the program finds out when it asks.
+        // The program gets an immediate refusal at its next call.
         Err(_) | Ok(()) => state.options.apply_late(socket, state.family),
     }
 }

@@ -1,8 +1,8 @@
-//! A segment that the peer sent long ago and will not send again: its FIN.
+//! The FIN of a peer, which the peer does not send again.
 //!
-//! Owns: building it.
+//! Owns: building the segment.
 //! Invariants: it carries no data, and acknowledges nothing new.
-//! Does not: send anything else in the name of a peer.
+//! Does not: build other segments with a peer's address.
 
 use super::super::inet_address::parse_plain;
 use super::super::raw_packet::inject;
@@ -14,10 +14,13 @@ const HEADER_BYTES: u8 = 20;
 const CHECKSUM_AT: usize = 16;
 const FIN_ACK: u8 = 0x11;
 
-/// Lets a started socket receive the FIN that its peer had sent before the checkpoint.
+/// Sends a started socket the FIN that its peer had sent before the checkpoint.
 pub(super) fn inject_fin(state: &State, connection: &Connection) -> Result<()> {
     let (Some(local), Some(peer)) = (parse_plain(&state.local()), parse_plain(&state.peer())) else {
-        return Err(ResourceError::Malformed { kind: NAME, why: "addresses are no IP".to_owned() });
+        return Err(ResourceError::Malformed {
+            kind: NAME,
+            why: "its addresses are not IP addresses".to_owned(),
+        });
     };
     let acknowledged = connection.send_end.wrapping_sub(connection.written.len() as u32);
     let window = (connection.window_send >> connection.send_scale).min(u32::from(u16::MAX)) as u16;

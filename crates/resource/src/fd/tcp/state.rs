@@ -1,8 +1,8 @@
-//! What is saved of a TCP socket.
+//! Saved state of a TCP socket.
 //!
 //! Owns: the payload of a record.
 //! Invariants: addresses are the kernel's bytes.
-//! Does not: read or set any of it.
+//! Does not: read or set the state of a socket.
 
 use prost::Message;
 use sys::socket::SocketAddress;
@@ -22,7 +22,7 @@ pub(super) struct State {
     pub(super) family: Family,
     #[prost(message, required, tag = "2")]
     pub(super) options: Options,
-    /// The number of its state.
+    /// The kernel's number of its state.
     #[prost(uint32, tag = "3")]
     pub(super) state: u32,
     #[prost(bytes = "vec", tag = "4")]
@@ -30,7 +30,7 @@ pub(super) struct State {
     /// Empty without a connection.
     #[prost(bytes = "vec", tag = "5")]
     pub(super) peer: Vec<u8>,
-    /// Device and inode of a socket that whoever restores holds itself.
+    /// Device and inode of a socket that the restoring process has inherited.
     #[prost(message, optional, tag = "6")]
     pub(super) inherited: Option<InheritedSocket>,
     #[prost(message, optional, tag = "7")]
@@ -39,37 +39,37 @@ pub(super) struct State {
     pub(super) connection: Option<Connection>,
     #[prost(message, optional, tag = "9")]
     pub(super) ended: Option<Ended>,
-    /// Of a connection to the outside that goes on after the checkpoint.
+    /// Set for an outside connection that continues after the checkpoint.
     #[prost(message, optional, tag = "10")]
     pub(super) progress: Option<Progress>,
 }
 
-/// What only a listener has.
+/// State of a listener.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Listener {
     #[prost(uint32, tag = "1")]
     pub(super) backlog: u32,
-    /// Descriptions of connections that waited to be accepted, in their order.
+    /// Descriptions of connections that waited to be accepted, in accept order.
     #[prost(uint32, repeated, tag = "2")]
     pub(super) waiting: Vec<u32>,
 }
 
-/// What only a connection has. Sequence numbers do not count the FINs.
+/// State of a connection. Sequence numbers do not count FINs.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Connection {
-    /// Behind the last byte received.
+    /// The sequence number behind the last received byte.
     #[prost(fixed32, tag = "1")]
     pub(super) receive_end: u32,
-    /// Behind the last byte written.
+    /// The sequence number behind the last written byte.
     #[prost(fixed32, tag = "2")]
     pub(super) send_end: u32,
-    /// Received and not read.
+    /// Received and unread bytes.
     #[prost(bytes = "vec", tag = "3")]
     pub(super) received: Vec<u8>,
-    /// Written and not acknowledged.
+    /// Written and unacknowledged bytes.
     #[prost(bytes = "vec", tag = "4")]
     pub(super) written: Vec<u8>,
-    /// How many of the last bytes of `written` were never sent.
+    /// Number of bytes at the end of `written` that were never sent.
     #[prost(uint32, tag = "5")]
     pub(super) unsent: u32,
     #[prost(uint32, tag = "6")]
@@ -98,13 +98,13 @@ pub(super) struct Connection {
     pub(super) window_receive_update: u32,
 }
 
-/// What is left of a connection that is over.
+/// State of a connection that has ended.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Ended {
-    /// Received and not read.
+    /// Received and unread bytes.
     #[prost(bytes = "vec", tag = "1")]
     pub(super) received: Vec<u8>,
-    /// An error waits to be told.
+    /// Whether an error is pending.
     #[prost(bool, tag = "2")]
     pub(super) failed: bool,
 }
@@ -122,7 +122,7 @@ impl State {
         TcpState::from_number(self.state as u8)
     }
 
-    /// We have said that we send no more.
+    /// Whether this end has sent a FIN.
     pub(super) fn has_shut(&self) -> bool {
         matches!(
             self.tcp_state(),
@@ -130,7 +130,7 @@ impl State {
         )
     }
 
-    /// The peer has said that it sends no more.
+    /// Whether the peer has sent a FIN.
     pub(super) fn was_shut(&self) -> bool {
         matches!(self.tcp_state(), Some(TcpState::CloseWait | TcpState::Closing | TcpState::LastAck))
     }
@@ -146,7 +146,7 @@ impl Connection {
         }
     }
 
-    /// The windows, not further than a receive queue without FIN allows.
+    /// The windows, limited to the end of a receive queue without FIN.
     pub(super) fn window(&self) -> Window {
         let limit = |sequence: u32| {
             let beyond = sequence.wrapping_sub(self.receive_end) as i32 > 0;

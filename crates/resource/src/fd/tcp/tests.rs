@@ -1,4 +1,4 @@
-//! Connections of this process taken apart and built again.
+//! Connections of this process, captured and restored.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -18,7 +18,8 @@ use super::super::test_support::{
 };
 use super::*;
 
-/// Captures for an end, ends silently, builds and starts again; the result is in the order of the sockets.
+/// Captures sockets for a kill, disconnects them silently, restores and starts them; results are in the order of the
+/// sockets.
 fn end_and_restore(sockets: Vec<OwnedFd>, lost: bool) -> Vec<Option<TcpStream>> {
     let fds: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
     let mut descriptions = describe_all(&fds);
@@ -66,7 +67,7 @@ fn may() -> bool {
 }
 
 #[test]
-fn both_ends_of_a_connection_come_back_with_what_was_under_way() {
+fn both_ends_of_a_connection_are_restored_with_data_in_flight() {
     let _alone = alone();
     for host in ["127.0.0.1:0", "[::1]:0"] {
         if !may() || TcpListener::bind(host).is_err() {
@@ -96,7 +97,7 @@ fn both_ends_of_a_connection_come_back_with_what_was_under_way() {
 }
 
 #[test]
-fn a_peer_outside_notices_nothing() {
+fn an_outside_peer_does_not_notice_the_restore() {
     let _alone = alone();
     if !may() {
         return;
@@ -109,7 +110,7 @@ fn a_peer_outside_notices_nothing() {
     let records = capture(&Tcp, &descriptions, true).unwrap();
     drop(descriptions);
     drop(server);
-    // Packets of this time get lost on the way, as they do in any network.
+    // Packets of this period are lost, and the peer retransmits them.
     client.write_all(b" and meanwhile").unwrap();
     std::thread::sleep(Duration::from_millis(20));
     let mut created = create(&Tcp, &records, HashMap::new(), false).unwrap();
@@ -142,7 +143,7 @@ fn halves_that_are_shut_stay_shut() {
 }
 
 #[test]
-fn a_fin_from_outside_is_not_forgotten_and_ours_is_sent_again() {
+fn a_fin_from_an_outside_peer_is_kept_and_ours_is_sent_again() {
     let _alone = alone();
     if !may() {
         return;
@@ -182,7 +183,7 @@ fn a_connection_lost_in_a_crash_reports_it_at_once() {
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     assert!(is_at_end(&lost));
     drop(client);
-    // Without `kills` a connection to the outside is not saved at all.
+    // Without `kills` an outside connection is not saved.
     let (client, server) = pair("127.0.0.1:0");
     let descriptions = describe_all(&[server.as_fd()]);
     let records = capture(&Tcp, &descriptions, false).unwrap();
@@ -193,7 +194,7 @@ fn a_connection_lost_in_a_crash_reports_it_at_once() {
 }
 
 #[test]
-fn a_listener_comes_back_with_options_backlog_and_those_who_wait() {
+fn a_listener_is_restored_with_options_backlog_and_waiting_clients() {
     let _alone = alone();
     if !may() {
         return;
@@ -224,7 +225,7 @@ fn a_listener_comes_back_with_options_backlog_and_those_who_wait() {
 }
 
 #[test]
-fn a_client_from_outside_that_waited_to_be_accepted_is_reset() {
+fn an_outside_client_that_waited_to_be_accepted_is_reset() {
     let _alone = alone();
     if !may() {
         return;
@@ -240,7 +241,7 @@ fn a_client_from_outside_that_waited_to_be_accepted_is_reset() {
 }
 
 #[test]
-fn sockets_that_are_not_connected_come_back_as_they_were() {
+fn unconnected_sockets_are_restored_in_their_state() {
     let _alone = alone();
     let family = Family { domain: AF_INET, kind: 1, protocol: IPPROTO_TCP };
     let fresh = family.create().unwrap();
@@ -259,7 +260,7 @@ fn sockets_that_are_not_connected_come_back_as_they_were() {
 }
 
 #[test]
-fn a_checkpoint_that_fails_leaves_the_connection_as_it_was() {
+fn a_failed_checkpoint_does_not_change_the_connection() {
     let _alone = alone();
     if !may() {
         return;
@@ -310,7 +311,7 @@ fn keep_counts(records: &[FdRecord]) -> Vec<Option<i32>> {
 }
 
 #[test]
-fn options_are_those_of_the_pause_but_for_a_connection_to_the_outside() {
+fn options_are_read_in_the_pause_except_those_of_outside_connections() {
     let _alone = alone();
     if !may() {
         return;
@@ -333,7 +334,7 @@ fn options_are_those_of_the_pause_but_for_a_connection_to_the_outside() {
     assert_eq!(take(&|| set(5)), [Some(5), None, Some(3), Some(5)]);
     std::thread::sleep(Duration::from_millis(1100));
     assert_eq!(take(&|| {}), [Some(5), None, Some(5), Some(5)]);
-    // What is no connection any more in the pause is read in the pause.
+    // A socket that is no longer a connection in the pause is read in the pause.
     let gone = take(&|| {
         set(7);
         rustix::net::connect_unspec(&held).unwrap();
@@ -354,7 +355,7 @@ fn any_port() -> socket::SocketAddress {
 }
 
 #[test]
-fn an_mptcp_listener_comes_back_and_its_plain_connections_too() {
+fn an_mptcp_listener_is_restored_with_its_plain_connections() {
     let _alone = alone();
     let Some(listener) = multipath() else { return };
     socket_option::set_int(listener.as_fd(), super::super::socket_options::REUSE_ADDRESS, 1).unwrap();
@@ -383,7 +384,7 @@ fn an_mptcp_listener_comes_back_and_its_plain_connections_too() {
 }
 
 #[test]
-fn an_mptcp_connection_is_lost_like_one_of_tcp_and_never_taken_over() {
+fn an_mptcp_connection_is_lost_like_a_tcp_connection_and_never_taken_over() {
     let _alone = alone();
     let (Some(listener), Some(client)) = (multipath(), multipath()) else { return };
     socket::bind(listener.as_fd(), &any_port()).unwrap();
@@ -449,7 +450,7 @@ fn signed_segments_are_refused() {
 }
 
 #[test]
-fn listeners_that_share_a_port_keep_their_owner_and_those_who_wait() {
+fn listeners_that_share_a_port_keep_their_owner_and_their_waiting_clients() {
     const CLIENTS: usize = 6;
     let _alone = alone();
     if !may() {
@@ -466,7 +467,7 @@ fn listeners_that_share_a_port_keep_their_owner_and_those_who_wait() {
         listeners.push(listener);
     }
     let waiting = |listener: &OwnedFd| tcp_repair::info(listener.as_fd()).unwrap().unacknowledged;
-    // All wait at the second listener, since the first does not listen yet.
+    // All clients wait at the second listener, since the first does not listen yet.
     rustix::net::listen(&listeners[1], 16).unwrap();
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| TcpStream::connect(inet_address::parse(&address).unwrap()).unwrap().into())
@@ -484,7 +485,7 @@ fn listeners_that_share_a_port_keep_their_owner_and_those_who_wait() {
 }
 
 #[test]
-fn options_of_a_listener_come_back() {
+fn options_of_a_listener_are_restored() {
     let _alone = alone();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let option = |level, number| SocketOption { level, number, name: "an option" };
@@ -500,12 +501,12 @@ fn options_of_a_listener_come_back() {
 }
 
 #[test]
-fn a_connection_to_the_outside_that_may_be_lost_is_not_taken_over() {
+fn an_outside_connection_that_may_be_lost_is_not_taken_over() {
     let _alone = alone();
     let (mut client, server) = pair("127.0.0.1:0");
     let records = capture_losing(&Tcp, &describe_all(&[server.as_fd()]), true).unwrap();
     drop(server);
-    // The peer sees what it sees of any process that ends.
+    // The peer observes the end of a process.
     assert!(matches!(client.read(&mut [0; 1]), Ok(0)));
     let mut created = create(&Tcp, &records, HashMap::new(), false).unwrap();
     Tcp.start(&records, &created).unwrap();

@@ -1,9 +1,9 @@
-//! Terminals: pseudo terminal pairs of the program's own, and the terminal it was started in.
+//! Terminals: pseudo terminal pairs of the program, and the terminal in which it was started.
 //!
-//! Owns: telling these apart, the payload, the capture; the relation of a session to its controlling terminal.
-//! Invariants: a pair comes back with the number it had, since programs keep the path of a terminal; a terminal of
-//! somebody else is opened again only if it is the very same one, otherwise the restorer's own takes its place.
-//! Does not: save what waits in a terminal whose master is outside of the subject.
+//! Owns: distinguishing these, payload and capture; the relation of a session to its controlling terminal.
+//! Invariants: a pair is restored with its number, since programs store the path of a terminal. An outside terminal
+//! is opened again only if it is the same one; otherwise the restorer's own terminal replaces it.
+//! Does not: save unread bytes of a terminal whose master is outside the subject.
 
 mod outside;
 mod pair;
@@ -47,7 +47,7 @@ impl FdKind for Tty {
     }
 
     fn summary(&self) -> &'static str {
-        "pseudo terminals with modes, window, controlled session and waiting bytes; the caller's terminal"
+        "pseudo terminals with modes, window, controlled session and unread bytes; the caller's terminal"
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -61,7 +61,7 @@ impl FdKind for Tty {
             found.push(description.obstacle(
                 "terminal",
                 &format!("it has line discipline {discipline}, whose state cannot be saved"),
-                "let the program end the protocol it speaks on this line (SLIP, PPP …)",
+                "let the program end the protocol on this line (SLIP, PPP …)",
             ));
         }
         match role_of(description, scope) {
@@ -135,7 +135,7 @@ impl FdKind for Tty {
         Ok(())
     }
 
-    /// Process groups exist by now: the leader names the one in the foreground.
+    /// Runs when the process groups exist: the leader sets the foreground group.
     fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
         let leader = context.stub.pid();
         for record in records {
@@ -165,7 +165,8 @@ fn slave_outside(description: &Description, scope: &CaptureScope<'_>) -> Option<
     ))
 }
 
-/// A session leader names the foreground group through a descriptor; without one, only its own group can be it.
+/// The obstacle of a session leader without a descriptor of its terminal, which it needs to set the foreground group.
+/// Without one, only its own group can be in the foreground.
 fn leader_without_descriptor(description: &Description, scope: &CaptureScope<'_>) -> Option<Obstacle> {
     if master_number(description).is_some() {
         return None;
@@ -188,7 +189,7 @@ fn leader_without_descriptor(description: &Description, scope: &CaptureScope<'_>
     })
 }
 
-/// The session leader of the subject that a terminal controls.
+/// The session leader of the subject whose controlling terminal is this device.
 fn leader_of(device: (u32, u32), scope: &CaptureScope<'_>) -> Option<Pid> {
     let number = encode(device);
     scope
@@ -205,14 +206,14 @@ fn foreground_of(leader: Pid) -> Result<i32> {
     Ok(behind_name.split_whitespace().nth(5).and_then(|word| word.parse().ok()).unwrap_or(0))
 }
 
-/// A session leader takes its terminal again, before it has children that inherit it.
-/// Nothing happens when it has the terminal already.
+/// Makes the terminal the controlling terminal of a session leader, before it has children that inherit it. Does
+/// nothing when it already is.
 fn take_control(payload: &TtyPayload, fd: Fd, leader: &mut Stub) -> Result<()> {
     let taken = leader.call(IOCTL, [fd.get() as u64, terminal::TAKE_CONTROL_REQUEST, 0, 0, 0, 0]);
     taken.map(drop).map_err(|error| ResourceError::Unsupported {
         pid: leader.pid(),
         what: format!("controlling terminal {}", path::from_bytes(&payload.path).display()),
-        why: format!("it cannot be taken again: {error}"),
+        why: format!("it cannot become the controlling terminal: {error}"),
         fix: "restore from a terminal that controls no other session".to_owned(),
     })
 }
@@ -224,7 +225,7 @@ fn set_foreground(payload: &TtyPayload, fd: Fd, context: &mut FdConnect<'_>) -> 
         let group = payload.foreground.to_ne_bytes();
         let call = |at: Address| [number, terminal::SET_FOREGROUND_REQUEST, at.get(), 0, 0, 0];
         match context.stub.call_with(context.memory, IOCTL, &group, call) {
-            // All of that group have ended: nobody is in the foreground, as before.
+            // The group has no process left: no group is in the foreground, as before.
             Err(RemoteError::Refused { errno: Errno::ESRCH, .. }) => {}
             outcome => drop(outcome?),
         }
@@ -252,7 +253,7 @@ impl FdCapture for TtyCapture {
             Role::Slave | Role::Outside => node_of(&description.stat, self.device),
         };
         self.state = match self.role {
-            // A terminal that hung up answers nothing any more.
+            // A terminal that was hung up returns errors.
             Role::Outside => State::of(file).ok(),
             Role::Master | Role::Slave => None,
         };
@@ -306,10 +307,10 @@ fn state_of_pair(master: BorrowedFd<'_>, slaves: Slaves) -> Result<State> {
         ..State::of(master)?
     };
     if slaves != Slaves::Never && !state.locked {
-        // Held only for this moment: a slave of ours would hide that the subject closes its last.
+        // Open only for this moment: our slave would hide that the subject closes its last one.
         let slave = terminal::open_slave(master, (OFlags::RDWR | OFlags::NONBLOCK).bits())?;
         let pair = Pair { master, slave: slave.as_fd() };
-        state.queues = Some(pair.look(&state.modes()?)?);
+        state.queues = Some(pair.copy(&state.modes()?)?);
     }
     Ok(state)
 }

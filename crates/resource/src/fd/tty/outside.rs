@@ -1,11 +1,12 @@
-//! Terminals of somebody else: the one the program was started in, serial lines, consoles.
+//! Outside terminals: the one in which the program was started, serial lines, consoles.
 //!
-//! Owns: finding such a terminal again, and giving it the modes the program had set.
-//! Invariants: only the very same terminal is opened by its path. A terminal that the restorer hands on takes the place
-//! of one that is gone, and of a standard stream that controls another session by now; without such a terminal the
-//! latter refuses the restore, since the program would take the input of that session. The window size stays what it is now. Modes are set neither from the background nor on a terminal that
-//! controls a session of other processes.
-//! Does not: save or replace what waits in it.
+//! Owns: finding such a terminal again, and setting the modes that the program had set.
+//! Invariants: only the same terminal is opened by its path. An inherited terminal of the restorer replaces a
+//! terminal that no longer exists. It also replaces a standard stream whose terminal now controls another session;
+//! without a replacement the restore is refused, since the program would read that session's input. The window size
+//! is not changed. Modes are set neither from the background nor on a terminal that controls a session of other
+//! processes.
+//! Does not: save or replace its unread bytes.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,28 +27,28 @@ use crate::support::inherited::Inherited;
 use crate::support::opening;
 use crate::support::path;
 
-/// Descriptors up to here are the standard streams.
+/// The highest fd of a standard stream.
 const STANDARD_MAX: i32 = 2;
 
-/// The usual file of a terminal.
+/// The usual path of a terminal.
 fn usual_path(device: (u32, u32), saved: &Path) -> PathBuf {
     if device.0 == SLAVE_MAJOR { slave_path(device.1) } else { saved.to_owned() }
 }
 
-/// Refuses a terminal that could not be found again.
+/// The obstacle of a terminal that could not be found at a restore.
 pub(super) fn obstacle(description: &Description) -> Option<Obstacle> {
     let device = device_of(description);
     let path = usual_path(device, Path::new(description.target()));
     let found = rustix::fs::stat(&path).is_ok_and(|stat| {
-        // /dev/console and /dev/tty stand for another device than their own.
+        // /dev/console and /dev/tty refer to another device than their own.
         let own = (major(stat.st_rdev), minor(stat.st_rdev));
         own == device || stat.st_rdev == description.stat.st_rdev
     });
     (!found).then(|| {
         description.obstacle(
             "terminal",
-            &format!("device {}:{} has no file {} here", device.0, device.1, path.display()),
-            "run undying where the program's terminal can be seen, or redirect the program's input and output",
+            &format!("device {}:{} has no file {}", device.0, device.1, path.display()),
+            "run undying where the program's terminal has a file, or redirect the program's input and output",
         )
     })
 }
@@ -56,12 +57,12 @@ pub(super) fn obstacle(description: &Description) -> Option<Obstacle> {
 #[derive(Debug, Default)]
 pub(super) struct Outsiders {
     inherited: Inherited,
-    /// Terminals that were standard streams of the program, and that control neither its session nor ours.
+    /// Terminals of the program's standard streams that control neither its session nor that of the restorer.
     foreign: HashSet<(u32, u32)>,
 }
 
 impl Outsiders {
-    /// Finds the terminals of these records that belong to another session by now.
+    /// Finds the terminals of these records that now belong to another session.
     pub(super) fn of(records: &[(&FdRecord, TtyPayload)]) -> Self {
         let outside = || records.iter().filter(|(_, payload)| payload.role() == Role::Outside);
         let device = |payload: &TtyPayload| (payload.major, payload.minor);
@@ -101,7 +102,7 @@ impl Outsiders {
         }
         let device = (payload.major, payload.minor);
         if self.foreign.contains(&device) {
-            // Other terminals answer ENOTTY.
+            // Terminals that do not control our session return ENOTTY.
             let is_own = |entry: &Entry| rustix::termios::tcgetpgrp(&entry.2).is_ok();
             if let Some(file) = self.inherited.take_if(context, record.flags, is_own)? {
                 return Ok(file);
@@ -117,7 +118,7 @@ impl Outsiders {
     }
 }
 
-/// A descriptor that the restorer hands on, by device and inode.
+/// An inherited descriptor of the restorer, with device and inode.
 type Entry = (u64, Inode, OwnedFd);
 
 fn two_readers(record: &FdRecord, device: (u32, u32), other: Pid) -> ResourceError {
@@ -126,10 +127,10 @@ fn two_readers(record: &FdRecord, device: (u32, u32), other: Pid) -> ResourceErr
         pid: record.holder.0,
         what: format!("terminal {}", slave_path(device.1).display()),
         why: format!(
-            "it controls the session of pid {other}{name}, and the program would take input from there"
+            "it controls the session of pid {other}{name}, and the program would read the input of that session"
         ),
-        fix: "restore with a terminal as standard input: the program gets that one (`script -qc COMMAND /dev/null` \
-              makes one)"
+        fix: "restore with a terminal as standard input, which the program then uses (`script -qc COMMAND /dev/null` \
+              creates one)"
             .to_owned(),
     }
 }
@@ -141,15 +142,16 @@ fn reopen(record: &FdRecord, payload: &TtyPayload) -> Result<OwnedFd> {
         ResourceError::File {
         path: path.display().to_string(),
         why,
-        fix: "restore from the terminal that the program shall have, or start it with input and output redirected"
+        fix: "restore from the terminal that the program should use, or start it with input and output redirected"
             .to_owned(),
     }
     };
-    // The kernel gives number and inode of a closed terminal to the next one: only the holders' rights decide.
+    // A new terminal can have number and inode of a closed one, so the identity proves nothing: the holders' rights
+    // decide.
     let found = record
         .opener
         .find(&path, None)
-        .map_err(|refusal| gone(format!("the program's terminal is not there: {refusal}")))?;
+        .map_err(|refusal| gone(format!("the program's terminal does not exist: {refusal}")))?;
     let stat = found.stat().map_err(|refusal| gone(refusal.to_string()))?;
     let is_terminal = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
     let is_slave = device.0 == SLAVE_MAJOR;
@@ -157,13 +159,13 @@ fn reopen(record: &FdRecord, payload: &TtyPayload) -> Result<OwnedFd> {
         return Err(gone("it is no longer the program's terminal".to_owned()));
     }
     if is_slave && payload.node != Some(Node::of(&stat)) {
-        return Err(gone("it is another terminal by now".to_owned()));
+        return Err(gone("it is another terminal".to_owned()));
     }
     found.open(opening::flags_for(record.flags)).map_err(|refusal| gone(refusal.to_string()))
 }
 
-/// Whether the modes of a terminal may be set: not in the background of our own session, where the kernel would stop
-/// this process, and not under the processes of another session.
+/// Whether the modes of a terminal may be set. In the background of our own session, the kernel would stop this
+/// process. A terminal that controls another session is not changed.
 fn may_set_modes(file: &OwnedFd) -> bool {
     match rustix::termios::tcgetpgrp(file) {
         Ok(foreground) => {
@@ -174,7 +176,7 @@ fn may_set_modes(file: &OwnedFd) -> bool {
     }
 }
 
-/// A process in the session that a terminal controls: the leader if it lives.
+/// A process in the session that a terminal controls; the leader if it exists.
 fn controlled_by(device: (u32, u32)) -> Option<Pid> {
     let number = encode(device);
     let of_terminal = |pid: &Pid| procfs::stat(*pid).is_ok_and(|stat| stat.tty_nr == number);

@@ -1,9 +1,9 @@
 //! Pseudo terminal pairs of a restore.
 //!
-//! Owns: making pairs with the numbers they had, opening their slaves, giving both ends their state.
-//! Invariants: a pair whose number somebody has taken is refused by name; masters opened on the way to a number are
-//! closed again. Modes are set before bytes are put in; what forbids opening comes last.
-//! Does not: choose other numbers, except where the master is closed and nothing can be opened by path any more.
+//! Owns: creating pairs with their numbers, opening their slaves, restoring the state of both ends.
+//! Invariants: a pair whose number is in use is refused by name; masters opened before the wanted number is reached
+//! are closed. Modes are set before bytes are written; modes that forbid opening are set last.
+//! Does not: choose other numbers, except where the master is closed and the slave cannot be opened by path.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,7 +23,7 @@ use crate::support::opening::{self, flags_for};
 use crate::support::ownership::owner;
 use crate::support::path;
 
-/// Where masters are opened, in this order, when the path of the image does not serve.
+/// Paths of the master device, tried in this order when the path of the image does not work.
 const FRONTS: [&str; 2] = ["/dev/ptmx", "/dev/pts/ptmx"];
 
 /// All pairs of a restore.
@@ -74,14 +74,14 @@ impl PairFiles {
     }
 }
 
-/// Masters that were opened on the way to the wanted number: the kernel gives the lowest that is free.
+/// Masters opened before the wanted number was reached: the kernel assigns the lowest free number.
 #[derive(Debug, Default)]
 struct Masters {
     spare: BTreeMap<u32, OwnedFd>,
 }
 
 impl Masters {
-    /// The master of a number; `None` if somebody has that number.
+    /// The master of a number; `None` if another program uses the number.
     fn open(&mut self, wanted: u32, path: &Path) -> Result<Option<OwnedFd>> {
         loop {
             if let Some(master) = self.spare.remove(&wanted) {
@@ -97,7 +97,7 @@ impl Masters {
     }
 }
 
-/// Opens the device that makes pairs. The fronts may be symbolic links; their directories are root's.
+/// Opens the master device. The paths may be symbolic links; their directories belong to root.
 fn open_master(saved: &Path) -> Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opener = Opener::default();
@@ -132,7 +132,7 @@ impl PairFile {
             terminal::set_packet_mode(master.as_fd(), state.packets)?;
             terminal::set_locked(master.as_fd(), state.locked)?;
         }
-        // Without a master of the subject's, closing ours hangs its slaves up, as they were.
+        // If the subject has no master, closing ours hangs up its slaves, as they were.
         if let Some(id) = self.master {
             context.created.insert(id, master);
         }
@@ -157,7 +157,7 @@ impl PairFile {
         Ok(())
     }
 
-    /// Gives the slave's file its owner and mode.
+    /// Sets owner and mode of the slave's file.
     fn set_node(&self, master: BorrowedFd<'_>) -> Result<()> {
         let Some(node) = self.node else { return Ok(()) };
         let path = slave_path(terminal::pair_number(master)?);
@@ -183,9 +183,9 @@ impl PairFile {
             pid,
             what: format!("fd {fd} ({NAME})"),
             why: format!(
-                "the program made the pseudo terminal /dev/pts/{number}, and that number is taken by now"
+                "the program created the pseudo terminal /dev/pts/{number}, and another program now uses that number"
             ),
-            fix: format!("close the terminal /dev/pts/{number} (`fuser /dev/pts/{number}` names its users)"),
+            fix: format!("close the terminal /dev/pts/{number} (`fuser /dev/pts/{number}` lists its users)"),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! A terminal as the image keeps it.
+//! A terminal as it is in the image.
 //!
-//! Owns: the payload, its parts, and how they are read off a terminal.
-//! Does not: tell whose terminal it is.
+//! Owns: the payload, its messages, and reading them from a terminal.
+//! Does not: determine the role of a terminal.
 
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -18,47 +18,47 @@ use crate::error::{ResourceError, Result};
 
 pub(super) const NAME: &str = "fd/tty";
 
-/// Where slaves have their files.
+/// Directory of the slaves' files.
 const SLAVES: &str = "/dev/pts";
 
 /// Whether slaves of a pair are open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum Slaves {
-    /// None was ever opened.
+    /// No slave was ever opened.
     Never = 0,
-    /// The subject has some open.
+    /// The subject has an open slave.
     Open = 1,
-    /// All are closed again.
+    /// All slaves were closed.
     Closed = 2,
 }
 
-/// One open terminal as the image keeps it.
+/// One open terminal as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TtyPayload {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) path: Vec<u8>,
     #[prost(enumeration = "Role", tag = "2")]
     pub(super) role: i32,
-    /// Device number of the terminal itself; the minor is the number of a pair.
+    /// Device number of the terminal itself; the minor is the number of the pair.
     #[prost(uint32, tag = "3")]
     pub(super) major: u32,
     #[prost(uint32, tag = "4")]
     pub(super) minor: u32,
-    /// The file it was opened as, by which whoever restores may hold it already.
+    /// Device and inode of the opened file, by which an inherited descriptor is recognized.
     #[prost(uint64, tag = "5")]
     pub(super) file_system: u64,
     #[prost(uint64, tag = "6")]
     pub(super) inode: u64,
     #[prost(bool, tag = "7")]
     pub(super) inherited: bool,
-    /// Owner and mode of the file of a slave.
+    /// Owner and mode of a slave's file.
     #[prost(message, optional, tag = "8")]
     pub(super) node: Option<Node>,
-    /// What a pair has; in the master's record. Of an outside terminal, only the modes.
+    /// State of a pair, in the master's record; for an outside terminal only the modes.
     #[prost(message, optional, tag = "9")]
     pub(super) state: Option<State>,
-    /// The session leader that it controls, 0 for none of the subject, and the foreground group.
+    /// The session leader of the subject that it controls (0 for none), and the foreground group.
     #[prost(int32, tag = "10")]
     pub(super) session: i32,
     #[prost(int32, tag = "11")]
@@ -76,7 +76,7 @@ pub(super) struct Node {
     pub(super) group: u32,
     #[prost(uint32, tag = "3")]
     pub(super) mode: u32,
-    /// When the terminal was made (or its owner changed): the time of the last change of the file's attributes.
+    /// ctime of the file: when the terminal was created, or its owner changed.
     #[prost(int64, tag = "4")]
     pub(super) changed_s: i64,
     #[prost(uint64, tag = "5")]
@@ -115,7 +115,7 @@ impl Node {
     }
 }
 
-/// The file of the slave with that device number. A descriptor of `/dev/tty` has the status of that file instead.
+/// The file of the slave with this device number. A descriptor of `/dev/tty` has the stat of that file instead.
 pub(super) fn node_of(opened: &Stat, device: (u32, u32)) -> Option<Node> {
     let is_slave =
         |stat: &Stat| (major(stat.st_rdev), minor(stat.st_rdev)) == device && device.0 == SLAVE_MAJOR;
@@ -126,13 +126,13 @@ pub(super) fn node_of(opened: &Stat, device: (u32, u32)) -> Option<Node> {
     is_slave(&stat).then(|| Node::of(&stat))
 }
 
-/// The usual file of a slave.
+/// The usual path of a slave.
 pub(super) fn slave_path(number: u32) -> PathBuf {
     Path::new(SLAVES).join(number.to_string())
 }
 
 impl State {
-    /// Modes and window of a terminal; asked of a master, those of its slave.
+    /// Modes and window of a terminal; for a master, those of its slave.
     pub(super) fn of(terminal: BorrowedFd<'_>) -> Result<Self> {
         let modes = terminal::modes(terminal)?;
         let window = rustix::termios::tcgetwinsize(terminal)

@@ -1,11 +1,12 @@
-//! What waits in a pseudo terminal, in both directions.
+//! Unread bytes of a pseudo terminal, in both directions.
 //!
-//! Owns: taking it out and putting it back within the pause, and putting it into a new pair.
-//! Invariants: bytes go back exactly as they came out: where the modes would change, echo or swallow them, the modes
-//! are neutral meanwhile. Nothing waits for a reader or a writer.
-//! Does not: see a line that is not ended yet (canonical mode), or a control status of packet mode.
+//! Owns: reading and rewriting them within the pause, and writing them into a new pair.
+//! Invariants: bytes are rewritten exactly as they were read. Where the modes would change, echo or discard them,
+//! neutral modes are set meanwhile. No operation blocks.
+//! Does not: read an unfinished line (canonical mode), or a control status of packet mode.
 //!
-//! The kernel has no way to look at these bytes without taking them. Should this program be killed between taking
+//! The kernel has no way to peek these bytes. If this program is killed between reading and rewriting them, a few
+//! microseconds, the subject loses them.
 //! and putting back, a few microseconds, they are lost to the subject.
 
 use std::os::fd::BorrowedFd;
@@ -17,12 +18,12 @@ use sys::clock::Deadline;
 use sys::terminal::{self, Modes, NO_CHARACTER};
 use sys::{Errno, Error, Result};
 
-/// Most lines, or reads, taken from one direction; the kernel holds a few pages.
+/// Maximum number of lines or reads from one direction; the kernel holds a few pages.
 const READS_MAX: usize = 65_536;
-/// Longest line the kernel holds.
+/// Longest line that the kernel holds.
 const LINE_BYTES_MAX: usize = 4096;
-/// How long the kernel's worker may take to hand written bytes to the other end; it needs microseconds.
-const HAND_OVER_MAX: Duration = Duration::from_millis(500);
+/// Timeout for the kernel's worker to transfer written bytes to the other end; it needs microseconds.
+const TRANSFER_TIMEOUT: Duration = Duration::from_millis(500);
 
 // Modes of termios(3).
 const ISTRIP: u32 = 0o40;
@@ -48,17 +49,17 @@ const VEOL2: usize = 16;
 /// The usual end-of-file character, Ctrl-D.
 const USUAL_EOF: u8 = 4;
 
-/// Bytes on their way to the slave.
+/// Bytes that the slave has not read.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Input {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) bytes: Vec<u8>,
-    /// Ended by the end-of-file character: a reader gets these bytes, or none, at once.
+    /// Ended by the end-of-file character: a read returns these bytes, or none, without waiting.
     #[prost(bool, tag = "2")]
     pub(super) ended: bool,
 }
 
-/// What waits in both directions.
+/// Unread bytes of both directions.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Queues {
     #[prost(message, repeated, tag = "1")]
@@ -67,7 +68,7 @@ pub(super) struct Queues {
     pub(super) to_master: Vec<u8>,
 }
 
-/// The two ends; the slave must be a description of our own that does not wait.
+/// The two ends; the slave must be a non-blocking description of this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair<'a> {
     pub(super) master: BorrowedFd<'a>,
@@ -75,8 +76,8 @@ pub(super) struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Inside the pause: what waits, which afterwards waits as before.
-    pub(super) fn look(&self, modes: &Modes) -> Result<Queues> {
+    /// Inside the pause: copies the unread bytes by reading and rewriting them.
+    pub(super) fn copy(&self, modes: &Modes) -> Result<Queues> {
         let to_slave = take_input(self.slave, modes)?;
         self.put_input(&to_slave, modes)?;
         let to_master = self.take_output()?;
@@ -84,13 +85,13 @@ impl Pair<'_> {
         Ok(Queues { to_slave, to_master })
     }
 
-    /// Fills a pair that has its modes and in which nothing waits.
+    /// Fills an empty pair that has its modes.
     pub(super) fn fill(&self, queues: &Queues, modes: &Modes) -> Result<()> {
         self.put_input(&queues.to_slave, modes)?;
         self.put_output(&queues.to_master, modes)
     }
 
-    /// Output that a stopped terminal (Ctrl-S) holds back is left where it is: it could not be put back.
+    /// Reads the output. Output of a stopped terminal (Ctrl-S) is not read, since it could not be rewritten.
     fn take_output(&self) -> Result<Vec<u8>> {
         let mut taken = Vec::new();
         let waiting = waiting(self.master)?;
@@ -104,7 +105,7 @@ impl Pair<'_> {
                 break;
             }
             let bytes = read(self.master, count + usize::from(packets))?;
-            // In packet mode the first byte says whether data follow.
+            // In packet mode the first byte is 0 if data follow.
             match bytes.first() {
                 Some(0) if packets => taken.extend(&bytes[1..]),
                 Some(_) if packets => {}
@@ -138,13 +139,13 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// A worker of the kernel hands bytes over, and applies the modes of that moment.
+    /// Waits until a worker of the kernel has transferred the bytes, since it applies the modes of that moment.
     fn await_input(&self, inputs: &[Input]) -> Result<()> {
         let wanted: usize = inputs.iter().map(|input| input.bytes.len()).sum();
-        let deadline = Deadline::after(HAND_OVER_MAX);
+        let deadline = Deadline::after(TRANSFER_TIMEOUT);
         while (wanted == 0 && !ready(self.slave, PollFlags::IN)) || waiting(self.slave)? < wanted {
             if deadline.has_passed() {
-                return Err(Error::new("hand bytes to a terminal", Errno::SHORT));
+                return Err(Error::new("transfer bytes to a terminal", Errno::SHORT));
             }
             std::thread::yield_now();
         }
@@ -165,7 +166,7 @@ impl Pair<'_> {
     }
 }
 
-/// Takes complete lines in canonical mode, all bytes otherwise.
+/// Reads complete lines in canonical mode, all bytes otherwise.
 fn take_input(slave: BorrowedFd<'_>, modes: &Modes) -> Result<Vec<Input>> {
     let mut taken = Vec::new();
     let by_line = modes.local & (ICANON | EXTPROC) == ICANON;
@@ -200,7 +201,7 @@ fn end_of_file(modes: &Modes) -> u8 {
     }
 }
 
-/// Whether a terminal in these modes takes the bytes in as they are and shows nothing.
+/// Whether a terminal in these modes accepts the bytes unchanged and echoes nothing.
 fn passes_unchanged(modes: &Modes, bytes: &[u8]) -> bool {
     if modes.local & (ECHO | ECHONL) != 0
         || (modes.local & ICANON != 0 && modes.characters[VEOF] == NO_CHARACTER)
@@ -224,7 +225,7 @@ fn is_special(modes: &Modes, byte: u8) -> bool {
     byte != NO_CHARACTER && active.any(|(_, character)| *character == byte)
 }
 
-/// Modes that change nothing, but keep what ends a line, and keep lines lines.
+/// Modes that change no byte, but keep canonical mode and the characters that end a line.
 fn neutral_for_input(modes: &Modes) -> Modes {
     let mut neutral = Modes { input: 0, local: modes.local & (ICANON | EXTPROC), ..*modes };
     for (index, character) in neutral.characters.iter_mut().enumerate() {
@@ -236,7 +237,7 @@ fn neutral_for_input(modes: &Modes) -> Modes {
     neutral
 }
 
-/// What must be written so that output processing gives exactly `bytes`; `None` where nothing does.
+/// The bytes for which output processing yields exactly `bytes`; `None` if there are none.
 fn source_of_output(modes: &Modes, bytes: &[u8]) -> Option<Vec<u8>> {
     if modes.output & OPOST == 0 {
         return Some(bytes.to_vec());
@@ -258,12 +259,12 @@ fn source_of_output(modes: &Modes, bytes: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn ready(terminal: BorrowedFd<'_>, wanted: PollFlags) -> bool {
-    let mut ask = [PollFd::from_borrowed_fd(terminal, wanted)];
+    let mut polled = [PollFd::from_borrowed_fd(terminal, wanted)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut ask, Some(&at_once)).is_ok() && ask[0].revents().contains(wanted)
+    poll(&mut polled, Some(&at_once)).is_ok() && polled[0].revents().contains(wanted)
 }
 
-/// Bytes that a read gives now. Asking whether there are any makes the kernel hand over what is on its way.
+/// Bytes that a read returns now. The poll makes the kernel transfer pending bytes.
 fn waiting(terminal: BorrowedFd<'_>) -> Result<usize> {
     ready(terminal, PollFlags::IN);
     let count = rustix::io::ioctl_fionread(terminal)
@@ -283,7 +284,7 @@ fn read(terminal: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>> {
 }
 
 fn write(terminal: BorrowedFd<'_>, bytes: &[u8]) -> Result<()> {
-    let deadline = Deadline::after(HAND_OVER_MAX);
+    let deadline = Deadline::after(TRANSFER_TIMEOUT);
     let mut done = 0;
     while done < bytes.len() {
         match rustix::io::write(terminal, &bytes[done..]) {
@@ -369,20 +370,20 @@ mod tests {
         modes.characters[VMIN] = 3;
     }
 
-    /// Everything waits as before after a look, and in a new pair after a fill.
+    /// Asserts that the bytes are unread as before after a copy, and in a new pair after a fill.
     fn check(change: impl Fn(&mut Modes), prepare: impl Fn(&Ends)) -> (Vec<Vec<u8>>, Vec<u8>) {
         let expected = Ends::new(&change);
         prepare(&expected);
         let (input, output) = (expected.input(), expected.output());
-        let looked_at = Ends::new(&change);
-        prepare(&looked_at);
-        let before = looked_at.modes();
-        let first = looked_at.pair().look(&before).unwrap();
-        let queues = looked_at.pair().look(&before).unwrap();
+        let copied = Ends::new(&change);
+        prepare(&copied);
+        let before = copied.modes();
+        let first = copied.pair().copy(&before).unwrap();
+        let queues = copied.pair().copy(&before).unwrap();
         assert_eq!(queues, first);
-        assert_eq!(looked_at.modes(), before);
+        assert_eq!(copied.modes(), before);
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!((looked_at.input(), looked_at.output()), (input.clone(), output.clone()));
+        assert_eq!((copied.input(), copied.output()), (input.clone(), output.clone()));
         let again = Ends::new(&change);
         again.pair().fill(&queues, &again.modes()).unwrap();
         std::thread::sleep(Duration::from_millis(20));
@@ -392,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_bytes_wait_in_both_directions() {
+    fn raw_bytes_are_copied_in_both_directions() {
         let _guard = alone();
         let bytes: Vec<u8> = (0..=255).collect();
         let (input, output) = check(raw, |ends| {
@@ -403,18 +404,18 @@ mod tests {
     }
 
     #[test]
-    fn fewer_bytes_than_a_read_waits_for_are_seen_too() {
+    fn fewer_bytes_than_the_minimum_of_a_read_are_copied_too() {
         let _guard = alone();
         let ends = Ends::new(raw);
         ends.type_in(b"ab");
-        let queues = ends.pair().look(&ends.modes()).unwrap();
+        let queues = ends.pair().copy(&ends.modes()).unwrap();
         assert_eq!(queues.to_slave.len(), 1);
         ends.type_in(b"c");
         assert_eq!(ends.input(), [b"abc"]);
     }
 
     #[test]
-    fn lines_and_ends_of_file_keep_their_borders() {
+    fn lines_and_ends_of_file_keep_their_boundaries() {
         let _guard = alone();
         let quiet = |modes: &mut Modes| modes.local &= !(ECHO | ECHONL);
         let (input, _) = check(quiet, |ends| ends.type_in(b"one\ntwo\nthree\x04\x04four\n"));
@@ -422,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_that_echoes_echoes_once() {
+    fn input_is_echoed_once() {
         let _guard = alone();
         let (input, output) = check(|_| {}, |ends| ends.type_in(b"hello\nq\x16\x03x\n"));
         assert_eq!(input, [&b"hello\n"[..], b"q\x03x\n"].map(<[u8]>::to_vec));
@@ -439,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_queue_is_kept_whole() {
+    fn a_large_queue_is_copied_whole() {
         let _guard = alone();
         let bytes = vec![b'x'; 8000];
         let (input, output) = check(raw, |ends| {
@@ -450,23 +451,23 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_taken_without_their_status() {
+    fn packets_are_copied_without_their_status() {
         let _guard = alone();
         let ends = Ends::new(raw);
         terminal::set_packet_mode(ends.master.as_fd(), true).unwrap();
         ends.print(b"text");
-        let queues = ends.pair().look(&ends.modes()).unwrap();
+        let queues = ends.pair().copy(&ends.modes()).unwrap();
         assert_eq!(queues.to_master, b"text");
         assert_eq!(ends.output(), b"\0text");
     }
 
     #[test]
-    fn output_that_was_stopped_stays_where_it_is() {
+    fn stopped_output_is_not_touched() {
         let _guard = alone();
         let ends = Ends::new(|modes| modes.local &= !ECHO);
         ends.print(b"before");
         ends.type_in(b"\x13");
-        let queues = ends.pair().look(&ends.modes()).unwrap();
+        let queues = ends.pair().copy(&ends.modes()).unwrap();
         assert_eq!(queues, Queues::default());
         assert_eq!(ends.output(), b"before");
     }

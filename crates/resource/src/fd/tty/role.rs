@@ -1,7 +1,7 @@
-//! What a description is to its terminal: a master, a slave, or the terminal of somebody else.
+//! Role of a description of a terminal: master, slave, or outside terminal.
 //!
-//! Owns: telling these apart, and finding the other end of a pair.
-//! Does not: read what a terminal holds.
+//! Owns: determining the role, and finding the other end of a pair.
+//! Does not: read the state of a terminal.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::support::opening;
 
 /// Major number of the slaves of pseudo terminals.
 pub(super) const SLAVE_MAJOR: u32 = 136;
-/// `/dev/tty`, `/dev/console`, `/dev/ptmx`.
+/// Minors of `/dev/tty`, `/dev/console`, `/dev/ptmx`.
 const FRONTS: std::ops::RangeInclusive<u32> = 0..=2;
 
-/// What a description is to its terminal.
+/// Role of a description of a terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum Role {
-    /// Somebody else's terminal.
+    /// Another terminal: its master is outside the subject, or it has none.
     Outside = 0,
-    /// The master of a pair whose slaves are the subject's.
+    /// The master of a pair.
     Master = 1,
-    /// A slave of a pair whose master is the subject's, or is closed.
+    /// A slave of a pair whose master is in the subject, or is closed.
     Slave = 2,
 }
 
@@ -45,23 +45,23 @@ pub(crate) fn is_terminal(description: &Description) -> bool {
         && (is_known || terminal::modes(description.as_fd()).is_ok())
 }
 
-/// Whether another description is of a terminal and of such a one.
+/// Whether another description is of a terminal that satisfies `is_such`.
 pub(super) fn is_terminal_that(
     other: &Arc<Known>,
     scope: &CaptureScope<'_>,
     is_such: impl FnOnce(&Description) -> bool,
 ) -> bool {
     FileType::from_raw_mode(other.stat.st_mode) == FileType::CharacterDevice
-        && scope.ask(other, |other| is_terminal(other) && is_such(other)).unwrap_or(false)
+        && scope.with_duplicate(other, |other| is_terminal(other) && is_such(other)).unwrap_or(false)
 }
 
-/// The number of the pair of which a description is the master.
+/// The number of the pair, if a description is its master.
 pub(super) fn master_number(description: &Description) -> Option<u32> {
     let is_front = description.stat.st_rdev == makedev(5, 2);
     is_front.then(|| terminal::pair_number(description.as_fd()).ok())?
 }
 
-/// The device of the terminal behind a description that is no master, `/dev/tty` looked through.
+/// The device of the terminal of a slave description; `/dev/tty` is resolved to its terminal.
 pub(super) fn device_of(description: &Description) -> (u32, u32) {
     let number = description.stat.st_rdev;
     terminal::device(description.as_fd()).unwrap_or((major(number), minor(number)))
@@ -90,14 +90,14 @@ pub(super) fn role_of(description: &Description, scope: &CaptureScope<'_>) -> Ro
     }
 }
 
-/// Whether some slave of the pair is among the subject's descriptions.
+/// Whether a slave of the pair is among the subject's descriptions.
 pub(super) fn has_slave(number: u32, scope: &CaptureScope<'_>) -> bool {
     let is_slave =
         |other: &Description| master_number(other).is_none() && device_of(other) == (SLAVE_MAJOR, number);
     scope.descriptions.iter().any(|other| is_terminal_that(other, scope, is_slave))
 }
 
-/// Device numbers as `/proc/PID/stat` tells them.
+/// Encodes a device number as `/proc/PID/stat` shows it.
 pub(super) fn encode((major, minor): (u32, u32)) -> i32 {
     ((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)).cast_signed()
 }

@@ -12,7 +12,7 @@ use crate::support::testing::{Subject, describe, flags};
 
 const RDWR: u32 = 2;
 
-/// Pairs made meanwhile by other programs get lower numbers than ours, and leave ours free.
+/// Number of spare pairs, so that pairs of other programs get lower numbers than ours.
 const LOWER_NUMBERS: usize = 24;
 
 fn open_pair() -> (OwnedFd, OwnedFd) {
@@ -42,8 +42,8 @@ fn read(file: &OwnedFd) -> rustix::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Takes the ends apart, closes the originals as the end of the subject would, and builds them again.
-fn reborn(files: Vec<OwnedFd>) -> Result<Vec<OwnedFd>> {
+/// Captures the ends, closes the originals as at the end of the subject, and restores them.
+fn recreate(files: Vec<OwnedFd>) -> Result<Vec<OwnedFd>> {
     let borrowed: Vec<&dyn AsFd> = files.iter().map(|file| file as _).collect();
     let mut subject = Subject::new(&borrowed);
     assert_eq!(subject.obstacles(&Tty), Vec::new());
@@ -55,7 +55,7 @@ fn reborn(files: Vec<OwnedFd>) -> Result<Vec<OwnedFd>> {
 }
 
 #[test]
-fn a_pair_comes_back_with_number_modes_window_and_bytes() {
+fn a_pair_is_restored_with_number_modes_window_and_bytes() {
     let _guard = NUMBERS.lock();
     let (other, _other_slave) = open_pair();
     let (master, slave) = open_pair();
@@ -69,7 +69,7 @@ fn a_pair_comes_back_with_number_modes_window_and_bytes() {
     let number = terminal::pair_number(master.as_fd()).unwrap();
     let modes = terminal::modes(slave.as_fd()).unwrap();
     let expected = [flags(&slave), flags(&master)];
-    let built = reborn(vec![slave, master]).unwrap();
+    let built = recreate(vec![slave, master]).unwrap();
     drop(other);
     assert_eq!([flags(&built[0]), flags(&built[1])], expected);
     assert_eq!(terminal::pair_number(built[1].as_fd()).unwrap(), number);
@@ -83,23 +83,23 @@ fn a_pair_comes_back_with_number_modes_window_and_bytes() {
 }
 
 #[test]
-fn packet_mode_lock_and_exclusive_mode_come_back() {
+fn packet_mode_lock_and_exclusive_mode_are_restored() {
     let _guard = NUMBERS.lock();
     let (master, slave) = open_pair();
     terminal::set_packet_mode(master.as_fd(), true).unwrap();
     terminal::set_exclusive(slave.as_fd()).unwrap();
     terminal::set_locked(master.as_fd(), true).unwrap();
-    let built = reborn(vec![master, slave]).unwrap();
+    let built = recreate(vec![master, slave]).unwrap();
     assert!(terminal::is_packet_mode(built[0].as_fd()).unwrap());
     assert!(terminal::is_exclusive(built[1].as_fd()).unwrap());
     assert!(terminal::is_locked(built[0].as_fd()).unwrap());
 }
 
 #[test]
-fn a_master_alone_knows_whether_it_ever_had_a_slave() {
+fn a_master_without_slaves_is_restored_hung_up_or_not() {
     let _guard = NUMBERS.lock();
     let fresh = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-    let built = reborn(vec![fresh]).unwrap();
+    let built = recreate(vec![fresh]).unwrap();
     assert!(!is_hung_up(&describe(0, &built[0])));
     assert!(terminal::is_locked(built[0].as_fd()).unwrap());
     drop(built);
@@ -107,7 +107,7 @@ fn a_master_alone_knows_whether_it_ever_had_a_slave() {
     rustix::io::write(&slave, b"last\n").unwrap();
     settle();
     drop(slave);
-    let built = reborn(vec![master]).unwrap();
+    let built = recreate(vec![master]).unwrap();
     assert!(is_hung_up(&describe(0, &built[0])));
     assert_eq!(read(&built[0]).unwrap(), b"last\r\n");
     assert_eq!(read(&built[0]), Err(rustix::io::Errno::IO));
@@ -118,13 +118,13 @@ fn a_slave_without_master_stays_hung_up() {
     let _guard = NUMBERS.lock();
     let (master, slave) = open_pair();
     drop(master);
-    let built = reborn(vec![slave]).unwrap();
+    let built = recreate(vec![slave]).unwrap();
     assert_eq!(read(&built[0]).unwrap(), b"");
     assert_eq!(rustix::io::write(&built[0], b"x"), Err(rustix::io::Errno::IO));
 }
 
 #[test]
-fn several_pairs_keep_their_numbers_and_a_taken_one_is_refused() {
+fn several_pairs_keep_their_numbers_and_a_used_one_is_refused() {
     let _guard = NUMBERS.lock();
     let pairs = [open_pair(), open_pair(), open_pair()];
     let numbers = pairs.each_ref().map(|(master, _)| terminal::pair_number(master.as_fd()).unwrap());
@@ -143,7 +143,7 @@ fn several_pairs_keep_their_numbers_and_a_taken_one_is_refused() {
 }
 
 #[test]
-fn the_terminal_of_somebody_else_is_opened_by_path_or_handed_on() {
+fn an_outside_terminal_is_opened_by_path_or_passed_on() {
     let _guard = NUMBERS.lock();
     let (master, slave) = open_pair();
     raw(&slave);
@@ -168,10 +168,10 @@ fn the_terminal_of_somebody_else_is_opened_by_path_or_handed_on() {
     drop((built, handed, slave, master));
     let error = subject.build(&Tty, &envelopes, &[]).unwrap_err().to_string();
     assert!(error.contains("help:"), "{error}");
-    // A new terminal that happens to have the same number is somebody else's; the restorer's own takes the place.
+    // A new terminal with the same number is another one; the restorer's own terminal replaces the saved one.
     let (master, slave) = open_pair();
     let error = subject.build(&Tty, &envelopes, &[]).unwrap_err().to_string();
-    assert!(error.contains("another terminal") || error.contains("not there"), "{error}");
+    assert!(error.contains("another terminal") || error.contains("does not exist"), "{error}");
     let handed = [(0, Inode(0), slave.try_clone().unwrap())];
     let built = subject.build(&Tty, &envelopes, &handed).unwrap();
     rustix::io::write(&built[0], b"new home").unwrap();
@@ -180,7 +180,7 @@ fn the_terminal_of_somebody_else_is_opened_by_path_or_handed_on() {
 }
 
 #[test]
-fn a_slave_that_somebody_outside_uses_is_an_obstacle() {
+fn a_slave_in_use_outside_is_an_obstacle() {
     let _guard = NUMBERS.lock();
     let (master, slave) = open_pair();
     let mut child = std::process::Command::new("sleep")
@@ -195,13 +195,13 @@ fn a_slave_that_somebody_outside_uses_is_an_obstacle() {
 }
 
 #[test]
-fn device_numbers_are_those_of_proc() {
+fn device_numbers_are_encoded_as_in_proc() {
     assert_eq!(encode((136, 3)), 34_819);
     assert_eq!(encode((136, 300)), (0x2c | (136 << 8) | (0x100 << 12)));
 }
 
 #[test]
-fn what_is_no_terminal_is_not_claimed() {
+fn other_devices_are_not_claimed() {
     let null = std::fs::File::open("/dev/null").unwrap();
     assert!(!Tty.claims(&describe(0, &null)));
     let named = rustix::fs::open("/dev/ptmx", OFlags::PATH, rustix::fs::Mode::empty()).unwrap();

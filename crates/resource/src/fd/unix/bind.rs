@@ -1,9 +1,10 @@
-//! Giving a socket its address, and its file the names it has now.
+//! Binding a Unix socket to its address, and giving its file its present names.
 //!
-//! Owns: the bind inside a private directory, the move of the file to its names, the refusal where another file has one.
-//! Invariants: the address is the saved one, byte for byte, whatever the file is called by now. The file gets its names
-//! when all sockets are connected. A socket file is replaced only when no socket is bound to it any more; it comes
-//! back when the restore fails. A directory that the subject could have exchanged since the checkpoint is refused.
+//! Owns: the bind inside a private directory, the move of the file to its names, the refusal where another file has
+//! one.
+//! Invariants: the address is the saved one, byte for byte, whatever the present name of the file. The file gets its
+//! names when all sockets are connected. A socket file is replaced only when no socket is bound to it; it is put back
+//! when the restore fails. A directory that another user could have replaced since the checkpoint is refused.
 //! Does not: find the names; `names` does.
 
 use std::ffi::OsStr;
@@ -26,15 +27,15 @@ use crate::support::path;
 
 pub(super) const EADDRINUSE: i32 = 98;
 const ECONNREFUSED: i32 = 111;
-/// Directories that other users may write to; in a sticky one they cannot rename what is not theirs.
+/// Mode bits for writes of other users; in a sticky directory they cannot rename files of another owner.
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 const LINK: &str = ".link";
 
-/// Where a socket with an address can be reached while sockets are built.
+/// How a bound socket is reached while sockets are built.
 #[derive(Debug, Default)]
 pub(super) struct Bound {
-    /// `None` for an address that is no path.
+    /// `None` for an address that is not a path.
     file: Option<PrivateFile>,
 }
 
@@ -42,14 +43,14 @@ pub(super) struct Bound {
 #[derive(Debug)]
 struct PrivateFile {
     private: PrivateDirectory,
-    /// Its path inside.
+    /// Its path inside the directory.
     inside: PathBuf,
     file: OwnedFd,
     saved: Option<BoundFile>,
 }
 
 impl Bound {
-    /// An address that leads to the socket from every process that shares this one's descriptors.
+    /// An address that leads to the socket in every process with this process's descriptors.
     pub(super) fn address(&self, name: &SocketAddress) -> SocketAddress {
         let Some(PrivateFile { file, .. }) = &self.file else { return name.clone() };
         address_of(file.as_fd())
@@ -63,7 +64,7 @@ fn address_of(file: BorrowedFd<'_>) -> SocketAddress {
     SocketAddress(bytes)
 }
 
-/// Gives a socket its address. Its file is reached through the result only, until `finish`.
+/// Binds a socket. Until `finish`, its file is reached through the result only.
 pub(super) fn bind(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&BoundFile>) -> Result<Bound> {
     if !is_path(name) {
         socket::bind(socket, name).map_err(|error| in_use(name, error))?;
@@ -72,24 +73,23 @@ pub(super) fn bind(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&B
     let saved = file.filter(|file| !file.gone).cloned();
     let private = match saved.as_ref().and_then(BoundFile::first) {
         Some(place) => private_beside(&place, saved.as_ref())?,
-        // Its name was removed, or it was another program's.
+        // Its name was removed, or its file belongs to another program.
         None => {
             let last = file.map(|file| path::from_bytes(&file.path));
             PrivateDirectory::near(&last.unwrap_or_else(|| std::env::temp_dir().join("socket")))?
         }
     };
-    let inside = make_way(&private, Path::new(OsStr::from_bytes(text(name))))?;
+    let inside = make_parents(&private, Path::new(OsStr::from_bytes(text(name))))?;
     working_directory::within_root(private.directory(), || socket::bind(socket, name))
         .map_err(|error| needs_root(name, error))??;
     let file = private.open(&inside)?;
-    // Whoever made a connection makes it again, as any user; the directory keeps all others out.
+    // Any user of the subject must be able to connect again; the directory keeps other users out.
     chmod(own_link(&file), Mode::from_raw_mode(0o666))
         .map_err(|errno| Error::path("set the mode of", &inside, errno))?;
     Ok(Bound { file: Some(PrivateFile { private, inside, file, saved }) })
 }
 
-/// The same for a listener that is there for connections of the past only: where another file has its name, it goes
-/// without.
+/// Like `bind`, for a temporary listener of past connections. If another file has its name, it is bound without one.
 pub(super) fn bind_passing(
     socket: BorrowedFd<'_>,
     name: &SocketAddress,
@@ -99,7 +99,7 @@ pub(super) fn bind_passing(
     bind(socket, name, file.filter(is_free))
 }
 
-/// Everything is connected: files get their owners, modes and names. Those without a name are removed.
+/// After all connections: sets owner, mode and names of the files. Files without a name are removed.
 pub(super) fn finish(bound: impl Iterator<Item = Bound>, shared: &mut Shared) -> Result<()> {
     for PrivateFile { private, inside, file, saved } in bound.filter_map(|one| one.file) {
         let Some((saved, first)) = saved.and_then(|saved| saved.first().map(|first| (saved, first))) else {
@@ -126,29 +126,29 @@ fn put(private: PrivateDirectory, from: &Path, place: &Place) -> Result<Placed> 
     Placed::new(private, from, name, |old| may_replace(old, &path))
 }
 
-/// Makes the directories that lead to a socket's address from the root of a private directory; the result is the
-/// address's path inside.
-fn make_way(private: &PrivateDirectory, address: &Path) -> Result<PathBuf> {
-    let mut way = PathBuf::new();
+/// Creates the directories of a socket's address below a private directory as root directory. Returns the path of the
+/// address inside.
+fn make_parents(private: &PrivateDirectory, address: &Path) -> Result<PathBuf> {
+    let mut inside = PathBuf::new();
     for component in address.components() {
         match component {
             Component::Normal(name) => {
-                if !way.as_os_str().is_empty() {
-                    match mkdirat(private.directory(), &way, Mode::RWXU) {
+                if !inside.as_os_str().is_empty() {
+                    match mkdirat(private.directory(), &inside, Mode::RWXU) {
                         Ok(()) | Err(E::EXIST) => {}
-                        Err(errno) => return Err(Error::path("make", &way, errno).into()),
+                        Err(errno) => return Err(Error::path("create", &inside, errno).into()),
                     }
                 }
-                way.push(name);
+                inside.push(name);
             }
-            Component::ParentDir => drop(way.pop()),
+            Component::ParentDir => drop(inside.pop()),
             Component::CurDir | Component::RootDir | Component::Prefix(_) => {}
         }
     }
-    Ok(way)
+    Ok(inside)
 }
 
-/// A private directory beside a name.
+/// Creates a private directory beside a name.
 fn private_beside(place: &Place, file: Option<&BoundFile>) -> Result<PrivateDirectory> {
     let path = place.path();
     let parent = path.parent().unwrap_or(Path::new("/"));
@@ -158,15 +158,15 @@ fn private_beside(place: &Place, file: Option<&BoundFile>) -> Result<PrivateDire
     if (stat.st_dev, stat.st_ino) != (place.device, place.inode) && !may_differ(parent, &stat, user) {
         return Err(refuse(
             &path,
-            "another directory has the path of this socket's, and other users can exchange it",
-            "let root alone write to the directories above it, or give it to the owner of the socket",
+            "the path of this socket's directory leads to another directory, and other users can replace it",
+            "let only root write to the directories above it, or make the owner of the socket its owner",
         ));
     }
     Ok(PrivateDirectory::new(directory, parent)?)
 }
 
-/// Whether a directory may be another one than at the checkpoint: it belongs to the socket's owner, or nobody but the
-/// restorer and root can have exchanged it.
+/// Whether a directory may differ from that of the checkpoint: the socket's owner owns it, or only the restorer and
+/// root can have replaced it.
 fn may_differ(path: &Path, directory: &Stat, user: u32) -> bool {
     let own = rustix::process::geteuid();
     let is_trusted = |stat: &Stat| {
@@ -179,30 +179,30 @@ fn may_differ(path: &Path, directory: &Stat, user: u32) -> bool {
         || path.ancestors().all(|one| above(one).is_ok_and(|stat| is_trusted(&stat)))
 }
 
-/// Allows that a file is replaced: a socket to which nothing is bound any more.
+/// Permits replacing a file only if it is a socket file without a bound socket.
 fn may_replace(old: &OwnedFd, path: &Path) -> Result<()> {
     if !making::is_a(old.as_fd(), FileType::Socket) {
         return Err(refuse(
             path,
-            "a socket had this name and now it is another file",
+            "another file now has the name of the program's socket",
             "move the file away, then restore again",
         ));
     }
     if is_bound(old)? {
         return Err(refuse(
             path,
-            "another program's socket has this name",
-            "end that program (`ss -xlp` names it), then restore again",
+            "a socket of another program has this name",
+            "end that program (`ss -xlp` lists it), then restore again",
         ));
     }
     Ok(())
 }
 
-/// Whether any socket is bound to a file. A datagram socket asks by connecting: nobody notices, and a socket of another
-/// type answers with EPROTOTYPE.
+/// Whether a socket is bound to a file. Probes with connect on a datagram socket, which has no effect on the other; a
+/// socket of another type returns EPROTOTYPE.
 fn is_bound(file: &OwnedFd) -> Result<bool> {
-    let asking = socket::create(AF_UNIX, SOCK_DGRAM, 0)?;
-    let outcome = socket::connect(asking.as_fd(), &address_of(file.as_fd()));
+    let probe = socket::create(AF_UNIX, SOCK_DGRAM, 0)?;
+    let outcome = socket::connect(probe.as_fd(), &address_of(file.as_fd()));
     Ok(outcome.err().is_none_or(|error| error.errno != Errno(ECONNREFUSED)))
 }
 
@@ -212,10 +212,12 @@ fn refuse(path: &Path, why: &str, fix: &str) -> ResourceError {
 
 fn no_directory(path: &Path, errno: E) -> ResourceError {
     match errno {
-        E::NOENT => refuse(path, "the directory of this socket is gone", "create it, then restore again"),
+        E::NOENT => {
+            refuse(path, "the directory of this socket does not exist", "create it, then restore again")
+        }
         E::LOOP | E::NOTDIR => refuse(
             path,
-            "a symbolic link or a file is where a directory of this socket's path was",
+            "a directory in this socket's path is now a symbolic link or a file",
             "put the directory back, then restore again",
         ),
         errno => Error::path("open the directory of", path, errno).into(),
@@ -226,7 +228,7 @@ fn needs_root(name: &SocketAddress, error: Error) -> ResourceError {
     match error.errno {
         Errno::EPERM => refuse(
             Path::new(&show(name)),
-            "a socket can be bound to this path only in a root directory of its own: EPERM",
+            "binding a socket to this path needs a change of the root directory: EPERM",
             "restore as root (CAP_SYS_CHROOT)",
         ),
         _ => error.into(),
@@ -237,8 +239,8 @@ fn in_use(name: &SocketAddress, error: Error) -> ResourceError {
     match error.errno {
         Errno(EADDRINUSE) => refuse(
             Path::new(&show(name)),
-            "another program's socket has this name",
-            "end that program (`ss -xlp` names it), then restore again",
+            "a socket of another program has this name",
+            "end that program (`ss -xlp` lists it), then restore again",
         ),
         _ => error.into(),
     }

@@ -1,7 +1,8 @@
-//! Calls on Unix sockets, made in the name of whoever made them in the saved program where that is possible.
+//! Calls on Unix sockets with the credentials of the saved program's caller where possible, and calls that must not
+//! block.
 //!
-//! Owns: standing in for the maker of a socket, calls that must not wait.
-//! Does not: know the order in which sockets are built.
+//! Owns: calls by a helper process with these credentials (SO_PEERCRED); non-blocking calls.
+//! Does not: decide the order in which sockets are built.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -20,23 +21,23 @@ pub(super) fn new(state: &State) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Two connected sockets, made in the name of whoever made them.
+/// Two connected sockets, created with the saved credentials.
 pub(super) fn pair(state: &State) -> Result<(OwnedFd, OwnedFd)> {
     let (first, second) = (state.family.create()?, state.family.create()?);
     let act = Act::Pair { kind: state.family.kind, first: first.as_fd(), second: second.as_fd() };
-    if stands_in(state.maker(), act) { Ok((first, second)) } else { Ok(socket::pair(state.family.kind)?) }
+    if perform_as(state.maker(), act) { Ok((first, second)) } else { Ok(socket::pair(state.family.kind)?) }
 }
 
 pub(super) fn listen(socket: BorrowedFd<'_>, backlog: i32, maker: Option<Maker<'_>>) -> Result<()> {
-    if stands_in(maker, Act::Listen { socket, backlog }) {
+    if perform_as(maker, Act::Listen { socket, backlog }) {
         return Ok(());
     }
     Ok(rustix::net::listen(socket, backlog).map_err(|errno| Error::new("listen", errno))?)
 }
 
-/// Does it in the name of a process, if that is possible: without the right to choose process numbers, and where
-/// the number is taken, we do it in our own name.
-fn stands_in(maker: Option<Maker<'_>>, act: Act<'_>) -> bool {
+/// Performs a call with the saved credentials; returns whether it succeeded. It fails without the privilege to choose
+/// pids, and when the pid is in use. The caller then makes the call itself.
+fn perform_as(maker: Option<Maker<'_>>, act: Act<'_>) -> bool {
     maker.is_some_and(|maker| perform(maker.credentials, maker.groups, act).is_ok())
 }
 
@@ -50,8 +51,8 @@ pub(super) fn shut(socket: BorrowedFd<'_>, halves: u32) -> Result<()> {
     Ok(rustix::net::shutdown(socket, how).map_err(|errno| Error::new("shut a Unix socket", errno))?)
 }
 
-/// Has calls on a socket fail where they would wait. The clients that waited at a saved listener find room at a new one;
-/// where the system allows fewer than it did, or a record is a lie, a call would wait for ever.
+/// Makes calls on a socket fail where they would block. Waiting clients fit into the queue of a new listener. If the
+/// system's limit is now lower, or a record is forged, a call would block forever.
 fn without_waiting<T>(socket: BorrowedFd<'_>, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let failed = |errno| Error::new("change the flags of a socket", errno);
     let flags = fcntl_getfl(socket).map_err(failed)?;
@@ -61,7 +62,7 @@ fn without_waiting<T>(socket: BorrowedFd<'_>, act: impl FnOnce() -> Result<T>) -
     outcome
 }
 
-/// Takes the connection that was just made.
+/// Accepts the connection that was just made.
 pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd> {
     without_waiting(listener, || Ok(socket::accept(listener)?))
 }
@@ -72,7 +73,7 @@ pub(super) fn connect_to(
     maker: Option<Maker<'_>>,
 ) -> Result<()> {
     without_waiting(socket, || {
-        if stands_in(maker, Act::Connect { socket, address }) {
+        if perform_as(maker, Act::Connect { socket, address }) {
             return Ok(());
         }
         Ok(socket::connect(socket, address)?)

@@ -1,8 +1,8 @@
-//! Reading a Unix socket.
+//! Capturing a Unix socket.
 //!
-//! Owns: what is read when, and finding the other sockets and descriptions that it refers to.
-//! Invariants: nothing is taken out of the socket.
-//! Does not: decide how the socket comes back.
+//! Owns: the order of reads, and finding the other sockets and descriptions that it refers to.
+//! Invariants: no message is consumed.
+//! Does not: decide how the socket is restored.
 
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use super::super::description::{Description, Known};
 use super::super::identify::identify;
 use super::super::inherited_socket::InheritedSocket;
 use super::super::kind::FdCapture;
-use super::super::peek_queue::{Seen, look};
+use super::super::peek_queue::{Seen, peek_all};
 use super::super::scope::CaptureScope;
 use super::super::socket_events::events;
 use super::super::socket_family::{Family, SOCK_DGRAM, SOCK_STREAM};
@@ -29,10 +29,9 @@ use super::queue;
 use super::state::{Listener, NAME, Peer, Queued, Sender, State};
 use crate::error::{ResourceError, Result};
 
-/// Why a socket with an urgent byte is refused: a look at its queue shows neither the byte nor its place.
-pub(super) const URGENT: &str =
-    "an urgent byte (MSG_OOB) waits in it, whose place among the others cannot be seen";
-pub(super) const URGENT_FIX: &str = "try again when the program has read it";
+/// Why a socket with an urgent byte is refused: peeking its queue shows neither the byte nor its position.
+pub(super) const URGENT: &str = "it contains an unread urgent byte (MSG_OOB), whose position is not visible";
+pub(super) const URGENT_FIX: &str = "retry when the program has read it";
 
 #[derive(Debug)]
 pub(super) struct Capture {
@@ -70,7 +69,7 @@ impl Capture {
         if self.family.kind == SOCK_STREAM {
             let sender = self.socket.peer.and_then(|peer| find(scope, peer));
             let sender = sender.and_then(|sender| scope.open.get(sender.id.get() as usize));
-            seen = queue::part_stream(seen, sender.map(AsFd::as_fd))?;
+            seen = queue::split_stream(seen, sender.map(AsFd::as_fd))?;
         }
         let mut queue = Vec::with_capacity(seen.len());
         for seen in seen {
@@ -95,7 +94,7 @@ impl Capture {
         })
     }
 
-    /// Who made the connection, or listens; nobody for a socket that is neither.
+    /// The process that made the connection, or listens; `None` for other sockets.
     fn read_maker(&self, description: &Description) -> Result<Option<Sender>> {
         let has_one = matches!(self.socket.state, sock_diag::CONNECTED | sock_diag::LISTENING);
         let maker = socket::peer_credentials(description.as_fd())?;
@@ -114,15 +113,15 @@ impl Capture {
         if i32::from(self.socket.kind) == SOCK_DGRAM && is_named {
             return Ok(Some(Peer::Outside(true)));
         }
-        // A client from outside goes away as clients do; preflight refuses what is more than that.
+        // An outside client of a server may be lost; preflight refuses other outside peers.
         if scope.loses_connections || (may_end(description, scope) && is_server(&self.diag, &self.socket)?) {
             return Ok(Some(Peer::Closed(true)));
         }
         Err(ResourceError::Unsupported {
             pid: description.pid,
             what: description.named("Unix socket"),
-            why: "it was just connected to a process outside the tree".to_owned(),
-            fix: "try again in a moment".to_owned(),
+            why: "it was connected to a process outside the tree during the checkpoint".to_owned(),
+            fix: "retry in a moment".to_owned(),
         })
     }
 
@@ -135,8 +134,8 @@ impl Capture {
             return Err(ResourceError::Unsupported {
                 pid: description.pid,
                 what: description.named("Unix socket"),
-                why: SENT_TOO_EARLY.to_owned(),
-                fix: TRY_AGAIN.to_owned(),
+                why: UNACCEPTED_BYTES.to_owned(),
+                fix: RETRY.to_owned(),
             });
         }
         Ok(Peer::Inside(listener.id.get()))
@@ -176,7 +175,7 @@ impl FdCapture for Capture {
         self.seen = if self.socket.state == sock_diag::LISTENING {
             Vec::new()
         } else {
-            look(description.as_fd(), self.family.kind)?
+            peek_all(description.as_fd(), self.family.kind)?
         };
         Ok(())
     }
@@ -204,21 +203,21 @@ fn relate_message(description: &Description, seen: Seen, scope: &CaptureScope<'_
         let id = identify(scope.open, right.as_fd())?.ok_or_else(|| ResourceError::Unsupported {
             pid: description.pid,
             what: description.named("Unix socket"),
-            why: "a descriptor in flight in it is of no description of the tree".to_owned(),
-            fix: "try again in a moment".to_owned(),
+            why: "a descriptor in flight in it refers to no known description of the tree".to_owned(),
+            fix: "retry in a moment".to_owned(),
         })?;
         rights.push(id.get());
     }
     Ok(Queued { bytes: seen.bytes, from: seen.from.0, rights, sender: seen.credentials.map(Sender::from) })
 }
 
-/// Why a checkpoint that the subject outlives cannot have these bytes: only accepting the connection shows them, and
-/// what was accepted cannot be given back.
-pub(super) const SENT_TOO_EARLY: &str = "it has sent something to a listener of the tree that has not accepted it yet; \
+/// Why these bytes cannot be saved without a kill: only accept(2) gives access to them, and an accepted connection
+/// cannot be put back.
+pub(super) const UNACCEPTED_BYTES: &str = "it has sent bytes to a listener of the tree that has not accepted it; \
                                          such bytes can be saved only with --kill";
-pub(super) const TRY_AGAIN: &str = "try again in a moment";
+pub(super) const RETRY: &str = "retry in a moment";
 
-/// The listener of the subject that has not accepted a client yet.
+/// The listener of the subject that has not accepted a client.
 pub(super) fn waits_for<'a>(
     diag: &SockDiag,
     client: &Description,
@@ -229,13 +228,13 @@ pub(super) fn waits_for<'a>(
     Ok(found.and_then(|listener| find(scope, listener.inode)))
 }
 
-/// Whether a client from outside that is connected to this server may be left behind: the server goes on, or has
-/// not accepted it yet.
+/// Whether the connection of an outside client to this server may be dropped: the server continues, or has not
+/// accepted it.
 pub(super) fn may_end(description: &Description, scope: &CaptureScope<'_>) -> bool {
     !scope.kills || !scope.is_held(description.id)
 }
 
-/// What the kernel tells of the socket behind a description.
+/// The kernel's data about the socket of a description.
 pub(super) fn look_up(diag: &SockDiag, description: &Description) -> Result<UnixSocket> {
     let found = diag.unix_socket(description.inode())?;
     Ok(found.ok_or_else(|| {
@@ -248,12 +247,12 @@ pub(super) fn find<'a>(scope: &CaptureScope<'a>, inode: Inode) -> Option<&'a Arc
     scope.socket(inode)
 }
 
-/// Whether an urgent byte waits in a socket.
+/// Whether an urgent byte is unread in a socket.
 pub(super) fn is_urgent(description: &Description) -> Result<bool> {
     Ok(events(description)?.contains(PollFlags::PRI))
 }
 
-/// Whether a socket was accepted from a listener: it is connected and shares the name of one.
+/// Whether a socket was accepted from a listener: it is connected and has the listener's name.
 pub(super) fn is_server(diag: &SockDiag, own: &UnixSocket) -> Result<bool> {
     if own.state != sock_diag::CONNECTED || own.name.is_none() || i32::from(own.kind) == SOCK_DGRAM {
         return Ok(false);

@@ -1,10 +1,11 @@
-//! Unix sockets: pairs, named ones, listeners, datagram sockets, with all that waits in them.
+//! Unix sockets: pairs, named ones, listeners, datagram sockets, with their unread messages.
 //!
-//! Owns: which of these a socket is, and in which order all are built.
-//! Invariants: a connection comes back when both its ends are sockets of the subject, with the messages of both
-//! directions, descriptors in flight, names, shut halves, and clients that wait to be accepted.
-//! Does not: bring back a connection to a process outside: it has no way to notice a new socket (refused by the
-//! peer's name, or, for clients of a server that goes on and with `loses_connections`, the end of a connection).
+//! Owns: which of these a socket is, and the order in which all are built.
+//! Invariants: a connection is restored when both its ends are sockets of the subject. It keeps the messages of both
+//! directions, descriptors in flight, names, shut halves, and clients waiting to be accepted.
+//! Does not: restore a connection to an outside process, which cannot be given a new socket. Such a connection is
+//! refused with the name of the peer. With `loses_connections`, and for clients of a server that continues, it is
+//! restored as closed.
 
 mod bind;
 mod calls;
@@ -27,7 +28,7 @@ use sys::socket;
 use self::state::NAME;
 use super::description::Description;
 use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
-use super::peek_queue::look;
+use super::peek_queue::peek_all;
 use super::scope::CaptureScope;
 use super::socket_events::events;
 use super::socket_family::{AF_UNIX, Family, SOCK_DGRAM};
@@ -65,19 +66,19 @@ impl FdKind for Unix {
         let Ok(diag) = scope.sockets.diag() else { return found };
         let Ok(own) = capture::look_up(&diag, description) else { return found };
         found.extend(outside_peer(&diag, &own, description, scope));
-        found.extend(sent_too_early(&diag, &own, description, scope));
+        found.extend(unaccepted_bytes(&diag, &own, description, scope));
         found
     }
 
     fn hidden(&self, description: &Description, takes: bool) -> Result<Vec<OwnedFd>> {
-        // Nothing waits: no message, no client.
+        // No message and no client is waiting.
         if !events(description)?.contains(PollFlags::IN) {
             return Ok(Vec::new());
         }
         let family = Family::of(description)?;
         let own = capture::look_up(&SockDiag::open()?, description)?;
         if own.state != sock_diag::LISTENING {
-            let seen = look(description.as_fd(), family.kind)?;
+            let seen = peek_all(description.as_fd(), family.kind)?;
             return Ok(seen.into_iter().flat_map(|message| message.rights).collect());
         }
         let waiting = if takes { own.receive_queue } else { 0 };
@@ -110,22 +111,22 @@ fn urgent_byte(description: &Description) -> Option<Obstacle> {
     is_urgent.then(|| description.obstacle("Unix socket", capture::URGENT, capture::URGENT_FIX))
 }
 
-/// The obstacle of a client that has sent something and is not accepted yet.
-fn sent_too_early(
+/// The obstacle of a client that has sent bytes and is not accepted.
+fn unaccepted_bytes(
     diag: &SockDiag,
     own: &UnixSocket,
     description: &Description,
     scope: &CaptureScope<'_>,
 ) -> Option<Obstacle> {
-    // It is connected to a socket that has no descriptor.
+    // It is connected to a socket without a descriptor.
     own.peer.filter(|peer| *peer == Inode(0) && !scope.kills)?;
     capture::waits_for(diag, description, scope).ok()??;
     let bytes = socket::unacknowledged_bytes(description.as_fd()).ok()?;
-    let obstacle = || description.obstacle("Unix socket", capture::SENT_TOO_EARLY, capture::TRY_AGAIN);
+    let obstacle = || description.obstacle("Unix socket", capture::UNACCEPTED_BYTES, capture::RETRY);
     (bytes > 0).then(obstacle)
 }
 
-/// The obstacle of a socket that is connected to somebody outside.
+/// The obstacle of a socket that is connected to an outside process.
 fn outside_peer(
     diag: &SockDiag,
     own: &UnixSocket,
@@ -159,7 +160,7 @@ fn outside_peer(
         ..description.obstacle(
             "Unix socket",
             "the process at its other end is outside the tree and cannot be given a new socket",
-            "let the program close it first, checkpoint a process that is the ancestor of both, or accept the end of \
+            "let the program close it before the checkpoint, checkpoint a common ancestor, or accept the end of \
              the connection with --lose-connections",
         )
     })

@@ -1,7 +1,7 @@
-//! The names of the file that a Unix socket is bound to.
+//! Names of the file to which a Unix socket is bound.
 //!
-//! Owns: finding them at a checkpoint, also after a rename, and after a link whose first name was removed.
-//! Invariants: a socket file either has no name left, or every one of its names is known; anything else is refused.
+//! Owns: finding them at a checkpoint, also after a rename, and after the first of several names was removed.
+//! Invariants: a socket file has no name, or all its names are known; otherwise it is refused.
 //! Does not: search directories other than that of the last known name and that of the address.
 
 use std::ffi::OsStr;
@@ -27,9 +27,9 @@ const FIX: &str = "remove the other names of the socket's file, or keep all of t
 #[derive(Debug)]
 struct Found {
     stat: Stat,
-    /// Where it was seen last; the first of its names while it has one.
+    /// The first of its names, or the last one that it had.
     path: PathBuf,
-    /// Every name that was found.
+    /// All names that were found.
     names: Vec<PathBuf>,
 }
 
@@ -44,14 +44,14 @@ impl Found {
     }
 }
 
-/// The obstacle of a socket whose file has a name that cannot be found.
+/// The obstacle of a socket whose file has an unknown name.
 pub(super) fn obstacle(description: &Description) -> Option<Obstacle> {
     let name = socket::local(description.as_fd()).ok()?;
     let found = find(description, &name).ok()??;
     (found.missing() > 0).then(|| description.obstacle(WHAT, &found.why(), FIX))
 }
 
-/// What is saved of the file that a socket is bound to.
+/// Saved state of the file to which a socket is bound.
 pub(super) fn read_file(description: &Description, name: &SocketAddress) -> Result<Option<BoundFile>> {
     let Some(found) = find(description, name)? else { return Ok(None) };
     if found.missing() > 0 {
@@ -107,13 +107,13 @@ fn find(description: &Description, name: &SocketAddress) -> Result<Option<Found>
     Ok(Some(Found { stat, path, names }))
 }
 
-/// The directory to which a socket's address leads from the process's working directory.
+/// The directory of a socket's address, relative to the process's working directory.
 fn address_directory(description: &Description, name: &SocketAddress) -> Option<PathBuf> {
     let own = tracee::procfs::link(format!("/proc/{}/cwd", description.pid)).ok()?;
     own.as_path().join(OsStr::from_bytes(text(name))).parent()?.canonicalize().ok()
 }
 
-/// Adds the names that a file has in a directory.
+/// Adds the names of a file in a directory.
 fn search(directory: &Path, wanted: &Stat, names: &mut Vec<PathBuf>) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(opened) = openat(rustix::fs::CWD, directory, flags, Mode::empty()) else { return };

@@ -1,9 +1,10 @@
-//! Messages that wait in a Unix socket.
+//! Unread messages of a Unix socket.
 //!
-//! Owns: putting them into a new socket, and telling which bytes of a stream descriptors in flight belong to.
-//! Invariants: borders of messages are kept. Descriptors in flight in a stream stay with the bytes they were sent with as far as the kernel lets those be told from bytes sent
-//! before; otherwise they come with the last of them, and never too early.
-//! Does not: look at queues; `peek_queue` does.
+//! Owns: sending them into a new socket, and finding the bytes of a stream to which descriptors in flight belong.
+//! Invariants: message boundaries are preserved. Descriptors in flight in a stream stay with the bytes with which
+//! they were sent, where the kernel shows the boundary to earlier bytes. Otherwise they are sent with the last of
+//! these bytes, never too early.
+//! Does not: peek queues; `peek_queue` does.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,13 +20,13 @@ use super::super::socket_options::{SEND_BUFFER, make_room};
 use super::state::{NAME, Queued};
 use crate::error::{ResourceError, Result};
 
-/// The kernel accounts for messages with their administration.
+/// Added per message, since the kernel counts the overhead of its buffers.
 const MESSAGE_OVERHEAD: usize = 1024;
 
-/// Parts the bytes of a stream that descriptors came with from those before. A look at a stream goes on until it
-/// meets descriptors, so it shows where their message ends, but not where it begins. The memory that the sender's
-/// messages take tells whether there were any before.
-pub(super) fn part_stream(seen: Vec<Seen>, sender: Option<BorrowedFd<'_>>) -> Result<Vec<Seen>> {
+/// Splits a stream before the bytes with which descriptors were sent. A peek ends at descriptors, so it shows where
+/// their message ends, but not where it begins. The memory use of the sender's messages shows whether there were
+/// earlier bytes.
+pub(super) fn split_stream(seen: Vec<Seen>, sender: Option<BorrowedFd<'_>>) -> Result<Vec<Seen>> {
     let has_rights = seen.iter().any(|piece| !piece.rights.is_empty());
     if !has_rights || sender.is_some_and(|sender| takes_as_much(&seen, sender).unwrap_or(false)) {
         return Ok(seen);
@@ -45,7 +46,7 @@ pub(super) fn part_stream(seen: Vec<Seen>, sender: Option<BorrowedFd<'_>>) -> Re
     Ok(parted)
 }
 
-/// Whether these pieces, sent as one message each, take as much memory as what the sender really sent.
+/// Whether these pieces, sent as one message each, use as much memory as the sender's messages.
 fn takes_as_much(seen: &[Seen], sender: BorrowedFd<'_>) -> Result<bool> {
     let (from, _to) = socket::pair(SOCK_STREAM)?;
     let bytes: usize = seen.iter().map(|piece| 2 * piece.bytes.len() + MESSAGE_OVERHEAD).sum();
@@ -56,9 +57,9 @@ fn takes_as_much(seen: &[Seen], sender: BorrowedFd<'_>) -> Result<bool> {
     Ok(socket::unacknowledged_bytes(from.as_fd())? == socket::unacknowledged_bytes(sender)?)
 }
 
-/// Where queued messages come from and go to.
+/// The path of queued messages.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way<'a> {
+pub(super) struct Route<'a> {
     /// The socket that sends them.
     pub(super) from: BorrowedFd<'a>,
     /// The address they are sent to; the sender's peer if `None`.
@@ -67,37 +68,37 @@ pub(super) struct Way<'a> {
 
 /// Sends queued messages again.
 pub(super) fn fill(
-    way: Way<'_>,
+    route: Route<'_>,
     messages: &[Queued],
     created: &HashMap<DescriptionId, OwnedFd>,
 ) -> Result<()> {
     let bytes: usize = messages.iter().map(|message| 2 * message.bytes.len() + MESSAGE_OVERHEAD).sum();
     if !messages.is_empty() {
-        make_room(way.from, SEND_BUFFER, bytes)?;
+        make_room(route.from, SEND_BUFFER, bytes)?;
     }
     for message in messages {
         let mut rights = Vec::with_capacity(message.rights.len());
         for id in &message.rights {
             let right = created.get(&DescriptionId(*id)).ok_or_else(|| ResourceError::Malformed {
                 kind: NAME,
-                why: format!("description {id} travels in a message and is not in the image"),
+                why: format!("description {id} is in flight in a message and is not in the image"),
             })?;
             rights.push(right.as_fd());
         }
-        send(way, message, &rights)?;
+        send(route, message, &rights)?;
     }
     Ok(())
 }
 
-fn send(way: Way<'_>, message: &Queued, rights: &[BorrowedFd<'_>]) -> Result<()> {
+fn send(route: Route<'_>, message: &Queued, rights: &[BorrowedFd<'_>]) -> Result<()> {
     let mut rest = message.bytes.as_slice();
     let mut rights = rights;
     loop {
-        let mut piece = Message { bytes: rest, to: way.to, rights, credentials: None };
+        let mut piece = Message { bytes: rest, to: route.to, rights, credentials: None };
         if let Some(sender) = message.sender {
             piece.credentials = Some(Credentials { pid: sender.pid, uid: sender.user, gid: sender.group });
         }
-        let sent = send_as(way, piece)?;
+        let sent = send_as(route, piece)?;
         rest = &rest[sent..];
         rights = &[];
         if rest.is_empty() {
@@ -106,12 +107,13 @@ fn send(way: Way<'_>, message: &Queued, rights: &[BorrowedFd<'_>]) -> Result<()>
     }
 }
 
-/// Sends in the name of the first sender: by a process of its number, or else as far as the kernel lets us.
-fn send_as(way: Way<'_>, mut piece: Message<'_>) -> Result<usize> {
-    let Some(sender) = piece.credentials else { return Ok(socket::send(way.from, &piece)?) };
-    match perform(sender, &[], Act::Send { socket: way.from, message: piece }) {
+/// Sends with the saved sender's credentials: from a process with its pid, or else with as many of them as the kernel
+/// permits.
+fn send_as(route: Route<'_>, mut piece: Message<'_>) -> Result<usize> {
+    let Some(sender) = piece.credentials else { return Ok(socket::send(route.from, &piece)?) };
+    match perform(sender, &[], Act::Send { socket: route.from, message: piece }) {
         Ok(()) => return Ok(piece.bytes.len()),
-        // A part of it is in the queue.
+        // A part of the message is in the queue, so it must not be sent again.
         Err(error) if error.errno == Errno::ENOBUFS => return Err(error.into()),
         Err(_) => {}
     }
@@ -119,17 +121,17 @@ fn send_as(way: Way<'_>, mut piece: Message<'_>) -> Result<usize> {
     let pid = std::process::id() as i32;
     for credentials in [Some(sender), Some(Credentials { pid, ..sender })] {
         piece.credentials = credentials;
-        match socket::send(way.from, &piece) {
+        match socket::send(route.from, &piece) {
             Err(error) if is_refused(&error) => {}
             outcome => return Ok(outcome?),
         }
     }
-    Ok(socket::send(way.from, &Message { credentials: None, ..piece })?)
+    Ok(socket::send(route.from, &Message { credentials: None, ..piece })?)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::peek_queue::look;
+    use super::super::super::peek_queue::peek_all;
     use super::*;
 
     fn texts(seen: &[Seen]) -> Vec<(&[u8], usize)> {
@@ -137,23 +139,23 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_in_a_stream_come_with_the_end_of_their_message_and_never_before() {
+    fn descriptors_in_a_stream_are_sent_with_the_end_of_their_message_and_never_before() {
         let with = |bytes, rights| Message { bytes, rights, ..Message::default() };
         let (left, right) = socket::pair(SOCK_STREAM).unwrap();
         let rights = [left.as_fd()];
         for message in [with(b"with", &rights), with(b"b", &rights), with(b"after", &[])] {
             socket::send(left.as_fd(), &message).unwrap();
         }
-        let seen = part_stream(look(right.as_fd(), SOCK_STREAM).unwrap(), Some(left.as_fd())).unwrap();
+        let seen = split_stream(peek_all(right.as_fd(), SOCK_STREAM).unwrap(), Some(left.as_fd())).unwrap();
         let expected: [(&[u8], usize); 3] = [(b"with", 1), (b"b", 1), (b"after", 0)];
         assert_eq!(texts(&seen), expected);
         let (left, right) = socket::pair(SOCK_STREAM).unwrap();
         for message in [with(b"plain", &[]), with(b"with", &rights)] {
             socket::send(left.as_fd(), &message).unwrap();
         }
-        let seen = part_stream(look(right.as_fd(), SOCK_STREAM).unwrap(), Some(left.as_fd())).unwrap();
+        let seen = split_stream(peek_all(right.as_fd(), SOCK_STREAM).unwrap(), Some(left.as_fd())).unwrap();
         let expected: [(&[u8], usize); 2] = [(b"plainwit", 0), (b"h", 1)];
         assert_eq!(texts(&seen), expected);
-        assert_eq!(look(right.as_fd(), SOCK_STREAM).unwrap().len(), 1);
+        assert_eq!(peek_all(right.as_fd(), SOCK_STREAM).unwrap().len(), 1);
     }
 }

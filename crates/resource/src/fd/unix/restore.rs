@@ -1,7 +1,8 @@
 //! Building Unix sockets.
 //!
-//! Owns: the order: listeners, connections, the rest, clients that wait, queues, what the queues must not see.
-//! Invariants: what is bound or connected while queues are filled is exactly what the messages need.
+//! Owns: the order: listeners, connections, other sockets, waiting clients, queues, then settings that would affect
+//! the queues.
+//! Invariants: while queues are filled, only the binds and connections that the messages need exist.
 //! Does not: read sockets.
 
 use std::collections::{HashMap, HashSet};
@@ -15,11 +16,11 @@ use super::super::held_listener;
 use super::super::kind::{FdCreate, FdRecord};
 use super::bind::{self, Bound, bind};
 use super::calls::{accept, connect_to, listen, new, pair, shut};
-use super::queue::{Way, fill};
+use super::queue::{Route, fill};
 use super::state::{Listener, NAME, Peer, Queued, State, is_path, text};
 use crate::error::{ResourceError, Result};
 
-/// Clients that may wait while all are connected; afterwards the program's own limit applies.
+/// Backlog while all clients connect; afterwards the program's own limit applies.
 const BACKLOG_MAX: i32 = 4096;
 
 /// Builds all sockets.
@@ -37,7 +38,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
         context,
         others: HashMap::new(),
         names: HashMap::new(),
-        nobody: Vec::new(),
+        unowned: Vec::new(),
         kept: HashSet::new(),
         passing: HashMap::new(),
     };
@@ -50,7 +51,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
     builder.finish()
 }
 
-/// A socket with its number, if it is one of the image.
+/// A socket with its description id, if it is in the image.
 type Numbered<'a> = (&'a State, Option<DescriptionId>);
 
 /// The address of a listener, and the path of its file.
@@ -62,13 +63,13 @@ struct Builder<'a, 'b> {
     context: &'a mut FdCreate<'b>,
     /// The other ends of sockets whose peer was closed.
     others: HashMap<DescriptionId, OwnedFd>,
-    /// Where sockets with a name can be reached meanwhile.
+    /// How named sockets are reached while sockets are built.
     names: HashMap<DescriptionId, Bound>,
-    /// Names of sockets that are nobody's.
-    nobody: Vec<Bound>,
-    /// Listeners that were kept: real clients wait in them, and none of them is to be accepted here.
+    /// Bound names of sockets that are not in the image.
+    unowned: Vec<Bound>,
+    /// Listeners that were held open: outside clients wait in them, and must not be accepted here.
     kept: HashSet<DescriptionId>,
-    /// Listeners that only accept connections made here, by address and file, and where they can be reached.
+    /// Temporary listeners, by address and file, which only accept connections made here, and how they are reached.
     passing: HashMap<AddressAndFile, (OwnedFd, Bound)>,
 }
 
@@ -113,7 +114,7 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    /// The listener itself, if it was kept and can be reached under its name.
+    /// The listener itself, if it was held open and is reachable by its name.
     fn take_kept(&mut self, id: DescriptionId) -> Option<OwnedFd> {
         let state = &self.states[&id];
         let local = state.local();
@@ -129,25 +130,25 @@ impl Builder<'_, '_> {
         Some(kept)
     }
 
-    /// Gives a socket its name.
+    /// Binds a socket to its name.
     fn name(&mut self, socket: BorrowedFd<'_>, state: &State, id: Option<DescriptionId>) -> Result<()> {
         if state.is_named() {
             let bound = bind(socket, &state.local(), state.file.as_ref())?;
             match id {
                 Some(id) => drop(self.names.insert(id, bound)),
-                None => self.nobody.push(bound),
+                None => self.unowned.push(bound),
             }
         }
         Ok(())
     }
 
-    /// An address that leads to a socket that has got its name.
+    /// An address that leads to a bound socket.
     fn address(&self, id: DescriptionId) -> Result<SocketAddress> {
         let name = self.state(id)?.local();
         Ok(self.names.get(&id).map_or_else(|| name.clone(), |bound| bound.address(&name)))
     }
 
-    /// Server sides that waited to be accepted, and clients that wait: they are built by `queue_clients`.
+    /// Whether it is a server side waiting to be accepted, or its client; `queue_clients` builds these.
     fn waits(&self, id: DescriptionId) -> bool {
         let is_listed = |listener: &Listener| {
             listener.waiting.iter().any(|waiting| {
@@ -169,11 +170,11 @@ impl Builder<'_, '_> {
                 Some(Peer::Inside(other)) => self.build_inside(*id, DescriptionId(other))?,
                 Some(Peer::Closed(_)) if state.is_datagram() && state.peer_name.len() > 2 => {}
                 Some(Peer::Closed(_)) => {
-                    let mut nobody = State { family: state.family, ..State::default() };
+                    let mut unowned = State { family: state.family, ..State::default() };
                     if !is_taken(state)? {
-                        nobody.local = state.peer_name.clone();
+                        unowned.local = state.peer_name.clone();
                     }
-                    let (own, other) = self.connection((state, Some(*id)), (&nobody, None))?;
+                    let (own, other) = self.connection((state, Some(*id)), (&unowned, None))?;
                     self.context.created.insert(*id, own);
                     self.others.insert(*id, other);
                 }
@@ -185,7 +186,7 @@ impl Builder<'_, '_> {
 
     fn build_inside(&mut self, id: DescriptionId, other: DescriptionId) -> Result<()> {
         let (state, peer) = (&self.states[&id], self.state(other)?.clone());
-        // A datagram socket with a name is connected to by that name, once queues are filled; even by itself.
+        // A named datagram socket is connected by its name after the queues are filled, even to itself.
         if other == id
             || self.is_built(other)
             || (state.is_datagram() && peer.is_named() && peer.peer_inside() != Some(id.get()))
@@ -198,7 +199,7 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    /// Both ends of a connection.
+    /// Builds both ends of a connection.
     fn connection(&mut self, one: Numbered<'_>, other: Numbered<'_>) -> Result<(OwnedFd, OwnedFd)> {
         let family = one.0.family;
         let is_plain = !one.0.is_named() && !other.0.is_named();
@@ -223,7 +224,7 @@ impl Builder<'_, '_> {
         state.is_named() && self.listener_of(state).is_some()
     }
 
-    /// The listener from which a socket was accepted. Several may have had one name, one after the other.
+    /// The listener from which a socket was accepted. Several listeners may have had one name, one after the other.
     fn listener_of(&self, server: &State) -> Option<DescriptionId> {
         let listens = |id: &&DescriptionId| {
             self.states.get(*id).is_some_and(|state| {
@@ -233,13 +234,13 @@ impl Builder<'_, '_> {
         self.order.iter().find(listens).copied()
     }
 
-    /// A client and the server's side, which gets its name from the listener that accepts it.
+    /// Builds a client and the server's side, which gets its name from the listener that accepts it.
     fn connect(&mut self, client: Numbered<'_>, server: &State) -> Result<(OwnedFd, OwnedFd)> {
         let own = new(client.0)?;
         self.name(own.as_fd(), client.0, client.1)?;
         let accepted = match self.listener_of(server) {
             Some(id) if self.kept.contains(&id) && !is_path(&server.local()) => {
-                // No other socket can have an abstract name meanwhile. The accepted one has none.
+                // No other socket can have an abstract name that is in use, so the accepted end has none.
                 let (one, other) = socket::pair(server.family.kind)?;
                 client.0.options.apply_early(&one, client.0.family)?;
                 server.options.apply_early(&other, server.family)?;
@@ -256,7 +257,7 @@ impl Builder<'_, '_> {
         Ok((own, accepted))
     }
 
-    /// Lets a client connect to a listener of the server's name that is there for this alone.
+    /// Connects a client through a temporary listener with the server's name.
     fn pass(&mut self, client: BorrowedFd<'_>, state: &State, server: &State) -> Result<OwnedFd> {
         let key = (server.local.clone(), server.file.as_ref().map(|file| file.path.clone()));
         if !self.passing.contains_key(&key) {
@@ -282,7 +283,7 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    /// Clients connect again to the listeners that had not accepted them, and say again what they had said.
+    /// Connects waiting clients to their listeners, and sends their unread bytes again.
     fn queue_clients(&mut self) -> Result<()> {
         for id in self.order {
             let listening = &self.states[id];
@@ -296,14 +297,14 @@ impl Builder<'_, '_> {
                 }
                 let client = state.peer_inside().map(DescriptionId);
                 if client.is_none() && self.kept.contains(id) {
-                    // It has waited in the listener itself all the time, or was accepted since.
+                    // It still waits in the held listener, or was accepted since.
                     continue;
                 }
                 let local = state.peer_name.clone();
-                let nobody = State { family: state.family, local, ..State::default() };
+                let unowned = State { family: state.family, local, ..State::default() };
                 let client_state = match client {
                     Some(client) => self.state(client)?.clone(),
-                    None => nobody,
+                    None => unowned,
                 };
                 self.queue_client(*id, (&client_state, client), &state)?;
             }
@@ -315,7 +316,7 @@ impl Builder<'_, '_> {
         let socket = new(client.0)?;
         self.name(socket.as_fd(), client.0, client.1)?;
         connect_to(socket.as_fd(), &self.address(listener)?, server.maker())?;
-        fill(Way { from: socket.as_fd(), to: None }, &server.queue, self.context.created)?;
+        fill(Route { from: socket.as_fd(), to: None }, &server.queue, self.context.created)?;
         if let Some(id) = client.1 {
             self.context.created.insert(id, socket);
         }
@@ -338,12 +339,12 @@ impl Builder<'_, '_> {
                 Some(Peer::Inside(other)) => self.built(DescriptionId(other))?,
                 _ => self.others.get(id).map(AsFd::as_fd).ok_or_else(|| malformed("a sender is missing"))?,
             };
-            fill(Way { from, to: None }, &state.queue, self.context.created)?;
+            fill(Route { from, to: None }, &state.queue, self.context.created)?;
         }
         Ok(())
     }
 
-    /// Sends a datagram from its sender, or from somebody of the same name.
+    /// Sends a datagram from its sender, or from a temporary socket with the sender's name.
     fn send_datagram(&self, id: DescriptionId, receiver: &State, message: &Queued) -> Result<()> {
         let messages = std::slice::from_ref(message);
         let address = self.address(id)?;
@@ -357,20 +358,20 @@ impl Builder<'_, '_> {
                 && if message.from.len() > 2 { is_named_so } else { is_peer }
         };
         if let Some(sender) = self.order.iter().find(is_sender) {
-            return fill(Way { from: self.built(*sender)?, to }, messages, self.context.created);
+            return fill(Route { from: self.built(*sender)?, to }, messages, self.context.created);
         }
         if let (Some(other), true) = (self.others.get(&id), message.from.len() <= 2) {
-            return fill(Way { from: other.as_fd(), to: None }, messages, self.context.created);
+            return fill(Route { from: other.as_fd(), to: None }, messages, self.context.created);
         }
-        let stranger = socket::create(receiver.family.domain, receiver.family.kind, 0)?;
+        let temporary = socket::create(receiver.family.domain, receiver.family.kind, 0)?;
         let name = SocketAddress(message.from.clone());
-        // An abstract name may be in use by the sender itself; the message then has no sender's name.
-        let _bound = if message.from.len() > 2 { bind(stranger.as_fd(), &name, None).ok() } else { None };
-        fill(Way { from: stranger.as_fd(), to }, messages, self.context.created)
+        // If the sender itself uses an abstract name, the message is sent without a name.
+        let _bound = if message.from.len() > 2 { bind(temporary.as_fd(), &name, None).ok() } else { None };
+        fill(Route { from: temporary.as_fd(), to }, messages, self.context.created)
     }
 
-    /// What the queues must not see: datagram sockets with a peer take messages from nobody else, and shut halves
-    /// take none at all.
+    /// Applies the settings that would affect the queues: a connected datagram socket receives from its peer only,
+    /// and a shut half receives nothing.
     fn finish(mut self) -> Result<()> {
         self.others.clear();
         for id in self.order {
@@ -392,7 +393,7 @@ impl Builder<'_, '_> {
             state.options.apply_late(socket, state.family)?;
         }
         let passed = self.passing.into_values().map(|(_, bound)| bound);
-        let bound = self.names.into_values().chain(self.nobody).chain(passed);
+        let bound = self.names.into_values().chain(self.unowned).chain(passed);
         bind::finish(bound, self.context.shared)
     }
 
@@ -403,7 +404,7 @@ impl Builder<'_, '_> {
         match state.peer {
             Some(Peer::Inside(other)) => connect_to(socket, &self.address(DescriptionId(other))?, None),
             _ => {
-                // Whoever has the name outside may be gone; the program learns it as it would have.
+                // The outside peer may not exist any more; the program gets the error at its next call.
                 let name = SocketAddress(state.peer_name.clone());
                 let _ = connect_to(socket, &name, None);
                 Ok(())
@@ -412,7 +413,7 @@ impl Builder<'_, '_> {
     }
 }
 
-/// Whether a living socket outside has the name of the lost peer: an address that is no path exists once.
+/// Whether an outside socket uses the name of the lost peer; only abstract names are unique.
 fn is_taken(state: &State) -> Result<bool> {
     let name = SocketAddress(state.peer_name.clone());
     if state.peer_name.is_empty() || is_path(&name) {
@@ -425,7 +426,7 @@ fn is_taken(state: &State) -> Result<bool> {
     }
 }
 
-/// Whether two sockets are bound to one file, as far as that was seen.
+/// Whether two sockets are bound to one file; true if unknown.
 fn has_same_file(one: &State, other: &State) -> bool {
     match (&one.file, &other.file) {
         (Some(one), Some(other)) => (&one.path, one.gone) == (&other.path, other.gone),

@@ -1,8 +1,9 @@
-//! What is saved of a Unix socket.
+//! Saved state of a Unix socket.
 //!
 //! Owns: the payload of a record.
-//! Invariants: addresses are the kernel's bytes; other sockets and descriptors in flight are named by description.
-//! Does not: read or set any of it.
+//! Invariants: addresses are the kernel's bytes; other sockets and descriptors in flight are identified by
+//! description id.
+//! Does not: read or set the state of a socket.
 
 use std::path::{Path, PathBuf};
 
@@ -24,13 +25,13 @@ pub(super) struct State {
     pub(super) family: Family,
     #[prost(message, required, tag = "2")]
     pub(super) options: Options,
-    /// The number of its state.
+    /// The kernel's number of its state.
     #[prost(uint32, tag = "3")]
     pub(super) state: u32,
-    /// Halves that are shut: 1 receiving, 2 sending.
+    /// Shut halves: 1 receiving, 2 sending.
     #[prost(uint32, tag = "4")]
     pub(super) shut: u32,
-    /// Its address: the family alone for a socket without a name.
+    /// Its address; only the family for an unnamed socket.
     #[prost(bytes = "vec", tag = "5")]
     pub(super) local: Vec<u8>,
     /// Its peer's address, while it is connected.
@@ -44,10 +45,10 @@ pub(super) struct State {
     pub(super) queue: Vec<Queued>,
     #[prost(message, optional, tag = "12")]
     pub(super) listener: Option<Listener>,
-    /// Device and inode of a socket that whoever restores holds itself.
+    /// Device and inode of a socket that the restoring process has inherited.
     #[prost(message, optional, tag = "13")]
     pub(super) inherited: Option<InheritedSocket>,
-    /// SO_PEERCRED: who made the connection, or listens.
+    /// SO_PEERCRED: the process that made the connection, or listens.
     #[prost(message, optional, tag = "14")]
     pub(super) maker: Option<Sender>,
     /// SO_PEERGROUPS: the supplementary groups of that process.
@@ -55,24 +56,24 @@ pub(super) struct State {
     pub(super) maker_groups: Vec<u32>,
 }
 
-/// What a connected socket is connected to.
+/// The peer of a connected socket.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Oneof)]
 pub(super) enum Peer {
     /// A socket of the subject.
     #[prost(uint32, tag = "8")]
     Inside(u32),
-    /// Nothing any more; what it had sent may still be unread.
+    /// The peer was closed; bytes that it had sent may be unread.
     #[prost(bool, tag = "9")]
     Closed(bool),
-    /// A socket outside, known by its name.
+    /// An outside socket, identified by its name.
     #[prost(bool, tag = "10")]
     Outside(bool),
 }
 
-/// The file that a socket is bound to.
+/// The file to which a socket is bound.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct BoundFile {
-    /// Its first name, or the last one that it had.
+    /// The first of its names, or the last one that it had.
     #[prost(bytes = "vec", tag = "1")]
     pub(super) path: Vec<u8>,
     #[prost(uint32, tag = "3")]
@@ -84,10 +85,10 @@ pub(super) struct BoundFile {
     /// It has no name any more.
     #[prost(bool, tag = "6")]
     pub(super) gone: bool,
-    /// Its first name; missing in images of earlier versions.
+    /// The first of its names; missing in images of earlier versions.
     #[prost(message, optional, tag = "7")]
     pub(super) place: Option<Place>,
-    /// Its further names.
+    /// Its other names.
     #[prost(message, repeated, tag = "8")]
     pub(super) others: Vec<Place>,
 }
@@ -97,7 +98,7 @@ pub(super) struct BoundFile {
 pub(super) struct Place {
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
-    /// The directory in which it lies.
+    /// Device and inode of its directory.
     #[prost(uint64, tag = "2")]
     pub(super) device: u64,
     #[prost(uint64, tag = "3")]
@@ -105,7 +106,7 @@ pub(super) struct Place {
 }
 
 impl BoundFile {
-    /// The first of its names; none if it has no name any more.
+    /// The first of its names; `None` if it has no name.
     pub(super) fn first(&self) -> Option<Place> {
         let unknown = || Place { path: self.path.clone(), ..Place::default() };
         (!self.gone).then(|| self.place.clone().unwrap_or_else(unknown))
@@ -113,7 +114,7 @@ impl BoundFile {
 }
 
 impl Place {
-    /// A name, and the directory in which it lies.
+    /// A name, with device and inode of its directory.
     pub(super) fn new(path: &Path, directory: (u64, u64)) -> Self {
         Self { path: path::to_bytes(path), device: directory.0, inode: directory.1 }
     }
@@ -124,18 +125,18 @@ impl Place {
     }
 }
 
-/// What only a listener has.
+/// State of a listener.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Listener {
     #[prost(uint32, tag = "1")]
     pub(super) backlog: u32,
-    /// What waited to be accepted, in order: descriptions of the server's sides where they were taken out, else of
-    /// clients.
+    /// Waiting connections in order: descriptions of the server sides where these were accepted by the checkpoint,
+    /// else of the clients.
     #[prost(uint32, repeated, tag = "2")]
     pub(super) waiting: Vec<u32>,
 }
 
-/// A message, or a piece of a stream, that was not read yet.
+/// An unread message, or piece of a stream.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Queued {
     #[prost(bytes = "vec", tag = "1")]
@@ -143,14 +144,14 @@ pub(super) struct Queued {
     /// The sender's address; empty for none.
     #[prost(bytes = "vec", tag = "2")]
     pub(super) from: Vec<u8>,
-    /// Descriptions that travel in it.
+    /// Descriptions in flight in it.
     #[prost(uint32, repeated, tag = "3")]
     pub(super) rights: Vec<u32>,
     #[prost(message, optional, tag = "4")]
     pub(super) sender: Option<Sender>,
 }
 
-/// Who sent a message, or made a connection.
+/// Credentials of the sender of a message, or of the process that made a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct Sender {
     #[prost(int32, tag = "1")]
@@ -162,25 +163,25 @@ pub(super) struct Sender {
 }
 
 impl From<Credentials> for Sender {
-    fn from(who: Credentials) -> Self {
-        Self { pid: who.pid, user: who.uid, group: who.gid }
+    fn from(credentials: Credentials) -> Self {
+        Self { pid: credentials.pid, user: credentials.uid, group: credentials.gid }
     }
 }
 
 impl From<Sender> for Credentials {
-    fn from(who: Sender) -> Self {
-        Self { pid: who.pid, uid: who.user, gid: who.group }
+    fn from(sender: Sender) -> Self {
+        Self { pid: sender.pid, uid: sender.user, gid: sender.group }
     }
 }
 
-/// Who made a connection, or listens.
+/// Credentials and groups of the process that made a connection, or listens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Maker<'a> {
     pub(super) credentials: Credentials,
     pub(super) groups: &'a [u32],
 }
 
-/// Bytes of the family in front of a name.
+/// Bytes of the address family before a name.
 const FAMILY_BYTES: usize = 2;
 
 impl State {
@@ -217,19 +218,19 @@ impl State {
     }
 }
 
-/// Whether an address names a file.
+/// Whether an address is a path.
 pub(super) fn is_path(address: &SocketAddress) -> bool {
     address.body().first().is_some_and(|byte| *byte != 0)
 }
 
-/// The bytes of an address that is a path, without the zero that ends it.
+/// The path of an address, without its terminating zero.
 pub(super) fn text(address: &SocketAddress) -> &[u8] {
     let body = address.body();
     let end = body.iter().position(|byte| *byte == 0).unwrap_or(body.len());
     &body[..end]
 }
 
-/// How messages show an address.
+/// Formats an address for messages.
 pub(super) fn show(address: &SocketAddress) -> String {
     match address.body() {
         [] => "no name".to_owned(),

@@ -1,4 +1,4 @@
-//! Unix sockets of this process taken apart and built again.
+//! Unix sockets of this process, captured and restored.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use super::super::test_support::{alone, capture, create, describe_all, known_of,
 use super::*;
 use crate::support::testing::Watched;
 
-/// Captures, closes and builds again; the result is in the order of the sockets, then what was hidden.
+/// Captures, closes and restores sockets; results are in the order of the sockets, then the hidden ones.
 fn end_and_restore(sockets: Vec<OwnedFd>, others: Vec<OwnedFd>) -> Vec<Option<OwnedFd>> {
     let fds: Vec<BorrowedFd<'_>> = sockets.iter().chain(&others).map(AsFd::as_fd).collect();
     let mut descriptions = describe_all(&fds);
@@ -52,7 +52,7 @@ fn receive(socket: &OwnedFd) -> Vec<u8> {
 }
 
 #[test]
-fn a_pair_comes_back_with_both_queues_borders_and_descriptors() {
+fn a_pair_is_restored_with_both_queues_boundaries_and_descriptors() {
     let _alone = alone();
     let (left, right) = sys::socket::pair(SOCK_SEQPACKET).unwrap();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
@@ -74,7 +74,7 @@ fn a_pair_comes_back_with_both_queues_borders_and_descriptors() {
 }
 
 #[test]
-fn a_socket_in_flight_that_nobody_else_holds_is_found_and_comes_back() {
+fn a_socket_only_in_flight_is_found_and_restored() {
     let _alone = alone();
     let (left, right) = sys::socket::pair(SOCK_STREAM).unwrap();
     let (near, far) = sys::socket::pair(SOCK_STREAM).unwrap();
@@ -94,7 +94,7 @@ fn a_socket_in_flight_that_nobody_else_holds_is_found_and_comes_back() {
 }
 
 #[test]
-fn what_a_closed_peer_had_sent_is_read_before_the_end() {
+fn bytes_of_a_closed_peer_are_read_before_the_end() {
     let _alone = alone();
     let (left, right) = UnixStream::pair().unwrap();
     (&left).write_all(b"last").unwrap();
@@ -168,7 +168,7 @@ fn listeners_connections_and_waiting_clients_keep_their_names() {
 }
 
 #[test]
-fn datagrams_wait_with_the_name_of_their_sender() {
+fn unread_datagrams_keep_the_name_of_their_sender() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let (there, here) = (folder.path().join("mailbox"), folder.path().join("sender"));
@@ -193,7 +193,7 @@ fn datagrams_wait_with_the_name_of_their_sender() {
 }
 
 #[test]
-fn a_name_in_use_or_taken_by_another_file_is_refused_by_name() {
+fn a_name_in_use_or_of_another_file_is_refused_by_name() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
@@ -211,7 +211,7 @@ fn a_name_in_use_or_taken_by_another_file_is_refused_by_name() {
 }
 
 #[test]
-fn a_peer_outside_is_an_obstacle_with_its_process() {
+fn an_outside_peer_is_an_obstacle_with_its_process() {
     let _alone = alone();
     let (left, right) = UnixStream::pair().unwrap();
     let descriptions = describe_all(&[left.as_fd()]);
@@ -249,7 +249,7 @@ fn a_peer_outside_is_an_obstacle_with_its_process() {
     assert!(Unix.obstacles(&both[0], &scope).is_empty());
 }
 
-/// Captures a client of a server outside whose connection may be lost, and builds it again while the server lives.
+/// Captures a client of an outside server whose connection may be lost, and restores it while the server exists.
 fn assert_at_its_end(client: UnixStream, mut server: UnixStream) {
     server.write_all(b"last").unwrap();
     let descriptions = describe_all(&[client.as_fd()]);
@@ -264,14 +264,14 @@ fn assert_at_its_end(client: UnixStream, mut server: UnixStream) {
 }
 
 #[test]
-fn a_connection_to_a_server_outside_that_may_be_lost_is_at_its_end() {
+fn a_lost_connection_to_an_outside_server_is_restored_as_closed() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("server");
     let listener = UnixListener::bind(&path).unwrap();
     let client = UnixStream::connect(&path).unwrap();
     assert_at_its_end(client, listener.accept().unwrap().0);
-    // The server outside still has its name.
+    // The outside server still has its name.
     UnixStream::connect(&path).unwrap();
 }
 
@@ -301,7 +301,7 @@ fn a_relative_name_stays_relative() {
     assert!(path.join("relative").exists());
 }
 
-/// The names in a directory, sorted.
+/// The sorted names in a directory.
 fn names_in(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap().flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
@@ -313,7 +313,7 @@ fn inode(path: &Path) -> u64 {
     std::fs::symlink_metadata(path).unwrap().ino()
 }
 
-/// A listener that was bound to `first` in a folder, and the folder's real path.
+/// A listener bound to `first` in a folder, and the folder's canonical path.
 fn bound_first(folder: &tempfile::TempDir) -> (UnixListener, PathBuf) {
     let path = folder.path().canonicalize().unwrap();
     (UnixListener::bind(path.join("first")).unwrap(), path)
@@ -331,7 +331,7 @@ fn assert_reachable(listener: &UnixListener, path: &Path) {
 }
 
 #[test]
-fn a_renamed_listener_keeps_its_address_and_its_present_name() {
+fn a_renamed_listener_keeps_its_address_and_its_new_name() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let (listener, path) = bound_first(&folder);
@@ -348,7 +348,7 @@ fn a_renamed_listener_keeps_its_address_and_its_present_name() {
 }
 
 #[test]
-fn a_listener_whose_first_name_was_replaced_by_a_link_comes_back_under_the_link() {
+fn a_listener_whose_first_name_was_replaced_by_a_link_is_restored_with_the_link() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let (listener, path) = bound_first(&folder);
@@ -357,7 +357,7 @@ fn a_listener_whose_first_name_was_replaced_by_a_link_comes_back_under_the_link(
     let listener = restored_listener(listener);
     assert_eq!(names_in(&path), ["link"]);
     assert_reachable(&listener, &path.join("link"));
-    // Both names, and one of them was the address.
+    // Both names, one of which is the address.
     std::fs::hard_link(path.join("link"), path.join("first")).unwrap();
     let listener = restored_listener(listener);
     assert_eq!(names_in(&path), ["first", "link"]);
@@ -367,7 +367,7 @@ fn a_listener_whose_first_name_was_replaced_by_a_link_comes_back_under_the_link(
 }
 
 #[test]
-fn a_name_that_cannot_be_found_is_an_obstacle() {
+fn an_unknown_name_is_an_obstacle() {
     let _alone = alone();
     let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (listener, path) = bound_first(&folder);
@@ -386,7 +386,7 @@ fn a_name_that_cannot_be_found_is_an_obstacle() {
 }
 
 #[test]
-fn listeners_that_had_one_address_after_another_keep_their_clients() {
+fn listeners_with_one_address_after_another_keep_their_clients() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let (old, path) = bound_first(&folder);
@@ -410,7 +410,7 @@ fn listeners_that_had_one_address_after_another_keep_their_clients() {
 }
 
 #[test]
-fn a_failed_restore_leaves_what_was_there() {
+fn a_failed_restore_puts_existing_files_back() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let (listener, path) = bound_first(&folder);
@@ -422,10 +422,10 @@ fn a_failed_restore_leaves_what_was_there() {
     let before = inode(&path.join("first"));
     std::fs::remove_dir_all(&lost).unwrap();
     let error = create(&Unix, &records, HashMap::new(), false).unwrap_err().to_string();
-    assert!(error.contains("directory of this socket is gone"), "{error}");
+    assert!(error.contains("directory of this socket does not exist"), "{error}");
     assert_eq!(names_in(&path), ["first"]);
     assert_eq!(inode(&path.join("first")), before);
-    // Another kind fails later.
+    // Another kind fails after this one.
     let fail_later = || {
         let (mut created, objects, mut shared) = (HashMap::new(), HashMap::new(), crate::Shared::default());
         let mut context = FdCreate {
@@ -452,9 +452,9 @@ fn a_failed_restore_leaves_what_was_there() {
     assert!(names_in(&path).is_empty());
 }
 
-/// A listener that was kept over a death has clients of its own: connections of the image come from elsewhere.
+/// A held listener has clients of its own, so connections of the image must use another listener.
 #[test]
-fn a_kept_listener_gives_none_of_its_clients_to_old_connections() {
+fn clients_of_a_held_listener_are_not_given_to_old_connections() {
     use std::io::{Read, Write};
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixStream};
@@ -500,7 +500,7 @@ fn a_kept_listener_gives_none_of_its_clients_to_old_connections() {
 }
 
 #[test]
-fn another_user_meets_a_socket_file_only_when_it_is_complete() {
+fn another_user_sees_a_socket_file_only_when_it_is_complete() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let (listener, path) = bound_first(&folder);
@@ -515,7 +515,7 @@ fn another_user_meets_a_socket_file_only_when_it_is_complete() {
 }
 
 #[test]
-fn a_directory_that_was_exchanged_is_refused() {
+fn a_replaced_directory_is_refused() {
     let _alone = alone();
     if !rustix::process::geteuid().is_root() {
         return println!("unsupported: root");
@@ -534,20 +534,20 @@ fn a_directory_that_was_exchanged_is_refused() {
     let error = refuse();
     assert!(error.contains("symbolic link"), "{error}");
     std::fs::remove_file(&directory).unwrap();
-    // Whoever may write to the folder renames a directory of root's.
+    // A user that may write to the folder renames a directory of root.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
     std::fs::rename(&precious, &directory).unwrap();
     let error = refuse();
     assert!(error.contains("another directory"), "{error}");
     assert!(names_in(&directory).is_empty());
-    // Where root alone can have done that, the directory was made again.
+    // Where only root can have done that, the directory is accepted.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     create(&Unix, &records, HashMap::new(), false).unwrap();
     assert_eq!(names_in(&directory), ["socket"]);
 }
 
 #[test]
-fn a_message_keeps_the_path_of_a_sender_outside() {
+fn a_message_keeps_the_path_of_an_outside_sender() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap();
@@ -564,7 +564,7 @@ fn a_message_keeps_the_path_of_a_sender_outside() {
 }
 
 #[test]
-fn a_client_of_a_listener_outside_does_not_need_its_name() {
+fn a_client_of_an_outside_listener_does_not_need_its_name() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let (listener, path) = bound_first(&folder);
@@ -597,7 +597,7 @@ fn an_urgent_byte_is_an_obstacle_until_it_is_read() {
 }
 
 #[test]
-fn the_groups_of_whoever_connected_come_back() {
+fn the_groups_of_the_connecting_process_are_restored() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap().join("socket");
@@ -621,16 +621,16 @@ fn the_groups_of_whoever_connected_come_back() {
     assert_eq!(sys::socket::peer_groups(server.as_fd()).unwrap(), [5, 1000]);
 }
 
-/// Runs a creation beside the test, which fails if it waits.
+/// Runs a creation in a thread, and fails the test if it blocks.
 fn create_in_time(records: Vec<FdRecord>) -> crate::Result<()> {
     const LIMIT: std::time::Duration = std::time::Duration::from_secs(20);
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || sender.send(create(&Unix, &records, HashMap::new(), false).map(drop)));
-    receiver.recv_timeout(LIMIT).expect("a record makes the creation of a socket wait for ever")
+    receiver.recv_timeout(LIMIT).expect("a record makes the creation of a socket block forever")
 }
 
 #[test]
-fn a_queue_that_does_not_fit_is_refused_and_not_waited_for() {
+fn a_queue_that_does_not_fit_is_refused_without_blocking() {
     let _alone = alone();
     let (left, right) = UnixDatagram::pair().unwrap();
     left.send(b"one").unwrap();
@@ -644,7 +644,7 @@ fn a_queue_that_does_not_fit_is_refused_and_not_waited_for() {
 }
 
 #[test]
-fn more_clients_than_may_wait_are_refused_and_not_waited_for() {
+fn more_clients_than_the_backlog_are_refused_without_blocking() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("listener");
@@ -657,7 +657,7 @@ fn more_clients_than_may_wait_are_refused_and_not_waited_for() {
     // net.core.somaxconn is 128 or 4096.
     state.listener.as_mut().unwrap().waiting = vec![1; 10_000];
     records[0].payload = prost::Message::encode_to_vec(&state);
-    assert!(Unix.check(1, &records[0].payload).unwrap_err().to_string().contains("waits twice"));
+    assert!(Unix.check(1, &records[0].payload).unwrap_err().to_string().contains("twice"));
     let error = create_in_time(records).unwrap_err();
     assert!(error.to_string().contains("Resource temporarily unavailable"), "{error}");
 }

@@ -19,7 +19,7 @@ use self::list::Listed;
 use self::message::{SETTING_BYTES, TimerMessage, TimersMessage};
 use super::hold;
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
-use super::questions::Questions;
+use super::remote_calls::RemoteCalls;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
@@ -56,17 +56,17 @@ impl StateKind for PosixTimers {
         }
     }
 
-    fn ask(&self, capture: &mut StateCapture<'_>, questions: &mut Questions) -> Result<()> {
+    fn add_calls(&self, capture: &mut StateCapture<'_>, calls: &mut RemoteCalls) -> Result<()> {
         for timer in list::parse(capture.file(FILE)?) {
             let call = [timer.id as u64, 0, 0, 0, 0, 0];
-            questions.call_into(nr::TIMER_GETTIME, call, 1, ByteCount(SETTING_BYTES as u64));
+            calls.add_into(nr::TIMER_GETTIME, call, 1, ByteCount(SETTING_BYTES as u64));
         }
         Ok(())
     }
 
     /// Raw state: the number of timers, their settings, then the text of the list.
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        // The same text as in `ask`: a stopped process creates and deletes no timers.
+        // The same text as in `add_calls`: a stopped process creates and deletes no timers.
         let text = capture.file(FILE)?.to_vec();
         let timers = list::parse(&text);
         if let Some(Obstacle { pid, what, why, fix, .. }) =
@@ -78,9 +78,9 @@ impl StateKind for PosixTimers {
             return Ok(());
         }
         raw.extend((timers.len() as u64).to_ne_bytes());
-        for answer in capture.answers(NAME) {
-            answer.result()?;
-            raw.extend(answer.bytes);
+        for result in capture.results(NAME) {
+            result.value()?;
+            raw.extend(result.bytes);
         }
         raw.extend(text);
         Ok(())

@@ -18,55 +18,55 @@ const ALIGNMENT: u64 = 8;
 
 /// The remote calls that kinds need.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Questions {
+pub struct RemoteCalls {
     kind: &'static str,
-    list: Vec<Question>,
+    list: Vec<RemoteCall>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Question {
+struct RemoteCall {
     kind: &'static str,
     number: i64,
     arguments: [u64; 6],
     /// The index of the argument that points to the result, and the length of the result.
-    result: Option<(usize, ByteCount)>,
+    output: Option<(usize, ByteCount)>,
 }
 
 /// The result of one remote call.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct CallResult {
     number: i64,
     tid: model::Tid,
-    result: std::result::Result<u64, Errno>,
+    value: std::result::Result<u64, Errno>,
     /// The bytes that the call wrote; empty for calls that write nothing.
     pub bytes: Vec<u8>,
 }
 
 /// Remote calls of which the first batch is in flight.
 #[derive(Debug)]
-pub(super) struct Asking {
+pub(super) struct CallsInFlight {
     signals: SignalSets,
     batch: Batch,
 }
 
 /// Results by the name of the kind.
-pub(super) type Answers = HashMap<&'static str, Vec<Answer>>;
+pub(super) type CallResults = HashMap<&'static str, Vec<CallResult>>;
 
-impl Questions {
+impl RemoteCalls {
     /// Assigns the following calls to this kind.
     pub(super) fn of(&mut self, kind: &'static str) {
         self.kind = kind;
     }
 
     /// Adds a call that returns its result.
-    pub fn call(&mut self, number: i64, arguments: [u64; 6]) {
-        self.list.push(Question { kind: self.kind, number, arguments, result: None });
+    pub fn add(&mut self, number: i64, arguments: [u64; 6]) {
+        self.list.push(RemoteCall { kind: self.kind, number, arguments, output: None });
     }
 
     /// Adds a call that writes its result to the address in its argument `pointer` (counted from 0).
-    pub fn call_into(&mut self, number: i64, arguments: [u64; 6], pointer: usize, length: ByteCount) {
-        let result = Some((pointer, length));
-        self.list.push(Question { kind: self.kind, number, arguments, result });
+    pub fn add_into(&mut self, number: i64, arguments: [u64; 6], pointer: usize, length: ByteCount) {
+        let output = Some((pointer, length));
+        self.list.push(RemoteCall { kind: self.kind, number, arguments, output });
     }
 
     pub(super) fn len(&self) -> usize {
@@ -79,110 +79,118 @@ impl Questions {
 
     /// The room that a session needs to make the calls in as few batches as possible.
     pub(super) fn room(&self) -> Room {
-        let data = self.list[..fitting(&self.list)].iter().map(Question::room).sum();
+        let data = self.list[..fitting(&self.list)].iter().map(RemoteCall::room).sum();
         Room { calls: self.list.len().min(Room::MOST.calls), data: ByteCount(data), opened: 0 }
     }
 
     /// Begins the first batch.
-    pub(super) fn begin(&self, session: &mut RemoteSession<'_>, signals: SignalSets) -> Result<Asking> {
+    pub(super) fn begin(
+        &self,
+        session: &mut RemoteSession<'_>,
+        signals: SignalSets,
+    ) -> Result<CallsInFlight> {
         let batch = session.begin_batch(&queries(&self.list[..fitting(&self.list)], session), signals)?;
-        Ok(Asking { signals, batch })
+        Ok(CallsInFlight { signals, batch })
     }
 
     /// Waits for the first batch, then makes all other calls.
-    pub(super) fn finish(&self, session: &mut RemoteSession<'_>, asking: Asking) -> Result<Answers> {
-        let mut answers = Answers::new();
+    pub(super) fn finish(
+        &self,
+        session: &mut RemoteSession<'_>,
+        in_flight: CallsInFlight,
+    ) -> Result<CallResults> {
+        let mut results = CallResults::new();
         let (mut now, mut later) = self.list.split_at(fitting(&self.list));
-        let mut batch = asking.batch;
+        let mut batch = in_flight.batch;
         loop {
-            let results = session.finish_batch(batch)?;
-            keep(now, results, session, &mut answers)?;
+            let values = session.finish_batch(batch)?;
+            keep(now, values, session, &mut results)?;
             (now, later) = later.split_at(fitting(later));
             if now.is_empty() {
-                return Ok(answers);
+                return Ok(results);
             }
-            batch = session.begin_batch(&queries(now, session), asking.signals)?;
+            batch = session.begin_batch(&queries(now, session), in_flight.signals)?;
         }
     }
 }
 
-impl Question {
+impl RemoteCall {
     fn room(&self) -> u64 {
-        self.result.map_or(0, |(_, length)| length.get().next_multiple_of(ALIGNMENT))
+        self.output.map_or(0, |(_, length)| length.get().next_multiple_of(ALIGNMENT))
     }
 }
 
 /// How many calls fit into the data buffer together; at least one, if there is any.
-fn fitting(questions: &[Question]) -> usize {
+fn fitting(calls: &[RemoteCall]) -> usize {
     let mut used = 0;
-    let fits = |question: &&Question| {
-        used += question.room();
+    let fits = |call: &&RemoteCall| {
+        used += call.room();
         used <= DATA_BYTES
     };
-    questions.iter().take_while(fits).count().max(questions.len().min(1))
+    calls.iter().take_while(fits).count().max(calls.len().min(1))
 }
 
 /// The calls, with the addresses of their results.
-fn queries(questions: &[Question], session: &RemoteSession<'_>) -> Vec<Query> {
+fn queries(calls: &[RemoteCall], session: &RemoteSession<'_>) -> Vec<Query> {
     let data = session.data();
     let mut used = 0;
-    let mut queries = Vec::with_capacity(questions.len());
-    for question in questions {
-        let mut arguments = question.arguments;
-        if let Some((pointer, _)) = question.result {
+    let mut queries = Vec::with_capacity(calls.len());
+    for call in calls {
+        let mut arguments = call.arguments;
+        if let Some((pointer, _)) = call.output {
             arguments[pointer] = (data + ByteCount(used)).get();
         }
-        used += question.room();
-        queries.push(Query { number: question.number, arguments });
+        used += call.room();
+        queries.push(Query { number: call.number, arguments });
     }
     queries
 }
 
 fn keep(
-    questions: &[Question],
-    results: Vec<std::result::Result<u64, Errno>>,
+    calls: &[RemoteCall],
+    values: Vec<std::result::Result<u64, Errno>>,
     session: &RemoteSession<'_>,
-    answers: &mut Answers,
+    results: &mut CallResults,
 ) -> Result<()> {
-    let used = questions.iter().map(Question::room).sum();
+    let used = calls.iter().map(RemoteCall::room).sum();
     let data = session.read_data(ByteCount(used))?;
     let mut at = 0;
-    for (question, result) in questions.iter().zip(results) {
-        let length = question.result.map_or(0, |(_, length)| length.get() as usize);
+    for (call, value) in calls.iter().zip(values) {
+        let length = call.output.map_or(0, |(_, length)| length.get() as usize);
         let bytes = data[at..at + length].to_vec();
-        at += question.room() as usize;
-        let answer = Answer { number: question.number, tid: session.tid(), result, bytes };
-        answers.entry(question.kind).or_default().push(answer);
+        at += call.room() as usize;
+        let result = CallResult { number: call.number, tid: session.tid(), value, bytes };
+        results.entry(call.kind).or_default().push(result);
     }
     Ok(())
 }
 
-impl Answer {
+impl CallResult {
     #[cfg(test)]
     pub(super) fn test(bytes: Vec<u8>) -> Self {
-        Self { number: 0, tid: model::Tid(1), result: Ok(0), bytes }
+        Self { number: 0, tid: model::Tid(1), value: Ok(0), bytes }
     }
 
     /// The call's return value; its errno as an error.
-    pub fn result(&self) -> Result<u64> {
-        self.result.map_err(|errno| {
+    pub fn value(&self) -> Result<u64> {
+        self.value.map_err(|errno| {
             ResourceError::Remote(RemoteError::Refused { tid: self.tid, number: self.number, errno })
         })
     }
 
     /// The word that the call wrote or returned; `default` where the kernel does not support the call or option.
     pub fn word_or(&self, default: u32) -> Result<u32> {
-        match (self.result, self.bytes.first_chunk()) {
+        match (self.value, self.bytes.first_chunk()) {
             (Ok(_), Some(word)) => Ok(u32::from_ne_bytes(*word)),
-            _ => Ok(self.result_or(u64::from(default))? as u32),
+            _ => Ok(self.value_or(u64::from(default))? as u32),
         }
     }
 
     /// The return value; `default` where the kernel does not support the call or option.
-    pub fn result_or(&self, default: u64) -> Result<u64> {
-        match self.result {
+    pub fn value_or(&self, default: u64) -> Result<u64> {
+        match self.value {
             Err(Errno::EINVAL | Errno::ENOSYS) => Ok(default),
-            _ => self.result(),
+            _ => self.value(),
         }
     }
 }
@@ -193,14 +201,14 @@ mod tests {
 
     #[test]
     fn a_batch_ends_where_the_data_buffer_is_full() {
-        let mut questions = Questions::default();
-        questions.of("state/x");
-        questions.call(39, [0; 6]);
+        let mut calls = RemoteCalls::default();
+        calls.of("state/x");
+        calls.add(39, [0; 6]);
         for _ in 0..5 {
-            questions.call_into(131, [0; 6], 1, ByteCount(1500));
+            calls.add_into(131, [0; 6], 1, ByteCount(1500));
         }
-        assert_eq!(fitting(&questions.list), 3);
-        assert_eq!(fitting(&questions.list[3..]), 2);
+        assert_eq!(fitting(&calls.list), 3);
+        assert_eq!(fitting(&calls.list[3..]), 2);
         assert_eq!(fitting(&[]), 0);
     }
 }
