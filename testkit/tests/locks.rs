@@ -45,7 +45,7 @@ fn a_file_that_somebody_else_has_open_by_now_gets_no_lease() {
     victim.checkpoint_and_kill(&undying).unwrap();
     let other = File::open(victim.folder().join("written")).unwrap();
     let error = victim.restore(&undying).unwrap_err().to_string();
-    assert!(error.contains("opened it meanwhile") && error.contains("written"), "{error}");
+    assert!(error.contains("now another program has it open") && error.contains("written"), "{error}");
     drop(other);
     collect(&processes);
     victim.restore(&undying).unwrap();
