@@ -16,8 +16,10 @@ build:
 
 PREFIX ?= /usr/local
 
-# The program, its manual page, completions and documents: make install PREFIX=/usr/local DESTDIR=
-install: build
+# The built program, its manual page, completions and documents: make install PREFIX=/usr/local DESTDIR=
+# Root often has no cargo, so this does not build.
+install:
+	@test -x $(TARGET)/release/undying || { echo "make install: there is no $(TARGET)/release/undying; run \`make build\` first" >&2; exit 1; }
 	packaging/install.sh $(TARGET)/release/undying $(PREFIX) $(DESTDIR)
 
 uninstall:
