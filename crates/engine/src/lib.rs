@@ -1,10 +1,10 @@
 //! Checkpoint and restore of process trees.
 //!
 //! Owns: the order of a checkpoint and of a restore, the records that describe processes and threads.
-//! Invariants: nothing of a subject is touched before preflight passes; a failed checkpoint lets the subject go
-//! on as it was; a failed restore leaves no process behind. Kinds of descriptors, memory, state, trackers and
-//! backends are reached through their registries and never named here.
-//! Does not: decide when to checkpoint or what to do after a death; the guardian does.
+//! Invariants: a subject is not touched before preflight passes. A failed checkpoint leaves the subject running and
+//! unchanged; a failed restore leaves no process. Kinds of descriptors, memory, state, trackers and backends are
+//! reached through their registries and never named here.
+//! Does not: decide when to checkpoint, or what follows a death; the guardian does.
 #![forbid(unsafe_code)]
 
 mod capture;

@@ -1,9 +1,9 @@
-//! Preflight: everything that would stop a checkpoint, without touching the subject.
+//! Preflight: everything that would prevent a checkpoint, without touching the subject.
 //!
-//! Owns: the checks that no kind can make alone: namespaces, tracers, dead leaders, sessions; the text of
-//! a list of obstacles.
-//! Invariants: changes nothing; every obstacle names the process, the reason and a way out.
-//! Does not: check what kinds check; it asks them.
+//! Owns: the checks that concern several kinds: namespaces, tracers, dead leaders, sessions; the text of a list of
+//! obstacles.
+//! Invariants: changes nothing. Every obstacle names the process, the reason and a remedy.
+//! Does not: make the checks of a kind; it calls them.
 
 use model::{Escaped, Pid};
 use resource::fd::{self, CaptureScope, Description};

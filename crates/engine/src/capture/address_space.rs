@@ -1,7 +1,7 @@
 //! The address space of one process: its mappings, and the handles through which it is read.
 //!
-//! Owns: what the image must hold of each mapping, the check whether mappings have changed.
-//! Invariants: what was opened is of one program; a program that replaces it has an address space of its own.
+//! Owns: which pages of each mapping belong to the image; the check whether mappings have changed.
+//! Invariants: all handles belong to one program. After execve(2), a process has a new `AddressSpace`.
 //! Does not: know objects behind mappings; copy pages.
 
 use std::collections::HashSet;

@@ -1,10 +1,11 @@
-//! Flags of areas, which only smaps tells: when they are read again, and what is taken over.
+//! Flags of mappings, which only `/proc/PID/smaps` shows.
 //!
-//! Owns: the interval between two reads, bounded by what a read costs; telling our own watch over writes from one of the
-//! program's.
-//! Invariants: flags are read while the subject runs; areas whose flags are unknown are read after every pause. The flag
-//! of watched writes is removed only where a tracker of ours is attached to that very address space.
-//! Does not: notice advice (madvise, mlock) for a whole existing area sooner: the list of areas does not show it.
+//! Owns: the interval between two reads, bounded by the cost of a read; the difference between a write watch of ours
+//! and one of the program.
+//! Invariants: flags are read while the subject runs. Mappings with unknown flags are read after every pause. The flag
+//! of watched writes is removed only if a tracker of ours is attached to this address space.
+//! Does not: notice advice (madvise, mlock) for a whole existing mapping earlier: the list of mappings does not show
+//! it.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

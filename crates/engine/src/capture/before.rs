@@ -1,8 +1,8 @@
-//! What is known of a subject before it is stopped, brought up to date once it is stopped.
+//! The state of a subject that is collected before the stop, and updated in the stop.
 //!
-//! Owns: the topics (processes with their address spaces, shared objects, descriptors, threads), what stands in the way
-//! of a checkpoint across them, and which records they make.
-//! Invariants: each topic is scanned while the subject runs (`survey`) and taken in when it is stopped (`settle`).
+//! Owns: the topics (processes with their address spaces, shared objects, descriptors, threads), the obstacles that
+//! concern several of them, and their records.
+//! Invariants: each topic is scanned while the subject runs (`survey`) and updated when it is stopped (`settle`).
 //! Does not: read pages or thread state.
 
 use std::time::SystemTime;

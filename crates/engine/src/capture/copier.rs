@@ -1,9 +1,9 @@
-//! Copying pages into buffers, and handing these on.
+//! Copies pages into buffers, and hands the buffers on.
 //!
-//! Owns: the loops that copy, and the sink of a look that copies nothing.
-//! Invariants: what is handed on has been read whole; a page that is taken out of a checkpoint is taken out of what
-//! was copied before, and of nothing that is copied later.
-//! Does not: choose pages; hash, compress or write, which the sink's threads do.
+//! Owns: the loops that copy, and a sink for scans that copy nothing.
+//! Invariants: every page that is handed on was read completely. Removing a page from a checkpoint affects earlier
+//! copies only, not later ones.
+//! Does not: choose pages; hash, compress or write, which the threads of the sink do.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,9 +1,9 @@
 //! Descriptor tables of all processes, and the open file descriptions behind them.
 //!
-//! Owns: which descriptors are one description, the duplicates through which descriptions are read.
-//! Invariants: a description is listed once, in whichever processes and under however many numbers it is held; no
-//! duplicate is open while the subject runs, but for the first look at it and one at a time.
-//! Does not: know what a description is; the descriptor kinds do.
+//! Owns: which descriptors refer to the same description, and the duplicates through which descriptions are read.
+//! Invariants: a description is listed once, however many processes and descriptors refer to it. While the subject
+//! runs, no duplicate is open, except one at a time in the first scan.
+//! Does not: know the kind of a description; the descriptor kinds do.
 
 mod fdinfo;
 mod listing;

@@ -1,10 +1,10 @@
-//! Several subjects captured as they are at one moment: all are stopped before any of them is captured.
+//! Captures several subjects at one moment: all are stopped before the first is captured.
 //!
-//! Owns: the point at which the threads that trace them wait for each other.
-//! Invariants: all members are stopped at one moment, or none of them is captured. No stopped subject waits longer than
+//! Owns: the barrier at which their tracer threads wait for each other.
+//! Invariants: all members are stopped at one moment, or none is captured. No stopped subject waits longer than
 //! `GATE_WAIT_MAX`.
-//! Does not: decide what becomes of the captured subjects. The caller resumes all of them if one has failed, since the
-//! checkpoints of the others are not consistent with each other then.
+//! Does not: decide what happens to the captured subjects. If one has failed, the caller resumes all of them, because
+//! the checkpoints of the others are not consistent then.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;

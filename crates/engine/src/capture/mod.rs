@@ -1,9 +1,9 @@
-//! A checkpoint, from the first look to the committed image.
+//! A checkpoint, from the first scan to the committed image.
 //!
 //! Owns: the order *before – inside – after* the pause, and the timings.
-//! Invariants: the subject is stopped only when preflight found nothing; it goes on when any step fails; with
-//! `kill` it is killed only after the image is committed.
-//! Does not: know kinds; it asks the registries.
+//! Invariants: the subject is stopped only if preflight has found no obstacle. It is resumed when a step fails. With
+//! `kill`, it is killed only after the image is committed.
+//! Does not: know kinds; it calls the registries.
 
 mod address_space;
 mod area_flags;

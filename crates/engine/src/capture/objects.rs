@@ -1,6 +1,6 @@
-//! Objects behind memory areas: files, shared memory, memory files; each saved once.
+//! Objects behind mappings: files, shared memory, memory files. Each is saved once.
 //!
-//! Owns: their numbering, and the pages of those whose content belongs into the image.
+//! Owns: their numbers, and the pages of objects whose content belongs to the image.
 //! Does not: open or describe them; the memory kinds do.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

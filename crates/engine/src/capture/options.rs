@@ -1,4 +1,4 @@
-//! What a checkpoint is told.
+//! Options of a checkpoint.
 //!
 //! Owns: the options.
 //! Does not: act on them.

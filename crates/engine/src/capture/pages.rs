@@ -1,8 +1,8 @@
-//! Which pages of a stopped tree go into the image.
+//! The pages of a stopped tree that belong to the image.
 //!
-//! Owns: finding them all, and having them copied.
-//! Invariants: every page that an area's content names is in the image or was never touched.
-//! Does not: hash, compress or write; the writer's threads do.
+//! Owns: finding them all, and their copy.
+//! Invariants: every page that the content of a mapping requires is in the image, or was never touched.
+//! Does not: hash, compress or write; the threads of the writer do.
 
 use std::convert::Infallible;
 use std::fs::File;

@@ -1,6 +1,6 @@
-//! The phases of a checkpoint, and how long each took.
+//! The phases of a checkpoint, and the time of each.
 //!
-//! Owns: the table of phases, which all that reports or draws phases iterates.
+//! Owns: the table of phases, which every report and plot iterates.
 //! Invariants: the phases inside the pause add up to the pause.
 //! Does not: keep those of earlier checkpoints.
 

@@ -1,7 +1,7 @@
-//! What a stopped tree is now, in the words of a checkpoint, without the bytes of its pages.
+//! The present state of a stopped tree, as the records of a checkpoint, without page contents.
 //!
-//! Owns: the look at a tree that stands, for a comparison with a checkpoint of it.
-//! Invariants: the tree is as it was afterwards; what cannot be checkpointed refuses here, too.
+//! Owns: the inspection of a stopped tree for a comparison with a checkpoint.
+//! Invariants: the tree is unchanged afterwards. Obstacles of a checkpoint are refused here, too.
 //! Does not: compare.
 
 use std::collections::{BTreeMap, HashMap};

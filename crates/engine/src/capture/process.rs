@@ -1,7 +1,7 @@
-//! One living process of a subject: what is known of it before it is stopped, and what a stop takes of it.
+//! One living process of a subject: its state before the stop, and the state that the stop adds.
 //!
-//! Owns: what is the process's own beside its address space.
-//! Invariants: what was opened is of this very program, or the process is looked at anew.
+//! Owns: the state of the process, apart from its address space.
+//! Invariants: every handle belongs to the present program of the process; after execve(2) it is inspected again.
 //! Does not: know other processes, or descriptors.
 
 use std::collections::HashSet;

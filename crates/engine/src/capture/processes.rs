@@ -1,6 +1,6 @@
-//! The processes of a subject, and what is known of each from one checkpoint to the next.
+//! The processes of a subject, and their state between two checkpoints.
 //!
-//! Owns: the list of processes, alive or not; the check for what changed since the last look.
+//! Owns: the list of processes, living or not; the check for changes since the last scan.
 //! Invariants: after `settle` it describes the stopped tree exactly.
 //! Does not: read pages, descriptors or thread state.
 

@@ -1,9 +1,8 @@
-//! Buffers for what is copied while a subject stands still, and just before.
+//! Buffers for pages that are copied in the pause and just before it.
 //!
-//! Owns: buffers taken in advance, what was copied and not handed on yet, the guess how much will be copied.
-//! Invariants: while the subject stands, the sink is asked for nothing and told nothing, up to `STANDING_MAX`: no lock,
-//! no wait, no thread woken up; what was copied and what was taken out reaches the sink in the order in which it
-//! happened; what was not needed goes back.
+//! Owns: buffers taken in advance, copied pages that were not handed on yet, the estimate of the number of pages.
+//! Invariants: while the subject is stopped, the sink is not called, up to `STANDING_MAX`: no lock, no wait, no
+//! wake-up. Copies and removals reach the sink in their order. Unused buffers are returned.
 //! Does not: copy.
 
 use std::cell::{Cell, RefCell};

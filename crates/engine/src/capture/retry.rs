@@ -1,8 +1,8 @@
-//! When a capture that failed is tried again.
+//! Repeating a failed capture.
 //!
 //! Owns: which failures are transient, how often an attempt is repeated, how long the subject runs before.
 //! Invariants: an attempt is repeated a bounded number of times, and only while the root of the subject lives. No
-//! transient failure says that an image is damaged.
+//! transient failure means that an image is damaged.
 //! Does not: wait, or clean up after an attempt.
 
 use std::time::Duration;

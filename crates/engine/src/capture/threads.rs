@@ -1,9 +1,9 @@
 //! Registers and state of every thread and process.
 //!
-//! Owns: the order in which threads are read (registers first: a remote call changes them until it is over; then all
-//! set off with their calls, then each is waited for).
-//! Invariants: inside the pause only raw bytes are taken.
-//! Does not: parse what a state kind took.
+//! Owns: the order of reading. Registers come first, because a remote call changes them until it is over. Then all
+//! threads start their calls, and each is waited for.
+//! Invariants: inside the pause, only raw bytes are read.
+//! Does not: parse the bytes of a state kind.
 
 use std::cell::RefCell;
 

@@ -1,8 +1,8 @@
-//! Binding the state of watched files to a checkpoint, inside its pause.
+//! Binds the state of watched files to a checkpoint, inside its pause.
 //!
-//! Owns: which open descriptions and mappings the watch is told of, and when.
-//! Invariants: the watch is told once in each pause, when no thread of the tree runs and every duplicate is open;
-//! after each such pause it is told that the tree runs again.
+//! Owns: which open descriptions and mappings are reported to the watch, and when.
+//! Invariants: they are reported once in each pause, when no thread of the tree runs and every duplicate is open. After
+//! each such pause, the watch is told that the tree runs again.
 //! Does not: watch; `undo` does.
 
 use std::sync::Arc;

@@ -1,6 +1,7 @@
-//! Files on disk beside the memory of a checkpoint: compared before anything is built, cut back before anything runs.
+//! Files on disk and the memory of a checkpoint: files are compared before anything is built, and cut back before
+//! anything runs.
 //!
-//! Owns: the policy for files that have changed.
+//! Owns: the policy for changed files.
 //! Invariants: no file is changed unless every file was accepted, and every other step of the restore has succeeded.
 //! Does not: judge a single file; `resource::files` does.
 

@@ -1,6 +1,6 @@
-//! Filling memory: shared objects first, then the pages of each process, by several threads.
+//! Fills memory: shared objects first, then the pages of each process, with several threads.
 //!
-//! Owns: which way a page takes into its process.
+//! Owns: the path of a page into its process.
 //! Invariants: bytes are checked before they are written.
 //! Does not: map.
 

@@ -1,9 +1,9 @@
-//! Opening everything in this process, and giving each process its descriptors.
+//! Opens all descriptions in this process, and gives each process its descriptors.
 //!
-//! Owns: the descriptor numbers used meanwhile: above all that any process wants, so that every stub, which
-//! inherits them, can put them to their places with one call each; the rights with which recorded paths are opened.
-//! Invariants: what a stub inherits and does not want is closed before it runs. A description that no process holds (one
-//! in flight in a socket) counts as held by all.
+//! Owns: the descriptor numbers used meanwhile. They are above every number that a process of the tree uses, so that
+//! each stub, which inherits them, needs one call for each. Also the rights with which recorded paths are opened.
+//! Invariants: descriptors that a stub inherits and does not need are closed before it runs. A description without a
+//! process (in flight in a socket) counts as held by all.
 //! Does not: know kinds.
 
 use std::collections::{BTreeSet, HashMap, HashSet};

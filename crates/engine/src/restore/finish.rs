@@ -1,10 +1,10 @@
-//! The last steps: threads, state, registers, and letting everything go.
+//! The last steps: threads, state, registers, and resuming all threads.
 //!
-//! Owns: the order of the stages of state kinds, the moment from which processes run, and the group of the tree that is
-//! in the foreground of the terminal then.
-//! Invariants: no thread runs before every thread of every process has its registers. Only a terminal of our own session
-//! is touched, and no group outside the tree is named.
-//! Does not: know state kinds, or take the terminal back; sessions inside the tree have terminals of their own.
+//! Owns: the order of the stages of state kinds, the moment from which processes run, and the process group of the tree
+//! that gets the terminal.
+//! Invariants: no thread runs before every thread of every process has its registers. Only a terminal of our own
+//! session is touched, and no group outside the tree is named.
+//! Does not: know state kinds, or take the terminal back. Sessions inside the tree have terminals of their own.
 
 use std::os::fd::{AsFd, OwnedFd};
 

@@ -1,11 +1,11 @@
-//! Memory whose pages are made with their content, and not cleared before they are written.
+//! Memory whose pages are created with their content, instead of being cleared and then written.
 //!
-//! Owns: the userfaultfds for it, from the layout of a tree until its memory is there.
-//! Invariants: nothing else writes to memory that is registered; nothing of it stays. The descriptors answer faults of
-//! the program's own code alone, which does not run yet: a write that comes all the same fails, and does not wait.
-//! Does not: choose areas, or read pages.
+//! Owns: the userfaultfds for it, from the layout of a tree until its memory is filled.
+//! Invariants: no other thread writes to registered memory; nothing remains registered. The descriptors serve faults of
+//! the program's own code only, which does not run yet: another write fails, and does not wait.
+//! Does not: choose mappings, or read pages.
 //!
-//! To wait for a page with process_vm_writev(2) cannot be broken off, not even by a kill (Linux 6.18).
+//! A wait for a page in process_vm_writev(2) cannot be interrupted, not even by SIGKILL (Linux 6.18).
 
 use std::os::fd::{AsFd, OwnedFd};
 

@@ -1,7 +1,7 @@
-//! What an image holds, for people: processes, open files, mappings.
+//! The content of an image, for people: processes, open files, mappings.
 //!
 //! Owns: plain facts, in the order of the records.
-//! Invariants: reads only what `Plan` has decoded and checked, and the pages with the command lines.
+//! Invariants: reads only records that `Plan` has decoded and checked, and the pages with the command lines.
 //! Does not: build anything.
 
 use image::{Extent, Source, SpaceId};

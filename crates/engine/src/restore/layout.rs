@@ -1,7 +1,7 @@
-//! The address space of each process: everything unmapped, then every area at its place.
+//! The address space of each process: all mappings are removed, then every recorded mapping is made at its place.
 //!
-//! Owns: the sequence that the kernel allows: unmap, vDSO, layout numbers, areas.
-//! Invariants: nothing of ours stays mapped but the scratch pages, which go last.
+//! Owns: the order that the kernel allows: unmap, vDSO, layout addresses, mappings.
+//! Invariants: no mapping of ours remains except the scratch pages, which are removed last.
 //! Does not: fill pages.
 
 use std::os::fd::AsRawFd;

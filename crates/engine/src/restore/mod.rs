@@ -1,9 +1,9 @@
 //! A restore, from the verified image to the running tree.
 //!
 //! Owns: the order of the steps.
-//! Invariants: every record is consumed or the restore is refused by the record's name, before any process is
-//! made; processes under construction die with this program; none runs before all are whole.
-//! Does not: know kinds; it asks the registries.
+//! Invariants: if a record is not consumed, the restore is refused by the name of the record, before any process is
+//! created. Processes under construction die with this process. None runs before all are complete.
+//! Does not: know kinds; it calls the registries.
 
 mod apply;
 mod built;

@@ -1,8 +1,8 @@
-//! Waiting until the process numbers of a tree are free.
+//! Waits until the pids of a tree are free.
 //!
-//! Owns: what keeps a number taken (a process, a thread, a group, a session), and how long it may.
-//! Invariants: a living holder refuses the restore by its pid within a fraction of a second; one that is ending is
-//! waited for, also after `/proc` has lost sight of it: the kernel frees a number a moment later.
+//! Owns: what occupies a number (a process, a thread, a process group, a session), and how long it may.
+//! Invariants: a living process with such a number refuses the restore by its pid within a fraction of a second. A
+//! dying process is waited for, also after it has disappeared from `/proc`: the kernel frees a number a moment later.
 //! Does not: end anything.
 
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! Attempts to capture a subject, all into one epoch: pre-copy, then stops until one has captured everything.
+//! Attempts to capture a subject within one epoch: pre-copy, then stops until one attempt has captured everything.
 //!
-//! Owns: the order of an attempt, what happens between two of them, and when another one is right.
-//! Invariants: no attempt begins before everything that the one before was told of as dirty is in the epoch.
-//! Does not: judge failures; `retry` does. Copy; `spaces` does.
+//! Owns: the order of an attempt, the steps between two attempts, and the decision to repeat.
+//! Invariants: an attempt begins only after all pages that were reported dirty before are in the epoch.
+//! Does not: classify failures; `retry` does. Copy; `spaces` does.
 
 use std::time::Duration;
 

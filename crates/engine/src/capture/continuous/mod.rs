@@ -1,9 +1,9 @@
-//! Continuous checkpointing: one checkpoint after the other of a subject that hardly notices.
+//! Continuous checkpointing of one subject.
 //!
-//! Owns: what is kept between two checkpoints (areas, trackers, buffers), pre-copy, the order of an epoch.
-//! Invariants: a checkpoint in the log holds every page as it was in the pause, whether it was copied in it, before
-//! it, or epochs ago; after any failure the next checkpoint starts from nothing; inside the pause no page is copied
-//! that has not changed since it was copied last.
+//! Owns: the values kept between two checkpoints (mappings, trackers, buffers), pre-copy, the order of an epoch.
+//! Invariants: a checkpoint in the log contains every page as it was in the pause, whether the page was copied in this
+//! pause, before it, or in an earlier epoch. After a failure, the next checkpoint starts from nothing. Inside the
+//! pause, only pages are copied that have changed since their last copy.
 //! Does not: decide when the next checkpoint is due, or write.
 
 mod attempt;

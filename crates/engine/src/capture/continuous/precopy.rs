@@ -1,10 +1,10 @@
-//! Pre-copy: pages are copied before the last stop, so that it copies few. First in rounds, while the subject runs; then
-//! in slices, stops that copy for at most the pause budget, until what is left fits into one last stop.
+//! Pre-copy: copies pages before the last stop, so that this stop copies few. First in rounds while the subject runs,
+//! then in slices: stops that copy for at most the pause budget. It ends when the rest fits into one stop.
 //!
-//! Owns: the rounds, and the decision whether one more is worth it; the loop that alternates between the stopped and the
-//! running subject.
-//! Invariants: a round copies all that its scan has found. A page is copied in a slice only after the tracker was told to
-//! report its next change. No wait for the store happens while the subject is stopped, beyond the budget.
+//! Owns: the rounds, and the decision whether a further round is worth its cost; the loop that alternates between the
+//! stopped and the running subject.
+//! Invariants: a round copies all pages that its scan has found. Before a slice copies a page, the tracker is armed to
+//! report the next change of it. While the subject is stopped, no wait for the store exceeds the budget.
 //! Does not: decide about slices; `budget` does.
 
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
-//! The address spaces of a subject: what trackers and copies have of each from one checkpoint to the next.
+//! The address spaces of a subject between two checkpoints: trackers and copies.
 //!
-//! Owns: the trackers, what they have found, the measured rates, what stops the subject.
-//! Invariants: no page is copied in a stop that has not changed since it was copied last.
-//! Does not: stop the subject, but for slices.
+//! Owns: the trackers, the pages that they have found, the measured rates, the code that stops the subject for slices.
+//! Invariants: a stop copies only pages that have changed since their last copy.
+//! Does not: stop the subject, except for slices.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;

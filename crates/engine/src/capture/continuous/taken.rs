@@ -1,4 +1,4 @@
-//! What a checkpoint has done so far, and what it or tracking alone gives to its caller.
+//! The result of a checkpoint, or of tracking alone.
 //!
 //! Owns: the counts and the reports.
 //! Does not: fill them.

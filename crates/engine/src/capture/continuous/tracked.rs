@@ -1,8 +1,8 @@
-//! One tracked process: from what its tracker reports to what the log is told.
+//! One tracked process: from the reports of its tracker to the entries of the log.
 //!
-//! Owns: its tracker, the ranges that the log was told of, its guard regions, ranges whose reading failed.
-//! Invariants: what is dirty is copied or taken out of the checkpoint, never forgotten; what could not be read while
-//! the process ran is looked at again while it stands.
+//! Owns: its tracker, the ranges that the log contains, its guard regions, ranges whose reading failed.
+//! Invariants: a dirty page is copied or removed from the checkpoint. A page that could not be read while the process
+//! ran is read again when it is stopped.
 //! Does not: know how dirty pages are found.
 
 use std::num::NonZeroU64;

@@ -1,7 +1,7 @@
-//! What an operator may choose about continuous checkpoints.
+//! Options of continuous checkpoints.
 //!
-//! Owns: the choices and their defaults.
-//! Invariants: any choice gives correct checkpoints.
+//! Owns: the options and their defaults.
+//! Invariants: every combination gives correct checkpoints.
 //! Does not: act on them.
 
 use std::num::{NonZeroU64, NonZeroUsize};

@@ -1,10 +1,10 @@
-//! Comparing a checkpoint with the subject that it was taken of, page by page, while that stands still.
+//! Compares a checkpoint with its stopped subject, page by page.
 //!
 //! Owns: the comparison.
-//! Invariants: what should be in the image is found out anew, by the way that a plain checkpoint takes, and not from
-//! what a tracker has reported; the content is read back from the store.
-//! Does not: compare records; find fault with what the kernel itself writes into a thread's rseq area when it is
-//! stopped and called after its memory was copied.
+//! Invariants: the expected content is collected as a single checkpoint collects it, independently of trackers. The
+//! compared content is read back from the store.
+//! Does not: compare records, or report writes of the kernel to the rseq area of a thread between the copy and the
+//! comparison.
 
 use std::collections::HashMap;
 use std::fs::File;

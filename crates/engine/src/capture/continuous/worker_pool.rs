@@ -1,9 +1,9 @@
-//! The threads that help a tracer inside the pause.
+//! The threads that help the tracer inside the pause.
 //!
-//! Owns: when there are any, and where they run: unless the user has chosen, on the tracer's processors, and on those of
-//! the subject, which are idle while it stands.
-//! Invariants: without them everything goes as well, and takes longer.
-//! Does not: know what they do.
+//! Owns: whether there are any, and their processors: those that the user has chosen; else those of the tracer, and
+//! those of the subject, which are idle while it is stopped.
+//! Invariants: without these threads, a pause takes longer and has the same result.
+//! Does not: know their work.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

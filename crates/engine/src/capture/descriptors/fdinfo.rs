@@ -1,7 +1,7 @@
-//! What fdinfo says of each descriptor inside the pause, and of the leases and locks on its description.
+//! The fdinfo of each descriptor inside the pause, with the leases and locks of its description.
 //!
-//! Owns: the files of fdinfo, held open, and their text.
-//! Invariants: texts are those of the rows of a listing, in the same order.
+//! Owns: the open fdinfo files, and their text.
+//! Invariants: texts are in the order of the rows of a listing.
 //! Does not: list descriptors.
 
 use std::collections::{HashMap, HashSet};

@@ -1,8 +1,8 @@
 //! The descriptor tables of all processes: which descriptors refer to one open file description.
 //!
-//! Owns: the rows of the tables, the descriptions; the search for a description by the order that kcmp(2) gives them,
-//! and the check that all that is held are different ones.
-//! Invariants: n descriptors of one file are told apart in n log n comparisons.
+//! Owns: the rows of the tables, the descriptions; the search for a description in the order that kcmp(2) defines, and
+//! the check that all held descriptions differ.
+//! Invariants: n descriptors of one file are compared n log n times.
 //! Does not: hold duplicates, or read fdinfo.
 
 use std::cmp::Ordering;

@@ -1,7 +1,7 @@
-//! What differs between a stopped tree and a checkpoint of it.
+//! Differences between a stopped tree and a checkpoint of it.
 //!
 //! Owns: which differences can be set in a living tree.
-//! Invariants: everything that a restore would make is compared, or set later.
+//! Invariants: everything that a restore would create is compared, or set later.
 //! Does not: compare pages and registers; they are set.
 
 use std::collections::HashMap;

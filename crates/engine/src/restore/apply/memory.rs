@@ -1,7 +1,7 @@
-//! Memory of a stopped tree, brought back to a checkpoint.
+//! Takes the memory of a stopped tree back to a checkpoint.
 //!
-//! Owns: which pages are given back, and which are written because they differ.
-//! Invariants: bytes are checked before they are written; a page that is as it was is not written.
+//! Owns: which pages are returned to the kernel, and which are written because they differ.
+//! Invariants: bytes are checked before they are written. An unchanged page is not written.
 //! Does not: map.
 
 use std::fs::File;

@@ -1,10 +1,9 @@
-//! A restore into the living processes: a stopped tree is brought back to a checkpoint of it.
+//! A restore into living processes: takes a stopped tree back to a checkpoint of it.
 //!
-//! Owns: the order of the steps, and what becomes of a tree when one of them fails.
-//! Invariants: nothing is changed before all that differs is known to be what can be set; a tree that is changed in
-//! part never runs.
-//! Does not: bring files back, nor make or end processes, threads, descriptors or areas. A tree that differs in these
-//! is refused by name; it can be killed and built anew.
+//! Owns: the order of the steps, and the fate of a tree when a step fails.
+//! Invariants: nothing is changed before all differences are known to be settable. A partly changed tree never runs.
+//! Does not: take files back; create or end processes, threads, descriptors or mappings. A tree that differs in these
+//! is refused by name; it can be killed and restored instead.
 
 mod compare;
 mod memory;
