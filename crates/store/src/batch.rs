@@ -1,7 +1,7 @@
-//! A buffer being filled with pages, and which pages they are.
+//! A buffer that is being filled with pages, and the list of these pages.
 //!
 //! Owns: `PageBatch`, the order of its pieces in the buffer.
-//! Invariants: pieces lie in the buffer one behind the other, in the order they were pushed.
+//! Invariants: pieces are contiguous in the buffer, in the order in which they were pushed.
 //! Does not: copy or hash.
 
 use std::fmt;

@@ -1,9 +1,9 @@
 //! Codecs for compressed segments: a new one is a type here and an entry of `CODECS`.
 //!
-//! Owns: what a codec does, finding one by its name, which images carry.
-//! Invariants: whatever bytes a codec is given to expand, it fills the destination or says that it did not; it neither
-//! panics nor writes anywhere else.
-//! Does not: cut segments into chunks.
+//! Owns: the interface of a codec, finding a codec by its name, which images record.
+//! Invariants: for any input, a codec fills the destination or reports that it did not. It neither panics nor writes
+//! elsewhere.
+//! Does not: divide segments into chunks.
 
 use std::fmt::{self, Debug};
 

@@ -1,8 +1,9 @@
-//! Images that outlive the log or the number they were taken under: named copies, and exports.
+//! Images that outlive their log or their number: named copies, and exports.
 //!
-//! Owns: sharing a copy's files with its source; writing an image anew from another.
-//! Invariants: a copy becomes visible whole and durable; it does not change or go when its source does.
-//! Does not: choose what is worth keeping.
+//! Owns: sharing the files of a copy with its source; writing a new image from another.
+//! Invariants: a copy becomes visible when it is complete and durable. It does not change when its source changes or is
+//! removed.
+//! Does not: choose what to copy.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! Everything that can be wrong with a store or an image, as the operator is told it.
+//! Errors of a store or an image, as the operator sees them.
 //!
 //! Owns: `Error`; each variant names its row of docs/errors.md.
-//! Invariants: every error names the path or name it is about and ends with what to do next.
-//! Does not: map errors to exit codes; `Error::is_damage` says what that needs.
+//! Invariants: every error names its path or object and ends with the next step.
+//! Does not: map errors to exit codes; `Error::is_damage` gives the distinction that this needs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

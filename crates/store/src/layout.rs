@@ -1,4 +1,4 @@
-//! How an image lies in its directory, and how it is written there.
+//! The files of an image in its directory.
 //!
 //! Owns: the names of the files that every image has, and the options of writing one.
 //! Does not: write.

@@ -1,9 +1,9 @@
-//! Where images live, and how they get there whole.
+//! The store of images.
 //!
 //! Owns: writing, publishing, finding, reading, verifying and pruning images; the registry of backends.
-//! Invariants: an image is either committed and whole, or it does not exist; what an image holds is readable
-//! by its owner only; no byte of a page is handed out before its checksum was found good.
-//! Does not: know what a record means or which process a page came from.
+//! Invariants: an image is committed and complete, or it does not exist. Only its owner can read an image. No byte of a
+//! page is returned before its checksum was found good.
+//! Does not: know the meaning of a record, or the process of a page.
 #![forbid(unsafe_code)]
 
 mod backend;

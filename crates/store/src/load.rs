@@ -1,15 +1,14 @@
-//! Reading many pages fast: many reads in flight, several threads, every extent checked before it is handed out; and
-//! checking every byte that a restore would use.
+//! Reads many pages fast: many reads in flight, several threads, every extent checked before it is returned. Also
+//! checks every byte that a restore would use.
 //!
-//! Owns: joining extents that are neighbours in a segment into parts, and parts into runs; sharing the runs
-//! among threads.
-//! Invariants: each extent is handed out once, checked; after the first error no further run is begun; what
-//! lies between the parts is not read. An image that passes `verify` restores the same bytes that were written.
-//! Does not: put the pages anywhere; the caller does, on the thread that read them.
+//! Owns: joining adjacent extents of a segment into parts, and parts into runs; distributing the runs among threads.
+//! Invariants: each extent is returned once, and checked. After the first error, no further run is begun. Bytes between
+//! the parts are not read. An image that passes `verify` restores the bytes that were written.
+//! Does not: put the pages into a process; the caller does, on the thread that has read them.
 //!
-//! In a log of age, live pages and superseded ones lie mixed, about as many of each. Reading all of it costs
-//! twice the bytes of an image; reading every live stretch by itself costs twice the requests that the device
-//! takes. Leaving out gaps of two pages and more is between the two, see docs/design/0010.
+//! In an old log, live and superseded pages are mixed, about as many of each. Reading everything costs twice the bytes
+//! of an image. Reading each live stretch separately costs twice the requests that the device can take. Skipping gaps
+//! of two or more pages is between the two, see docs/design/0010.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;

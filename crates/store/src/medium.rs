@@ -1,9 +1,9 @@
-//! The few file operations that storing an image takes, so that a test can stand in for the disk.
+//! The file operations for storing an image, so that a test can replace the disk.
 //!
 //! Owns: the traits `Medium`, `NewFile`, `PageFile`, `PageSource`, `Lock`.
-//! Invariants asked of an implementation: nothing is durable before the matching sync returned; after it,
-//! it survives a power cut; a rename is atomic.
-//! Does not: say what is written in which order; `publish` and `writer` do.
+//! Invariants of an implementation: nothing is durable before the matching sync has returned; afterwards it survives a
+//! power cut. A rename is atomic.
+//! Does not: define the order of writes; `publish` and `writer` do.
 
 use std::fmt::Debug;
 use std::num::NonZeroUsize;

@@ -1,6 +1,6 @@
-//! What is known of a checkpoint beside its pages and records.
+//! The facts about a checkpoint, apart from its pages and records.
 //!
-//! Owns: `CommitMeta` and its way into a commit record, `WriteTimings`.
+//! Owns: `CommitMeta` and its form in a commit record, `WriteTimings`.
 //! Does not: write.
 
 use std::time::{Duration, SystemTime};

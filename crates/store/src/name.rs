@@ -1,8 +1,8 @@
-//! Names of subjects, and how an image is named on a command line.
+//! Names of subjects, and names of images on a command line.
 //!
-//! Owns: which names are valid, and which are given to something new; `NAME@SEQ`.
-//! Invariants: a valid name is one directory of the store and no hidden one.
-//! Does not: look whether it exists.
+//! Owns: which names are valid, and the names of new subjects; `NAME@SEQ`.
+//! Invariants: a valid name is one directory of the store and not hidden.
+//! Does not: check whether it exists.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,7 +1,7 @@
-//! Opening an image by its path: in a directory of its own, or as a checkpoint of a log.
+//! Opens an image by its path: in a directory of its own, or as a checkpoint of a log.
 //!
 //! Owns: the order of the checks.
-//! Invariants: nothing of an image is believed before its checksums were found good.
+//! Invariants: no content of an image is used before its checksums were found good.
 //! Does not: check pages before they are read; `load` and `verify` do.
 
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
-//! The moments between two kernel calls at which this program might die, made known to tests.
+//! The moments between two kernel calls at which this program might die, reported to tests.
 //!
 //! Owns: the observer that a test sets.
-//! Invariants: without an observer a step costs one atomic load.
+//! Invariants: without an observer, a step costs one atomic load.
 //! Does not: change anything.
 
 use std::sync::OnceLock;

@@ -1,8 +1,8 @@
-//! A thread under construction: everything in it is made by system calls from outside.
+//! A thread under construction: its whole state is set by system calls from outside.
 //!
 //! Owns: the processes and threads that a restore builds, until they are detached.
-//! Invariants: the kernel kills every stub when this program ends, so half-built processes never run.
-//! Calls are single-stepped at a `syscall` instruction that the stub maps; it leaves no way home, and needs none.
+//! Invariants: the kernel kills every stub when this program ends, so incomplete processes never run. Calls are
+//! single-stepped at a `syscall` instruction that the stub maps. A stub has no restore frame, and needs none.
 //! Does not: know what is being built.
 
 use std::marker::PhantomData;

@@ -1,8 +1,8 @@
-//! One traced thread, as a type that says whether it runs or stands.
+//! One traced thread, as a type that shows whether it runs or is stopped.
 //!
-//! Owns: the transitions between the two, and what a stop was.
-//! Invariants: registers can be reached through `Thread<Stopped>` alone; resuming consumes it. A handle cannot
-//! move to another OS thread, because ptrace is bound to the one that attached.
+//! Owns: the transitions between the two, and the reason of a stop.
+//! Invariants: registers can be reached through `Thread<Stopped>` only; resuming consumes it. A handle cannot move to
+//! another OS thread, because ptrace is bound to the thread that attached.
 //! Does not: stop whole trees; `freeze` does.
 
 use std::marker::PhantomData;

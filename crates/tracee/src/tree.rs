@@ -1,8 +1,8 @@
-//! Which processes belong to a subject.
+//! The processes of a subject.
 //!
 //! Owns: discovery of a process and all its descendants.
 //! Invariants: parents come before their children.
-//! Does not: stop anything, so the answer may be stale at once; `freeze` repeats it until it is not.
+//! Does not: stop anything, so the result may be stale immediately; `freeze` repeats it until it is stable.
 
 use model::Pid;
 use sys::{Errno, Result};

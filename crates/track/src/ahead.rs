@@ -1,11 +1,12 @@
-//! The scan of a stopped process, begun by other threads while the tracer does something else.
+//! The scan of a stopped process by worker threads, while the tracer does other work.
 //!
-//! Owns: the pieces of the scan, who takes which, and their answers until a scan reports them.
-//! Invariants: what an answer holds was protected and is reported by the next scan, whichever that is; a piece
-//! without a worker is scanned by the thread that needs its answer.
-//! Does not: judge answers.
+//! Owns: the pieces of the scan, the worker of each piece, and the results until a scan reports them.
+//! Invariants: all pages in a result are protected and are reported by the next scan, whichever that is. A piece
+//! without a worker is scanned by the thread that needs its result.
+//! Does not: judge results.
 //!
-//! Only the short question is put ahead (see `query::REARM`): for the others it matters what a page held at once.
+//! Only the short query is made ahead (see `query::REARM`): the other queries depend on the content of a page at one
+//! moment.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};

@@ -1,8 +1,8 @@
-//! A userfaultfd that acts on another process and that only we hold.
+//! A userfaultfd that acts on another process and that only this process holds.
 //!
 //! Owns: its creation in the process by remote calls, also for processes without the privilege, and the duplicate.
-//! Invariants: what was opened in the process for it is closed before its threads go on, also when a step fails, and by
-//! the process itself should this program die.
+//! Invariants: every descriptor that was opened in the process for it is closed before its threads continue, also when
+//! a step fails. If this process dies, the process closes it itself.
 //! Does not: watch anything yet.
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,8 +1,8 @@
-//! Which tracker is used.
+//! The choice of a tracker.
 //!
-//! Owns: the registry, in the order of preference, and the check that one works here.
-//! Invariants: a tracker that failed its self-test is never given out.
-//! Does not: look at the process that is to be tracked.
+//! Owns: the registry, in the order of preference, and the self-test.
+//! Invariants: a tracker that has failed its self-test is never used.
+//! Does not: inspect the process that is to be tracked.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
-//! What an area is, as far as tracking is concerned.
+//! The class of a mapping, for tracking.
 //!
-//! Owns: the classes, and what makes two areas show the same thing.
-//! Does not: ask the kernel anything.
+//! Owns: the classes, and the condition under which two mappings show the same object.
+//! Does not: make system calls.
 
 use model::{AddressRange, Inode};
 use tracee::procfs::{Area, Backing};

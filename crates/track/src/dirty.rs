@@ -1,8 +1,8 @@
-//! What a scan found.
+//! The result of a scan.
 //!
 //! Owns: the list of dirty ranges, reused from scan to scan.
-//! Invariants: filling it allocates only when it outgrows all that was found before.
-//! Does not: hold the content of pages.
+//! Invariants: filling it allocates only when it becomes longer than ever before.
+//! Does not: hold page contents.
 
 use std::num::NonZeroU64;
 

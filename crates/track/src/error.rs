@@ -1,4 +1,4 @@
-//! Why there is no tracker, or why it cannot go on.
+//! Why there is no tracker, or why it cannot continue.
 //!
 //! Owns: `TrackError`.
 //! Invariants: names the process or the tracker.

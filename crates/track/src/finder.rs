@@ -1,8 +1,8 @@
-//! What becomes of pages that are reported as written.
+//! Classifies pages that are reported as written.
 //!
-//! Owns: telling what they hold, as far as that can be told.
-//! Invariants: a page that may hold something is never called empty; where the process runs and that cannot be told,
-//! the page is remembered until it stands.
+//! Owns: whether a page has content, as far as the kernel shows it.
+//! Invariants: a page that may have content is never called empty. If the process runs and the state is unknown, the
+//! page is checked again when the process is stopped.
 //! Does not: protect pages.
 
 use std::sync::Arc;

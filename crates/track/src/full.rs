@@ -1,7 +1,7 @@
-//! The tracker that works everywhere: all that is there counts as dirty.
+//! The tracker that works everywhere: every present page counts as dirty.
 //!
-//! Owns: finding all pages that hold something, and those that no longer do.
-//! Invariants: needs nothing in the process and nothing from the kernel but the page map.
+//! Owns: finding all pages with content, and those that no longer have any.
+//! Invariants: needs nothing in the process, and nothing of the kernel except the page map.
 //! Does not: watch anything.
 
 use std::sync::Arc;

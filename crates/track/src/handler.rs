@@ -1,10 +1,10 @@
-//! The thread that answers what the kernel asks about a watched process.
+//! The thread that handles the userfaultfd messages of a watched process.
 //!
 //! Owns: the two descriptors of a process, the thread, and the list of discarded pages.
-//! Invariants: every message is answered whatever goes wrong: if the handler fails, the process goes on, and the next
-//! scan says so. Should this program die, the kernel resumes all waiting threads. The thread holds the descriptors
-//! only while it serves, so that to close them ends all watching, wherever it is.
-//! Does not: keep a writer waiting longer than it takes to lift the protection of one page.
+//! Invariants: every message is answered. If the handler fails, the process continues, and the next scan reports the
+//! failure. Should this program die, the kernel resumes all waiting threads. The thread has the descriptors only while
+//! it serves, so that closing them ends all watching.
+//! Does not: delay a writer longer than lifting the protection of one page takes.
 
 use std::io::PipeWriter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

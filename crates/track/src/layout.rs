@@ -1,8 +1,8 @@
-//! Whether the areas of a process have changed.
+//! Whether the mappings of a process have changed.
 //!
-//! Owns: the list of areas as the kernel prints it, compared as text.
-//! Invariants: allocates only when the list outgrows what it was before; parses nothing.
-//! Does not: notice areas replaced by equal ones; trackers do, since the new ones are not watched.
+//! Owns: the list of mappings as the kernel prints it, compared as text.
+//! Invariants: allocates only when the list becomes longer than ever before; parses nothing.
+//! Does not: notice mappings that were replaced by equal ones; trackers do, because the new ones are not watched.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

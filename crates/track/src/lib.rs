@@ -1,10 +1,10 @@
-//! Dirty-page trackers: which pages of a process changed since they were last asked for.
+//! Dirty-page trackers: which pages of a process have changed since the last scan.
 //!
-//! Owns: the trackers, one file each, in a registry; the choice between them; what "changed" means for each kind of
+//! Owns: the trackers, one file each, in a registry; the choice between them; the meaning of "changed" for each kind of
 //! memory.
-//! Invariants: a change of content is never missed, nor that a page holds nothing any more; what cannot be
-//! watched counts as changed; a tracker leaves nothing in the process once it is gone, however it goes.
-//! Does not: copy pages, or decide when to look.
+//! Invariants: no change of content is missed, and no page that becomes empty. Memory that cannot be watched counts as
+//! changed. A tracker leaves nothing in the process, however it ends.
+//! Does not: copy pages, or decide when to scan.
 #![forbid(unsafe_code)]
 
 mod ahead;

@@ -1,8 +1,8 @@
-//! The tracker of choice: the kernel lifts the write protection by itself, and one request reports and renews it.
+//! The preferred tracker: the kernel lifts the write protection, and one request reports and renews it.
 //!
 //! Owns: the kind.
-//! Invariants: no write ever waits for us; only discarding pages of file mappings and shared memory does.
-//! Does not: see a page before it changes.
+//! Invariants: no write waits for this process. Only discarding pages of file mappings and shared memory does.
+//! Does not: report a page before it changes.
 
 use model::Pid;
 use sys::features::Feature;

@@ -1,8 +1,8 @@
-//! Pages that hold something, and what left their set from one scan to the next.
+//! Pages with content, and the pages that have left this set between two scans.
 //!
-//! Owns: the pages of the last scan, and those that the scan under way has noted.
-//! Invariants: two lists take turns, so that a scan allocates only when it finds more than all scans before.
-//! Does not: know why pages went.
+//! Owns: the pages of the last scan, and those of the scan under way.
+//! Invariants: two lists alternate, so that a scan allocates only when it finds more than all scans before.
+//! Does not: know why pages have left.
 
 use model::{AddressRange, RangeSet};
 

@@ -1,8 +1,8 @@
-//! The questions that trackers put to the page map.
+//! The queries of trackers to the page map.
 //!
-//! Owns: the queries, and what their answers mean.
-//! Invariants: queries that run inside a pause ask for no category that makes the kernel look at every page's
-//! descriptor (11 ms per GiB), but for the few own pages of file mappings.
+//! Owns: the queries, and the meaning of their results.
+//! Invariants: queries inside a pause use no category for which the kernel inspects the descriptor of every page (11 ms
+//! per GiB), except for the few private pages of file mappings.
 //! Does not: keep anything between scans.
 
 use std::sync::OnceLock;

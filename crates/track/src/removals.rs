@@ -1,8 +1,8 @@
 //! Pages that the process is about to discard.
 //!
-//! Owns: their list, from the message of it until a scan of the standing process has reported them.
+//! Owns: their list, from the message until a scan of the stopped process has reported them.
 //! Invariants: a range is on the list before it is discarded.
-//! Does not: say what is there afterwards; the scan looks.
+//! Does not: know the content afterwards; the scan reads it.
 
 use model::AddressRange;
 

@@ -1,8 +1,8 @@
-//! The areas of a process, as a tracker goes through them.
+//! The mappings of a process, in the order in which a tracker scans them.
 //!
-//! Owns: joining neighbours into runs, and what is known of each.
-//! Invariants: runs rise and do not overlap; what was known of an address stays known when runs are made anew.
-//! Does not: ask the kernel anything; the tracker says whether an area can be watched.
+//! Owns: joining adjacent mappings into runs, and the state of each run.
+//! Invariants: runs rise and do not overlap. The state of an address is kept when runs are built again.
+//! Does not: make system calls; the tracker decides whether a mapping can be watched.
 
 use model::AddressRange;
 use tracee::procfs::Area;

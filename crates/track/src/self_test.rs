@@ -1,9 +1,9 @@
-//! Trying on memory of our own whether the kernel reports every change.
+//! Tests on memory of this process whether the kernel reports every change.
 //!
-//! Owns: the changes that must be reported, and what they are called when they are not.
-//! Invariants: leaves nothing behind. Some kernels report pages that were given back as clean; with one of them a
-//! restore would bring back what the program had thrown away.
-//! Does not: try what depends on more than anonymous memory; the soak test does.
+//! Owns: the changes that must be reported, and their names in a failure.
+//! Invariants: leaves nothing behind. Some kernels report discarded pages as clean; with such a kernel, a restore would
+//! bring back content that the program had discarded.
+//! Does not: test more than anonymous memory; the soak test does.
 
 use std::os::fd::AsFd;
 

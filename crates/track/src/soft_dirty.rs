@@ -1,9 +1,9 @@
-//! The tracker of older kernels: bits in the page map that a write sets and one request clears for all.
+//! The tracker of older kernels: bits in the page map that a write sets and one request clears for all pages.
 //!
-//! Owns: the kind, its tracker, and what an entry of the page map says.
-//! Invariants: bits are cleared only while the process stands, after all of them were read; pages that went are
-//! found by comparing what is there.
-//! Does not: watch shared memory: its bits get lost with its page table entries.
+//! Owns: the kind, its tracker, and the meaning of an entry of the page map.
+//! Invariants: bits are cleared only while the process is stopped, after all of them were read. Discarded pages are
+//! found by comparing the present pages.
+//! Does not: watch shared memory: its bits are lost with its page table entries.
 
 use model::{AddressRange, ByteCount, PAGE_BYTES, Pid};
 use sys::Error;

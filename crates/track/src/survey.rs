@@ -1,8 +1,8 @@
-//! A look at a running process before a tracker is attached to it, which would otherwise be made inside the pause.
+//! A scan of a running process before a tracker is attached to it. Otherwise this scan would be made inside the pause.
 //!
-//! Owns: the list of areas in which no page is protected.
-//! Invariants: an area is on it only if the kernel said so of all of it.
-//! Does not: watch. Only a tracker protects pages, and one is attached at a time, so that what was found stays so.
+//! Owns: the list of mappings without a protected page.
+//! Invariants: a mapping is on it only if the kernel has reported that for the whole mapping.
+//! Does not: watch. Only a tracker protects pages, and one is attached at a time, so the result stays valid.
 
 use model::{AddressRange, Pid};
 use sys::pagemap::Pagemap;

@@ -1,8 +1,8 @@
-//! What every tracker can do.
+//! The interface of every tracker.
 //!
-//! Owns: the traits, and the report on what could not be watched.
-//! Invariants: a tracker belongs to one address space; it acts on that one for ever, also when the process has
-//! replaced it by exec.
+//! Owns: the traits, and the report on memory that could not be watched.
+//! Invariants: a tracker belongs to one address space. It acts on this one forever, also when the process has replaced
+//! it by execve(2).
 //! Does not: name a tracker; the registry does.
 
 use std::fmt::Debug;

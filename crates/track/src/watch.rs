@@ -1,9 +1,9 @@
-//! Watching writes through a userfaultfd: what the asynchronous and the synchronous tracker have in common.
+//! Watching writes through a userfaultfd: the common part of the asynchronous and the synchronous tracker.
 //!
-//! Owns: registering areas, going through them, what became of discarded pages.
-//! Invariants: a page that is reported is protected before it is read, so that a write that tears the copy is
-//! reported again; a page never protected counts as written, so that new and replaced mappings report themselves; an
-//! area that is watched anew has no protection left from before.
+//! Owns: registering mappings, scanning them, the fate of discarded pages.
+//! Invariants: a page that is reported is protected before it is read, so that a write during the copy is reported
+//! again. A page that was never protected counts as written, so that new and replaced mappings are reported. A mapping
+//! that is watched again has no earlier protection left.
 //! Does not: handle faults.
 
 use std::os::fd::BorrowedFd;

@@ -1,8 +1,8 @@
-//! The tracker that sees a page before it changes: writers wait until a handler has let them go on.
+//! The tracker that reports a page before it changes: a writer waits until a handler has resumed it.
 //!
 //! Owns: the kind.
 //! Invariants: see `handler`.
-//! Does not: serve a subject that writes much: each first write to a page costs it two changes of thread.
+//! Does not: suit a subject that writes much: each first write to a page costs two context switches.
 
 use model::Pid;
 use sys::features::Feature;

@@ -1,8 +1,8 @@
 //! The backend that keeps images in directories of a local file system.
 //!
 //! Owns: the real file operations, with modes 0700 and 0600, and the advisory lock on a directory.
-//! Invariants: a file or directory it creates did not exist; nothing is read, written, locked or removed through a
-//! symbolic link in the place of an image's directory or file; nothing is read that another user can have written.
+//! Invariants: every file or directory that it creates is new. No symbolic link in the place of an image's directory or
+//! file is followed. A file that another user could have written is not read.
 //! Does not: order operations; its callers do.
 
 use std::fs::{DirBuilder, File, OpenOptions};

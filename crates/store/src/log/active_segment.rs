@@ -1,9 +1,9 @@
-//! The end of a log, where everything is appended.
+//! The active segment: the end of a log, to which everything is appended.
 //!
-//! Owns: the segment being written, the next free block, the slots, the buffers of its own.
-//! Invariants: a block is written once, slots apart; a sync covers every segment that was written to since
-//! the last one; a buffer comes back to where it belongs when its write is complete.
-//! Does not: know what a page or a blob means.
+//! Owns: the segment that is being written, the next free block, the slots, its own buffers.
+//! Invariants: a block is written once, except slots. A sync covers every segment that was written since the last sync.
+//! A buffer returns to its pool when its write is complete.
+//! Does not: know the meaning of a page or a blob.
 
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,8 @@
-//! Work that no commit should wait for: making segments, reading what is to be moved, removing segments.
+//! The background writer: creates segments, reads pages that are to be moved, removes segments. No commit waits for
+//! this work.
 //!
-//! Owns: the background writer thread, or the same work done at once where there is to be no thread.
-//! Invariants: segments are handed out in the order of their numbers; a page is handed over only if its
-//! checksum is good.
+//! Owns: its thread, or the same work done immediately if there is to be no thread.
+//! Invariants: segments are returned in the order of their numbers. A page is returned only if its checksum is good.
 //! Does not: decide what to move or remove.
 
 use std::collections::VecDeque;

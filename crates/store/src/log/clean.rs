@@ -1,10 +1,10 @@
-//! Keeping the log short: which segments are emptied, and how much of that one commit carries.
+//! The cleaner of a log: which segments are emptied, and how much of this work one commit does.
 //!
 //! Owns: the choice of victims, the pace.
-//! Invariants: what is moved is bounded by a share of what the epoch itself wrote, except for a small share
-//! that is always allowed. Only the newest checkpoint is looked at: when each was the newest, it lay in segments
-//! twice as large as what it held, so that older ones, however old, keep no more than that each.
-//! Does not: read or write pages; the background writer reads, the writer's thread writes.
+//! Invariants: moved bytes are bounded by a share of the bytes of the epoch itself, except for a small share that is
+//! always allowed. Only the newest checkpoint is considered. When an older checkpoint was the newest, its segments were
+//! at most twice as large as its content, so it keeps no more than that.
+//! Does not: read or write pages; the background writer reads, the writer thread writes.
 
 use std::collections::{BTreeMap, VecDeque};
 

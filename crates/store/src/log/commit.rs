@@ -1,8 +1,8 @@
-//! Making a checkpoint of an epoch: the new state, its part, its root, its slot.
+//! Commits an epoch as a checkpoint: the new state, its part, its root, its slot.
 //!
-//! Owns: what a commit writes, in order: moved pages, part, root, slot.
-//! Invariants: the state changes only here; a root names every segment that its checkpoint needs.
-//! Does not: sync; `settle` does, once for all that are waiting.
+//! Owns: the writes of a commit, in order: moved pages, part, root, slot.
+//! Invariants: the state changes only here. A root names every segment that its checkpoint needs.
+//! Does not: sync; `settle` does, once for all waiting commits.
 
 use std::collections::BTreeSet;
 

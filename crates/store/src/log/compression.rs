@@ -1,9 +1,8 @@
-//! Compressing segments that have become cold.
+//! Compresses segments that were not written for a while.
 //!
-//! Owns: which segments are compressed and when, the thread that does it, what a compressed one's files are made of.
-//! Invariants: only segments that are durable, and that nothing is written to any more; the file as it was written goes
-//! when everything that takes its place is durable. Each is tried once: what fails leaves it as it was, and no commit
-//! fails for it.
+//! Owns: which segments are compressed and when, the thread that does it, the files of a compressed segment.
+//! Invariants: only durable segments that are no longer written are compressed. The original file is removed when its
+//! replacement is durable. Each segment is tried once: a failure leaves it as it was, and fails no commit.
 //! Does not: read pages for its callers; `layout` does, from either file.
 
 use std::collections::VecDeque;

@@ -1,8 +1,8 @@
-//! What an epoch changes: ranges that went and pages that came, and their way into a part.
+//! The changes of an epoch: removed ranges and new pages, and their form in a part.
 //!
 //! Owns: `Delta`, joining two of them, writing pages as runs.
-//! Invariants: what a delta drops is dropped before any of its pages is entered, whatever the order of calls
-//! was, and the outcome is the same as that of the calls in their order.
+//! Invariants: the removals of a delta apply before its pages, whatever the order of calls was. The result is the same
+//! as that of the calls in their order.
 //! Does not: hold page contents.
 
 use std::ops::Range;

@@ -1,7 +1,7 @@
-//! Waiting for a checkpoint: for the writer's thread, or by doing its work.
+//! Waiting for a checkpoint: for the writer thread, or by doing its work.
 //!
 //! Owns: `Ticket`; the log writer of a log whose callers do the work.
-//! Does not: answer; the log writer does.
+//! Does not: complete a ticket; the log writer does.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,10 +1,8 @@
-//! The files of a segment, as it was written or compressed.
+//! The files of a segment, uncompressed or compressed.
 //!
-//! Owns: what they are called, how they are divided, how a new one is made, opened, checked and removed, and old ones are
-//! found.
-//! Invariants: a segment is durable, name and header included, before anything is written into it; a number
-//! is never used twice. A place in a segment is the same place in either file; the file as it was written counts as long
-//! as it is there.
+//! Owns: their names, their layout, creating, opening, checking and removing them, and finding existing ones.
+//! Invariants: a segment is durable, including its name and header, before pages are written to it. A number is never
+//! used twice. A place in a segment is the same in either file. As long as the uncompressed file exists, it is used.
 //! Does not: decide when one is needed; compress, `compression` does.
 
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
-//! Finding and reading what is in a log: the newest commit, roots, and the state that their parts add up to.
+//! Reads the content of a log: the newest commit, roots, and the state that their parts give.
 //!
-//! Owns: the rule which commit is the newest; checking what may not have become durable.
-//! Invariants: a commit counts only if everything that was not durable when its slot was written is there,
-//! every byte; what was durable and is damaged is told, never replaced by an older checkpoint in silence.
+//! Owns: the rule for the newest commit; checks of data that may not be durable.
+//! Invariants: a commit counts only if every byte exists that was not durable when its slot was written. Damage to
+//! durable data is reported. It is never hidden by falling back to an older checkpoint.
 //! Does not: write.
 
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
-//! Logs: one subject's checkpoints as a stream of changes that never grows beyond measure.
+//! Logs: the checkpoints of one subject as a stream of changes of bounded size.
 //!
 //! Owns: writing, cleaning, opening and reading logs; see docs/design/0007-continuous-store.md.
-//! Invariants: a block is written once; a checkpoint is committed by one sync and opened without walking a
-//! chain; what nothing needs is removed.
-//! Does not: know what a record means or which process a page came from.
+//! Invariants: a block is written once. A checkpoint is committed by one sync and opened without following a chain.
+//! Unneeded segments are removed.
+//! Does not: know the meaning of a record, or the process of a page.
 
 mod active_segment;
 mod background_writer;

@@ -1,8 +1,8 @@
-//! Opening a log for writing: from what the last writer left, to a writer thread that goes on.
+//! Opens a log for writing: from the data of the last writer to a running writer thread.
 //!
 //! Owns: the lock, reading the newest state.
-//! Invariants: one writer at a time; what an earlier writer left behind is durable before anything is built
-//! upon it; no segment of an earlier writer is written to again.
+//! Invariants: one writer at a time. Data of an earlier writer is durable before anything is built on it. No segment of
+//! an earlier writer is written again.
 //! Does not: start a thread.
 
 use std::path::Path;

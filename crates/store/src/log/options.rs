@@ -1,9 +1,9 @@
-//! How a log is written, and which of its checkpoints stay restorable.
+//! Options of writing a log, and which of its checkpoints stay restorable.
 //!
-//! Owns: the options of opening a log; `Keep`, the thinning with age.
-//! Invariants: the newest is always kept; what is kept depends on numbers and times alone, so that the same
-//! checkpoints give the same answer.
-//! Does not: write, or remove anything; a checkpoint goes by not being named by the next root.
+//! Owns: the options of opening a log; `Keep`, the retention by age.
+//! Invariants: the newest checkpoint is always kept. Retention depends only on numbers and times, so that the same
+//! checkpoints give the same result.
+//! Does not: write or remove anything; a checkpoint is removed when the next root does not name it.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;

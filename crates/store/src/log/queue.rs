@@ -1,8 +1,8 @@
-//! What passes between those who take checkpoints and the thread that writes them.
+//! The queue between the threads that take checkpoints and the thread that writes them.
 //!
-//! Owns: the orders, the event that tells of completions.
-//! Invariants: giving an order and taking a buffer neither allocate nor wait for the device; orders are
-//! carried out as they were given; every ticket is answered, also when the writer fails.
+//! Owns: the orders, the event that reports completions.
+//! Invariants: queueing an order and taking a buffer neither allocate nor wait for the device. Orders are carried out
+//! in their order. Every ticket is completed, also when the writer fails.
 //! Does not: write.
 
 use std::collections::VecDeque;

@@ -1,8 +1,8 @@
-//! Reading checkpoints of a log as images.
+//! Reads checkpoints of a log as images.
 //!
-//! Owns: `LogView`, what a reader sees of a log; building an `ImageReader` for one checkpoint.
-//! Invariants: what is opened stays readable, whatever the writer removes meanwhile.
-//! Does not: lock anything; a writer may be at work.
+//! Owns: `LogView`, a log as a reader sees it; building an `ImageReader` for one checkpoint.
+//! Invariants: opened files stay readable, whatever the writer removes meanwhile.
+//! Does not: lock anything; a writer may be running.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

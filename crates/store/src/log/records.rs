@@ -1,7 +1,7 @@
-//! The records of the newest checkpoint, so that those that did not change are not written again.
+//! The records of the newest checkpoint, so that unchanged records are not written again.
 //!
 //! Owns: `RecordMap`: keys, and the bytes of each record.
-//! Invariants: two records are the same only if all their bytes are.
+//! Invariants: two records are equal only if all their bytes are.
 //! Does not: interpret a payload.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,8 @@
-//! The segments of a log as the writer knows them: numbers, what lives in them, how a block index is counted.
+//! The segments of a log in the memory of its writer: numbers, live pages, block indexes.
 //!
 //! Owns: `Segments`, the translation between block indexes and places.
-//! Invariants: `live` of a segment is the number of pages that the newest state has there; a block index's segment
-//! is known for as long as anything refers to it.
+//! Invariants: `live` of a segment is the number of pages that the newest state has in it. The segment of a block index
+//! is known as long as anything refers to the block index.
 //! Does not: touch a file.
 
 use std::collections::BTreeMap;

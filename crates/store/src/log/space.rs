@@ -1,9 +1,8 @@
 //! Which segments of a log are live.
 //!
-//! Owns: what is kept, the segments that it needs, and the choice of what can go. Opening, committing, pruning and
-//! collecting garbage ask here.
-//! Invariants: a segment is live as long as a kept checkpoint names it, or the slot by which the newest is found lies
-//! in it.
+//! Owns: the kept checkpoints, the segments that they need, and the choice of removable segments. Opening, committing,
+//! pruning and garbage collection use it.
+//! Invariants: a segment is live as long as a kept checkpoint names it, or the slot of the newest checkpoint is in it.
 //! Does not: remove anything.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,10 +1,10 @@
-//! Writing the newest checkpoint of a log without a writer: its pages in order of address, its index in one
-//! part; or its root alone, with fewer older ones beside it.
+//! Writes the newest checkpoint of a log without a writer again: its pages in order of address, its index in one part.
+//! Or its root alone, with fewer older checkpoints.
 //!
 //! Owns: the order in which pages are read and written for that.
-//! Invariants: the checkpoint before stays whole until the new one is durable; older checkpoints that are to stay stay
-//! as they are, whenever the power goes; nothing happens to a log that has a writer, whose own policy rules there.
-//! Does not: decide when; its cleaner keeps a log within bounds without this.
+//! Invariants: the previous checkpoint stays complete until the new one is durable. Kept older checkpoints are not
+//! changed, whenever the power fails. A log with a writer is not touched; the writer has its own policy.
+//! Does not: decide when; the cleaner of a log bounds its size without this.
 
 use std::num::NonZeroUsize;
 use std::path::Path;

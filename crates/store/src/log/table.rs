@@ -1,11 +1,12 @@
-//! Where every page of a subject lies, in few bytes.
+//! The place of every page of a subject, in few bytes.
 //!
 //! Owns: `PageTable`: chunks of 128 pages, each a short sorted list or a full array.
-//! Invariants: pages come out by space and address; a change costs what it touches, not what is there.
-//! Does not: know what a block index means, or count what refers to it.
+//! Invariants: pages are listed by space and address. The cost of a change depends on the changed pages, not on the
+//! size of the table.
+//! Does not: know the meaning of a block index, or count references.
 //!
 //! Size: 8 bytes a page in a full chunk and at most 12 in a sparse one, and about 60 for the chunk itself; 4 GiB of
-//! pages close together take 8.7 MiB.
+//! adjacent pages take 8.7 MiB.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,6 +1,6 @@
-//! What becomes of an epoch that was given to the writer, and what the writer tells of its log.
+//! The result of an epoch that was given to the writer, and the status of a log.
 //!
-//! Owns: the ticket of a finished epoch, and the answer; `LogStatus`.
+//! Owns: the ticket of a finished epoch, and its result; `LogStatus`.
 //! Does not: order or write.
 
 use std::sync::{Condvar, Mutex, PoisonError};

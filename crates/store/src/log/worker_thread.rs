@@ -1,7 +1,7 @@
-//! A thread that takes jobs and gives results, for work that no commit should wait for.
+//! A thread that takes jobs and returns results, for work that no commit waits for.
 //!
-//! Owns: the thread, the way there and back.
-//! Invariants: jobs are done in the order in which they were given; none is left when it has been dropped.
+//! Owns: the thread, the queues to it and back.
+//! Invariants: jobs are done in their order. When it is dropped, no job is left.
 //! Does not: know the work.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

@@ -1,8 +1,8 @@
-//! Writing a log: one checkpoint after the other, while copiers go on.
+//! Writes a log: one checkpoint after the other, while copiers continue.
 //!
 //! Owns: `LogWriter`, its epochs, their limits.
-//! Invariants: a checkpoint is visible only whole; one epoch is open at a time; appending pages neither
-//! allocates nor waits for the device while the pool has a buffer.
+//! Invariants: a checkpoint becomes visible only when it is complete. One epoch is open at a time. While the pool has a
+//! buffer, appending pages neither allocates nor waits for the device.
 //! Does not: copy from a subject, or decide when the next checkpoint is due.
 
 use std::os::fd::{AsFd as _, BorrowedFd};

@@ -1,8 +1,8 @@
-//! The writer's thread: takes orders, appends pages, commits epochs.
+//! The writer thread: receives orders, appends pages, commits epochs.
 //!
-//! Owns: the order in which an epoch's pages, its commit and the sync follow each other.
-//! Invariants: a ticket is answered with success only after everything that its checkpoint refers to is
-//! durable; a segment is removed only after a commit that does not need it is durable.
+//! Owns: the order of the pages of an epoch, its commit and the sync.
+//! Invariants: a ticket is completed successfully only after everything that its checkpoint refers to is durable. A
+//! segment is removed only after a commit that does not need it is durable.
 //! Does not: copy from a subject.
 
 use std::sync::Arc;

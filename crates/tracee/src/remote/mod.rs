@@ -1,10 +1,10 @@
-//! System calls executed by a stopped thread of a subject, with a way home.
+//! System calls executed by a stopped thread of a subject, with a restore frame.
 //!
-//! Owns: a module for each part: the session, chains of calls, descriptors that stay open, the memory for it all.
-//! Invariants: before the first register changes, a signal frame with the thread's whole context lies in
-//! memory the thread does not use, and the return address leads to its own rt_sigreturn; whenever this program
-//! dies, the thread runs the call to its end and comes back by itself.
-//! Does not: build new processes; `stub` does, without the need for a way home.
+//! Owns: a module for each part: the session, chains of calls, descriptors that stay open, the memory for all of it.
+//! Invariants: before the first register changes, a signal frame with the whole context of the thread is in memory that
+//! the thread does not use, and the return address leads to rt_sigreturn(2). If this program dies, the thread finishes
+//! the call and returns to its former state by itself.
+//! Does not: build new processes; `stub` does, and needs no restore frame.
 
 mod batch;
 mod chain;

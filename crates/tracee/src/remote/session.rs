@@ -1,7 +1,7 @@
-//! One stopped thread that makes system calls, one by one, and is brought back.
+//! One stopped thread that makes system calls, one at a time, and is restored afterwards.
 //!
-//! Owns: where the thread is; the sequence of stops around one call, and undoing all of it.
-//! Invariants: no stop used here turns into a signal when the tracer dies (single-stepping would: it leaves a SIGTRAP).
+//! Owns: the position of the thread; the sequence of stops around one call, and undoing all of it.
+//! Invariants: no stop used here becomes a signal when the tracer dies. (Single-stepping would: it leaves a SIGTRAP.)
 //! Does not: make several calls with one resumption; `batch` does.
 
 use std::time::Duration;
