@@ -51,6 +51,20 @@ fn the_view_follows_a_subject_and_leaves_the_terminal_as_it_was() {
 }
 
 #[test]
+fn the_view_ends_with_its_terminal() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut terminal = Terminal::open(&lab);
+    terminal.send("trap '' HUP; TERM=xterm exec \"$UNDYING\" --store \"$STORE\" top\n");
+    terminal.expect(ALTERNATE);
+    // The last descriptor of the other end: the terminal is gone.
+    terminal.hang_up();
+    until("its end", || terminal.shell.try_wait().unwrap());
+}
+
+#[test]
 fn an_image_shows_processes_descriptors_and_mappings() {
     if !supported() {
         return;

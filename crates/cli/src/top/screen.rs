@@ -1,7 +1,7 @@
 //! The terminal of the live view: its modes, its keys, the signals that end or stop the view.
 //!
 //! Owns: the alternate screen and the raw mode, from the start of the view to its end, also at a panic.
-//! Invariants: the terminal is in its own mode again when the view ends, is stopped, or is ended by SIGTERM or SIGHUP.
+//! Invariants: the terminal is in its own mode again when the view ends, is stopped, or is ended by SIGTERM or SIGINT.
 //! Does not: know what is shown.
 
 use std::sync::Arc;
@@ -30,9 +30,12 @@ enum Pressed {
 /// Shows the view until it is ended.
 pub(super) fn show(mut sampler: Sampler, interval: Duration) -> Result<(), Failure> {
     let ended = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT, SIGHUP] {
+    for signal in [SIGTERM, SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&ended))?;
     }
+    // Reading a terminal that is gone does not return (crossterm 0.29). SIGHUP ends this process even where the caller
+    // had ignored it; there is no terminal to restore then.
+    signal_hook::flag::register_conditional_default(SIGHUP, Arc::new(AtomicBool::new(true)))?;
     let mut terminal = ratatui::try_init()?;
     let outcome = run(&mut terminal, &mut sampler, interval, &ended);
     ratatui::restore();

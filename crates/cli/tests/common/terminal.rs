@@ -6,8 +6,11 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::Winsize;
@@ -15,12 +18,16 @@ use rustix::termios::Winsize;
 use super::common::Lab;
 
 pub(crate) const PROMPT: &str = "OUTER> ";
+/// How soon the end of the terminal is noticed.
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// An interactive shell that leads a session on a pseudo terminal.
 pub(crate) struct Terminal<'a> {
     pub(crate) lab: &'a Lab,
     pub(crate) shell: Child,
-    pub(crate) master: File,
+    /// None once the terminal was hung up.
+    pub(crate) master: Option<File>,
+    reader: Option<(JoinHandle<()>, Arc<AtomicBool>)>,
     pub(crate) screen: Arc<Mutex<String>>,
     /// How much of the screen earlier expectations have used up.
     pub(crate) seen: usize,
@@ -57,25 +64,42 @@ impl<'a> Terminal<'a> {
         let shell = lab.guard.mark(&mut command).spawn().unwrap();
         let screen = Arc::new(Mutex::new(String::new()));
         let mut reader = File::from(master.try_clone().unwrap());
-        let shown = Arc::clone(&screen);
-        std::thread::spawn(move || {
+        let (shown, is_over) = (Arc::clone(&screen), Arc::new(AtomicBool::new(false)));
+        let ended = Arc::clone(&is_over);
+        let reads = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            while let Ok(count @ 1..) = reader.read(&mut bytes) {
+            while !ended.load(Ordering::Relaxed) {
+                let mut waited = [PollFd::new(&reader, PollFlags::IN)];
+                if poll(&mut waited, Some(&POLL_INTERVAL)).unwrap_or(0) == 0 {
+                    continue;
+                }
+                let Ok(count @ 1..) = reader.read(&mut bytes) else { return };
                 shown.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
             }
         });
-        let mut terminal = Self { lab, shell, master: File::from(master), screen, seen: 0 };
+        let reader = Some((reads, is_over));
+        let master = Some(File::from(master));
+        let mut terminal = Self { lab, shell, master, reader, screen, seen: 0 };
         terminal.expect(PROMPT);
         terminal
     }
 
+    /// Closes this end of the terminal, as a closed window does.
+    pub(crate) fn hang_up(&mut self) {
+        if let Some((reads, is_over)) = self.reader.take() {
+            is_over.store(true, Ordering::Relaxed);
+            reads.join().unwrap();
+        }
+        self.master = None;
+    }
+
     pub(crate) fn resize(&self, rows: u16, columns: u16) {
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        rustix::termios::tcsetwinsize(&self.master, size).unwrap();
+        rustix::termios::tcsetwinsize(self.master.as_ref().unwrap(), size).unwrap();
     }
 
     pub(crate) fn send(&mut self, text: &str) {
-        self.master.write_all(text.as_bytes()).unwrap();
+        self.master.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
     }
 
     /// Waits until a text is shown behind what was expected before.
