@@ -46,7 +46,7 @@ pub struct Stub {
     data: AddressRange,
     stepping: Stepping,
     options: Options,
-    /// It has created other threads of its process.
+    /// It has created other threads of its process, or has begun to.
     has_threads: bool,
     bound_to_tracer: PhantomData<*const ()>,
 }
@@ -169,10 +169,11 @@ impl Stub {
         arguments: [u64; 6],
         same_process: bool,
     ) -> Result<Self, RemoteError> {
+        // A kill can come when the thread is there, and the call has not ended.
+        self.has_threads |= same_process;
         let (result, created) = self.call_watching(number, arguments)?;
         let tid = created.unwrap_or(Tid(result as i32));
         let pid = if same_process { self.pid } else { Pid(tid.get()) };
-        self.has_threads |= same_process;
         let mut child = Self::adopt(pid, tid)?;
         child.instruction = self.instruction;
         child.data = self.data;
@@ -282,24 +283,42 @@ mod tests {
         assert!(matches!(outcome, Err(RemoteError::Refused { errno: E2BIG, .. })), "{outcome:?}");
     }
 
-    /// The kernel reports the end of a leader only once the ends of its other threads were taken.
-    #[test]
-    fn a_leader_that_is_killed_with_its_threads_is_not_waited_for_without_end() {
-        // CLONE_VM, CLONE_FS, CLONE_FILES, CLONE_SIGHAND, CLONE_THREAD, CLONE_SYSVSEM.
-        const THREAD: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
-        const PAUSE: i64 = 34;
-        let mut stub = match Stub::spawn(WantedPid::Any) {
-            Ok(stub) => stub,
-            Err(error) => return println!("unsupported: ptrace: {error}"),
-        };
+    // CLONE_VM, CLONE_FS, CLONE_FILES, CLONE_SIGHAND, CLONE_THREAD, CLONE_SYSVSEM.
+    const THREAD: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
+    const PAGE: u64 = 4096;
+
+    /// A stub, and the call that creates a thread in it; `None` where ptrace is not possible.
+    fn stub_and_call() -> Option<(Stub, [u64; 6])> {
+        let mut stub =
+            Stub::spawn(WantedPid::Any).inspect_err(|error| println!("unsupported: ptrace: {error}")).ok()?;
         // The stub is a copy of this process, with the same memory.
         let room: &'static mut [u64; 512] = Box::leak(Box::new([0; 512]));
         let start = Address(room.as_ptr() as u64);
-        stub.use_data(AddressRange::new(start, start + ByteCount(4096)));
+        stub.use_data(AddressRange::new(start, start + ByteCount(PAGE)));
         let memory = ProcessMemory::open(stub.pid()).unwrap();
         let bytes = sys::clone::CloneArguments { flags: THREAD, ..Default::default() }.to_bytes();
         memory.write(start, &bytes).unwrap();
-        let call = [start.get(), bytes.len() as u64, 0, 0, 0, 0];
+        Some((stub, [start.get(), bytes.len() as u64, 0, 0, 0, 0]))
+    }
+
+    /// Takes the ends of a killed process, its leader's last.
+    fn collect(pid: Pid) {
+        let others =
+            || crate::procfs::threads(pid).unwrap().into_iter().filter(move |tid| *tid != pid.leader());
+        while others().next().is_some() {
+            for tid in others() {
+                // One that stands in its first stop ends when that is taken, or without.
+                let _ = ptrace::poll(tid);
+            }
+        }
+        sys::clone::end(pid);
+    }
+
+    /// The kernel reports the end of a leader only once the ends of its other threads were taken.
+    #[test]
+    fn a_leader_that_is_killed_with_its_threads_is_not_waited_for_without_end() {
+        const PAUSE: i64 = 34;
+        let Some((mut stub, call)) = stub_and_call() else { return };
         let thread = stub.call_creating(arch::numbers::CLONE3, call, true).unwrap();
         assert_ne!(thread.tid(), stub.tid());
         let pid = stub.pid();
@@ -310,9 +329,26 @@ mod tests {
         let outcome = stub.call(PAUSE, [0; 6]);
         assert!(matches!(outcome, Err(RemoteError::Ended(_))), "{outcome:?}");
         killer.join().unwrap();
-        while !ptrace::take_end(thread.tid()).unwrap() {
-            std::thread::yield_now();
+        collect(pid);
+    }
+
+    /// The new thread is there, and traced, before the call that creates it has ended.
+    #[test]
+    fn a_leader_that_is_killed_while_it_creates_its_first_thread_is_not_waited_for_without_end() {
+        const ROUNDS: usize = 300;
+        let mut ended = 0;
+        for _ in 0..ROUNDS {
+            let Some((mut stub, call)) = stub_and_call() else { return };
+            let pid = stub.pid();
+            let killer = std::thread::spawn(move || {
+                while crate::procfs::threads(pid).unwrap().len() < 2 {}
+                sys::signal::send(pid, Signal(9)).unwrap();
+            });
+            ended += usize::from(stub.call_creating(arch::numbers::CLONE3, call, true).is_err());
+            killer.join().unwrap();
+            collect(pid);
         }
-        sys::clone::end(pid);
+        println!("killed before the call had ended: {ended} of {ROUNDS}");
+        assert!(ended > 0, "no kill came early enough");
     }
 }
