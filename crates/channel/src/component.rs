@@ -119,7 +119,6 @@ impl Component {
 
     pub(crate) fn declare(&mut self, routes: Vec<Route>) {
         self.declared = routes;
-        self.declared.dedup();
     }
 
     pub(crate) fn held(&self) -> &[Held] {

@@ -1,19 +1,17 @@
 //! Processes that outlive a dead subject, and processes that have left its tree, as a daemon does when its parent ends.
 //!
 //! Owns: which subject a process belongs to; finding, ending and reaping the processes of one subject; which children
-//! of the guardian have left the tree, and since which checkpoint.
+//! of the guardian have left the tree.
 //! Invariants: children that this process had before its first subject are never killed, nor are those of another
 //! subject. A dead root is not reaped. All processes are stopped before the first is killed, so that none reacts to the
 //! end of another.
-//! A process counts for a checkpoint only if it had left the tree before the subject was stopped for it. The restored
-//! program then finds the process as it was, and does not start it a second time.
 //! Does not: decide when; the guard calls it after a death and before a restore.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use model::{Pid, ProcessKey, Sequence, StartTime};
+use model::{Pid, ProcessKey, StartTime};
 use rustix::process::{WaitId, WaitIdOptions};
 use sys::clock::Deadline;
 use tracee::{procfs, tree};
@@ -416,67 +414,6 @@ fn reap(pid: Pid) {
     }
 }
 
-/// The shortest interval between two lists of the children of the guardian. A list takes some microseconds a thread.
-const LIST_EVERY: Duration = Duration::from_millis(100);
-
-/// The processes that are in no checkpoint.
-#[derive(Debug, Default)]
-pub(super) struct Departed {
-    found: HashMap<ProcessKey, Since>,
-    listed: Option<Instant>,
-}
-
-/// When a process was found to have left the tree.
-#[derive(Clone, Copy, Debug)]
-enum Since {
-    /// At this checkpoint. It may have been part of the tree when the subject was stopped.
-    FoundAt(Sequence),
-    /// Before the subject was stopped for this one.
-    Before(Sequence),
-}
-
-impl Departed {
-    /// Whether it is time for another list.
-    pub(super) fn is_due(&mut self, now: Instant) -> bool {
-        let is_due = self.listed.is_none_or(|listed| now.duration_since(listed) >= LIST_EVERY);
-        if is_due {
-            self.listed = Some(now);
-        }
-        is_due
-    }
-
-    /// Takes the list after a checkpoint; gives the processes that are new in it.
-    pub(super) fn note(&mut self, sequence: Sequence, listed: &[ProcessKey]) -> Vec<ProcessKey> {
-        self.found.retain(|key, _| listed.contains(key));
-        let mut new = Vec::new();
-        for key in listed {
-            match self.found.get_mut(key) {
-                None => {
-                    self.found.insert(*key, Since::FoundAt(sequence));
-                    new.push(*key);
-                }
-                Some(since) => {
-                    if matches!(since, Since::FoundAt(found) if *found < sequence) {
-                        *since = Since::Before(sequence);
-                    }
-                }
-            }
-        }
-        new
-    }
-
-    /// Processes that had left the tree before a checkpoint.
-    pub(super) fn before(&self, checkpoint: Sequence) -> HashSet<ProcessKey> {
-        let is_older = |since: &Since| matches!(since, Since::Before(sequence) if *sequence <= checkpoint);
-        self.found.iter().filter(|(_, since)| is_older(since)).map(|(key, _)| *key).collect()
-    }
-
-    /// The program begins anew.
-    pub(super) fn forget(&mut self) {
-        self.found.clear();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
@@ -570,37 +507,5 @@ mod tests {
             assert_eq!((other.status(), reaper.departed(one.owner, Pid(0))), (Some(9), Vec::new()));
             assert_eq!(procfs::children(reaper.own).unwrap().len(), 0);
         });
-    }
-}
-
-#[cfg(test)]
-mod departed_tests {
-    use super::*;
-
-    fn key(pid: i32) -> ProcessKey {
-        ProcessKey { pid: Pid(pid), start: StartTime(7) }
-    }
-
-    #[test]
-    fn a_process_counts_from_the_checkpoint_after_the_one_that_found_it() {
-        let mut departed = Departed::default();
-        assert_eq!(departed.note(Sequence(3), &[key(10)]), [key(10)]);
-        assert!(departed.before(Sequence(3)).is_empty());
-        assert_eq!(departed.note(Sequence(4), &[key(10), key(11)]), [key(11)]);
-        assert_eq!(departed.before(Sequence(4)), HashSet::from([key(10)]));
-        assert!(departed.before(Sequence(3)).is_empty(), "an older checkpoint may start it again");
-        departed.note(Sequence(5), &[key(11)]);
-        assert_eq!(departed.before(Sequence(9)), HashSet::from([key(11)]), "one that has ended is gone");
-        departed.forget();
-        assert!(departed.before(Sequence(9)).is_empty());
-    }
-
-    #[test]
-    fn lists_are_some_time_apart() {
-        let mut departed = Departed::default();
-        let now = Instant::now();
-        assert!(departed.is_due(now));
-        assert!(!departed.is_due(now + LIST_EVERY / 2));
-        assert!(departed.is_due(now + LIST_EVERY));
     }
 }

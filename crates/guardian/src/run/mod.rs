@@ -10,6 +10,7 @@ mod children;
 pub(crate) mod claim;
 mod connections;
 mod damaged;
+mod departed;
 mod guard;
 mod launch;
 mod leftovers;

@@ -1,7 +1,7 @@
 //! Names of what an image holds, for people.
 //!
 //! Owns: reading the name out of a payload whose first field it is.
-//! Does not: escape; whoever prints does.
+//! Does not: escape; the caller that prints does.
 
 use prost::Message;
 use sys::socket::SocketAddress;

@@ -13,7 +13,7 @@ use supervise::{Action, Event, SubjectStatus};
 use super::super::children::{ChildDeath, Children};
 use super::super::claim::Claim;
 use super::super::connections::IdleConnections;
-use super::super::leftovers::Departed;
+use super::super::departed::Departed;
 use super::super::output::HeldOutput;
 use super::super::reasons::Reasons;
 use super::super::rebuild::Rebuild;
