@@ -55,6 +55,21 @@ fn a_reload_starts_what_is_new_ends_what_is_gone_and_touches_nothing_else() {
     let refused = system.call(&["restart", "gone"]);
     assert!(refused.stderr.contains("no component gone") && refused.stderr.contains("new, other, same"));
 
+    // What was removed comes back under its name.
+    system.rewrite(
+        &[
+            component("gone", ""),
+            component("new", "needs = [\"same\"]"),
+            component("same", ""),
+            component("other", "log = \"o.log\""),
+        ]
+        .concat(),
+    );
+    let said = system.call(&["reload"]);
+    assert!(said.stderr.contains("added gone") && !said.stderr.contains("restarted"), "{said:?}");
+    system.await_state("gone", "ready");
+    assert_eq!(pids(&system, ["same"]), [same]);
+
     // A file without changes changes nothing.
     let before = pids(&system, ["new", "same", "other"]);
     let said = system.call(&["reload"]);
@@ -86,7 +101,11 @@ fn a_file_with_mistakes_or_of_another_system_is_refused_and_changes_nothing() {
     )
     .unwrap();
     let said = system.call(&["reload"]);
-    assert!(said.code != Some(0) && said.stderr.contains("now named b"), "{said:?}");
+    assert!(said.code != Some(0) && said.stderr.contains("another `name` or `store`"), "{said:?}");
+    let text = "[system]\nname = \"lab\"\nstore = \"elsewhere\"\n[component.a]\ncommand = [\"x\"]\n";
+    std::fs::write(system.lab.path("system.toml"), text).unwrap();
+    let said = system.call(&["reload"]);
+    assert!(said.code != Some(0) && said.stderr.contains("another `name` or `store`"), "{said:?}");
     assert_eq!(pids(&system, ["a"]), before);
     assert_eq!(system.down(), Some(0));
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use engine::{Effect, FileRecord, ImageDescriptor, ImageMapping, ImageProcess, ProcessState};
+use engine::{Effect, FileRecord, ImageDescriptor, ImageMapping, ImageProcess, Inventory, ProcessState};
 use image::{Commit, ImageKind};
 use model::{ByteCount, Sequence};
 use serde::Serialize;
@@ -77,6 +77,8 @@ pub struct ImageReport {
     pub compared: Option<Vec<String>>,
     /// Files that do not go back where the others do, since they can be changed without a trace. A restore compares them.
     pub uncovered: Vec<String>,
+    /// Why processes, descriptors and mappings cannot be listed, if they cannot: a record of a later version, or damage.
+    pub unlisted_because: Option<String>,
     /// The processes, parents first.
     pub processes: Vec<ProcessRow>,
     /// Their descriptors.
@@ -265,7 +267,10 @@ pub fn show(location: &StoreLocation, image: &str) -> Result<ImageReport> {
         None => None,
     };
     let files = engine::recorded_files(location.read(image)?).ok();
-    let inventory = engine::inventory(location.read(image)?)?;
+    let (inventory, unlisted_because) = match engine::inventory(location.read(image)?) {
+        Ok(inventory) => (inventory, None),
+        Err(error) => (Inventory::default(), Some(error.to_string())),
+    };
     let compared = |file: &&FileRecord| file.effect() != Effect::Stays;
     let path_of = |file: &FileRecord| file.path().display().to_string();
     let compared = files.map(|files| files.iter().filter(compared).map(path_of).collect());
@@ -280,6 +285,7 @@ pub fn show(location: &StoreLocation, image: &str) -> Result<ImageReport> {
         tool_version: commit.tool_version.clone(),
         stored_pages: reader.index().stored_pages().get(),
         records,
+        unlisted_because,
         processes: inventory.processes.into_iter().map(ProcessRow::from).collect(),
         descriptors: inventory.descriptors.into_iter().map(DescriptorRow::from).collect(),
         mappings: inventory.mappings.into_iter().map(MappingRow::from).collect(),

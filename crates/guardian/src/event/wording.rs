@@ -202,19 +202,11 @@ fn of_components(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RunEvent::Ready { took_us } => write!(f, "ready after {:.2} s", seconds(took_us)),
         RunEvent::NotReady { timeout_us } => write!(f, "not ready within {:.2} s", seconds(timeout_us)),
         RunEvent::Waits { needs } => write!(f, "waits for {}", needs.join(", ")),
-        RunEvent::KeysChanged { restarted, at_once, next_run } => {
-            let parts = [
-                (restarted, "restarted with the new"),
-                (at_once, "follows the new"),
-                (next_run, "takes from its next `restart` on the new"),
-            ];
-            let parts: Vec<String> = parts
-                .into_iter()
-                .filter(|(keys, _)| !keys.is_empty())
-                .map(|(keys, what)| format!("{what} {}", keys.join(", ")))
-                .collect();
-            f.write_str(&parts.join("; "))
-        }
+        RunEvent::KeysChanged { restarted, at_once, next_run } => f.write_str(&listed([
+            ("restarted with the new", restarted),
+            ("follows the new", at_once),
+            ("takes from its next `restart` on the new", next_run),
+        ])),
         RunEvent::ComponentFailed { reason } => f.write_str(&shown(reason, f)),
         RunEvent::Stopped {} => f.write_str("stopped"),
         RunEvent::NotStopped { timeout_us } => {
@@ -256,15 +248,16 @@ fn of_systems(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
+/// Lists of names, each behind its words; empty lists are left out.
+fn listed(lists: [(&str, &[String]); 3]) -> String {
+    let lists = lists.into_iter().filter(|(_, names)| !names.is_empty());
+    lists.map(|(words, names)| format!("{words} {}", names.join(", "))).collect::<Vec<_>>().join("; ")
+}
+
 /// What a reload has done, by the names of components.
 pub(crate) fn reloaded(added: &[String], removed: &[String], restarted: &[String]) -> String {
-    let parts = [(added, "added"), (removed, "removed"), (restarted, "restarted")];
-    let parts: Vec<String> = parts
-        .into_iter()
-        .filter(|(names, _)| !names.is_empty())
-        .map(|(names, what)| format!("{what} {}", names.join(", ")))
-        .collect();
-    if parts.is_empty() { "no component is added, removed or restarted".to_owned() } else { parts.join("; ") }
+    let what = listed([("added", added), ("removed", removed), ("restarted", restarted)]);
+    if what.is_empty() { "no component is added, removed or restarted".to_owned() } else { what }
 }
 
 /// What has happened to processes other than the root.

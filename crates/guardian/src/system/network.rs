@@ -78,8 +78,7 @@ impl Network {
     }
 
     /// A component will listen on these addresses, which replace those of an earlier call.
-    pub(super) fn declare(&self, id: ComponentId, addresses: impl Iterator<Item = String>) -> Result<()> {
-        let addresses: Vec<String> = addresses.collect();
+    pub(super) fn declare(&self, id: ComponentId, addresses: Vec<String>) -> Result<()> {
         Ok(self.channels.as_ref().map_or(Ok(()), |all| all.declare(name(id), &addresses))?)
     }
 

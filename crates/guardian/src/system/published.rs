@@ -19,6 +19,8 @@ use crate::record::{ProcessName, boot};
 /// The file, and whether it is up to date.
 pub(super) struct Published {
     record: SystemRecord,
+    /// The key `store` of the file.
+    store: Option<PathBuf>,
     root: PathBuf,
     is_being_written: Arc<AtomicBool>,
     is_changed: bool,
@@ -39,12 +41,18 @@ impl Published {
             ..SystemRecord::default()
         };
         let (is_being_written, is_ended) = (Arc::default(), Arc::default());
-        Ok(Self { record, root: root.to_path_buf(), is_being_written, is_changed: true, is_ended })
+        let store = system.system.store.clone();
+        Ok(Self { record, store, root: root.to_path_buf(), is_being_written, is_changed: true, is_ended })
     }
 
     /// The name of the system.
     pub(super) fn name(&self) -> &str {
         &self.record.name
+    }
+
+    /// Whether a file describes this system: by its name and its store.
+    pub(super) fn is_of(&self, system: &System) -> bool {
+        *system.system.name.get_ref() == self.record.name && system.system.store == self.store
     }
 
     /// The file that describes it.

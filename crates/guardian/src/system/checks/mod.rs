@@ -65,23 +65,37 @@ pub(super) fn check(component: &Component) -> Result<()> {
     heart::check(component.heartbeat.as_ref())
 }
 
+/// The address that a component has to listen on to be ready.
+pub(super) fn address(component: &Component) -> Option<String> {
+    let Some(Condition::Probe(probe)) = component.ready.as_ref().map(|ready| &ready.condition) else {
+        return None;
+    };
+    parsed(probe).ok().and_then(|probe| probe.address())
+}
+
+/// The descriptor on which a component reports that it is ready.
+fn pipe_number(component: &Component) -> Option<Fd> {
+    match component.ready.as_ref().map(|ready| &ready.condition) {
+        Some(Condition::Fd(number)) => Some(Fd(*number as i32)),
+        _ => None,
+    }
+}
+
+fn pipe(component: &Component) -> Option<Arc<ReadyPipe>> {
+    pipe_number(component).map(|number| Arc::new(ReadyPipe::new(number)))
+}
+
 impl Checks {
     /// The checks on a component of a system whose file lies in this directory; `name` is one that no other socket has.
     pub(super) fn new(component: &Component, directory: &Path, name: &str, now: Instant) -> Result<Self> {
-        let condition = component.ready.as_ref().map(|ready| &ready.condition);
-        let notifies = component.has_notify_socket();
-        let pipe = match condition {
-            Some(Condition::Fd(number)) => Some(Arc::new(ReadyPipe::new(Fd(*number as i32)))),
-            _ => None,
-        };
         // What is wrong with them is found before anything is started.
         check(component)?;
         Ok(Self {
             component: component.clone(),
             log: component.log.as_ref().map(|log| directory.join(log)),
             log_before: 0,
-            notify: notifies.then(|| NotifySocket::bind_abstract(name)).transpose()?,
-            pipe,
+            notify: component.has_notify_socket().then(|| NotifySocket::bind_abstract(name)).transpose()?,
+            pipe: pipe(component),
             root: None,
             readiness: None,
             heart: None,
@@ -91,39 +105,30 @@ impl Checks {
         })
     }
 
-    /// Follows a new version of the component's keys. A living incarnation is watched by the new ones from now on; how it
-    /// becomes ready is not asked anew.
+    /// The socket for sd_notify(3) that a new version of the component's keys needs, if there is none yet.
     ///
     /// # Errors
     ///
-    /// When a socket for sd_notify(3) cannot be made. The checks stay as they were then.
+    /// When it cannot be made.
+    pub(super) fn missing_socket(&self, component: &Component, name: &str) -> Result<Option<NotifySocket>> {
+        let is_missing = component.has_notify_socket() && self.notify.is_none();
+        Ok(is_missing.then(|| NotifySocket::bind_abstract(name)).transpose()?)
+    }
+
+    /// Follows a new version of the component's keys, with the result of `missing_socket`. A living incarnation is
+    /// watched by the new keys from now on; its readiness is not checked again.
     pub(super) fn revise(
         &mut self,
         component: &Component,
         directory: &Path,
-        name: &str,
+        socket: Option<NotifySocket>,
         now: Instant,
-    ) -> Result<()> {
+    ) {
         let old = std::mem::replace(&mut self.component, component.clone());
-        let notify = match (component.has_notify_socket(), self.notify.is_some()) {
-            (true, false) => NotifySocket::bind_abstract(name).map(Some),
-            _ => Ok(None),
-        };
-        match notify {
-            Ok(new) => self.notify = self.notify.take().filter(|_| component.has_notify_socket()).or(new),
-            Err(error) => {
-                self.component = old;
-                return Err(error.into());
-            }
-        }
+        self.notify = self.notify.take().filter(|_| component.has_notify_socket()).or(socket);
         self.notify.iter_mut().for_each(|socket| socket.set_root(self.root));
-        let condition = component.ready.as_ref().map(|ready| &ready.condition);
-        let number = |condition: Option<&Condition>| match condition {
-            Some(Condition::Fd(number)) => Some(*number),
-            _ => None,
-        };
-        if number(condition) != number(old.ready.as_ref().map(|ready| &ready.condition)) {
-            self.pipe = number(condition).map(|number| Arc::new(ReadyPipe::new(Fd(number as i32))));
+        if pipe_number(component) != pipe_number(&old) {
+            self.pipe = pipe(component);
         }
         self.log = component.log.as_ref().map(|log| directory.join(log));
         if component.integrity != old.integrity {
@@ -132,7 +137,6 @@ impl Checks {
         if self.root.is_some() && self.readiness.is_none() {
             self.watch(now);
         }
-        Ok(())
     }
 
     /// What a run of the component is started with, for the checks.
@@ -228,15 +232,6 @@ impl Checks {
             }
             (readiness, _) => readiness.advance(now),
         }
-    }
-
-    /// The address that the component has to listen on to be ready.
-    pub(super) fn address(&self) -> Option<String> {
-        let Some(Condition::Probe(probe)) = self.component.ready.as_ref().map(|ready| &ready.condition)
-        else {
-            return None;
-        };
-        parsed(probe).ok().and_then(|probe| probe.address())
     }
 
     /// The program of a probe that runs now.

@@ -1,8 +1,8 @@
 //! Guards a system: reports events of the components to the state machine, and carries its orders out.
 //!
 //! Owns: the subject of each component, the meaning of an order of a caller.
-//! Invariants: nothing here blocks. An order of the state machine is carried out in the turn in which it was given. A
-//! caller is answered when the file that `status` reads contains the result.
+//! Invariants: nothing here blocks, except that a reload reads the system file. An order of the state machine is carried
+//! out in the turn in which it was given. A caller is answered when the file that `status` reads contains the result.
 //! Does not: decide which component runs; `supervise::Supervisor` does.
 
 mod orders;
@@ -30,7 +30,7 @@ use crate::run::{OF_COMPONENT, RunRequest};
 use crate::signals::{HUP, KILL, Request, has_terminal};
 use crate::system::before::Before;
 use crate::system::callers::Callers;
-use crate::system::checks::{Checks, Sign};
+use crate::system::checks::{self, Checks, Sign};
 use crate::system::control::Control;
 use crate::system::manager::Manager;
 use crate::system::network::Network;
@@ -126,19 +126,21 @@ impl<'a> SystemDirector<'a> {
             now,
             tell,
         };
-        director.declare(system)?;
+        director.declare(system, director.supervisor.plan())?;
         Ok(director)
     }
 
     /// Makes the addresses known on which components will listen: of their `ready`, and of the `channels` of others.
-    fn declare(&self, system: &System) -> Result<()> {
-        for part in &self.parts {
-            let of_others = system.component.values().flat_map(|other| &other.channels);
-            let named = of_others.filter(|(provider, _)| *provider.get_ref() == part.name);
-            let named = named.map(|(_, address)| address.get_ref().clone());
-            self.network.declare(part.id, part.checks.address().into_iter().chain(named))?;
+    fn declare(&self, system: &System, plan: &SystemPlan) -> Result<()> {
+        let mut addresses: Vec<Vec<String>> = plan.ids().map(|_| Vec::new()).collect();
+        for (name, component) in &system.component {
+            let own = plan.id(name.get_ref()).zip(checks::address(component));
+            let named =
+                component.channels.iter().map(|(provider, address)| (provider.get_ref(), address.get_ref()));
+            let named = named.filter_map(|(provider, address)| Some((plan.id(provider)?, address.clone())));
+            own.into_iter().chain(named).for_each(|(id, address)| addresses[id.index()].push(address));
         }
-        Ok(())
+        plan.ids().zip(addresses).try_for_each(|(id, addresses)| self.network.declare(id, addresses))
     }
 
     /// The name of the socket that a component sends messages of sd_notify(3) to.

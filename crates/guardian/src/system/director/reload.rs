@@ -6,7 +6,8 @@
 
 use std::path::Path;
 
-use supervise::{ComponentChanges, ComponentId, System};
+use health::notify::NotifySocket;
+use supervise::{Component, ComponentChanges, ComponentId, System, SystemPlan};
 
 use super::SystemDirector;
 use crate::error::{GuardianError, Result};
@@ -37,46 +38,40 @@ impl SystemDirector<'_> {
         if self.supervisor.is_going_down() {
             return Err(GuardianError::NotDone { why: "the system is being ended".to_owned() });
         }
-        let path = self.published.file().to_path_buf();
-        require_regular(&path)?;
-        let system = read_system(&path)?;
-        required::require(&system)?;
-        let name = system.system.name.get_ref();
-        if name != self.published.name() {
-            let why = format!(
-                "the system is now named {name}\nhelp: `undying down`, and `undying up` with the file: a name is for life"
-            );
-            return Err(GuardianError::NotDone { why });
-        }
+        let system = self.read_again()?;
         let plan = self.supervisor.plan().revised(&system, random::number()?);
-        let mut new = Vec::new();
-        for id in plan.ids().skip(self.parts.len()) {
-            new.push(self.new_part(id, &plan[id].name, &system, host)?);
-        }
-        let restarted = self.revise_parts(&system)?;
-        let names = |parts: &mut dyn Iterator<Item = &Part>| -> Vec<String> {
-            parts.map(|part| part.name.clone()).collect()
-        };
-        let old = self.supervisor.plan();
-        let is_back = |part: &&Part| old[part.id].is_removed && !plan[part.id].is_removed;
-        let is_gone = |part: &&Part| !old[part.id].is_removed && plan[part.id].is_removed;
-        let added = names(&mut self.parts.iter().filter(is_back).chain(&new));
-        let removed = names(&mut self.parts.iter().filter(is_gone));
-        let event = RunEvent::Reloaded {
-            added: added.clone(),
-            removed: removed.clone(),
-            restarted: names(&mut restarted.iter().map(|id| &self.parts[id.index()])),
-        };
-        let RunEvent::Reloaded { restarted: names, .. } = &event else { return Ok(String::new()) };
-        let what = wording::reloaded(&added, &removed, names);
-        (self.tell)(self.published.name(), &event);
+        // Everything that can fail comes before the first change.
+        let new: Vec<Part> = plan
+            .ids()
+            .skip(self.parts.len())
+            .map(|id| self.new_part(id, &plan[id].name, &system, host))
+            .collect::<Result<_>>()?;
+        let revised = self.revised_parts(&system)?;
+        self.declare(&system, &plan)?;
+        let restarted = revised.iter().filter(|part| !part.changes.process.is_empty()).map(|part| part.id);
+        let restarted: Vec<ComponentId> = restarted.collect();
         self.parts.extend(new);
-        self.declare(&system)?;
+        revised.into_iter().for_each(|part| self.revise(part));
+        let what = self.report(&plan, &restarted);
         self.published.change();
         for order in self.supervisor.revise(self.now, plan, &restarted) {
             self.carry_out(order, host);
         }
         Ok(what)
+    }
+
+    /// The present content of the file, if this system can follow it.
+    fn read_again(&self) -> Result<System> {
+        let path = self.published.file();
+        require_regular(path)?;
+        let system = read_system(path)?;
+        required::require(&system)?;
+        if self.published.is_of(&system) {
+            return Ok(system);
+        }
+        let why = "the file has another `name` or `store` in `[system]`, which cannot change while the system is up\n\
+                   help: `undying down`, then `undying up` with the file";
+        Err(GuardianError::NotDone { why: why.to_owned() })
     }
 
     fn new_part(&self, id: ComponentId, name: &str, system: &System, host: &Host) -> Result<Part> {
@@ -89,28 +84,50 @@ impl SystemDirector<'_> {
         Ok(Part::new(id, name, component, checks, time::rfc3339(host.clock().wall())))
     }
 
-    /// Gives known components their new keys; returns those that have to be restarted for them.
-    fn revise_parts(&mut self, system: &System) -> Result<Vec<ComponentId>> {
-        let mut restarted = Vec::new();
-        for place in 0..self.parts.len() {
-            let name = self.parts[place].name.clone();
-            let found = system.component.iter().find(|(known, _)| *known.get_ref() == name);
-            let Some((_, component)) = found else { continue };
-            let changes = self.parts[place].component.changes(component);
-            if changes.is_empty() {
-                continue;
+    /// Known components whose keys have changed.
+    fn revised_parts(&self, system: &System) -> Result<Vec<RevisedPart>> {
+        let mut revised = Vec::new();
+        for (name, component) in &system.component {
+            let Some(part) = self.parts.iter().find(|part| part.name == *name.get_ref()) else { continue };
+            let changes = part.component.changes(component);
+            if !changes.is_empty() {
+                let socket = part.checks.missing_socket(component, &self.notify_name(&part.name))?;
+                revised.push(RevisedPart { id: part.id, component: component.clone(), changes, socket });
             }
-            let notify = self.notify_name(&name);
-            let part = &mut self.parts[place];
-            part.checks.revise(component, &self.directory, &notify, self.now)?;
-            part.component = component.clone();
-            if !changes.process.is_empty() {
-                restarted.push(part.id);
-            }
-            (self.tell)(&name, &event_of(changes));
         }
-        Ok(restarted)
+        Ok(revised)
     }
+
+    fn revise(&mut self, revised: RevisedPart) {
+        let part = &mut self.parts[revised.id.index()];
+        part.checks.revise(&revised.component, &self.directory, revised.socket, self.now);
+        part.component = revised.component;
+        (self.tell)(&part.name, &event_of(revised.changes));
+    }
+
+    /// Reports what a plan changes; the report in words.
+    fn report(&mut self, plan: &SystemPlan, restarted: &[ComponentId]) -> String {
+        let old = self.supervisor.plan();
+        let was_there = |id: ComponentId| old.ids().any(|known| known == id) && !old[id].is_removed;
+        let names = |is_wanted: &dyn Fn(ComponentId) -> bool| -> Vec<String> {
+            plan.ids().filter(|id| is_wanted(*id)).map(|id| plan[id].name.clone()).collect()
+        };
+        let added = names(&|id| !was_there(id) && !plan[id].is_removed);
+        let removed = names(&|id| was_there(id) && plan[id].is_removed);
+        let restarted = names(&|id| was_there(id) && restarted.contains(&id));
+        let what = wording::reloaded(&added, &removed, &restarted);
+        (self.tell)(self.published.name(), &RunEvent::Reloaded { added, removed, restarted });
+        what
+    }
+}
+
+/// A known component with new keys.
+struct RevisedPart {
+    id: ComponentId,
+    component: Component,
+    changes: ComponentChanges,
+    /// What its checks lack for them.
+    socket: Option<NotifySocket>,
 }
 
 fn event_of(changes: ComponentChanges) -> RunEvent {
