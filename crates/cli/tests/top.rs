@@ -29,7 +29,7 @@ fn the_view_follows_a_subject_and_leaves_the_terminal_as_it_was() {
     terminal.resize(24, 80);
     terminal.send("TERM=xterm \"$UNDYING\" --store \"$STORE\" top --interval 100ms\n");
     terminal.expect(ALTERNATE);
-    terminal.expect("1 subjects, by NAME");
+    terminal.expect("1 subject, by NAME");
     terminal.expect(&name);
     terminal.send("\r");
     terminal.expect("incarnation");
@@ -38,6 +38,16 @@ fn the_view_follows_a_subject_and_leaves_the_terminal_as_it_was() {
     terminal.send("\x1b");
     terminal.expect("DIRTY/S");
     terminal.send("?");
+    terminal.expect("Ctrl-Z");
+    // A resize draws everything again; the terminal of this test answers no question of a program.
+    terminal.resize(30, 100);
+    terminal.expect("Ctrl-Z");
+    terminal.send("\x1a");
+    terminal.expect(ORDINARY);
+    terminal.expect("Stopped");
+    terminal.is_usable(PROMPT);
+    terminal.send("fg\n");
+    terminal.expect(ALTERNATE);
     terminal.expect("Ctrl-Z");
     terminal.send("q");
     terminal.expect(ORDINARY);

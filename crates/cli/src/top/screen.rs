@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGTSTP};
 
 use super::model::{Key, Model};
 use super::sampler::Sampler;
@@ -19,6 +19,14 @@ use crate::failure::Failure;
 
 /// How soon a signal is noticed.
 const SIGNALS_EVERY: Duration = Duration::from_millis(200);
+
+/// Signals that have arrived.
+#[derive(Default)]
+struct Signals {
+    end: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
+    continued: Arc<AtomicBool>,
+}
 
 /// What a key event means for the screen itself.
 enum Pressed {
@@ -29,15 +37,17 @@ enum Pressed {
 
 /// Shows the view until it is ended.
 pub(super) fn show(mut sampler: Sampler, interval: Duration) -> Result<(), Failure> {
-    let ended = Arc::new(AtomicBool::new(false));
+    let signals = Signals::default();
     for signal in [SIGTERM, SIGINT] {
-        signal_hook::flag::register(signal, Arc::clone(&ended))?;
+        signal_hook::flag::register(signal, Arc::clone(&signals.end))?;
     }
+    signal_hook::flag::register(SIGTSTP, Arc::clone(&signals.stop))?;
+    signal_hook::flag::register(SIGCONT, Arc::clone(&signals.continued))?;
     // Reading a terminal that is gone does not return (crossterm 0.29). SIGHUP ends this process even where the caller
     // had ignored it; there is no terminal to restore then.
     signal_hook::flag::register_conditional_default(SIGHUP, Arc::new(AtomicBool::new(true)))?;
     let mut terminal = ratatui::try_init()?;
-    let outcome = run(&mut terminal, &mut sampler, interval, &ended);
+    let outcome = run(&mut terminal, &mut sampler, interval, &signals);
     ratatui::restore();
     outcome
 }
@@ -46,12 +56,21 @@ fn run(
     terminal: &mut DefaultTerminal,
     sampler: &mut Sampler,
     interval: Duration,
-    ended: &AtomicBool,
+    signals: &Signals,
 ) -> Result<(), Failure> {
     let clock = guardian::Clock::default();
     let mut model = Model::default();
     let mut due = clock.now();
-    while !ended.load(Ordering::Relaxed) {
+    while !signals.end.load(Ordering::Relaxed) {
+        if signals.stop.swap(false, Ordering::Relaxed) {
+            ratatui::restore();
+            signal_hook::low_level::emulate_default_handler(SIGTSTP)?;
+        }
+        // Also after SIGSTOP: the shell has changed the modes of the terminal meanwhile.
+        if signals.continued.swap(false, Ordering::Relaxed) {
+            ratatui::restore();
+            *terminal = ratatui::try_init()?;
+        }
         if clock.now() >= due {
             let sample = sampler.sample()?;
             model.update(sample.subjects, sample.failed.len());
@@ -61,11 +80,7 @@ fn run(
         match pressed(due, clock.now())? {
             Pressed::Key(key) if !model.press(key) => return Ok(()),
             Pressed::Key(_) | Pressed::Nothing => {}
-            Pressed::Suspend => {
-                ratatui::restore();
-                signal_hook::low_level::emulate_default_handler(SIGTSTP)?;
-                *terminal = ratatui::try_init()?;
-            }
+            Pressed::Suspend => signals.stop.store(true, Ordering::Relaxed),
         }
     }
     Ok(())

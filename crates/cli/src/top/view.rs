@@ -72,7 +72,11 @@ fn title_of(model: &Model) -> Line<'static> {
             format!(" undying top: {}   esc back   q quit", Escaped(subject.name()))
         }
         (Page::Help, _) => " undying top: keys   esc back".to_owned(),
-        _ => format!(" undying top: {} subjects, by {name}{order}   ? keys   q quit", model.subjects.len()),
+        _ => {
+            let count = model.subjects.len();
+            let noun = if count == 1 { "subject" } else { "subjects" };
+            format!(" undying top: {count} {noun}, by {name}{order}   ? keys   q quit")
+        }
     };
     Line::from(format!("{text:<width$}", width = 500))
 }
