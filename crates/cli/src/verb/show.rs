@@ -69,6 +69,9 @@ impl Verb for Show {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let report = guardian::show(&parse::given_store(matches)?, &parse::given_image(matches))?;
+        if let Some(why) = &report.unlisted_because {
+            print::say(format_args!("undying: processes, descriptors and mappings cannot be listed: {why}"));
+        }
         let is = |section: &str| matches.get_flag(section);
         match (is("json"), is("processes"), is("files"), is("maps")) {
             (true, ..) => print::json(&report)?,

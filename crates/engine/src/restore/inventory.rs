@@ -4,8 +4,11 @@
 //! Invariants: reads only records that `Plan` has decoded and checked, and the pages with the command lines.
 //! Does not: build anything.
 
+use std::collections::HashMap;
+
 use image::{Extent, Source, SpaceId};
 use model::{Address, ByteCount, Fd, PAGE_BYTES, PageCount, Pid};
+use resource::fd::envelope::Envelope;
 use resource::memory::ObjectRecord;
 use resource::{fd, memory};
 use store::ImageReader;
@@ -119,12 +122,13 @@ pub struct ImageMapping {
 /// As `check_records`; when the pages of a command line cannot be read.
 pub fn inventory(mut reader: ImageReader) -> Result<Inventory> {
     let plan = Plan::read(reader.take_records())?;
+    let envelopes = plan.envelopes.iter().map(|(id, envelope)| (*id, envelope)).collect();
     let mut found = Inventory::default();
     for process in &plan.processes {
         let mappings = mappings(&plan, process, &reader);
         found.processes.push(describe(&plan, process, &mappings, &reader)?);
         found.mappings.extend(mappings);
-        found.descriptors.extend(descriptors(&plan, process));
+        found.descriptors.extend(descriptors(&envelopes, process));
     }
     Ok(found)
 }
@@ -238,10 +242,9 @@ fn protection(area: &memory::AreaRecord) -> String {
     text
 }
 
-fn descriptors(plan: &Plan, process: &PlannedProcess) -> Vec<ImageDescriptor> {
+fn descriptors(envelopes: &HashMap<u32, &Envelope>, process: &PlannedProcess) -> Vec<ImageDescriptor> {
     let of = |row: &crate::records::DescriptorRow| {
-        let envelope =
-            plan.envelopes.iter().find(|(id, _)| *id == row.description).map(|(_, envelope)| envelope)?;
+        let envelope = envelopes.get(&row.description)?;
         let kind = fd::kind_named(&envelope.kind)?;
         let access = match envelope.flags {
             flags if flags & O_PATH != 0 => 'p',
