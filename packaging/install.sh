@@ -22,7 +22,8 @@ put() { # MODE TARGET < CONTENT
 }
 
 put 755 bin/undying <"$binary"
-if [ -n "${STRIP-strip}" ]; then "${STRIP-strip}" --strip-debug "$to/bin/undying"; fi
+# Without binutils the program keeps its symbols.
+if [ -n "${STRIP-strip}" ] && command -v "${STRIP-strip}" >/dev/null; then "${STRIP-strip}" --strip-debug "$to/bin/undying"; fi
 "$binary" man | gzip -9n | put 644 share/man/man1/undying.1.gz
 "$binary" completions bash | put 644 share/bash-completion/completions/undying
 "$binary" completions zsh | put 644 "share/$zsh/_undying"

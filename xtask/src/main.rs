@@ -76,7 +76,7 @@ fn run(chore: &Chore) -> Result<bool, Failure> {
         Chore::Tidy { only } => tidy::run(only),
         Chore::Vm(options) => vm::run(options),
         Chore::Trackers(options) => trackers::run(options),
-        Chore::Figures { check } => figures::run(std::path::Path::new("."), *check),
+        Chore::Figures { check } => figures::run(&figures::root(), *check),
         Chore::Edges => {
             print!("{}", edges::table());
             Ok(true)

@@ -11,7 +11,7 @@ mod pages;
 mod programs;
 mod rows;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
@@ -35,6 +35,11 @@ const SECTIONS: &[Section] = &[
     Section { file: RESULTS, name: "programs", make: programs::all },
     Section { file: RESULTS, name: "pages", make: pages::list },
 ];
+
+/// The workspace, wherever the command was given.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
 
 /// Writes every section below `root`. With `is_check` nothing is written; whether all sections were up to date.
 pub(crate) fn run(root: &Path, is_check: bool) -> Result<bool, Failure> {
@@ -78,13 +83,12 @@ mod tests {
 
     #[test]
     fn the_readme_and_the_results_are_what_the_rows_say() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        assert!(run(root, true).unwrap(), "run `cargo xtask figures`");
+        assert!(run(&root(), true).unwrap(), "run `cargo xtask figures`");
     }
 
     #[test]
     fn a_changed_row_is_found() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let root = root();
         let copy = tempfile::tempdir().unwrap();
         let results = copy.path().join("benches/results");
         std::fs::create_dir_all(&results).unwrap();

@@ -38,8 +38,10 @@ fn verdict(row: &Value) -> String {
     let count = |key: &str| row[key].as_u64().unwrap_or_default();
     match (text("verdict").as_str(), count("fresh"), count("restored")) {
         ("works", 0, _) => "works".to_owned(),
-        ("works", _, 0) => "works; started afresh, recovers from its own files".to_owned(),
-        ("works", fresh, restored) => format!("works; {fresh} of {} starts afresh", fresh + restored),
+        ("works", _, 0) => format!("works; from its beginning after each kill: {}", text("reason")),
+        ("works", fresh, restored) => {
+            format!("works; from its beginning after {fresh} of {} kills", fresh + restored)
+        }
         (other, ..) => format!("{other}: {}", text("reason")),
     }
 }
@@ -68,20 +70,21 @@ fn programs(root: &Path) -> Result<(Value, Vec<Program>), Failure> {
 /// One line for each group: what works, and the rest with its reason.
 pub(super) fn by_group(root: &Path) -> Result<String, Failure> {
     let (_, programs) = programs(root)?;
-    let mut text =
-        "| kind | work in both trials | start afresh after a kill, from their own files | rest |\n\
+    let mut text = "| kind | work in both trials | work, from their beginning after a kill | rest |\n\
                     |---|---|---|---|\n"
-            .to_owned();
+        .to_owned();
     for (group, title) in GROUPS {
         let mut columns = [Vec::new(), Vec::new(), Vec::new()];
         for program in programs.iter().filter(|program| program.group == group) {
             let is = |word: &str| program.verdicts.values().all(|verdict| verdict.starts_with(word));
-            let place =
-                match (is("works"), program.verdicts.values().any(|verdict| verdict.contains("afresh"))) {
-                    (true, false) => 0,
-                    (true, true) => 1,
-                    (false, _) => 2,
-                };
+            let place = match (
+                is("works"),
+                program.verdicts.values().any(|verdict| verdict.contains("from its beginning")),
+            ) {
+                (true, false) => 0,
+                (true, true) => 1,
+                (false, _) => 2,
+            };
             columns[place].push(program.name.as_str());
         }
         let [whole, fresh, rest] =

@@ -10,7 +10,7 @@ use super::{Report, Rule};
 const WORDS_MAX: usize = 40;
 
 /// Terms that are not written in comments and documents, and what is written instead. Each is a word or a phrase, whole.
-const TERMS: [(&str, &str); 7] = [
+const TERMS: [(&str, &str); 13] = [
     ("in vain", "aborted, wasted"),
     ("robbed", "steal time"),
     ("household", "process reaper"),
@@ -18,9 +18,6 @@ const TERMS: [(&str, &str); 7] = [
     ("scribe", "writer thread"),
     ("escort", "post-restore tracer"),
     ("keeper", "fd holder"),
-];
-/// Terms that are not written in documents and in the crates of [`REWRITTEN`].
-const PARTIES: [(&str, &str); 6] = [
     ("whoever", "the noun of the party"),
     ("somebody", "the noun of the party"),
     ("anybody", "the noun of the party"),
@@ -28,22 +25,6 @@ const PARTIES: [(&str, &str); 6] = [
     ("let go", "resumed, detached"),
     ("put off", "deferred, skipped in pre-copy"),
 ];
-/// Crates whose comments were rewritten, and are free of all terms.
-const REWRITTEN: [&str; 12] = [
-    "channel",
-    "cli",
-    "engine",
-    "guardian",
-    "health",
-    "image",
-    "store",
-    "supervise",
-    "sys",
-    "tracee",
-    "track",
-    "undo",
-];
-
 pub(super) struct Language;
 
 impl Rule for Language {
@@ -73,11 +54,8 @@ impl Rule for Language {
                     }
                 }
             }
-            let is_rewritten = file.path.ends_with(".md")
-                || REWRITTEN.iter().any(|name| file.path.starts_with(&format!("crates/{name}/")));
-            let terms = TERMS.iter().chain(PARTIES.iter().filter(|_| is_rewritten));
             for (line, text) in file.lines().filter(|(_, text)| is_prose(text)) {
-                for (term, instead) in terms.clone().filter(|(term, _)| has_term(text, term)) {
+                for (term, instead) in TERMS.iter().filter(|(term, _)| has_term(text, term)) {
                     report.add(&file.path, line, format!("`{term}`"), format!("write: {instead}"));
                 }
             }
