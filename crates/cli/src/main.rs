@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod failure;
+mod journald;
 mod metrics;
 mod narrator;
 mod parse;

@@ -1,79 +1,122 @@
-//! Talk of a guardian on stderr, which never makes it wait for long.
+//! Reports of a guardian on standard error or in the journal of systemd, which delay the guardian only for a moment.
 //!
-//! Owns: the lines that have not been written, and the thread that writes them.
-//! Invariants: a terminal that was stopped by Ctrl-S, a pager or a logger that hangs holds up this thread, and the
-//! guardian once, for a moment; lines that find no room are counted, and the count is written in their place.
-//! Does not: word anything.
+//! Owns: the messages that have not been written, and the thread that writes them.
+//! Invariants: a reader that hangs (a terminal after Ctrl-S, a pager, a logger) blocks this thread, and delays the
+//! guardian once for at most `TIMEOUT`. Messages that do not fit the queue are counted, and the count is written in
+//! their place.
+//! Does not: word messages.
 
-use std::fmt::Arguments;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
+use guardian::RunEvent;
+
+use crate::journald::{self, Journal};
 use crate::print;
 
-/// Lines that wait for a reader at most.
-const LINES_MAX: usize = 1024;
-/// How long the guardian waits until a line is written, if all before it are: with a reader that reads, lines keep their
-/// place between those of the program.
+/// The length of the queue, in messages.
+const MESSAGES_MAX: usize = 1024;
+/// How long the guardian waits until a message is written, if all earlier messages are written. While the reader reads,
+/// messages thus keep their place between the lines of the program.
 const TIMEOUT: Duration = Duration::from_millis(100);
-/// How long the end of this program waits for a reader.
+/// How long the end of this program waits for the reader.
 const LAST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Says what a guardian reports.
+/// Writes the reports of a guardian.
 #[derive(Default)]
 pub(crate) struct Narrator {
     writer: Option<Writer>,
-    left_out: u64,
+    dropped: u64,
+}
+
+/// A report of the guardian.
+#[derive(Default)]
+struct Message {
+    /// How many messages were dropped before this one.
+    dropped: u64,
+    text: String,
+    /// Fields for the journal.
+    fields: Vec<(String, String)>,
 }
 
 /// The thread that writes, as the guardian sees it.
 struct Writer {
-    lines: SyncSender<String>,
-    /// One for each line that was written.
+    messages: SyncSender<Message>,
+    /// One for each message that was written.
     written: Receiver<()>,
     waiting: usize,
+    /// Messages need fields.
+    has_journal: bool,
 }
 
 impl Narrator {
-    /// Writes a message, after the earlier ones.
-    pub(crate) fn say(&mut self, what: Arguments<'_>) {
-        // Not earlier: a guardian creates processes that are copies of this one while it has one thread.
+    /// Writes an event of a subject after the earlier messages.
+    pub(crate) fn tell(&mut self, subject: Option<&str>, event: &RunEvent) {
+        // Not earlier: while this process has one thread, the guardian creates processes that are copies of it.
         if self.writer.is_none() {
-            self.writer = Writer::start().ok();
+            self.writer = Writer::start(Journal::of_stderr()).ok();
         }
-        let Some(writer) = &mut self.writer else { return print::say(what) };
-        let text = match self.left_out {
-            0 => what.to_string(),
-            count => {
-                format!("undying: {count} messages were dropped here, since stderr was not read\n{what}")
-            }
+        let text = match subject {
+            Some(name) => format!("{name}: {event:#}"),
+            None => format!("{event:#}"),
         };
-        if writer.write(text) {
-            self.left_out = 0;
-        } else {
-            self.left_out += 1;
+        let mut message = Message { dropped: self.dropped, text, fields: Vec::new() };
+        let Some(writer) = &mut self.writer else { return message.print() };
+        if writer.has_journal {
+            message.fields = journald::fields(subject, event);
         }
+        self.write(message);
+    }
+
+    fn write(&mut self, message: Message) {
+        let is_queued = self.writer.as_mut().is_some_and(|writer| writer.write(message));
+        self.dropped = if is_queued { 0 } else { self.dropped + 1 };
+    }
+}
+
+impl Message {
+    /// The message with the count of those dropped before it.
+    fn whole(&self, start: &str) -> String {
+        let Self { dropped, text, .. } = self;
+        match dropped {
+            0 => format!("{start}{text}"),
+            _ => {
+                format!(
+                    "{start}{dropped} messages were dropped here, since stderr was not read\n{start}{text}"
+                )
+            }
+        }
+    }
+
+    fn print(&self) {
+        print::say(format_args!("{}", self.whole("undying: ")));
     }
 }
 
 impl Writer {
-    fn start() -> guardian::Result<Self> {
-        let (lines, queue) = sync_channel::<String>(LINES_MAX);
+    fn start(journal: Option<Journal>) -> guardian::Result<Self> {
+        let (messages, queue) = sync_channel::<Message>(MESSAGES_MAX);
         let (tell, written) = channel::<()>();
+        let has_journal = journal.is_some();
         guardian::in_background("undying-talk", move || {
-            for line in queue {
-                print::say(format_args!("{line}"));
+            for message in queue {
+                let is_sent = journal
+                    .as_ref()
+                    .is_some_and(|journal| journal.send(&message.whole(""), &message.fields).is_ok());
+                if !is_sent {
+                    message.print();
+                }
                 // At the end the receiver is gone.
                 let _ = tell.send(());
             }
         })?;
-        Ok(Self { lines, written, waiting: 0 })
+        Ok(Self { messages, written, waiting: 0, has_journal })
     }
 
-    /// Whether there was room for a line.
-    fn write(&mut self, line: String) -> bool {
+    /// Queues a message; returns whether it fitted the queue.
+    fn write(&mut self, message: Message) -> bool {
         self.waiting -= self.written.try_iter().count();
-        if self.lines.try_send(line).is_err() {
+        if self.messages.try_send(message).is_err() {
             return false;
         }
         if self.waiting == 0 && self.written.recv_timeout(TIMEOUT).is_ok() {
@@ -86,11 +129,11 @@ impl Writer {
 
 impl Drop for Narrator {
     fn drop(&mut self) {
-        let Some(Writer { lines, written, .. }) = self.writer.take() else { return };
-        drop(lines);
+        let Some(Writer { messages, written, .. }) = self.writer.take() else { return };
+        drop(messages);
         let begun = guardian::Clock::default().now();
         let left = || LAST_TIMEOUT.saturating_sub(begun.elapsed());
-        // Until the thread has ended, and with it the sender.
+        // An error means that the thread has ended.
         while written.recv_timeout(left()).is_ok() {}
     }
 }
@@ -101,17 +144,25 @@ mod tests {
 
     #[test]
     fn dropped_messages_are_counted_and_do_not_block() {
-        let (lines, queue) = sync_channel(2);
+        let (messages, queue) = sync_channel(2);
         let (_tell, written) = channel();
-        let mut narrator = Narrator { writer: Some(Writer { lines, written, waiting: 1 }), left_out: 0 };
+        let writer = Writer { messages, written, waiting: 1, has_journal: false };
+        let mut narrator = Narrator { writer: Some(writer), dropped: 0 };
+        let write = |narrator: &mut Narrator, number: u32| {
+            let message = Message { dropped: narrator.dropped, text: number.to_string(), fields: Vec::new() };
+            narrator.write(message);
+        };
         for number in 0..5 {
-            narrator.say(format_args!("{number}"));
+            write(&mut narrator, number);
         }
-        assert_eq!(queue.try_iter().collect::<Vec<_>>(), ["0", "1"]);
-        narrator.say(format_args!("5"));
-        let text = queue.try_recv().unwrap();
-        assert_eq!(text, "undying: 3 messages were dropped here, since stderr was not read\n5");
-        narrator.say(format_args!("6"));
-        assert_eq!(queue.try_recv().unwrap(), "6");
+        let received: Vec<_> = queue.try_iter().map(|message| message.text).collect();
+        assert_eq!(received, ["0", "1"]);
+        write(&mut narrator, 5);
+        assert_eq!(
+            queue.try_recv().unwrap().whole("undying: "),
+            "undying: 3 messages were dropped here, since stderr was not read\nundying: 5"
+        );
+        write(&mut narrator, 6);
+        assert_eq!(queue.try_recv().unwrap().whole("undying: "), "undying: 6");
     }
 }

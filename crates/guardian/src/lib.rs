@@ -33,6 +33,7 @@ mod undoing;
 
 pub use engine::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, PidPolicy, Preference, Tuning};
 pub use error::{Found, GuardianError, Result};
+pub use event::severity::Severity;
 pub use event::wording::{headline, one_line};
 pub use event::{CheckpointEvent, PhaseTimes, RunEvent};
 pub use exit::ExitCode;

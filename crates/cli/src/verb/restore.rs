@@ -115,7 +115,7 @@ impl Verb for Restore {
             pidfile: matches.get_one::<PathBuf>("pidfile").cloned(),
         };
         let mut narrator = Narrator::default();
-        let mut tell = |event: &RunEvent| narrator.say(format_args!("undying: {event:#}"));
+        let mut tell = |event: &RunEvent| narrator.tell(None, event);
         let resumed = guardian::restore(&request, &mut tell)?;
         drop(narrator);
         if request.detach {

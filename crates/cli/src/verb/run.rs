@@ -85,7 +85,7 @@ impl Verb for Run {
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let request = request(matches)?;
         let mut narrator = Narrator::default();
-        let status = guardian::run(&request, &mut |event| narrator.say(format_args!("undying: {event:#}")))?;
+        let status = guardian::run(&request, &mut |event| narrator.tell(None, event))?;
         drop(narrator);
         if status == guardian::SubjectStatus::Unknown {
             print::say(format_args!("undying: the subject {status}"));

@@ -36,9 +36,7 @@ impl Verb for Up {
         let path = matches.get_one::<PathBuf>("FILE").expect("clap requires FILE");
         let named = parse::named_store(matches);
         let mut narrator = Narrator::default();
-        guardian::up(path, named, &mut |name, event| {
-            narrator.say(format_args!("undying: {name}: {event:#}"));
-        })?;
+        guardian::up(path, named, &mut |name, event| narrator.tell(Some(name), event))?;
         Ok(0)
     }
 }

@@ -5,6 +5,7 @@
 //! an event of an earlier version counts as zero.
 //! Does not: print, write, or word an event; `wording` does the last.
 
+pub(crate) mod severity;
 pub(crate) mod wording;
 
 use std::fmt;
