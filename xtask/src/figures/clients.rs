@@ -14,10 +14,10 @@ const FILE: &str = "docs/operating/channels.md";
 const COLUMNS: [(&str, &str); 6] = [
     ("server", "server"),
     ("kills", "kills"),
-    ("failed", "refused or failed"),
-    ("answers lost", "answers lost"),
-    ("done twice", "done twice"),
-    ("back after, ms", "ready again after, ms (longest)"),
+    ("failed", "requests refused or failed"),
+    ("answers lost", "replies lost"),
+    ("done twice", "requests executed twice"),
+    ("back after, ms", "time until ready, ms, median (longest)"),
 ];
 
 /// Servers whose output is held until a checkpoint has it.

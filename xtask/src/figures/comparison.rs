@@ -15,10 +15,10 @@ const SUBJECTS: [(&str, &str); 3] =
     [("tiny", "a small process"), ("gib", "1 GiB of touched memory"), ("redis", "redis with a million keys")];
 
 const FIGURES: [(&str, &str); 4] = [
-    ("pause_ms", "program stopped for a checkpoint"),
-    ("checkpoint_ms", "checkpoint, whole command"),
-    ("restore_ms", "restore, image in the page cache"),
-    ("lazy_first_ms", "lazy restore, until the first instruction"),
+    ("pause_ms", "pause of the program for a checkpoint"),
+    ("checkpoint_ms", "duration of the checkpoint command"),
+    ("restore_ms", "restore from an image in the page cache"),
+    ("lazy_first_ms", "lazy restore until the first instruction"),
 ];
 
 pub(super) fn short(root: &Path) -> Result<String, Failure> {
@@ -27,7 +27,7 @@ pub(super) fn short(root: &Path) -> Result<String, Failure> {
 
 pub(super) fn whole(root: &Path) -> Result<String, Failure> {
     let mut figures = FIGURES.to_vec();
-    figures.insert(2, ("restore_cold_ms", "restore, image not in the page cache"));
+    figures.insert(2, ("restore_cold_ms", "restore from an image outside the page cache"));
     let text = table(root, &figures)?;
     let rows = Table::read(&root.join(FILE))?;
     Ok(format!("{text}\n{}", rows.source("checkpoint-restore.csv")))
@@ -35,7 +35,7 @@ pub(super) fn whole(root: &Path) -> Result<String, Failure> {
 
 fn table(root: &Path, figures: &[(&str, &str)]) -> Result<String, Failure> {
     let rows = Table::read(&root.join(FILE))?;
-    let mut text = "| median, ms | program | undying | CRIU 4.2 |\n|---|---|---|---|\n".to_owned();
+    let mut text = "| median duration, ms | program | undying | CRIU 4.2 |\n|---|---|---|---|\n".to_owned();
     for (column, what) in figures {
         for (subject, name) in SUBJECTS {
             let of = |tool| rows.median(&[("subject", subject), ("tool", tool)], column).map(figure);

@@ -23,7 +23,7 @@ const MODES: [(&str, &str); 4] = [
 /// The pause of a program, by the rate of checkpoints.
 pub(super) fn short(root: &Path) -> Result<String, Failure> {
     let rows = Table::read(&root.join(PAUSE))?;
-    let mut text = "| checkpoints a second | achieved | pause, median, ms | pause, 99th percentile, ms |\n\
+    let mut text = "| requested checkpoints per second | achieved | median pause, ms | 99th percentile of the pause, ms |\n\
                     |---|---|---|---|\n"
         .to_owned();
     for hz in ["1", "20", "100"] {

@@ -38,9 +38,9 @@ fn verdict(row: &Value) -> String {
     let count = |key: &str| row[key].as_u64().unwrap_or_default();
     match (text("verdict").as_str(), count("fresh"), count("restored")) {
         ("works", 0, _) => "works".to_owned(),
-        ("works", _, 0) => format!("works; from its beginning after each kill: {}", text("reason")),
+        ("works", _, 0) => format!("works; starts again after each kill: {}", text("reason")),
         ("works", fresh, restored) => {
-            format!("works; from its beginning after {fresh} of {} kills", fresh + restored)
+            format!("works; starts again after {fresh} of {} kills", fresh + restored)
         }
         (other, ..) => format!("{other}: {}", text("reason")),
     }
@@ -70,7 +70,7 @@ fn programs(root: &Path) -> Result<(Value, Vec<Program>), Failure> {
 /// One line for each group: what works, and the rest with its reason.
 pub(super) fn by_group(root: &Path) -> Result<String, Failure> {
     let (_, programs) = programs(root)?;
-    let mut text = "| kind | work in both trials | work, from their beginning after a kill | rest |\n\
+    let mut text = "| kind | programs that continue after a kill | programs that start again after a kill | programs that fail |\n\
                     |---|---|---|---|\n"
         .to_owned();
     for (group, title) in GROUPS {
@@ -79,7 +79,7 @@ pub(super) fn by_group(root: &Path) -> Result<String, Failure> {
             let is = |word: &str| program.verdicts.values().all(|verdict| verdict.starts_with(word));
             let place = match (
                 is("works"),
-                program.verdicts.values().any(|verdict| verdict.contains("from its beginning")),
+                program.verdicts.values().any(|verdict| verdict.contains("starts again")),
             ) {
                 (true, false) => 0,
                 (true, true) => 1,
@@ -95,7 +95,7 @@ pub(super) fn by_group(root: &Path) -> Result<String, Failure> {
         .iter()
         .filter(|one| one.verdicts.values().all(|verdict| verdict.starts_with("works")))
         .count();
-    let _ = write!(text, "\n{works} of {} programs work.", programs.len());
+    let _ = write!(text, "\n{works} of {} programs pass both trials.", programs.len());
     Ok(text)
 }
 
@@ -103,7 +103,7 @@ pub(super) fn by_group(root: &Path) -> Result<String, Failure> {
 pub(super) fn all(root: &Path) -> Result<String, Failure> {
     let (report, programs) = programs(root)?;
     let mut text =
-        "| program | version | kind | one-shot | run, killed three times |\n|---|---|---|---|---|\n"
+        "| program | version | kind | checkpoint and restore | run with three kills |\n|---|---|---|---|---|\n"
             .to_owned();
     for program in &programs {
         let of = |trial: &str| program.verdicts.get(trial).map_or("–", String::as_str);
