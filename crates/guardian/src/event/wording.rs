@@ -77,7 +77,7 @@ impl fmt::Display for RunEvent {
             Self::Faulted { pid, fault } => write!(f, "pid {pid} {fault}, and is killed for it"),
             Self::BackOff { wait_us } => {
                 let wait = Duration::from_micros(*wait_us).as_secs_f64();
-                write!(f, "the restart waits {wait:.2} s, since this life and the one before were short")
+                write!(f, "the restart waits {wait:.2} s, since two incarnations in succession were short")
             }
             Self::Restored { pid, seq, took_us } => {
                 let took = Duration::from_micros(*took_us).as_secs_f64() * 1e3;
