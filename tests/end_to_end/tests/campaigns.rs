@@ -60,7 +60,7 @@ fn a_subject_with_threads_and_children_does_not_notice_that_undying_is_killed() 
 }
 
 #[test]
-fn files_of_a_build_two_tables_and_a_database_are_those_of_an_uninterrupted_run() {
+fn a_build_two_tables_and_a_database_leave_the_files_of_an_uninterrupted_run() {
     short_form("rewind.py", &["--quick"], &["make", "ar"]);
 }
 
