@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Removes what packaging/install.sh has installed: packaging/uninstall.sh [PREFIX] [DESTDIR]
+# Removes the files that an install script of undying has installed: uninstall.sh [PREFIX] [DESTDIR]. Without an
+# argument: $PREFIX, or /usr/local.
 #
 # Stores with checkpoints stay.
 set -euo pipefail
-to="${2:-}${1:-/usr/local}"
+to="${2:-}${1:-${PREFIX:-/usr/local}}"
 rm -f "$to/bin/undying" "$to/share/man/man1/undying.1.gz" "$to/share/bash-completion/completions/undying" \
     "$to/share/zsh/vendor-completions/_undying" "$to/share/zsh/site-functions/_undying" \
     "$to/share/fish/vendor_completions.d/undying.fish"
