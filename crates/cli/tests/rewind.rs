@@ -288,7 +288,7 @@ fn a_program_is_not_started_over_files_that_have_gone_back_in_part() {
     drop(table);
     let said = lab.told();
     assert_eq!(status.code(), Some(125), "{said}");
-    assert!(said.contains("table goes back") && said.contains("changes are left"), "{said}");
+    assert!(said.contains("during the rollback of") && said.contains("changes are left"), "{said}");
     assert_eq!(writing.status()["state"], "failed");
     // A restore does what is left. The message of the failed run is in the program's standard error, a file that has
     // changed since.

@@ -1,8 +1,11 @@
 //! Errors of this crate.
 //!
-//! Owns: what can go wrong while files are watched, kept or taken back.
-//! Invariants: an error that names a path shows it without control characters.
-//! Does not: decide what follows.
+//! The undo log contains earlier states of files that a subject (a protected process tree) has changed. A rollback
+//! returns files to a checkpoint. An epoch is the time between two successive checkpoints.
+//!
+//! Owns: the error type for watching files, for the undo log and for rollbacks.
+//! Invariants: an error that names a path shows the path without control characters.
+//! Does not: decide how a caller reacts to an error.
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +14,10 @@ use model::{ByteCount, Escaped, Sequence};
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, UndoError>;
 
-/// What can go wrong.
+/// An error of watching files, of the undo log or of a rollback.
 #[derive(Debug, thiserror::Error)]
 pub enum UndoError {
-    /// The kernel refused something.
+    /// A system call failed.
     #[error(transparent)]
     Kernel(#[from] sys::Error),
 
@@ -22,165 +25,167 @@ pub enum UndoError {
     #[error(transparent)]
     Store(store::Error),
 
-    /// The newest epoch alone is larger than the log may be.
-    #[error("the undo log would need {needed} bytes for one epoch, and may take {max}")]
+    /// The newest epoch alone needs more bytes than the log may contain.
+    #[error("the undo log needs {needed} bytes for one epoch, but its limit is {max} bytes")]
     Full {
-        /// Bytes that it would need.
+        /// Bytes that the log would need.
         needed: ByteCount,
-        /// Bytes that it may take.
+        /// Bytes that the log may contain.
         max: ByteCount,
     },
 
-    /// A write failed and could not be taken back: the present epoch takes no more records.
+    /// The log contains a torn record: a write failed, and the partial record could not be removed. The present epoch
+    /// accepts no more records.
     #[error("the undo log in {} has a torn record", shown(directory))]
     Torn {
         /// The log's directory.
         directory: PathBuf,
     },
 
-    /// A file system gives its files no handles.
+    /// A file system does not provide file handles (name_to_handle_at(2)).
     #[error(
-        "files below {} have no handles to be found by (overlayfs gives them with the mount options \
+        "the file system at {} provides no file handles (overlayfs provides file handles with the mount options \
          index=on,nfs_export=on)",
         shown(mount)
     )]
     NoHandles {
-        /// Where it is mounted.
+        /// The mount point of the file system.
         mount: PathBuf,
     },
 
-    /// The directory holds no epoch of a log.
+    /// The directory contains no epoch of a log.
     #[error("there is no undo log in {}", shown(directory))]
     NoLog {
-        /// The directory.
+        /// The directory of the log.
         directory: PathBuf,
     },
 
-    /// Files have been changed since the subject has ended. Nothing was touched.
+    /// Files were changed after the subject had ended. The rollback has changed nothing.
     ///
     /// Row: undo-conflict
     #[error(
-        "files were changed after the program had ended: {}\nhelp: save what you changed and restore again; or, to \
-         have these files go back as well: --files force",
+        "files have changed since the program ended: {}\nhelp: save your changes and restore again; or roll back these \
+         files as well: --files force",
         listed(paths)
     )]
     Conflict {
-        /// All of them.
+        /// The paths of the changed files.
         paths: Vec<PathBuf>,
     },
 
-    /// The log does not have what is needed to make a file again. Nothing was touched.
+    /// The log does not contain the content that is needed to create a file again. The rollback has changed nothing.
     ///
     /// Row: undo-lost
     #[error(
-        "files cannot go back to checkpoint {to}: the log has no content for {}\nhelp: restore a later checkpoint, or \
+        "cannot roll files back to checkpoint {to}: the undo log contains no content for {}\nhelp: restore a later checkpoint, or \
          restore with files as they are: --files keep",
         listed(paths)
     )]
     Lost {
-        /// The checkpoint.
+        /// The checkpoint of the rollback.
         to: Sequence,
-        /// The files.
+        /// The files without content in the log.
         paths: Vec<PathBuf>,
     },
 
-    /// Going back was interrupted and cannot go on to this checkpoint.
+    /// An earlier rollback was interrupted. The requested operation is impossible until this rollback is complete.
     ///
     /// Row: undo-half-back
     #[error(
-        "files have gone back part of the way to checkpoint {to}, {why}\nhelp: restore checkpoint {to}, which goes on \
-         where it was interrupted"
+        "the rollback of files to checkpoint {to} was interrupted, {why}\nhelp: restore checkpoint {to}, which \
+         continues the rollback"
     )]
     HalfBack {
-        /// The checkpoint that was begun.
+        /// The checkpoint of the interrupted rollback.
         to: Sequence,
-        /// Why it does not go on.
+        /// Why the requested operation is impossible.
         why: String,
     },
 
-    /// The machine was started again while files went back, and the files were not synced before.
+    /// The machine restarted during a rollback that did not sync files. Changed files can be incomplete.
     ///
     /// Row: undo-power-cut
     #[error(
-        "files were going back to checkpoint {to} when the machine stopped; these can be incomplete: {}\nhelp: compare \
-         them with a backup; to go on with what reached the disk: --files force",
+        "the machine stopped during the rollback of files to checkpoint {to}; these files may be incomplete: {}\nhelp: \
+         compare these files with a backup; or continue with the data on the disk: --files force",
         listed(paths)
     )]
     PowerCut {
-        /// The checkpoint.
+        /// The checkpoint of the rollback.
         to: Sequence,
-        /// The files that were to be changed.
+        /// The files that the rollback was about to change.
         paths: Vec<PathBuf>,
     },
 
-    /// A step of going back failed. The journal has what is left.
+    /// A step of a rollback failed. The journal of the rollback lets a later call continue.
     ///
     /// Row: undo-step
     #[error(
-        "{source} while {} goes back; {left}\nhelp: remove the cause (`df` for a full disk, `lsattr` for an immutable \
-         file) and restore again, which goes on where it stopped",
+        "{source} during the rollback of {}; {left}\nhelp: remove the cause (`df` for a full disk, `lsattr` for an \
+         immutable file) and restore again, which continues the rollback",
         shown(path)
     )]
     Step {
-        /// The file.
+        /// The file of the failed step.
         path: PathBuf,
-        /// What failed.
+        /// The cause of the failure.
         source: Box<UndoError>,
-        /// What is left to do.
+        /// How many changes are left, as text for the message.
         left: String,
     },
 
-    /// A file system that holds files of the log is not mounted.
+    /// A file system with files of the log is not mounted.
     ///
     /// Row: undo-not-mounted
     #[error(
-        "the file system of {} (device {device}) is not mounted\nhelp: mount it where it was and restore again",
+        "the file system of {} (device {device}) is not mounted\nhelp: mount the file system at its earlier mount point and restore again",
         shown(path)
     )]
     NotMounted {
-        /// A file on it.
+        /// The path of a file on the file system.
         path: PathBuf,
-        /// `st_dev`.
+        /// The device of the file system (`st_dev`).
         device: u64,
     },
 
-    /// A keep directory can be another user's, or is that of another log.
+    /// A keep directory has another owner or mode than expected, or belongs to another log. A keep directory contains
+    /// hard links and copies of earlier files.
     ///
     /// Row: undo-keep-foreign
     #[error(
-        "{} is not a keep directory of this undo log\nhelp: find out how it came there, then remove it; undying makes \
-         it with mode 0700",
+        "{} is not a keep directory of this undo log\nhelp: find out which program created the directory, then \
+         remove it; undying creates keep directories with mode 0700",
         shown(path)
     )]
     ForeignKeep {
-        /// The directory.
+        /// The path of the keep directory.
         path: PathBuf,
     },
 
-    /// The log does not lead to a checkpoint.
+    /// A rollback cannot reach the requested checkpoint.
     ///
     /// Row: undo-unreachable
     #[error(
-        "files cannot go back to checkpoint {to}: {why}\nhelp: `undying ls NAME` lists the checkpoints; restore a \
+        "cannot roll files back to checkpoint {to}: {why}\nhelp: `undying ls NAME` lists the checkpoints; restore a \
          later one, or restore with files as they are: --files keep"
     )]
     Unreachable {
-        /// The checkpoint.
+        /// The requested checkpoint.
         to: Sequence,
-        /// Why.
+        /// Why the checkpoint cannot be reached.
         why: String,
     },
 }
 
 impl UndoError {
-    /// Whether files have gone back in part, or may have: they fit no checkpoint until the rest is done.
+    /// Reports whether a rollback may be incomplete. Files then match no checkpoint until the rollback is complete.
     #[must_use]
     pub fn is_half_way(&self) -> bool {
         matches!(self, Self::Step { .. } | Self::HalfBack { .. } | Self::PowerCut { .. })
     }
 }
 
-/// Most paths that a message lists.
+/// The maximum number of paths that a message lists.
 const LISTED_MAX: usize = 20;
 
 fn listed(paths: &[PathBuf]) -> String {
@@ -191,7 +196,7 @@ fn listed(paths: &[PathBuf]) -> String {
     text
 }
 
-/// A path as messages show it.
+/// Returns a path with control characters escaped, for messages.
 pub(crate) fn shown(path: &Path) -> String {
     Escaped(&path.to_string_lossy()).to_string()
 }

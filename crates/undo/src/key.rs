@@ -1,7 +1,10 @@
-//! Names of inodes that survive renames, and their attributes.
+//! Identities of inodes that survive renames, and attributes of inodes.
 //!
-//! Owns: the identity of an inode, its attributes as the log records them, and reading these.
-//! Invariants: a key names one inode for ever: the handle holds the generation of the inode number.
+//! The undo log records attributes of files, and a rollback to a checkpoint sets these attributes again.
+//!
+//! Owns: keys and attributes of inodes, and the functions that read a key or attributes.
+//! Invariants: a key identifies one inode for ever, because the file handle contains the generation of the inode
+//! number.
 //! Does not: open files.
 
 use std::ffi::OsStr;
@@ -16,24 +19,25 @@ use sys::file_handle::{self, FileHandle};
 
 use crate::error::Result;
 
-/// Longest extended attribute (XATTR_SIZE_MAX), and longest list of their names.
+/// The maximum length of an extended attribute (XATTR_SIZE_MAX) and of a list of attribute names, in bytes.
 const EXTENDED_BYTES_MAX: usize = 64 << 10;
 
-/// An inode: the device of its file system, its number, and its handle (name_to_handle_at(2)).
+/// The identity of an inode: the device of its file system, the inode number and the file handle.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct FileKey {
-    /// `st_dev`.
+    /// The device of the file system (`st_dev`).
     pub device: u64,
-    /// `st_ino`.
+    /// The inode number (`st_ino`).
     pub inode: u64,
-    /// Survives renames; tells a new file with a used inode number from the old one.
+    /// The file handle (name_to_handle_at(2)). The handle survives renames, and distinguishes a new file from an old
+    /// file with the same inode number.
     pub handle: FileHandle,
 }
 
 /// A file time: seconds and nanoseconds since 1970.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Time {
-    /// Seconds.
+    /// Seconds since 1970.
     pub s: i64,
     /// Nanoseconds, below 1,000,000,000.
     pub ns: u32,
@@ -49,33 +53,33 @@ impl From<SystemTime> for Time {
 /// Attributes of an inode at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Attributes {
-    /// `st_mode`: type and permissions.
+    /// File type and permissions (`st_mode`).
     pub mode: u32,
-    /// `st_uid`.
+    /// User id of the owner (`st_uid`).
     pub owner: u32,
-    /// `st_gid`.
+    /// Group id (`st_gid`).
     pub group: u32,
-    /// `st_rdev` of a device.
+    /// Device number of a device file (`st_rdev`).
     pub rdev: u64,
     /// Length in bytes.
     pub size: u64,
-    /// `st_atime`.
+    /// Access time (`st_atime`).
     pub accessed: Time,
-    /// `st_mtime`.
+    /// Modification time (`st_mtime`).
     pub modified: Time,
-    /// Target of a symbolic link; empty for other types.
+    /// Target of a symbolic link; empty for other file types.
     pub link: Vec<u8>,
-    /// Extended attributes that can be set again, by name: `user.*`, `trusted.*`, `security.capability`,
-    /// `system.posix_acl_*`.
+    /// Names and values of the extended attributes that a rollback can set: `user.*`, `trusted.*`,
+    /// `security.capability`, `system.posix_acl_*`.
     pub extended: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl FileKey {
-    /// The key of an open file, which may be open with O_PATH.
+    /// Returns the key of an open file. The file may be open with O_PATH.
     ///
     /// # Errors
     ///
-    /// EOPNOTSUPP where the file system has no handles.
+    /// EOPNOTSUPP if the file system provides no file handles.
     pub fn of(file: impl AsFd, stat: &Stat) -> Result<Self> {
         let handle = file_handle::of(file.as_fd())?;
         Ok(Self { device: stat.st_dev, inode: stat.st_ino, handle })
@@ -83,12 +87,14 @@ impl FileKey {
 }
 
 impl Attributes {
-    /// All attributes of an open file, which may be open with O_PATH. Going back removes extended attributes that were
-    /// not recorded, so that a record needs these.
+    /// Reads all attributes of an open file. The file may be open with O_PATH.
+    ///
+    /// A rollback removes extended attributes that are not in the record of a file. A record therefore needs
+    /// `extended`, which only this function reads.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// Errors of the system calls.
     pub fn read(file: impl AsFd, stat: &Stat) -> Result<Self> {
         let mut attributes = Self::of(stat);
         if attributes.kind() == FileType::Symlink {
@@ -100,7 +106,7 @@ impl Attributes {
         Ok(attributes)
     }
 
-    /// What stat(2) tells; `link` and `extended` are empty.
+    /// Returns the attributes that stat(2) reports. `link` and `extended` are empty.
     #[must_use]
     pub fn of(stat: &Stat) -> Self {
         Self {
@@ -116,18 +122,19 @@ impl Attributes {
         }
     }
 
-    /// The type of the file.
+    /// Returns the type of the file.
     #[must_use]
     pub fn kind(&self) -> FileType {
         FileType::from_raw_mode(self.mode)
     }
 }
 
-/// Extended attributes that can be set again, by rising name.
+/// Returns the extended attributes that a rollback can set, sorted by name.
 pub(crate) fn extended(file: impl AsFd) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    // A descriptor that is open with O_PATH has no fgetxattr(2).
+    // fgetxattr(2) fails on a descriptor with O_PATH. The path in /proc works.
     let link = format!("/proc/thread-self/fd/{}", file.as_fd().as_raw_fd());
-    // Most files have none, and most of this is called before a change that waits for it.
+    // Try a small buffer first: most files have no extended attributes, and a call of the subject often waits for the
+    // result.
     if matches!(rustix::fs::listxattr(&link, &mut [0_u8; 256][..]), Ok(0)) {
         return Ok(Vec::new());
     }
@@ -149,7 +156,7 @@ pub(crate) fn extended(file: impl AsFd) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     Ok(extended)
 }
 
-/// Whether an extended attribute can be set again.
+/// Reports whether a rollback can set an extended attribute.
 fn can_be_set(name: &[u8]) -> bool {
     name.starts_with(b"user.")
         || name.starts_with(b"trusted.")

@@ -1,9 +1,14 @@
-//! The undo log of files: what a subject changes on disk, and the way back to a checkpoint.
+//! The undo log of files: records changes that a subject makes on disk, and rolls files back to a checkpoint.
 //!
-//! Owns: watching the changes of a subject, keeping what was there before them, and going back.
-//! Invariants: nothing is changed before its former state is in the log; going back is journalled and idempotent; what
-//! the subject has made is moved aside and never destroyed; no step follows a symbolic link.
-//! Does not: know processes beyond the listener of their filter, checkpoints beyond their numbers, or restart policy.
+//! A subject is a protected process tree. An epoch is the time between two successive checkpoints of a subject. Before
+//! the first change of a file in an epoch, the log records the state of the file. A rollback uses these records.
+//!
+//! Owns: the watch that detects changes of a subject, the log of earlier file states, and the rollback.
+//! Invariants: the log records the former state of a file before the file changes. A rollback is journalled and
+//! idempotent. A rollback moves files that the subject has created to a special directory, and never deletes these
+//! files. No step of a rollback follows a symbolic link.
+//! Does not: know processes, except for the listener of their seccomp filter. This crate knows only the sequence
+//! numbers of checkpoints, and decides no restart policy.
 #![forbid(unsafe_code)]
 
 pub mod back;

@@ -1,7 +1,7 @@
-//! A watch whose filter reports channels to a handler as well.
+//! Test of a watch whose filter also reports socket calls to a handler (`with_channels`).
 //!
-//! Owns: tests.
-//! Does not: hold listeners; the handler of the test notes calls, and answers one later.
+//! Owns: the test and its handler. The handler notes calls, and answers the call of connect(2) later.
+//! Does not: hold listening sockets.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::process::{Command, Stdio};
@@ -19,8 +19,9 @@ use undying_undo::watch::{Watch, WatchOptions};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Notes calls that name the socket of the program, and puts connect(2) aside. Others are those of the C library: it asks
-/// nscd for users, also in the shell of a `python3` that is a script.
+/// A handler that notes calls which name the socket of the program, and holds the call of connect(2). The handler
+/// ignores calls of the C library, which connects to nscd to look up users. If `python3` is a script, the shell of the
+/// script makes these calls as well.
 #[derive(Debug, Default)]
 struct Notes {
     kinds: Mutex<Vec<CallKind>>,
@@ -46,7 +47,7 @@ impl CallHandler for Notes {
     }
 }
 
-/// What the threads of this program and of its children wait for.
+/// Describes the threads of this program and of its children.
 fn threads() -> String {
     let own = ProcessId::of(Pid(std::process::id() as i32)).unwrap();
     let mut all = testkit::descendants(own);
@@ -93,7 +94,7 @@ fn calls_of_channels_are_handled_and_only_bind_is_recorded() {
     let child = command.spawn().unwrap();
     watch.started(pending).unwrap();
     let began = Instant::now();
-    // Calls of other threads are answered while one is put aside.
+    // Calls of other threads must be answered while the call of connect(2) is held.
     while notes.aside.lock().unwrap().is_none() || !root.join("beside").exists() {
         assert!(began.elapsed() < LIMIT, "the call of connect(2) was not seen:\n{}", threads());
         std::thread::sleep(Duration::from_millis(1));

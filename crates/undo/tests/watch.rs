@@ -1,7 +1,9 @@
-//! A program that changes files at random is stopped, killed, and its files go back.
+//! Tests of a watch: a program changes files at random and is killed, and its files are rolled back.
 //!
-//! Owns: the comparison of a tree with what it was at a boundary.
-//! Does not: stop threads; the program waits for the next line of its input at each boundary.
+//! A boundary binds the state of files to a checkpoint.
+//!
+//! Owns: the comparison of a tree with the tree at a boundary.
+//! Does not: stop threads. At each boundary, the program waits for the next line of its input.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
@@ -20,7 +22,7 @@ use sys::clock::Clock;
 use sys::listener_holder::ListenerHolder;
 use undying_undo::watch::{Boundary, MappedFile, OpenFile, Watch, WatchOptions};
 
-/// What a name has: everything that has to come back.
+/// The state of a path that a rollback must restore.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Found {
     mode: u32,
@@ -28,7 +30,7 @@ struct Found {
     modified: (i64, i64),
     content: Vec<u8>,
     extended: Option<Vec<u8>>,
-    /// The first name of the same inode.
+    /// The first path of the same inode.
     inode: PathBuf,
 }
 
@@ -65,7 +67,7 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, Found> {
     found
 }
 
-/// The extended attribute that the program sets.
+/// Returns the extended attribute that the program sets.
 fn extended(path: &Path, metadata: &fs::Metadata) -> Option<Vec<u8>> {
     let mut value = vec![0; 256];
     let length =
@@ -74,7 +76,7 @@ fn extended(path: &Path, metadata: &fs::Metadata) -> Option<Vec<u8>> {
     Some(value)
 }
 
-/// What is different, shortly.
+/// Describes the first difference of two trees.
 fn difference(was: &BTreeMap<PathBuf, Found>, is: &BTreeMap<PathBuf, Found>) -> Option<String> {
     for (path, before) in was {
         let Some(after) = is.get(path) else { return Some(format!("{} is missing", path.display())) };
@@ -99,7 +101,8 @@ struct Subject {
 
 impl Subject {
     fn start(watch: &Watch, program: &str, root: &Path, more: &[&str]) -> Self {
-        // A file that the test has open for writing would count as one of the program, and go back with its files.
+        // The program would inherit a file that this test has open for writing. The rollback would then change this
+        // file.
         static ONCE: Once = Once::new();
         ONCE.call_once(|| sys::close_range::close_on_exec_from(Fd(3)).unwrap());
         let (output, written) = std::io::pipe().unwrap();
@@ -129,7 +132,7 @@ impl Subject {
         line
     }
 
-    /// What the capture of a checkpoint would hand to the watch.
+    /// Passes open and mapped files to the watch, like the capture of a checkpoint.
     fn boundary(&self, watch: &Watch, sequence: Sequence) -> Boundary {
         let pid = Pid(self.child.id() as i32);
         let handle = sys::pidfd::open(pid).unwrap();
@@ -186,7 +189,7 @@ impl Subject {
         boundary
     }
 
-    /// Ends it with its children.
+    /// Kills the program and its children.
     fn kill(mut self) {
         let group = rustix::process::Pid::from_child(&self.child);
         let signal = rustix::process::Signal::KILL;
@@ -197,20 +200,20 @@ impl Subject {
     }
 }
 
-/// Incarnations of one subject, each killed and taken back.
+/// Number of incarnations of one subject. Each incarnation is killed, and its files are rolled back.
 const LIVES: u64 = 3;
 const EPOCHS: u64 = 5;
 
-/// Bytes that a log may take in most tests.
+/// Maximum size of the log in most tests, in bytes.
 const ROOMY: ByteCount = ByteCount(1 << 30);
 
-/// A watch, and the directory of the files.
+/// Starts a watch. Also returns the directory for the files of the program.
 fn watch(place: &Path, bytes_max: ByteCount) -> (Watch, PathBuf) {
     let root = place.join("files");
     fs::create_dir(&root).unwrap();
     let directory = place.join("undo");
     let start = Sequence(0);
-    // Every boundary is exact, whatever it costs.
+    // Without a cost limit, every boundary is exact.
     let options = WatchOptions { directory, bytes_max, cost_max: 1e9, start, clock: Clock::default() };
     (Watch::start(options, ListenerHolder::start().unwrap()).unwrap(), root)
 }
@@ -259,7 +262,7 @@ fn files_go_back_to_any_checkpoint_of_any_incarnation() {
     }
 }
 
-/// Files that the second program moves over one another.
+/// Number of files that `crossing.py` renames to one name.
 const CROSSINGS: usize = 300;
 
 #[test]
@@ -295,7 +298,7 @@ fn the_watch_reads_files_that_report_while_events_wait() {
     let before = tree(&root);
     assert_eq!(subject.boundary(&watch, Sequence(1)), Boundary::Exact);
     subject.order(0);
-    // Without an answer to the watch's own reads nothing goes on.
+    // The program continues only if the watch answers the events of its own reads.
     subject.wait();
     subject.kill();
     watch.subject_ended();
@@ -333,7 +336,7 @@ fn a_file_with_the_inode_number_of_a_removed_directory_goes_back() {
     assert_eq!(difference(&before, &tree(&root)), None);
 }
 
-/// Children that are killed; each is at a call most of the time.
+/// Number of children that are killed. Most children are in a system call when the kill arrives.
 const KILLED: usize = 2000;
 
 #[test]
@@ -363,7 +366,7 @@ fn a_log_without_room_loses_the_way_back_until_the_next_boundary() {
     subject.order(CROSSINGS);
     subject.wait();
     assert_eq!(subject.boundary(&watch, Sequence(1)), Boundary::Exact);
-    // What is moved over one another takes more than the log may keep.
+    // The log must keep every replaced file, and these files need more space than the log may use.
     subject.order(0);
     subject.wait();
     let broken = watch.report().broken.unwrap();

@@ -1,9 +1,12 @@
-//! What the subject has made and going back has moved aside.
+//! Files that a subject has created since a checkpoint, and that a rollback to this checkpoint has moved aside.
 //!
-//! Owns: the directories of each going back, their descriptions, listing, how many are kept.
-//! Invariants: nothing that has a name is overwritten; only the directories of older goings-back are removed, and
-//! without following a symbolic link.
-//! Does not: decide what is moved aside.
+//! The moved files are in a directory `aside` of a keep directory. A keep directory also contains hard links and copies
+//! of earlier files.
+//!
+//! Owns: the directory of each rollback, its description, the list of moved files, and their retention.
+//! Invariants: no existing name is overwritten. Only directories of older rollbacks are removed, without following a
+//! symbolic link.
+//! Does not: decide which files are moved aside.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -17,28 +20,28 @@ use crate::error::Result;
 use crate::log::keep::{self, KeepPlace};
 use crate::log::record::{self, AnyRecord};
 
-/// The directory of asides in a keep directory.
+/// The name of the directory for moved files in a keep directory.
 pub(crate) const NAME: &str = "aside";
-/// The file that says where things were.
+/// The name of the file that contains the original paths of moved files.
 pub(crate) const DESCRIPTION: &str = "description";
-/// Goings-back whose asides are kept. The next one removes those of older ones: a database that is restored every few
+/// Maximum number of rollbacks whose moved files are retained. Without a maximum, a database that is restored every few
 /// seconds would fill the disk.
 const KEPT_MAX: usize = 8;
-/// Bytes of a description that are read: a million names of average length.
+/// Maximum length of a description in bytes: a million names of average length.
 const DESCRIPTION_BYTES_MAX: u64 = 256 << 20;
 
-/// Something that was moved aside.
+/// A file or directory that was moved aside.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MovedAside {
-    /// Where it was.
+    /// The original path.
     pub path: PathBuf,
-    /// Where it is.
+    /// The present path.
     pub to: PathBuf,
-    /// Its length; 0 for what is no regular file.
+    /// Length in bytes; 0 for other types than regular files.
     pub bytes: ByteCount,
 }
 
-/// The number of the next going back. Removes the asides of all but the newest ones, as far as that is possible.
+/// Returns the number of the next rollback. Removes moved files of all but the newest rollbacks, as far as possible.
 pub(crate) fn next_number(log: &Path) -> Result<u64> {
     let places = keep::places(log)?;
     let mut numbers = Vec::new();
@@ -51,15 +54,15 @@ pub(crate) fn next_number(log: &Path) -> Result<u64> {
     numbers.truncate(numbers.len().saturating_sub(KEPT_MAX - 1));
     for place in &places {
         for number in &numbers {
-            // An immutable file, or a mount point: it stays, and going back does not fail for it.
+            // An immutable file or a mount point stays, without a failure of the rollback.
             let _ = remove(place, *number);
         }
     }
     Ok(next)
 }
 
-/// What earlier calls have moved aside and what is still there, oldest first. The asides of the newest 8 goings-back
-/// are kept; the next one removes older ones when it begins.
+/// Lists existing files that rollbacks have moved aside, oldest rollback first. Moved files of the newest 8 rollbacks
+/// are retained. The next rollback begins with the removal of older moved files.
 pub fn list_aside(log: &Path) -> Result<Vec<MovedAside>> {
     let mut found = Vec::new();
     for place in keep::places(log)? {
@@ -71,7 +74,7 @@ pub fn list_aside(log: &Path) -> Result<Vec<MovedAside>> {
     Ok(found.into_iter().map(|(_, aside)| aside).collect())
 }
 
-/// Removes the directories of a going back that has moved nothing aside.
+/// Removes the directories of a rollback that has moved no file.
 pub(crate) fn remove_empty(log: &Path, number: u64) -> Result<()> {
     for place in keep::places(log)? {
         let Some(asides) = open_asides(&place)? else { continue };
@@ -128,8 +131,8 @@ fn listed(place: &KeepPlace, number: u64) -> Result<Vec<MovedAside>> {
     Ok(found)
 }
 
-/// Removes the directory of a going back with all that is in it. Directories in it are moved to its top one after the
-/// other, so that neither the depth nor the width of a tree needs memory or descriptors.
+/// Removes the directory of a rollback with its content. Each subdirectory is first moved to the top directory. The use
+/// of memory and descriptors therefore does not depend on the depth or the width of a tree.
 fn remove(place: &KeepPlace, number: u64) -> Result<()> {
     let Some((top, path)) = open_one(place, number)? else { return Ok(()) };
     let failed = |errno| Error::path("remove", &path, errno);

@@ -1,9 +1,11 @@
-//! Files of the kernel, as going back needs them.
+//! Operations of a rollback on real files, through system calls.
 //!
-//! Owns: opening inodes by their handles, the steps on them.
-//! Invariants: an inode is opened by its handle and never by a path; a name is one component, relative to a descriptor,
-//! and is not followed; what is reopened for writing is known to be a regular file.
-//! Does not: decide what is done.
+//! A rollback returns the files of a subject (a protected process tree) to the state at a checkpoint.
+//!
+//! Owns: opening inodes by their handles, and the operations on inodes.
+//! Invariants: an inode is opened by its handle, and never by a path. A name is one path component, relative to a
+//! descriptor, and is not followed. Only a regular file is reopened for writing.
+//! Does not: decide which operations a rollback needs.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -29,21 +31,21 @@ use crate::error::{Result, UndoError};
 use crate::key::{self, Attributes, FileKey, Time};
 use crate::log::keep::{self, KeepPlace, KeepPlaces};
 
-/// A file system answers this for the handle of an inode that is gone.
+/// The error of a file system for the handle of a removed inode.
 const STALE: sys::Errno = sys::Errno(Errno::STALE.raw_os_error());
 /// Bytes that are copied at once.
 const BLOCK_BYTES: usize = 1 << 20;
 type Node = Rc<OwnedFd>;
 
-/// The files of this machine.
+/// The real files of this machine.
 #[derive(Debug)]
 pub(crate) struct DiskFiles {
     log: PathBuf,
     places: KeepPlaces,
-    /// A descriptor on a mount of each device.
+    /// A directory on a mount of each device.
     mounts: RefCell<HashMap<u64, Rc<OwnedFd>>>,
     works: RefCell<HashMap<u64, Work<Node>>>,
-    /// The file that was last written to.
+    /// The file that was written last.
     writer: RefCell<Option<(Node, Rc<File>)>>,
 }
 
@@ -61,7 +63,8 @@ impl DiskFiles {
         Ok(Self { log, places, mounts, works, writer })
     }
 
-    /// A descriptor on a mount of a device: that of a keep directory, or of a directory above a path.
+    /// Returns a directory on a mount of a device: a keep directory, or a directory above `path`. A keep directory
+    /// contains hard links and copies of earlier files.
     fn mount(&self, device: u64, path: &Path) -> Result<Rc<OwnedFd>> {
         if let Some(mount) = self.mounts.borrow().get(&device) {
             return Ok(Rc::clone(mount));
@@ -147,7 +150,7 @@ impl FileSystem for DiskFiles {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let above = match rustix::fs::openat(directory, "..", flags, Mode::empty()) {
             Ok(above) => Rc::new(above),
-            // Not below the root of the mount through which it was opened.
+            // The directory is not below the root of the mount through which the directory was opened.
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(failed("open", b"..", errno)),
         };
@@ -271,7 +274,8 @@ impl FileSystem for DiskFiles {
             rustix::fs::setxattr(&link, OsStr::from_bytes(name), value, XattrFlags::empty())
                 .map_err(unset("extended attributes"))?;
         }
-        // After the owner, whose change takes setuid bits away, and after an ACL, which changes the group's bits.
+        // Set the mode after the owner and after an ACL. A change of the owner clears setuid bits, and an ACL changes
+        // the group bits.
         if attributes.kind() != FileType::Symlink && stat(node)?.st_mode != attributes.mode {
             rustix::fs::chmod(&link, Mode::from_raw_mode(attributes.mode & 0o7777)).map_err(unset("mode"))?;
         }
@@ -339,7 +343,7 @@ fn stat(node: impl AsFd) -> Result<rustix::fs::Stat> {
     rustix::fs::fstat(node).map_err(|errno| Error::new("inspect a file", errno).into())
 }
 
-/// A path that leads to the inode of a descriptor, also of one that is not open for anything.
+/// Returns a path that leads to the inode of a descriptor. The descriptor may be open with O_PATH.
 fn link_of(node: &Node) -> String {
     format!("/proc/thread-self/fd/{}", node.as_raw_fd())
 }
@@ -348,7 +352,7 @@ fn has(extended: &[(Vec<u8>, Vec<u8>)], name: &[u8]) -> bool {
     extended.iter().any(|(other, _)| other == name)
 }
 
-/// Copies the ranges of a file that have content.
+/// Copies the ranges of a file that contain data.
 fn copy_data(source: &File, file: &File) -> std::io::Result<()> {
     let mut at = 0;
     let mut block = vec![0; BLOCK_BYTES];

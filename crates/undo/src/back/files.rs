@@ -1,9 +1,11 @@
-//! What going back does to files, so that a test can stand in for the kernel.
+//! Operations of a rollback on files, through a trait that a test can implement.
+//!
+//! A rollback returns the files of a subject (a protected process tree) to the state at a checkpoint.
 //!
 //! Owns: the trait `FileSystem`.
-//! Invariants asked of an implementation: a node is one inode, whatever its names do; a name is one component and is
-//! never followed; nothing replaces what has a name.
-//! Does not: decide what is done.
+//! Invariants: in each implementation, a node is one inode, even if the names of the inode change. A name is one path
+//! component and is never followed. No operation replaces an existing name.
+//! Does not: decide which operations a rollback needs.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -11,11 +13,11 @@ use std::path::Path;
 use crate::error::Result;
 use crate::key::{Attributes, FileKey, Time};
 
-/// What an inode is now.
+/// The present status of an inode.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Status {
     pub(crate) key: FileKey,
-    /// Without `link` and `extended`.
+    /// The attributes, without `link` and `extended`.
     pub(crate) attributes: Attributes,
     pub(crate) links: u64,
     pub(crate) changed: Time,
@@ -36,70 +38,71 @@ impl Status {
 pub(crate) struct Entry {
     pub(crate) name: Vec<u8>,
     pub(crate) inode: u64,
-    /// `false` if it is known to be none.
+    /// Whether the inode can be a directory. `false` means that the inode is certainly no directory.
     pub(crate) may_be_directory: bool,
 }
 
-/// The directories of a keep place that going back works in.
+/// The work directories of a rollback in a keep directory. A keep directory also contains hard links and copies of
+/// earlier files.
 #[derive(Clone, Debug)]
 pub(crate) struct Work<Node> {
-    /// Inodes that are made again, before they have their names.
+    /// The directory for inodes that are created again, until the inodes get their names.
     pub(crate) new: Node,
-    /// What sits at a wrong name and belongs to the checkpoint.
+    /// The directory for inodes of the checkpoint that had a wrong name.
     pub(crate) transit: Node,
-    /// What the subject has made.
+    /// The directory for files that the subject has created.
     pub(crate) aside: Node,
     /// The path of `aside`.
     pub(crate) path: std::path::PathBuf,
 }
 
-/// Files, by inode.
+/// Operations on files, which are identified by their inodes.
 pub(crate) trait FileSystem {
-    /// An inode.
+    /// A reference to an inode.
     type Node: Clone + Debug;
 
-    /// The inode of a key; `None` when it has no name left. `path` is where it was.
+    /// Finds the inode of a key. Returns `None` if the inode has no name left. `path` is the last known path.
     fn find(&self, key: &FileKey, path: &Path) -> Result<Option<Self::Node>>;
     fn status(&self, node: &Self::Node) -> Result<Status>;
-    /// Extended attributes that can be set again, by rising name.
+    /// Returns the extended attributes that a rollback can set, sorted by name.
     fn extended(&self, node: &Self::Node) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
-    /// What a name leads to.
+    /// Returns the inode that a name leads to.
     fn lookup(&self, directory: &Self::Node, name: &[u8]) -> Result<Option<Self::Node>>;
-    /// The directory that holds a directory, and its name there; `None` for a root.
+    /// Returns the parent of a directory, and the name of the directory in the parent. Returns `None` for a root.
     fn place_of(&self, directory: &Self::Node) -> Result<Option<(Self::Node, Vec<u8>)>>;
     fn names(&self, directory: &Self::Node) -> Result<Vec<Entry>>;
 
-    /// Fails when `to` has the name already.
+    /// Renames a file. Fails if the new name exists.
     fn rename(&self, from: &Self::Node, name: &[u8], to: &Self::Node, to_name: &[u8]) -> Result<()>;
     fn link(&self, node: &Self::Node, directory: &Self::Node, name: &[u8]) -> Result<()>;
     fn unlink(&self, directory: &Self::Node, name: &[u8]) -> Result<()>;
     fn remove_directory(&self, directory: &Self::Node, name: &[u8]) -> Result<()>;
-    /// Makes an inode of the type of these attributes; the others are set later.
+    /// Creates an inode with the type in `attributes`. The other attributes are set later.
     fn make(&self, directory: &Self::Node, name: &[u8], attributes: &Attributes) -> Result<Self::Node>;
 
     fn write(&self, node: &Self::Node, offset: u64, bytes: &[u8]) -> Result<()>;
-    /// Makes a range zeros, without room on the disk if that is possible.
+    /// Replaces a range by zeros, and frees the disk space of the range if possible.
     fn punch(&self, node: &Self::Node, offset: u64, length: u64) -> Result<()>;
     fn resize(&self, node: &Self::Node, size: u64) -> Result<()>;
-    /// Replaces the content by that of a file in a keep directory.
+    /// Replaces the content by the content of a file in a keep directory.
     fn copy(&self, node: &Self::Node, from: &Path) -> Result<()>;
     /// Sets owner, mode, extended attributes and times.
     fn set(&self, node: &Self::Node, attributes: &Attributes) -> Result<()>;
 
-    /// The keep place for an inode; the aside directory is that of going back number `number`.
+    /// Returns the work directories for the file system of an inode. `number` is the number of the rollback.
     fn work(&self, near: &Self::Node, number: u64) -> Result<Work<Self::Node>>;
-    /// The keep places that there are already: directories of links, and what the above gives.
+    /// Returns the work directories in all existing keep directories.
     fn works(&self, number: u64) -> Result<Vec<Work<Self::Node>>>;
-    /// Directories with links and copies that records name.
+    /// Returns the directories with the links and copies that records name.
     fn kept(&self) -> Result<Vec<Self::Node>>;
-    /// Whether a file of a keep directory is there.
+    /// Reports whether a file in a keep directory exists.
     fn has_copy(&self, path: &Path) -> bool;
-    /// The number of the next going back. Removes what the oldest ones have moved aside.
+    /// Returns the number of the next rollback. Removes files that the oldest rollbacks have moved aside.
     fn next_number(&self) -> Result<u64>;
-    /// Removes work directories of a going back that are empty.
+    /// Removes the empty work directories of a rollback.
     fn tidy(&self, number: u64) -> Result<()>;
-    /// Adds a frame to the description of an aside directory.
+    /// Appends a frame to the description of an `aside` directory.
     fn describe(&self, work: &Work<Self::Node>, frame: &[u8]) -> Result<()>;
-    /// Makes all that was done so far durable.
+    /// Makes all earlier operations durable.
     fn sync(&self) -> Result<()>;
 }

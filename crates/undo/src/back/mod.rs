@@ -1,12 +1,17 @@
-//! Going back: from the files as they are to those of a checkpoint.
+//! Rollback: changes the present files into the files of a checkpoint.
 //!
-//! Owns: which checkpoints can be reached, the order of survey, journal, steps and the new epoch.
-//! Invariants: the steps are derived from the present state and a target, so that they can be repeated after a crash;
-//! nothing is changed before the journal is durable; the log begins anew at the target only after the last step; no
-//! step follows a symbolic link; what the subject has made is moved aside and never removed.
-//! Does not: watch.
+//! The undo log contains records of earlier file states. A survey compares the present files with these records, and
+//! steps then change the files. A journal lets a later call continue an interrupted rollback. Files that the subject (a
+//! protected process tree) has created since the checkpoint are moved aside, into a special directory. An epoch is the
+//! time between two successive checkpoints.
 //!
-//! Proof: `simulated` in this directory, which kills and cuts the power at random operations.
+//! Owns: the reachable checkpoints, and the order of survey, journal, steps and the new epoch.
+//! Invariants: steps are derived from the present files and a target, so that steps can be repeated after a crash. No
+//! file changes before the journal is durable. A new epoch begins at the checkpoint only after the last step. No step
+//! follows a symbolic link. A file that the subject has created is moved aside, and never removed.
+//! Does not: watch the subject.
+//!
+//! Proof: the tests in `simulated`, with kills and power cuts at random operations.
 
 mod aside;
 mod disk;
@@ -39,28 +44,30 @@ use crate::log::storage::{DiskStorage, Storage};
 use crate::log::target::{self, Target};
 use crate::log::{epoch_name, remove_leftovers};
 
-/// The file of the next epoch until it has its name.
+/// The name of the file of the next epoch until the file is complete.
 const NEXT_NAME: &str = "next";
 
-/// What going back has done.
+/// The result of a rollback.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct WentBack {
-    /// Files, directories and links that were changed, made again or moved.
+    /// Number of files, directories and links that were changed, created again or moved.
     pub changed: usize,
-    /// What was moved aside.
+    /// Files and directories that were moved aside.
     pub aside: Vec<MovedAside>,
-    /// Files that can have changed without a trace since the checkpoint: device and inode. The restore compares them.
+    /// Files that can have changed undetected since the checkpoint, as device and inode number. The restore compares
+    /// these files.
     pub uncovered: Vec<(u64, u64)>,
 }
 
-/// Checkpoints that the log in `directory` leads back to, in rising order, and why no earlier ones.
+/// Returns the checkpoints that a rollback with the log in `directory` can reach, in rising order. Also returns why
+/// earlier checkpoints are unreachable.
 pub fn reachable(directory: &Path) -> Result<(Vec<Sequence>, Option<String>)> {
     let storage = DiskStorage::open(directory)?;
     reachable_on(&storage)
 }
 
-/// Files that can have changed without a trace since a checkpoint that the log in `directory` leads back to: going back
-/// leaves them as they are.
+/// Returns the files that can have changed undetected since a checkpoint. A rollback with the log in `directory` does
+/// not change these files.
 pub fn uncovered_since(directory: &Path, to: Sequence) -> Result<Vec<PathBuf>> {
     let log = reader::read(&DiskStorage::open(directory)?)?;
     let Some(first) = position(&log, to) else { return Ok(Vec::new()) };
@@ -72,14 +79,17 @@ pub fn uncovered_since(directory: &Path, to: Sequence) -> Result<Vec<PathBuf>> {
     Ok(uncovered.collect::<BTreeSet<_>>().into_iter().collect())
 }
 
-/// Takes all files back to a checkpoint, but for those of `leave` (device and inode), whose content and attributes stay.
-/// Goes on with an earlier call that was interrupted. The program that writes the
-/// log has dropped its [`crate::log::UndoLog`], and opens it again afterwards.
+/// Rolls all files back to a checkpoint. Does not change the content and attributes of files in `leave` (device and
+/// inode number). Continues an earlier call that was interrupted.
+///
+/// The program that writes the log drops its [`crate::log::UndoLog`] before this call, and opens the log again
+/// afterwards.
 ///
 /// # Errors
 ///
-/// When the log does not lead there, or files are in conflict: nothing was changed. When a step fails (a full disk, an
-/// immutable file), the journal says what is left, and the next call goes on.
+/// The rollback changes nothing if the checkpoint is unreachable, if recorded content is missing, or if other programs
+/// have changed the files. If a step fails (a full disk, an immutable file), the next call continues with the help of
+/// the journal.
 pub fn go_back(
     directory: &Path,
     to: Sequence,
@@ -93,12 +103,12 @@ pub fn go_back(
     go_back_on(&storage, &files, to, Terms { conflicts, leave, durability, time })
 }
 
-/// Removes the log in `directory` with the links and copies that it keeps on other file systems. What was moved aside
-/// stays. A directory that does not exist is none to remove.
+/// Removes the log in `directory` with its links and copies on other file systems. Files that were moved aside stay.
+/// Does nothing if the directory does not exist.
 ///
 /// # Errors
 ///
-/// What cannot be removed.
+/// A file cannot be removed.
 pub fn remove(directory: &Path) -> Result<()> {
     if !directory.exists() {
         return Ok(());
@@ -118,7 +128,7 @@ pub(crate) fn reachable_on(storage: &dyn Storage) -> Result<(Vec<Sequence>, Opti
     Ok((sequences, why.or_else(|| Some(interrupted()))))
 }
 
-/// How files go back.
+/// The conditions of a rollback.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms<'a> {
     pub(crate) conflicts: Conflicts,
@@ -168,13 +178,13 @@ pub(crate) fn go_back_on<Files: FileSystem>(
     Ok(WentBack { changed: done.changed, aside: done.aside, uncovered: way.target.uncovered })
 }
 
-/// The way to a checkpoint.
+/// The log, and the target of a rollback to one checkpoint.
 struct Way {
     log: ReadLog,
     boot: String,
     begun: Option<Begun>,
     target: Target,
-    /// The position of the epoch that begins there.
+    /// The index of the epoch that begins at the checkpoint.
     first: usize,
 }
 
@@ -187,7 +197,7 @@ impl Way {
         let mut aliases = target::aliases(&log.epochs);
         if let Some(begun) = &begun {
             if position(&log, to) > position(&log, begun.to) {
-                let why = format!("and what checkpoint {to} needs is not in the log any more");
+                let why = format!("and the undo log no longer contains the records for checkpoint {to}");
                 return Err(UndoError::HalfBack { to: begun.to, why });
             }
             let is_forced = conflicts == Conflicts::Force;
@@ -201,7 +211,9 @@ impl Way {
         let first = position(&log, to).filter(|_| sequences.contains(&to));
         let unreachable = |why: String| UndoError::Unreachable { to, why };
         let Some(first) = first else {
-            return Err(unreachable(why.unwrap_or_else(|| "the undo log does not begin there".to_owned())));
+            return Err(unreachable(
+                why.unwrap_or_else(|| "no epoch of the undo log begins at this checkpoint".to_owned()),
+            ));
         };
         let mut target = target::merge(&log.epochs[first..], &aliases)
             .map_err(|malformed| unreachable(malformed.to_string()))?;
@@ -218,15 +230,15 @@ impl Way {
         }
     }
 
-    /// Begins the log anew at the target. The name of the new epoch is what ends this going back: all before it is
-    /// repeated if it is missing, and all after it is only tidying.
+    /// Begins a new epoch at the checkpoint. Renaming the new file ends the rollback. Before the rename, an interrupted
+    /// rollback repeats all steps. After the rename, only old files are left to remove.
     fn commit(&self, storage: &dyn Storage, journal: &Journal, is_durable: bool) -> Result<()> {
         let epoch = &self.log.epochs[self.first];
         let ordinal = self.log.epochs.last().map_or(1, |newest| newest.ordinal + 1);
         let sequences = epoch.sequences.iter().map(|sequence| sequence.get()).collect();
         let header = Header { boot: self.boot.clone(), ordinal, after: epoch.after, sequences };
         let mut bytes = record::frame(&header, &[]);
-        // Epochs before the target name inodes that are gone.
+        // Epochs before the checkpoint name inodes that were removed and created again.
         for (old, new) in aliases_of(&self.log.epochs[self.first..]).chain(journal.made.iter().cloned()) {
             bytes.extend(record::frame(&Alias { old: (&old).into(), new: (&new).into() }, &[]));
         }
@@ -252,12 +264,13 @@ fn aliases_of(epochs: &[ReadEpoch]) -> impl Iterator<Item = (FileKey, FileKey)> 
     })
 }
 
-/// The position of the epoch that begins at a checkpoint. Of two, the newer one is the shorter way.
+/// Returns the index of the epoch that begins at a checkpoint. If two epochs begin there, returns the newer epoch,
+/// which needs fewer records.
 fn position(log: &ReadLog, sequence: Sequence) -> Option<usize> {
     log.epochs.iter().rposition(|epoch| epoch.sequences.contains(&sequence))
 }
 
-/// The paths of inodes that an interrupted going back can have changed.
+/// Returns the paths of inodes that an interrupted rollback can have changed.
 fn touched_paths(log: &ReadLog, begun: &Begun) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     for entry in log.epochs.iter().flat_map(|epoch| &epoch.records) {

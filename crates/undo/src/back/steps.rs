@@ -1,9 +1,12 @@
-//! The steps of going back.
+//! The steps of a rollback, which returns the files of a subject to the state at a checkpoint.
 //!
-//! Owns: their order, and what each does.
-//! Invariants: each step is computed from the files as they are, so that all of them can be begun anew at any moment;
-//! an inode of the checkpoint has a name at every moment; what the subject has made is moved and not removed.
-//! Does not: decide what belongs to the checkpoint.
+//! A rollback uses three work directories. `new` contains inodes that are created again. `transit` contains inodes of
+//! the checkpoint between two names. `aside` contains files that the subject has created.
+//!
+//! Owns: the order of the steps, and the operations of each step.
+//! Invariants: each step is computed from the present files, so that all steps can be repeated at any moment. An inode
+//! of the checkpoint has a name at every moment. A file that the subject has created is moved, and never removed.
+//! Does not: decide which inodes belong to the checkpoint; `survey` does.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -24,7 +27,7 @@ use crate::log::{epoch_name, record};
 /// Bytes of content that are copied at once.
 const BLOCK_BYTES: u64 = 1 << 20;
 
-/// One going back under way.
+/// A rollback in progress.
 pub(crate) struct Steps<'a, Files: FileSystem> {
     files: &'a Files,
     storage: &'a dyn Storage,
@@ -32,27 +35,27 @@ pub(crate) struct Steps<'a, Files: FileSystem> {
     target: &'a mut Target,
     survey: Survey,
     attempt: Attempt,
-    /// The number of the next entry of a work directory, by its path.
+    /// The last number of an entry in each work directory, by the path of the directory.
     next: HashMap<PathBuf, u64>,
     epochs: HashMap<u64, Box<dyn LogFile>>,
-    /// Changes that are left, for messages.
+    /// Number of changes that are left, for messages.
     left: usize,
     total: usize,
     aside: Vec<MovedAside>,
 }
 
-/// What holds for all steps.
+/// The parameters of all steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attempt {
-    /// Of this going back.
+    /// The number of the rollback.
     pub(crate) number: u64,
-    /// Whether a power cut must not take more than the steps since the last one.
+    /// Whether steps are synced, so that a power cut loses at most the steps since the last sync.
     pub(crate) is_durable: bool,
-    /// When it began.
+    /// When the rollback began.
     pub(crate) time: Time,
 }
 
-/// What was done.
+/// The result of all steps.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
     pub(crate) changed: usize,
@@ -72,11 +75,11 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         Self { files, storage, journal, target, survey, attempt, next, epochs, left: 0, total: 0, aside }
     }
 
-    /// Takes all files back.
+    /// Rolls all files back.
     pub(crate) fn run(mut self) -> Result<Done> {
         let wrong = std::mem::take(&mut self.survey.wrong);
         let mut changed: BTreeSet<Index> = self.survey.changed.iter().copied().collect();
-        // Steps move the modification time of these.
+        // Changes of names set the modification time of these directories.
         changed.extend(wrong.iter().map(|wrong| wrong.directory));
         self.total = wrong.len() + changed.len();
         self.left = self.total;
@@ -94,7 +97,8 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
             self.left -= 1;
         }
         if self.attempt.is_durable {
-            // For file systems that do not keep the order of names: the last name of an inode must not go first.
+            // Some file systems do not keep the order of name changes. The last name of an inode must not be removed
+            // before a new name is durable.
             self.files.sync()?;
         }
         for work in self.files.works(self.attempt.number)? {
@@ -113,7 +117,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         Ok(Done { changed: self.total, aside: self.aside })
     }
 
-    /// Moves away what a name leads to and should not.
+    /// Moves the file away that a name wrongly leads to.
     fn clear_name(&mut self, wrong: &WrongName) -> Result<()> {
         let Some(expected) = &wrong.now else { return Ok(()) };
         let Some(directory) = self.node(wrong.directory)? else { return Ok(()) };
@@ -143,7 +147,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         let bytes = if now.is_file() { now.attributes.size } else { 0 };
         let time = self.attempt.time.into();
         let frame = record::frame(&record::Aside { number, path: record::bytes_of(path), bytes, time }, &[]);
-        // Described first: what is described and not there is not listed.
+        // Write the description first: a described file that does not exist is not listed.
         self.files.describe(work, &frame)?;
         self.files.rename(directory, name, &work.aside, number.to_string().as_bytes())?;
         let to = work.path.join(number.to_string());
@@ -151,8 +155,8 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         Ok(())
     }
 
-    /// Makes all inodes again that have no name any more, without a name of the checkpoint yet: the journal has to be
-    /// durable in between, and syncing it once is enough.
+    /// Creates all inodes again that have no name any more, in the work directory `new`. The inodes get their names
+    /// later, because the journal must be durable first. One sync of the journal is then sufficient.
     fn make_all(&mut self, wrong: &[WrongName]) -> Result<()> {
         let mut homes: HashMap<Index, &WrongName> = HashMap::new();
         for wrong in wrong {
@@ -165,7 +169,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
             if self.node(before)?.is_some() {
                 continue;
             }
-            // The lowest directory above it that is there, for its mount. A log that is not damaged has no circles.
+            // Find the lowest existing directory above the inode, for its mount. An undamaged log contains no cycle.
             let (mut above, mut levels) = (wrong.directory, 0);
             while let (None, Some(home)) = (self.node(above)?, homes.get(&above))
                 && levels <= homes.len()
@@ -181,7 +185,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         Ok(())
     }
 
-    /// Gives an inode its name.
+    /// Gives an inode its name of the checkpoint.
     fn place(&mut self, wrong: &WrongName) -> Result<()> {
         let Some(before) = wrong.before else { return Ok(()) };
         let inode = &self.target.inodes[before];
@@ -218,11 +222,11 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         Ok(())
     }
 
-    /// Empties the directories in which inodes waited for their names.
+    /// Empties the work directories `new` and `transit`.
     fn empty(&mut self, work: &Work<Files::Node>) -> Result<()> {
         for entry in self.files.names(&work.new)? {
             let Some(node) = self.files.lookup(&work.new, &entry.name)? else { continue };
-            // What has no other name was made by an attempt that ended before it could use it.
+            // An inode without another name was created by an attempt that ended before the inode got its name.
             let now = self.files.status(&node)?;
             if !now.is_directory() {
                 self.files.unlink(&work.new, &entry.name)?;
@@ -241,14 +245,14 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
                 self.files.unlink(&work.transit, &entry.name)?;
                 continue;
             }
-            // An attempt for another checkpoint has moved it, and it does not belong to this one.
+            // An attempt for another checkpoint has moved the file here. The file does not belong to this checkpoint.
             let path = index.map_or(PathBuf::new(), |index| self.target.inodes[*index].path.clone());
             self.put_aside((&work.transit, &entry.name), work, &now, &path)?;
         }
         Ok(())
     }
 
-    /// Takes the content of a file back: pieces newest epoch first, then its length.
+    /// Restores the content of a file: applies the newest epoch first, and then sets the length.
     fn content(&mut self, index: Index) -> Result<()> {
         let inode = &self.target.inodes[index];
         let Some(node) = self.node(index)? else { return Err(self.vanished(index)) };
@@ -257,7 +261,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         }
         let size = inode.attributes.size;
         let mut layers = inode.content.clone();
-        // The oldest whole content replaces all that newer epochs have.
+        // The oldest whole content replaces the content of all newer epochs.
         if let Some(oldest) = layers.iter().rposition(|layer| layer.whole.is_some()) {
             layers.drain(..oldest);
         }
@@ -265,7 +269,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
             if let Some(whole) = &layer.whole {
                 self.files.copy(&node, whole)?;
             }
-            // Of two pieces that overlap, the first is right, and so is the last that is written.
+            // If two pieces overlap, the first piece is correct, and is therefore written last.
             for piece in layer.pieces.iter().rev() {
                 self.piece(&node, &layer, *piece, size)?;
             }
@@ -329,7 +333,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         Ok(self.next_number(directory, path)?.to_string())
     }
 
-    /// A number that no entry of a work directory has.
+    /// Returns a number that no entry of a work directory has.
     fn next_number(&mut self, directory: &Files::Node, path: &Path) -> Result<u64> {
         if !self.next.contains_key(path) {
             let names = self.files.names(directory)?;
@@ -342,7 +346,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         Ok(*next)
     }
 
-    /// An inode that was there a moment ago.
+    /// Returns the error for an inode that another program has removed meanwhile.
     fn vanished(&self, index: Index) -> UndoError {
         UndoError::Conflict { paths: vec![self.target.inodes[index].path.clone()] }
     }

@@ -1,13 +1,23 @@
-//! The files as they are, compared with those of a checkpoint.
+//! The survey before a rollback: compares the present files with the files of a checkpoint.
 //!
-//! Owns: which inodes belong to the checkpoint, which names hold something else, conflicts, what cannot be made again.
-//! Invariants: changes nothing; everything follows from the target, the present files and the journal.
-//! Does not: carry steps out.
+//! An inode belongs to the checkpoint if the inode had a name at the checkpoint. The survey uses these rules for each
+//! inode that the undo log names:
 //!
-//! An inode that the log knows belongs to the checkpoint if a recorded name in a directory of the checkpoint led to it
-//! then. A name that is not recorded is as old as its directory. So any other inode belongs to the checkpoint if, and
-//! only if, it has a name now that is neither recorded, nor below a directory that the subject has made, nor in a keep
-//! directory. An inode that an earlier epoch keeps by a link belongs to it as well: a later call may give it a name.
+//! - A recorded name in a directory of the checkpoint led to the inode at that time: the inode belongs to the
+//!   checkpoint.
+//! - No recorded name led to the inode: its present names decide. A name without a record is as old as its directory.
+//!   The inode belongs to the checkpoint if one present name fulfils three conditions: the name has no record, is not
+//!   below a directory that the subject has created, and is not in a keep directory.
+//! - An earlier epoch keeps the inode by a hard link: the inode belongs to the checkpoint, because a later rollback may
+//!   need the inode.
+//!
+//! A keep directory contains hard links and copies of earlier files. A keep directory also contains the work
+//! directories, into which rollbacks move files.
+//!
+//! Owns: the inodes that belong to the checkpoint, names that lead to a wrong inode, conflicts, and files that cannot
+//! be created again.
+//! Invariants: the survey changes nothing. All results follow from the target, the present files and the journal.
+//! Does not: execute steps.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -19,32 +29,32 @@ use crate::error::Result;
 use crate::key::{Attributes, FileKey, Time};
 use crate::log::target::{Index, Target, TargetInode};
 
-/// A name that holds something else than at the checkpoint.
+/// A name that leads to another inode than at the checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct WrongName {
     pub(crate) directory: Index,
     pub(crate) name: Vec<u8>,
-    /// What it led to at the checkpoint.
+    /// The inode at the checkpoint; `None` if the name did not exist.
     pub(crate) before: Option<Index>,
-    /// What it leads to now.
+    /// The present inode; `None` if the name does not exist.
     pub(crate) now: Option<Status>,
 }
 
-/// The present state, as far as the target names it.
+/// The present state of the inodes in the target.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
-    /// By index of the target; `None` for an inode that has no name any more.
+    /// The present status of each inode, by index in the target. `None` means that the inode has no name any more.
     pub(crate) now: Vec<Option<Status>>,
-    /// Inodes that belong to the checkpoint.
+    /// Whether each inode belongs to the checkpoint, by index in the target.
     pub(crate) belongs: Vec<bool>,
-    /// Names that change, in the order of the target.
+    /// Names that must change, in the order of the target.
     pub(crate) wrong: Vec<WrongName>,
-    /// Inodes that belong to the checkpoint and whose content or attributes differ, or can.
+    /// Inodes of the checkpoint whose content or attributes differ or can differ.
     pub(crate) changed: Vec<Index>,
 }
 
 impl Survey {
-    /// Compares the files with the target. `works` are the keep places that there are.
+    /// Compares the present files with the target. `works` are the existing work directories of rollbacks.
     pub(crate) fn of<Files: FileSystem>(
         files: &Files,
         target: &Target,
@@ -69,8 +79,10 @@ impl Survey {
         Ok(survey)
     }
 
-    /// A directory belongs to the checkpoint if a name led to it then, in a directory that belongs, or if it is below
-    /// one of those by names that are as old. Each decides over others, so that this is repeated until nothing follows.
+    /// Decides which directories belong to the checkpoint. In the first case, a recorded name in a directory of the
+    /// checkpoint led to the directory. In the second case, the present path from a directory of the checkpoint
+    /// consists only of names without a record. Each decision can affect other directories, so the loop repeats until
+    /// no decision changes.
     fn judge_directories<Files: FileSystem>(
         &mut self,
         files: &Files,
@@ -81,7 +93,8 @@ impl Survey {
         for node in works.iter().flat_map(|work| [&work.aside, &work.transit, &work.new]) {
             tops.insert(files.status(node)?.key);
         }
-        // Known directories that a directory is below by names that are as old, itself included.
+        // Maps each known directory to itself, and to the known directories below that are reached by names without a
+        // record.
         let mut below: HashMap<Index, Vec<Index>> = HashMap::new();
         for (index, inode) in target.inodes.iter().enumerate() {
             if !self.now[index].as_ref().is_some_and(Status::is_directory) {
@@ -113,8 +126,8 @@ impl Survey {
         }
     }
 
-    /// Compares the names in directories that belong to the checkpoint. Counts the names of each inode that the log
-    /// knows.
+    /// Compares the names in directories that belong to the checkpoint. Returns how many recorded names lead to each
+    /// known inode now.
     fn compare_names<Files: FileSystem>(
         &mut self,
         files: &Files,
@@ -145,7 +158,8 @@ impl Survey {
         Ok(counted)
     }
 
-    /// Other inodes that no recorded name led to: see the module's documentation.
+    /// Decides which files belong to the checkpoint although no recorded name led to the file: see the module
+    /// documentation.
     fn judge_files<Files: FileSystem>(
         &mut self,
         files: &Files,
@@ -202,7 +216,7 @@ impl Survey {
         Ok(differs(files, inode, now)? || now.attributes.accessed != inode.attributes.accessed)
     }
 
-    /// Leaves the content and the attributes of some files as they are.
+    /// Excludes files from changes of content and attributes.
     pub(crate) fn leave(&mut self, target: &Target, files: &[(u64, u64)]) {
         self.changed.retain(|index| {
             let key = &target.inodes[*index].key;
@@ -210,10 +224,11 @@ impl Survey {
         });
     }
 
-    /// What will be changed, for the journal.
+    /// Returns the inodes that the rollback will change, for the journal.
     pub(crate) fn touching(&self, target: &Target) -> Vec<FileKey> {
         let at_names = self.wrong.iter().filter_map(|wrong| wrong.now.as_ref()).map(|now| now.key.clone());
-        // A name that goes or comes changes its directory, too, which may be at a wrong name for another checkpoint.
+        // A name that is added or removed also changes its directory. For a rollback to another checkpoint, this
+        // directory may be at a wrong name.
         let of_names = self.wrong.iter().flat_map(|wrong| wrong.before.into_iter().chain([wrong.directory]));
         let known =
             of_names.chain(self.changed.iter().copied()).map(|index| target.inodes[index].key.clone());
@@ -221,7 +236,8 @@ impl Survey {
         keys.into_iter().collect()
     }
 
-    /// Files to be changed that were changed after the subject had ended, and not by an earlier attempt.
+    /// Returns files to be changed that another program has changed since the end of the subject. `touched` are the
+    /// inodes that an earlier attempt has changed.
     pub(crate) fn conflicts<Files: FileSystem>(
         &self,
         files: &Files,
@@ -233,7 +249,8 @@ impl Survey {
         let mut paths = Vec::new();
         for wrong in &self.wrong {
             let before = wrong.before.and_then(|index| self.now[index].as_ref());
-            // The ctime of a directory moves with each name in it, of which others may have made some.
+            // Each change of a name changes the ctime of the directory, and another program may have changed other
+            // names.
             let before = before.filter(|now| !now.is_directory());
             if wrong.now.as_ref().is_some_and(is_later) || before.is_some_and(is_later) {
                 paths.push(target.path_of(wrong.directory, &wrong.name));
@@ -251,7 +268,7 @@ impl Survey {
         Ok(paths)
     }
 
-    /// Files that are gone and that the log cannot make again.
+    /// Returns files that are missing and that the log cannot create again, and files whose recorded copy is missing.
     pub(crate) fn lost<Files: FileSystem>(&self, files: &Files, target: &Target) -> Vec<PathBuf> {
         let mut paths = Vec::new();
         for (index, inode) in target.inodes.iter().enumerate().filter(|(index, _)| self.belongs[*index]) {
@@ -270,8 +287,9 @@ impl Survey {
     }
 }
 
-/// The known directories above a directory, itself first, up to the first that has a recorded name now; and whether
-/// there is none. What going back has moved, below one of `tops`, has no old path.
+/// Follows names without a record from a directory upwards. Returns the known directories on the way, beginning with
+/// the directory itself, and whether the way ends at a root. The way also ends at a recorded name, or at a work
+/// directory (`tops`), because a rollback has moved the directory there.
 fn old_path<Files: FileSystem>(
     files: &Files,
     target: &Target,
@@ -295,7 +313,7 @@ fn old_path<Files: FileSystem>(
     }
 }
 
-/// Whether attributes other than the access time differ.
+/// Reports whether attributes other than the access time differ.
 pub(crate) fn differs<Files: FileSystem>(files: &Files, inode: &TargetInode, now: &Status) -> Result<bool> {
     Ok(now.attributes.modified != inode.attributes.modified || differs_in_rights(files, inode, now)?)
 }
@@ -311,7 +329,7 @@ fn differs_in_rights<Files: FileSystem>(files: &Files, inode: &TargetInode, now:
     Ok(files.extended(&node)? != wanted)
 }
 
-/// Takes names away from the counts of inodes.
+/// Subtracts the names in directories from the name counts of inodes.
 struct Walk<'a, Files> {
     files: &'a Files,
     target: &'a Target,
@@ -320,10 +338,10 @@ struct Walk<'a, Files> {
 }
 
 impl<Files: FileSystem> Walk<'_, Files> {
-    /// Counts all names below a directory, but not below directories that belong to the checkpoint.
+    /// Subtracts all names below a directory. Does not enter directories that belong to the checkpoint.
     fn below(&mut self, directory: &Files::Node, belongs: &[bool]) -> Result<()> {
         let top = self.files.status(directory)?.key;
-        // Keys, not nodes: a wide tree has more directories than this process may have descriptors.
+        // Store keys, not descriptors: a wide tree has more directories than this process may have descriptors.
         let mut keys = Vec::new();
         let mut next = Some(directory.clone());
         while let Some(directory) = next {

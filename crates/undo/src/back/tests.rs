@@ -1,7 +1,8 @@
-//! Going back on a real file system.
+//! Tests of rollbacks on a real file system. A rollback returns files to the state at a checkpoint.
 //!
-//! Owns: a recorder that keeps what a watch keeps, for changes that a test makes itself.
-//! Does not: interrupt; `simulated` does.
+//! Owns: a recorder for changes that the test makes itself. The recorder writes the records that a watch of a subject
+//! would write.
+//! Does not: interrupt rollbacks; `simulated` does.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -20,10 +21,10 @@ use crate::log::{DirectoryId, InodeId, UndoLog};
 
 const MAX: ByteCount = ByteCount(1 << 40);
 
-/// A tree and its log.
+/// A tree of files and its undo log.
 struct Bench {
     directory: TempDir,
-    /// Where the tree is, if it is not beside the log.
+    /// The directory of the tree, if the tree is not on the file system of the log.
     elsewhere: Option<TempDir>,
     log: UndoLog,
     keep: KeepPlaces,
@@ -81,7 +82,7 @@ impl Bench {
         (node, id)
     }
 
-    /// A name is about to lead to something else.
+    /// Records a name before the name leads to another inode.
     fn name(&mut self, name: &str) {
         let path = self.path(name);
         let is_there = fs::symlink_metadata(&path).is_ok();
@@ -95,7 +96,7 @@ impl Bench {
         }
     }
 
-    /// A range is about to be overwritten.
+    /// Records a range before the range is overwritten.
     fn range(&mut self, name: &str, offset: u64, length: usize) {
         let inode = self.inode(name);
         let mut bytes = vec![0; length];
@@ -222,7 +223,7 @@ fn names_come_back_and_what_the_subject_made_is_aside() {
     bench.name("made");
     fs::create_dir(bench.path("made")).unwrap();
     bench.write("made/in it", "text");
-    // A symbolic link where a file was is moved and not followed.
+    // A symbolic link has replaced a file. The rollback moves the link, and does not follow the link.
     bench.write("outside", "untouched");
     symlink(bench.path("outside"), bench.path("removed")).unwrap();
     bench.name("outside");
@@ -231,7 +232,8 @@ fn names_come_back_and_what_the_subject_made_is_aside() {
     let mut after = bench.tree();
     after.remove(&bench.path("outside"));
     let mut before = before;
-    // The directory's own time is compared elsewhere: `outside` was made behind the log's back.
+    // Do not compare the directory itself. The time of the directory differs, because `outside` was created without a
+    // record.
     before.remove(&bench.path(""));
     after.remove(&bench.path(""));
     assert_eq!(after, before);
@@ -386,14 +388,15 @@ fn an_immutable_file_stops_it_and_the_next_call_goes_on() {
 #[test]
 fn a_hundred_thousand_new_names_are_moved_aside() {
     const COUNT: u32 = 100_000;
-    /// Fewer names than an inode of ext4 can have.
+    /// Less than the maximum number of names of an ext4 inode.
     const NAMES_OF_ONE: u32 = 50_000;
     let Some(mut bench) = Bench::new() else { return };
     let (_, directory) = bench.parent("file");
     for number in 0..COUNT {
         let name = format!("file-{number}");
         bench.log.name(directory, OsStr::new(&name), None).unwrap();
-        // Links: ext4 takes a hundred microseconds to create a file where many were removed a moment ago.
+        // Create links instead of files: ext4 needs 100 microseconds to create a file if many files were removed
+        // shortly before.
         let one = bench.directory.path().join(format!("one-{}", number / NAMES_OF_ONE));
         if number % NAMES_OF_ONE == 0 {
             File::create(&one).unwrap();

@@ -1,19 +1,25 @@
-//! The files of a log in its directory: one for each epoch, and the mark of an unwatched subject.
+//! Names of the files in the directory of an undo log.
 //!
-//! Owns: their names, how they are made and found.
+//! An epoch is the time between two successive checkpoints of a subject (a protected process tree).
+//!
+//! Owns: the names of epoch files, creating and finding epoch files, and the mark of a subject that has run without a
+//! watch.
 //! Does not: read or write records.
 
 use super::storage::{LogFile, Storage};
 use crate::error::{Result, UndoError};
 
-/// A file of this name, once it has content, says that the subject has run without being watched: the newest epoch is
-/// broken. The holder of the listener, which lets calls of the subject continue without a record, writes to it first; it
-/// was given the open file beforehand, so that the file is never replaced.
+/// The name of a file that contains data if the subject has run without being watched. The newest epoch is then broken:
+/// no rollback across this epoch is possible.
+///
+/// The fd holder is a process with a copy of the seccomp filter's listener. The fd holder writes to this file before
+/// calls of the subject continue without a record. The fd holder receives the open file in advance, so the file is
+/// never replaced.
 pub const UNWATCHED: &str = "unwatched";
-/// How the files of epochs end.
+/// The suffix of epoch files.
 const EPOCH_SUFFIX: &str = ".epoch";
 
-/// Empties the file that says that the subject has run without being watched.
+/// Empties the file that marks a subject which has run without being watched.
 pub(super) fn clear_mark(storage: &dyn Storage) -> Result<()> {
     if storage.names()?.iter().any(|name| name == UNWATCHED) {
         storage.open(UNWATCHED)?.truncate(0)
@@ -22,18 +28,18 @@ pub(super) fn clear_mark(storage: &dyn Storage) -> Result<()> {
     }
 }
 
-/// The name of an epoch's file.
+/// Returns the name of the file of an epoch.
 pub(crate) fn epoch_name(ordinal: u64) -> String {
     format!("{ordinal:08}{EPOCH_SUFFIX}")
 }
 
-/// The numbers of the epochs in a directory, in no order.
+/// Returns the ordinal numbers of the epochs in a directory, in no order.
 pub(crate) fn ordinals(storage: &dyn Storage) -> Result<Vec<u64>> {
     let names = storage.names()?;
     Ok(names.iter().filter_map(|name| name.strip_suffix(EPOCH_SUFFIX)?.parse().ok()).collect())
 }
 
-/// An empty file for an epoch; one that an earlier run has left without content is used.
+/// Creates an empty file for an epoch. An existing file of an earlier run is emptied and used.
 pub(super) fn new_file(storage: &dyn Storage, ordinal: u64) -> Result<Box<dyn LogFile>> {
     let name = epoch_name(ordinal);
     let file = match storage.create(&name) {

@@ -1,8 +1,13 @@
-//! The journal of going back.
+//! The journal of a rollback: the file that lets a later call continue an interrupted rollback.
 //!
-//! Owns: the file that says that going back has begun, where to, what it may have changed, what was made again.
-//! Invariants: it is durable before the first step; an alias is in it before the inode that was made has its name.
-//! Does not: list steps: these follow from the files as they are.
+//! A rollback returns the files of a subject (a protected process tree) to a checkpoint. After an interruption, a
+//! rollback consists of several attempts.
+//!
+//! Owns: the journal file, with the checkpoint, the inodes that may have changed, and the inodes that were created
+//! again.
+//! Invariants: the journal is durable before the first step. The alias of a new inode is in the journal before the
+//! inode gets its name.
+//! Does not: list the steps. The steps follow from the present state of files.
 
 use std::collections::HashSet;
 
@@ -15,52 +20,52 @@ use super::target::Aliases;
 use crate::error::Result;
 use crate::key::FileKey;
 
-/// What happens when a file was changed after the subject had ended.
+/// How a rollback treats files that were changed after the subject had ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Conflicts {
-    /// Nothing is changed; the error names all of them.
+    /// The rollback changes nothing, and the error names the changed files.
     #[default]
     Refuse,
-    /// They go back as all others.
+    /// The rollback changes these files like all other files.
     Force,
 }
 
-/// What going back is safe against.
+/// The failure that a rollback survives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Durability {
     /// The end of this program at any moment.
     #[default]
     Kill,
-    /// That of the kernel as well: file systems are synced before the first step and after the last one.
+    /// A power cut, or the end of the kernel: file systems are synced before the first step and after the last step.
     PowerCut,
 }
 
-/// The name of the journal.
+/// The name of the journal file.
 const NAME: &str = "going-back";
-/// Keys in one record, well below its bound.
+/// Maximum number of keys in one record. The record stays well below its size limit.
 const KEYS_MAX: usize = 10_000;
 
-/// What an interrupted going back has left.
+/// An interrupted rollback, as the journal describes the rollback.
 #[derive(Debug, Default)]
 pub(crate) struct Begun {
-    /// The oldest checkpoint that was aimed at.
+    /// The oldest checkpoint of all attempts.
     pub(crate) to: Sequence,
-    /// The number of this going back; all its attempts have the same.
+    /// The number of the rollback. All attempts have the same number.
     pub(crate) number: u64,
-    /// The run of the kernel in which it began, which is that of the epochs.
+    /// The boot id of the first attempt, which is also the boot id of the epochs.
     pub(crate) boot: String,
-    /// The run of the kernel of the last attempt.
+    /// The boot id of the last attempt.
     pub(crate) last_boot: String,
     pub(crate) is_forced: bool,
-    /// Before the last attempt, all was made durable.
+    /// Whether all files were made durable before the last attempt.
     pub(crate) is_durable: bool,
-    /// Inodes that it can have changed.
+    /// Inodes that the rollback may have changed.
     pub(crate) touched: HashSet<FileKey>,
     pub(crate) made: Vec<(FileKey, FileKey)>,
     length: u64,
 }
 
-/// The journal of the going back that is under way.
+/// The journal of a rollback in progress.
 #[derive(Debug)]
 pub(crate) struct Journal {
     file: Box<dyn LogFile>,
@@ -68,7 +73,7 @@ pub(crate) struct Journal {
     pub(crate) made: Vec<(FileKey, FileKey)>,
 }
 
-/// What the journal in a log says; `None` when nothing is under way.
+/// Reads the journal of a log. Returns `None` if no rollback is in progress.
 pub(crate) fn read(storage: &dyn Storage, log: &ReadLog) -> Result<Option<Begun>> {
     if !storage.names()?.iter().any(|name| name == NAME) {
         return Ok(None);
@@ -96,7 +101,8 @@ pub(crate) fn read(storage: &dyn Storage, log: &ReadLog) -> Result<Option<Begun>
             _ => {}
         }
     }
-    // An attempt whose end the log has seen left its journal behind; one that is not whole has done nothing.
+    // Number 0 means a complete rollback whose journal still exists. Without a whole record of an attempt, no step was
+    // made.
     Ok(begun.filter(|begun| begun.number > 0).map(|begun| Begun { length, ..begun }))
 }
 
@@ -114,7 +120,7 @@ impl Begun {
         }
     }
 
-    /// Adds what was made again to the aliases of a log.
+    /// Adds the inodes that were created again to the aliases of a log.
     pub(crate) fn add_to(&self, aliases: &mut Aliases) {
         for (old, new) in &self.made {
             aliases.add(old.clone(), new.clone());
@@ -123,7 +129,7 @@ impl Begun {
 }
 
 impl Journal {
-    /// Writes the beginning of an attempt, durably.
+    /// Writes the beginning of an attempt, and makes the journal durable.
     pub(crate) fn begin(
         storage: &dyn Storage,
         begun: Option<&Begun>,
@@ -139,7 +145,7 @@ impl Journal {
         };
         file.truncate(length)?;
         let mut journal = Self { file, length, made };
-        // What is touched comes behind the attempt, and all of it before the first step.
+        // The inodes to be changed follow the attempt. All these records are durable before the first step.
         journal.append(&attempt)?;
         for keys in touching.chunks(KEYS_MAX) {
             journal.append(&Touching { keys: keys.iter().map(KeyMessage::from).collect() })?;
@@ -149,7 +155,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// An inode was made again, and gets its name next.
+    /// Records that an inode was created again. The caller gives the new inode its name afterwards.
     pub(crate) fn made(&mut self, old: &FileKey, new: &FileKey) -> Result<()> {
         self.append(&Alias { old: old.into(), new: new.into() })?;
         self.made.push((old.clone(), new.clone()));
@@ -160,7 +166,7 @@ impl Journal {
         self.file.sync()
     }
 
-    /// Removes the journal of a going back that the log has seen the end of.
+    /// Removes the journal of a complete rollback, after the log has recorded the end.
     pub(crate) fn remove(storage: &dyn Storage) -> Result<()> {
         storage.remove(NAME)
     }
@@ -176,7 +182,7 @@ impl Journal {
     }
 }
 
-/// The record of an attempt.
+/// Builds the record of an attempt.
 pub(crate) fn attempt(
     to: Sequence,
     number: u64,

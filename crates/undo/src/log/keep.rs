@@ -1,8 +1,11 @@
-//! Keep directories: hard links and copies that outlive what the subject removes or replaces.
+//! Keep directories: directories with hard links and copies of files that a subject removes or replaces.
 //!
-//! Owns: where they are, the links and copies in them, the list of them in the log's directory.
-//! Invariants: a keep directory belongs to this user, has mode 0700 and a marker with the name of the log; nothing is
-//! removed outside of one; no symbolic link is followed.
+//! A hard link cannot cross file systems. An undo log therefore has one keep directory in its own directory, and
+//! further keep directories on other file systems. A subject is a protected process tree.
+//!
+//! Owns: the locations of keep directories, the links and copies in keep directories, and the list of keep directories.
+//! Invariants: a keep directory belongs to the user of this process, has mode 0700, and contains a marker file with the
+//! name of the log. Files are removed only inside keep directories. No symbolic link is followed.
 //! Does not: know which record names a link.
 
 use std::collections::{HashMap, HashSet};
@@ -22,24 +25,26 @@ use sys::{Error, file_handle};
 use super::record::{self, AnyRecord, Place};
 use crate::error::{Result, UndoError};
 
-/// Permission bits of the log's directories.
+/// Permission bits of the directories of a log.
 pub(crate) const DIRECTORY_MODE: u32 = 0o700;
 
-/// The directory below the mount point of a file system that is not that of the log.
+/// The name of a directory in the root of a mount. The directory contains keep directories of logs on other file
+/// systems.
 pub(crate) const ROOT_NAME: &str = ".undying";
-/// The keep directory in the log's own directory.
+/// The name of the keep directory in the directory of the log.
 pub(crate) const OWN_NAME: &str = "keep";
-/// Links and copies that records name.
+/// The name of the subdirectory with the links and copies that records name.
 pub(crate) const KEPT_NAME: &str = "kept";
-/// Marks a keep directory, and holds the name of its log.
+/// The name of the marker file in a keep directory. The file contains the name of the log.
 const MARKER_NAME: &str = "undying-keep";
-/// The file with the name of a log.
+/// The name of the file that contains the name of the log.
 const LOG_NAME: &str = "log-name";
-/// The file that lists the keep directories of a log.
+/// The name of the file that lists the keep directories of a log.
 const PLACES_NAME: &str = "places";
-/// Bytes of the file that lists keep directories: more file systems than a machine has.
+/// Maximum length of the list of keep directories, in bytes. The list has space for more file systems than a machine
+/// has.
 const PLACES_BYTES_MAX: u64 = 1 << 20;
-/// Mount points above a directory: more levels than a path has.
+/// Maximum number of levels between a directory and its mount point: more levels than a path has.
 const LEVELS_MAX: usize = 4096;
 
 /// The keep directories of one log.
@@ -49,7 +54,7 @@ pub struct KeepPlaces {
     log_directory: OwnedFd,
     name: String,
     device: u64,
-    /// By mount id.
+    /// Keep directories by mount id.
     places: Mutex<HashMap<u64, Arc<KeepPlace>>>,
     own: Arc<KeepPlace>,
     prefix: String,
@@ -65,11 +70,12 @@ pub(crate) struct KeepPlace {
 }
 
 impl KeepPlaces {
-    /// The keep directories of the log in `log`, which must exist.
+    /// Prepares the keep directories of a log. Opens or creates the keep directory in the directory `log`, which must
+    /// exist.
     ///
     /// # Errors
     ///
-    /// When the log's own keep directory cannot be made.
+    /// The keep directory in the directory of the log cannot be created.
     pub fn new(log: &Path) -> Result<Self> {
         let log_directory: OwnedFd = store::trust::open_directory(log).map_err(UndoError::Store)?.into();
         let log = std::path::absolute(log).map_err(|error| Error::path("find", log, error))?;
@@ -81,17 +87,18 @@ impl KeepPlaces {
         Ok(Self { log, log_directory, name, device, places, own, prefix, next: AtomicU64::new(0) })
     }
 
-    /// Gives an inode (open in any way, O_PATH too) a further name, and tells its path. `directory` is any directory
-    /// on the mount that the inode was found on.
+    /// Creates a hard link of an inode in a keep directory, and returns the path of the link. The inode may be open
+    /// with O_PATH. `directory` is any directory on the mount on which the inode was found.
     ///
     /// # Errors
     ///
-    /// When the file system has no place for it (EXDEV for a mount of a single file, EROFS), or takes no further link
-    /// (EMLINK). A copy into [`KeepPlaces::file`] is the other way.
+    /// The file system has no keep directory for the link (EXDEV for a mount of a single file, EROFS), or the inode has
+    /// too many links (EMLINK). In these cases, the caller can copy the content into [`KeepPlaces::file`].
     pub fn link(&self, inode: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> Result<PathBuf> {
         let again;
         let (inode, place) = if self.is_on_own_device(inode)? {
-            // By its handle, the inode is on the log's own mount, wherever the subject has it.
+            // The subject can use another mount of the file system. Opening by handle yields the inode on the mount of
+            // the log.
             again = file_handle::open(self.log_directory.as_fd(), &file_handle::of(inode)?)?;
             (again.as_fd(), Arc::clone(&self.own))
         } else {
@@ -103,11 +110,11 @@ impl KeepPlaces {
         .map(|(path, ())| path)
     }
 
-    /// As [`KeepPlaces::link`], for what a name leads to. A symbolic link is not followed.
+    /// Works like [`KeepPlaces::link`] for the inode that a name leads to. Does not follow a symbolic link.
     ///
     /// # Errors
     ///
-    /// As [`KeepPlaces::link`]; ENOENT when nothing has the name.
+    /// The errors of [`KeepPlaces::link`], and ENOENT if the name does not exist.
     pub fn link_name(&self, directory: BorrowedFd<'_>, name: &OsStr) -> Result<PathBuf> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let inode = rustix::fs::openat(directory, name, flags, Mode::empty())
@@ -115,20 +122,20 @@ impl KeepPlaces {
         self.link(inode.as_fd(), directory)
     }
 
-    /// An empty file in the log's own keep directory, for a copy.
+    /// Creates an empty file for a copy, in the keep directory inside the log's own directory.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// Errors of the system calls.
     pub fn file(&self) -> Result<(File, PathBuf)> {
         self.file_at(&self.own)
     }
 
-    /// An empty file on the file system of `directory`, for a reflink.
+    /// Creates an empty file on the file system of `directory`, as the target of a reflink.
     ///
     /// # Errors
     ///
-    /// As [`KeepPlaces::link`].
+    /// The errors of [`KeepPlaces::link`].
     pub fn file_near(&self, directory: BorrowedFd<'_>) -> Result<(File, PathBuf)> {
         if self.is_on_own_device(directory)? {
             return self.file();
@@ -136,21 +143,22 @@ impl KeepPlaces {
         self.file_at(&*self.near(directory)?)
     }
 
-    /// Removes a link or a file of a keep directory that no record names.
+    /// Removes a link or a file that no record names from a keep directory.
     ///
     /// # Errors
     ///
-    /// When it is in no keep directory of this log.
+    /// The path does not lie in a keep directory of this log.
     pub fn remove(&self, path: &Path) -> Result<()> {
         remove(&self.log, path)
     }
 
-    /// The keep directory for going back: what is opened by its handle is on the mount of the log, if the device is.
+    /// Returns the keep directory that a rollback uses for `directory`. A rollback opens files by handle. Files on the
+    /// device of the log are therefore on the mount of the log.
     pub(crate) fn for_directory(&self, directory: BorrowedFd<'_>) -> Result<Arc<KeepPlace>> {
         if self.is_on_own_device(directory)? { Ok(Arc::clone(&self.own)) } else { self.near(directory) }
     }
 
-    /// The keep directory on the mount of a directory.
+    /// Returns the keep directory on the mount of `directory`. Creates a missing keep directory.
     fn near(&self, directory: BorrowedFd<'_>) -> Result<Arc<KeepPlace>> {
         let (_, mount) = device_and_mount(directory)?;
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
@@ -195,7 +203,7 @@ impl KeepPlaces {
 }
 
 impl KeepPlace {
-    /// Opens the keep directory `name` in `above`, made if it is missing.
+    /// Opens the keep directory `name` in the directory `above`. Creates a missing keep directory.
     fn make(above: BorrowedFd<'_>, above_path: &Path, name: &str, log: &str) -> Result<Self> {
         let path = above_path.join(name);
         let directory = open_private(above, above_path, name)?;
@@ -211,7 +219,7 @@ impl KeepPlace {
         Ok(Self { directory, kept, path })
     }
 
-    /// Opens a keep directory that exists, if it is one of this log.
+    /// Opens an existing keep directory. Returns `None` if the directory is missing or does not belong to this log.
     pub(crate) fn open(path: &Path, log: &str) -> Result<Option<Self>> {
         let Some(directory) = open_if_private(rustix::fs::CWD, path)? else { return Ok(None) };
         match read_small(directory.as_fd(), MARKER_NAME, path) {
@@ -223,7 +231,7 @@ impl KeepPlace {
     }
 }
 
-/// The keep directories of a log that exist, its own first.
+/// Opens all existing keep directories of a log. The first entry is the keep directory in the log's own directory.
 pub(crate) fn places(log: &Path) -> Result<Vec<KeepPlace>> {
     let directory: OwnedFd = store::trust::open_directory(log).map_err(UndoError::Store)?.into();
     let name = log_name(directory.as_fd(), log)?;
@@ -250,8 +258,8 @@ pub(crate) fn open_copy(log: &Path, path: &Path) -> Result<File> {
         .map_err(|errno| Error::path("open", path, errno).into())
 }
 
-/// The keep directory that a path lies in, and the name there. `None` for a keep directory that is gone, or that has
-/// become another's.
+/// Returns the keep directory that contains `path`, and the last component of `path`. The keep directory is `None` if
+/// the directory was removed or does not belong to this log.
 fn place_of<'a>(log: &Path, path: &'a Path) -> Result<(Option<KeepPlace>, &'a OsStr)> {
     let foreign = || UndoError::ForeignKeep { path: path.to_path_buf() };
     let (Some(kept), Some(name)) = (path.parent(), path.file_name()) else { return Err(foreign()) };
@@ -262,7 +270,7 @@ fn place_of<'a>(log: &Path, path: &'a Path) -> Result<(Option<KeepPlace>, &'a Os
     Ok((KeepPlace::open(place, &log)?, name))
 }
 
-/// Removes a link or a file of a keep directory, if it is there.
+/// Removes a link or a file in a keep directory, if the link or file exists.
 pub(crate) fn remove(log: &Path, path: &Path) -> Result<()> {
     let (Some(place), name) = place_of(log, path)? else { return Ok(()) };
     match rustix::fs::unlinkat(&place.kept, name, AtFlags::empty()) {
@@ -271,7 +279,8 @@ pub(crate) fn remove(log: &Path, path: &Path) -> Result<()> {
     }
 }
 
-/// Removes all links and copies in keep directories but those that are named. What was moved aside stays.
+/// Removes all links and copies in keep directories except those in `named`. Files that a rollback has moved aside
+/// stay.
 pub(crate) fn sweep(log: &Path, named: &HashSet<PathBuf>) -> Result<()> {
     for place in places(log)? {
         let path = place.path.join(KEPT_NAME);
@@ -286,7 +295,7 @@ pub(crate) fn sweep(log: &Path, named: &HashSet<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// The names in a directory; one that is not UTF-8 is none of ours.
+/// Returns the names in a directory. Ignores names that are not UTF-8, because `undying` does not create these names.
 pub(crate) fn names_in(directory: BorrowedFd<'_>, path: &Path) -> Result<Vec<String>> {
     let failed = |errno| Error::path("list", path, errno);
     let mut names = Vec::new();
@@ -299,12 +308,13 @@ pub(crate) fn names_in(directory: BorrowedFd<'_>, path: &Path) -> Result<Vec<Str
     Ok(names)
 }
 
-/// The name of the log in a directory, chosen now if it has none. It names keep directories on other file systems.
+/// Returns the name of the log in a directory. Chooses a random name if the log has no name. The name identifies the
+/// log's keep directories on other file systems.
 fn log_name(directory: BorrowedFd<'_>, path: &Path) -> Result<String> {
     match read_small(directory, LOG_NAME, path) {
         Ok(name) if is_log_name(&name) => return Ok(String::from_utf8_lossy(&name).into_owned()),
         Err(error) if error.errno != Errno::NOENT.into() => return Err(error.into()),
-        // A name that was cut short named no keep directory yet.
+        // No keep directory has been created yet with a truncated name.
         Ok(_) | Err(_) => {}
     }
     let (name, staged) = (random_name()?, format!("{LOG_NAME}.new"));
@@ -329,7 +339,7 @@ fn random_name() -> Result<String> {
     Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
 }
 
-/// Adds a keep directory to the list, before it is made.
+/// Adds a keep directory to the list, before the keep directory is created.
 fn add_place(log: BorrowedFd<'_>, path: &Path, place: &Path) -> Result<()> {
     if listed_places(log, path)?.iter().any(|listed| listed == place) {
         return Ok(());
@@ -350,7 +360,7 @@ fn listed_places(log: BorrowedFd<'_>, path: &Path) -> Result<Vec<PathBuf>> {
     let mut places = Vec::new();
     let mut rest = &bytes[..];
     while let Some((frame, behind)) = record::split(rest) {
-        // A record that was cut short or damaged names no place; those behind it are found by their length.
+        // Ignore a truncated or damaged record. Its lengths still locate the next record.
         if let Some(Ok(AnyRecord::Place(place))) = record::verified(frame).map(record::decode) {
             places.push(record::path_of(&place.path).to_path_buf());
         }
@@ -363,7 +373,7 @@ fn read_small(directory: BorrowedFd<'_>, name: &str, path: &Path) -> sys::Result
     read_file(directory, name, path, PLACES_BYTES_MAX)
 }
 
-/// The first bytes of a file.
+/// Reads at most `limit` bytes from the start of a file.
 pub(crate) fn read_file(
     directory: BorrowedFd<'_>,
     name: &str,
@@ -387,7 +397,7 @@ fn write_new(directory: BorrowedFd<'_>, name: &str, path: &Path, bytes: &[u8]) -
     File::from(file).write_all(bytes).map_err(|error| Error::path("write", &path, error).into())
 }
 
-/// Opens a directory of mode 0700 that belongs to this user, made if it is missing.
+/// Opens a directory that has mode 0700 and belongs to this user. Creates a missing directory.
 pub(crate) fn open_private(above: BorrowedFd<'_>, above_path: &Path, name: &str) -> Result<OwnedFd> {
     let path = above_path.join(name);
     match rustix::fs::mkdirat(above, name, Mode::from_raw_mode(DIRECTORY_MODE)) {
@@ -397,7 +407,8 @@ pub(crate) fn open_private(above: BorrowedFd<'_>, above_path: &Path, name: &str)
     open_if_private(above, Path::new(name))?.ok_or(UndoError::ForeignKeep { path })
 }
 
-/// Opens a directory; `None` when it is missing, or when it can be another user's.
+/// Opens a directory. Returns `None` if the directory is missing, belongs to another user or has another mode than
+/// 0700.
 fn open_if_private(above: impl AsFd, path: &Path) -> Result<Option<OwnedFd>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = match rustix::fs::openat(above, path, flags, Mode::empty()) {
@@ -410,7 +421,7 @@ fn open_if_private(above: impl AsFd, path: &Path) -> Result<Option<OwnedFd>> {
     Ok((is_own && stat.st_mode & 0o7777 == DIRECTORY_MODE).then_some(directory))
 }
 
-/// `st_dev` and the id of the mount.
+/// Returns `st_dev` and the mount id of a file.
 fn device_and_mount(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted)
@@ -418,7 +429,8 @@ fn device_and_mount(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
     Ok((rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_mnt_id))
 }
 
-/// The root directory of the mount that a directory is on, and its path.
+/// Opens the root directory of a mount, starting from a directory on this mount. Returns the root directory and its
+/// path.
 fn mount_root(directory: BorrowedFd<'_>, mount: u64) -> Result<(OwnedFd, PathBuf)> {
     let failed = |errno| Error::new("find the mount point of a directory", errno);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

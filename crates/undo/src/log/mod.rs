@@ -1,12 +1,13 @@
-//! The log: epochs of records, each epoch the way back to one checkpoint.
+//! The undo log of a subject (a protected process tree): records earlier file states, and removes old epochs.
 //!
-//! Owns: the writer, retention and bound; the records, their files and how they are read are in the modules below.
-//! Invariants: a record is in the page cache before the call that wrote it returns; a write that fails leaves no torn
-//! record behind, or the epoch takes no more; a file of the log is removed before the links that it names.
-//! Does not: decide what to record.
+//! A log is a directory with one file for each epoch. An epoch begins at a checkpoint. Later checkpoints belong to the
+//! same epoch until a file changes. A rollback to a checkpoint applies the records of all epochs since this checkpoint.
+//! Each file names the previous epoch. A file without content is preallocated for the next epoch.
 //!
-//! A log is a directory with a file for each epoch, numbered in the order of their beginnings. Each names the epoch
-//! before it. A file without content is the next epoch, made ahead.
+//! Owns: the writer, the retention of epochs and the size limit. The modules below own records, log files and reading.
+//! Invariants: a record is in the page cache before the call that writes the record returns. A failed write leaves no
+//! torn record, or the epoch accepts no more records. A log file is removed before the links that the file names.
+//! Does not: decide what is recorded.
 
 mod files;
 pub(crate) mod journal;
@@ -37,21 +38,21 @@ use removal::kept_of;
 pub(crate) use removal::{clear, remove_leftovers};
 use storage::{DiskStorage, LogFile, Storage};
 
-/// A directory that records of the present epoch refer to.
+/// The id of a directory in records of the present epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DirectoryId(pub u32);
 
-/// An inode that records of the present epoch refer to.
+/// The id of an inode in records of the present epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct InodeId(pub u32);
 
-/// Appends records. The caller records each name, inode and range at its first change in an epoch only.
+/// The writer of an undo log. The caller records each name, inode and range only at its first change in an epoch.
 #[derive(Debug)]
 pub struct UndoLog {
     storage: Box<dyn Storage>,
     boot: String,
     bytes_max: u64,
-    /// Oldest first; the last is the present one.
+    /// The epochs, oldest first. The last entry is the present epoch.
     epochs: VecDeque<Epoch>,
     file: Box<dyn LogFile>,
     spare: Option<Box<dyn LogFile>>,
@@ -60,19 +61,19 @@ pub struct UndoLog {
     directories: u32,
     inodes: u32,
     has_ended: bool,
-    /// A torn record could not be cut off the present file.
+    /// Whether the present file ends with a torn record that could not be truncated.
     is_torn: bool,
 }
 
-/// Names of some thousand checkpoints.
+/// Limit for records that name further checkpoints of one epoch, in bytes: some thousand checkpoints.
 const SEQUENCES_BYTES_MAX: u64 = 64 << 10;
 
-/// An epoch of the log.
+/// The state of one epoch in the writer.
 #[derive(Debug, Default)]
 struct Epoch {
     ordinal: u64,
     sequences: Vec<Sequence>,
-    /// What the names of further checkpoints take in the file.
+    /// Bytes of the records that name further checkpoints.
     sequences_bytes: u64,
     length: u64,
     kept: Vec<PathBuf>,
@@ -80,7 +81,7 @@ struct Epoch {
     is_broken: bool,
 }
 
-/// A link or a file in a keep directory.
+/// A link or a copy in a keep directory. A keep directory contains hard links and copies of earlier files.
 #[derive(Debug, Default)]
 struct Kept {
     epochs: u32,
@@ -88,8 +89,8 @@ struct Kept {
 }
 
 impl UndoLog {
-    /// Begins a log in `directory` (mode 0700, created if missing); what an earlier run has left there is removed. The
-    /// first epoch leads back to `start`. What going back has moved aside stays.
+    /// Creates a log whose first epoch begins at checkpoint `start`. Creates a missing `directory` with mode 0700.
+    /// Removes an earlier log in `directory`, but not files that a rollback has moved aside.
     pub fn create(directory: &Path, start: Sequence, bytes_max: ByteCount) -> Result<Self> {
         Self::create_on(Box::new(DiskStorage::open_or_create(directory)?), start, bytes_max)
     }
@@ -108,13 +109,13 @@ impl UndoLog {
         Ok(log)
     }
 
-    /// Goes on with the log in `directory`: after going back, or when the program that wrote it has ended. Links and
-    /// copies that no record names are removed. What the subject has changed unwatched meanwhile is for the caller to
-    /// report: see [`UNWATCHED`].
+    /// Opens the log in `directory` after a rollback or after the end of the previous writer, and continues the newest
+    /// epoch. Removes links and copies that no record names. If the subject has run without a watch in the meantime,
+    /// the caller must have written to the file [`UNWATCHED`].
     ///
     /// # Errors
     ///
-    /// When there is no epoch, a file cannot be used, or going back was interrupted.
+    /// The log contains no epoch, a file cannot be used, or a rollback was interrupted.
     pub fn open(directory: &Path, bytes_max: ByteCount) -> Result<Self> {
         Self::open_on(Box::new(DiskStorage::open(directory)?), bytes_max)
     }
@@ -127,7 +128,7 @@ impl UndoLog {
         if let Some(begun) = journal::read(&*storage, &read)? {
             return Err(UndoError::HalfBack {
                 to: begun.to,
-                why: "and nothing can be recorded before".to_owned(),
+                why: "and nothing can be recorded until the rollback is complete".to_owned(),
             });
         }
         remove_leftovers(&*storage, &read)?;
@@ -151,7 +152,7 @@ impl UndoLog {
         Ok(log)
     }
 
-    /// Counts an epoch that was read.
+    /// Adds an epoch that was read to the state of the writer.
     fn take_over(&mut self, read: &ReadEpoch) -> Result<()> {
         let is_state = |entry: &Entry| {
             !matches!(entry.record, AnyRecord::Exact(_) | AnyRecord::Ended(_) | AnyRecord::Alias(_))
@@ -206,9 +207,9 @@ impl UndoLog {
         }
     }
 
-    /// The state of files now is that of a checkpoint. Begins a new epoch, unless the present one is empty: then the
-    /// state is also that of the earlier one. Ids of directories and inodes are void afterwards. `true` when a new
-    /// epoch began. Called inside the pause: makes no file if `prepare` has made the next one.
+    /// Binds the present state of files to checkpoint `sequence`. Returns `true` if a new epoch begins. Returns `false`
+    /// if `sequence` is added to an empty present epoch. Ids of directories and inodes are invalid afterwards. Runs
+    /// inside the pause, and creates no file if [`Self::prepare`] has created the next file.
     pub fn boundary(&mut self, sequence: Sequence) -> Result<bool> {
         let present = self.present();
         if present.is_empty && !present.is_broken && !self.is_long() {
@@ -223,14 +224,14 @@ impl UndoLog {
         let previous = std::mem::replace(&mut self.file, next);
         self.begin(after + 1, after, sequence).inspect_err(|_| {
             let unused = std::mem::replace(&mut self.file, previous);
-            // An incomplete header counts as no epoch, so that the file still serves as the next one.
+            // The reader ignores a file with an incomplete header, so that the file remains usable for the next epoch.
             self.spare = unused.truncate(0).is_ok().then_some(unused);
         })?;
         Ok(true)
     }
 
-    /// The state of files now is also that of a further checkpoint: what was recorded in this epoch is what its beginning
-    /// itself asked for, and nothing has changed since.
+    /// Adds checkpoint `sequence` to the present epoch. The caller guarantees that no file has changed since the epoch
+    /// began. Existing records describe the state at the beginning of the epoch.
     pub fn same(&mut self, sequence: Sequence) -> Result<()> {
         let before = self.bytes;
         self.append(&record::Exact { sequence: sequence.get() }, &[])?;
@@ -241,7 +242,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Creates the file of the next epoch ahead. Called outside the pause.
+    /// Creates the file of the next epoch in advance, outside the pause of a checkpoint.
     pub fn prepare(&mut self) -> Result<()> {
         if self.spare.is_none() {
             self.spare = Some(new_file(&*self.storage, self.present().ordinal + 1)?);
@@ -249,7 +250,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// A directory with names that are about to change: its attributes, and its path for people.
+    /// Records a directory before names in this directory change. `path` is for messages.
     pub fn directory(&mut self, key: &FileKey, attributes: &Attributes, path: &Path) -> Result<DirectoryId> {
         let (id, path) = (self.directories, record::bytes_of(path));
         self.state(&record::Directory { id, key: key.into(), attributes: attributes.into(), path }, &[])?;
@@ -257,7 +258,7 @@ impl UndoLog {
         Ok(DirectoryId(id))
     }
 
-    /// An inode about to be changed, or to lose a name: attributes (size included) as they were when the epoch began.
+    /// Records an inode before a change or the loss of a name, with the attributes at the beginning of the epoch.
     pub fn inode(&mut self, key: &FileKey, attributes: &Attributes, path: &Path) -> Result<InodeId> {
         let (id, path) = (self.inodes, record::bytes_of(path));
         self.state(&record::Inode { id, key: key.into(), attributes: attributes.into(), path }, &[])?;
@@ -265,14 +266,14 @@ impl UndoLog {
         Ok(InodeId(id))
     }
 
-    /// What a name led to when the epoch began.
+    /// Records the inode that a name led to when the epoch began. `None` means that the name did not exist.
     pub fn name(&mut self, directory: DirectoryId, name: &OsStr, before: Option<InodeId>) -> Result<()> {
         let before = before.map(|inode| inode.0);
         self.state(&record::Name { directory: directory.0, name: name.as_bytes().to_vec(), before }, &[])
     }
 
-    /// Old content of a range. Ranges beyond the recorded size are not given. The whole content of [`Self::whole_in`]
-    /// in the same epoch is applied before ranges.
+    /// Records the old content of a range. The caller passes no range after the recorded size. A rollback applies whole
+    /// content ([`Self::whole_in`]) of the same epoch before ranges.
     pub fn range(&mut self, inode: InodeId, offset: u64, bytes: &[u8]) -> Result<()> {
         let mut offset = offset;
         for data in bytes.chunks(DATA_BYTES_MAX) {
@@ -282,29 +283,29 @@ impl UndoLog {
         Ok(())
     }
 
-    /// A range that was a hole, or zeros.
+    /// Records a range that was a hole or contained zeros.
     pub fn hole(&mut self, inode: InodeId, offset: u64, length: ByteCount) -> Result<()> {
         self.state(&record::Hole { inode: inode.0, offset, length: length.get() }, &[])
     }
 
-    /// The whole old content is in another file (a reflink or a copy) in a keep directory. The log removes that file
-    /// with the epoch, or at once if this fails.
+    /// Records a file in a keep directory that contains the whole old content: a reflink or a copy. The log removes
+    /// that file together with the epoch, or at once if this call fails.
     pub fn whole_in(&mut self, inode: InodeId, file: &Path) -> Result<()> {
         self.keep(&record::Whole { inode: inode.0, file: record::bytes_of(file) }, file)
     }
 
-    /// The inode has a further name, a hard link in a keep directory, so that it outlives the names it is about to
-    /// lose. The log removes that link with the epoch, or at once if this fails.
+    /// Records a further name of the inode: a hard link in a keep directory. Because of this link, the inode survives
+    /// the removal of its other names. The log removes the link together with the epoch, or at once if this call fails.
     pub fn linked(&mut self, inode: InodeId, link: &Path) -> Result<()> {
         self.keep(&record::Linked { inode: inode.0, link: record::bytes_of(link) }, link)
     }
 
-    /// A file that can be changed without a trace from now on: the restore has to compare it.
+    /// Records a file that can change undetected from now on. A restore must compare this file.
     pub fn uncovered(&mut self, device: u64, inode: u64, path: &Path) -> Result<()> {
         self.state(&record::Uncovered { device, inode, path: record::bytes_of(path) }, &[])
     }
 
-    /// The way back through this epoch is lost. Later records of it are not written.
+    /// Marks the present epoch as broken: no rollback can cross the epoch. Later records of the epoch are dropped.
     pub fn broken(&mut self, why: &str) -> Result<()> {
         if self.present().is_broken {
             return Ok(());
@@ -318,21 +319,21 @@ impl UndoLog {
         Ok(())
     }
 
-    /// The subject has ended: a later change is one of another program. Any later record voids it.
+    /// Records when the subject ended. Later changes come from other programs. A later record cancels this record.
     pub fn ended(&mut self, time: Time) -> Result<()> {
         self.append(&record::Ended { time: time.into() }, &[])?;
         self.has_ended = true;
         Ok(())
     }
 
-    /// Whether so many checkpoints are those of the present epoch that another one should begin: its file goes when none
-    /// of them is kept any more, and would grow for ever while no file changes.
+    /// Reports whether the present epoch has too many checkpoints, so that a new epoch should begin. The file of an
+    /// epoch is removed only when none of its checkpoints is retained, and must not grow for ever.
     #[must_use]
     pub fn is_long(&self) -> bool {
         self.present().sequences_bytes > SEQUENCES_BYTES_MAX
     }
 
-    /// Forgets what only leads to checkpoints that are neither among these, in rising order, nor newer.
+    /// Retains only checkpoints in `kept` (in rising order) and newer checkpoints, and removes older epochs.
     pub fn retain(&mut self, kept: &[Sequence]) -> Result<()> {
         let (Some(oldest), Some(newest)) = (kept.first(), kept.last()) else { return Ok(()) };
         self.forget_before(*oldest)?;
@@ -342,8 +343,8 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Forgets epochs that only lead to checkpoints before `oldest`. Does nothing after `ended`: to remove a link
-    /// changes the ctime of its inode, which going back would take for a change by another program.
+    /// Removes the oldest epochs whose checkpoints are all before `oldest`. Does nothing after [`Self::ended`]:
+    /// removing a link changes the ctime of its inode, and a rollback would report a change by another program.
     pub fn forget_before(&mut self, oldest: Sequence) -> Result<()> {
         let is_before = |epoch: &Epoch| epoch.sequences.iter().all(|sequence| *sequence < oldest);
         while !self.has_ended && self.epochs.len() > 1 && self.epochs.front().is_some_and(is_before) {
@@ -352,7 +353,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Checkpoints that the log leads back to, in rising order.
+    /// Returns the checkpoints that a rollback can reach, in rising order.
     #[must_use]
     pub fn sequences(&self) -> Vec<Sequence> {
         let whole = self.epochs.iter().rev().take_while(|epoch| !epoch.is_broken);
@@ -361,7 +362,7 @@ impl UndoLog {
         sequences
     }
 
-    /// Bytes of all epochs, with those of files in keep directories.
+    /// Returns the size of all epochs and of their files in keep directories, in bytes.
     pub fn bytes(&self) -> ByteCount {
         ByteCount(self.bytes)
     }
@@ -374,7 +375,7 @@ impl UndoLog {
         self.epochs.back_mut().expect("a log has a present epoch from its creation on")
     }
 
-    /// Writes the header of a new epoch, which makes `file` the present one.
+    /// Writes the header of a new epoch into `file`, which is the present file from now on.
     fn begin(&mut self, ordinal: u64, after: u64, sequence: Sequence) -> Result<()> {
         let header =
             record::Header { boot: self.boot.clone(), ordinal, after, sequences: vec![sequence.get()] };
@@ -389,7 +390,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Appends a record of the state of files, within the bound.
+    /// Appends a record of the state of files, within the size limit.
     fn state<Body: Kind>(&mut self, body: &Body, data: &[u8]) -> Result<()> {
         if self.present().is_broken {
             return Ok(());
@@ -401,7 +402,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Appends a record that names something in a keep directory, which is removed if that fails.
+    /// Appends a record that names a file in a keep directory. Removes that file if the record is not written.
     fn keep<Body: Kind>(&mut self, body: &Body, path: &Path) -> Result<()> {
         let outcome = if self.present().is_broken { Ok(false) } else { self.try_keep(body, path) };
         if !matches!(outcome, Ok(true)) && !self.kept.contains_key(path) {
@@ -415,7 +416,7 @@ impl UndoLog {
             Some(_) => 0,
             None => self.storage.kept_bytes(path)?.get(),
         };
-        // Counted before there is room for it: dropping an epoch must not remove what this one is about to name.
+        // Count the file before making room: removing an old epoch must not remove the file that this record names.
         let kept = self.kept.entry(path.to_path_buf()).or_insert(Kept { epochs: 0, bytes });
         kept.epochs += 1;
         self.bytes += bytes;
@@ -439,7 +440,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Appends a frame behind the last whole one.
+    /// Appends a frame after the last whole frame.
     fn append<Body: Kind>(&mut self, body: &Body, data: &[u8]) -> Result<()> {
         if self.is_torn {
             return Err(UndoError::Torn { directory: self.storage.path() });
@@ -456,7 +457,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Breaks the present epoch without appending: in place, which takes no room, or by leaving no way back at all.
+    /// Breaks the present epoch without needing space: overwrites the header, or removes all epoch files on failure.
     fn spoil(&mut self) -> Result<()> {
         if self.file.write(0, [&[0xff; record::HEAD_BYTES], &[]]).is_ok() {
             return Ok(());
@@ -485,7 +486,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Takes one reference away; `true` if it was the last.
+    /// Drops one reference to a file in a keep directory. Returns `true` if this was the last reference.
     fn release(&mut self, path: &Path) -> bool {
         let Some(kept) = self.kept.get_mut(path) else { return false };
         kept.epochs -= 1;

@@ -1,8 +1,12 @@
-//! Reading a log: its epochs, from the newest to the oldest that still leads to now.
+//! Reads an undo log: all epochs, from the newest epoch back to the oldest epoch of the chain.
 //!
-//! Owns: which files are epochs, what makes an epoch broken, the records of each.
-//! Invariants: a record is used only after its checksum was found good; an epoch is whole or says why it is broken; a
-//! torn record at the end of the newest epoch is not there, since the call that wrote it never returned.
+//! An epoch is the time between two successive checkpoints of a subject (a protected process tree). The file of an
+//! epoch contains records of earlier file states. Each file names the previous epoch, so that the files form a chain.
+//!
+//! Owns: the choice of the files that belong to the chain, the reasons why an epoch is broken, and the records of each
+//! epoch.
+//! Invariants: a record is used only if its checksum is correct. A damaged epoch is broken, and contains the reason. A
+//! torn record at the end of the newest epoch is ignored, because the call that wrote the record never returned.
 //! Does not: change a file.
 
 use model::Sequence;
@@ -13,47 +17,48 @@ use super::storage::{LogFile, Storage};
 use crate::error::Result;
 use crate::key::Time;
 
-/// Bytes that are read at once.
+/// Bytes that one read requests.
 const WINDOW_BYTES: usize = 1 << 20;
 
-/// A log as it was read.
+/// A log that was read from its files.
 #[derive(Debug)]
 pub(crate) struct ReadLog {
-    /// Oldest first. The last is the present one.
+    /// The chain of epochs, oldest first. The last entry is the present epoch.
     pub(crate) epochs: Vec<ReadEpoch>,
-    /// Files of epochs that lead nowhere: going back has replaced them, or one in between is missing.
+    /// Ordinal numbers of files outside the chain: a rollback has replaced these epochs, or an epoch in between is
+    /// missing.
     pub(crate) leftovers: Vec<u64>,
 }
 
-/// One epoch.
+/// One epoch that was read.
 #[derive(Debug, Default)]
 pub(crate) struct ReadEpoch {
     pub(crate) ordinal: u64,
-    /// The epoch before; 0 for none.
+    /// The ordinal number of the previous epoch, or 0 without a previous epoch.
     pub(crate) after: u64,
     pub(crate) boot: String,
-    /// The checkpoints whose files are those at its beginning.
+    /// The checkpoints whose file state is the state at the beginning of this epoch.
     pub(crate) sequences: Vec<Sequence>,
     pub(crate) records: Vec<Entry>,
-    /// Why it cannot be crossed.
+    /// The reason if the epoch is broken: no rollback across a broken epoch is possible.
     pub(crate) broken: Option<String>,
-    /// Bytes of its whole records.
+    /// Length of the whole records, in bytes.
     pub(crate) length: u64,
-    /// Whether a torn record lies behind them.
+    /// Whether a torn record follows the whole records.
     pub(crate) is_torn: bool,
 }
 
-/// One record, and where its data is.
+/// One record, and the location of its data.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) record: AnyRecord,
-    /// Offset in the file of the epoch.
+    /// Offset of the data in the file of the epoch, in bytes.
     pub(crate) data_offset: u64,
     pub(crate) data_length: u64,
 }
 
 impl ReadLog {
-    /// When the subject has ended, unless the log went on after that.
+    /// Returns the time at which the subject ended, if this time is the last record of the log.
     pub(crate) fn ended(&self) -> Option<Time> {
         match &self.epochs.last()?.records.last()?.record {
             AnyRecord::Ended(ended) => Some(ended.time.into()),
@@ -61,8 +66,8 @@ impl ReadLog {
         }
     }
 
-    /// Checkpoints that the log leads back to, in rising order, and why no earlier ones. Epochs of an earlier run of
-    /// the kernel count only if it is `boot`.
+    /// Returns the checkpoints that a rollback can reach, in rising order, and why earlier checkpoints are unreachable.
+    /// Epochs that were written under another boot id than `boot` count as broken.
     pub(crate) fn reachable(&self, boot: &str) -> (Vec<Sequence>, Option<String>) {
         let mut sequences = Vec::new();
         let mut why = None;
@@ -79,7 +84,8 @@ impl ReadLog {
 }
 
 impl ReadEpoch {
-    /// Why the epoch cannot be crossed by what it recorded while the kernel ran as `boot`.
+    /// Returns why no rollback across this epoch is possible. An epoch with another boot id than `boot` counts as
+    /// broken.
     pub(crate) fn broken_at(&self, boot: &str) -> Option<String> {
         let is_older = || "it was written before the machine was last started".to_owned();
         self.broken.clone().or_else(|| (self.boot != boot).then(is_older)).map(|why| {
@@ -95,7 +101,7 @@ impl ReadEpoch {
 ///
 /// # Errors
 ///
-/// When a file cannot be read. Damage is none: it is in the epoch.
+/// A file cannot be read. Damage is not an error; the damaged epoch contains the reason.
 pub(crate) fn read(storage: &dyn Storage) -> Result<ReadLog> {
     let mut ordinals = ordinals(storage)?;
     ordinals.sort_unstable();
@@ -123,7 +129,7 @@ pub(crate) fn read(storage: &dyn Storage) -> Result<ReadLog> {
     Ok(ReadLog { epochs, leftovers })
 }
 
-/// Reads one epoch; `None` for a file that is made ahead, whose header is not there yet.
+/// Reads one epoch. Returns `None` for a preallocated file that has no header yet.
 fn read_epoch(file: &dyn LogFile, ordinal: u64, is_newest: bool) -> Result<Option<ReadEpoch>> {
     let mut frames = Frames { file, length: file.length()?, window: Vec::new(), start: 0 };
     let mut epoch = ReadEpoch { ordinal, ..ReadEpoch::default() };
@@ -135,7 +141,7 @@ fn read_epoch(file: &dyn LogFile, ordinal: u64, is_newest: bool) -> Result<Optio
             epoch = ReadEpoch { boot, after, sequences, length: end, ..epoch };
         }
         Frame::Bad(why) => epoch.broken = Some(why),
-        _ => epoch.broken = Some("it has no clean header".to_owned()),
+        _ => epoch.broken = Some("it has no valid header".to_owned()),
     }
     while epoch.broken.is_none() {
         match frames.next(epoch.length)? {
@@ -160,7 +166,8 @@ fn read_epoch(file: &dyn LogFile, ordinal: u64, is_newest: bool) -> Result<Optio
     Ok(Some(epoch))
 }
 
-/// The records of a small file of frames, up to a torn one.
+/// Reads the records of a small file of frames, up to the first torn or damaged frame. Also returns the offset after
+/// the last record.
 pub(crate) fn read_frames(file: &dyn LogFile) -> Result<(Vec<AnyRecord>, u64)> {
     let mut frames = Frames { file, length: file.length()?, window: Vec::new(), start: 0 };
     let (mut records, mut at) = (Vec::new(), 0);
@@ -172,14 +179,14 @@ pub(crate) fn read_frames(file: &dyn LogFile) -> Result<(Vec<AnyRecord>, u64)> {
 }
 
 enum Frame {
-    /// The record and the offset behind its data.
+    /// A whole frame: the record, and the offset after its data.
     Whole(Entry, u64),
     End,
     Torn,
     Bad(String),
 }
 
-/// Reads frames through a window of the file.
+/// Reads the frames of a file through a buffer.
 struct Frames<'a> {
     file: &'a dyn LogFile,
     length: u64,
@@ -223,7 +230,7 @@ impl Frames<'_> {
         })
     }
 
-    /// Bytes that are known to be in the file.
+    /// Returns bytes of the file. The caller has checked that the range lies within the file.
     fn bytes(&mut self, at: u64, length: usize) -> Result<&[u8]> {
         let end = at + length as u64;
         if at < self.start || end > self.start + self.window.len() as u64 {
@@ -232,7 +239,7 @@ impl Frames<'_> {
             let read = self.file.read(at, &mut self.window)?;
             self.window.truncate(read);
             self.start = at;
-            // A file that has become shorter since: zeros fail the checksum.
+            // If the file was truncated in the meantime, the missing bytes are zeros and the checksum fails.
             self.window.resize(read.max(length), 0);
         }
         let from = (at - self.start) as usize;

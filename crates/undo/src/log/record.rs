@@ -1,12 +1,20 @@
-//! Records of the undo log and their frames.
+//! Records of the undo log, and the frames that contain records.
 //!
-//! Owns: the frame, the kinds of records with their versions, their protobuf shape.
-//! Invariants: a frame is decoded only after its checksum was found good; a kind or version that this release does not
-//! know is an error that names it.
+//! An epoch is the time between two successive checkpoints of a subject (a protected process tree). Records of an epoch
+//! describe earlier states of files. A rollback uses these records to return files to a checkpoint.
+//!
+//! Owns: the frame format, the kinds of records with their versions, and their protobuf messages.
+//! Invariants: a frame is decoded only if its checksum is correct. An unknown kind or version is an error that names
+//! the kind and the version.
 //! Does not: read or write files.
 //!
-//! Frame, little-endian: length of the record (4), length of the data behind it (4), CRC-32C of these 8 bytes, the
-//! record and the data (4), the record, the data. Only ranges have data.
+//! A frame consists of these fields, little-endian:
+//!
+//! - the length of the record (4 bytes)
+//! - the length of the data (4 bytes)
+//! - the CRC-32C of the two lengths, the record and the data (4 bytes)
+//! - the record
+//! - the data, which only records of the kind `range` have
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -17,16 +25,17 @@ use sys::file_handle::FileHandle;
 
 use crate::key::{Attributes, FileKey, Time};
 
-/// Bytes of a frame before its record.
+/// Length of the head of a frame, which precedes the record, in bytes.
 pub(crate) const HEAD_BYTES: usize = 12;
-/// Most bytes of a record without its data: a record holds names and extended attributes, which the kernel bounds.
+/// Maximum length of a record without data, in bytes. A record contains names and extended attributes, which the kernel
+/// limits.
 pub(crate) const RECORD_BYTES_MAX: usize = 4 << 20;
-/// Most bytes of data of one frame. Longer ranges take several.
+/// Maximum length of the data in one frame, in bytes. A longer range needs several frames.
 pub(crate) const DATA_BYTES_MAX: usize = 64 << 20;
-/// The version of every kind so far.
+/// The version of all kinds of records in this release.
 const VERSION: u32 = 1;
 
-/// One record of any kind.
+/// A record of any kind, with an encoded body.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Record {
     #[prost(string, tag = "1")]
@@ -39,7 +48,7 @@ pub(crate) struct Record {
 
 /// A kind of record.
 pub(crate) trait Kind: Message + Default {
-    /// Its name in the log.
+    /// The name of the kind in the log.
     const NAME: &'static str;
 }
 
@@ -57,7 +66,7 @@ macro_rules! kinds {
             }
         )*
 
-        /// A decoded record.
+        /// A decoded record of any kind.
         #[derive(Clone, PartialEq, Debug)]
         pub(crate) enum AnyRecord {
             $($kind($kind),)*
@@ -67,7 +76,7 @@ macro_rules! kinds {
         ///
         /// # Errors
         ///
-        /// What is unknown or malformed, as the rest of a sentence that begins with "the epoch".
+        /// A text that names what is unknown or malformed. The text continues a sentence that begins with "the epoch".
         pub(crate) fn decode(bytes: &[u8]) -> Result<AnyRecord, String> {
             let record = Record::decode(bytes).map_err(|error| format!("holds a malformed record: {error}"))?;
             match (record.kind.as_str(), record.version) {
@@ -84,24 +93,24 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// The first record of a file of the log.
+    /// The first record in the file of an epoch.
     Header "header" {
         #[prost(string, tag = "1")]
         boot: String,
         #[prost(uint64, tag = "2")]
         ordinal: u64,
-        /// The epoch before this one; 0 for none.
+        /// The ordinal number of the previous epoch, or 0 without a previous epoch.
         #[prost(uint64, tag = "3")]
         after: u64,
         #[prost(uint64, repeated, tag = "4")]
         sequences: Vec<u64>,
     }
-    /// The epoch is also the way back to a further checkpoint. Nothing has changed before this record.
+    /// A further checkpoint of the epoch. No file has changed between the beginning of the epoch and this record.
     Exact "exact" {
         #[prost(uint64, tag = "1")]
         sequence: u64,
     }
-    /// A directory that names of this epoch refer to.
+    /// A directory that records of names in this epoch refer to.
     Directory "directory" {
         #[prost(uint32, tag = "1")]
         id: u32,
@@ -112,7 +121,7 @@ kinds! {
         #[prost(bytes = "vec", tag = "4")]
         path: Vec<u8>,
     }
-    /// An inode that names and ranges of this epoch refer to.
+    /// An inode that other records of this epoch refer to.
     Inode "inode" {
         #[prost(uint32, tag = "1")]
         id: u32,
@@ -123,7 +132,7 @@ kinds! {
         #[prost(bytes = "vec", tag = "4")]
         path: Vec<u8>,
     }
-    /// What a name led to.
+    /// The inode that a name led to when the epoch began. Without `before`, the name did not exist.
     Name "name" {
         #[prost(uint32, tag = "1")]
         directory: u32,
@@ -132,14 +141,14 @@ kinds! {
         #[prost(uint32, optional, tag = "3")]
         before: Option<u32>,
     }
-    /// Content of a range: the data of the frame.
+    /// The old content of a range. The content is the data of the frame.
     Range "range" {
         #[prost(uint32, tag = "1")]
         inode: u32,
         #[prost(uint64, tag = "2")]
         offset: u64,
     }
-    /// A range without content.
+    /// A range that was a hole or contained zeros.
     Hole "hole" {
         #[prost(uint32, tag = "1")]
         inode: u32,
@@ -148,21 +157,22 @@ kinds! {
         #[prost(uint64, tag = "3")]
         length: u64,
     }
-    /// The whole content is in a file of a keep directory.
+    /// A file in a keep directory that contains the whole old content of an inode. A keep directory contains hard links
+    /// and copies of earlier files.
     Whole "whole" {
         #[prost(uint32, tag = "1")]
         inode: u32,
         #[prost(bytes = "vec", tag = "2")]
         file: Vec<u8>,
     }
-    /// The inode has a further name in a keep directory.
+    /// A further name of an inode: a hard link in a keep directory.
     Linked "linked" {
         #[prost(uint32, tag = "1")]
         inode: u32,
         #[prost(bytes = "vec", tag = "2")]
         link: Vec<u8>,
     }
-    /// A file that can change without a trace.
+    /// A file that can change undetected.
     Uncovered "uncovered" {
         #[prost(uint64, tag = "1")]
         device: u64,
@@ -171,29 +181,29 @@ kinds! {
         #[prost(bytes = "vec", tag = "3")]
         path: Vec<u8>,
     }
-    /// The epoch cannot be crossed.
+    /// The epoch is broken: no rollback across this epoch is possible.
     Broken "broken" {
         #[prost(string, tag = "1")]
         why: String,
     }
-    /// The subject has ended, unless another record follows.
+    /// The time at which the subject ended. The record is valid only as the last record of the epoch.
     Ended "ended" {
         #[prost(message, required, tag = "1")]
         time: TimeMessage,
     }
-    /// Going back has made an inode again: records before this one that name the old inode mean the new one.
+    /// An inode that a rollback has created again. Earlier records that name the old inode mean the new inode.
     Alias "alias" {
         #[prost(message, required, tag = "1")]
         old: KeyMessage,
         #[prost(message, required, tag = "2")]
         new: KeyMessage,
     }
-    /// A keep directory of this log.
+    /// The path of a keep directory of this log.
     Place "place" {
         #[prost(bytes = "vec", tag = "1")]
         path: Vec<u8>,
     }
-    /// The journal of going back: an attempt begins.
+    /// The beginning of an attempt at a rollback, in the journal of the rollback.
     Attempt "attempt" {
         #[prost(uint64, tag = "1")]
         to: u64,
@@ -205,16 +215,16 @@ kinds! {
         is_forced: bool,
         #[prost(bool, tag = "5")]
         is_durable: bool,
-        /// The newest epoch. When a newer one is there, going back is done.
+        /// The newest epoch. The rollback is complete as soon as a newer epoch exists.
         #[prost(uint64, tag = "6")]
         ordinal: u64,
     }
-    /// The journal of going back: these inodes are about to be changed.
+    /// The inodes that a rollback is about to change, in the journal of the rollback.
     Touching "touching" {
         #[prost(message, repeated, tag = "1")]
         keys: Vec<KeyMessage>,
     }
-    /// Something that was moved aside.
+    /// A file or directory that a rollback has moved aside.
     Aside "aside" {
         #[prost(uint64, tag = "1")]
         number: u64,
@@ -227,7 +237,7 @@ kinds! {
     }
 }
 
-/// [`FileKey`] in the log.
+/// The encoding of [`FileKey`] in the log.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct KeyMessage {
     #[prost(uint64, tag = "1")]
@@ -240,7 +250,7 @@ pub(crate) struct KeyMessage {
     pub(crate) handle: Vec<u8>,
 }
 
-/// [`Time`] in the log.
+/// The encoding of [`Time`] in the log.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(crate) struct TimeMessage {
     #[prost(sint64, tag = "1")]
@@ -249,7 +259,7 @@ pub(crate) struct TimeMessage {
     pub(crate) ns: u32,
 }
 
-/// An extended attribute in the log.
+/// The encoding of an extended attribute in the log.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ExtendedMessage {
     #[prost(bytes = "vec", tag = "1")]
@@ -258,7 +268,7 @@ pub(crate) struct ExtendedMessage {
     value: Vec<u8>,
 }
 
-/// [`Attributes`] in the log.
+/// The encoding of [`Attributes`] in the log.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct AttributesMessage {
     #[prost(uint32, tag = "1")]
@@ -281,7 +291,7 @@ pub(crate) struct AttributesMessage {
     extended: Vec<ExtendedMessage>,
 }
 
-/// Head and record of a frame whose data follows separately.
+/// Encodes the head and the record of a frame. The caller writes the data after the returned bytes.
 pub(crate) fn frame<Body: Kind>(body: &Body, data: &[u8]) -> Vec<u8> {
     let record = Record { kind: Body::NAME.to_owned(), version: VERSION, body: body.encode_to_vec() };
     let length = record.encoded_len();
@@ -296,20 +306,20 @@ pub(crate) fn frame<Body: Kind>(body: &Body, data: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The first frame of some bytes and what follows it; `None` when no whole frame is there.
+/// Splits bytes after the first frame. Returns `None` if the first frame is incomplete.
 pub(crate) fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = lengths(bytes)?;
     let end = HEAD_BYTES.checked_add(length.0)?.checked_add(length.1)?;
     bytes.split_at_checked(end)
 }
 
-/// Lengths of the record and the data of a frame.
+/// Returns the length of the record and the length of the data from the head of a frame.
 pub(crate) fn lengths(head: &[u8]) -> Option<(usize, usize)> {
     let number = |at: usize| Some(u32::from_le_bytes(*head.get(at..)?.first_chunk()?) as usize);
     Some((number(0)?, number(4)?))
 }
 
-/// The record of a whole frame; `None` when its checksum is not that of its bytes.
+/// Returns the record of a whole frame, or `None` if the checksum is wrong.
 pub(crate) fn verified(frame: &[u8]) -> Option<&[u8]> {
     let (head, behind) = frame.split_at_checked(HEAD_BYTES)?;
     let (length, _) = lengths(head)?;
@@ -318,12 +328,12 @@ pub(crate) fn verified(frame: &[u8]) -> Option<&[u8]> {
     if sum == stored { behind.get(..length) } else { None }
 }
 
-/// The path of bytes in a record.
+/// Converts bytes of a record to a path.
 pub(crate) fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
-/// The bytes of a path.
+/// Converts a path to bytes for a record.
 pub(crate) fn bytes_of(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_vec()
 }

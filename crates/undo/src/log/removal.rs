@@ -1,7 +1,10 @@
-//! Removing epochs, and what they name in keep directories.
+//! Removal of epochs, and of the links and copies that their records name.
 //!
-//! Invariants: a file of the log is removed before the links that it names.
-//! Does not: decide which epochs are kept.
+//! An epoch is the time between two successive checkpoints. The undo log has one file for each epoch. A keep directory
+//! contains hard links and copies of earlier files, which records of epochs name.
+//!
+//! Invariants: a log file is removed before the links that its records name.
+//! Does not: decide which epochs are retained.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -13,7 +16,7 @@ use super::record::{self, AnyRecord};
 use super::storage::Storage;
 use crate::error::Result;
 
-/// What an epoch names in keep directories.
+/// Returns the paths in keep directories that the records of an epoch name.
 pub(super) fn kept_of(epoch: &ReadEpoch) -> impl Iterator<Item = &Path> {
     epoch.records.iter().filter_map(|entry| match &entry.record {
         AnyRecord::Linked(linked) => Some(record::path_of(&linked.link)),
@@ -22,7 +25,8 @@ pub(super) fn kept_of(epoch: &ReadEpoch) -> impl Iterator<Item = &Path> {
     })
 }
 
-/// Removes the files of epochs that lead nowhere, newest first, and what no other epoch names in keep directories.
+/// Removes the files of epochs that a rollback has replaced or cannot reach, newest first. Then removes links and
+/// copies that no remaining epoch names.
 pub(crate) fn remove_leftovers(storage: &dyn Storage, read: &ReadLog) -> Result<()> {
     for ordinal in &read.leftovers {
         storage.remove(&epoch_name(*ordinal))?;
@@ -30,9 +34,10 @@ pub(crate) fn remove_leftovers(storage: &dyn Storage, read: &ReadLog) -> Result<
     storage.sweep_kept(&read.epochs.iter().flat_map(kept_of).map(Path::to_path_buf).collect())
 }
 
-/// Removes all epochs with what they keep; the newest ordinal that there was. What was moved aside stays.
+/// Removes all epochs with their links and copies. Returns the ordinal number of the newest removed epoch, or 0. Files
+/// that a rollback has moved aside stay.
 pub(crate) fn clear(storage: &dyn Storage) -> Result<u64> {
-    // Newest first: as long as one is there, the log leads nowhere without those after it.
+    // Remove the newest epoch first: an older epoch is useless without all later epochs.
     let mut ordinals = ordinals(storage)?;
     ordinals.sort_unstable();
     for ordinal in ordinals.iter().rev() {

@@ -1,9 +1,9 @@
-//! The files of the log, so that a test can stand in for the disk.
+//! Access to the files of the undo log (records of earlier file states), through traits that a test can implement.
 //!
-//! Owns: the traits `Storage` and `LogFile`, and the directory on disk.
-//! Invariants: every access is relative to the descriptor of the directory; no symbolic link is followed; what is
-//! written is in the page cache before the call returns.
-//! Does not: know what the bytes mean.
+//! Owns: the traits `Storage` and `LogFile`, and their implementation for a directory on disk.
+//! Invariants: every access is relative to the descriptor of the directory. No symbolic link is followed. Written data
+//! is in the page cache before the call returns.
+//! Does not: interpret the content of files.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -20,50 +20,52 @@ use sys::Error;
 use super::keep;
 use crate::error::Result;
 
-/// Room that a new file of the log takes ahead, so that its header never meets a full disk.
+/// Bytes that are preallocated for a new log file, so that writing its header cannot fail on a full disk.
 const HEADER_ROOM_BYTES: u64 = 4096;
 
 /// A directory of log files.
 pub(crate) trait Storage: Send + Debug {
-    /// The names in the directory, in no order.
+    /// Returns the names in the directory, in no order.
     fn names(&self) -> Result<Vec<String>>;
-    /// Creates a file, which must not exist.
+    /// Creates a file that does not exist yet.
     fn create(&self, name: &str) -> Result<Box<dyn LogFile>>;
-    /// Opens a file.
+    /// Opens an existing file.
     fn open(&self, name: &str) -> Result<Box<dyn LogFile>>;
-    /// Gives a file another name; a file that has that name is replaced.
+    /// Renames a file. An existing file with the new name is replaced.
     fn rename(&self, from: &str, to: &str) -> Result<()>;
-    /// Removes a file, if it is there.
+    /// Removes a file, if the file exists.
     fn remove(&self, name: &str) -> Result<()>;
-    /// Makes the names durable.
+    /// Makes the names in the directory durable.
     fn sync(&self) -> Result<()>;
-    /// Names the present run of the kernel.
+    /// Returns the boot id of the running kernel.
     fn boot(&self) -> Result<String>;
-    /// Removes a link or a file in a keep directory, if it is there.
+    /// Removes a link or a copy in a keep directory, if the link or copy exists. A keep directory contains hard links
+    /// and copies of earlier files.
     fn drop_kept(&self, path: &Path) -> Result<()>;
-    /// Bytes on disk of a link or a file in a keep directory.
+    /// Returns the disk space of a link or a copy in a keep directory, in bytes.
     fn kept_bytes(&self, path: &Path) -> Result<ByteCount>;
-    /// Removes all links and files in the keep directories of this log but those of these paths.
+    /// Removes all links and copies in the keep directories of this log except those in `named`.
     fn sweep_kept(&self, named: &HashSet<PathBuf>) -> Result<()>;
-    /// The directory, for messages.
+    /// Returns the path of the directory, for messages.
     fn path(&self) -> PathBuf;
 }
 
 /// A file of the log.
 pub(crate) trait LogFile: Send + Debug {
-    /// Writes all parts, one behind the other, at an offset.
+    /// Writes the parts one after the other, from an offset on.
     fn write(&self, offset: u64, parts: [&[u8]; 2]) -> Result<()>;
-    /// Reads at most as many bytes as the buffer has.
+    /// Reads from an offset, and returns the number of bytes. This number is less than the length of `buffer` only at
+    /// the end of the file.
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize>;
-    /// Cuts the file.
+    /// Sets the length of the file.
     fn truncate(&self, length: u64) -> Result<()>;
-    /// Its length in bytes.
+    /// Returns the length of the file in bytes.
     fn length(&self) -> Result<u64>;
-    /// Makes its content durable.
+    /// Makes the content of the file durable.
     fn sync(&self) -> Result<()>;
 }
 
-/// A directory on disk.
+/// A log directory on disk.
 #[derive(Debug)]
 pub(crate) struct DiskStorage {
     directory: OwnedFd,
@@ -77,14 +79,14 @@ struct DiskFile {
 }
 
 impl DiskStorage {
-    /// Opens the directory of a log, which only this user may have written.
+    /// Opens the directory of a log. Refuses a directory to which users other than this user and root can write.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let directory = store::trust::open_directory(path).map_err(crate::UndoError::Store)?;
         let path = std::path::absolute(path).map_err(|error| Error::path("find", path, error))?;
         Ok(Self { directory: directory.into(), path })
     }
 
-    /// Opens it, created with mode 0700 if it is missing.
+    /// Opens the directory of a log. Creates a missing directory with mode 0700.
     pub(crate) fn open_or_create(path: &Path) -> Result<Self> {
         match rustix::fs::mkdir(path, Mode::from_raw_mode(keep::DIRECTORY_MODE)) {
             Ok(()) | Err(Errno::EXIST) => Self::open(path),
@@ -196,7 +198,7 @@ impl LogFile for DiskFile {
     fn truncate(&self, length: u64) -> Result<()> {
         rustix::fs::ftruncate(&self.file, length).map_err(|errno| self.failed("cut", errno))?;
         if length == 0 {
-            // Only for speed and room: a file system without it serves as well.
+            // Preallocation saves time and reserves space. A file system without preallocation works as well.
             let _ = rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, HEADER_ROOM_BYTES);
         }
         Ok(())

@@ -1,9 +1,13 @@
-//! The state of files at a checkpoint, as far as it differs from now: epochs merged.
+//! The target of a rollback: file states at a checkpoint that can differ from the present state.
 //!
-//! Owns: the merge; which content of an inode is applied in which order.
-//! Invariants: of names and attributes the oldest epoch wins; content is listed newest epoch first, and within an epoch
-//! in the order in which it is applied; keys are those of the inodes that exist now.
-//! Does not: look at files.
+//! The target results from merging records of the undo log, from all epochs since the checkpoint. An epoch is the time
+//! between two successive checkpoints.
+//!
+//! Owns: merging epochs, and the order in which old content of an inode is applied.
+//! Invariants: for a name or for attributes, the record of the oldest epoch applies. Content is listed newest epoch
+//! first, and within an epoch in the order of the records. A key is the key of the present inode, even if a rollback
+//! has created the inode again.
+//! Does not: access files.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -12,68 +16,71 @@ use super::reader::{Entry, ReadEpoch};
 use super::record::{self, AnyRecord, KeyMessage};
 use crate::key::{Attributes, FileKey};
 
-/// Most inodes that one inode was made again as, one after the other: a chain that is longer is a circle.
+/// Maximum number of times that one inode can be created again. A longer chain of aliases is a cycle.
 const ALIASES_MAX: usize = 1 << 20;
 
-/// An inode of a [`Target`].
+/// The index of an inode in [`Target`].
 pub(crate) type Index = usize;
 
-/// Records that contradict each other.
+/// An inconsistency in the records of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum Malformed {
-    /// No record has introduced the inode.
-    #[error("a record of the undo log names inode {0}, which it does not have")]
+    /// A record names an inode that no earlier record describes.
+    #[error("a record of the undo log names inode {0}, but no earlier record describes this inode")]
     UnknownInode(u32),
-    /// No record has introduced the directory.
-    #[error("a record of the undo log names directory {0}, which it does not have")]
+    /// A record names a directory that no earlier record describes.
+    #[error("a record of the undo log names directory {0}, but no earlier record describes this directory")]
     UnknownDirectory(u32),
     /// A name is not one component of a path.
-    #[error("a record of the undo log holds a name that no directory can have")]
+    #[error("a record of the undo log contains an invalid file name")]
     Name,
-    /// A kind of record that belongs into another file.
+    /// A record of this kind belongs in another file.
     #[error("a record of the undo log is in the wrong file")]
     WrongPlace,
 }
 
-/// What differs from now.
+/// The file states of a checkpoint, as far as the log records them.
 #[derive(Debug, Default)]
 pub(crate) struct Target {
     pub(crate) inodes: Vec<TargetInode>,
     pub(crate) indices: HashMap<FileKey, Index>,
-    /// What each name of a directory led to.
+    /// The inode that each recorded name of a directory led to. `None` means that the name did not exist.
     pub(crate) names: BTreeMap<(Index, Vec<u8>), Option<Index>>,
-    /// Files that can have changed without a trace: device and inode.
+    /// Files that can change undetected, as device and inode number.
     pub(crate) uncovered: Vec<(u64, u64)>,
-    /// Inodes that earlier epochs keep by links: their content goes back, too, although no name leads to them.
+    /// Inodes that epochs before the checkpoint keep by hard links. Their content is rolled back even if these inodes
+    /// have no name.
     pub(crate) kept_before: HashSet<FileKey>,
 }
 
-/// An inode at the checkpoint.
+/// The state of one inode at the checkpoint.
 #[derive(Debug)]
 pub(crate) struct TargetInode {
     pub(crate) key: FileKey,
     pub(crate) attributes: Attributes,
-    /// For messages.
+    /// A path for messages.
     pub(crate) path: PathBuf,
-    /// Newest epoch first.
+    /// The old content by epoch, newest epoch first.
     pub(crate) content: Vec<Layer>,
-    /// Whether only names in it have changed: its mode and owner are as recorded unless another program has changed them.
+    /// Whether the inode is a directory in which only names have changed. Only another program can have changed the
+    /// mode and the owner of this directory.
     pub(crate) is_directory_only: bool,
 }
 
-/// Content of an inode when an epoch began.
+/// The content of an inode at the beginning of an epoch.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layer {
     pub(crate) ordinal: u64,
-    /// All of it, before the pieces.
+    /// The file in a keep directory with the whole content. The whole content is applied before `pieces`.
     pub(crate) whole: Option<PathBuf>,
-    /// In the order in which they were recorded: of two that overlap, the first is right.
+    /// Ranges in the order of their records. If two ranges overlap, the first range is correct.
     pub(crate) pieces: Vec<Piece>,
 }
 
 impl Layer {
-    /// Adds a piece. What was recorded after all of the content is newer than the beginning of the epoch: a program
-    /// that goes on with a log in the same epoch does not know what was recorded before.
+    /// Adds a range. Ignores a range that was recorded after the whole content, because this range can be newer than
+    /// the beginning of the epoch. A restarted program that continues the log in the same epoch does not know the
+    /// earlier records.
     fn add(&mut self, piece: Piece) {
         if self.whole.is_none() {
             self.pieces.push(piece);
@@ -81,16 +88,16 @@ impl Layer {
     }
 }
 
-/// A range of a file.
+/// A range of a file, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
     pub(crate) offset: u64,
     pub(crate) length: u64,
-    /// Where the content is in the epoch's file; `None` for a hole.
+    /// Offset of the content in the file of the epoch; `None` for a hole.
     pub(crate) data_offset: Option<u64>,
 }
 
-/// Inodes that were made again: old and new key.
+/// Inodes that rollbacks have created again: maps the old key to the new key.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Aliases(HashMap<FileKey, FileKey>);
 
@@ -99,7 +106,7 @@ impl Aliases {
         self.0.insert(old, new);
     }
 
-    /// The inode that a key means now.
+    /// Returns the key of the present inode for an old key.
     pub(crate) fn resolve(&self, key: FileKey) -> FileKey {
         let mut key = key;
         for _ in 0..ALIASES_MAX {
@@ -112,7 +119,7 @@ impl Aliases {
     }
 }
 
-/// The aliases of all epochs.
+/// Collects the aliases of all epochs.
 pub(crate) fn aliases(epochs: &[ReadEpoch]) -> Aliases {
     let mut aliases = Aliases::default();
     for entry in epochs.iter().flat_map(|epoch| &epoch.records) {
@@ -123,7 +130,7 @@ pub(crate) fn aliases(epochs: &[ReadEpoch]) -> Aliases {
     aliases
 }
 
-/// Merges the epochs from the one that begins at the checkpoint, oldest first.
+/// Merges epochs. The first epoch begins at the checkpoint, and the last epoch is the newest.
 pub(crate) fn merge(epochs: &[ReadEpoch], aliases: &Aliases) -> Result<Target, Malformed> {
     let mut target = Target::default();
     for epoch in epochs {
@@ -138,7 +145,7 @@ pub(crate) fn merge(epochs: &[ReadEpoch], aliases: &Aliases) -> Result<Target, M
     Ok(target)
 }
 
-/// The inodes that epochs keep by links.
+/// Returns the inodes that epochs keep by hard links.
 pub(crate) fn kept_by(epochs: &[ReadEpoch], aliases: &Aliases) -> HashSet<FileKey> {
     let mut kept = HashSet::new();
     for epoch in epochs {
@@ -158,7 +165,7 @@ pub(crate) fn kept_by(epochs: &[ReadEpoch], aliases: &Aliases) -> HashSet<FileKe
     kept
 }
 
-/// What the ids of one epoch mean.
+/// Maps ids in the records of one epoch to indices of inodes in [`Target`].
 #[derive(Default)]
 struct Ids {
     directories: HashMap<u32, Index>,
@@ -216,7 +223,7 @@ impl Target {
                 layer.whole.get_or_insert_with(|| record::path_of(&whole.file).to_path_buf());
             }
             AnyRecord::Uncovered(file) => self.uncovered.push((file.device, file.inode)),
-            // Links keep inodes, which are found by their handles.
+            // Links keep inodes alive; a rollback finds these inodes by their handles.
             AnyRecord::Linked(linked) => drop(ids.inode(linked.inode)?),
             AnyRecord::Exact(_) | AnyRecord::Ended(_) | AnyRecord::Alias(_) => {}
             _ => return Err(Malformed::WrongPlace),
@@ -243,7 +250,7 @@ impl Target {
         index
     }
 
-    /// The layer of an epoch. While epochs are merged, the newest is last.
+    /// Returns the layer of an epoch. During the merge, the newest layer is last.
     fn layer(&mut self, index: Index, ordinal: u64) -> &mut Layer {
         let content = &mut self.inodes[index].content;
         if content.last().is_none_or(|layer| layer.ordinal != ordinal) {
@@ -252,13 +259,13 @@ impl Target {
         content.last_mut().expect("a layer was pushed if there was none")
     }
 
-    /// The path of a name, for messages.
+    /// Returns the path of a name, for messages.
     pub(crate) fn path_of(&self, directory: Index, name: &[u8]) -> PathBuf {
         self.inodes[directory].path.join(record::path_of(name))
     }
 }
 
-/// Whether bytes can be one component of a path.
+/// Reports whether bytes are a valid component of a path.
 fn is_plain_name(name: &[u8]) -> bool {
     !matches!(name, b"" | b"." | b"..") && !name.contains(&b'/') && !name.contains(&0)
 }

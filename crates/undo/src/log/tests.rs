@@ -1,7 +1,8 @@
-//! The log on a real file system.
+//! Tests of the undo log on a real file system.
 //!
-//! Owns: retention, bound, damage, keep directories.
-//! Does not: go back.
+//! Owns: tests of retention, of the size limit, of damaged files and of keep directories (links and copies of old
+//! files).
+//! Does not: test rollbacks.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -34,7 +35,7 @@ fn undo(directory: &TempDir) -> PathBuf {
     directory.path().join("undo")
 }
 
-/// Writes an epoch with a range of so many bytes, and begins the next one.
+/// Writes an epoch with a range of `bytes` bytes, and begins the next epoch.
 fn epoch(log: &mut UndoLog, bytes: usize, next: u64) -> Result<()> {
     let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file"))?;
     log.range(inode, 0, &vec![1; bytes])?;
@@ -95,7 +96,7 @@ fn checkpoints_that_are_not_kept_take_no_room_for_ever() {
     }
     assert_eq!(log.sequences(), sequences(&[19_996, 19_997, 19_998, 19_999, 20_000]));
     assert!(log.bytes() < ByteCount(3 * SEQUENCES_BYTES_MAX), "{:?}", log.bytes());
-    // An old one that is kept holds the epochs behind it, and no names between.
+    // An old checkpoint that is retained needs all later epochs, but not the checkpoints in between.
     log.boundary(Sequence(20_001)).unwrap();
     epoch(&mut log, 10, 20_002).unwrap();
     log.retain(&sequences(&[19_999, 20_001])).unwrap();
@@ -178,7 +179,7 @@ fn links_and_copies_go_with_the_last_epoch_that_names_them() {
     log.forget_before(Sequence(2)).unwrap();
     assert!(!copy.exists());
 
-    // A broken epoch keeps nothing, and a failed record neither.
+    // A broken epoch keeps no copy. The copy of a failed record is removed as well.
     let (_file, copy) = keep.file().unwrap();
     log.broken("a test").unwrap();
     log.whole_in(InodeId(0), &copy).unwrap();
@@ -218,7 +219,7 @@ fn nothing_outside_of_a_keep_directory_is_removed() {
     log.boundary(Sequence(1)).unwrap();
     log.forget_before(Sequence(1)).unwrap();
     assert!(outside.join("file").exists());
-    // A keep directory that others can enter is not used.
+    // A keep directory that other users can enter is refused.
     let place = undo(&directory).join("keep");
     fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
     let error = KeepPlaces::new(&undo(&directory)).unwrap_err();

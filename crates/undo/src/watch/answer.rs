@@ -1,9 +1,11 @@
-//! Answering the calls of the subject.
+//! Records the files that a reported call of the subject is about to change.
 //!
-//! Owns: what is recorded before each kind of change is let happen.
-//! Invariants: a call whose path leads nowhere changes nothing; whatever else keeps the watch from seeing what a call is
-//! about to change breaks the epoch.
-//! Does not: receive calls, or let them happen; the thread does.
+//! An epoch is the time between two successive checkpoints. No rollback across a broken epoch is possible.
+//!
+//! Owns: the choice of records before each kind of change.
+//! Invariants: a call whose path leads to no file changes nothing. Any other failure to find the changes of a call
+//! breaks the epoch.
+//! Does not: receive calls, or allow calls to continue; `threads` does.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -23,16 +25,16 @@ use super::paths::{self, Entry, Place};
 use super::state::State;
 use crate::error::Result;
 
-/// Bytes of `struct open_how` that are known.
+/// Length of the known part of `struct open_how`, in bytes.
 const OPEN_HOW_BYTES: usize = 24;
-/// `struct sockaddr_un`: the family, and the path.
+/// Length of `struct sockaddr_un` (family and path), in bytes.
 const SOCKET_ADDRESS_BYTES: usize = 110;
 const FAMILY_BYTES: usize = 2;
 const AF_UNIX: u16 = 1;
 
 impl State {
-    /// Records what a call is about to change. What cannot be recorded does not matter if the call `is_over`: its thread
-    /// was killed, and what is asked about it in /proc fails in many ways.
+    /// Records the files that a call is about to change. Ignores a failure if `is_over` reports that the thread of the
+    /// call was killed. Queries in /proc about a killed thread can fail in many ways.
     pub(super) fn answer(&mut self, thread: Tid, call: &Call, is_over: impl FnOnce() -> bool) {
         let change = change_of(call);
         self.crossings.passed(thread);
@@ -40,7 +42,7 @@ impl State {
         if outcome.is_err() && is_over() {
             return;
         }
-        self.or_break(outcome, "what the program was about to change");
+        self.or_break(outcome, "a change by the program");
     }
 
     fn before(&mut self, thread: Tid, change: Change) -> Result<()> {
@@ -82,10 +84,12 @@ impl State {
                 None => Ok(()),
             },
             Change::Bind(address, length) => self.before_bind(thread, address, length),
-            // Stores through it are reported once, by the source of events, when it is made.
+            // The source of content events reports a mapping once, when the mapping is created.
             Change::Map { .. } | Change::Nothing => Ok(()),
             Change::Unknown(what) => {
-                self.break_epoch(&format!("the program uses {what}, which cannot be followed"));
+                self.break_epoch(&format!(
+                    "the program uses {what}, and file changes by this call cannot be recorded"
+                ));
                 Ok(())
             }
         }
@@ -126,7 +130,8 @@ impl State {
         self.opens(thread, entry, part)
     }
 
-    /// Where a path leads, unless it leads nowhere or to a file system that makes up its content.
+    /// Returns the place that a path leads to. Returns `None` if the path leads nowhere, or to a file system whose
+    /// content the kernel generates.
     fn place(&mut self, found: std::result::Result<Place, Errno>) -> Result<Option<Place>> {
         let Some(place) = passed(found)? else { return Ok(None) };
         let file = match &place {
@@ -137,7 +142,7 @@ impl State {
         Ok((!self.file_systems.is_made_up(file, device)).then_some(place))
     }
 
-    /// The entry that a path leads to, if it leads to one.
+    /// Returns the directory entry that a path leads to, if the path leads to an entry.
     fn entry(&mut self, thread: Tid, at: &PathAt) -> Result<Option<Entry>> {
         match self.place(paths::find(thread, at))? {
             Some(Place::Entry(entry)) => Ok(Some(entry)),
@@ -166,7 +171,7 @@ impl State {
             Some(Place::File(file)) => {
                 let found = stat(file.as_fd())?;
                 if found.st_nlink == 0 {
-                    // It had no name when the epoch began, so that it counts as made in it.
+                    // The file had no name when the epoch began, and therefore counts as created in this epoch.
                     self.epoch.made.insert((found.st_dev, found.st_ino));
                 } else if !self.is_made_file(file.as_fd(), &found)? {
                     self.old(file.as_fd(), &found)?;
@@ -220,7 +225,7 @@ impl State {
             },
         };
         let found = stat(file.as_fd())?;
-        // Without a name, its attributes belong to the image.
+        // The image of the checkpoint contains the attributes of a file without a name.
         if is_made || found.st_nlink == 0 {
             return Ok(());
         }
@@ -234,7 +239,7 @@ impl State {
             return Ok(());
         }
         let path: Vec<u8> = bytes[FAMILY_BYTES..].iter().copied().take_while(|byte| *byte != 0).collect();
-        // An abstract name, or none, is no file.
+        // An abstract name or an empty name is not a file.
         if u16::from_ne_bytes([bytes[0], bytes[1]]) != AF_UNIX || path.is_empty() {
             return Ok(());
         }
@@ -246,7 +251,8 @@ impl State {
     }
 }
 
-/// A path that leads nowhere, or that the kernel cannot follow either, has the call fail.
+/// Returns `None` if a path leads to no file, or if the kernel cannot follow the path either. The call fails in these
+/// cases.
 fn passed<T>(found: std::result::Result<T, Errno>) -> Result<Option<T>> {
     const FAILS: [Errno; 8] = [
         Errno::NOENT,

@@ -1,4 +1,6 @@
-//! The checkpoints that files can go back to, and the files that were open at each.
+//! Checkpoints that a rollback can reach, and the files that were open at each checkpoint.
+//!
+//! A boundary binds the state of files to a checkpoint.
 //!
 //! Does not: find open files; `boundary` does.
 
@@ -13,7 +15,7 @@ use super::epoch::Armed;
 pub(super) struct Boundaries(BTreeMap<Sequence, Vec<Armed>>);
 
 impl Boundaries {
-    /// No boundary but the one from which the subject starts, with nothing open.
+    /// Creates a list that contains only the checkpoint from which the subject starts, without open files.
     pub(super) fn starting_at(start: Sequence) -> Self {
         Self(BTreeMap::from([(start, Vec::new())]))
     }
@@ -30,18 +32,18 @@ impl Boundaries {
         self.0.keys().next_back().copied()
     }
 
-    /// What was open at the newest one.
+    /// Returns the files that were open at the newest boundary.
     pub(super) fn newest_open(&self) -> Option<&[Armed]> {
         self.0.values().next_back().map(Vec::as_slice)
     }
 
-    /// Forgets those after one, and gives what was open there.
+    /// Removes boundaries after `to`, and returns the files that were open at `to`.
     pub(super) fn go_back(&mut self, to: Sequence) -> Vec<Armed> {
         self.0.split_off(&Sequence(to.get() + 1));
         self.0.get(&to).cloned().unwrap_or_default()
     }
 
-    /// Forgets those that are neither among these, in rising order, nor newer.
+    /// Retains only checkpoints in `kept` (in rising order) and newer checkpoints.
     pub(super) fn retain(&mut self, kept: &[Sequence]) {
         let newest = kept.last().copied();
         self.0.retain(|one, _| Some(*one) > newest || kept.binary_search(one).is_ok());

@@ -1,9 +1,13 @@
 //! The boundary between two epochs, inside the pause of a checkpoint.
 //!
-//! Owns: which files can change in the next epoch without an open, and what is kept of them.
-//! Invariants: every thread of the subject is stopped; what is deferred leaves the present epoch as it is; a file that
-//! can change without an event is kept whole, or named as uncovered.
-//! Does not: find the files; the capture does.
+//! An epoch is the time between two successive checkpoints. An image contains one complete checkpoint. A file that is
+//! open or mapped at a boundary can change in the next epoch without an open that the watch would detect.
+//!
+//! Owns: the list of files that can change in the next epoch without an open, and the records of these files.
+//! Invariants: every thread of the subject is stopped. A deferred boundary does not change the present epoch, and a
+//! rollback cannot reach its checkpoint. A file that can change without an event is recorded whole, or is recorded as a
+//! file that can change undetected.
+//! Does not: list open and mapped files; the capture of the checkpoint does.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,15 +26,15 @@ use super::{Boundary, MappedFile, OpenFile};
 use crate::error::Result;
 use crate::key::{Attributes, FileKey};
 
-/// Bytes of mapped files that one boundary copies: some 2 ms of the pause.
+/// Maximum number of bytes of mapped files that one boundary copies, which takes some 2 ms of the pause.
 const MAPPED_BYTES_MAX: u64 = 8 << 20;
 
-/// What a look at the open files has found.
+/// The result of a scan of the open and mapped files.
 #[derive(Default)]
 struct Found {
     armed: HashMap<Id, (Armed, OwnedFd)>,
     uncovered: Vec<(Id, PathBuf)>,
-    /// Why the epoch that ends is broken.
+    /// The reason if the scan has found that the ending epoch is broken: no rollback across this epoch is possible.
     missed: Option<String>,
 }
 
@@ -42,7 +46,7 @@ impl State {
         open: &[OpenFile<'_>],
         mapped: &[MappedFile<'_>],
     ) -> Boundary {
-        // No call is under way while all threads are stopped.
+        // All threads are stopped, so that no call is in progress.
         self.file_systems.disable(self.watched.source());
         self.crossings.clear();
         let found = match self.look(open, mapped) {
@@ -60,7 +64,7 @@ impl State {
         }
         if let Some(path) = too_large(&found) {
             return Boundary::Deferred(format!(
-                "{} is mapped by the program and too large to be kept inside the pause",
+                "{} is mapped by the program, and too large to be copied inside the pause",
                 path.display()
             ));
         }
@@ -78,7 +82,7 @@ impl State {
         for file in open {
             let stat = rustix::fs::fstat(file.file)
                 .map_err(|errno| sys::Error::new("inspect a descriptor of the subject", errno))?;
-            // Without a name, its content belongs to the image.
+            // The image of the checkpoint contains the content of a file without a name.
             if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink > 0 {
                 self.look_at_open(file, &stat, &mut found)?;
             }
@@ -103,8 +107,8 @@ impl State {
             return Ok(());
         };
         if !file.is_inherited && how != How::OfImage && !self.was_seen(duplicate.as_fd(), stat, &key)? {
-            // Its open went to another file than the path led to when the watch looked.
-            found.missed = Some(format!("{} was opened under a name that changed meanwhile", path.display()));
+            // When the watch answered the open, the path led to another file.
+            found.missed = Some(format!("{} changed its name while the program opened it", path.display()));
         }
         let attributes = Attributes::read(&duplicate, stat)?;
         let armed = Armed { key, attributes, how, path };
@@ -113,7 +117,7 @@ impl State {
         Ok(())
     }
 
-    /// What can happen to a file through a description; `None` where it is anything, without a report.
+    /// Returns how a file can change through a description. Returns `None` if any change is possible without an event.
     fn how(&mut self, file: &OpenFile<'_>, duplicate: BorrowedFd<'_>, stat: &Stat) -> Option<How> {
         let flags = OFlags::from_bits_retain(file.flags);
         let only_writes = flags & OFlags::ACCMODE == OFlags::WRONLY;
@@ -122,7 +126,7 @@ impl State {
             return Some(How::Appends);
         }
         if file.is_inherited {
-            // It was opened before there was a watch, and reports nothing.
+            // The description was opened before the watch began, and causes no events.
             let is_at_end = file.position == Some(stat.st_size as u64);
             return (only_writes && is_at_end).then_some(How::Appends);
         }
@@ -132,7 +136,7 @@ impl State {
         is_in_image(duplicate, stat).then_some(How::OfImage)
     }
 
-    /// Whether the watch has seen the open of a file, or its making.
+    /// Reports whether the watch has detected the open or the creation of a file.
     fn was_seen(&mut self, file: BorrowedFd<'_>, stat: &Stat, key: &FileKey) -> Result<bool> {
         let was_open = || {
             let last = self.boundaries.newest_open();
@@ -157,13 +161,13 @@ impl State {
             return Ok(());
         }
         let Some((opened, stat)) = self.find_mapped(file) else {
-            // Without a name, its content belongs to the image.
+            // The image of the checkpoint contains the content of a file without a name.
             if !file.path.as_os_str().as_bytes().ends_with(b" (deleted)") {
-                found.missed = Some(format!("{} is mapped and was not found", file.path.display()));
+                found.missed = Some(format!("{} is mapped, and its path was not found", file.path.display()));
             }
             return Ok(());
         };
-        // Without a name, its content belongs to the image.
+        // The image of the checkpoint contains the content of a file without a name.
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink == 0 {
             return Ok(());
         }
@@ -182,7 +186,8 @@ impl State {
         Ok(())
     }
 
-    /// Opens a file that is only mapped: under its path, or by its handle if that name has gone and another is left.
+    /// Opens a file that is only mapped, by its path. If the path was removed but another name exists, opens the file
+    /// by its handle.
     fn find_mapped(&self, file: &MappedFile<'_>) -> Option<(OwnedFd, Stat)> {
         let is_it =
             |(_, stat): &(OwnedFd, Stat)| stat.st_ino == file.inode && is_device(stat.st_dev, file.device);
@@ -200,7 +205,8 @@ impl State {
         named.or_else(by_handle)
     }
 
-    /// Ends the present epoch, unless nothing has happened in it.
+    /// Ends the present epoch and begins the next. If no file has changed, adds the checkpoint to the present epoch
+    /// instead.
     fn cross(&mut self, sequence: Sequence, found: Found) -> Result<()> {
         let mut list: Vec<Armed> = found.armed.values().map(|(armed, _)| armed.clone()).collect();
         list.sort_by_key(|armed| (armed.key.device, armed.key.inode));
@@ -225,7 +231,7 @@ impl State {
         Ok(())
     }
 
-    /// Prepares for what can happen to a file that is open.
+    /// Marks or records an open or mapped file, so that changes of the file in the present epoch can be rolled back.
     pub(super) fn arm(&mut self, armed: &Armed, file: BorrowedFd<'_>) -> Result<()> {
         let id = (armed.key.device, armed.key.inode);
         let found = stat(file)?;
@@ -248,7 +254,7 @@ impl State {
         Ok(())
     }
 
-    /// Ends the marks of files that nothing of the subject has open any more.
+    /// Removes the marks of files that the subject does not have open any more.
     pub(super) fn sweep(&mut self) {
         let Some(list) = self.boundaries.newest_open() else { return };
         let open: HashSet<Id> = list.iter().map(|armed| (armed.key.device, armed.key.inode)).collect();
@@ -258,7 +264,7 @@ impl State {
     }
 }
 
-/// Whether nothing has happened to files between two boundaries; reading a file is nothing.
+/// Reports whether no file has changed between two boundaries. Reading a file is not a change.
 fn are_same(one: &[Armed], other: &[Armed]) -> bool {
     let of = |armed: &Armed| {
         let Attributes { mode, owner, group, size, modified, .. } = armed.attributes;
@@ -267,24 +273,24 @@ fn are_same(one: &[Armed], other: &[Armed]) -> bool {
     one.iter().map(of).eq(other.iter().map(of))
 }
 
-/// Whether a device is that of a mapping. For btrfs, maps of proc(5) name the file system, and stat(2) its subvolume;
-/// both numbers are made up.
+/// Reports whether `device` is the device of a mapping. For btrfs, /proc/PID/maps shows the device of the file system,
+/// but stat(2) shows the device of the subvolume. Both device numbers are virtual (major number 0).
 fn is_device(device: u64, (major, minor): (u32, u32)) -> bool {
     let own = (rustix::fs::major(device), rustix::fs::minor(device));
     own == (major, minor) || (own.0, major) == (0, 0)
 }
 
-/// Whether the image of a checkpoint has the content of an open or mapped file: that of files of a tmpfs, which are
-/// memory. Other file systems without events are those of a network, or of another program (FUSE).
+/// Reports whether the image of a checkpoint contains the content of an open or mapped file. The image contains files
+/// of a tmpfs, because these files are memory. Other file systems without events are network file systems and FUSE.
 fn is_in_image(file: BorrowedFd<'_>, stat: &Stat) -> bool {
     const TMPFS: u64 = 0x0102_1994;
-    /// Larger ones are not saved unless they are mapped.
+    /// Maximum length in bytes of a file that is in the image without being mapped.
     const SAVED_BYTES_MAX: i64 = 64 << 20;
     let is_on_tmpfs = rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS);
     is_on_tmpfs && stat.st_size <= SAVED_BYTES_MAX
 }
 
-/// A mapped file with which the pause would be too long.
+/// Returns the path of a mapped file whose copy would make the pause too long.
 fn too_large(found: &Found) -> Option<&Path> {
     let mut left = MAPPED_BYTES_MAX;
     for (armed, _) in found.armed.values().filter(|(armed, _)| armed.how == How::Mapped) {

@@ -1,8 +1,8 @@
-//! What a notified system call is about to change.
+//! Classifies reported system calls: finds the change that each call is about to make.
 //!
 //! Owns: the table from call numbers and arguments to changes, for x86-64.
-//! Invariants: pure; a call that is not understood is `Unknown`, never nothing.
-//! Does not: read memory of the subject or look at files.
+//! Invariants: functions are pure. A call that is not understood yields `Unknown`, never `Nothing`.
+//! Does not: read memory of the subject, or access files.
 
 use std::ffi::c_int;
 
@@ -10,78 +10,79 @@ use model::{Address, ByteCount, Fd};
 use rustix::fs::{AtFlags, CWD, OFlags};
 use std::os::fd::AsRawFd;
 
-/// A path argument: where it starts, and where its bytes are in the subject.
+/// A path argument: the directory from which the path starts, and the address of the path in the subject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PathAt {
-    /// The directory that a relative path starts from; `None` is the working directory.
+    /// The directory from which a relative path starts. `None` means the working directory.
     pub(super) directory: Option<Fd>,
-    /// The bytes of the path.
+    /// The address of the path.
     pub(super) path: Address,
-    /// A symbolic link at the end is followed.
+    /// Whether a symbolic link at the end is followed.
     pub(super) follows: bool,
-    /// An empty path means the descriptor itself (AT_EMPTY_PATH).
+    /// Whether an empty path means the descriptor itself (AT_EMPTY_PATH).
     pub(super) may_be_empty: bool,
 }
 
-/// A file by path or by descriptor.
+/// A file that a call names by path or by descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FileAt {
     Path(PathAt),
     Descriptor(Fd),
 }
 
-/// What a call is about to do.
+/// The change that a call is about to make.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
-    /// Open or create a file.
+    /// The call opens or creates a file.
     Open(PathAt, OFlags),
-    /// The same; flags are in a `struct open_how` in the subject.
+    /// The call opens or creates a file. The flags are in a `struct open_how` at this address in the subject.
     OpenHow(PathAt, Address),
-    /// Make a name: mkdir, mknod, symlink.
+    /// The call creates a name: mkdir(2), mknod(2), symlink(2).
     Make(PathAt),
-    /// Make a further name of a file.
+    /// The call creates a further name of a file.
     Link(PathAt, PathAt),
-    /// Remove a name: unlink, rmdir.
+    /// The call removes a name: unlink(2), rmdir(2).
     Remove(PathAt),
-    /// Move a name over another one.
+    /// The call moves a name, and can replace another name.
     Rename(PathAt, PathAt),
-    /// Set the length.
+    /// The call sets the length of a file in bytes.
     Cut(FileAt, u64),
-    /// Change a range, or everything behind its start.
+    /// The call changes a range in bytes. Without a length, the call changes all content after the offset.
     Range { file: FileAt, offset: u64, length: Option<u64> },
-    /// Change all of the content.
+    /// The call can change all content.
     Whole(FileAt),
-    /// Change attributes, extended ones included.
+    /// The call changes attributes or extended attributes.
     Attributes(FileAt),
-    /// Write anywhere although the file was opened to append.
+    /// The call can write at any offset although the file was opened with O_APPEND.
     NoAppend(Fd),
-    /// Map a file shared.
+    /// The call creates a shared mapping of a file.
     Map { file: Fd, writes: bool },
-    /// Make the name of a Unix socket, if the address (in the subject, of so many bytes) is a path.
+    /// The call creates the name of a Unix socket, if the socket address is a path. The fields are the location of the
+    /// socket address in the subject, and its length.
     Bind(Address, ByteCount),
-    /// Nothing that has to be kept.
+    /// The call makes no change that must be recorded.
     Nothing,
-    /// Something that cannot be followed.
+    /// The call can make a change that the watch cannot follow.
     Unknown(&'static str),
 }
 
-/// A system call: its number and arguments, as the kernel reports them to a supervisor.
+/// A reported system call: its number and arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Call {
     pub(super) number: i64,
     pub(super) arguments: [u64; 6],
-    /// It came through the 64-bit entry.
+    /// Whether the call used the 64-bit entry of the kernel.
     pub(super) is_native: bool,
 }
 
 const COLLAPSE_RANGE: u64 = 0x08;
 const INSERT_RANGE: u64 = 0x20;
 const PROT_WRITE: u64 = 2;
-/// Linux 6.13.
+/// setxattrat(2), since Linux 6.13.
 const SETXATTRAT: i64 = 463;
 const REMOVEXATTRAT: i64 = 466;
 
-/// What a call is about to change.
+/// Returns the change that a call is about to make.
 pub(super) fn change_of(call: &Call) -> Change {
     if !call.is_native {
         return Change::Unknown("a call through the 32-bit entry of the kernel");
@@ -102,7 +103,7 @@ pub(super) fn change_of(call: &Call) -> Change {
         libc::SYS_link => Change::Link(at_cwd(a[0]).no_follow(), at_cwd(a[1]).no_follow()),
         libc::SYS_linkat => {
             let from = at(a[0], a[1]).flagged(a[4]);
-            // Links are followed only when this flag says so.
+            // linkat(2) follows symbolic links only with this flag.
             let follows = a[4] & u64::from(AtFlags::SYMLINK_FOLLOW.bits()) != 0;
             Change::Link(PathAt { follows, ..from }, at(a[2], a[3]).no_follow())
         }
@@ -130,7 +131,7 @@ fn content_of(call: &Call) -> Option<Change> {
     })
 }
 
-/// Requests of ioctl(2) to a file.
+/// Returns the change that a request of ioctl(2) makes to a file.
 fn request(request: u32, file: FileAt) -> Option<Change> {
     Some(match request {
         // FICLONE, FICLONERANGE, EXT4_IOC_MOVE_EXT, XFS_IOC_SWAPEXT, XFS_IOC_EXCHANGE_RANGE, XFS_IOC_COMMIT_RANGE.
@@ -139,9 +140,9 @@ fn request(request: u32, file: FileAt) -> Option<Change> {
         }
         // FS_IOC_RESVSP, _UNRESVSP, RESVSP64, _UNRESVSP64, _ZERO_RANGE.
         0x4030_5828..=0x4030_582b | 0x4030_5839 => Change::Whole(file),
-        // FIDEDUPERANGE leaves the content as it is.
+        // FIDEDUPERANGE does not change content.
         0xc018_9436 => Change::Nothing,
-        // FS_IOC_SETFLAGS, _FSSETXATTR, _SETVERSION: flags of the file system stay as the subject has set them.
+        // FS_IOC_SETFLAGS, _FSSETXATTR, _SETVERSION. A rollback does not reset these flags of the file system.
         0x4008_6602 | 0x4004_6602 | 0x401c_5820 | 0x4008_7602 | 0x4004_7602 => Change::Attributes(file),
         _ => return None,
     })
@@ -156,7 +157,7 @@ fn attributes_of(call: &Call) -> Option<Change> {
         }
         libc::SYS_lchown => some(FileAt::Path(at_cwd(a[0]).no_follow())),
         libc::SYS_fchmod | libc::SYS_fchown => some(descriptor(a[0])),
-        // The old call has no flags.
+        // fchmodat(2) has no flags.
         libc::SYS_fchmodat => some(FileAt::Path(at(a[0], a[1]))),
         libc::SYS_fchmodat2 => some(FileAt::Path(at(a[0], a[1]).flagged(a[3]))),
         libc::SYS_fchownat => some(FileAt::Path(at(a[0], a[1]).flagged(a[4]))),
@@ -218,13 +219,13 @@ impl PathAt {
     }
 }
 
-/// Whether an open may change a file.
+/// Reports whether an open can change a file.
 pub(super) fn changes(flags: OFlags) -> bool {
     !flags.contains(OFlags::PATH)
         && (flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC))
 }
 
-/// Whether an open asks for a file without a name.
+/// Reports whether an open creates a file without a name (O_TMPFILE).
 pub(super) fn is_nameless(flags: OFlags) -> bool {
     flags.contains(OFlags::TMPFILE)
 }

@@ -1,9 +1,13 @@
-//! Content that is about to change.
+//! Recording of file content that is about to change.
 //!
-//! Owns: how much of a file is kept at which change.
-//! Invariants: a change is answered only after the log has the old content of what it changes; a file whose content is
-//! in the log whole reports nothing more in the epoch; content behind the length at the epoch's beginning is never kept.
-//! Does not: know calls; `answer` does.
+//! An epoch is the time between two successive checkpoints. An old file existed when the present epoch began. An image
+//! contains one complete checkpoint.
+//!
+//! Owns: the choice of the content that is recorded at each change.
+//! Invariants: a change is answered only after the log contains the old content of the changed range. A file whose
+//! whole content is in the log reports nothing more in the epoch. Content after the old length of a file is never
+//! recorded.
+//! Does not: interpret system calls; `answer` does.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -17,13 +21,14 @@ use super::state::{CHUNK, State};
 use super::watched::Mark;
 use crate::error::Result;
 
-/// A file that is opened for writing and not longer than this is copied at once: that costs less than one event.
+/// Maximum length in bytes of a file that is copied when the file is opened for writing. Up to this length, the copy
+/// costs less than one event.
 const COPIED_AT_OPEN_MAX: u64 = 64 << 10;
-/// A file that is not longer than this is copied whole at the first change.
+/// Maximum length in bytes of a file that is copied whole at the first change.
 const COPIED_AT_CHANGE_MAX: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
-/// What an open with these flags is about to change.
+/// Returns the part of a file that an open with these flags is about to change.
 pub(super) fn part_of_open(flags: OFlags) -> Part {
     if flags.contains(OFlags::TRUNC) {
         Part::All
@@ -35,7 +40,8 @@ pub(super) fn part_of_open(flags: OFlags) -> Part {
 }
 
 impl State {
-    /// Keeps what a call is about to change of the file that has a name, which is not followed if it is a link.
+    /// Records the part of a file that a call is about to change. `entry` is the name of the file. A symbolic link is
+    /// not followed.
     pub(super) fn change_named(&mut self, entry: &Entry, file: BorrowedFd<'_>, part: Part) -> Result<()> {
         let found = stat(file)?;
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
@@ -47,10 +53,10 @@ impl State {
         self.change_old(file, &found, part)
     }
 
-    /// Keeps what a call is about to change of an open file.
+    /// Records the part of an open file that a call is about to change.
     pub(super) fn change(&mut self, file: BorrowedFd<'_>, part: Part) -> Result<()> {
         let found = stat(file)?;
-        // Without a name, its content belongs to the image.
+        // The image of the checkpoint contains the content of a file without a name.
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || found.st_nlink == 0 {
             return Ok(());
         }
@@ -60,7 +66,7 @@ impl State {
         self.change_old(file, &found, part)
     }
 
-    /// As `is_made`, for an open file: by the name that it was opened under.
+    /// Reports whether an open file was created in this epoch. Works like `is_made`, with the path of the descriptor.
     pub(super) fn is_made_file(&mut self, file: BorrowedFd<'_>, found: &Stat) -> Result<bool> {
         let id = (found.st_dev, found.st_ino);
         if self.is_old(file, found)? {
@@ -102,7 +108,7 @@ impl State {
                     old.content = Content::Appends;
                 }
             }
-            // The pages that are not saved yet are still reported.
+            // Changes of pages that are not in the log yet are still reported.
             (Content::Pages(_), Part::End) => {}
             (_, Part::Any) if reports && size > COPIED_AT_OPEN_MAX => {
                 return self.watched.mark(file, found, Mark::Active);
@@ -116,14 +122,14 @@ impl State {
             }
             _ => self.whole(file, found)?,
         }
-        // What is opened now can report in later epochs.
+        // The mark lets descriptions that are opened now report in later epochs.
         if reports && !self.watched.is_active(id) {
             self.watched.mark(file, found, Mark::Silent)?;
         }
         Ok(())
     }
 
-    /// An event: a range of a file is about to change, or to be read.
+    /// Handles a content event: a range of a file is about to be changed or read.
     pub(super) fn event(&mut self, file: BorrowedFd<'_>, range: Option<(u64, u64)>) -> Result<()> {
         let found = stat(file)?;
         let id = (found.st_dev, found.st_ino);
@@ -146,8 +152,8 @@ impl State {
         self.whole_if_cheaper(file, &found, took)
     }
 
-    /// Copies the rest of a file once its events have cost as much as that: at most twice the cheapest choice, whatever
-    /// follows (the ski rental problem).
+    /// Records all of a file when its events have cost as much as a copy of the file. The total cost is then at most
+    /// twice the minimum cost, whatever changes follow (ski rental problem).
     fn whole_if_cheaper(&mut self, file: BorrowedFd<'_>, found: &Stat, took: Duration) -> Result<()> {
         let rate = self.costs.rates;
         let Some(old) = self.epoch.inodes.get_mut(&(found.st_dev, found.st_ino)) else { return Ok(()) };
@@ -157,7 +163,7 @@ impl State {
         if pages.spent > rate.copy_of(size) { self.whole(file, found) } else { Ok(()) }
     }
 
-    /// Keeps pages of a range that are not kept yet.
+    /// Records those pages of a range that are not in the log yet.
     pub(super) fn save(
         &mut self,
         file: BorrowedFd<'_>,
@@ -183,7 +189,7 @@ impl State {
         Ok(())
     }
 
-    /// Writes a range of a file into the log.
+    /// Copies a range of a file into the log.
     pub(super) fn copy(&mut self, file: BorrowedFd<'_>, found: &Stat, start: u64, end: u64) -> Result<()> {
         let id = (found.st_dev, found.st_ino);
         let Some(number) = self.epoch.inodes.get(&id).map(|old| old.id) else { return Ok(()) };
@@ -200,7 +206,7 @@ impl State {
             let read = rustix::io::retry_on_intr(|| rustix::io::pread(&reader, &mut self.buffer[..room], at))
                 .map_err(|errno| sys::Error::path("read", path_of(file), errno))?;
             if read == 0 {
-                // Another program has truncated it: the content is lost.
+                // Another program has truncated the file, and the old content is lost.
                 return Err(sys::Error::path("read", path_of(file), sys::Errno::SHORT).into());
             }
             self.log.range(number, at, &self.buffer[..read])?;
@@ -209,7 +215,7 @@ impl State {
         Ok(())
     }
 
-    /// A file that is only appended to is about to be written anywhere.
+    /// Records content before a file that was only appended to can be written at any offset.
     pub(super) fn appends_no_more(&mut self, file: BorrowedFd<'_>) -> Result<()> {
         let found = stat(file)?;
         let is_ours = self.watched.has_number((found.st_dev, found.st_ino))
@@ -218,8 +224,9 @@ impl State {
     }
 }
 
-/// The descriptor of an event, which is read without another event: the thread that would have to answer that reads it.
-/// Every other descriptor is open with O_PATH or is one of the subject's that may write.
+/// Returns a duplicate if `file` is the descriptor of a content event. Reading through the descriptor of an event
+/// causes no further event. A further event would block if the reading thread is the thread that answers events. All
+/// other descriptors are open with O_PATH, or are descriptors of the subject that are open for writing.
 fn of_event(file: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
     let flags =
         rustix::fs::fcntl_getfl(file).map_err(|errno| sys::Error::new("inspect a descriptor", errno))?;

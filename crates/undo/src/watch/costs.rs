@@ -1,7 +1,9 @@
-//! What keeping costs, and how far apart epochs are for it.
+//! The cost of recording old content, and the minimum time between epochs that results from this cost.
 //!
-//! Owns: the time that keeping has taken in the present epoch, of the time that has passed in it.
-//! Does not: choose what is kept.
+//! An epoch is the time between two successive checkpoints. A boundary ends one epoch and begins the next epoch.
+//!
+//! Owns: the time that recording has taken in the present epoch, and its share of the elapsed time.
+//! Does not: choose the content that is recorded.
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +11,19 @@ use sys::clock::Clock;
 
 use super::rates::Rates;
 
-/// The longest time between two boundaries that the cost of keeping asks for: a restart loses as much.
+/// Maximum time between two boundaries that the cost limit can demand. A restart can lose the work of this time.
 const APART_MAX: Duration = Duration::from_secs(30);
 
-/// What keeping costs.
+/// The cost of recording.
 #[derive(Debug)]
 pub(super) struct Costs {
     clock: Clock,
     pub(super) rates: Rates,
-    /// Part of the time that keeping may take.
+    /// The maximum share of time that recording may take.
     share_max: f64,
-    /// When the epoch began.
+    /// When the present epoch began.
     began: Instant,
-    /// Time that keeping has taken since.
+    /// Time that recording has taken in the present epoch.
     kept: Duration,
 }
 
@@ -39,23 +41,23 @@ impl Costs {
         (self.began, self.kept) = (self.clock.now(), Duration::ZERO);
     }
 
-    /// Keeping has taken that much time.
+    /// Adds time that recording has taken.
     pub(super) fn note_kept(&mut self, took: Duration) {
         self.kept += took;
     }
 
-    /// Part of the time of the epoch that keeping took.
+    /// Returns the share of time in the present epoch that recording took.
     pub(super) fn share(&self) -> f64 {
         self.kept.as_secs_f64() / self.passed().as_secs_f64().max(1e-3)
     }
 
-    /// How far apart boundaries are, so that keeping takes no larger part of the time than allowed.
+    /// Returns the minimum time between boundaries with which recording takes no more than its maximum share of time.
     pub(super) fn apart(&self) -> Duration {
-        // What keeping has cost so far in this epoch, it costs again in the next.
+        // The estimate for the next epoch is the cost in this epoch so far.
         self.kept.div_f64(self.share_max.max(f64::MIN_POSITIVE)).min(APART_MAX)
     }
 
-    /// Whether another epoch would begin too early for what keeping has cost in this one.
+    /// Reports whether a new epoch would begin too early, given the cost of recording in the present epoch.
     pub(super) fn are_too_high(&self) -> bool {
         self.passed() < self.apart()
     }

@@ -1,10 +1,10 @@
-//! Calls of two threads that meet at one name.
+//! Concurrent calls on one name: one thread opens the name while another thread moves a file to this name.
 //!
-//! Owns: what each thread was last allowed to do with a name.
-//! Invariants: a file that can come to have a name while another thread opens that name is kept as if it were opened
-//! itself, whichever of the two calls the kernel carries out first.
-//! Does not: follow directories that are renamed while a path through them is opened; such a file is found at the next
-//! boundary if it is still open then.
+//! Owns: the detection of these calls, and recording the moved file.
+//! Invariants: if a file can get a name while another thread opens this name, the file is recorded like an opened file.
+//! The order in which the kernel executes the two calls does not matter.
+//! Does not: handle a directory that is renamed while another thread opens a file below this directory. The next
+//! checkpoint detects the file if the file is still open.
 
 use std::os::fd::AsFd;
 
@@ -18,7 +18,7 @@ use super::state::State;
 use crate::error::Result;
 
 impl State {
-    /// A thread is about to open a name. Files that another thread is about to move there are kept.
+    /// Notes that a thread is about to open a name. Records files that another thread is about to move to this name.
     pub(super) fn opens(&mut self, thread: Tid, entry: &Entry, part: Part) -> Result<()> {
         let place = place_of(entry)?;
         let mut moving = Vec::new();
@@ -33,7 +33,8 @@ impl State {
         moving.iter().try_for_each(|file| self.change(file.as_fd(), part))
     }
 
-    /// A thread is about to give a file a name. It is kept if another thread is about to open that name.
+    /// Notes that a thread is about to give a file a name. Records the file if another thread is about to open this
+    /// name.
     pub(super) fn moves(&mut self, thread: Tid, from: &Entry, to: &Entry) -> Result<()> {
         let Ok(file) = from.open() else { return Ok(()) };
         let place = place_of(to)?;

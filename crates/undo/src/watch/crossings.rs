@@ -1,7 +1,7 @@
-//! What the threads of a subject may be doing since their last calls were answered.
+//! Calls of the subject's threads that were answered and may still be in progress.
 //!
-//! Owns: the names that calls of each thread may still open, or move files to.
-//! Does not: keep files; `crossing` does.
+//! Owns: for each thread, the name that its call may open, or the name to which its call may move a file.
+//! Does not: record files; `crossing` does.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -11,27 +11,27 @@ use model::Tid;
 
 use super::epoch::{Id, Part};
 
-/// A name: the directory, and the component.
+/// A name: the directory, and one path component.
 pub(super) type Place = (Id, OsString);
 
-/// What a thread may be doing since its last call was answered.
+/// A call of a thread that was answered and may still be in progress.
 #[derive(Debug)]
 pub(super) enum Doing {
     Opens(Place, Part),
     Moves(Place, OwnedFd),
 }
 
-/// What the threads of the subject may be doing.
+/// The calls that may be in progress, by thread.
 #[derive(Debug, Default)]
 pub(super) struct Crossings(pub(super) HashMap<Tid, Doing>);
 
 impl Crossings {
-    /// The thread makes another call: the one before is over.
+    /// Removes the call of a thread. The thread now makes another call, so that the earlier call is complete.
     pub(super) fn passed(&mut self, thread: Tid) {
         self.0.remove(&thread);
     }
 
-    /// Every thread is stopped: no call is under way.
+    /// Removes all calls. All threads are stopped, so that no call is in progress.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

@@ -1,6 +1,6 @@
-//! Descriptors of files of the subject, as all of the watch uses them.
+//! Functions for descriptors of files of the subject, which all modules of the watch use.
 //!
-//! Does not: remember any.
+//! Does not: store descriptors.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(super) fn stat(file: BorrowedFd<'_>) -> Result<Stat> {
     Ok(found.map_err(|errno| sys::Error::path("inspect", path_of(file), errno))?)
 }
 
-/// The key of an open file.
+/// Returns the key of an open file.
 pub(super) fn key_of(file: BorrowedFd<'_>, stat: &Stat) -> Result<FileKey> {
     FileKey::of(file, stat).map_err(|error| match error {
         UndoError::Kernel(error) if error.errno == Errno::OPNOTSUPP.into() => {
@@ -34,13 +34,13 @@ pub(super) fn key_of(file: BorrowedFd<'_>, stat: &Stat) -> Result<FileKey> {
     })
 }
 
-/// The highest directory above a path on the same file system.
+/// Returns the highest directory above a path that is on the same file system.
 fn mount_of(path: &Path, device: u64) -> PathBuf {
     let is_there = |folder: &&Path| rustix::fs::stat(*folder).is_ok_and(|stat| stat.st_dev == device);
     path.ancestors().skip(1).take_while(is_there).last().unwrap_or(path).to_owned()
 }
 
-/// Opens a file for reading that is open with O_PATH.
+/// Opens a file for reading, from a descriptor that is open with O_PATH.
 pub(super) fn reopen(file: BorrowedFd<'_>) -> Result<OwnedFd> {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     let opened = rustix::fs::open(&link, READ, Mode::empty());

@@ -1,9 +1,12 @@
-//! What is known of the present epoch.
+//! The state of the present epoch.
 //!
-//! Owns: the names and inodes that were recorded since the epoch began, and how much of their content was; what can
-//! change in a file, by a call and without one.
-//! Invariants: an inode is either old (it existed when the epoch began, and is recorded) or made in the epoch.
-//! Does not: look at files or write records.
+//! An epoch is the time between two successive checkpoints. An image contains one complete checkpoint.
+//!
+//! Owns: names and inodes that were recorded in the epoch, the amount of recorded content, and the ways in which a file
+//! can change.
+//! Invariants: an inode is either old or created. An old inode existed when the epoch began, and is recorded. A created
+//! inode was created in the epoch.
+//! Does not: access files, or write records.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -13,39 +16,39 @@ use std::time::Duration;
 use crate::key::{Attributes, FileKey};
 use crate::log::{DirectoryId, InodeId};
 
-/// Device and inode number. A file that loses its last name is kept by a link, so that its number is not used again
-/// within the epoch. A directory is not: see `Old::gone`.
+/// Device and inode number. A file that loses its last name is preserved by a hard link, so that its inode number is
+/// not reused in the epoch. The inode number of a removed directory can be reused: see [`Old::gone`].
 pub(super) type Id = (u64, u64);
 
-/// What is about to be changed in a file.
+/// The part of a file that is about to change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Part {
-    /// Anything, at any time from now on: it is being opened for writing.
+    /// Any part, at any later time: the file is being opened for writing.
     Any,
-    /// Only what is behind its end: it is being opened to append.
+    /// Only content after the end of the file: the file is being opened for appending.
     End,
-    /// All behind an offset.
+    /// All content after an offset in bytes.
     Behind(u64),
     /// A range: offset and length in bytes.
     Range(u64, u64),
-    /// All of it.
+    /// All content.
     All,
 }
 
-/// What can happen to a file in the next epoch without an open.
+/// How a file can change in the next epoch without an open.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum How {
-    /// It is only appended to.
+    /// Content is only appended to the file.
     Appends,
-    /// Writes, which it reports.
+    /// The file is written, and the writes are reported.
     Reports,
-    /// Stores through a mapping.
+    /// The file is changed by stores through a mapping.
     Mapped,
-    /// Anything, without a report: the image has its content.
+    /// Any change is possible, without being reported. The image of the checkpoint contains the content of the file.
     OfImage,
 }
 
-/// A file that is open for writing or mapped at a boundary.
+/// A file that is open for writing or mapped at a boundary. A boundary ends one epoch and begins the next epoch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Armed {
     pub(super) key: FileKey,
@@ -54,18 +57,18 @@ pub(super) struct Armed {
     pub(super) path: PathBuf,
 }
 
-/// How much of the old content of a file is in the log.
+/// The amount of old content of a file that is in the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Content {
-    /// Nothing, and nothing was changed yet.
+    /// No content. Nothing has changed yet.
     Untouched,
-    /// Nothing: the file is only appended to, and its old length is enough.
+    /// No content. The file is only appended to, so that its old length is sufficient.
     Appends,
     /// Some pages.
     Pages(Pages),
-    /// All of it.
+    /// All content.
     Whole,
-    /// Nothing: the image of the checkpoint has it.
+    /// No content. The image of the checkpoint contains the content.
     OfImage,
 }
 
@@ -77,11 +80,11 @@ pub(super) struct Pages {
     pub(super) spent: Duration,
 }
 
-/// Bits of a word.
+/// Bits of a word in the bitmap of saved pages.
 const WORD: u64 = 64;
 
 impl Pages {
-    /// The part of `first..end` that is not saved, as rising ranges; they count as saved from now on.
+    /// Marks pages as saved. Returns the pages of `first..end` that were not saved before, as rising ranges.
     pub(super) fn save(&mut self, first: u64, end: u64) -> Vec<(u64, u64)> {
         let mut missing: Vec<(u64, u64)> = Vec::new();
         for page in first..end {
@@ -99,7 +102,8 @@ impl Pages {
         missing
     }
 
-    /// The part of `first..end` that is not saved, as rising ranges, in time that grows with what is saved.
+    /// Returns the pages of `first..end` that are not saved, as rising ranges. The run time depends on the number of
+    /// saved pages, and not on the length of the range.
     pub(super) fn gaps(&self, first: u64, end: u64) -> Vec<(u64, u64)> {
         let mut words: Vec<u64> = self
             .saved
@@ -133,16 +137,17 @@ impl Pages {
 #[derive(Debug)]
 pub(super) struct Old {
     pub(super) id: InodeId,
-    /// Length when the epoch began.
+    /// Length in bytes when the epoch began.
     pub(super) size: u64,
     pub(super) content: Content,
-    /// A keep directory has a link to it, or all of it is in the log.
+    /// Whether a hard link preserves the inode, or the log contains the whole state of the inode.
     pub(super) is_kept: bool,
-    /// It may be gone, and nothing holds its number: the key that tells it from the next inode with that number.
+    /// The key of an inode that may have been removed and whose number can be reused. The key distinguishes the inode
+    /// from the next inode with this number.
     pub(super) gone: Option<FileKey>,
 }
 
-/// Names of one directory that were recorded.
+/// The names of one directory that were recorded.
 #[derive(Debug)]
 pub(super) struct Names {
     pub(super) id: DirectoryId,
@@ -154,7 +159,7 @@ impl Names {
         Self { id, touched: HashSet::new() }
     }
 
-    /// `true` the first time in the epoch.
+    /// Notes a recorded name. Returns `true` the first time in the epoch.
     pub(super) fn touch(&mut self, name: &OsStr) -> bool {
         !self.touched.contains(name) && self.touched.insert(name.to_owned())
     }
@@ -167,9 +172,9 @@ impl Names {
 /// The present epoch.
 #[derive(Debug, Default)]
 pub(super) struct Epoch {
-    /// Something was recorded after the records of the boundary itself.
+    /// Whether a record was written after the records of the boundary at the beginning of the epoch.
     pub(super) is_touched: bool,
-    /// Why the way back through it is lost.
+    /// The reason if the epoch is broken: no rollback across this epoch is possible.
     pub(super) broken: Option<String>,
     pub(super) directories: HashMap<FileKey, Names>,
     pub(super) inodes: HashMap<Id, Old>,

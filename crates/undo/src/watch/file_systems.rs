@@ -1,8 +1,8 @@
-//! What is known of the file systems of the subject, by device.
+//! The file systems of the subject, by device.
 //!
-//! Owns: descriptors on their mounts, and what each was found to be capable of.
-//! Invariants: a file system is tried once.
-//! Does not: know the files on them.
+//! Owns: descriptors on the mounts, and the known capabilities of each file system.
+//! Invariants: each capability of a file system is tested once.
+//! Does not: know the files on a file system.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,15 +22,16 @@ pub(super) struct FileSystems(HashMap<u64, FileSystem>);
 
 #[derive(Debug, Default)]
 struct FileSystem {
-    /// For handles.
+    /// A directory on the file system, for opening files by handle.
     mount: Option<OwnedFd>,
-    /// A directory on a mount on which opens can report later.
+    /// A directory on a mount on which newly opened files can report changes later.
     enabled: Option<OwnedFd>,
-    /// Whether it reports changes of content, once that was tried.
+    /// Whether the file system reports changes of content; `None` before the test.
     reports: Option<bool>,
-    /// Whether a clone of a file has failed.
+    /// Whether the clone of a file has failed.
     clones_none: bool,
-    /// Whether it makes up its content, as proc(5) does: nothing in it goes back.
+    /// Whether the kernel generates the content, as for proc(5); `None` before the test. A rollback does not change
+    /// these files.
     is_made_up: Option<bool>,
 }
 
@@ -39,7 +40,7 @@ impl FileSystems {
         self.0.entry(device).or_default()
     }
 
-    /// Remembers a file system, for its handles.
+    /// Remembers a directory of a file system, for opening files by handle.
     pub(super) fn note_mount(&mut self, directory: BorrowedFd<'_>, device: u64) {
         let known = self.at(device);
         if known.mount.is_none() {
@@ -48,7 +49,7 @@ impl FileSystems {
         }
     }
 
-    /// A directory on a file system.
+    /// Returns a directory on a file system.
     pub(super) fn mount(&self, device: u64) -> Option<BorrowedFd<'_>> {
         Some(self.0.get(&device)?.mount.as_ref()?.as_fd())
     }
@@ -61,28 +62,28 @@ impl FileSystems {
         Ok(sys::file_handle::open(mount, &key.handle)?)
     }
 
-    /// Whether the file system of a file reports changes of content.
+    /// Reports whether the file system of a file reports changes of content.
     pub(super) fn reports(&mut self, source: &dyn ContentSource, file: BorrowedFd<'_>, device: u64) -> bool {
         let try_it = || source.watch(file).and_then(|()| source.forget(file)).is_ok();
         *self.at(device).reports.get_or_insert_with(try_it)
     }
 
-    /// Whether the file system of a file makes up its content.
+    /// Reports whether a file is on a file system whose content the kernel generates.
     pub(super) fn is_made_up(&mut self, file: BorrowedFd<'_>, device: u64) -> bool {
         *self.at(device).is_made_up.get_or_insert_with(|| paths::is_made_up(file))
     }
 
-    /// Whether a file may be cloned, as far as that is known.
+    /// Reports whether a clone of a file can succeed: no clone has failed on this file system.
     pub(super) fn may_clone(&self, device: u64) -> bool {
         self.0.get(&device).is_some_and(|known| known.mount.is_some() && !known.clones_none)
     }
 
-    /// A clone has failed.
+    /// Notes that a clone has failed.
     pub(super) fn note_no_clone(&mut self, device: u64) {
         self.at(device).clones_none = true;
     }
 
-    /// Lets what is opened or made on the mount of a directory report later.
+    /// Lets files that are opened or created on the mount of a directory from now on report changes later.
     pub(super) fn enable(
         &mut self,
         source: &dyn ContentSource,
@@ -95,7 +96,7 @@ impl FileSystems {
         }
         match source.enable(directory) {
             Ok(()) => known.enabled = Some(duplicate(directory)?),
-            // A file system without such events says so at its first mark.
+            // A file system without content events fails at its first mark.
             Err(error) => {
                 known.reports = Some(false);
                 if error.errno != sys::Errno::EINVAL && error.errno != Errno::OPNOTSUPP.into() {
@@ -106,7 +107,7 @@ impl FileSystems {
         Ok(())
     }
 
-    /// As `enable`, for every known mount.
+    /// Works like `enable` for every known mount.
     pub(super) fn enable_all(&mut self, source: &dyn ContentSource) -> Result<()> {
         let devices: Vec<u64> = self.0.keys().copied().collect();
         for device in devices {
@@ -117,10 +118,10 @@ impl FileSystems {
         Ok(())
     }
 
-    /// Ends `enable`. Only while no open of the subject is under way.
+    /// Ends the effect of `enable`. Called only while no open of the subject is in progress.
     pub(super) fn disable(&mut self, source: &dyn ContentSource) {
         for directory in self.0.values_mut().filter_map(|known| known.enabled.take()) {
-            // What stays enabled costs a little time, and nothing else.
+            // A mount that stays enabled costs a little time, but causes no error.
             let _ = source.disable(directory.as_fd());
         }
     }

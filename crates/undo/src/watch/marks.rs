@@ -1,24 +1,25 @@
-//! The source of events about content: which files report a change before it happens.
+//! The source of content events: reports changes of marked files before the changes happen.
 //!
-//! Owns: the trait of such a source.
-//! Does not: receive events; the thread of the source does.
+//! Owns: the trait of this source.
+//! Does not: receive events; `threads` does.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
-/// Reports changes of content before they happen.
+/// A source that reports changes of content before the changes happen.
 ///
-/// A description reports only if its file was marked when it was opened; so a file is marked before its open is
-/// answered, and the directory of a file that is about to be made is enabled.
+/// An open file description can report changes only if its file was marked when the description was opened. The watch
+/// therefore marks a file before the watch answers the open. If the open creates a file, the watch enables events on
+/// the mount of the directory instead.
 pub(super) trait ContentSource: fmt::Debug + Send {
-    /// Every change of the file is reported.
+    /// Marks a file, so that every change is reported.
     fn watch(&self, file: BorrowedFd<'_>) -> sys::Result<()>;
-    /// No change is reported, and descriptions that are opened meanwhile can report later.
+    /// Marks a file, so that no change is reported. Descriptions that are opened in the meantime can report later.
     fn silence(&self, file: BorrowedFd<'_>) -> sys::Result<()>;
-    /// The file is not marked any more.
+    /// Removes the mark of a file.
     fn forget(&self, file: BorrowedFd<'_>) -> sys::Result<()>;
-    /// What is opened or made on the mount of this directory from now on can report later.
+    /// Lets files that are opened or created on the mount of `directory` from now on report later.
     fn enable(&self, directory: BorrowedFd<'_>) -> sys::Result<()>;
-    /// Ends what `enable` began.
+    /// Ends the effect of [`Self::enable`].
     fn disable(&self, directory: BorrowedFd<'_>) -> sys::Result<()>;
 }

@@ -1,9 +1,14 @@
-//! Watching a subject change files.
+//! The watch: detects file changes of a subject, and records the earlier state of files in the undo log.
 //!
-//! Owns: the threads that answer the kernel before a change, and what is kept of the present epoch.
-//! Invariants: a change is answered only after the log has what was there before it; no answer waits for the pause; the
-//! death of this program lets every change pass.
-//! Does not: go back.
+//! A subject is a protected process tree. A seccomp filter reports calls that can change names or attributes, and
+//! fanotify(7) reports changes of content. The calling thread waits until the watch has recorded the earlier state, and
+//! has answered through the listener of the filter. An epoch is the time between two successive checkpoints. A boundary
+//! ends one epoch and begins the next epoch.
+//!
+//! Owns: the threads that answer the kernel before a change, and the state of the present epoch.
+//! Invariants: a change is answered only after the log contains the earlier state. No answer waits for the end of a
+//! checkpoint. After the death of this program, the kernel allows all waiting changes.
+//! Does not: roll files back; `back` does.
 
 mod answer;
 mod boundaries;
@@ -51,92 +56,96 @@ use crate::error::Result;
 use crate::log::keep::KeepPlaces;
 use crate::log::{UNWATCHED, UndoLog};
 
-/// What a watch is told.
+/// Options of a watch.
 #[derive(Clone, Debug)]
 pub struct WatchOptions {
-    /// Where the log is: `undo` below the directory of the subject.
+    /// The directory of the log: `undo` below the directory of the subject.
     pub directory: PathBuf,
-    /// Bytes that the log may take (`--files-undo-max`).
+    /// Maximum size of the log in bytes (`--files-undo-max`).
     pub bytes_max: ByteCount,
-    /// Part of the time that keeping may cost, 0.1 for a tenth (`--files-cost-max`).
+    /// Maximum share of time that recording old content may take, 0.1 for a tenth (`--files-cost-max`).
     pub cost_max: f64,
-    /// The checkpoint whose files are those of now: the one that the subject starts from, 0 for its beginning.
+    /// The checkpoint with the present state of files. The subject starts from this checkpoint; 0 means the beginning
+    /// of the program.
     pub start: Sequence,
-    /// Where the time is taken from that decides how far apart exact checkpoints are.
+    /// The clock that measures the time between exact checkpoints.
     pub clock: Clock,
 }
 
-/// A description of the subject that may write to a regular file, as the capture holds it inside the pause.
+/// An open file description of the subject through which a regular file can be written. The capture of a checkpoint
+/// passes these descriptions inside the pause.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenFile<'a> {
-    /// A duplicate of the description itself.
+    /// A descriptor of this description, duplicated from the subject.
     pub file: BorrowedFd<'a>,
-    /// Its file status flags (O_APPEND and the like).
+    /// The file status flags, for example O_APPEND.
     pub flags: u32,
-    /// Its file offset.
+    /// The file offset in bytes.
     pub position: Option<u64>,
-    /// The guardian was started with it and hands it on.
+    /// Whether the guardian was started with the description and passes it to the subject. The guardian is the process
+    /// that supervises the subject.
     pub is_inherited: bool,
 }
 
-/// A file behind a shared mapping that is, or can become, writable.
+/// A file with a shared mapping that is writable or can become writable.
 #[derive(Clone, Copy, Debug)]
 pub struct MappedFile<'a> {
-    /// Major and minor number of its device, as in /proc/PID/maps.
+    /// Major and minor number of the device, as in /proc/PID/maps.
     pub device: (u32, u32),
-    /// Its inode number.
+    /// The inode number.
     pub inode: u64,
-    /// Its path.
+    /// The path of the file.
     pub path: &'a Path,
-    /// Stores through it are possible now; else only after mprotect(2).
+    /// Whether stores through the mapping are possible now. Otherwise stores are possible only after mprotect(2).
     pub is_writable: bool,
 }
 
-/// Whether files can go back to a checkpoint exactly.
+/// Whether a rollback to a checkpoint restores exactly the files of this checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Boundary {
-    /// They can.
+    /// The rollback is exact.
     Exact,
-    /// They cannot, for this reason: the epoch goes on.
+    /// No exact rollback is possible, for this reason. The present epoch continues.
     Deferred(String),
 }
 
-/// What `status` says of the watch.
+/// The state of a watch for `undying status`.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct WatchReport {
-    /// Why the way back is lost since the last exact checkpoint, if it is.
+    /// The reason if the present epoch is broken: no rollback is possible before the next exact checkpoint.
     pub broken: Option<String>,
-    /// Why the way back to earlier checkpoints was lost last, if it ever was.
+    /// The reason for the last broken epoch, if an epoch was ever broken.
     pub last_break: Option<String>,
-    /// Files that can be changed without a trace: they do not go back.
+    /// Files that can change undetected. A rollback does not change these files.
     pub uncovered: Vec<PathBuf>,
-    /// The newest checkpoint that files can go back to.
+    /// The newest exact checkpoint.
     pub newest_exact: Option<Sequence>,
-    /// Bytes of the log.
+    /// Size of the log in bytes.
     pub bytes: ByteCount,
-    /// Part of the time of the last epoch that keeping took.
+    /// Share of the time in the present epoch that recording old content took.
     pub cost: f64,
-    /// The least time between two exact checkpoints, by the cost cap.
+    /// The minimum time between two exact checkpoints that results from the cost limit.
     pub apart: std::time::Duration,
 }
 
-/// A directory on a disk of nearly every machine.
+/// A directory that is on a disk of nearly every machine.
 const OTHER_PLACE: &str = "/var/tmp";
 
-/// Watches one subject, incarnation after incarnation.
+/// Watches one subject over all its incarnations. An incarnation lasts from one start or restore to the next death.
 #[derive(Debug)]
 pub struct Watch {
     shared: Arc<Shared>,
     holder: ListenerHolder,
-    /// Where the holder notes that this program has died before the subject.
+    /// The file that the fd holder writes to if this program dies before the subject. The fd holder is a process with a
+    /// copy of the listener. Because of this copy, calls of the subject do not fail after the death of this program.
     mark: File,
     options: WatchOptions,
-    /// Handles calls that name addresses of sockets.
+    /// The handler for calls that name socket addresses.
     channels: Option<Arc<dyn CallHandler>>,
 }
 
 impl Watch {
-    /// Why files cannot be watched here, if they cannot: privilege or kernel feature by name.
+    /// Returns the missing privilege or kernel feature if files cannot be watched on this machine.
     #[must_use]
     pub fn missing() -> Option<String> {
         [Feature::FileNotify, Feature::FileContent].into_iter().find_map(|feature| {
@@ -144,7 +153,7 @@ impl Watch {
             if !features::enabled(feature) {
                 return Some(format!("{} is forced off", entry.name()));
             }
-            // Some file systems have no events, a tmpfs among them; the subject may use others.
+            // One failed probe is not sufficient: some file systems have no events, for example tmpfs.
             let own = std::env::current_dir().ok();
             let places = own.into_iter().chain([std::env::temp_dir(), PathBuf::from(OTHER_PLACE)]);
             let mut failed = None;
@@ -158,11 +167,12 @@ impl Watch {
         })
     }
 
-    /// Begins a log and the threads that answer. The holder was made before this program had threads.
+    /// Creates a log, and starts the thread that answers content events. The caller started `holder` before this
+    /// program had threads.
     ///
     /// # Errors
     ///
-    /// Why there is no log, or no source of events.
+    /// The log or the source of events cannot be created.
     pub fn start(options: WatchOptions, holder: ListenerHolder) -> Result<Self> {
         let log = UndoLog::create(&options.directory, options.start, options.bytes_max)?;
         let mark = open_mark(&options.directory)?;
@@ -177,17 +187,19 @@ impl Watch {
         Ok(Self { shared, holder, mark, options, channels: None })
     }
 
-    /// Has the filters of this subject report bind(2), listen(2) and connect(2) to a handler from the next
-    /// incarnation on. A bind(2) to a path is recorded before the handler sees it. The other two calls change no
-    /// file.
+    /// Makes filters also report bind(2), listen(2) and connect(2) from the next incarnation on, for the handler
+    /// `channels`. A bind(2) to a path is recorded before the handler receives the call. listen(2) and connect(2)
+    /// change no file.
     #[must_use]
     pub fn with_channels(self, channels: Arc<dyn CallHandler>) -> Self {
         Self { channels: Some(channels), ..self }
     }
 
-    /// The filter of an incarnation of this subject that is being restored, whose listener is for `attach`. It reports
-    /// channels if there is a handler. Its calls are interruptible then: a call that the handler holds must not keep a
-    /// thread from being stopped for a checkpoint. Install it with `seccomp_listener::flags_of`.
+    /// Returns the filter for an incarnation of this subject that is being restored. The caller installs the filter
+    /// with `seccomp_listener::flags_of`, and passes the listener to [`Self::attach`].
+    ///
+    /// With a handler for socket calls, the filter also reports these calls, and signals can interrupt all reported
+    /// calls. A call that the handler holds must not prevent a checkpoint from stopping the thread.
     #[must_use]
     pub fn own_filter(&self) -> FilterProgram {
         match self.channels {
@@ -196,49 +208,51 @@ impl Watch {
         }
     }
 
-    /// The filter of an incarnation that is being restored and has no channels, whose listener is for `attach`.
+    /// Returns the filter for an incarnation that is being restored, without reports of socket calls. The caller passes
+    /// the listener to [`Self::attach`].
     #[must_use]
     pub fn filter() -> FilterProgram {
         seccomp_listener::watch_program()
     }
 
-    /// Has a command be watched from its first instruction.
+    /// Prepares a command, so that the program is watched from its first instruction.
     ///
     /// # Errors
     ///
-    /// Why its filter cannot be prepared.
+    /// The filter cannot be prepared.
     pub fn prepare(&self, command: &mut Command) -> Result<PendingListener> {
         let program = self.own_filter();
         let held = Some((&self.holder, self.mark.as_fd()));
         Ok(sys::watched_start::watch_from_start(command, program, held)?)
     }
 
-    /// Answers the filter of a command that was prepared and started. The holder has its listener already.
+    /// Starts to answer the calls of a prepared command that has been started. The fd holder already has the listener.
     ///
     /// # Errors
     ///
-    /// Why there is no listener, or no thread. The calls of the program then wait, so that it has to be ended.
+    /// No listener was received, or no thread can be started. Calls of the program then wait, and the caller must kill
+    /// the program.
     pub fn started(&self, pending: PendingListener) -> Result<()> {
         self.serve(pending.receive()?)
     }
 
-    /// Answers the filter of an incarnation that was restored, from now on.
+    /// Starts to answer the calls of an incarnation that was restored.
     ///
     /// # Errors
     ///
-    /// As for `started`.
+    /// The errors of [`Self::started`].
     pub fn attach(&self, listener: OwnedFd) -> Result<()> {
         self.holder.hold(listener.as_fd(), self.mark.as_fd())?;
         self.serve(Listener::new(listener)?)
     }
 
     fn serve(&self, listener: Listener) -> Result<()> {
-        // Slower without it, and right.
+        // Without synchronous wake-up, answers are slower but correct.
         let _ = listener.use_sync_wake_up();
         let buffer = self.holder.buffer().ok_or_else(|| {
             sys::Error::new("find a free buffer for calls of the subject", sys::Errno::ENOSPC)
         })?;
-        // From here on, what is done to files is a change: restored threads run soon.
+        // Restored threads run soon. From now on, every access that changes a file is a change by the subject.
         self.shared.state().is_restoring = false;
         let shared = Arc::clone(&self.shared);
         let (held, channels) = (self.holder.held_calls(), self.channels.clone());
@@ -246,13 +260,13 @@ impl Watch {
         spawn("undying-files", move || answer_calls(&shared, source))
     }
 
-    /// The subject is stopped for this checkpoint: binds the state of files to it. Called inside the pause, after all
-    /// threads are stopped and before any runs again.
+    /// Binds the state of files to a checkpoint. Runs inside the pause of this checkpoint, while all threads of the
+    /// subject are stopped.
     pub fn boundary(&self, sequence: Sequence, open: &[OpenFile<'_>], mapped: &[MappedFile<'_>]) -> Boundary {
         self.shared.state().boundary(sequence, open, mapped)
     }
 
-    /// What need not be done inside the pause that has just ended.
+    /// Completes a boundary after the pause: removes unneeded marks, and prepares the file of the next epoch.
     pub fn after_pause(&self) {
         let mut state = self.shared.state();
         state.sweep();
@@ -260,7 +274,8 @@ impl Watch {
         state.or_break(prepared, "the next epoch");
     }
 
-    /// The subject has ended and no process of it is left. Nothing is watched until `attach`.
+    /// Records the end of the subject. No process of the subject is left, and nothing is watched until
+    /// [`Self::attach`].
     pub fn subject_ended(&self) {
         let mut state = self.shared.state();
         let now = self.options.clock.wall().into();
@@ -268,24 +283,25 @@ impl Watch {
         state.or_break(ended, "the time of the end");
     }
 
-    /// Checkpoints that files can go back to, in rising order.
+    /// Returns the checkpoints that a rollback can reach, in rising order.
     #[must_use]
     pub fn exact(&self) -> Vec<Sequence> {
         let state = self.shared.state();
         if state.epoch.broken.is_some() {
             return Vec::new();
         }
-        // What was open at a checkpoint has to be known, too.
+        // The files that were open at a checkpoint must be known as well.
         let known = |sequence: &Sequence| state.boundaries.has(*sequence);
         state.log.sequences().into_iter().filter(known).collect()
     }
 
-    /// Takes files back to a checkpoint after `subject_ended`, but for those of `leave` (device and inode), and begins a
-    /// new epoch there. Until the next incarnation is attached, what is done to files belongs to the restore.
+    /// Rolls files back to a checkpoint after [`Self::subject_ended`], and begins a new epoch at this checkpoint. Does
+    /// not change the content and attributes of files in `leave` (device and inode number). Until the next incarnation
+    /// is attached, changes of files belong to the restore.
     ///
     /// # Errors
     ///
-    /// As for `back::go_back`.
+    /// The errors of `back::go_back`.
     pub fn go_back(&self, to: Sequence, leave: &[(u64, u64)]) -> Result<WentBack> {
         let mut state = self.shared.state();
         state.is_restoring = true;
@@ -294,16 +310,16 @@ impl Watch {
         state.begin_epoch();
         let armed = state.boundaries.go_back(to);
         let outcome = state.arm_again(&armed);
-        state.or_break(outcome, "what was open at the checkpoint");
+        state.or_break(outcome, "the files that were open at the checkpoint");
         state.epoch.is_touched = false;
         Ok(went)
     }
 
-    /// The files as they are belong to a subject that starts from its beginning: the log begins anew.
+    /// Begins a new log. The present files become the initial state of a subject that starts from its beginning.
     ///
     /// # Errors
     ///
-    /// Why there is no log.
+    /// The log cannot be created.
     pub fn start_over(&self, start: Sequence) -> Result<()> {
         let mut state = self.shared.state();
         state.log = UndoLog::create(&self.options.directory, start, self.options.bytes_max)?;
@@ -313,7 +329,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Only these checkpoints, in rising order, and newer ones are kept.
+    /// Retains only checkpoints in `kept` (in rising order) and newer checkpoints.
     pub fn retain(&self, kept: &[Sequence]) {
         let mut state = self.shared.state();
         let outcome = state.log.retain(kept);
@@ -321,7 +337,7 @@ impl Watch {
         state.boundaries.retain(kept);
     }
 
-    /// For `status`.
+    /// Returns the state of the watch for `undying status`.
     #[must_use]
     pub fn report(&self) -> WatchReport {
         let state = self.shared.state();
@@ -338,20 +354,20 @@ impl Watch {
 }
 
 impl State {
-    /// Prepares for what can happen to files that were open at a checkpoint that is being restored.
+    /// Prepares for later changes of files that were open at a checkpoint which is being restored.
     fn arm_again(&mut self, list: &[Armed]) -> Result<()> {
         for armed in list {
-            // One that was made again has another inode, which the restore refuses.
+            // A file that the rollback has created again has another inode. The restore refuses this file.
             if let Ok(file) = self.file_systems.open(&armed.key) {
                 self.arm(armed, file.as_fd())?;
             }
         }
-        // The restore opens files for the subject: all of them have to be able to report.
+        // The restore opens files for the subject. The kernel must be able to report changes of these files.
         self.file_systems.enable_all(self.watched.source())
     }
 }
 
-/// The file that says, once it has content, that the subject has run without being watched.
+/// Opens the file that contains data if the subject has run without being watched.
 fn open_mark(directory: &Path) -> Result<File> {
     let path = directory.join(UNWATCHED);
     let mut options = OpenOptions::new();

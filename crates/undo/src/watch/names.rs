@@ -1,8 +1,12 @@
-//! Names that are about to change.
+//! Recording of names that are about to change.
 //!
-//! Owns: what is recorded of a name at its first change in an epoch, and the links that keep what loses its names.
-//! Invariants: a record holds what the name led to when the epoch began; an inode that existed then keeps a name.
-//! Does not: keep content.
+//! An epoch is the time between two successive checkpoints. An old inode existed when the present epoch began.
+//!
+//! Owns: the record of a name at its first change in an epoch, and hard links that preserve inodes whose names are
+//! removed.
+//! Invariants: a record names the inode that the name led to when the epoch began. An old inode keeps a name, or the
+//! log contains its whole state.
+//! Does not: record content.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -17,7 +21,7 @@ use crate::error::Result;
 use crate::key::{Attributes, FileKey};
 
 impl State {
-    /// Records a name before its first change. What has it now, opened with O_PATH.
+    /// Records a name before its first change. Returns the present file with this name, opened with O_PATH.
     pub(super) fn name(&mut self, entry: &Entry) -> Result<Option<(OwnedFd, Stat)>> {
         let found = open(entry)?;
         let key = self.directory(entry)?;
@@ -47,7 +51,7 @@ impl State {
         Ok(key)
     }
 
-    /// A name is about to go, and what has it with it.
+    /// Records a name before its removal. Preserves the file that loses the name.
     pub(super) fn remove(&mut self, entry: &Entry) -> Result<()> {
         match self.name(entry)? {
             Some((file, stat)) => self.outlive(entry, file.as_fd(), &stat),
@@ -55,7 +59,7 @@ impl State {
         }
     }
 
-    /// A name is about to move to another one.
+    /// Records both names before a rename. Preserves a file that the rename replaces.
     pub(super) fn rename(&mut self, from: &Entry, to: &Entry) -> Result<()> {
         let Some((_, source)) = self.name(from)? else { return Ok(()) };
         let target = self.name(to)?;
@@ -67,9 +71,9 @@ impl State {
         }
     }
 
-    /// A file is about to get a further name.
+    /// Records a name that a file is about to get.
     pub(super) fn link(&mut self, from: &Entry, to: &Entry) -> Result<()> {
-        // Recorded, so that it counts as old under its new name.
+        // Record the file, so that the file counts as old under its new name.
         if let Some((file, stat)) = open(from)?
             && !self.is_made(from, file.as_fd(), &stat)?
         {
@@ -78,7 +82,8 @@ impl State {
         self.name(to).map(drop)
     }
 
-    /// Whether what has a name was made in this epoch: the name has changed in it, and what it leads to is not old.
+    /// Reports whether the file with a name was created in this epoch. In this case, the name has changed in this epoch
+    /// and the file is not old.
     pub(super) fn is_made(&mut self, entry: &Entry, file: BorrowedFd<'_>, stat: &Stat) -> Result<bool> {
         let id = (stat.st_dev, stat.st_ino);
         if self.is_old(file, stat)? {
@@ -96,13 +101,13 @@ impl State {
         Ok(is_made)
     }
 
-    /// Has an old inode outlive the names that it is about to lose.
+    /// Preserves an old inode before the inode loses a name.
     fn outlive(&mut self, entry: &Entry, file: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
         let id = (stat.st_dev, stat.st_ino);
         let kind = FileType::from_raw_mode(stat.st_mode);
         let Some(old) = self.epoch.inodes.get(&id).filter(|old| !old.is_kept) else { return Ok(()) };
         let number = old.id;
-        // A directory is empty when it goes: its attributes are all there is.
+        // A removed directory is empty, so that its attributes are its whole state.
         let link = match kind {
             FileType::Directory => None,
             _ => self.keep.link(file, entry.directory.as_fd()).ok(),
@@ -110,7 +115,7 @@ impl State {
         match &link {
             Some(link) => self.log.linked(number, link)?,
             None if kind == FileType::RegularFile => self.whole(file, stat)?,
-            // Its attributes are in the log, and are all there is of it.
+            // The log contains the attributes. A file of another type has no other state.
             None => {}
         }
         let gone = if link.is_none() { Some(key_of(file, stat)?) } else { None };

@@ -1,9 +1,9 @@
-//! Names of files as a thread of the subject sees them.
+//! Names of files, as a thread of the subject sees them.
 //!
 //! Owns: reading path arguments, and finding the directory and the last component that a path leads to.
-//! Invariants: nothing is opened for reading or writing; a symbolic link at the end is followed by hand, so that the
-//! name that the kernel would make or change is the one that is found.
-//! Does not: know what is done with a name.
+//! Invariants: no file is opened for reading or writing. This module itself follows a symbolic link at the end of a
+//! path. The result is therefore the name that the kernel would create or change.
+//! Does not: know what a call does with a name.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -17,9 +17,9 @@ use sys::process_memory;
 
 use super::calls::PathAt;
 
-/// PATH_MAX.
+/// Maximum length of a path in bytes (PATH_MAX).
 const PATH_BYTES_MAX: usize = 4096;
-/// Symbolic links that the kernel follows in one path.
+/// Maximum number of symbolic links that the kernel follows in one path.
 const LINKS_MAX: usize = 40;
 const PAGE: u64 = 4096;
 const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
@@ -27,23 +27,24 @@ const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 /// A name in a directory.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// The directory, with O_PATH.
+    /// The directory, open with O_PATH.
     pub(super) directory: OwnedFd,
-    /// One component.
+    /// One path component.
     pub(super) name: OsString,
 }
 
-/// What a path leads to.
+/// The file or name that a path leads to.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// A name, whether something has it or not.
+    /// A name. A file with this name may or may not exist.
     Entry(Entry),
-    /// A file without a name to be found by: a directory like `..` or `/`, or a descriptor in /proc.
+    /// A file without a usable name: a directory like `..` or `/`, or a descriptor in /proc.
     File(OwnedFd),
 }
 
 impl Entry {
-    /// What has the name now; a symbolic link is not followed.
+    /// Returns the status of the file with this name, or `None` if the name does not exist. Does not follow a symbolic
+    /// link.
     pub(super) fn stat(&self) -> Result<Option<Stat>, Errno> {
         match rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
@@ -52,13 +53,13 @@ impl Entry {
         }
     }
 
-    /// Opens what has the name with O_PATH; a symbolic link is not followed.
+    /// Opens the file with this name with O_PATH. Does not follow a symbolic link.
     pub(super) fn open(&self) -> Result<OwnedFd, Errno> {
         rustix::fs::openat(&self.directory, &self.name, PATH_ONLY | OFlags::NOFOLLOW, Mode::empty())
     }
 }
 
-/// The path that an argument of a call holds.
+/// Reads the path that an argument of a call points to.
 pub(super) fn read(thread: Tid, at: Address) -> Result<PathBuf, Errno> {
     let mut bytes = Vec::new();
     let mut at = at;
@@ -76,12 +77,12 @@ pub(super) fn read(thread: Tid, at: Address) -> Result<PathBuf, Errno> {
     Err(Errno::NAMETOOLONG)
 }
 
-/// Opens the file of a descriptor of a thread with O_PATH.
+/// Opens the file of a descriptor of a thread, with O_PATH.
 pub(super) fn descriptor(thread: Tid, fd: Fd) -> Result<OwnedFd, Errno> {
     rustix::fs::open(format!("/proc/{thread}/fd/{fd}"), PATH_ONLY, Mode::empty())
 }
 
-/// Where the path of a call leads.
+/// Finds the file or name that the path of a call leads to.
 pub(super) fn find(thread: Tid, at: &PathAt) -> Result<Place, Errno> {
     let path = read(thread, at.path)?;
     if path.as_os_str().is_empty() {
@@ -91,13 +92,14 @@ pub(super) fn find(thread: Tid, at: &PathAt) -> Result<Place, Errno> {
     resolve(thread, start(thread, at)?, path, at.follows)
 }
 
-/// Where a path leads that starts from the working directory; a link at its end is not followed.
+/// Finds the file or name that a path leads to, starting from the working directory. Does not follow a symbolic link at
+/// the end.
 pub(super) fn find_path(thread: Tid, path: PathBuf) -> Result<Place, Errno> {
     let start = rustix::fs::open(format!("/proc/{thread}/cwd"), PATH_ONLY, Mode::empty())?;
     resolve(thread, start, path, false)
 }
 
-/// The directory that a path starts from, if the path is relative.
+/// Opens the directory from which a relative path starts.
 fn start(thread: Tid, at: &PathAt) -> Result<OwnedFd, Errno> {
     match at.directory {
         Some(fd) => descriptor(thread, fd),
@@ -124,7 +126,7 @@ fn resolve(thread: Tid, start: OwnedFd, path: PathBuf, follows: bool) -> Result<
         let target = rustix::fs::readlinkat(&entry.directory, &entry.name, Vec::new())?;
         let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
         if is_magic(&entry.directory) {
-            // The link is one to an open file; the text need not lead there.
+            // The link leads to an open file. The text of the link need not be a path to this file.
             let file = rustix::fs::openat(&entry.directory, &entry.name, PATH_ONLY, Mode::empty())?;
             return Ok(Place::File(file));
         }
@@ -133,7 +135,8 @@ fn resolve(thread: Tid, start: OwnedFd, path: PathBuf, follows: bool) -> Result<
     Err(Errno::LOOP)
 }
 
-/// `/proc/self` and the links to it in /dev mean the thread that makes the call, and not this program.
+/// Replaces `/proc/self`, and the links to this directory in /dev, by paths of the calling thread. Without the
+/// replacement, these paths would lead to this program.
 fn own(thread: Tid, path: PathBuf) -> PathBuf {
     let standard = [("/dev/stdin", "fd/0"), ("/dev/stdout", "fd/1"), ("/dev/stderr", "fd/2")];
     if let Some((_, fd)) = standard.iter().find(|(link, _)| path == Path::new(link)) {
@@ -151,7 +154,7 @@ fn own(thread: Tid, path: PathBuf) -> PathBuf {
 }
 
 const PROC: u64 = 0x9fa0;
-/// File systems whose content the kernel makes up (linux/magic.h).
+/// Magic numbers of file systems whose content the kernel generates (linux/magic.h).
 const MADE_UP: [u64; 16] = [
     PROC,
     0x6265_6572, // sysfs
@@ -171,12 +174,12 @@ const MADE_UP: [u64; 16] = [
     0x0904_1934, // anonymous inodes
 ];
 
-/// Whether a directory is one of /proc, whose links lead to open files.
+/// Reports whether a directory is in /proc, where links lead to open files.
 fn is_magic(directory: &OwnedFd) -> bool {
     rustix::fs::fstatfs(directory).is_ok_and(|system| system.f_type as u64 == PROC)
 }
 
-/// Whether a file is on a file system that makes up its content.
+/// Reports whether a file is on a file system whose content the kernel generates.
 pub(super) fn is_made_up(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|system| MADE_UP.contains(&(system.f_type as u64)))
 }
@@ -185,7 +188,7 @@ fn open(directory: &OwnedFd, path: &Path) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(directory, path, PATH_ONLY, Mode::empty())
 }
 
-/// The path of an open file, for people.
+/// Returns the path of an open file.
 pub(super) fn path_of(file: BorrowedFd<'_>) -> PathBuf {
     use std::os::fd::AsRawFd;
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());

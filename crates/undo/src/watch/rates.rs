@@ -1,23 +1,23 @@
-//! What keeping has cost.
+//! Measured costs of recording old content.
 //!
-//! Owns: moving averages of measured costs.
-//! Does not: measure.
+//! Owns: moving averages of the measured costs.
+//! Does not: measure; the callers do.
 
 use std::time::Duration;
 
 const PAGE: u64 = 4096;
-/// Weight of the newest measurement: one in eight.
+/// The newest measurement has a weight of one eighth.
 const WEIGHT: u32 = 8;
 
 /// Measured costs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rates {
-    /// What one event costs beside keeping: waking the watch and the subject again. Measured here: 8.6 microseconds on
-    /// one processor, 48 across (see `docs/design/0022-watching-files.md`).
+    /// Cost of one event without recording: waking the watch, and then waking the subject. Measured: 8.6 µs on one
+    /// processor, 48 µs across two processors (see `docs/design/0022-watching-files.md`).
     pub(super) event: Duration,
-    /// Nanoseconds to copy a page into the log.
+    /// Time to copy a page into the log, in nanoseconds.
     page_ns: u32,
-    /// Cloning a file.
+    /// Time to clone a file.
     pub(super) clone: Duration,
 }
 
@@ -28,13 +28,13 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// What it costs to copy so many bytes.
+    /// Returns the expected time to copy `bytes` bytes.
     pub(super) fn copy_of(&self, bytes: u64) -> Duration {
         Duration::from_nanos(bytes.div_ceil(PAGE) * u64::from(self.page_ns))
     }
 
     pub(super) fn note_copy(&mut self, bytes: u64, took: Duration) {
-        // Short copies measure the call and not the rate.
+        // A short copy measures the overhead of the calls, and not the rate.
         const SHORT: u64 = 1 << 18;
         if bytes >= SHORT {
             let page = (took.as_nanos() as u64 * PAGE / bytes).min(u64::from(u32::MAX)) as u32;

@@ -1,8 +1,12 @@
-//! What a watch knows, behind one lock.
+//! The state of a watch, behind one lock.
 //!
-//! Owns: the log of the present epoch, and what becomes of a failure to keep.
-//! Invariants: whatever cannot be kept breaks the epoch, with the reason, and never stops the subject.
-//! Does not: decide what a call changes; `names` and `content` do.
+//! A watch detects file changes of a subject, and records the earlier state of files in the undo log. An epoch is the
+//! time between two successive checkpoints.
+//!
+//! Owns: the log of the present epoch, and the reaction to a failed record.
+//! Invariants: a failure to record breaks the epoch, with a reason, and never stops the subject. No rollback across a
+//! broken epoch is possible.
+//! Does not: determine the changes of a call; `answer`, `names` and `content` do.
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -24,7 +28,7 @@ use crate::key::{Attributes, FileKey};
 use crate::log::UndoLog;
 use crate::log::keep::KeepPlaces;
 
-/// What a watch knows.
+/// The state of a watch.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) log: UndoLog,
@@ -35,16 +39,16 @@ pub(super) struct State {
     pub(super) boundaries: Boundaries,
     pub(super) costs: Costs,
     pub(super) uncovered: Vec<PathBuf>,
-    /// Why an epoch was broken last.
+    /// The reason for the last broken epoch.
     pub(super) last_break: Option<String>,
-    /// What its threads may be doing.
+    /// The calls that threads of the subject may be executing.
     pub(super) crossings: Crossings,
-    /// The subject is being restored: what is done to files is no change.
+    /// Whether the subject is being restored. File changes then belong to the restore.
     pub(super) is_restoring: bool,
     pub(super) buffer: Vec<u8>,
 }
 
-/// Bytes that are read at once.
+/// Bytes that one read requests.
 pub(super) const CHUNK: usize = 1 << 20;
 
 impl State {
@@ -71,29 +75,29 @@ impl State {
         }
     }
 
-    /// Forgets the present epoch.
+    /// Discards the state of the present epoch, and begins a new epoch.
     pub(super) fn begin_epoch(&mut self) {
         self.epoch = Epoch::default();
         self.costs.begin_epoch();
     }
 
-    /// Notes that the way back through this epoch is lost.
+    /// Marks the present epoch as broken: no rollback across this epoch is possible.
     pub(super) fn break_epoch(&mut self, why: &str) {
         if self.epoch.broken.is_none() {
             self.epoch.broken = Some(why.to_owned());
             self.last_break = Some(why.to_owned());
             self.epoch.is_touched = true;
-            // A log that takes no records loses this one, too: then the memory of this program knows.
+            // If the log cannot record the reason either, the reason is only in the memory of this program.
             let _ = self.log.broken(why);
         }
     }
 
-    /// Turns a failure to keep into a broken epoch.
+    /// Marks the epoch as broken if `outcome` is a failure to record.
     pub(super) fn or_break(&mut self, outcome: Result<()>, what: &str) {
         if let Err(error) = outcome {
             let why = match &error {
                 UndoError::Full { .. } | UndoError::NoHandles { .. } => error.to_string(),
-                _ => format!("{what} could not be kept: {error}"),
+                _ => format!("could not record {what}: {error}"),
             };
             self.break_epoch(&why);
         }
@@ -111,7 +115,7 @@ impl State {
         Ok(self.epoch.inodes.get_mut(&id).expect("it was inserted if it was not there"))
     }
 
-    /// Whether an inode existed when the epoch began, and is recorded.
+    /// Reports whether an inode existed when the epoch began, and is recorded.
     pub(super) fn is_old(&mut self, file: BorrowedFd<'_>, stat: &Stat) -> Result<bool> {
         let id = (stat.st_dev, stat.st_ino);
         match self.epoch.inodes.get(&id) {
@@ -119,7 +123,7 @@ impl State {
             Some(Old { gone: None, .. }) => Ok(true),
             Some(Old { gone: Some(key), .. }) if *key == key_of(file, stat)? => Ok(true),
             Some(_) => {
-                // The number is that of a file which was made in this epoch.
+                // The inode number now belongs to a file that was created in this epoch.
                 self.epoch.inodes.remove(&id);
                 self.epoch.made.insert(id);
                 Ok(false)
@@ -127,7 +131,7 @@ impl State {
         }
     }
 
-    /// Writes the record of an old inode.
+    /// Writes the record of an inode that existed when the epoch began.
     pub(super) fn record(&mut self, key: &FileKey, attributes: &Attributes, path: PathBuf) -> Result<()> {
         let has_content = attributes.kind() == FileType::RegularFile && attributes.size > 0;
         let number = self.log.inode(key, attributes, &path)?;

@@ -1,9 +1,9 @@
-//! The threads that answer the kernel.
+//! The threads that receive calls and content events of the subject, and answer the kernel.
 //!
-//! Owns: receiving calls and events, and letting them happen.
-//! Invariants: every call and event is answered, whatever recording it has come to; what this program does itself is
-//! answered without the lock, since a thread that holds it may wait for the answer.
-//! Does not: record; `State` does.
+//! Owns: receiving calls and events, and allowing each call or event to continue.
+//! Invariants: every call and event is answered, even if recording fails. Events that this program itself causes are
+//! answered without the lock, because the thread that holds the lock may wait for the answer.
+//! Does not: record file states; `State` does.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,19 +22,19 @@ use super::calls::Call;
 use super::marks::ContentSource;
 use super::state::State;
 
-/// How long a failure to read events is left alone: descriptors or memory are missing, and others may give some back.
+/// Time to wait after a failed read of events. Descriptors or memory were missing, and other threads may release some.
 const RETRY: Duration = Duration::from_millis(1);
-/// How long an event is waited for while another thread holds the lock: about as long as most records take.
+/// Time to wait for an event while another thread holds the lock: about as long as most records take.
 const LOCK_POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000 };
 
-/// What the threads share.
+/// The data that the threads share.
 #[derive(Debug)]
 pub(super) struct Shared {
     state: Mutex<State>,
     events: Arc<ContentEvents>,
 }
 
-/// Marks of fanotify(7).
+/// A source of content events that uses marks of fanotify(7).
 #[derive(Debug)]
 pub(super) struct Fanotify {
     events: Arc<ContentEvents>,
@@ -59,7 +59,7 @@ impl ContentSource for Fanotify {
     }
 
     fn silence(&self, file: BorrowedFd<'_>) -> sys::Result<()> {
-        // Silent first, so that no change is reported in between.
+        // Silence the file first, so that no change is reported between the two calls.
         self.events.silence(file)?;
         self.events.watch(file)
     }
@@ -82,37 +82,40 @@ impl Shared {
         Self { state: Mutex::new(state), events }
     }
 
-    /// The state. A panic of another thread has left it as it was between two records.
+    /// Locks the state. After a panic of another thread, the state is the state between two records.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Records a change. A panic is a defect of this program: it costs the way back, and not the call of the subject.
+/// Records a change. A panic is a defect of this program. The panic breaks the epoch (no rollback across the epoch is
+/// possible), but the call of the subject continues.
 fn or_break(mut state: MutexGuard<'_, State>, record: impl FnOnce(&mut State)) {
     if catch_unwind(AssertUnwindSafe(|| record(&mut state))).is_err() {
-        state.break_epoch("a defect of undying kept a change from being recorded");
+        state.break_epoch("a change was not recorded because of a defect in undying");
     }
 }
 
-/// A listener, and where its calls are received and noted.
+/// The listener of a filter, and the memory for its received and held calls.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) listener: Arc<Listener>,
     pub(super) buffer: NotificationBuffer,
     pub(super) held: HeldCalls,
-    /// Handles calls that name addresses of sockets.
+    /// The handler for calls that name socket addresses.
     pub(super) channels: Option<Arc<dyn CallHandler>>,
 }
 
-/// Answers the calls of one incarnation, until no task uses its filter.
+/// Answers the calls of one incarnation, until no task uses its filter. An incarnation lasts from one start or restore
+/// to the next death.
 pub(super) fn answer_calls(shared: &Shared, mut source: Source) {
     loop {
         match source.listener.wait(None) {
             Ok(Waited::Ready) => {}
             Ok(Waited::TimedOut) => continue,
             Ok(Waited::Gone) => return,
-            // The holder answers only once this program is dead: without a receiver, calls would wait.
+            // The fd holder, a process with a copy of the listener, answers calls only after the death of this program.
+            // If this thread ended, calls would wait without an answer.
             Err(error) => {
                 shared.state().break_epoch(&error.to_string());
                 std::thread::sleep(RETRY);
@@ -126,10 +129,10 @@ pub(super) fn answer_calls(shared: &Shared, mut source: Source) {
 }
 
 impl Source {
-    /// Answers the call that was received last, or leaves it to the handler of channels.
+    /// Answers the call that was received last, or leaves the call to the handler for socket calls.
     fn answer(&self, shared: &Shared) {
         let kind = kind_of(&self.buffer);
-        // Of these calls, only bind(2) makes a name.
+        // Of the socket calls, only bind(2) creates a name.
         if matches!(kind, None | Some(CallKind::Bind)) {
             let (thread, call) = (self.buffer.tid(), call_of(&self.buffer));
             let is_over = || !self.listener.is_valid(self.buffer.id());
@@ -140,14 +143,14 @@ impl Source {
             _ => Handled::Pass,
         };
         if handled == Handled::Pass {
-            // A call whose thread was killed needs none.
+            // A call needs no answer if its thread was killed.
             let _ = self.listener.answer_continue(self.buffer.id());
         }
     }
 
     fn handle(&self, channels: &dyn CallHandler) -> Handled {
         let call = ReportedCall { notification: &self.buffer, listener: &self.listener, held: &self.held };
-        // A panic is a defect of the handler; the call of the subject continues.
+        // A panic is a defect of the handler. The call of the subject continues.
         catch_unwind(AssertUnwindSafe(|| channels.handle(&call))).unwrap_or(Handled::Pass)
     }
 }
@@ -160,7 +163,7 @@ fn call_of(notification: &Notification) -> Call {
     }
 }
 
-/// Answers events of files, as long as this program lives.
+/// Answers content events as long as this program lives.
 pub(super) fn answer_events(shared: &Shared) {
     let reader = shared.events.reader();
     let own = Pid(std::process::id() as i32);
@@ -190,22 +193,23 @@ pub(super) fn answer_events(shared: &Shared) {
     }
 }
 
-/// Receives events.
+/// Receives events, and never blocks on the lock.
 ///
-/// A thread that holds the lock may read a file that reports, and then waits for the answer to its own event. So the
-/// receiving thread never blocks on the lock: meanwhile it receives, answers events of this program, and queues others.
+/// A thread that holds the lock may read a file that reports events, and then waits for the answer to its own event.
+/// While another thread holds the lock, the receiving thread therefore continues to receive events. The receiving
+/// thread answers events of this program, and queues events of other programs.
 struct Receiver<'a> {
     shared: &'a Shared,
     reader: EventReader<'a>,
     own: Pid,
-    /// Those of other programs.
+    /// Events of other programs.
     queue: VecDeque<Event<'a>>,
-    /// Why an event could not be read.
+    /// The reason if an event could not be read.
     failure: Option<String>,
 }
 
 impl<'a> Receiver<'a> {
-    /// Receives an event, and waits for it if there is none.
+    /// Receives an event. Waits until an event arrives.
     fn receive(&mut self) {
         match self.reader.receive() {
             Ok(Some(event)) if event.pid() == self.own => event.allow(),
@@ -228,10 +232,10 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Whether there is an event; waits for one for a short time.
+    /// Reports whether an event is available. Waits for an event for a short time.
     fn has_event(&self) -> bool {
         let mut events = [PollFd::from_borrowed_fd(self.shared.events.as_fd(), PollFlags::IN)];
-        // A wait that fails has found nothing.
+        // A failed wait has found no event.
         self.reader.has_read() || poll(&mut events, Some(&LOCK_POLL)).is_ok_and(|ready| ready > 0)
     }
 }

@@ -1,7 +1,9 @@
-//! Files that were opened for writing under the watch.
+//! Files that the subject has opened for writing under the watch.
 //!
-//! Owns: which of them report changes, and descriptors for reading their old content.
-//! Invariants: a file stays marked until no description of it is left at a boundary.
+//! An epoch is the time between two successive checkpoints. A boundary ends one epoch and begins the next epoch.
+//!
+//! Owns: the fanotify(7) marks of these files, and descriptors for reading their old content.
+//! Invariants: a file stays marked until a boundary finds no open description of the file.
 //! Does not: receive events.
 
 use std::collections::HashMap;
@@ -15,18 +17,20 @@ use super::marks::ContentSource;
 use crate::error::Result;
 use crate::key::FileKey;
 
-/// Files that are held open for reading. A process that has no descriptor left cannot open the file of an event, and the
-/// kernel then fails the write of the subject; others are opened when they are read.
+/// Maximum number of files that are held open for reading. Other files are opened when their content is read. The
+/// kernel opens the file of each event in this process. Without a free descriptor, the kernel would fail the write of
+/// the subject.
 const READERS_MAX: usize = 256;
 
-/// Whether changes of a file are reported.
+/// The state of a fanotify mark. `Active` reports changes. `Silent` reports no change, but descriptions that are opened
+/// in the meantime can report later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mark {
     Active,
     Silent,
 }
 
-/// The files of a subject that are marked.
+/// The marked files of a subject.
 #[derive(Debug)]
 pub(super) struct WatchedFiles {
     source: Box<dyn ContentSource>,
@@ -36,7 +40,8 @@ pub(super) struct WatchedFiles {
 #[derive(Debug)]
 struct Watched {
     mark: Mark,
-    /// For reading old content. Opened before the mark was set, so that reading mostly reports nothing.
+    /// A descriptor for reading old content. The descriptor was opened before the mark was set, so that most reads
+    /// cause no event.
     reader: Option<OwnedFd>,
     key: FileKey,
 }
@@ -50,16 +55,18 @@ impl WatchedFiles {
         &*self.source
     }
 
-    /// Sets the mark of a file, so that a description that is opened now can report.
+    /// Sets the mark of a file, so that descriptions that are opened from now on can report changes.
     pub(super) fn mark(&mut self, file: BorrowedFd<'_>, stat: &Stat, mark: Mark) -> Result<()> {
         let id = (stat.st_dev, stat.st_ino);
         let key = key_of(file, stat)?;
         match self.files.get_mut(&id) {
             Some(watched) if watched.key == key && watched.mark == mark => return Ok(()),
-            // The number may be that of a file which is gone, and its mark with it.
+            // With another key, the entry belongs to a removed file that had the same inode number. The mark of this
+            // file is gone.
             Some(watched) if watched.key == key => watched.mark = mark,
             _ => {
-                // Before the mark: this description reports nothing, unless its mount was enabled.
+                // Open before the mark is set: this description then causes no events, unless events were enabled on
+                // its mount.
                 let reader = if self.files.len() < READERS_MAX { reopen(file).ok() } else { None };
                 self.files.insert(id, Watched { mark, reader, key });
             }
@@ -71,7 +78,8 @@ impl WatchedFiles {
         Ok(())
     }
 
-    /// All of a file is kept: nothing more is read of it in this epoch, and many files may be kept in one.
+    /// Records that the log contains all of a file, so that no more content is read in this epoch. Closes the reader,
+    /// because one epoch can record many files.
     pub(super) fn note_kept(&mut self, file: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
         let Some(watched) = self.files.get_mut(&(stat.st_dev, stat.st_ino)) else { return Ok(()) };
         watched.reader = None;
@@ -82,12 +90,12 @@ impl WatchedFiles {
         self.files.get(&id).is_some_and(|watched| watched.mark == Mark::Active)
     }
 
-    /// Whether a file of this number is watched; it may be gone, and its number another's.
+    /// Reports whether a file with this inode number is watched. The number may meanwhile belong to another file.
     pub(super) fn has_number(&self, id: Id) -> bool {
         self.files.contains_key(&id)
     }
 
-    /// Whether this very file is watched.
+    /// Reports whether the file with this key is watched.
     pub(super) fn has(&self, key: &FileKey) -> bool {
         self.files.get(&(key.device, key.inode)).is_some_and(|watched| watched.key == *key)
     }
@@ -96,16 +104,16 @@ impl WatchedFiles {
         self.files.values().map(|watched| &watched.key)
     }
 
-    /// For reading the old content of a file, if it is held open for that.
+    /// Returns the descriptor for reading the old content of a file, if the file is held open.
     pub(super) fn reader(&self, id: Id) -> Option<BorrowedFd<'_>> {
         Some(self.files.get(&id)?.reader.as_ref()?.as_fd())
     }
 
-    /// Ends the marks of files that are not `needed` any more.
+    /// Removes the marks of files that are not `needed` any more.
     pub(super) fn sweep(&mut self, needed: impl Fn(&Id) -> bool, open: impl Fn(&FileKey) -> Option<OwnedFd>) {
         for (_, watched) in self.files.extract_if(|id, _| !needed(id)) {
             let file = watched.reader.or_else(|| open(&watched.key));
-            // A file that is gone has taken its mark with it.
+            // The mark of a removed file is gone together with the file.
             let _ = file.map(|file| self.source.forget(file.as_fd()));
         }
     }

@@ -1,8 +1,10 @@
-//! Keeping the whole content of a file.
+//! Recording of the whole content of a file.
 //!
-//! Owns: the ways to do so, and the choice between them by what they have cost so far.
-//! Invariants: what is in the log afterwards is all that the file had when the epoch began.
-//! Does not: decide when.
+//! An epoch is the time between two successive checkpoints.
+//!
+//! Owns: the methods of recording, and the choice between the methods by their measured cost.
+//! Invariants: after recording, the undo log contains all content that the file had when the epoch began.
+//! Does not: decide when a file is recorded whole; `content` does.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,28 +22,28 @@ use crate::error::Result;
 
 const PAGE: u64 = 4096;
 
-/// A way to keep all of a file.
+/// A method of recording all content of a file.
 trait Keeping: fmt::Debug {
-    /// What it would cost, or `None` where it cannot be done.
+    /// Returns the expected cost, or `None` if the method is impossible.
     fn cost(&self, state: &State, bytes: u64, device: u64) -> Option<Duration>;
-    /// Does it; `false` when it turns out that it cannot be done here.
+    /// Records the content. Returns `false` if the method turns out to be impossible.
     fn keep(&self, state: &mut State, file: BorrowedFd<'_>, found: &Stat) -> Result<bool>;
 }
 
-/// Every way.
+/// All methods.
 const WAYS: [&dyn Keeping; 2] = [&Clone, &Copy];
 
-/// A reflink (FICLONE): xfs, btrfs, bcachefs. It writes dirty pages of the file back first, so that its cost has little
-/// to do with the length.
+/// A reflink (FICLONE), on xfs, btrfs and bcachefs. The kernel first writes dirty pages of the file back, so that the
+/// cost hardly depends on the length.
 #[derive(Debug)]
 struct Clone;
 
-/// Bytes into the log.
+/// A copy of the content into the log.
 #[derive(Debug)]
 struct Copy;
 
 impl State {
-    /// Keeps all of a file that is not kept yet, the cheapest way.
+    /// Records all content of a file with the cheapest method, unless the content is already recorded.
     pub(super) fn whole(&mut self, file: BorrowedFd<'_>, found: &Stat) -> Result<()> {
         let id = (found.st_dev, found.st_ino);
         let Some(old) = self.epoch.inodes.get(&id) else { return Ok(()) };
@@ -71,7 +73,7 @@ impl Keeping for Clone {
     }
 
     fn keep(&self, state: &mut State, file: BorrowedFd<'_>, found: &Stat) -> Result<bool> {
-        // Pages that are in the log already have changed since: a clone has the new ones.
+        // Pages that are already in the log have changed. A clone would contain the new content of these pages.
         let id = (found.st_dev, found.st_ino);
         let Some(old) = state.epoch.inodes.get(&id) else { return Ok(true) };
         if !matches!(old.content, Content::Untouched | Content::Appends) {
@@ -80,14 +82,14 @@ impl Keeping for Clone {
         let number = old.id;
         let started = state.costs.clock().now();
         if state.watched.has_number(id) {
-            // Cloning reads the file, and this thread may be the one that would have to answer.
+            // Cloning reads the file, which would cause an event. This thread may be the thread that answers events.
             state.watched.mark(file, found, Mark::Silent)?;
         }
         let source = reopen(file)?;
         let Some(mount) = state.file_systems.mount(found.st_dev) else { return Ok(false) };
         let (target, path) = state.keep.file_near(mount)?;
         if rustix::fs::ioctl_ficlone(&target, &source).is_err() {
-            // Asked once a file system.
+            // No further clone is tried on this file system.
             state.file_systems.note_no_clone(found.st_dev);
             state.keep.remove(&path)?;
             return Ok(false);
@@ -133,7 +135,7 @@ impl Keeping for Copy {
 }
 
 impl State {
-    /// Records a hole, apart from pages in it that are in the log already.
+    /// Records a hole, except for pages of the hole that are already in the log.
     fn hole(&mut self, id: Id, start: u64, end: u64) -> Result<()> {
         let Some(old) = self.epoch.inodes.get(&id) else { return Ok(()) };
         let Content::Pages(pages) = &old.content else { return Ok(()) };
@@ -145,13 +147,13 @@ impl State {
     }
 }
 
-/// The next range with data at or behind an offset, clipped to the length; an empty one at the end.
+/// Returns the next range with data at or after an offset, clipped to `size`. Returns an empty range at the end.
 fn data_behind(source: BorrowedFd<'_>, at: u64, size: u64) -> Result<(u64, u64)> {
     let failed = |errno| sys::Error::path("look for holes in", path_of(source), errno);
     let data = match rustix::fs::seek(source, SeekFrom::Data(at)) {
         Ok(data) => data.min(size),
         Err(Errno::NXIO) => return Ok((size, size)),
-        // No file system that lacks it has holes to be found.
+        // A file system without SEEK_DATA shows no holes.
         Err(Errno::INVAL) => return Ok((at, size)),
         Err(errno) => return Err(failed(errno).into()),
     };

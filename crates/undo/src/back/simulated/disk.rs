@@ -1,10 +1,10 @@
-//! A file system in memory that ends at any operation, by a kill or a power cut.
+//! A file system in memory that can simulate a kill or a power cut at any operation.
 //!
-//! Owns: inodes, directories, what is durable, what is not yet.
-//! Invariants: a kill keeps all that was done, and perhaps the first bytes of the write under way. A power cut keeps a
-//! first part of the changes of names and attributes, in their order, and any of the writes, each whole, torn or not
-//! at all. What was synced stays.
-//! Does not: model a file system that reorders its metadata: none that undying runs on does.
+//! Owns: inodes, directories, and the distinction between durable and pending changes.
+//! Invariants: a kill keeps all completed operations, and perhaps the first bytes of a write in progress. A power cut
+//! keeps the oldest pending changes of names and attributes, up to a random change. A power cut keeps each pending
+//! write in full, in part or not at all. A synced change is never lost.
+//! Does not: model a file system that reorders metadata. No file system that `undying` supports reorders metadata.
 
 mod files;
 
@@ -24,9 +24,9 @@ use crate::error::Result;
 use crate::key::{Attributes, FileKey, Time};
 use crate::log::storage::{LogFile, Storage};
 
-/// The only device.
+/// The number of the only device.
 const DEVICE: u64 = 1;
-/// Directories that are there from the beginning.
+/// Directories that exist from the beginning.
 pub(super) const ROOT: u64 = 1;
 pub(super) const LOG: u64 = 2;
 pub(super) const KEPT: u64 = 3;
@@ -48,7 +48,7 @@ pub(super) struct Inode {
 
 type Inodes = BTreeMap<u64, Inode>;
 
-/// One change.
+/// One change of the disk.
 #[derive(Clone, Debug)]
 enum Change {
     Create(u64, Inode),
@@ -63,20 +63,21 @@ enum Change {
 struct State {
     now: Inodes,
     durable: Inodes,
-    /// With the time of their operation, which a power cut keeps whole or not at all.
+    /// Changes that are not durable, each with the time of its operation. A power cut keeps either all or no metadata
+    /// changes of an operation.
     pending: Vec<(i64, Change)>,
     random: fastrand::Rng,
     next: u64,
     clock: i64,
     boot: u64,
-    /// Operations until the program ends.
+    /// Number of operations until the program is killed; `None` for no kill.
     left: Option<u64>,
     is_dead: bool,
     models_power: bool,
     number: u64,
 }
 
-/// The disk; clones are the same one.
+/// The disk. All clones share one state.
 #[derive(Clone, Debug)]
 pub(super) struct Disk(Arc<Mutex<State>>);
 
@@ -87,7 +88,7 @@ struct SimulatedFile {
 }
 
 impl State {
-    /// Counts an operation that changes something.
+    /// Counts an operation that changes the disk. Fails if the program is dead.
     fn tick(&mut self) -> Result<()> {
         self.clock += 1;
         match self.left {
@@ -104,13 +105,13 @@ impl State {
 
     fn apply(&mut self, change: Change) {
         apply(&mut self.now, &change);
-        // Without power cuts, nothing asks what is durable.
+        // Only power cuts use pending changes.
         if self.models_power {
             self.pending.push((self.clock, change));
         }
     }
 
-    /// Writes, or the first part of it if the program ends now.
+    /// Writes bytes. Writes only a random first part if the program is killed at this operation.
     fn write(&mut self, inode: u64, offset: u64, bytes: &[u8]) -> Result<()> {
         let was_dead = self.is_dead;
         let outcome = self.tick();
@@ -125,7 +126,8 @@ impl State {
         outcome
     }
 
-    /// Makes everything durable that has to be when the writes of one inode, or all, are.
+    /// Makes all metadata changes durable, and writes of one inode or of all inodes. If the size of an inode was set,
+    /// writes of this inode also become durable.
     fn sync(&mut self, inode: Option<u64>) {
         let cut: HashSet<u64> = self
             .pending
@@ -170,7 +172,7 @@ impl State {
                 _ => {}
             }
         }
-        // Inodes without a name are gone.
+        // An inode without a name is not in `durable`.
         self.now = self.durable.clone();
         self.boot += 1;
     }
@@ -280,7 +282,7 @@ impl Disk {
         self.0.lock().unwrap()
     }
 
-    /// The program ends after so many operations; `None` for never.
+    /// Sets the number of operations until the program is killed. `None` means that the program is not killed.
     pub(super) fn end_after(&self, operations: Option<u64>) {
         let mut state = self.state();
         (state.left, state.is_dead) = (operations, false);
@@ -312,7 +314,7 @@ impl Disk {
         self.state().child(directory, name)
     }
 
-    /// Regular files below a directory, with their content.
+    /// Returns the content of all regular files below a directory, by inode number.
     pub(super) fn files_below(&self, directory: u64) -> BTreeMap<u64, Vec<u8>> {
         let state = self.state();
         let (mut found, mut left) = (BTreeMap::new(), vec![directory]);
@@ -330,7 +332,7 @@ impl Disk {
         self.state().now[&directory].names.keys().cloned().collect()
     }
 
-    /// Makes an inode with a name.
+    /// Creates an inode with a name.
     pub(super) fn create(&self, directory: u64, name: &[u8], attributes: &Attributes) -> Result<u64> {
         let mut state = self.state();
         state.tick()?;
@@ -387,7 +389,7 @@ impl Disk {
         Ok(())
     }
 
-    /// rename(2); `replaces` without RENAME_NOREPLACE.
+    /// Works like rename(2). Without `replaces`, works like renameat2(2) with RENAME_NOREPLACE.
     pub(super) fn rename_to(
         &self,
         (from, name): (u64, &[u8]),
@@ -404,7 +406,7 @@ impl Disk {
         if replaced.is_some() && !replaces {
             return Err(failed("rename", Errno::EEXIST));
         }
-        // Into itself.
+        // A directory cannot be moved into itself.
         let mut above = Some(to);
         while let Some(directory) = above {
             if directory == inode {
@@ -429,7 +431,8 @@ impl Disk {
         Ok(())
     }
 
-    /// A new name in the keep directory, with what it is about to name.
+    /// Creates a name in the keep directory, which contains hard links and copies of earlier files. The name is a hard
+    /// link of `inode`, or an empty file for a copy.
     pub(super) fn keep(&self, inode: Option<u64>) -> Result<(u64, PathBuf)> {
         let name = {
             let mut state = self.state();
@@ -492,7 +495,7 @@ impl Storage for Disk {
     fn sync(&self) -> Result<()> {
         let mut state = self.state();
         state.tick()?;
-        // A journal of metadata has no other order than that of the changes.
+        // A journal of metadata keeps the order of changes, so that all earlier changes of metadata become durable.
         state.sync(Some(LOG));
         Ok(())
     }

@@ -1,7 +1,9 @@
-//! Schedules of changes, kills and power cuts on a simulated disk.
+//! Random schedules of file changes, kills and power cuts, on a simulated disk.
 //!
-//! Owns: what a schedule does and what must hold after it.
-//! Invariants: a schedule follows from its seed; `UNDYING_TEST_SEED` repeats one.
+//! A schedule changes files, records the changes in an undo log, and rolls files back to random checkpoints.
+//!
+//! Owns: the operations of a schedule, and the conditions that must hold afterwards.
+//! Invariants: the seed determines a schedule. `UNDYING_TEST_SEED` repeats the schedule of one seed.
 
 mod disk;
 mod subject;
@@ -18,12 +20,12 @@ use crate::error::UndoError;
 use crate::log::UndoLog;
 
 const SCHEDULES: u64 = 10_000;
-/// Attempts at going back that are interrupted, at most.
+/// Maximum number of interrupted attempts at one rollback.
 const INTERRUPTED_MAX: usize = 4;
 
 type Pictures = BTreeMap<Sequence, Picture>;
 
-/// What schedules have come to, so that a test sees that they do what they are for.
+/// Counts of events in all schedules. A test uses these counts to check that schedules reach all cases.
 #[derive(Debug, Default)]
 struct Tally {
     went_back: usize,
@@ -83,7 +85,7 @@ impl<'a> Schedule<'a> {
             Some(UndoLog::create_on(Box::new(self.disk.clone()), Sequence(0), self.bytes_max).unwrap());
         for _ in 0..self.random.usize(1..5) {
             self.keep(log.take());
-            // The program that records can also be started again, and go on in the same epoch.
+            // The recording program can also be restarted, and then continues the same epoch.
             if self.random.u8(..4) > 0 && !self.go_back() {
                 return;
             }
@@ -94,7 +96,7 @@ impl<'a> Schedule<'a> {
         }
     }
 
-    /// Lets the subject change files over some epochs, until it ends or the program that records is killed.
+    /// Lets the subject change files in some epochs, until the subject ends or the recording program is killed.
     fn keep(&mut self, log: Option<UndoLog>) {
         let mut log = log;
         let is_killed = self.random.bool();
@@ -134,7 +136,7 @@ impl<'a> Schedule<'a> {
             }
         }
         if let Some(log) = log.as_mut().filter(|_| self.random.bool()) {
-            // A program that has been killed meanwhile writes no end.
+            // A program that has been killed cannot record the end.
             let _ = log.ended(self.disk.now());
         }
         let (is_dead, expected) = (self.disk.is_dead(), log.as_ref().map(UndoLog::sequences));
@@ -148,7 +150,8 @@ impl<'a> Schedule<'a> {
         assert!(reachable.iter().all(|sequence| self.pictures.contains_key(sequence)));
     }
 
-    /// Goes back to a random checkpoint, interrupted some times. `false` when the way is lost, as it has to be.
+    /// Rolls files back to a random checkpoint, with some interrupted attempts. Returns `false` if no checkpoint is
+    /// reachable, and checks that this result is correct.
     fn go_back(&mut self) -> bool {
         if self.cuts_power && self.random.bool() {
             self.disk.sync_all();
@@ -203,7 +206,7 @@ impl<'a> Schedule<'a> {
         unreachable!("the last attempt is not interrupted")
     }
 
-    /// What cannot be reached is refused, and nothing is changed.
+    /// Checks that a rollback to an unreachable checkpoint is refused, and changes nothing.
     fn refuse_others(&mut self, possible: &[Sequence]) {
         let others: Vec<_> = self.pictures.keys().filter(|sequence| !possible.contains(sequence)).collect();
         let Some(to) = self.random.choice(others) else { return };
@@ -215,7 +218,7 @@ impl<'a> Schedule<'a> {
         assert!(picture(&self.disk) == before);
     }
 
-    /// Whether going back goes on after a power cut.
+    /// Reports whether a rollback can continue after a power cut.
     fn after_power_cut(&mut self, to: Sequence, was_durable: bool) -> bool {
         let (possible, _) = reachable_on(&self.disk).unwrap();
         if !possible.is_empty() {
@@ -230,8 +233,8 @@ impl<'a> Schedule<'a> {
         false
     }
 
-    /// What the subject has made is still there, as it was unless an attempt was for another checkpoint or the power
-    /// was cut.
+    /// Checks that all files of the subject still exist, in the tree or aside. With `is_exact`, also checks that files
+    /// aside are unchanged. After attempts for different checkpoints, or after a power cut, their content can differ.
     fn check_aside(&self, before: &BTreeMap<u64, Vec<u8>>, is_exact: bool) {
         let (tree, aside) = (self.disk.files_below(ROOT), self.disk.files_below(ASIDE));
         for (inode, data) in before.iter().filter(|(inode, _)| !tree.contains_key(inode)) {
@@ -259,7 +262,7 @@ impl<'a> Schedule<'a> {
     }
 }
 
-/// Schedules that ended elsewhere once.
+/// Seeds of schedules that once ended with wrong files.
 const FOUND: [u64; 2] = [1_434_633_444_042_128_212, 1_319_495_008_361_366_215];
 
 fn run(seed: u64, tally: &mut Tally) {

@@ -1,6 +1,9 @@
-//! A subject that changes files at random, recorded by the rules of a watch.
+//! A simulated subject that changes files at random, and records changes by the rules of a watch.
 //!
-//! Owns: what was recorded in the present epoch, the changes, pictures of the tree.
+//! A watch records the earlier state of a file in the undo log before the file changes. An epoch is the time between
+//! two successive checkpoints.
+//!
+//! Owns: the list of records in the present epoch, random changes, and snapshots of the tree.
 //! Invariants: a change is made only after its records were written.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -17,19 +20,20 @@ use crate::error::Result;
 use crate::key::{Attributes, Time};
 use crate::log::{DirectoryId, InodeId, UndoLog};
 
-/// Bytes of what a test calls a page.
+/// Length of a page in this test, in bytes.
 const PAGE: u64 = 4;
-/// Longest file.
+/// Maximum length of a file in bytes.
 const SIZE_MAX: u64 = 40;
 const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
 
-/// What a path leads to: mode, time, content or target, and the first path of the same inode.
+/// A snapshot of the tree. Each path has its mode, modification time, content or link target, and the first path of the
+/// same inode.
 pub(super) type Picture = BTreeMap<PathBuf, (u32, Time, Vec<u8>, PathBuf)>;
 
 pub(super) struct Subject {
     pub(super) disk: Disk,
     pub(super) random: Rng,
-    /// Names below directories of this epoch are recorded too.
+    /// Whether names in directories that were created in this epoch are recorded as well.
     records_all: bool,
     directories: HashMap<u64, DirectoryId>,
     inodes: HashMap<u64, (InodeId, u64)>,
@@ -40,7 +44,7 @@ pub(super) struct Subject {
     created: HashSet<u64>,
 }
 
-/// The tree as it is.
+/// Returns a snapshot of the present tree.
 pub(super) fn picture(disk: &Disk) -> Picture {
     let (mut picture, mut first) = (Picture::new(), HashMap::new());
     let mut left = vec![(ROOT, PathBuf::from("/"))];
@@ -73,14 +77,14 @@ impl Subject {
         }
     }
 
-    /// An epoch begins.
+    /// Discards the list of records, because a new epoch begins.
     pub(super) fn forget(&mut self) {
         let (disk, random) = (self.disk.clone(), self.random.clone());
         let records_all = self.records_all;
         *self = Self { records_all, ..Self::new(disk, random) };
     }
 
-    /// One random change, recorded unless there is no log. Some choices come to nothing.
+    /// Makes one random change, and records the change if a log exists. Some random choices change nothing.
     pub(super) fn change(&mut self, log: &mut Option<UndoLog>) -> Result<()> {
         let directories = self.all_directories();
         let directory = directories[self.random.usize(..directories.len())];
@@ -137,7 +141,7 @@ impl Subject {
 
     fn write(&mut self, log: &mut Option<UndoLog>, inode: u64) -> Result<()> {
         let size = self.disk.inode(inode).unwrap().attributes.size;
-        // Appended, inside, or behind a hole.
+        // The write appends, overwrites, or leaves a hole.
         let offset = if self.random.bool() { size } else { self.random.u64(..SIZE_MAX) };
         let length = self.random.u64(1..9);
         let byte = if self.random.u8(..4) == 0 { 0 } else { self.random.u8(b'a'..=b'z') };
@@ -165,7 +169,7 @@ impl Subject {
         if self.random.bool() {
             attributes.mode ^= 0o022;
         } else {
-            // As programs do that unpack an archive.
+            // Programs that unpack an archive set this time.
             attributes.modified = Time { s: 500, ns: 0 };
         }
         self.disk.set_attributes(inode, &attributes)
@@ -185,13 +189,13 @@ impl Subject {
         self.name(log, to.0, to.1)?;
         let replaces = true;
         match self.disk.rename_to(from, to, replaces) {
-            // A directory into itself.
+            // The rename would move a directory into itself.
             Err(crate::UndoError::Kernel(error)) if error.errno == sys::Errno::EINVAL => Ok(()),
             outcome => outcome,
         }
     }
 
-    /// A name is about to lead to something else.
+    /// Records a name before the name leads to another inode.
     fn name(&mut self, log: &mut Option<UndoLog>, directory: u64, name: &[u8]) -> Result<()> {
         let found = self.disk.child(directory, name);
         let is_known = self.created.contains(&directory) && !self.records_all;
@@ -213,7 +217,8 @@ impl Subject {
         }
         if let (Some(id), Some(log)) = (self.inode(log, inode)?, log.as_mut()) {
             let is_file = self.disk.inode(inode).unwrap().attributes.kind() == FileType::RegularFile;
-            // A link, a copy of the content, or what the attributes of a symbolic link hold.
+            // Preserve the inode by a hard link, or by a copy of the content. For a symbolic link, the recorded
+            // attributes are sufficient.
             match (self.random.u8(..3) > 0, is_file) {
                 (true, _) => {
                     let (_, link) = self.disk.keep(Some(inode))?;
@@ -238,7 +243,7 @@ impl Subject {
         Ok(Some(id))
     }
 
-    /// The id of an inode that is older than the epoch.
+    /// Returns the id of an inode that existed when the epoch began. Records the inode if no record exists.
     fn inode(&mut self, log: &mut Option<UndoLog>, inode: u64) -> Result<Option<InodeId>> {
         let Some(log) = log.as_mut().filter(|_| !self.created.contains(&inode)) else { return Ok(None) };
         if let Some((id, _)) = self.inodes.get(&inode) {
@@ -250,7 +255,7 @@ impl Subject {
         Ok(Some(id))
     }
 
-    /// Content is about to change.
+    /// Records content before the content changes.
     fn content(&mut self, log: &mut Option<UndoLog>, inode: u64, from: u64, to: u64) -> Result<()> {
         let Some(id) = self.inode(log, inode)? else { return Ok(()) };
         let size = self.inodes[&inode].1;
@@ -281,7 +286,7 @@ impl Subject {
 }
 
 impl Subject {
-    /// Keeps all that an inode holds now.
+    /// Records a copy of the present content of an inode.
     fn copy(&mut self, log: &mut UndoLog, id: InodeId, inode: u64) -> Result<()> {
         let data = self.disk.inode(inode).unwrap().data;
         let (copy, path) = self.disk.keep(None)?;
@@ -294,7 +299,7 @@ impl Subject {
     }
 }
 
-/// The difference of two pictures, for a message.
+/// Describes the difference of two snapshots, for a message.
 pub(super) fn difference(left: &Picture, right: &Picture) -> String {
     let paths: std::collections::BTreeSet<&PathBuf> = left.keys().chain(right.keys()).collect();
     let mut text = String::new();

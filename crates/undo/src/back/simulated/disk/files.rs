@@ -1,14 +1,14 @@
-//! The files of a simulated disk, as going back sees them.
+//! Operations of a rollback on the simulated disk. A rollback returns files to the state at a checkpoint.
 //!
-//! Owns: the trait `FileSystem` over a disk.
-//! Invariants: each operation is one step of the disk, at which it can end.
-//! Does not: hold state.
+//! Owns: the implementation of the trait `FileSystem` for the simulated disk.
+//! Invariants: the program can be killed at each operation.
+//! Does not: store state; the disk does.
 
 use std::path::{Path, PathBuf};
 
 use super::*;
 
-/// The files of a disk.
+/// The files of a simulated disk.
 #[derive(Debug)]
 pub(in crate::back::simulated) struct Files {
     pub(in crate::back::simulated) disk: Disk,
@@ -58,7 +58,7 @@ impl FileSystem for Files {
 
     fn unlink(&self, directory: &u64, name: &[u8]) -> Result<()> {
         let inode = self.disk.child(*directory, name).unwrap();
-        // Going back never takes the last name away.
+        // A rollback never removes the last name of an inode, except in the work directory `NEW`.
         assert!(*directory == NEW || self.disk.inode(inode).unwrap().links > 1);
         self.disk.remove(*directory, name)
     }
