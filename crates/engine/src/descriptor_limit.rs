@@ -1,17 +1,20 @@
-//! The limit on descriptors of this process, raised while the descriptors of a whole subject are open in it.
+//! Raises the limit on descriptors of this process while this process holds the descriptors of a whole subject.
 //!
 //! Owns: RLIMIT_NOFILE of this process.
-//! Invariants: programs that this process starts later get the limit that it was started with.
-//! Does not: set limits of a subject; the state kind `limits` does.
+//! Invariants: a program that this process starts after the drop of [`RaisedLimit`] inherits the original limit.
+//! Does not: set the limits of a subject (the protected process tree); the state kind `limits` of the crate
+//! `resource` does.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The soft limit raised to the hard one; dropping it sets the former soft limit again. Descriptors above it stay open.
+/// A guard that keeps the soft limit raised to the hard limit. Dropping the guard sets the former soft limit again.
+/// Descriptors above the former limit stay open.
 #[derive(Debug)]
 pub(crate) struct RaisedLimit(Rlimit);
 
 impl RaisedLimit {
-    /// Raises the limit. If that fails, opening too many descriptors fails with EMFILE by name.
+    /// Raises the soft limit. If setrlimit(2) fails, the soft limit stays low, and opening too many descriptors
+    /// fails with EMFILE.
     pub(crate) fn new() -> Self {
         let before = getrlimit(Resource::Nofile);
         let raised = Rlimit { current: before.maximum, maximum: before.maximum };

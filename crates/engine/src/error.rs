@@ -1,7 +1,7 @@
-//! Why a checkpoint or a restore was not done.
+//! The error type of checkpoints and restores.
 //!
-//! Owns: the error type, with a row in docs/errors.md for each variant that an operator may meet.
-//! Does not: choose exit codes; the verbs map variants to them.
+//! Owns: the variants of the error. docs/errors.md has a row for each variant that an operator can see.
+//! Does not: choose exit codes; the commands of the crate `cli` map variants to exit codes.
 
 use model::{Escaped, Pid};
 use resource::files::ChangedFile;
@@ -10,20 +10,20 @@ use tracee::{FreezeError, RemoteError};
 
 use crate::obstacles;
 
-/// A checkpoint or restore that was refused or failed.
+/// The reason why a checkpoint or restore was refused or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The subject holds something that cannot be checkpointed; nothing was changed.
+    /// The subject uses a feature that cannot be checkpointed. Nothing was changed.
     /// Row: refused
     #[error("{}", refusal(.0))]
     Refused(Vec<Obstacle>),
-    /// There is no such process, or it ended meanwhile.
+    /// The process does not exist, or has ended meanwhile.
     /// Row: no-process
     #[error(
         "there is no process {0} to checkpoint\nhelp: `ps -e` lists the processes; a zombie has ended already"
     )]
     NoProcess(Pid),
-    /// The kernel does not let this user trace the subject.
+    /// The kernel does not permit this user to trace the subject, or to choose the pid of a process.
     /// Row: no-permission
     #[error(
         "pid {pid} cannot be traced: {why}\nhelp: run undying as the subject's user or as root; `undying doctor` tells what is missing"
@@ -31,132 +31,132 @@ pub enum EngineError {
     Permission {
         /// The process.
         pid: Pid,
-        /// What the kernel said.
+        /// The reason, as text.
         why: String,
     },
-    /// The tree did not come to a stop.
+    /// The threads of the tree could not be stopped.
     /// Row: not-stopped
     #[error("{0}\nhelp: the tree goes on as before; {help}", help = after_freeze(.0))]
     Freeze(tracee::FreezeError),
-    /// A number that the subject needs belongs to another process.
+    /// A pid or tid that the subject needs belongs to another process.
     /// Row: pid-taken
     #[error(
         "pid {0} is taken by another process\nhelp: `ps -fp {0}` shows it; restore again when it has ended"
     )]
     PidTaken(Pid),
-    /// A number that the subject needs belongs to a process that has ended and is not reaped.
+    /// A pid that the subject needs belongs to a process that has ended and is not reaped.
     /// Row: pid-unreaped
     #[error(
         "pid {pid} has ended, and its number is taken until its parent, pid {parent}, reaps it\nhelp: end the parent, or let it wait for its children; then restore again"
     )]
     PidUnreaped {
-        /// The number.
+        /// The pid.
         pid: Pid,
-        /// Who must reap it.
+        /// The parent, which must reap the process.
         parent: Pid,
     },
-    /// A number that the subject needs is that of a process group or session with members.
+    /// A pid that the subject needs is the id of a process group or session that has members.
     /// Row: pid-of-group
     #[error(
-        "pid {number} cannot be given: a process group or session of that number lives on in pid {member}\nhelp: `ps -o pid,pgid,sid,args {member}` shows it; restore again when it has ended"
+        "pid {number} cannot be used: pid {member} still belongs to a process group or session with this id\nhelp: `ps -o pid,pgid,sid,args {member}` shows it; restore again when it has ended"
     )]
     PidOfGroup {
-        /// The number.
+        /// The pid.
         number: Pid,
-        /// A process of that group or session.
+        /// A process of this group or session.
         member: Pid,
     },
-    /// The image holds a record that this version does not know.
+    /// The image contains a record that this version of `undying` does not support.
     /// Row: record-unknown
     #[error(
         "the image holds a record `{}` (version {version}) that this version of undying does not understand\nhelp: restore with the version that wrote it",
         Escaped(kind)
     )]
     UnknownRecord {
-        /// The record's kind.
+        /// The kind of the record.
         kind: String,
-        /// Its version.
+        /// The version of the record.
         version: u32,
     },
-    /// The process tree changed while it was captured, in each of the attempts. The tree runs on.
+    /// The process tree changed during the capture, in each of several attempts. The tree continues to run.
     /// Row: tree-changed
     #[error(
         "the process tree changed while it was captured: {0}\nhelp: the tree runs on; take the checkpoint again when the program starts and ends fewer processes"
     )]
     Changed(String),
-    /// A step of building the tree failed, and the image is not the reason.
+    /// The construction of the tree failed, for a reason other than the image.
     /// Row: restore-failed
     #[error(
-        "the process tree cannot be built: {0}\nhelp: nothing of it runs and the image is whole; restore again, or under the kernel of the checkpoint"
+        "the process tree cannot be built: {0}\nhelp: no process of the tree runs, and the image is intact; restore again, or under the kernel of the checkpoint"
     )]
     NotBuildable(String),
-    /// The image is damaged: it lacks a record, or a record contradicts another.
+    /// The image is damaged: a record is missing, or a record contradicts another record.
     /// Row: image-incomplete
     #[error("the image is not usable: {}\nhelp: run `undying verify`; restore an earlier checkpoint", Escaped(.0))]
     Incomplete(String),
-    /// The kernel that restores is not like the one that ran the subject.
+    /// This kernel differs from the kernel of the checkpoint.
     /// Row: kernel-differs
     #[error("{0}\nhelp: restore under the kernel that the checkpoint was taken on")]
     KernelDiffers(String),
-    /// A restore asked for something that is not built yet.
+    /// The caller requested a sort of restore that is not implemented yet.
     /// Row: not-built
     #[error(
         "{0} is not supported yet\nhelp: leave out --pid; the tree then gets the pids of the checkpoint, which must be free"
     )]
     NotBuilt(&'static str),
-    /// Files that the subject writes are not as they were at the checkpoint.
+    /// Files that the subject can write differ from their state at the checkpoint.
     /// Row: files-changed
     #[error("{}", changed_files(.0))]
     FilesChanged(Vec<ChangedFile>),
-    /// The image is of a version that did not record files.
+    /// The image was made by an earlier version of `undying`, which did not record files.
     /// Row: files-not-recorded
     #[error(
         "the image does not tell which files the program writes: an earlier version of undying made it\nhelp: restore with --files keep if no file has changed since"
     )]
     FilesNotRecorded,
-    /// Memory cannot be filled while the program runs; nothing was begun.
+    /// This system cannot fill memory while the program runs. No step was begun.
     /// Row: lazy-missing
     #[error(
-        "the program cannot run before its memory is there: {0}\nhelp: run undying as root or with CAP_SYS_PTRACE, on a kernel with CONFIG_USERFAULTFD; or restore without --lazy"
+        "the program cannot run before its memory is filled: {0}\nhelp: run undying as root or with CAP_SYS_PTRACE, on a kernel with CONFIG_USERFAULTFD; or restore without --lazy"
     )]
     LazyMissing(sys::Error),
-    /// The program ran already when the rest of its memory could not be had.
+    /// The program already ran when a missing page of its memory could not be filled. The program was killed.
     /// Row: lazy-lost
     #[error(
-        "{0}\nthe program had begun to run, and was killed since the rest of its memory could not be had\nhelp: restore an earlier checkpoint; without --lazy, an image is checked before anything of it runs"
+        "{0}\nthe program had begun to run, and was killed because a missing page of its memory could not be filled\nhelp: restore an earlier checkpoint; without --lazy, the whole image is checked before the program runs"
     )]
     LazyLost(Box<EngineError>),
-    /// A living tree differs from the checkpoint in what cannot be set in it.
+    /// A living tree differs from the checkpoint in state that `apply` cannot set.
     #[error("the tree differs from the checkpoint in more than memory and registers: {}", .0.join("; "))]
     NotInPlace(Vec<String>),
-    /// A living tree was brought back to a checkpoint in part, and was killed.
-    #[error("{0}\nthe tree had been brought back to the checkpoint in part, and was killed")]
+    /// `apply` failed after it had changed a part of a living tree. The tree was killed.
+    #[error("{0}\nthe tree was set back to the checkpoint only in part, and was killed")]
     InPart(Box<EngineError>),
-    /// A step on a kernel object failed.
+    /// An operation on a kernel object failed.
     #[error(transparent)]
     Resource(#[from] resource::ResourceError),
-    /// The subject opened a file with O_DIRECT while it was being copied.
+    /// The subject opened a file with O_DIRECT while the memory of the subject was being copied.
     #[error("the program began to read past the page cache while its memory was copied")]
     Unsteady,
-    /// Another subject of its group could not be stopped in time.
-    #[error("another subject of the group could not be stopped in time; this one runs on")]
+    /// Another subject of the same checkpoint group could not be stopped in time.
+    #[error("another subject of the group could not be stopped in time; this subject continues to run")]
     GroupBroken,
-    /// A tracker failed.
+    /// A tracker, the part that finds written pages, failed.
     #[error(transparent)]
     Track(#[from] track::TrackError),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] store::Error),
-    /// A kernel call failed.
+    /// A system call failed.
     #[error(transparent)]
     Kernel(#[from] sys::Error),
 }
 
-/// A result of the engine.
+/// The result type of the engine.
 pub type Result<T> = std::result::Result<T, EngineError>;
 
 impl EngineError {
-    /// Whether it only says that a process has ended meanwhile.
+    /// Reports whether the error only means that a process has ended meanwhile.
     #[must_use]
     pub fn says_gone(&self) -> bool {
         let error = match self {
@@ -170,13 +170,13 @@ impl EngineError {
         error.errno == sys::Errno::ESRCH || error.errno == sys::Errno::ENOENT
     }
 
-    /// Whether a process under construction was killed from outside: what it was built from may be sound.
+    /// Reports whether another program killed a process under construction. The image may then be intact.
     #[must_use]
     pub fn is_broken_off(&self) -> bool {
         matches!(self, Self::Resource(ResourceError::Remote(RemoteError::Ended(_)))) || self.says_gone()
     }
 
-    /// The process whose code cannot be borrowed for remote calls, if it says that.
+    /// Returns the process that lacks the instructions for remote system calls, if this is the reason of the error.
     pub(crate) fn lacks_code(&self) -> Option<Pid> {
         match self {
             Self::Resource(ResourceError::Remote(RemoteError::NoGadget(pid))) => Some(*pid),
@@ -184,7 +184,8 @@ impl EngineError {
         }
     }
 
-    /// A refusal, if it says that code of a process cannot be borrowed for remote calls.
+    /// Converts an error of missing instructions (see `lacks_code`) into a refusal. Returns any other error
+    /// unchanged.
     pub(crate) fn or_refusal(self) -> Self {
         self.lacks_code().map_or(self, |pid| Self::Refused(vec![obstacles::of_code(pid)]))
     }
@@ -210,7 +211,7 @@ impl From<tracee::FreezeError> for EngineError {
     }
 }
 
-/// An error of an inspection of a process.
+/// Converts an error from the inspection of a process. EACCES and EPERM become `Permission`.
 pub(crate) fn permission(pid: Pid, error: sys::Error) -> EngineError {
     if error.errno == sys::Errno::EACCES || error.errno == sys::Errno::EPERM {
         EngineError::Permission { pid, why: error.to_string() }
@@ -219,7 +220,7 @@ pub(crate) fn permission(pid: Pid, error: sys::Error) -> EngineError {
     }
 }
 
-/// What the operator can do about a tree that did not stop.
+/// Returns the help text for a tree that could not be stopped.
 fn after_freeze(error: &FreezeError) -> String {
     match error {
         FreezeError::Traced { tracer, .. } => match obstacles::program(*tracer) {
@@ -237,11 +238,13 @@ fn after_freeze(error: &FreezeError) -> String {
     }
 }
 
-/// Files named in one message at most.
+/// The maximum number of files that one message names.
 const NAMED_MAX: usize = 8;
 
 fn changed_files(files: &[ChangedFile]) -> String {
-    let mut text = String::from("files have changed since the checkpoint, and its memory does not fit them:");
+    let mut text = String::from(
+        "files have changed since the checkpoint, and the memory of the checkpoint does not match these files:",
+    );
     for ChangedFile { path, why } in files.iter().take(NAMED_MAX) {
         text.push_str(&format!("\n  {} {why}", Escaped(&path.display().to_string())));
     }
@@ -249,8 +252,8 @@ fn changed_files(files: &[ChangedFile]) -> String {
         text.push_str(&format!("\n  and {} more", files.len() - NAMED_MAX));
     }
     text.push_str(
-        "\nhelp: start the program from its beginning, so that it recovers from its files; --files keep restores over \
-         them and can destroy them",
+        "\nhelp: start the program from its beginning, so that it recovers from its files; --files keep lets it \
+         use the changed files and can destroy them",
     );
     text
 }
@@ -271,7 +274,7 @@ mod tests {
     #[test]
     fn the_help_after_a_stop_that_failed_fits_the_reason() {
         let help = |error| EngineError::Freeze(error).to_string();
-        // The first process has a name that is not ours.
+        // The name of process 1 does not begin with `undying`.
         let (pid, tracer) = (Pid(2), Pid(1));
         let traced = help(FreezeError::Traced { pid, tracer });
         let name = obstacles::program(tracer).unwrap();

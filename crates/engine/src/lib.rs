@@ -1,10 +1,13 @@
-//! Checkpoint and restore of process trees.
+//! Checkpoints and restores process trees.
 //!
-//! Owns: the order of a checkpoint and of a restore, the records that describe processes and threads.
-//! Invariants: a subject is not touched before preflight passes. A failed checkpoint leaves the subject running and
-//! unchanged; a failed restore leaves no process. Kinds of descriptors, memory, state, trackers and backends are
-//! reached through their registries and never named here.
-//! Does not: decide when to checkpoint, or what follows a death; the guardian does.
+//! Owns: the order of the steps of a checkpoint and of a restore, and the records that describe processes and
+//! threads.
+//! Invariants: preflight, the search for obstacles, changes nothing in the subject (the protected process tree). A
+//! checkpoint changes the subject only after preflight has found no obstacle. A failed checkpoint leaves the
+//! subject running and unchanged. A failed restore leaves no process. Kinds of resources, trackers (which find
+//! written pages) and store backends are entries of registries; the engine never names an entry.
+//! Does not: decide when a checkpoint is taken, or what happens after the death of a subject; the crate `guardian`
+//! does.
 #![forbid(unsafe_code)]
 
 mod capture;

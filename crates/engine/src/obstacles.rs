@@ -1,9 +1,10 @@
-//! Preflight: everything that would prevent a checkpoint, without touching the subject.
+//! Preflight: finds the obstacles, the reasons to refuse a checkpoint. Changes nothing in the subject (the
+//! protected process tree).
 //!
-//! Owns: the checks that concern several kinds: namespaces, tracers, dead leaders, sessions; the text of a list of
-//! obstacles.
-//! Invariants: changes nothing. Every obstacle names the process, the reason and a remedy.
-//! Does not: make the checks of a kind; it calls them.
+//! Owns: the checks that belong to no single kind (namespaces, tracers, dead leaders, sessions), and the text of a
+//! list of obstacles.
+//! Invariants: every obstacle names the process, the reason and a remedy.
+//! Does not: contain the checks of a kind (the code for one sort of kernel object); this module calls each kind.
 
 use model::{Escaped, Pid};
 use resource::fd::{self, CaptureScope, Description};
@@ -13,23 +14,23 @@ use tracee::procfs::{self, Area};
 use crate::relations::{Births, Homeless, Relation};
 use crate::sharing;
 
-/// Groups that a text lists; a tree with more of them needs more than a list.
+/// The maximum number of groups that a text lists.
 const GROUPS_MAX: usize = 32;
-/// Processes that a group names.
+/// The maximum number of processes that a group names.
 const PIDS_MAX: usize = 8;
-/// Objects and places that a group names.
+/// The maximum number of objects, and of places, that a group names.
 const PLACES_MAX: usize = 3;
 
-/// The obstacles as text, one string a group.
+/// Formats obstacles as text, one string for each group.
 ///
-/// Obstacles that differ in nothing but numbers (pids, descriptors, addresses, inodes) form a group, which names some
-/// of its processes, with their programs, and places.
+/// A group consists of obstacles that differ only in numbers (pids, descriptors, addresses, inodes). The text of a
+/// group names some of its processes, with their programs, and some of its places.
 #[must_use]
 pub fn grouped(obstacles: &[Obstacle]) -> Vec<String> {
     grouped_with(obstacles, program)
 }
 
-/// The name of the program in a process, if the process is there.
+/// Returns the name of the program in a process; `None` if the process does not exist.
 pub(crate) fn program(pid: Pid) -> Option<String> {
     procfs::read_text(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().to_owned())
 }
@@ -75,7 +76,7 @@ fn group_text(members: &[&Obstacle], program: &impl Fn(Pid) -> Option<String>) -
     text
 }
 
-/// Up to `most` of some names, and how many there are beside them.
+/// Joins at most `most` of the names, and appends the number of omitted names.
 fn named(names: &[String], most: usize) -> String {
     let shown = names[..names.len().min(most)].join(", ");
     match names.len().saturating_sub(most) {
@@ -84,7 +85,7 @@ fn named(names: &[String], most: usize) -> String {
     }
 }
 
-/// A text with every word that holds a digit left out.
+/// Returns the text without the words that contain a digit.
 fn without_numbers(text: &str) -> String {
     let words = text.split(|letter: char| !letter.is_ascii_alphanumeric());
     let plain: Vec<&str> =
@@ -92,7 +93,7 @@ fn without_numbers(text: &str) -> String {
     plain.join(" ")
 }
 
-/// Obstacles of a whole subject but those of its descriptors.
+/// Returns the obstacles of a subject, except the obstacles of its descriptors.
 pub(crate) fn of_tree(processes: &[(Pid, &[Area])], pids: &[Pid]) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (pid, areas) in processes {
@@ -108,7 +109,7 @@ pub(crate) fn of_tree(processes: &[(Pid, &[Area])], pids: &[Pid]) -> Vec<Obstacl
 pub(crate) fn of_descriptor(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
     let found = fd::envelope::obstacles(description, scope);
     if !found.is_empty() {
-        // Kinds look closer, and opening a file on which there is a lease would break it.
+        // Do not call the kind: a kind may open the file, and open(2) breaks a lease on the file.
         return found;
     }
     match fd::kind_of(description) {
@@ -142,7 +143,7 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
         ));
     }
     found.extend(of_label(pid, label(&pid.to_string()).as_deref(), label("self").as_deref()));
-    // A subject must share all of them with us.
+    // A subject must be in the namespaces of this process.
     for (name, what, _) in sharing::NAMESPACES {
         let link = |owner: &str| procfs::link(format!("/proc/{owner}/ns/{name}"));
         if let (Ok(theirs), Ok(ours)) = (link(&pid.to_string()), link("self"))
@@ -164,7 +165,7 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
     found
 }
 
-/// A process that another program traces.
+/// Returns the obstacle of a process that another program traces.
 fn of_tracer(pid: Pid, tracer: Pid, name: Option<String>) -> Obstacle {
     let (what, fix) = match name {
         Some(name) if name.starts_with("undying") => (
@@ -177,49 +178,51 @@ fn of_tracer(pid: Pid, tracer: Pid, name: Option<String>) -> Obstacle {
     obstacle(pid, &what, String::new(), "a process can have one tracer only", &fix)
 }
 
-/// A program whose security label confines it would come back under the restorer's, and could do more.
+/// Returns an obstacle if the security label of a process differs from the label of this process. The restored
+/// program would run under the label of `undying`, and could then have more rights.
 fn of_label(pid: Pid, theirs: Option<&[u8]>, ours: Option<&[u8]>) -> Option<Obstacle> {
     let theirs = theirs.filter(|theirs| ours.is_some_and(|ours| ours != *theirs))?;
     Some(obstacle(
         pid,
         "security label",
         String::from_utf8_lossy(theirs).trim_end_matches(['\0', '\n']).to_owned(),
-        "it would come back under that of undying",
+        "after a restore, the program would run under the label of undying",
         "run undying under the same label (aa-exec, runcon)",
     ))
 }
 
-/// The label of AppArmor, SELinux or Smack; `None` where there is none of them.
+/// Returns the label of AppArmor, SELinux or Smack; `None` if none of these modules is active.
 fn label(process: &str) -> Option<Vec<u8>> {
     procfs::read(format!("/proc/{process}/attr/current")).ok()
 }
 
-/// The number of a process in its own PID namespace.
+/// Returns the pid of a process in its own PID namespace.
 fn inner_pid(pid: Pid) -> String {
     let status = procfs::read(format!("/proc/{pid}/status")).unwrap_or_default();
     let numbers = procfs::status_line(&status, "NSpid").unwrap_or_default();
     numbers.split_whitespace().last().map_or_else(|| pid.to_string(), str::to_owned)
 }
 
-/// A subject that never holds still is looked at while this program traces it.
+/// Reports whether the tracer is a thread of this process. A subject that keeps changing is inspected while this
+/// process traces the subject.
 fn is_own_thread(tracer: Pid) -> bool {
     std::path::Path::new(&format!("/proc/self/task/{tracer}")).exists()
 }
 
-/// A process whose code cannot be borrowed for remote system calls.
+/// Returns the obstacle of a process that lacks the instructions for remote system calls, which `undying` makes a
+/// stopped thread execute.
 pub(crate) fn of_code(pid: Pid) -> Obstacle {
     obstacle(
         pid,
         "code",
         String::new(),
-        "it holds no `syscall; ret`, or no return from a signal handler (`mov $15, %eax; syscall`), which remote system \
-         calls are made with: a static program links the latter only if it calls sigaction",
-        "link the program dynamically, or have it call sigaction; one that starts this moment can be checkpointed in \
-         the next",
+        "remote system calls need the instructions `syscall; ret` and a return from a signal handler (`mov $15, %eax; \
+         syscall`), and the code lacks one of them; a static program contains the return only if it calls sigaction",
+        "link the program dynamically, or make the program call sigaction; if the program is just starting, retry",
     )
 }
 
-/// A process that does not run 64-bit x86 code, by the header of its executable (elf(5)).
+/// Returns an obstacle if the ELF header (elf(5)) of a process's executable is not for 64-bit x86 code.
 pub(crate) fn of_architecture(pid: Pid) -> Option<Obstacle> {
     const CLASS_AT: usize = 4;
     const CLASS_32: u8 = 1;
@@ -236,23 +239,23 @@ pub(crate) fn of_architecture(pid: Pid) -> Option<Obstacle> {
         pid,
         what,
         procfs::link(&path).map_or(String::new(), |path| path.display().to_string()),
-        "only 64-bit x86-64 code is supported: registers, system calls and vDSO of this program are others",
+        "only 64-bit x86-64 code is supported: this program has other registers, system calls and vDSO",
         "run a 64-bit build of the program",
     ))
 }
 
-/// A process that maps nothing of the file it executes.
+/// Returns the obstacle of a process that maps no part of its executable.
 pub(crate) fn of_executable(pid: Pid) -> Obstacle {
     obstacle(
         pid,
         "executable",
         format!("/proc/{pid}/exe"),
         "the program has unmapped every part of its own program file, and an image keeps only mapped files",
-        "start the program without what replaces its code (an unpacker, code in huge pages)",
+        "start the program without a tool that replaces its code (an unpacker, code in huge pages)",
     )
 }
 
-/// Sessions and groups that cannot be made again.
+/// Returns the obstacles of sessions and process groups that a restore cannot create again.
 fn of_relations(pids: &[Pid]) -> Vec<Obstacle> {
     let stats: Vec<_> = pids.iter().filter_map(|pid| procfs::stat(*pid).ok()).collect();
     let relation = |stat: &procfs::Stat| Relation {

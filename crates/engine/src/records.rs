@@ -1,8 +1,8 @@
-//! The records that the engine itself writes: processes, threads, areas, descriptor tables.
+//! The records that the engine itself writes: processes, threads, areas (mappings), descriptor tables.
 //!
-//! Owns: their names, versions and messages.
-//! Invariants: fields are only ever added; a meaning never changes within a version.
-//! Does not: hold what a kind saves; kinds have records of their own.
+//! Owns: the names, versions and messages of these records.
+//! Invariants: fields are only added. The meaning of a field never changes within a version.
+//! Does not: contain the data of a kind (the code for one sort of kernel object); each kind has its own records.
 
 use image::{Owner, Record, RecordSet, SpaceId};
 use prost::Message;
@@ -11,19 +11,20 @@ use resource::memory::{AreaRecord, ObjectRecord};
 
 use crate::error::{EngineError, Result};
 
-/// Version of all records of this file.
+/// The version of all records in this file.
 const VERSION: u32 = 1;
 
-/// Objects' page spaces are numbered from here, processes' from zero.
+/// The first page space of memory objects. The page spaces of processes are numbered from zero. A page space is the
+/// set of pages of one process or object in an image.
 const OBJECT_SPACES: u32 = 0x8000_0000;
 
-/// The whole tree: processes in creation order, and what must match at the restore.
+/// The process tree: its processes in creation order, and the checksum that must match at a restore.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TreeMessage {
-    /// Pids, parents first, the root at the beginning.
+    /// The pids: the root first, parents before their children.
     #[prost(int32, repeated, tag = "1")]
     pub pids: Vec<i32>,
-    /// Checksum of the vDSO's code: addresses in it may stand on stacks.
+    /// Checksum of the vDSO code. The stacks of the threads can contain addresses in the vDSO.
     #[prost(uint32, tag = "2")]
     pub vdso_checksum: u32,
 }
@@ -38,47 +39,48 @@ pub(crate) struct ProcessMessage {
     pub group: i32,
     #[prost(int32, tag = "4")]
     pub session: i32,
-    /// It has ended with `exit_code` (as wait(2) tells it) and waits to be reaped.
+    /// Whether the process has ended and waits to be reaped. `exit_code` is then the wait(2) status of the process.
     #[prost(bool, tag = "5")]
     pub zombie: bool,
     #[prost(int32, tag = "6")]
     pub exit_code: i32,
-    /// The signal that had stopped it, 0 for none.
+    /// The signal that had stopped the process; 0 if the process was not stopped.
     #[prost(int32, tag = "7")]
     pub stop_signal: i32,
-    /// Its threads, leader first.
+    /// The tids of the threads, leader first.
     #[prost(int32, repeated, tag = "8")]
     pub threads: Vec<i32>,
-    /// The object that is its executable.
+    /// The number of the object that is the executable.
     #[prost(uint64, tag = "9")]
     pub executable: u64,
     #[prost(message, optional, tag = "10")]
     pub layout: Option<LayoutMessage>,
-    /// The space its pages are in.
+    /// The page space that contains the pages of the process.
     #[prost(uint32, tag = "11")]
     pub space: u32,
-    /// The signal that tells its parent of its end, 0 for none; SIGCHLD where it is missing.
+    /// The signal that the parent receives when the process ends; 0 for no signal. A missing field means SIGCHLD.
     #[prost(int32, optional, tag = "12")]
     pub exit_signal: Option<i32>,
-    /// The foreground process group of its controlling terminal. Missing without a terminal and in older images.
+    /// The foreground process group of the controlling terminal. The field is missing without a terminal, and in
+    /// older images.
     #[prost(sint32, optional, tag = "13")]
     pub foreground: Option<i32>,
 }
 
-/// Addresses that the kernel keeps of a process, for PR_SET_MM_MAP.
+/// The memory layout that the kernel records for a process, in the form that PR_SET_MM_MAP sets.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct LayoutMessage {
-    /// The eleven addresses in the order of `struct prctl_mm_map`.
+    /// The eleven addresses, in the order of `struct prctl_mm_map`.
     #[prost(uint64, repeated, tag = "1")]
     pub addresses: Vec<u64>,
     #[prost(bytes = "vec", tag = "2")]
     pub auxiliary_vector: Vec<u8>,
-    /// Where the kernel's own areas (vvar, vDSO) begin, 0 when unmapped, and what they are.
+    /// The first address of the kernel's own mappings (vvar, vDSO); 0 if the process has no such mappings.
     #[prost(uint64, tag = "3")]
     pub vdso_start: u64,
     #[prost(uint64, tag = "4")]
     pub vdso_length: u64,
-    /// Where the vDSO's code lies.
+    /// The first address of the vDSO code.
     #[prost(uint64, tag = "5")]
     pub vdso_code: u64,
 }
@@ -94,17 +96,17 @@ pub(crate) struct ThreadMessage {
     pub signal_mask: u64,
 }
 
-/// The areas of one process.
+/// The areas (mappings) of one process.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct AreasMessage {
     #[prost(message, repeated, tag = "1")]
     pub areas: Vec<AreaRecord>,
-    /// Guard regions (MADV_GUARD_INSTALL) as pairs of start and end.
+    /// Guard regions (MADV_GUARD_INSTALL), as pairs of a start and an end address.
     #[prost(uint64, repeated, tag = "2")]
     pub guards: Vec<u64>,
 }
 
-/// The objects behind areas of all processes.
+/// The objects that the areas of all processes map.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ObjectsMessage {
     #[prost(message, repeated, tag = "1")]
@@ -127,36 +129,39 @@ pub(crate) struct DescriptorRow {
     pub description: u32,
 }
 
-/// The regular files that the subject may write, as they were.
+/// The regular files that the subject can write, with their state at the checkpoint.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FilesMessage {
     #[prost(message, repeated, tag = "1")]
     pub files: Vec<FileRecord>,
 }
 
-/// The directories of those files that can be cut back, as they were. An image has it if there is such a file.
+/// The directories of files that a restore can truncate, with their state at the checkpoint. An image contains this
+/// record only if there is a file of this kind.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct DirectoriesMessage {
     #[prost(message, repeated, tag = "1")]
     pub directories: Vec<DirectoryRecord>,
 }
 
-/// A message that has a record of its own.
+/// A message that is stored in its own record.
 pub(crate) trait EngineRecord: Message + Default {
     const KIND: &'static str;
 
-    /// Adds the record of an owner.
+    /// Adds the message to `records`, as the record of `owner`.
     fn put(&self, records: &mut RecordSet, owner: Owner) {
         records.push(Record::new(Self::KIND, VERSION, owner, self.encode_to_vec()));
     }
 
-    /// Takes and decodes the record of an owner.
+    /// Removes the record of `owner` from `records` and decodes the record. A missing record is an `Incomplete`
+    /// error.
     fn take(records: &mut RecordSet, owner: Owner) -> Result<Self> {
         Self::take_if_there(records, owner)?
             .ok_or_else(|| EngineError::Incomplete(format!("record {} of {owner:?} is missing", Self::KIND)))
     }
 
-    /// The same for a record that images of earlier versions do not have.
+    /// Like `take`, but returns `None` if the record is missing. Used for records that images of earlier versions
+    /// lack.
     fn take_if_there(records: &mut RecordSet, owner: Owner) -> Result<Option<Self>> {
         let Some(record) = records.take(Self::KIND, owner) else { return Ok(None) };
         if record.version > VERSION {
@@ -166,7 +171,7 @@ pub(crate) trait EngineRecord: Message + Default {
     }
 }
 
-/// Gives each message its record's kind.
+/// Implements `EngineRecord` for each message, with the kind of its record.
 macro_rules! engine_records {
     ($($message:ty = $kind:literal,)*) => {
         $(impl EngineRecord for $message {
@@ -186,12 +191,12 @@ engine_records! {
     DirectoriesMessage = "directories",
 }
 
-/// Whether a number of a page space is one of a process.
+/// Reports whether a page space belongs to a process. Other page spaces belong to objects.
 pub(crate) const fn is_process_space(space: u32) -> bool {
     space < OBJECT_SPACES
 }
 
-/// The page space of an object.
+/// Returns the page space of an object.
 pub(crate) fn object_space(object: u64) -> SpaceId {
     SpaceId(OBJECT_SPACES | u32::try_from(object).expect("objects are numbered from 1 within one image"))
 }

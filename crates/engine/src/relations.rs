@@ -1,18 +1,21 @@
-//! How the processes of a tree come to their sessions and process groups.
+//! Determines which process creates which other process, so that each process starts in its session.
 //!
-//! Owns: which process can create which other, so that it is born into its session; the numbers of dead leaders.
-//! Invariants: pure; a checkpoint is refused by the same rules by which a restore builds.
-//! Does not: create processes.
+//! Owns: the choice of the creator of each process, and the ids of sessions and process groups whose leader has
+//! ended.
+//! Invariants: no function reads or changes the system. A checkpoint and a restore use the same rules: a checkpoint
+//! is refused if a restore could not create the tree.
+//! Does not: create processes; `restore::tree` does.
 //!
-//! A session is only ever inherited, from the process that calls clone(2). CLONE_PARENT separates that process from the
-//! parent: a process whose parent is outside its session is created by one inside that has the same parent. Where the
-//! leader has ended, a placeholder with the leader's number stands for it during the restore.
+//! A process inherits its session from the process that calls clone(2). With CLONE_PARENT, the new process gets the
+//! parent of the caller as its parent. If the parent of a process is outside the session of the process, a session
+//! member with the same parent creates the process with CLONE_PARENT. If the session leader has ended, the restore
+//! creates a placeholder: a temporary process with the pid of the leader.
 
 use std::collections::{HashMap, HashSet};
 
 use model::Pid;
 
-/// The relations of one process.
+/// The parent, process group and session of one process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Relation {
     pub(crate) pid: Pid,
@@ -21,47 +24,47 @@ pub(crate) struct Relation {
     pub(crate) session: Pid,
 }
 
-/// Which process creates another.
+/// Which process creates a given process, and when.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Birth {
-    /// Its parent, before that leaves the session in which it was born.
+    /// The parent, before the parent leaves its first session with setsid(2).
     EarlyChild,
-    /// Its parent.
+    /// The parent, in its final session.
     Child,
-    /// The leader of its session, a child of the same parent.
+    /// The leader of the session of the process. The leader is a child of the same parent.
     Sibling,
-    /// A placeholder for the dead leader of its session, a child of the same parent.
+    /// A placeholder for the dead leader of the session. The placeholder is a child of the same parent.
     Placeholder,
 }
 
-/// Why a process cannot be born into its session.
+/// The reason why no process can create a given process in its session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Homeless {
-    /// Its session's leader is in the tree, but neither its parent nor a child of its parent.
+    /// The session leader is in the tree, but is neither the parent of the process nor a child of this parent.
     LeaderElsewhere,
-    /// The leader has ended, and members of the session that it left have other parents.
+    /// The session leader has ended, and session members that need a placeholder have different parents.
     SeveralParents,
 }
 
-/// The births of a tree, the root's left out.
+/// The [`Birth`] of every process of a tree except the root.
 #[derive(Debug, Default)]
 pub(crate) struct Births {
     of: HashMap<Pid, Birth>,
-    /// Processes for which there is none.
+    /// Processes without a possible birth, each with the reason.
     pub(crate) homeless: Vec<(Pid, Homeless)>,
-    /// Sessions of dead leaders, with the parent of the placeholder.
+    /// Sessions whose leader has ended, each with the parent that the placeholder gets.
     pub(crate) dead_sessions: Vec<(Pid, Pid)>,
-    /// Groups of dead leaders that are no such session, with one member.
+    /// Process groups whose leader has ended, each with one member. Ids in `dead_sessions` are left out.
     pub(crate) dead_groups: Vec<(Pid, Pid)>,
 }
 
 impl Births {
-    /// Finds the births of all processes; parents come first in `relations`.
+    /// Determines the birth of each process. In `relations`, parents must precede their children.
     pub(crate) fn of(relations: &[Relation]) -> Self {
         let mut births = Self::default();
         let Some(root) = relations.first() else { return births };
         let by_pid: HashMap<Pid, &Relation> = relations.iter().map(|one| (one.pid, one)).collect();
-        // The session in which each process is born; nothing can name the one that a session leader left.
+        // The session in which each process starts; pid 0 for the first session of a root that leads a session.
         let mut born_in = HashMap::from([(root.pid, root.session)]);
         if root.session == root.pid {
             born_in.insert(root.pid, Pid(0));
@@ -77,7 +80,7 @@ impl Births {
         births
     }
 
-    /// How a process is born.
+    /// Returns the birth of a process; [`Birth::Child`] for the root and for an unknown process.
     pub(crate) fn birth(&self, pid: Pid) -> Birth {
         self.of.get(&pid).copied().unwrap_or(Birth::Child)
     }
@@ -118,7 +121,7 @@ impl Births {
         by_pid: &HashMap<Pid, &Relation>,
     ) {
         let mut known: HashSet<Pid> = self.dead_sessions.iter().map(|(session, _)| *session).collect();
-        // A group around the tree is the restorer's.
+        // If the leader of the root's group is outside the tree, the restoring process's group replaces this group.
         known.insert(root.group);
         for one in relations {
             if !by_pid.contains_key(&one.group) && known.insert(one.group) {
@@ -144,7 +147,8 @@ mod tests {
 
     #[test]
     fn sessions_are_inherited_where_they_can_be() {
-        // 10 leads; 11 kept the session that 12 has left; 13 belongs to 12.
+        // Process 10 leads session 10. Process 12 created process 11, then left session 10. Process 13 is in
+        // session 12.
         let births =
             Births::of(&tree(&[[10, 1, 10, 10], [12, 10, 12, 12], [11, 12, 10, 10], [13, 12, 12, 12]]));
         assert_eq!(births.birth(Pid(12)), Birth::Child);

@@ -1,9 +1,14 @@
-//! What the tasks of a tree share with one another: a restore gives it to the threads of a process, and to no others.
+//! Finds tables that the tasks of a tree share, or do not share, in a way that a restore cannot rebuild.
 //!
-//! Owns: the obstacles of processes that share what only threads may, and of threads that do not share what they must
-//! (clone(2) with CLONE_VM, CLONE_FILES or CLONE_FS; unshare(2) and setns(2) of one thread).
-//! Invariants: changes nothing; a task that ends has given its tables back already, and is no obstacle.
-//! Does not: compare what makes no difference after a restore (CLONE_IO, CLONE_SYSVSEM); docs/limits.md states it.
+//! Owns: two groups of obstacles (reasons to refuse a checkpoint). Processes must not share a table with another
+//! process (clone(2) with CLONE_VM, CLONE_FILES or CLONE_FS). Threads must share the tables of their process,
+//! without a table of their own (unshare(2) or setns(2) of one thread).
+//! Invariants: the code changes nothing. A task that is ending is no obstacle, because the kernel has already
+//! released the tables of the task.
+//! Does not: compare tables that make no difference after a restore (CLONE_IO, CLONE_SYSVSEM); docs/limits.md lists
+//! these tables.
+//!
+//! A restored thread shares all tables of its process. A restored process shares no table with another process.
 
 use std::cmp::Ordering;
 
@@ -12,13 +17,14 @@ use resource::Obstacle;
 use sys::kcmp::{self, Shared};
 use tracee::procfs::{self, Area};
 
-/// What two processes may not share.
+/// The tables that two processes must not share, each with its name in messages.
 const OF_THREADS: &[(Shared, &str)] = &[
     (Shared::Memory, "address space"),
     (Shared::Files, "descriptor table"),
     (Shared::FileSystem, "working directory and umask"),
 ];
-/// Namespaces, what each is, and whether a thread may change it alone.
+/// Each namespace: its name in `/proc/PID/ns`, its name in messages, and whether a single thread can leave the
+/// namespace.
 pub(crate) const NAMESPACES: &[(&str, &str, bool)] = &[
     ("cgroup", "cgroup", true),
     ("ipc", "System V IPC and message queue", true),
@@ -32,11 +38,11 @@ pub(crate) const NAMESPACES: &[(&str, &str, bool)] = &[
     ("uts", "host name", true),
 ];
 
-const BORROWED: &str =
-    "processes that share it without being threads of one process cannot be built again yet";
+const BORROWED: &str = "a restore cannot yet create separate processes that share this";
 const WAIT: &str = "try again in a moment: a child between vfork and exec shares it for a short time";
 
-/// Obstacles of processes that share with their parents, and of threads that left what their process has.
+/// Returns the obstacles of processes that share a table with their parent, and of threads that left a table of
+/// their process.
 pub(crate) fn obstacles(processes: &[(Pid, &[Area])]) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (pid, _) in processes {
@@ -55,8 +61,8 @@ pub(crate) fn obstacles(processes: &[(Pid, &[Area])]) -> Vec<Obstacle> {
     found
 }
 
-/// Obstacles that only the first look at a tree finds, as the search takes long: processes that share and are not
-/// parent and child, and threads in other namespaces than their process.
+/// Returns the obstacles of processes that share a table without being parent and child, and of threads in other
+/// namespaces than their process. The search takes long, so only the first scan of a tree makes this search.
 pub(crate) fn rare_obstacles(processes: &[(Pid, &[Area])]) -> Vec<Obstacle> {
     let mut found = Vec::new();
     let is_child = |pid: Pid, parent: Pid| procfs::stat(pid).is_ok_and(|stat| stat.ppid == parent);
@@ -89,7 +95,7 @@ fn other_threads(pid: Pid) -> impl Iterator<Item = Tid> {
 }
 
 fn of_thread(pid: Pid, tid: Tid) -> Vec<Obstacle> {
-    // A thread may leave all but the memory with unshare(2).
+    // With unshare(2), a thread can leave each of these tables except the address space.
     let left = OF_THREADS[1..].iter().filter(|(kind, _)| {
         kcmp::shared(*kind, pid, Pid(tid.get())).is_ok_and(|is_shared| !is_shared) && !is_ending(pid, tid)
     });
@@ -97,7 +103,7 @@ fn of_thread(pid: Pid, tid: Tid) -> Vec<Obstacle> {
         pid,
         what: format!("thread {tid} with a {what} of its own"),
         place: String::new(),
-        why: "it would come back with that of its process".to_owned(),
+        why: "after a restore, the thread would share that of its process".to_owned(),
         fix: "configure the program without threads that call unshare(2), or without threads".to_owned(),
     };
     left.map(obstacle).collect()
@@ -115,7 +121,7 @@ fn of_namespaces(pid: Pid) -> Vec<Obstacle> {
                     pid,
                     what: format!("thread {tid} in another {what} namespace"),
                     place: theirs.display().to_string(),
-                    why: "it would come back in that of its process".to_owned(),
+                    why: "after a restore, the thread would be in the namespace of its process".to_owned(),
                     fix: "try again when the thread has left it, or start the program without such threads"
                         .to_owned(),
                 });
@@ -125,15 +131,16 @@ fn of_namespaces(pid: Pid) -> Vec<Obstacle> {
     found
 }
 
-/// Whether a thread or its process has begun to end, or has ended: its tables are not there any more.
+/// Reports whether a thread or its process is ending or has ended. The thread then has no tables any more.
 fn is_ending(pid: Pid, tid: Tid) -> bool {
     [tid, pid.leader()]
         .iter()
         .any(|task| procfs::thread_stat(pid, *task).map_or(true, |stat| stat.is_ending()))
 }
 
-/// Where a process stands among others in the kernel's order of their tables: `Ok` beside one that has the same, `Err`
-/// where it belongs. `None` if one of them has ended.
+/// Searches `known`, which is sorted in the order of kcmp(2), for a process that shares its table with `pid`.
+/// Returns `Ok` with the index of this process, or `Err` with the index at which to insert `pid`. Returns `None` if
+/// a compared process has ended.
 fn place(kind: Shared, pid: Pid, known: &[Pid]) -> Option<Result<usize, usize>> {
     let mut has_ended = false;
     let found = known.binary_search_by(|other| {

@@ -1,4 +1,4 @@
-//! Living trees that are brought back to checkpoints of theirs, again and again.
+//! Tests `apply`: sets living process trees back to their checkpoints, again and again.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -13,21 +13,21 @@ use store::{
 use tracee::StoppedTree;
 use undying_engine::{Applied, CheckpointOptions, EngineError, Result, apply, checkpoint};
 
-/// How long anything may take.
+/// The maximum duration of a wait.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How often the subject is brought back.
+/// How often the subject is set back.
 const TIMES: u32 = 1000;
 
 struct Lab {
     folder: tempfile::TempDir,
     subject: Child,
-    /// Where each walker counts its steps.
+    /// The pid of each walker (a thread that changes its memory) and the address of its step counter.
     counts: Vec<(Pid, Address)>,
 }
 
 impl Lab {
     fn new() -> Option<Self> {
-        // A pipe that the test has inherited would be one of the subject's.
+        // A pipe that this test has inherited must not become a descriptor of the subject.
         sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let folder =
             tempfile::TempDir::with_prefix_in("undying-applying-", env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -65,7 +65,7 @@ impl Lab {
         Pid(self.subject.id() as i32)
     }
 
-    /// How many steps each walker has made.
+    /// Returns the number of steps of each walker.
     fn steps(&self) -> Vec<u64> {
         let steps = |(pid, address): &(Pid, Address)| {
             let mut bytes = [0; 8];
@@ -75,7 +75,7 @@ impl Lab {
         self.counts.iter().map(steps).collect()
     }
 
-    /// Waits until each walker has gone on.
+    /// Waits until each walker has made more steps.
     fn go_on(&self) {
         let (before, begun) = (self.steps(), Instant::now());
         while self.steps().iter().zip(&before).any(|(now, before)| now < &(before + 2)) {
@@ -92,7 +92,8 @@ impl Lab {
         image
     }
 
-    /// Brings it back, and lets it go on; what was set and the steps that each walker had made then.
+    /// Sets the tree back to an image, and resumes the tree. Returns what was set, and the steps of each walker
+    /// before the tree was resumed.
     fn bring_back(&self, image: &Path) -> Result<(Applied, Vec<u64>)> {
         self.bring_back_to(ImageReader::open(image).unwrap())
     }
@@ -105,7 +106,7 @@ impl Lab {
         Ok((applied, steps))
     }
 
-    /// Has it judge itself.
+    /// Makes the subject check its own state, and waits for its exit status.
     fn judge(&mut self) {
         sys::signal::send(self.root(), Signal(15)).unwrap();
         let status = self.subject.wait().unwrap();
@@ -149,8 +150,8 @@ fn a_tree_is_brought_back_a_thousand_times_and_is_whole() {
     lab.judge();
 }
 
-/// Captures a tree, and brings it back twice, again and again; how long one capture took until it could be read, and
-/// how long it took to bring the tree back.
+/// In each of `rounds` rounds, captures a tree and sets the tree back twice. Returns the mean time of a capture
+/// until the capture is readable, and the mean time of setting the tree back.
 fn capture_and_bring_back(
     lab: &Lab,
     sink: &dyn CheckpointSink,

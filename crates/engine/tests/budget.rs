@@ -1,5 +1,6 @@
-//! A program that fills memory as fast as it can is stopped for no longer than the pause budget at a time; each of its
-//! checkpoints is as the program was, and restores.
+//! Tests the pause budget, the maximum duration of one stop, with a program that fills memory as fast as possible.
+//! No stop of the program is longer than the budget. Each checkpoint contains the memory of the program at that
+//! time, and can be restored.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -19,12 +20,12 @@ use undying_engine::{
     restore,
 };
 
-/// 256 MiB: 65,536 pages, many times what one stop copies.
+/// The memory of the program in MiB: 65,536 pages, many times the number that one stop copies.
 const MIB: u64 = 256;
 const EVERY: Duration = Duration::from_millis(50);
-/// How long anything may take.
+/// The maximum duration of a wait.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Checkpoints that are taken, and of these, one in so many is compared or restored.
+/// The number of checkpoints. One in `COMPARED_EACH` checkpoints is compared with the program.
 const CHECKPOINTS: u64 = 6;
 const COMPARED_EACH: u64 = 3;
 
@@ -51,7 +52,7 @@ impl Lab {
     }
 
     fn start(&self, passes: u64) -> Child {
-        // A pipe that the test has inherited would be one of the subject's.
+        // A pipe that this test has inherited must not become a descriptor of the subject.
         sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let mut command = Command::new(&self.program);
         command.arg(self.said()).arg(MIB.to_string()).arg(passes.to_string());
@@ -63,14 +64,14 @@ impl Lab {
         self.folder.path().join("said")
     }
 
-    /// How often the program has written to all of its memory.
+    /// Returns how often the program has written all of its memory.
     fn passes(&self) -> u64 {
         let text = std::fs::read_to_string(self.said()).unwrap_or_default();
         assert!(!text.starts_with("broken"), "{text}");
         text.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
     }
 
-    /// Waits until it has written to all of its memory again.
+    /// Waits until the program has written all of its memory again.
     fn await_pass(&self) {
         let (begun, before) = (Instant::now(), self.passes());
         while self.passes() < before + 2 {
@@ -111,7 +112,7 @@ fn kill(pid: Pid) {
     rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::empty()).unwrap();
 }
 
-/// Ends a restored program when it has made one more pass over all of its memory.
+/// Waits until a restored program has written all of its memory again, and kills the program.
 fn await_pass_of(lab: &Lab, pid: Pid) {
     lab.await_pass();
     kill(pid);
@@ -131,7 +132,7 @@ fn a_program_that_fills_its_memory_is_captured_in_slices() {
     }
 }
 
-/// All that changes is found in the last stop.
+/// With the tracker `late`, only the last stop finds written pages.
 #[test]
 fn a_stop_that_finds_too_much_is_a_slice() {
     if !rustix::process::geteuid().is_root() {
@@ -141,7 +142,8 @@ fn a_stop_that_finds_too_much_is_a_slice() {
     assert!(slices > 0, "the budget of {MAX_PAUSE_DEFAULT:?} was kept without a slice");
 }
 
-/// Takes checkpoints, compares some, and restores the last one. How many slices there were.
+/// Takes checkpoints, compares some of them, and restores the last checkpoint. Returns the number of slices (short
+/// stops that each copy a part of the pages).
 fn fill_and_restore(tracker: &'static dyn TrackerKind) -> u32 {
     let Some(lab) = Lab::new() else { return 1 };
     let pid = Pid(lab.start(0).id() as i32);
@@ -151,7 +153,7 @@ fn fill_and_restore(tracker: &'static dyn TrackerKind) -> u32 {
     let (mut slices, mut last, mut number) = (0, None, 0);
     let begun = Instant::now();
     while number < CHECKPOINTS {
-        assert!(begun.elapsed() < LIMIT, "the log takes no more");
+        assert!(begun.elapsed() < LIMIT, "the log accepts no checkpoint");
         if number > 0 {
             lab.await_pass();
         }
@@ -169,7 +171,8 @@ fn fill_and_restore(tracker: &'static dyn TrackerKind) -> u32 {
             tell(&taken);
             number += 1;
             slices += taken.slices.count;
-            // One stop copies as much as fits. How long it takes on a loaded machine is not judged here.
+            // One stop copies as many pages as fit into the budget. The duration of a stop is not tested, because
+            // the machine may be loaded.
             assert!(taken.residual < PageCount((MIB << 20) >> 12), "{taken:?}");
             last = Some(taken);
         }
@@ -188,7 +191,7 @@ fn fill_and_restore(tracker: &'static dyn TrackerKind) -> u32 {
 
 #[test]
 fn a_throttled_program_ends_by_itself() {
-    /// Enough for a few checkpoints, also on a loaded machine.
+    /// The number of passes over the memory: enough for a few checkpoints, also on a loaded machine.
     const PASSES: u64 = 60;
     if !rustix::process::geteuid().is_root() {
         return println!("unsupported: root");
@@ -210,9 +213,9 @@ fn a_throttled_program_ends_by_itself() {
                 tell(&one);
                 taken += 1;
             }
-            // The log has as much to write as it takes.
+            // The log has too much to write for another checkpoint.
             Ok(None) => {}
-            // It may end at any time.
+            // The program can end at any time.
             Err(error) => println!("{error}"),
         }
         std::thread::sleep(EVERY);

@@ -1,7 +1,8 @@
-//! Continuous checkpoints of a program that changes its memory in every way: each of them, restored, goes on and
-//! finds everything where it left it.
+//! Tests continuous checkpoints of a program that changes its memory in every way. After each restore, the program
+//! continues and finds its memory as at the checkpoint.
 //!
-//! A few lives every day; many with `UNDYING_LONG_TESTS` set.
+//! A normal run tests a few incarnations of the program. With `UNDYING_LONG_TESTS` set, a run tests many
+//! incarnations. An incarnation begins with a start or restore and ends with the next death.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -20,9 +21,9 @@ use undying_engine::{
     Tuning, checkpoint, restore,
 };
 
-/// Time between two checkpoints.
+/// The time between two checkpoints.
 const EVERY: Duration = Duration::from_millis(10);
-/// How long anything may take.
+/// The maximum duration of a wait.
 const LIMIT: Duration = Duration::from_secs(30);
 
 struct Lab {
@@ -48,7 +49,7 @@ impl Lab {
         self.store.open_log(&self.name, options).unwrap()
     }
 
-    /// The number of rounds the program says it has made.
+    /// Returns the number of rounds that the program has reported; `None` before the first report.
     fn rounds(&self) -> Option<u64> {
         let text = std::fs::read_to_string(self.said()).ok()?;
         let (what, number) = text.trim_end().rsplit_once(' ')?;
@@ -59,7 +60,11 @@ impl Lab {
     fn await_rounds(&self, at_least: u64) {
         let begun = Instant::now();
         while self.rounds().is_none_or(|rounds| rounds < at_least) {
-            assert!(begun.elapsed() < LIMIT, "it stands still at {:?}", self.rounds());
+            assert!(
+                begun.elapsed() < LIMIT,
+                "the program has stopped reporting at round {:?}",
+                self.rounds()
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -68,10 +73,10 @@ impl Lab {
         self.start_with(0)
     }
 
-    /// With so many MiB that stay.
+    /// Starts the program with `ballast` MiB of additional memory that stays mapped.
     fn start_with(&self, ballast: u64) -> Option<Child> {
         let program = compile(self.folder.path())?;
-        // A pipe that the test has inherited would be one of the subject's.
+        // A pipe that this test has inherited must not become a descriptor of the subject.
         sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let mut command = Command::new(program);
         command.arg(ballast.to_string()).arg(self.said()).current_dir(self.folder.path());
@@ -91,7 +96,7 @@ impl Lab {
     }
 }
 
-/// The subjects go on after their checkpoints, and write what they found to files.
+/// Returns the policy that keeps changed files, because the subjects write files after their checkpoints.
 fn kept() -> Files {
     Files { policy: FilePolicy::Keep, ..Files::default() }
 }
@@ -108,13 +113,13 @@ fn compile(folder: &Path) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Kills the program and its children, and waits until all their numbers are free.
+/// Kills the program and its children, and waits until all their pids are free.
 fn kill(root: Pid) {
     const STOP: Signal = Signal(19);
     sys::signal::send(root, STOP).unwrap();
     let tree = tracee::tree::descendants(root).unwrap();
     for pid in &tree {
-        // A child may end by itself.
+        // The child may already have ended.
         let _ = sys::signal::send(*pid, Signal(9));
     }
     let raw = rustix::process::Pid::from_raw(root.get()).unwrap();
@@ -126,7 +131,7 @@ fn kill(root: Pid) {
     }
 }
 
-/// It has not ended, by itself or by what was done to it.
+/// Asserts that the program has not ended.
 fn assert_alive(pid: Pid) {
     let raw = rustix::process::Pid::from_raw(pid.get()).unwrap();
     let ended = rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::NOHANG).unwrap();
@@ -154,14 +159,15 @@ fn epochs_restore_with(tracker: &str) {
         let log = lab.log();
         let mut subject = Continuous::new(pid, kind);
         let mut last = None;
-        // Lives of different lengths, so that checkpoints are cut off at different distances from a full one.
+        // Incarnations differ in length, so that their last checkpoints have different distances from a checkpoint
+        // with all pages.
         let mut sequence = lab.options().sequence;
         for _ in 0..(5 + 7 * life % 40) {
             let options = CheckpointOptions { sequence, ..lab.options() };
             match subject.checkpoint(&log, &options) {
                 Ok(Some(taken)) => last = Some(taken),
                 Ok(None) => {}
-                // A child may be caught between fork and exit.
+                // A checkpoint can fail if a child is between fork(2) and exit.
                 Err(error) => println!("life {life}: {error}"),
             }
             sequence = Sequence(sequence.get() + 1);
@@ -184,7 +190,7 @@ fn epochs_restore_with(tracker: &str) {
     kill(pid);
 }
 
-/// A tracker that sees everything once, and then nothing.
+/// A tracker that reports all pages in its first scan, and no pages in later scans.
 #[derive(Debug)]
 struct Blind;
 
@@ -232,16 +238,17 @@ impl Tracker for BlindTracker {
     }
 }
 
-/// Checkpoints that are compared.
+/// The number of checkpoints that are compared with the program.
 const COMPARISONS: usize = 30;
-/// And of a large program, which takes a while each time.
+/// The number of compared checkpoints in cases where each checkpoint takes longer, for example of a large program.
 const COMPARISONS_LARGE: usize = 5;
 
 fn best() -> &'static dyn TrackerKind {
     track::choose("auto").unwrap().kind
 }
 
-/// Takes checkpoints that are compared with the program; how many pages were compared, and how many differed.
+/// Takes checkpoints and compares them with the program. Returns how many pages were compared, and how many pages
+/// differed.
 fn differences_with(mut subject: Continuous, lab: &Lab, count: usize) -> (u64, u64) {
     let log = lab.log();
     let read = |sequence| lab.store.image(&lab.name, sequence);
@@ -257,7 +264,7 @@ fn differences_with(mut subject: Continuous, lab: &Lab, count: usize) -> (u64, u
                 assert_eq!(found.first.is_empty(), found.differences.get() == 0);
             }
             Ok(None) => {}
-            // A child may be caught between fork and exit.
+            // A checkpoint can fail if a child is between fork(2) and exit.
             Err(error) => println!("{error}"),
         }
         std::thread::sleep(EVERY);
@@ -290,7 +297,7 @@ fn a_comparison_finds_what_a_tracker_misses_and_nothing_else() {
 
 #[test]
 fn whatever_is_tuned_nothing_differs() {
-    /// More than what scans are begun ahead for.
+    /// More memory than `AHEAD_MIN` of the crate `track`, so that worker threads begin scans ahead of time.
     const BALLAST_MIB: u64 = 160;
     if !rustix::process::geteuid().is_root() {
         println!("unsupported: root");
@@ -300,7 +307,8 @@ fn whatever_is_tuned_nothing_differs() {
     let Some(child) = lab.start_with(BALLAST_MIB) else { return };
     let pid = Pid(child.id() as i32);
     lab.await_rounds(2);
-    // A build without optimisation copies so slowly that a budget means hundreds of slices; they have tests of their own.
+    // No pause budget: a build without optimisation copies so slowly that a budget means hundreds of slices (short
+    // stops that each copy a part of the pages). Slices have their own tests.
     let standard = || Tuning { max_pause: None, ..Tuning::default() };
     for tuning in [
         standard(),
@@ -317,7 +325,7 @@ fn whatever_is_tuned_nothing_differs() {
     kill(pid);
 }
 
-/// A single checkpoint of a program of that size is copied before the pause, too.
+/// Restores single checkpoints. A single checkpoint of a program of this size also copies pages before the pause.
 #[test]
 fn a_single_checkpoint_restores() {
     if !rustix::process::geteuid().is_root() {
@@ -331,7 +339,7 @@ fn a_single_checkpoint_restores() {
     for life in 0..lives() {
         let image = lab.folder.path().join(format!("image{life}"));
         let writer = ImageWriter::create(&image, WriteOptions::default()).unwrap();
-        // A child may be caught between fork and exit.
+        // A checkpoint can fail if a child is between fork(2) and exit.
         let taken = match checkpoint(pid, Box::new(writer), &lab.options()) {
             Ok(taken) => taken,
             Err(error) => {
@@ -356,7 +364,7 @@ fn a_single_checkpoint_restores() {
 
 #[test]
 fn every_epoch_restores_with_the_best_tracker() {
-    // `cargo xtask trackers` names one.
+    // `cargo xtask trackers` sets this variable to the name of a tracker.
     let named = std::env::var("UNDYING_TEST_TRACKER");
     epochs_restore_with(named.as_deref().unwrap_or("auto"));
 }

@@ -1,5 +1,5 @@
-//! Subjects that are stopped and captured, held, and then resumed, or killed and restored: what was under way between
-//! their processes is neither lost nor doubled.
+//! Tests subjects that are captured and held (kept stopped), and then resumed, or killed and restored. No message
+//! between their processes is lost or duplicated.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -15,13 +15,13 @@ use undying_engine::{
     Taken, restore,
 };
 
-/// How long a subject is held; 5 s with `UNDYING_LONG_TESTS`.
+/// The time for which a subject is held. With `UNDYING_LONG_TESTS`, `HELD_LONG` is used instead.
 const HELD: Duration = Duration::from_millis(300);
 const HELD_LONG: Duration = Duration::from_secs(5);
-/// How long anything may take.
+/// The maximum duration of a wait.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Three connected processes.
+/// Three connected processes, which pass numbers on in a ring.
 struct Ring {
     store: Store,
     name: SubjectName,
@@ -40,7 +40,7 @@ impl Ring {
             println!("unsupported: a C compiler");
             return None;
         }
-        // A pipe that the test has inherited would be one of the subject's.
+        // A pipe that this test has inherited must not become a descriptor of the subject.
         sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let said = folder.path().join("said");
         let mut command = Command::new(program);
@@ -72,7 +72,7 @@ impl Ring {
         }
     }
 
-    /// The last number that has come round.
+    /// Returns the last number that has passed through the whole ring.
     fn number(&self) -> u64 {
         let text = std::fs::read_to_string(&self.said).unwrap_or_default();
         let mut words = text.split_whitespace();
@@ -88,9 +88,9 @@ impl Ring {
         }
     }
 
-    /// The subject has been killed: waits until all its process numbers are free.
+    /// Waits until all pids of a killed subject are free.
     fn await_end(&mut self, processes: &[Pid]) {
-        // Its tracer may have reaped it after the kill: the tracer is this process.
+        // The tracer is a thread of this process, and may already have reaped the subject.
         let _ = self.child.wait();
         let begun = Instant::now();
         while processes.iter().any(|pid| tracee::procfs::stat(*pid).is_ok()) {
@@ -99,7 +99,7 @@ impl Ring {
         }
     }
 
-    /// Restores a checkpoint, and has it go on for a while.
+    /// Restores a checkpoint, waits until the subject has continued for a while, and kills the subject.
     fn restore(&self, sequence: Sequence) {
         let reader = self.store.image(&self.name, sequence).unwrap();
         let files = Files { policy: FilePolicy::Keep, ..Files::default() };
@@ -125,7 +125,7 @@ fn held_for() -> Duration {
     if std::env::var_os("UNDYING_LONG_TESTS").is_some() { HELD_LONG } else { HELD }
 }
 
-/// Nothing moves for a while.
+/// Asserts that no number moves while the subject is held.
 fn assert_held(ring: &Ring) {
     let before = ring.number();
     std::thread::sleep(held_for());
@@ -148,13 +148,13 @@ fn connected_processes_are_held_and_resumed_or_killed_and_restored() {
     for number in [2, 3] {
         let (taken, held) = hold(&ring, &mut subject, &log, number);
         assert_held(&ring);
-        // It is durable while the subject is held.
+        // The checkpoint becomes durable while the subject is held.
         assert_eq!(taken.ticket.wait().unwrap().sequence, Sequence(number));
         let number = ring.number();
         held.resume().unwrap();
         ring.await_more_than(number + 10_000);
     }
-    // One that is dropped is resumed.
+    // Dropping `held` resumes the subject.
     let (_, held) = hold(&ring, &mut subject, &log, 4);
     let number = ring.number();
     drop(held);
@@ -171,7 +171,7 @@ fn connected_processes_are_held_and_resumed_or_killed_and_restored() {
     ring.restore(committed.sequence);
 }
 
-/// Captures subjects as a group, each by a thread of its own, holds them, and kills or resumes all.
+/// Captures subjects as a group, with one thread for each subject. Holds the subjects, then kills or resumes them.
 fn capture_group(rings: &[&Ring], logs: &[LogWriter], number: u64, is_killed: bool) {
     let all_captured = Barrier::new(rings.len());
     let moments = Mutex::new(Vec::new());
@@ -197,7 +197,7 @@ fn capture_group(rings: &[&Ring], logs: &[LogWriter], number: u64, is_killed: bo
     });
     let moments = moments.lock().unwrap();
     let (stopped, captured) = (moments.iter().map(|one| one.0), moments.iter().map(|one| one.1));
-    // The last one was stopped before the first one was captured.
+    // The last subject was stopped before the first subject was captured.
     assert!(stopped.max() <= captured.min(), "{moments:?}");
 }
 

@@ -1,4 +1,5 @@
-//! Pages that are written all the time are copied once in an epoch, in the pause, and what is copied is what they held.
+//! Tests that hot pages (pages that are written all the time) are copied only once in an epoch: in the pause, with
+//! their content in the pause. An epoch is the time between two checkpoints. In the pause, the subject is stopped.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -10,19 +11,20 @@ use model::{PageCount, Pid, Sequence};
 use store::{LogOptions, Store, SubjectName};
 use undying_engine::{CheckpointOptions, Continuous};
 
-/// Pages that the subject writes to without a rest.
+/// The number of pages that the subject writes without a break.
 const PAGES: u64 = 60;
-/// Epochs in a row, each with nearly all pages written again before the pause, after which these pages are known.
+/// The number of consecutive busy epochs after which the hot pages are known. In a busy epoch, nearly all pages are
+/// written again before the pause.
 const LEARNING: u64 = 12;
-/// Epochs that are judged after that.
+/// The number of busy epochs that are counted after learning.
 const JUDGED: u64 = 30;
-/// Epochs at most. Where others take the processors, the subject does not run between a round and the pause; such an
-/// epoch says nothing, and learning begins again.
+/// The maximum number of epochs. If other programs use the processors, the subject possibly does not run between a
+/// pre-copy round and the pause. An epoch that is not busy is not counted, and learning begins again.
 const EPOCHS_MAX: u64 = 300;
-/// How long anything may take.
+/// The maximum duration of a wait.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Ends with the test.
+/// The subject process. Dropping the value kills the process.
 struct Subject(Child);
 
 impl Drop for Subject {
@@ -40,7 +42,7 @@ fn start(folder: &Path) -> Option<Subject> {
         println!("unsupported: a C compiler");
         return None;
     }
-    // A pipe that the test has inherited would be one of the subject's.
+    // A pipe that this test has inherited must not become a descriptor of the subject.
     sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
     let mut command = Command::new(program);
     command.arg(&said).args([PAGES.to_string().as_str(), "0"]);
@@ -78,7 +80,7 @@ fn a_page_that_is_written_all_the_time_is_copied_once() {
         std::thread::sleep(Duration::from_millis(10));
         let begun = Instant::now();
         loop {
-            // Some of them are compared with the subject while that still stands.
+            // Every fifth checkpoint is compared with the subject while the subject is still stopped.
             let taken = if number.is_multiple_of(5) {
                 let read = |sequence| store.image(&name, sequence);
                 let taken = subject.checkpoint_and_verify(&log, &read, &options).unwrap();
@@ -95,7 +97,7 @@ fn a_page_that_is_written_all_the_time_is_copied_once() {
             if let Some(taken) = taken {
                 return taken;
             }
-            assert!(begun.elapsed() < LIMIT, "the log takes no more");
+            assert!(begun.elapsed() < LIMIT, "the log accepts no checkpoint");
             std::thread::sleep(Duration::from_millis(1));
         }
     };
@@ -109,8 +111,8 @@ fn a_page_that_is_written_all_the_time_is_copied_once() {
         }
         in_a_row = if was_busy { in_a_row + 1 } else { 0 };
         if judged == JUDGED {
-            // Without learning, every such epoch copies all of the pages before its pause as well, and some of them
-            // more than once. One in which the subject lost its processor for a while is learned anew.
+            // Without learning, every counted epoch also copies all pages before its pause, and some pages more
+            // than once. After an epoch in which the subject had no processor for a while, learning begins again.
             assert!(
                 precopied < judged * PAGES / 2,
                 "{precopied} pages were copied before {judged} pauses in which all {PAGES} were"

@@ -1,5 +1,5 @@
-//! A subject that is killed while it is stopped has no checkpoint of that stop: its threads write to its memory as they
-//! end.
+//! Tests that a stop results in no checkpoint if the subject is killed during the stop. The threads of the subject
+//! write to its memory when they end.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -15,12 +15,12 @@ use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracke
 use undying_engine::{CheckpointOptions, Continuous};
 
 const THREADS: &str = "64";
-/// Deaths, each a little later in the stop than the one before.
+/// The number of deaths. After each kill, the capture continues one `STEP` later than after the previous kill.
 const DEATHS: u32 = 40;
 const STEP: Duration = Duration::from_micros(25);
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A tracker that has the subject killed while it is stopped.
+/// A tracker that kills the subject while the subject is stopped. The field is the wait after the kill.
 #[derive(Debug)]
 struct Killer(Duration);
 
@@ -83,7 +83,7 @@ fn compile(folder: &Path) -> Option<PathBuf> {
 }
 
 fn start(program: &Path, said: &Path) -> Child {
-    // A pipe that the test has inherited would be one of the subject's.
+    // A pipe that this test has inherited must not become a descriptor of the subject.
     sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
     let _ = std::fs::remove_file(said);
     let mut command = Command::new(program);

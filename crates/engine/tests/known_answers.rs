@@ -1,4 +1,5 @@
-//! What threads are not asked again, because it has not changed, is what they would have answered.
+//! Tests the cache of the results of remote system calls, which a stopped thread of the subject executes for
+//! `undying`. If a thread has not changed, the cached result must be equal to the result of a new call.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -11,13 +12,14 @@ use store::{Base, CheckpointSink, Memory, MemoryOptions};
 use sys::task_reader::{Field, TaskReader};
 use undying_engine::{CheckpointOptions, Continuous, checkpoint};
 
-/// How long anything may take.
+/// The maximum duration of a wait.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Captures whose effect on the threads is counted.
+/// The number of captures during which the waits of the threads are counted.
 const CAPTURES: u64 = 20;
-/// Changes that the subject can make.
+/// The number of changes that the subject can make.
 const STEPS: u32 = 29;
-/// Kinds whose records come from what threads answer. That of interval timers tells how much is left.
+/// State kinds whose records contain results of remote system calls. The record of interval timers contains the
+/// remaining time, so only its existence is compared.
 const KINDS: [&str; 6] = ["sigactions", "sigaltstack", "tid_address", "membarrier", "prctl", "credentials"];
 const TIMERS: &str = "state/itimers";
 
@@ -28,7 +30,7 @@ struct Subject {
 
 impl Subject {
     fn start() -> Option<Self> {
-        // A pipe that the test has inherited would be one of the subject's.
+        // A pipe that this test has inherited must not become a descriptor of the subject.
         sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let folder =
             tempfile::TempDir::with_prefix_in("undying-answers-", env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -72,7 +74,7 @@ impl Subject {
         self.await_step(step);
     }
 
-    /// How often its threads wait again after something was done to them.
+    /// Returns how often the threads of the subject begin a wait during `what`.
     fn waits_for(&self, what: impl FnOnce() -> Vec<String>) -> u64 {
         let before = self.waits();
         what();
@@ -80,7 +82,7 @@ impl Subject {
         self.waits() - before
     }
 
-    /// How often its threads have given up a processor to wait.
+    /// Returns how often the threads of the subject have given up a processor to wait.
     fn waits(&self) -> u64 {
         let of = |tid: Tid| {
             let status = tracee::procfs::read(format!("/proc/{}/task/{tid}/status", self.root())).unwrap();
@@ -98,7 +100,7 @@ impl Drop for Subject {
     }
 }
 
-/// Captures a subject again and again.
+/// Repeated captures of one subject into memory.
 struct Captures {
     continuous: Continuous,
     memory: Memory,
@@ -118,7 +120,7 @@ impl Captures {
         self.records(options.sequence)
     }
 
-    /// By a capture that knows nothing.
+    /// Returns the records of a capture that has no cached results.
     fn of_asked(&mut self, subject: &Subject) -> Vec<String> {
         let options = self.options();
         let epoch = self.memory.begin(options.sequence, Base::Nothing).unwrap().unwrap();
@@ -151,7 +153,7 @@ fn every_change_is_in_the_next_checkpoint() {
     let mut before = captures.of_known();
     for step in 1..=STEPS {
         subject.make_step(step);
-        // The first asks, the second may not have to.
+        // The first capture makes remote calls. The second capture can use cached results.
         for _ in 0..2 {
             assert_eq!(captures.of_known(), captures.of_asked(&subject), "after step {step}");
         }
@@ -160,7 +162,7 @@ fn every_change_is_in_the_next_checkpoint() {
         before = now;
     }
     println!("{changes} of {STEPS} steps changed a record");
-    // Some machines and kernels cannot do all of them.
+    // Some machines and kernels do not support all of the changes.
     assert!(changes > STEPS / 2);
 }
 
@@ -180,6 +182,6 @@ fn a_thread_that_has_not_changed_is_not_asked() {
         asked += subject.waits_for(|| captures.of_asked(&subject));
     }
     println!("in {CAPTURES} captures {known} waits, and {asked} where threads are asked");
-    // Two threads.
+    // The subject has two threads, and remote calls make each thread wait again.
     assert!(known + 2 * CAPTURES <= asked);
 }

@@ -1,5 +1,6 @@
-//! Objects that a subject has for a moment, or closes during the scan, refuse no continuous checkpoint; objects that it
-//! keeps are refused by name.
+//! Tests objects that cannot be checkpointed. A continuous checkpoint is not refused if the subject holds the
+//! object only for a moment, or closes the object during the scan. A checkpoint is refused if the subject keeps the
+//! object, and the error names the object.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -15,11 +16,11 @@ use undying_engine::{
     restore,
 };
 
-/// Checkpoints of each subject.
+/// The number of checkpoints of each subject.
 const CHECKPOINTS: u64 = 200;
-/// Time between two of them.
+/// The time between two checkpoints.
 const EVERY: Duration = Duration::from_millis(10);
-/// How long anything may take.
+/// The maximum duration of a wait.
 const LIMIT: Duration = Duration::from_secs(60);
 
 struct Lab {
@@ -28,7 +29,7 @@ struct Lab {
     name: SubjectName,
 }
 
-/// Ends its program when the test does.
+/// The subject process. Dropping the value kills the process.
 struct Subject(Child);
 
 impl Subject {
@@ -80,7 +81,7 @@ impl Lab {
             return None;
         };
         assert!(status.success());
-        // A pipe that the test has inherited would be one of the subject's.
+        // A pipe that this test has inherited must not become a descriptor of the subject.
         sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let mut command = Command::new(program);
         command.arg(mode).current_dir(self.folder.path());
@@ -91,7 +92,7 @@ impl Lab {
     }
 }
 
-/// What came of a series of checkpoints.
+/// The result of a series of checkpoints.
 #[derive(Default)]
 struct Outcome {
     taken: u64,
@@ -119,7 +120,8 @@ fn take(lab: &Lab, log: &LogWriter, pid: Pid) -> Outcome {
     outcome
 }
 
-/// Has a subject checkpointed again and again; at most `refusals_max` may be refused, and the last one restores.
+/// Takes many checkpoints of a subject, and restores the last checkpoint. At most `refusals_max` checkpoints may be
+/// refused.
 fn passes(mode: &str, refusals_max: usize) {
     let lab = Lab::new();
     if let Some(last) = goes_on(&lab, mode, refusals_max) {
@@ -127,7 +129,8 @@ fn passes(mode: &str, refusals_max: usize) {
     }
 }
 
-/// The number of the last of many checkpoints, of which at most `refusals_max` may be refused.
+/// Takes many checkpoints of a subject. At most `refusals_max` checkpoints may be refused. Returns the sequence
+/// number of the last checkpoint.
 fn goes_on(lab: &Lab, mode: &str, refusals_max: usize) -> Option<Sequence> {
     let mut subject = lab.start(mode)?;
     let log = lab.log();
@@ -155,7 +158,7 @@ fn restores(image: ImageReader) {
     rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::empty()).unwrap();
 }
 
-/// Has the program open the file that cannot be saved, or close it.
+/// Makes the program open or close the file that cannot be saved.
 fn toggle(lab: &Lab, pid: Pid, is_held: bool) {
     const TOGGLE: Signal = Signal(10);
     sys::signal::send(pid, TOGGLE).unwrap();
@@ -190,7 +193,8 @@ fn what_stays_is_refused_by_name_and_the_next_checkpoints_are_whole() {
     program.assert_alive();
 }
 
-/// Most checkpoints of it are begun more than once, and what was copied before the last time must not be missing.
+/// Most checkpoints of this subject are begun more than once. The last attempt must contain the pages that earlier
+/// attempts have copied.
 #[test]
 fn a_checkpoint_that_was_begun_again_holds_every_page() {
     let lab = Lab::new();
@@ -237,13 +241,15 @@ fn pipes_of_which_a_dying_child_holds_the_other_end_refuse_nothing() {
     passes("pipes", 0);
 }
 
-/// What is known of a child whose memory is still its parent's must not be taken for its own after exec.
+/// Between vfork(2) and execve(2), a child uses the memory of its parent. Facts about this memory must not be used
+/// for the child after execve(2).
 #[test]
 fn programs_that_are_started_by_vfork_refuse_nothing() {
     passes("programs", CHECKPOINTS as usize / 20);
 }
 
-/// Its child has its parent's memory when a tracker is prepared for it, and its own when that is attached.
+/// When a tracker is prepared for the child, the child still uses the memory of its parent. When the tracker is
+/// attached, the child has its own memory.
 #[test]
 fn a_child_that_begins_a_program_of_its_own_while_it_is_about_to_be_tracked_is_copied() {
     let lab = Lab::new();
@@ -269,15 +275,16 @@ fn a_child_that_begins_a_program_of_its_own_while_it_is_about_to_be_tracked_is_c
     assert!(refused <= CHECKPOINTS / 20 && pages > 0);
 }
 
-/// As long as a checkpoint holds a duplicate, a port that the program has closed is in use, a file locked, and a program
-/// that it has written cannot be started.
+/// A checkpoint must not hold duplicates of descriptors that the program closes. Otherwise a port stays in use, a
+/// file stays locked, and a program file that was written cannot be executed.
 #[test]
 fn what_a_program_closes_is_closed() {
     goes_on(&Lab::new(), "closes", CHECKPOINTS as usize / 20);
 }
 
-/// At the end of a single checkpoint nothing may be watched in part: what is, cannot be moved. Programs that are started
-/// beside it have duplicates of all descriptors until their exec, so that to close one ends nothing.
+/// At the end of a single checkpoint, the tracker must not leave a mapping registered in part, because mremap(2)
+/// cannot move such a mapping. Programs that this test starts meanwhile hold duplicates of all descriptors until
+/// their execve(2). Closing the descriptor of the tracker therefore does not end a registration.
 #[test]
 fn areas_that_grow_at_the_end_of_a_checkpoint_can_be_moved() {
     let lab = Lab::new();
@@ -294,7 +301,7 @@ fn areas_that_grow_at_the_end_of_a_checkpoint_can_be_moved() {
     });
 }
 
-/// Says so when it goes, also in a panic.
+/// Sets the flag when the value is dropped, also after a panic.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {

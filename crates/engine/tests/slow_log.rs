@@ -1,5 +1,6 @@
-//! A subject stands still no longer because its log's disk takes nothing: what its pause copies finds room, and what is
-//! too much for the log is waited for before the next pause.
+//! Tests that a blocked disk of the log does not lengthen the pause, in which the subject is stopped. The pages
+//! that the pause copies find space in buffers. If the log has too much to write, the engine waits before the next
+//! pause.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -19,11 +20,12 @@ use model::{PageCount, Pid, Sequence};
 use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
 use undying_engine::{CheckpointOptions, Continuous, Phase, Taken, Tuning};
 
-/// How long anything may take.
+/// The maximum duration of a wait.
 const LIMIT: Duration = Duration::from_secs(30);
-/// 80 MiB: five times the log's buffers.
+/// The number of pages of the subject: 80 MiB, five times the size of the buffers of the log.
 const PAGES: u64 = 20_000;
-/// How long the disk accepts no write while a thread waits for it: longer than a subject is stopped for a buffer.
+/// The time for which the disk accepts no write while a thread waits for the disk. This time is longer than a
+/// stopped subject waits for a buffer.
 const BLOCKED: Duration = Duration::from_millis(600);
 
 struct Lab {
@@ -47,7 +49,7 @@ impl Lab {
             println!("unsupported: a C compiler");
             return None;
         }
-        // A pipe that the test has inherited would be one of the subject's.
+        // A pipe that this test has inherited must not become a descriptor of the subject.
         sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let mut command = Command::new(program);
         command.arg(folder.path().join("said")).arg(PAGES.to_string());
@@ -61,7 +63,7 @@ impl Lab {
         self.store.open_log(&self.name, options).unwrap()
     }
 
-    /// Waits until the subject has written to each page again.
+    /// Waits until the subject has written each page `more` times.
     fn await_rounds(&self, more: u64) {
         let rounds = || {
             let text = std::fs::read_to_string(self.folder.path().join("said")).unwrap_or_default();
@@ -75,7 +77,7 @@ impl Lab {
     }
 
     fn take(&self, subject: &mut Continuous, log: &LogWriter, number: u64) -> Taken {
-        // All that it copies changes after its pre-copy, which finds nothing.
+        // The pre-copy finds no page (tracker `late`), so the pause copies all pages that the subject writes.
         self.await_rounds(2);
         subject.checkpoint(log, &self.options(number)).unwrap().expect("the log is not far behind")
     }
@@ -105,7 +107,7 @@ fn a_pause_does_not_wait_for_a_disk_that_takes_nothing() {
     let Some(lab) = Lab::new() else { return };
     lab.await_rounds(1);
     let log = lab.log();
-    // All of its pages in one pause, however long that takes.
+    // One pause copies all pages of the subject, without a time limit.
     let tuning = Tuning { max_pause: None, ..Tuning::default() };
     let mut subject = Continuous::new(Pid(lab.child.id() as i32), &Late).tuned(tuning);
     lab.take(&mut subject, &log, 1).ticket.wait().unwrap();
@@ -119,9 +121,10 @@ fn a_pause_does_not_wait_for_a_disk_that_takes_nothing() {
         assert!(begun.elapsed() < LIMIT, "the log writes nothing");
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(held.ticket.poll().unwrap().is_none(), "the disk took it");
+    assert!(held.ticket.poll().unwrap().is_none(), "the checkpoint is durable although the disk is blocked");
 
-    // Now the log has more than its buffers hold: that is waited for, and not while the subject stands.
+    // Now the log has more to write than its buffers hold. The checkpoint waits for the log, but not while the
+    // subject is stopped.
     let opener = Arc::clone(&lab.gate);
     let thread = std::thread::spawn(move || {
         std::thread::sleep(BLOCKED);
@@ -141,7 +144,7 @@ fn a_pause_does_not_wait_for_a_disk_that_takes_nothing() {
     assert_eq!(held.ticket.wait().unwrap().sequence, Sequence(2));
     assert_eq!(waited.ticket.wait().unwrap().sequence, Sequence(3));
 
-    // And what was kept back is what the subject had.
+    // The log contains the pages with the content that they had in the subject.
     let read = |sequence| lab.store.image(&lab.name, sequence);
     let (_, found) = subject.checkpoint_and_verify(&log, &read, &lab.options(4)).unwrap().unwrap();
     assert!(found.pages >= PageCount(PAGES) && found.differences == PageCount(0), "{found:?}");

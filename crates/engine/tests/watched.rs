@@ -1,4 +1,5 @@
-//! Subjects whose calls that change files are watched: checkpoints of them, and restores that watch from the start.
+//! Tests checkpoints and restores of watched subjects. A seccomp filter reports each system call of a watched
+//! subject that changes files. A restored subject can be watched from its first instruction.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -21,12 +22,13 @@ use undying_engine::{
     CheckpointOptions, FilePolicy, Files, FilterInstall, PidPolicy, RestoreOptions, checkpoint, restore,
 };
 
-/// How long anything may take.
+/// The maximum duration of a wait.
 const LIMIT: Duration = Duration::from_secs(30);
 const KIND: &str = "state/seccomp";
-/// openat, mkdir, rename, rmdir of x86-64: all that the subject does to files.
+/// The system call numbers of openat, mkdir, rename and rmdir on x86-64. The subject changes files only with these
+/// calls.
 const CALLS: [i64; 4] = [257, 83, 82, 84];
-/// mmap: a restored program makes none, one that is loaded may.
+/// The system call number of mmap. A restored program does not call mmap, but a program that is being loaded can.
 const MMAP: i64 = 9;
 
 struct Lab {
@@ -34,7 +36,7 @@ struct Lab {
     program: PathBuf,
 }
 
-/// Answers the calls of a subject, and remembers which they were.
+/// Answers the notified calls of a subject, and records their numbers.
 struct Watcher {
     calls: Arc<Mutex<BTreeSet<i64>>>,
     thread: JoinHandle<()>,
@@ -56,7 +58,7 @@ impl Watcher {
         Self { calls, thread }
     }
 
-    /// Which calls there were since the last time.
+    /// Returns the numbers of the calls since the previous `take_calls`.
     fn take_calls(&self) -> BTreeSet<i64> {
         std::mem::take(&mut self.calls.lock().unwrap())
     }
@@ -89,7 +91,7 @@ impl Lab {
     }
 
     fn command(&self, mode: &str) -> Command {
-        // A pipe that the test has inherited would be one of the subject's.
+        // A pipe that this test has inherited must not become a descriptor of the subject.
         sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let mut command = Command::new(&self.program);
         command.arg(mode).arg(self.said()).current_dir(self.folder.path());
@@ -97,7 +99,7 @@ impl Lab {
         command
     }
 
-    /// Starts the subject under a watch.
+    /// Starts the subject with the filter.
     #[expect(clippy::zombie_processes, reason = "`kill` waits for it by its number")]
     fn start_watched(&self, mode: &str) -> (Pid, Watcher) {
         let mut command = self.command(mode);
@@ -135,13 +137,13 @@ impl Lab {
         image
     }
 
-    /// Ends the subject and forgets what it did.
+    /// Kills the subject, and resets the file in which the subject reports its rounds.
     fn kill(&self, root: Pid) {
         let tree = tracee::tree::descendants(root).unwrap();
         for pid in &tree {
             sys::signal::send(*pid, Signal(9)).unwrap();
         }
-        // Those whose parents are dead are children of this process.
+        // Processes whose parents are dead are now children of this process.
         for pid in tree {
             let raw = rustix::process::Pid::from_raw(pid.get());
             rustix::process::waitpid(raw, rustix::process::WaitOptions::empty()).unwrap();
@@ -149,7 +151,7 @@ impl Lab {
         std::fs::write(self.said(), format!("{:31}", 0)).unwrap();
     }
 
-    /// A restore, with a watch whose listener comes out of the channel.
+    /// Restores an image. If `is_watched` is true, the tree gets the filter, and the channel delivers its listener.
     fn restore(&self, image: &Path, is_watched: bool) -> (Pid, Receiver<OwnedFd>) {
         let (give, take) = channel();
         let listener = move |listener| {
@@ -167,7 +169,7 @@ impl Lab {
     }
 }
 
-/// How many filters each thread of a tree has, roots and leaders first.
+/// Returns the number of filters of each thread of a tree. The root comes first, and in each process the leader.
 fn filters(root: Pid) -> Vec<Vec<u32>> {
     let of_thread = |pid: Pid, tid| {
         let status = procfs::read(format!("/proc/{pid}/task/{tid}/status")).unwrap();
@@ -208,13 +210,13 @@ fn a_watched_subject_is_checkpointed_and_restored_under_a_new_watch() {
         pid = root;
         let listener = Listener::new(listener.recv().unwrap()).unwrap();
         std::thread::sleep(Duration::from_millis(20));
-        // It may have been at the end of a round.
+        // The subject may still report a round that it has already completed.
         let rounds = lab.rounds();
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(lab.rounds(), rounds, "it changes files and is not answered");
         assert_eq!(listener.wait(Some(Duration::ZERO)), Ok(Waited::Ready));
         watcher = Watcher::start(listener);
-        // The first number is that of the checkpoint.
+        // The first number that the subject reports is the number at the checkpoint.
         lab.await_rounds(rounds + 1);
         let rounds = lab.rounds();
         lab.await_rounds(rounds + 20);
@@ -222,7 +224,7 @@ fn a_watched_subject_is_checkpointed_and_restored_under_a_new_watch() {
     }
     lab.kill(pid);
     watcher.thread.join().unwrap();
-    // Without a watch it is as free as it was.
+    // A subject that is restored without the filter has no filter.
     let (pid, listener) = lab.restore(&image, false);
     assert!(listener.recv().is_err());
     lab.await_rounds(20);

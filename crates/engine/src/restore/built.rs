@@ -1,20 +1,21 @@
-//! A tree under construction.
+//! The processes of a tree under construction.
 //!
-//! Owns: the stubs of its processes and threads.
-//! Does not: make them.
+//! Owns: the stubs of the processes and threads. A [`Stub`] is a stopped thread under construction.
+//! Does not: create stubs; `tree` does.
 
 use std::collections::HashMap;
 
 use model::{AddressRange, Pid};
 use tracee::{ProcessMemory, Stub};
 
-/// The signal that a child sends to its parent when it ends, as a rule.
+/// SIGCHLD: by default, the signal that a parent receives when its child ends.
 pub(super) const SIGCHLD: u64 = 17;
 
 pub(super) struct Built {
-    /// Stubs of each living process, leader first.
+    /// The living processes by pid, each with the stubs of its threads, leader first.
     pub(super) processes: HashMap<Pid, BuiltProcess>,
-    /// The scratch pages, at the same place in every process.
+    /// The scratch pages, at the same address in every process. System calls of the stubs use these pages for code
+    /// and arguments.
     pub(super) scratch: AddressRange,
 }
 

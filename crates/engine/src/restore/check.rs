@@ -1,8 +1,9 @@
-//! Checks of a decoded image that need neither a kernel nor an open file.
+//! Checks a decoded image, without system calls and without open files.
 //!
-//! Owns: the bounds that later steps rely on: numbers, ranges and references of the records.
-//! Invariants: a plan that passes can be built or refused by the kernel; no later arithmetic on it overflows.
-//! Does not: check what a kind saved; the kind does.
+//! Owns: the bounds on which later steps rely: numbers, ranges and references of the records.
+//! Invariants: after the checks, only the kernel can refuse to build a plan. No later arithmetic on the plan
+//! overflows.
+//! Does not: check the payload of a kind (the code for one sort of kernel object); the kind does.
 //!
 //! Proof: `fuzz/src`, target `plan`.
 
@@ -15,17 +16,18 @@ use super::plan::{Plan, PlannedProcess};
 use crate::error::{EngineError, Result};
 use crate::records::is_process_space;
 
-/// First descriptor number that no process can have: the kernel's limit on `fs.nr_open`.
+/// The lowest number that no descriptor can have: the limit of the kernel for `fs.nr_open`.
 const DESCRIPTORS_END: i32 = 0x7fff_ffc0;
-/// Generations of a tree at most. They are created recursively; 4,096 take less than a megabyte of stack.
+/// The maximum number of generations of a tree. Processes are created recursively; 4,096 generations need less than
+/// a megabyte of stack.
 const GENERATIONS_MAX: u32 = 4096;
-/// Bytes of an auxiliary vector at most. The kernel's own has less than 512.
+/// The maximum size of an auxiliary vector in bytes. The vector of the kernel has less than 512 bytes.
 const AUXILIARY_VECTOR_BYTES_MAX: usize = 2048;
-/// Highest signal number.
+/// The highest signal number.
 const SIGNAL_MAX: i32 = 64;
 
 impl Plan {
-    /// Refuses records of a tree that cannot be built: `Incomplete` with the first thing that cannot be.
+    /// Refuses records of a tree that cannot be built. Returns `Incomplete` with the first invalid value.
     pub(super) fn check_bounds(&self) -> Result<()> {
         check_objects(self)?;
         check_numbers(self)?;
@@ -49,7 +51,10 @@ fn check_objects(plan: &Plan) -> Result<()> {
     for object in &plan.objects {
         let is_number = u32::try_from(object.id).is_ok_and(|id| id != 0 && is_process_space(id));
         if !is_number || !known.insert(object.id) {
-            return Err(incomplete(format!("object {} has no number of its own", object.id)));
+            return Err(incomplete(format!(
+                "object {} has an invalid number, or one that is used twice",
+                object.id
+            )));
         }
     }
     Ok(())
@@ -60,12 +65,12 @@ fn check_numbers(plan: &Plan) -> Result<()> {
     for process in &plan.processes {
         let pid = process.pid;
         if pid.get() <= 0 || !pids.insert(pid) {
-            return Err(incomplete(format!("pid {pid} is no number of a process, or of two")));
+            return Err(incomplete(format!("pid {pid} is invalid or used twice")));
         }
         if let Some(thread) =
             process.threads.iter().find(|thread| thread.tid.get() <= 0 || !tids.insert(thread.tid))
         {
-            return Err(incomplete(format!("thread {} is no number of a thread, or of two", thread.tid)));
+            return Err(incomplete(format!("thread {} is invalid or used twice", thread.tid)));
         }
         if !(0..=SIGNAL_MAX).contains(&process.message.stop_signal) {
             return Err(incomplete(format!(
@@ -81,7 +86,7 @@ fn check_numbers(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Every process but the root has a parent that stands before it.
+/// Checks that each process except the root has a parent, and that the parent comes first in the plan.
 fn check_family(plan: &Plan) -> Result<()> {
     let mut generations: HashMap<i32, u32> = HashMap::new();
     for process in &plan.processes {
@@ -108,7 +113,7 @@ fn check_layout(process: &PlannedProcess, objects: &HashSet<u64>) -> Result<()> 
         && (layout.vdso_code == 0
             || layout.vdso_start <= layout.vdso_code && is_user(Some(layout.vdso_code)));
     if !has_vdso || layout.auxiliary_vector.len() > AUXILIARY_VECTOR_BYTES_MAX {
-        return Err(incomplete(format!("pid {} has a memory layout that cannot be", process.pid)));
+        return Err(incomplete(format!("pid {} has an invalid memory layout", process.pid)));
     }
     if !objects.contains(&process.message.executable) {
         return Err(incomplete(format!("pid {} has no executable", process.pid)));
@@ -123,13 +128,13 @@ fn check_areas(process: &PlannedProcess, objects: &HashSet<u64>) -> Result<()> {
         let is_whole = range.start.page_floor() == range.start && range.end.page_floor() == range.end;
         let is_next = end <= range.start && range.start < range.end && range.end <= arch::USER_SPACE_END;
         if !is_whole || !is_next || area.object != 0 && !objects.contains(&area.object) {
-            return Err(incomplete(format!("mapping {range} of pid {} cannot be", process.pid)));
+            return Err(incomplete(format!("mapping {range} of pid {} is invalid", process.pid)));
         }
         end = range.end;
     }
     let is_outside = |guard: &&AddressRange| guard.end > arch::USER_SPACE_END;
     match process.guards.iter().find(is_outside) {
-        Some(guard) => Err(incomplete(format!("guard region {guard} of pid {} cannot be", process.pid))),
+        Some(guard) => Err(incomplete(format!("guard region {guard} of pid {} is invalid", process.pid))),
         None => Ok(()),
     }
 }
@@ -139,7 +144,7 @@ fn check_descriptors(process: &PlannedProcess, descriptions: &HashSet<u32>) -> R
     for row in &process.descriptors {
         let (pid, fd): (Pid, i32) = (process.pid, row.fd);
         if !(0..DESCRIPTORS_END).contains(&fd) || !taken.insert(fd) {
-            return Err(incomplete(format!("fd {fd} of pid {pid} is no number of a descriptor, or of two")));
+            return Err(incomplete(format!("fd {fd} of pid {pid} is invalid or used twice")));
         }
         if !descriptions.contains(&row.description) {
             return Err(incomplete(format!("fd {fd} of pid {pid} has no record of its open file")));

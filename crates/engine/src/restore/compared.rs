@@ -1,9 +1,10 @@
-//! Files on disk and the memory of a checkpoint: files are compared before anything is built, and cut back before
-//! anything runs.
+//! Compares files on disk with the checkpoint before any process is created. Truncates grown files before any
+//! process runs.
 //!
 //! Owns: the policy for changed files.
-//! Invariants: no file is changed unless every file was accepted, and every other step of the restore has succeeded.
-//! Does not: judge a single file; `resource::files` does.
+//! Invariants: no file is changed unless every file was accepted, and every other step of the restore has
+//! succeeded.
+//! Does not: compare one file with its record; `resource::files` does.
 
 use std::fmt;
 use std::fs::File;
@@ -15,39 +16,44 @@ use resource::files::{self, ChangedFile, Covered, Cut, MoveAside};
 use super::plan::Plan;
 use crate::error::{EngineError, Result};
 
-/// What happens when a regular file that the subject may write is not as it was at the checkpoint.
+/// How a restore treats a regular file that the subject can write and that differs from its state at the
+/// checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FilePolicy {
-    /// A file that only grew is cut back if no name has gone from its directory; any other change refuses the restore.
+    /// A file that only grew is truncated to its length at the checkpoint, if no name has disappeared from its
+    /// directory. Any other change refuses the restore.
     #[default]
     Compare,
-    /// A file that only grew stays as it is if the program appends to it at its end (O_APPEND); any other change refuses
-    /// the restore.
+    /// A file that only grew is left unchanged if the program appends to the file (O_APPEND). Any other change
+    /// refuses the restore.
     Append,
-    /// Files are used as they are: the restored memory may not fit them.
+    /// Files are neither compared nor changed. The restored memory may not match the files.
     Keep,
 }
 
-/// What a restore is told about regular files.
+/// Options of a restore for regular files.
 #[derive(Debug, Default)]
 pub struct Files {
-    /// What happens when they have changed.
+    /// How changed files are treated.
     pub policy: FilePolicy,
-    /// Keeps what is cut off files that only grew; without it, these count as changed.
+    /// Stores the bytes that are cut off grown files. If this is `None`, a grown file counts as changed.
     pub aside: Option<Aside>,
-    /// Files that later checkpoints of the subject have recorded. One that this checkpoint has not recorded was opened
-    /// after it, and prevents the restore if it was changed since.
+    /// Files that later checkpoints of the subject have recorded. If this checkpoint has not recorded a file of the
+    /// list, the file was opened after the checkpoint. The restore is refused if such a file was also changed after
+    /// the checkpoint.
     pub opened_later: Vec<PathBuf>,
-    /// Files that an undo log has taken back to the checkpoint: they are not compared, and descriptions of them that
-    /// the restorer holds itself go back to their position.
+    /// Files that an undo log has set back to the checkpoint. The restore does not compare these files. If the
+    /// restoring process itself holds a description of such a file, the restore also sets the position of the
+    /// description back.
     pub covered: Covered,
 }
 
-/// Keeps what is cut off a file; see [`MoveAside`].
+/// A function that stores the bytes that are cut off a file; see [`MoveAside`].
 pub struct Aside(Box<MoveAside<'static>>);
 
 impl Aside {
-    /// Hands every cut-off part to `keep`: path, file, offset and length in bytes. It must be durable afterwards.
+    /// Creates the value from `keep`. `keep` receives the path, the file, and the offset and length of the cut-off
+    /// part in bytes. When `keep` returns, the part must be durable.
     pub fn new(keep: impl FnMut(&Path, &File, u64, u64) -> sys::Result<()> + 'static) -> Self {
         Self(Box::new(keep))
     }
@@ -65,18 +71,18 @@ fn refuse<'a>(changed: impl Iterator<Item = &'a Cut>, why: &str) -> Result<()> {
     if changed.is_empty() { Ok(()) } else { Err(EngineError::FilesChanged(changed)) }
 }
 
-/// Files that were compared and accepted.
+/// The files that were compared and accepted.
 pub(super) struct Compared {
     cuts: Vec<Cut>,
     aside: Option<Aside>,
 }
 
 impl Compared {
-    /// Compares the files of an image with those of the system.
+    /// Compares the recorded files of an image with the files on disk.
     ///
     /// # Errors
     ///
-    /// `FilesChanged` with every file that does not fit; `FilesNotRecorded` for an image of an earlier version.
+    /// `FilesChanged` with every file that does not match; `FilesNotRecorded` for an image of an earlier version.
     pub(super) fn compare(plan: &Plan, time: SystemTime, files: Files) -> Result<Self> {
         let Files { policy, aside, opened_later, covered } = files;
         if policy == FilePolicy::Keep {
@@ -95,7 +101,7 @@ impl Compared {
         Ok(Self { cuts, aside })
     }
 
-    /// Cuts files back that only grew.
+    /// Truncates the files that only grew.
     pub(super) fn cut_back(&mut self) -> Result<()> {
         if let Some(Aside(keep)) = &mut self.aside {
             self.cuts.iter().try_for_each(Cut::check)?;

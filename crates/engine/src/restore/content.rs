@@ -1,8 +1,8 @@
-//! Fills memory: shared objects first, then the pages of each process, with several threads.
+//! Fills memory: first the shared objects, then the pages of each process, with several threads.
 //!
-//! Owns: the path of a page into its process.
-//! Invariants: bytes are checked before they are written.
-//! Does not: map.
+//! Owns: the transfer of each page from the image into its object or process.
+//! Invariants: the checksum of each page is verified before the page is written.
+//! Does not: create mappings.
 
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
@@ -22,10 +22,10 @@ use super::plan::{Plan, PlannedProcess};
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
 
-/// Threads that fill memory.
+/// The number of threads that fill memory.
 pub(super) const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
 const PROT_WRITE: u32 = 2;
-/// Zeros that are written at once: an extent of zero pages has any length.
+/// The maximum number of zero bytes in one write. An extent (a run of pages in the image) can have any length.
 const CLEARED_BYTES: ByteCount = ByteCount(1 << 20);
 
 pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &OpenFiles) -> Result<()> {
@@ -37,7 +37,7 @@ pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &OpenFiles) 
         }
         reader.load(extents, NonZeroUsize::MIN, |run| {
             for (extent, bytes) in run.iter() {
-                // The last page of a file may reach behind its end.
+                // The last page of a file can extend beyond the end of the file.
                 let end = object.length.min(extent.start.get() + bytes.len() as u64);
                 let length = end.saturating_sub(extent.start.get()) as usize;
                 write_all(file.as_fd(), &bytes[..length], extent.start)?;
@@ -58,13 +58,14 @@ fn write_all(file: std::os::fd::BorrowedFd<'_>, bytes: &[u8], at: Address) -> Re
     Ok(())
 }
 
-/// A process's memory, with what is needed to fill it.
+/// A process whose memory is filled: its records, and access to its memory.
 pub(super) struct Target<'a> {
     pub(super) process: &'a PlannedProcess,
     pub(super) memory: &'a ProcessMemory,
 }
 
-/// Writes the pages of all processes on several threads, apart from those that come later.
+/// Writes the pages of all processes, with several threads. Skips each extent for which `comes_later` returns true;
+/// a lazy restore fills this extent after the start.
 pub(super) fn fill_processes(
     reader: &ImageReader,
     plan: &Plan,
@@ -86,7 +87,7 @@ pub(super) fn fill_processes(
     check_spaces(reader, plan)
 }
 
-/// Writes a run. Pages of a log lie in no order: many of them go in one call.
+/// Writes a run of extents. Extents from a log are not in address order, so one call writes many separate ranges.
 fn fill(targets: &[(SpaceId, Target<'_>)], fresh: &FreshMemory, run: &LoadedRun<'_>) -> Result<()> {
     let (mut pieces, mut pid) = (Vec::new(), None);
     for (extent, bytes) in run.iter() {
@@ -120,22 +121,25 @@ fn target_of<'a, 'b>(targets: &'b [(SpaceId, Target<'a>)], space: SpaceId) -> Re
     let found = targets.iter().find(|(known, _)| *known == space);
     found
         .map(|(_, target)| target)
-        .ok_or_else(|| EngineError::Incomplete(format!("pages of nobody: {space:?}")))
+        .ok_or_else(|| EngineError::Incomplete(format!("pages without a process or object: {space:?}")))
 }
 
-/// Every page must belong to a process or a shared object.
+/// Checks that every page belongs to a process or a shared object.
 fn check_spaces(reader: &ImageReader, plan: &Plan) -> Result<()> {
     let objects: Vec<SpaceId> = plan.objects.iter().map(|object| object_space(object.id)).collect();
     for extent in reader.index().extents() {
         if !objects.contains(&extent.space) && plan.space_owner(extent.space).is_none() {
-            return Err(EngineError::Incomplete(format!("pages of nobody: {:?}", extent.space)));
+            return Err(EngineError::Incomplete(format!(
+                "pages without a process or object: {:?}",
+                extent.space
+            )));
         }
     }
     Ok(())
 }
 
 impl Target<'_> {
-    /// Writes pages that may lie in several areas.
+    /// Writes bytes to a range that can span several areas (mappings).
     pub(super) fn write(&self, range: AddressRange, bytes: &[u8]) -> Result<()> {
         self.each_part(range, bytes, |at, bytes, writable| {
             if writable {
@@ -146,7 +150,8 @@ impl Target<'_> {
         })
     }
 
-    /// The bytes of a range, cut at the borders of areas, and whether an area is writable.
+    /// Splits the bytes of a range at the borders of areas. Calls `step` for each part, with its address, its
+    /// bytes, and whether its area is writable.
     fn each_part<'b>(
         &self,
         range: AddressRange,
@@ -172,8 +177,8 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Pages that were touched but zero: in fresh anonymous memory they are so already, over a file they hide
-    /// the file's content.
+    /// Writes zeros to pages that were zero at the checkpoint, if their area maps an object. The zeros hide the
+    /// content of the object. New anonymous memory is already zero.
     fn clear(&self, range: AddressRange) -> Result<()> {
         let over_file =
             self.process.areas.iter().any(|area| area.object != 0 && area.range().overlaps(range));

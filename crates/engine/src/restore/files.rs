@@ -1,10 +1,11 @@
-//! Opens all descriptions in this process, and gives each process its descriptors.
+//! Opens all open file descriptions in this process, and installs the descriptors of each process.
 //!
-//! Owns: the descriptor numbers used meanwhile. They are above every number that a process of the tree uses, so that
-//! each stub, which inherits them, needs one call for each. Also the rights with which recorded paths are opened.
-//! Invariants: descriptors that a stub inherits and does not need are closed before it runs. A description without a
-//! process (in flight in a socket) counts as held by all.
-//! Does not: know kinds.
+//! Owns: the temporary descriptor numbers, which are higher than every fd of the tree. Each stub (a process under
+//! construction) inherits the descriptors, and needs one system call for each fd. Also the rights with which
+//! recorded paths are opened.
+//! Invariants: before a process runs, inherited descriptors that the process does not need are closed. A
+//! description that no process holds (in flight in a socket) is opened with the rights of all processes.
+//! Does not: depend on a kind (the code for one sort of kernel object); this module calls the registry of kinds.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -27,20 +28,20 @@ use crate::error::{EngineError, Result};
 
 const O_CLOEXEC: u64 = 0o2_000_000;
 
-/// Everything that is open for the restore.
+/// All objects and descriptions that are open in this process for the restore.
 pub(super) struct OpenFiles {
     objects: HashMap<u64, OwnedFd>,
-    /// The same for reading only: a mapping keeps the access of its descriptor, and a file that is open for
-    /// writing cannot be executed.
+    /// The objects, open for reading only. A mapping keeps the access mode of its descriptor, and a file that is
+    /// open for writing cannot be executed.
     readable: HashMap<u64, OwnedFd>,
     descriptions: HashMap<DescriptionId, OwnedFd>,
-    /// For which processes everything is opened.
+    /// The processes for which each object and description is opened.
     pub(super) holders: Holders,
     unfinished: Unfinished,
-    /// What has become of those to the outside.
+    /// What happened to connections with peers outside the subject.
     pub(super) connections: Connections,
     vacated: Vacated,
-    /// For all of them together.
+    /// Keeps the descriptor limit raised while the descriptors are open.
     _limit: RaisedLimit,
 }
 
@@ -49,20 +50,20 @@ impl OpenFiles {
         self.objects.get(&id).ok_or_else(|| EngineError::Incomplete(format!("object {id} is missing")))
     }
 
-    /// Closes everything, with what the kinds have built; what was made for the tree stays.
+    /// Closes all descriptors after a successful restore. Objects that were created for the tree are kept.
     pub(super) fn complete(mut self, shared: Shared) {
         self.unfinished.0.clear();
         self.vacated.forget();
         drop(shared);
     }
 
-    /// The object of a number, opened for reading only.
+    /// Returns a descriptor of an object, open for reading only if possible.
     pub(super) fn readable(&self, id: u64) -> Result<&OwnedFd> {
         self.readable.get(&id).map_or_else(|| self.object(id), Ok)
     }
 }
 
-/// What the caller of the restore brings along, and what it knows of files and connections.
+/// Descriptors from the caller of the restore, and facts about files and connections.
 pub(super) struct Given {
     pub(super) inherited: Vec<(u64, Inode, OwnedFd)>,
     pub(super) held: Vec<OwnedFd>,
@@ -71,7 +72,7 @@ pub(super) struct Given {
     pub(super) connections_lost: bool,
 }
 
-/// Opens objects and descriptions.
+/// Opens the objects and descriptions of a plan.
 pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<OpenFiles> {
     let Given { inherited, mut held, kept, covered, connections_lost } = given;
     let limit = RaisedLimit::new();
@@ -117,7 +118,7 @@ pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<Ope
     let mut descriptions = HashMap::new();
     for (id, envelope) in &plan.envelopes {
         let id = DescriptionId(*id);
-        // A kind may leave a description to its `connect` step.
+        // A kind may create a description later, in its `connect` step.
         let Some(file) = created.remove(&id) else { continue };
         envelope.apply(file.as_fd(), handed_on.contains(&id))?;
         descriptions.insert(id, lift(file, above)?);
@@ -145,7 +146,7 @@ fn reopen_readable(file: &OwnedFd) -> Result<OwnedFd> {
         .map_err(|errno| Error::path("open for reading", &link, errno).into())
 }
 
-/// The records of each kind that has any.
+/// Returns each kind that has records, with its records.
 fn records_of_kinds(
     plan: &Plan,
     holders: &Holders,
@@ -169,7 +170,7 @@ fn lift(file: OwnedFd, above: i32) -> Result<OwnedFd> {
         .map_err(|errno| Error::new(format!("move a descriptor above {above}"), errno).into())
 }
 
-/// Gives a new session leader what its children inherit from it.
+/// Makes each kind set, in a new session leader, the state that the children of the leader inherit.
 pub(super) fn lead(plan: &Plan, open: &OpenFiles, leader: &mut Stub) -> Result<()> {
     for (kind, records) in records_of_kinds(plan, &open.holders) {
         kind.lead(&records, &open.descriptions, leader)?;
@@ -177,7 +178,7 @@ pub(super) fn lead(plan: &Plan, open: &OpenFiles, leader: &mut Stub) -> Result<(
     Ok(())
 }
 
-/// Gives every process its descriptors and closes the rest.
+/// Installs the descriptors of every process, and closes all other descriptors.
 pub(super) fn install(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
     for process in plan.living() {
         let target = built.get(process.pid)?;
@@ -201,8 +202,8 @@ pub(super) fn install(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Resul
     connect(plan, open, built)
 }
 
-/// Sets who is sent the signals of each description and takes its locks, in one process that holds it and has its
-/// credentials.
+/// Sets the signal owner of each description and acquires its locks. One process makes these calls: a process that
+/// holds the description and already has its own credentials.
 pub(super) fn own(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
     let mut holders_of: HashMap<u32, Vec<(Pid, Fd)>> = HashMap::new();
     for process in plan.living() {
@@ -223,7 +224,7 @@ pub(super) fn own(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()
     Ok(())
 }
 
-/// Starts what is seen from outside, once everything is in place.
+/// Runs the last step of each kind, which has effects outside the tree. Every process must be complete.
 pub(super) fn start(plan: &Plan, open: &OpenFiles) -> Result<()> {
     for (kind, records) in records_of_kinds(plan, &open.holders) {
         kind.start(&records, &open.descriptions)?;
@@ -251,7 +252,7 @@ fn connect(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
     Ok(())
 }
 
-/// Acts for the processes that hold what is opened.
+/// Openers, which open files with the rights of the processes that hold an object or description.
 pub(super) struct Holders {
     all: Opener,
     processes: HashMap<Pid, Opener>,
@@ -260,7 +261,8 @@ pub(super) struct Holders {
 }
 
 impl Holders {
-    /// Finds out who holds what in an image. An error if a record of credentials cannot be decoded.
+    /// Finds the holders of each object and description of an image. Fails if a record of credentials cannot be
+    /// decoded.
     pub(super) fn of(plan: &Plan) -> Result<Self> {
         let mut rights = HashMap::new();
         for process in plan.living() {
@@ -295,18 +297,18 @@ impl Holders {
         self.processes.get(&pid).unwrap_or(&self.all)
     }
 
-    /// Acts for the processes that hold a description.
+    /// Returns the opener for the processes that hold a description.
     pub(super) fn description(&self, id: DescriptionId) -> &Opener {
         self.descriptions.get(&id.get()).unwrap_or(&self.all)
     }
 
-    /// Acts for the processes that map an object or execute it.
+    /// Returns the opener for the processes that map or execute an object.
     pub(super) fn object(&self, id: u64) -> &Opener {
         self.objects.get(&id).unwrap_or(&self.all)
     }
 }
 
-/// Openers for sets of processes, each made once.
+/// The openers that exist already, one for each set of processes.
 struct Openers {
     rights: HashMap<Pid, FileRights>,
     made: HashMap<BTreeSet<Pid>, Opener>,
@@ -330,7 +332,8 @@ impl Openers {
     }
 }
 
-/// Those of a process's leader; `None` if the image has no credentials, which leaves it the restorer's.
+/// Returns the file rights of the leader of a process. Returns `None` if the image has no credentials; the rights
+/// of the restoring process then apply.
 fn rights_of(process: &PlannedProcess) -> Result<Option<FileRights>> {
     let Some(leader) = process.threads.first() else { return Ok(None) };
     for state in &leader.states {

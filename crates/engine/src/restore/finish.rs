@@ -1,10 +1,10 @@
-//! The last steps: threads, state, registers, and resuming all threads.
+//! The last steps of a restore: creates threads, sets state and registers, and resumes all threads.
 //!
-//! Owns: the order of the stages of state kinds, the moment from which processes run, and the process group of the tree
-//! that gets the terminal.
-//! Invariants: no thread runs before every thread of every process has its registers. Only a terminal of our own
-//! session is touched, and no group outside the tree is named.
-//! Does not: know state kinds, or take the terminal back. Sessions inside the tree have terminals of their own.
+//! Owns: the order of the stages of state kinds, the moment from which processes run, and the choice of the process
+//! group that gets the terminal. A state kind is the code for one sort of process or thread state.
+//! Invariants: no thread runs before every thread of every process has its registers. Only the terminal of this
+//! process's session is changed. Only a process group of the tree becomes the foreground group.
+//! Does not: depend on a state kind, or take the terminal back. Sessions inside the tree have their own terminals.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -25,7 +25,7 @@ use crate::records::ProcessMessage;
 
 const STAGES: [Stage; 5] = [Stage::Setup, Stage::Timers, Stage::Credentials, Stage::Sealing, Stage::Signals];
 
-/// Lets state kinds make what must be there before anything is opened.
+/// Makes the state kinds create objects that must exist before any file is opened.
 pub(super) fn prepare(plan: &Plan) -> Result<()> {
     for kind in state::REGISTRY {
         let mut payloads = Vec::new();
@@ -42,8 +42,9 @@ pub(super) fn prepare(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Completes every process and lets the tree run, thread by thread, as `let_go` does it. `cut_back` is called once
-/// nothing else can fail that does not depend on others, and before anything is visible outside.
+/// Completes every process, and resumes the tree by a call of `let_go` for each thread. `cut_back`, which truncates
+/// grown files, is called when only steps that depend on other programs can still fail. At that time, no effect is
+/// visible outside the tree.
 pub(super) fn finish(
     plan: &Plan,
     open: &OpenFiles,
@@ -75,7 +76,8 @@ pub(super) fn finish(
     cut_back()?;
     files::start(plan, open)?;
     shared.keep();
-    // They are resumed one after the other: a death of this process in between must not leave half a tree.
+    // Threads are resumed one after the other. If this process dies in between, the switch kills all processes, so
+    // that no incomplete tree runs.
     let switch = DeadManSwitch::arm(plan.living().map(|process| process.pid))?;
     for process in plan.living() {
         let Some(target) = built.processes.remove(&process.pid) else { continue };
@@ -90,7 +92,7 @@ pub(super) fn finish(
     Ok(())
 }
 
-/// Unmaps the last pages of ours, by a call from an instruction of the program's own.
+/// Unmaps the scratch pages. The `syscall` instruction for this call is in the vDSO or in the code of the program.
 fn drop_scratch(plan: &Plan, built: &mut Built) -> Result<()> {
     let vdso = own_vdso()?;
     let syscall_offset = vdso.syscall - vdso.range.start;
@@ -132,7 +134,7 @@ fn restore_state(state: &PlannedState, mut restore: StateRestore<'_>) -> Result<
     Ok(state.kind.restore(state.version, &state.payload, &mut restore)?)
 }
 
-/// A program without vDSO has its own `syscall` instruction somewhere.
+/// Finds a `syscall` instruction in the code of a program without vDSO.
 fn find_instruction(process: &PlannedProcess, target: &BuiltProcess) -> Result<Address> {
     const PROT_EXEC: u32 = 4;
     for area in process.areas.iter().filter(|area| area.protection & PROT_EXEC != 0) {
@@ -144,7 +146,7 @@ fn find_instruction(process: &PlannedProcess, target: &BuiltProcess) -> Result<A
     Err(EngineError::NotBuildable(format!("pid {} has no instruction for a system call", process.pid)))
 }
 
-/// Sets the registers of all threads of a process.
+/// Sets the registers (including the extended state) and the signal mask of each thread of a process.
 pub(super) fn set_registers(process: &PlannedProcess, memory: &ProcessMemory) -> Result<()> {
     for thread in &process.threads {
         ptrace::set_extended_state(thread.tid, &thread.extended_state)?;
@@ -155,9 +157,10 @@ pub(super) fn set_registers(process: &PlannedProcess, memory: &ProcessMemory) ->
     Ok(())
 }
 
-/// Makes the group that was in the foreground at the checkpoint, else that of the root, the foreground group, and gives
-/// it; without a terminal of ours, gives it only. `None` for a program that had no terminal, or has another session than
-/// ours. A failure leaves the program in the background.
+/// Puts a process group of the tree into the foreground of `terminal`, if `terminal` is given, and returns the
+/// group. The group is the foreground group of the checkpoint, or else the group of the root. Returns `None` if the
+/// program had no terminal, or if its session is not the session of this process. If the change fails, the program
+/// stays in the background.
 pub(super) fn hand_over_terminal(plan: &Plan, terminal: Option<&OwnedFd>) -> Option<Pid> {
     let member = foreground_member(plan)?;
     let own = Pid(std::process::id() as i32);
@@ -171,8 +174,8 @@ pub(super) fn hand_over_terminal(plan: &Plan, terminal: Option<&OwnedFd>) -> Opt
     Some(group)
 }
 
-/// A living process of the group. The group itself may have another number now: for one around the tree, the group of
-/// the restorer stands.
+/// Returns a living process of the recorded foreground group, or else the root. The id of the group can be
+/// different now: a group whose leader is outside the tree is replaced by the group of the restoring process.
 fn foreground_member(plan: &Plan) -> Option<Pid> {
     let root = &plan.processes[0];
     let foreground = root.message.foreground?;

@@ -1,11 +1,13 @@
-//! Memory whose pages are created with their content, instead of being cleared and then written.
+//! Fills memory with UFFDIO_COPY, which creates each page with its content. With an ordinary write, the kernel
+//! would first clear the page.
 //!
-//! Owns: the userfaultfds for it, from the layout of a tree until its memory is filled.
-//! Invariants: no other thread writes to registered memory; nothing remains registered. The descriptors serve faults of
-//! the program's own code only, which does not run yet: another write fails, and does not wait.
+//! Owns: the userfaultfds for UFFDIO_COPY, from the layout of a tree until the memory of the tree is filled.
+//! Invariants: no other thread writes to registered memory. No memory stays registered at the end. The userfaultfds
+//! serve only page faults in user mode (UFFD_USER_MODE_ONLY), and the program does not run yet. Any other write to
+//! a missing page fails, and does not wait.
 //! Does not: choose mappings, or read pages.
 //!
-//! A wait for a page in process_vm_writev(2) cannot be interrupted, not even by SIGKILL (Linux 6.18).
+//! A wait for a page in process_vm_writev(2) cannot be interrupted, even by SIGKILL (Linux 6.18).
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -20,7 +22,7 @@ use super::lazy;
 use super::plan::Plan;
 use crate::error::Result;
 
-/// What is filled that way.
+/// The memory that is registered for UFFDIO_COPY.
 #[derive(Default)]
 pub(super) struct FreshMemory {
     spaces: Vec<Space>,
@@ -29,13 +31,13 @@ pub(super) struct FreshMemory {
 struct Space {
     pid: Pid,
     descriptor: OwnedFd,
-    /// Areas, rising.
+    /// The registered areas (mappings), in address order.
     ranges: Vec<AddressRange>,
 }
 
 impl FreshMemory {
-    /// Registers what an image fills to a large part, in processes under construction. Nothing where the kernel has no
-    /// userfaultfd, or would make huge pages if memory were written to.
+    /// Registers the areas of processes under construction that the image fills to a large part. Registers nothing
+    /// if the kernel lacks userfaultfd, or if the first write to memory would create a huge page.
     pub(super) fn prepare(plan: &Plan, index: &PageIndex, built: &mut Built) -> Result<Self> {
         let mut fresh = Self::default();
         if !features::enabled(Feature::UserfaultfdMissing) || huge_pages::are_the_rule() {
@@ -44,7 +46,7 @@ impl FreshMemory {
         for (pid, _, ranges) in lazy::choose(plan, index) {
             let descriptor = match built.get(pid)?.userfaultfd(userfaultfd::USER_MODE_ONLY) {
                 Ok(descriptor) => descriptor,
-                // What it would save is time alone.
+                // Without userfaultfd, the restore only takes longer.
                 Err(RemoteError::Refused { .. }) => break,
                 Err(error) => return Err(error.into()),
             };
@@ -57,8 +59,8 @@ impl FreshMemory {
         Ok(fresh)
     }
 
-    /// Fills memory of one area; false if it is to be written as all else is. An error if a page is there already: it is
-    /// not ours.
+    /// Fills memory inside one area. Returns false if the area is not registered; the caller must then write the
+    /// bytes. Fails if a page exists already, because this restore has not created the page.
     pub(super) fn fill(&self, pid: Pid, at: Address, bytes: &[u8]) -> std::result::Result<bool, Error> {
         let Some(space) = self.spaces.iter().find(|space| space.pid == pid) else { return Ok(false) };
         let next = space.ranges.partition_point(|range| range.end <= at);
@@ -81,7 +83,7 @@ impl FreshMemory {
         Ok(true)
     }
 
-    /// Makes the areas as any others.
+    /// Unregisters all areas.
     pub(super) fn end(self) -> Result<()> {
         for space in &self.spaces {
             for range in &space.ranges {

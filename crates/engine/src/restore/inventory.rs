@@ -1,8 +1,9 @@
-//! The content of an image, for people: processes, open files, mappings.
+//! Lists the content of an image for people: processes, descriptors, mappings.
 //!
-//! Owns: plain facts, in the order of the records.
-//! Invariants: reads only records that `Plan` has decoded and checked, and the pages with the command lines.
-//! Does not: build anything.
+//! Owns: the lists, in the order of the records.
+//! Invariants: the code reads only records that `Plan` has decoded and checked, and pages that contain command
+//! lines.
+//! Does not: create processes, files or mappings.
 
 use std::collections::HashMap;
 
@@ -16,110 +17,111 @@ use store::ImageReader;
 use super::plan::{Plan, PlannedProcess};
 use crate::error::Result;
 
-/// Where `struct prctl_mm_map` has the beginning and the end of the arguments.
+/// The positions of the start address and the end address of the arguments in `struct prctl_mm_map`.
 const ARGUMENTS: (usize, usize) = (7, 8);
-/// Bytes of a command line that are read.
+/// The maximum number of bytes that are read from a command line.
 const ARGUMENTS_MAX: u64 = 4096;
-/// The kind of state whose payload is the name of a thread.
+/// The state kind whose payload is the name of a thread.
 const THREAD_NAME: &str = "state/thread_name";
-/// Access modes of open(2).
+/// The mask of the access mode in the flags of open(2).
 const O_ACCMODE: u32 = 3;
 const O_PATH: u32 = 0o10_000_000;
 
-/// What an image holds.
+/// The processes, descriptors and mappings of an image.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Inventory {
-    /// Parents first.
+    /// The processes, parents first.
     pub processes: Vec<ImageProcess>,
-    /// By process and number.
+    /// The descriptors, in the order of processes and then of fds.
     pub descriptors: Vec<ImageDescriptor>,
-    /// By process and address.
+    /// The mappings, in the order of processes and then of addresses.
     pub mappings: Vec<ImageMapping>,
 }
 
-/// One process, as ps(1) shows it.
+/// One process, with columns like those of ps(1).
 #[derive(Clone, PartialEq, Debug)]
 pub struct ImageProcess {
-    /// Its number.
+    /// The pid.
     pub pid: Pid,
-    /// Its parent.
+    /// The pid of the parent.
     pub parent: Pid,
-    /// Its process group.
+    /// The process group.
     pub group: Pid,
-    /// Its session.
+    /// The session.
     pub session: Pid,
-    /// What it was doing.
+    /// The state at the checkpoint.
     pub state: ProcessState,
-    /// Its threads.
+    /// The number of threads.
     pub threads: usize,
-    /// All its mappings.
+    /// The size of all mappings.
     pub mapped: ByteCount,
-    /// Pages of it that the image holds, zero pages apart.
+    /// The total size of the pages of the process that the image stores. Zero pages are not counted.
     pub stored: ByteCount,
-    /// The name of its leader (`comm`); empty for a zombie.
+    /// The name of the leader thread (`comm`); empty for a zombie.
     pub name: String,
-    /// Its executable; empty for a zombie.
+    /// The executable; empty for a zombie.
     pub executable: String,
-    /// Its arguments with spaces between, or its executable where the image does not have them.
+    /// The arguments, separated by spaces; the executable if the image does not contain the arguments.
     pub command: String,
 }
 
-/// What a process was doing.
+/// The state of a process at the checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProcessState {
-    /// It ran or slept.
+    /// The process was running or sleeping.
     Running,
-    /// A signal had stopped it.
+    /// A signal had stopped the process.
     Stopped,
-    /// It had ended, and its parent had not waited for it.
+    /// The process had ended, and its parent had not waited for the process.
     Zombie,
 }
 
-/// One descriptor, as lsof(8) shows it.
+/// One descriptor, with columns like those of lsof(8).
 #[derive(Clone, PartialEq, Debug)]
 pub struct ImageDescriptor {
-    /// The process.
+    /// The pid of the process.
     pub pid: Pid,
-    /// The number.
+    /// The number of the descriptor.
     pub fd: Fd,
-    /// Descriptors of the same open file description have the same number here.
+    /// The number of the open file description. Descriptors that share a description have equal numbers.
     pub description: u32,
-    /// The kind of the description, without `fd/`.
+    /// The kind of the description, without the prefix `fd/`.
     pub kind: String,
-    /// `r`, `w`, `u` (both), or `p` (O_PATH).
+    /// The access mode: `r` (read), `w` (write), `u` (read and write) or `p` (O_PATH).
     pub access: char,
-    /// It closes at execve(2).
+    /// Whether execve(2) closes the descriptor.
     pub close_on_exec: bool,
-    /// Where the next read or write begins.
+    /// The file position, at which the next read or write begins; `None` if the description has no position.
     pub position: Option<u64>,
-    /// A path, addresses, a name.
+    /// The object behind the descriptor, as a path, addresses or a name.
     pub name: String,
 }
 
-/// One mapping, as pmap(1) shows it.
+/// One mapping, with columns like those of pmap(1).
 #[derive(Clone, PartialEq, Debug)]
 pub struct ImageMapping {
-    /// The process.
+    /// The pid of the process.
     pub pid: Pid,
-    /// Its first address.
+    /// The first address.
     pub start: Address,
-    /// Its length.
+    /// The length.
     pub length: ByteCount,
-    /// Pages of it that the image holds, zero pages apart; those of a shared object belong to no mapping.
+    /// The total size of the pages of the process in this mapping that the image stores. Zero pages and pages of a
+    /// shared object are not counted.
     pub stored: ByteCount,
-    /// Like `rw-p`.
+    /// The protection, for example `rw-p`.
     pub protection: String,
-    /// Where it begins in its object.
+    /// The offset in the mapped object at which the mapping begins.
     pub offset: ByteCount,
-    /// The object or the name of the mapping.
+    /// The mapped object, or the name of the mapping.
     pub name: String,
 }
 
-/// Lists what an image holds.
+/// Lists the processes, descriptors and mappings of an image.
 ///
 /// # Errors
 ///
-/// As `check_records`; when the pages of a command line cannot be read.
+/// The errors of `check_records`, or an error if a page of a command line cannot be read.
 pub fn inventory(mut reader: ImageReader) -> Result<Inventory> {
     let plan = Plan::read(reader.take_records())?;
     let envelopes = plan.envelopes.iter().map(|(id, envelope)| (*id, envelope)).collect();
@@ -175,7 +177,7 @@ fn label(object: &ObjectRecord) -> Option<String> {
     memory::kind_named(&object.kind)?.label(object)
 }
 
-/// The arguments of a process, from the pages that hold them.
+/// Reads the arguments of a process from its pages in the image.
 fn arguments(process: &PlannedProcess, reader: &ImageReader) -> Result<String> {
     let addresses = &process.layout.addresses;
     let (Some(start), Some(end)) = (addresses.get(ARGUMENTS.0), addresses.get(ARGUMENTS.1)) else {
@@ -222,7 +224,7 @@ fn mappings(plan: &Plan, process: &PlannedProcess, reader: &ImageReader) -> Vec<
     process.areas.iter().map(of).collect()
 }
 
-/// Pages of a range that are stored.
+/// Returns how many pages of a range the image stores. Zero pages are not counted.
 fn stored_pages(extents: &[Extent], start: Address, end: Address) -> u64 {
     let first = extents.partition_point(|extent| extent.range().end <= start);
     let overlapping = extents[first..].iter().take_while(|extent| extent.start < end);

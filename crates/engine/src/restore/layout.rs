@@ -1,7 +1,9 @@
-//! The address space of each process: all mappings are removed, then every recorded mapping is made at its place.
+//! Rebuilds the address space of each process: removes all mappings, then creates every recorded mapping at its
+//! address.
 //!
-//! Owns: the order that the kernel allows: unmap, vDSO, layout addresses, mappings.
-//! Invariants: no mapping of ours remains except the scratch pages, which are removed last.
+//! Owns: the order of the steps that the kernel permits: unmap, vDSO, layout addresses, mappings.
+//! Invariants: no other mapping remains except the scratch pages (memory for system calls of the restore), which
+//! are removed last.
 //! Does not: fill pages.
 
 use std::os::fd::AsRawFd;
@@ -59,7 +61,7 @@ pub(super) fn lay_out(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Resul
     segments::attached(plan)
 }
 
-/// Sets brk, stack, arguments, auxiliary vector and executable, as `ps` and brk(2) see them.
+/// Sets brk, stack, arguments, auxiliary vector and executable, which `ps` and brk(2) use.
 fn set_layout(process: &PlannedProcess, open: &OpenFiles, target: &mut BuiltProcess) -> Result<()> {
     let layout = &process.layout;
     if layout.addresses.len() != LAYOUT_ADDRESSES {
@@ -105,7 +107,7 @@ fn map(area: &AreaRecord, open: &OpenFiles, target: &mut BuiltProcess) -> Result
     Ok(())
 }
 
-/// Applies locks and advice, once the pages are there.
+/// Applies memory locks, advice and guard regions. Must be called after the pages are filled.
 pub(super) fn advise(plan: &Plan, built: &mut Built) -> Result<()> {
     for process in plan.living() {
         let (stub, _) = built.get(process.pid)?.leader();

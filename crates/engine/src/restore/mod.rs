@@ -1,9 +1,10 @@
-//! A restore, from the verified image to the running tree.
+//! Restores an image: from the verified records to the running process tree.
 //!
 //! Owns: the order of the steps.
-//! Invariants: if a record is not consumed, the restore is refused by the name of the record, before any process is
-//! created. Processes under construction die with this process. None runs before all are complete.
-//! Does not: know kinds; it calls the registries.
+//! Invariants: if the restore does not consume a record, the restore is refused before any process is created, and
+//! the error names the record. Processes under construction die with this process. No process runs before all
+//! processes are complete.
+//! Does not: depend on a kind (the code for one sort of kernel object); the steps call the registries of kinds.
 
 mod apply;
 mod built;
@@ -45,143 +46,150 @@ use lazy::Lazy;
 use plan::Plan;
 pub use tree::FilterInstall;
 
-/// Which process numbers a restored tree gets.
+/// Which pids a restored tree gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PidPolicy {
-    /// The same pids or a refusal.
+    /// The pids of the checkpoint. The restore is refused if one of these pids is not free.
     #[default]
     Auto,
-    /// The same pids or a refusal.
+    /// The pids of the checkpoint. The restore is refused if one of these pids is not free.
     Same,
-    /// A new pid namespace; refused, as it is not built yet.
+    /// A new pid namespace. Not implemented yet: the restore is refused.
     Namespace,
-    /// Whatever pids are free; refused, as it is not built yet.
+    /// Any free pids. Not implemented yet: the restore is refused.
     Any,
 }
 
-/// What a restore is told.
+/// Options of a restore.
 #[derive(Debug, Default)]
 pub struct RestoreOptions {
-    /// Which process numbers.
+    /// Which pids the tree gets.
     pub pid: PidPolicy,
-    /// Descriptors of ours that the subject may get back: device, inode, descriptor.
+    /// Descriptors of this process that the subject may get back, each with the device and inode of its file.
     pub inherited: Vec<(u64, Inode, OwnedFd)>,
-    /// Listeners that were kept while the subject was dead: those that it had at the checkpoint come back as they are,
-    /// with the connections that wait in them.
+    /// Listening sockets that were kept open while the subject was dead. The subject gets back the listeners that
+    /// it had at the checkpoint, with the connections in their queues.
     pub held: Vec<OwnedFd>,
-    /// TCP connections to the outside that were kept (`Taken::connections`): those that the program has neither read from
-    /// nor written to since the checkpoint come back as they are.
+    /// TCP connections to peers outside the subject that were kept open (`Taken::connections`). A connection comes
+    /// back unchanged if the program has neither read from nor written to the connection since the checkpoint.
     pub kept: Kept,
-    /// What happens to regular files that the subject writes.
+    /// How the restore treats regular files that the subject can write.
     pub files: Files,
-    /// The subject died in a crash, and its TCP connections with it, but for those that were kept.
+    /// Whether the subject died in a crash. Its TCP connections are then lost, except the connections in `kept`.
     pub connections_lost: bool,
-    /// The terminal of ours whose foreground process group becomes one of the subject. SIGTTOU must be blocked.
+    /// The controlling terminal of this process. The restore puts a process group of the subject into the
+    /// foreground of this terminal. SIGTTOU must be blocked.
     pub terminal: Option<OwnedFd>,
-    /// Has what the tree does to files watched.
+    /// The seccomp filter that reports each system call of the tree that changes files; `None` for a tree that is
+    /// not watched.
     pub watch: Option<FilterInstall>,
 }
 
-/// A tree that runs again.
+/// The result of a restore: a running tree.
 #[derive(Clone, Debug, Default)]
 pub struct Restored {
-    /// Its root.
+    /// The pid of the root.
     pub root: Pid,
-    /// All its processes.
+    /// The pids of all processes, including zombies.
     pub pids: Vec<Pid>,
-    /// The group of it that is to be in the foreground of our terminal, if it had a terminal; was put there, if one was
-    /// given.
+    /// The process group of the tree that belongs in the foreground of the terminal. `None` if the root had no
+    /// terminal or is not in the session of this process. If [`RestoreOptions::terminal`] was given, the restore
+    /// has put the group into the foreground.
     pub foreground: Option<Pid>,
-    /// A time on CLOCK_MONOTONIC before the first thread was resumed, and after all zombies had ended.
+    /// A time on CLOCK_MONOTONIC, after all zombies had ended and before the first thread was resumed.
     pub resumed_after: Duration,
-    /// From the call to the first instruction.
+    /// The time from the call to the first instruction of the tree.
     pub total: Duration,
-    /// From the call until all memory was there; later than the first instruction if some of it came later.
+    /// The time from the call until all memory was filled. A lazy restore fills some memory after the first
+    /// instruction.
     pub filled: Duration,
-    /// What has become of its connections to the outside.
+    /// What happened to connections with peers outside the subject.
     pub connections: Connections,
-    /// What took how long.
+    /// The durations of the steps.
     pub phases: RestorePhases,
 }
 
 impl Restored {
-    /// A tree that runs from now on.
+    /// Creates the result when the memory is filled, before the last steps. Sets `resumed_after` to the present
+    /// time.
     fn of(plan: &Plan, phases: RestorePhases, connections: Connections) -> Self {
         let (root, pids) = (plan.processes[0].pid, plan.pids());
         Self { root, pids, resumed_after: sys::clock::monotonic(), connections, phases, ..Self::default() }
     }
 }
 
-/// How long the steps of a restore took.
+/// The durations of the steps of a restore.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RestorePhases {
-    /// Decoding and checking; waiting for process numbers to become free.
+    /// Decoding and checking the records, waiting for pids to become free, comparing files.
     pub plan: Duration,
     /// Opening files and filling shared objects.
     pub open: Duration,
-    /// Creating processes and laying out their memory.
+    /// Creating processes and their mappings.
     pub build: Duration,
-    /// Filling their memory.
+    /// Filling the memory of the processes.
     pub fill: Duration,
-    /// Descriptors, threads, state, registers.
+    /// Restoring descriptors, threads, state and registers.
     pub finish: Duration,
 }
 
-/// How a thread is resumed.
+/// The function that resumes a thread, with a signal to deliver.
 type LetGo<'a> = &'a mut dyn FnMut(Stub, Option<Signal>) -> std::result::Result<(), sys::Error>;
 
-/// Decodes and checks the records of an image, as a restore does before it opens or makes anything.
+/// Decodes and checks the records of an image, like the first step of a restore. Opens and creates nothing.
 ///
 /// # Errors
 ///
-/// `Incomplete`, `UnknownRecord`, or a record that its kind cannot decode.
+/// `Incomplete`, `UnknownRecord`, or the error of a kind that cannot decode its record.
 pub fn check_records(records: image::RecordSet) -> Result<()> {
     Plan::read(records).map(drop)
 }
 
-/// The regular files that an image has recorded.
+/// Returns the regular files that an image has recorded.
 ///
 /// # Errors
 ///
-/// `FilesNotRecorded` for an image of an earlier version; as `check_records`.
+/// `FilesNotRecorded` for an image of an earlier version; `KernelDiffers`; the errors of `check_records`.
 pub fn recorded_files(mut reader: ImageReader) -> Result<Vec<FileRecord>> {
     Plan::of(&mut reader)?.files.ok_or(EngineError::FilesNotRecorded)
 }
 
-/// Compares files as a restore does before it makes or changes anything.
+/// Compares files with their records, like a restore before its first change.
 ///
 /// # Errors
 ///
-/// `FilesChanged` with every file that does not fit; as `check_records`.
+/// `FilesChanged` with every file that does not match; the errors of `recorded_files`.
 pub fn compare_files(mut reader: ImageReader, files: Files) -> Result<()> {
     let plan = Plan::of(&mut reader)?;
     Compared::compare(&plan, reader.commit().time, files).map(drop)
 }
 
-/// Tells whether the pids of an image are free, as a restore does before it makes anything.
+/// Checks that the pids of an image are free, like a restore before its first change.
 ///
 /// # Errors
 ///
-/// The first pid that is not; as `check_records`.
+/// `PidTaken` or `PidUnreaped` with the first pid that is not free; `KernelDiffers`; the errors of `check_records`.
 pub fn check_pids(mut reader: ImageReader) -> Result<()> {
     Plan::of(&mut reader)?.check_pids()
 }
 
-/// Builds the tree of an image and lets it run.
+/// Builds the tree of an image and resumes the tree.
 ///
 /// # Errors
 ///
-/// Why there is no tree; none was begun then, or it ends with this program.
+/// The reason why the tree does not run. Processes that were already created die with this process.
 pub fn restore(reader: ImageReader, options: RestoreOptions) -> Result<Restored> {
     restore_with(reader, options, None)
 }
 
-/// Builds the tree of an image and lets it run while its memory is still being filled: what it touches first comes
-/// first. Calls `running` at the first instruction, and returns when all is there and nothing holds the tree any more.
+/// Builds the tree of an image, and resumes the tree while its memory is still being filled. Pages that the tree
+/// accesses are filled first. Calls `running` at the first instruction. Returns when all memory is filled and the
+/// tree is no longer traced.
 ///
 /// # Errors
 ///
-/// As for `restore`; `LazyMissing` before anything was begun; `LazyLost` when the tree has run and was killed.
+/// The errors of `restore`. `LazyMissing` if this system lacks a feature; no step was begun then. `LazyLost` if the
+/// tree had begun to run; the tree was killed then.
 pub fn restore_lazily(
     reader: ImageReader,
     options: RestoreOptions,
@@ -190,9 +198,10 @@ pub fn restore_lazily(
     restore_with(reader, options, Some(&mut running))
 }
 
-/// Makes the files in /proc of this process, and of those that it makes, belong to its user: PR_SET_DUMPABLE of
-/// prctl(2). They belong to root when the file of this program has capabilities (setcap). Other processes of the user
-/// gain nothing: to trace this one takes the same capabilities.
+/// Sets PR_SET_DUMPABLE (prctl(2)). The files in `/proc` of this process, and of processes that it creates, then
+/// belong to the user of this process. Otherwise these files belong to root if the program file has capabilities
+/// (setcap(8)). Other processes of the user get no new rights: a tracer of this process needs the same
+/// capabilities.
 fn own_files_in_proc() -> Result<()> {
     set_dumpable_behavior(DumpableBehavior::Dumpable)
         .map_err(|errno| sys::Error::new("make the own files in /proc accessible", errno).into())
@@ -226,7 +235,7 @@ fn restore_with(
     let mut lap = started;
     let mut phases = RestorePhases::default();
     let plan = Plan::of(&mut reader)?;
-    // A program that still runs has changed its files, too.
+    // Pids are checked before files: if the program still runs, its files have changed as well.
     plan.check_pids()?;
     let given = given(&mut options);
     let mut compared = Compared::compare(&plan, reader.commit().time, options.files)?;
@@ -254,10 +263,11 @@ fn restore_with(
     let complete = move |mut built: Built, let_go: LetGo<'_>| {
         layout::advise(plan, &mut built)?;
         files::install(plan, &open, &mut built)?;
-        // In the background, the first read of a process would stop it.
+        // Hand over the terminal before the tree runs: a read in the background stops the reader.
         let give = || given.set(finish::hand_over_terminal(plan, options.terminal.as_ref()));
         finish::finish(plan, &open, built, &mut shared, || compared.cut_back().map(|()| give()), let_go)?;
-        // The tree's alone once it runs: a pipe ends when the tree closes it.
+        // Close the descriptors of this process, so that only the tree holds them. A pipe ends when the tree closes
+        // its end.
         open.complete(shared);
         Ok(())
     };

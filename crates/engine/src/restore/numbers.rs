@@ -1,9 +1,11 @@
 //! Waits until the pids of a tree are free.
 //!
-//! Owns: what occupies a number (a process, a thread, a process group, a session), and how long it may.
-//! Invariants: a living process with such a number refuses the restore by its pid within a fraction of a second. A
-//! dying process is waited for, also after it has disappeared from `/proc`: the kernel frees a number a moment later.
-//! Does not: end anything.
+//! Owns: the search for the holder of a pid (a process, thread, process group or session), and the time limits of
+//! the wait.
+//! Invariants: if a living process holds a pid, the restore is refused within a fraction of a second, and the error
+//! names the pid. The restore waits for an ending process, also after the process has disappeared from `/proc`: the
+//! kernel frees the pid a moment later.
+//! Does not: end processes.
 
 use std::time::Duration;
 
@@ -14,27 +16,28 @@ use tracee::{RemoteError, procfs};
 
 use crate::error::{EngineError, Result};
 
-/// How long the holder of a number may take to end and to be reaped.
+/// The maximum time in which the holder of a pid must end and be reaped.
 const END_LIMIT: Duration = Duration::from_secs(2);
-/// How long a holder must show no sign of ending to count as a living one: a thread that was killed shows none for a
-/// moment, between taking the signal and its exit.
+/// The time after which a holder without a sign of its end counts as living. A killed thread shows no sign for a
+/// moment, between the dequeuing of the signal and its exit.
 const LIVING_LIMIT: Duration = Duration::from_millis(200);
-/// How long one sleep between two looks lasts.
+/// The time between two checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// SIGKILL in a signal set.
+/// The bit of SIGKILL in a signal set.
 const KILL_BIT: u64 = 1 << 8;
 
-/// What keeps a number taken.
+/// The holder of a pid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Holder {
-    /// A process or thread that runs.
+    /// A living process or thread.
     Living,
-    /// One that has ended and whose parent has not reaped it.
+    /// A process or thread that has ended and that `parent` has not reaped.
     Zombie { parent: Pid },
-    /// One on its way to its end.
+    /// A process or thread that is ending.
     Ending,
-    /// A process whose group or session has this number; `is_ending` if it does not run any more.
+    /// A process whose process group or session has this id. `is_ending` is true if the process is ending or has
+    /// ended.
     Member { pid: Pid, is_ending: bool },
 }
 
@@ -52,7 +55,7 @@ impl Holder {
     }
 }
 
-/// Waits until a number belongs to no process and no thread.
+/// Waits until no process and no thread has this pid.
 pub(super) fn await_free(number: Pid) -> Result<()> {
     wait_while(number, || task_of(number))
 }
@@ -70,7 +73,7 @@ fn wait_while(number: Pid, holder: impl Fn() -> Option<Holder>) -> Result<()> {
     Ok(())
 }
 
-/// Creates a task under a number, again and again while the kernel says EEXIST and nothing living holds the number.
+/// Creates a task with this pid. Retries while clone3(2) fails with EEXIST and no living process holds the pid.
 pub(super) fn create<T>(
     number: Pid,
     mut create: impl FnMut() -> std::result::Result<T, RemoteError>,
@@ -98,7 +101,7 @@ fn says_taken(error: &RemoteError) -> bool {
     }
 }
 
-/// The process or thread of a number: `/proc/N` is there for threads as well.
+/// Returns the process or thread with this pid. `/proc/N` also exists if N is the tid of a thread.
 fn task_of(number: Pid) -> Option<Holder> {
     let stat = procfs::thread_stat(number, number.leader()).ok()?;
     Some(if stat.is_zombie() {
@@ -115,7 +118,7 @@ fn is_ending(pid: Pid, stat: &procfs::Stat) -> bool {
     stat.is_ending() || procfs::status(pid).is_ok_and(is_killed)
 }
 
-/// A process whose group or session has the number; zombies count for the kernel, too.
+/// Returns a process whose process group or session has this id. For the kernel, a zombie also keeps the id in use.
 fn member_of(number: Pid) -> Option<Holder> {
     let mut found = None;
     for pid in procfs::processes().unwrap_or_default() {
@@ -172,7 +175,7 @@ mod tests {
         let number = pid(&child);
         let waiter = std::thread::spawn(move || await_free(number));
         child.kill().unwrap();
-        // The number is taken until it is reaped.
+        // The pid is in use until the child is reaped.
         child.wait().unwrap();
         waiter.join().unwrap().unwrap();
     }
@@ -186,7 +189,7 @@ mod tests {
         end(leader);
         let spawn = || Stub::spawn(WantedPid::Exactly(number));
         let error = match create(number, spawn) {
-            // Choosing a number needs a capability.
+            // The choice of a pid needs a capability.
             Err(EngineError::Resource(_) | EngineError::Kernel(_)) => {
                 println!("unsupported: choosing process numbers");
                 return end(member);

@@ -1,8 +1,8 @@
-//! Everything an image says, decoded and checked before anything is built.
+//! Decodes and checks all records of an image before any process is created.
 //!
-//! Owns: consuming all records; checks against this kernel and its processes.
-//! Invariants: a record that is not consumed refuses the restore by name.
-//! Does not: open, map or create.
+//! Owns: the consumption of all records, and the checks against this kernel and its processes.
+//! Invariants: if a record is not consumed, the restore is refused, and the error names the record.
+//! Does not: open files, or create mappings or processes.
 
 use image::{Owner, RecordSet, SpaceId};
 use model::{Address, AddressRange, Pid, Tid};
@@ -23,14 +23,15 @@ use crate::records::{
 };
 
 pub(super) struct Plan {
-    /// Parents first.
+    /// The processes, parents first.
     pub(super) processes: Vec<PlannedProcess>,
     pub(super) objects: Vec<ObjectRecord>,
     pub(super) envelopes: Vec<(u32, Envelope)>,
-    /// Regular files that the subject could write; `None` in images of versions that did not record them.
+    /// Regular files that the subject could write; `None` in images of earlier versions, which did not record
+    /// files.
     pub(super) files: Option<Vec<FileRecord>>,
-    /// Directories of files that can be cut back; `None` without such files, and in images of versions that did not
-    /// record them.
+    /// Directories of files that can be truncated. `None` if there are no such files, and in images of earlier
+    /// versions.
     pub(super) directories: Option<Vec<DirectoryRecord>>,
     vdso_checksum: u32,
 }
@@ -47,7 +48,7 @@ pub(super) struct PlannedProcess {
     pub(super) threads: Vec<PlannedThread>,
 }
 
-/// One thread to build, leader first.
+/// One thread to create. The leader is the first thread of its process.
 pub(super) struct PlannedThread {
     pub(super) tid: Tid,
     pub(super) registers: Registers,
@@ -56,7 +57,7 @@ pub(super) struct PlannedThread {
     pub(super) states: Vec<PlannedState>,
 }
 
-/// One record of a state kind.
+/// One record of a state kind (the code for one sort of process or thread state).
 pub(super) struct PlannedState {
     pub(super) kind: &'static dyn StateKind,
     pub(super) version: u32,
@@ -64,7 +65,8 @@ pub(super) struct PlannedState {
 }
 
 impl Plan {
-    /// The plan of an image, whose records it takes, for this kernel.
+    /// Creates a plan from the records of `reader`, and checks that the vDSO of this kernel matches. Takes the
+    /// records out of `reader`.
     pub(super) fn of(reader: &mut ImageReader) -> Result<Self> {
         let plan = Self::read(reader.take_records())?;
         plan.check_kernel()?;
@@ -81,7 +83,7 @@ impl Plan {
             processes.push(PlannedProcess::read(&mut records, Pid(pid))?);
         }
         if processes.first().is_none_or(|root| root.message.zombie) {
-            return Err(EngineError::Incomplete("it names no living process".to_owned()));
+            return Err(EngineError::Incomplete("the image contains no living process".to_owned()));
         }
         let mut envelopes = Vec::new();
         for kind in fd::REGISTRY {
@@ -109,7 +111,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// All numbers, zombies included.
+    /// Returns the pids of all processes, including zombies.
     pub(super) fn pids(&self) -> Vec<Pid> {
         self.processes.iter().map(|process| process.pid).collect()
     }
@@ -118,17 +120,17 @@ impl Plan {
         self.processes.iter().filter(|process| !process.message.zombie)
     }
 
-    /// The process of a page space.
+    /// Returns the process that owns a page space (a set of pages in the image).
     pub(super) fn space_owner(&self, space: SpaceId) -> Option<&PlannedProcess> {
         self.living().find(|process| process.message.space == space.0)
     }
 
-    /// The highest descriptor number that any process wants.
+    /// Returns the highest fd in any process.
     pub(super) fn highest_descriptor(&self) -> i32 {
         self.processes.iter().flat_map(|process| &process.descriptors).map(|row| row.fd).max().unwrap_or(2)
     }
 
-    /// Refuses objects of kinds that this version does not know, and what cannot be.
+    /// Refuses objects of kinds that this version does not support, and records with impossible values.
     fn check(&self) -> Result<()> {
         for object in &self.objects {
             let known = memory::kind_named(&object.kind).filter(|kind| kind.version() >= object.version);
@@ -141,7 +143,8 @@ impl Plan {
         self.check_bounds()
     }
 
-    /// Code addresses in the vDSO may stand on stacks, so it must be the same code.
+    /// Checks that the vDSO code of this kernel is the code of the checkpoint. Stacks can contain addresses in the
+    /// vDSO.
     pub(super) fn check_kernel(&self) -> Result<()> {
         let ours = own_vdso()?;
         if self.vdso_checksum != 0 && ours.checksum != self.vdso_checksum {
@@ -153,7 +156,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Waits until every number that the tree needs is free.
+    /// Waits until every pid and tid that the tree needs is free.
     pub(super) fn check_pids(&self) -> Result<()> {
         for process in &self.processes {
             let threads = process.threads.iter().map(|thread| thread.tid.get());
@@ -169,15 +172,15 @@ impl Plan {
     }
 }
 
-/// Our own vDSO.
+/// The vDSO of this process.
 pub(super) struct Vdso {
     pub(super) range: AddressRange,
     pub(super) checksum: u32,
-    /// Where in it a `syscall` instruction lies.
+    /// The address of a `syscall` instruction in the vDSO.
     pub(super) syscall: Address,
 }
 
-/// Finds the vDSO of this process, which is the kernel's for every process.
+/// Finds the vDSO of this process. The kernel maps the same vDSO in every process.
 pub(super) fn own_vdso() -> Result<Vdso> {
     let pid = Pid(std::process::id() as i32);
     let areas = procfs::areas(pid)?;
@@ -226,7 +229,7 @@ impl PlannedThread {
         let words: [u64; 27] = message
             .registers
             .try_into()
-            .map_err(|_| EngineError::Incomplete(format!("thread {tid} has not 27 registers")))?;
+            .map_err(|_| EngineError::Incomplete(format!("thread {tid} does not have 27 registers")))?;
         Ok(Self {
             tid,
             registers: Registers::from_words(&words),

@@ -1,8 +1,10 @@
-//! System V shared memory: attaching segments in processes under construction.
+//! Attaches System V shared memory segments in processes under construction.
 //!
-//! Owns: which areas belong to one attachment; removing what a failed restore made.
-//! Invariants: a process has the attachments and the mappings of the checkpoint, so that the kernel counts as many.
-//! Does not: make segments; the memory kind does.
+//! Owns: the grouping of areas (mappings) into attachments, and the removal of objects that a failed restore has
+//! created.
+//! Invariants: each process gets the attachments and mappings of the checkpoint, so that the attach count in the
+//! kernel is the same as at the checkpoint.
+//! Does not: create segments; the memory kind (the code for this sort of memory) does.
 
 use std::collections::BTreeMap;
 
@@ -21,10 +23,10 @@ const PROT_READ: u32 = 1;
 const PROT_WRITE: u32 = 2;
 const PROT_EXEC: u32 = 4;
 
-/// The segments of an image by object number.
+/// The segments of an image: id and length by object number.
 pub(super) type Segments = BTreeMap<u64, (SegmentId, ByteCount)>;
 
-/// One attachment: a segment at an address, and the areas that are left of it.
+/// One attachment of a segment: its whole address range, and the areas that are still mapped.
 struct Attachment<'a> {
     id: SegmentId,
     whole: AddressRange,
@@ -37,14 +39,14 @@ pub(super) fn of_plan(plan: &Plan) -> Result<Segments> {
     for object in &plan.objects {
         let Some(kind) = memory::kind_named(&object.kind) else { continue };
         if let Some(id) = kind.segment(object)? {
-            // The last page is attached whole.
+            // shmat(2) attaches whole pages.
             found.insert(object.id, (id, ByteCount(object.length.next_multiple_of(model::PAGE_BYTES))));
         }
     }
     Ok(found)
 }
 
-/// Attaches the segments of a process, before its other areas are mapped.
+/// Attaches the segments of a process. Must be called before the other areas of the process are mapped.
 pub(super) fn attach(stub: &mut Stub, areas: &[AreaRecord], segments: &Segments) -> Result<()> {
     for attachment in attachments(areas, segments)? {
         attachment.make(stub)?;
@@ -52,7 +54,7 @@ pub(super) fn attach(stub: &mut Stub, areas: &[AreaRecord], segments: &Segments)
     Ok(())
 }
 
-/// Areas of one attachment begin at the same address, less their offset.
+/// Groups areas into attachments. In all areas of one attachment, the start address minus the offset is the same.
 fn attachments<'a>(areas: &'a [AreaRecord], segments: &Segments) -> Result<Vec<Attachment<'a>>> {
     let mut found: BTreeMap<(u64, u64), Attachment<'_>> = BTreeMap::new();
     for area in areas {
@@ -101,7 +103,7 @@ fn unmap(stub: &mut Stub, from: Address, to: Address) -> Result<()> {
     Ok(())
 }
 
-/// Takes note that every process has its areas.
+/// Notifies the memory kinds that every process has its areas.
 pub(super) fn attached(plan: &Plan) -> Result<()> {
     for object in &plan.objects {
         if let Some(kind) = memory::kind_named(&object.kind) {
@@ -111,8 +113,8 @@ pub(super) fn attached(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Removes what a failed restore has made of these objects and what would outlive this process. A restore that has
-/// succeeded clears them.
+/// The objects of a restore that has not succeeded yet. Dropping the value removes objects that the restore has
+/// created and that would outlive this process. A successful restore clears the list.
 pub(super) struct Unfinished(pub(super) Vec<ObjectRecord>);
 
 impl Drop for Unfinished {

@@ -1,12 +1,15 @@
-//! Creating the processes of a tree with their numbers, parents, sessions and groups, and the threads in them.
+//! Creates the processes of a tree with their pids, parents, sessions and process groups, and creates their
+//! threads.
 //!
-//! Owns: the first process, the filter of a watched subject in it, the order of creation, placeholders for leaders that
-//! have ended, zombies.
-//! Invariants: every process is a stub with the scratch pages mapped and nothing else changed. No filter judges a call of
-//! a process under construction: that is suspended in the first stub before the filter is there, and inherited by every
-//! stub that is made from it. No stub keeps the listener. A placeholder has the number of a dead leader and is gone,
-//! reaped, before any process runs; each process has its session and its group at the end, or the restore fails.
-//! Does not: lay out memory, or answer calls; the receiver of the listener must do so when the tree runs.
+//! Owns: the first process, the seccomp filter of a watched subject, the order of creation, zombies, and
+//! placeholders. A placeholder is a temporary process with the pid of a dead leader.
+//! Invariants: every process is a stub (a stopped thread under construction) with mapped scratch pages and no other
+//! change. No seccomp filter checks a call of a stub: the first stub suspends seccomp before it gets the filter,
+//! and all other stubs inherit the suspension. No stub keeps the listener, the descriptor that receives the
+//! notifications of the filter. Every placeholder is reaped before any process runs. At the end, each process has
+//! its session and its process group, or the restore fails.
+//! Does not: lay out memory, or answer notifications. When the tree runs, the receiver of the listener must answer
+//! notifications.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -29,9 +32,9 @@ use super::plan::{Plan, PlannedProcess};
 use crate::error::{EngineError, Result};
 use crate::relations::{Birth, Births, Relation};
 
-/// Pages of scratch memory: one of code, the rest for arguments.
+/// The number of scratch pages: one page for code, the other pages for arguments.
 const SCRATCH_PAGES: u64 = 9;
-/// Where the search for a free place starts: the lowest address an ordinary program may map.
+/// The start of the search for a free range: the lowest address that an ordinary program may map.
 const LOWEST_ADDRESS: u64 = 0x1_0000;
 
 const PROT_ALL: u64 = 7;
@@ -41,16 +44,17 @@ const PR_SET_PDEATHSIG: u64 = 1;
 const RSEQ_UNREGISTER: u64 = 1;
 const WAIT_STATUS_SIGNAL: i32 = 0x7f;
 const CLONE_PARENT: u64 = 0x8000;
-/// For wait4(2): children whatever signal tells of their end.
+/// __WALL of wait4(2): waits for children with any exit signal.
 const WAIT_ALL: u64 = 0x4000_0000;
-/// Bytes of `struct sock_fprog`: count, address.
+/// The size of `struct sock_fprog` in bytes: a count and an address.
 const PROGRAM_BYTES: usize = 16;
 
-/// The filter that a restored tree gets.
+/// The seccomp filter of a restored tree.
 pub struct FilterInstall {
-    /// Its instructions.
+    /// The instructions of the filter.
     pub program: FilterProgram,
-    /// Receives the listener, while the tree is under construction. An error ends the restore.
+    /// Receives the listener (the descriptor for notifications of the filter) while the tree is under construction.
+    /// An error ends the restore.
     pub listener: Box<dyn FnOnce(OwnedFd) -> sys::Result<()> + Send>,
 }
 
@@ -66,7 +70,7 @@ pub(super) fn build(plan: &Plan, open: &OpenFiles, watch: Option<FilterInstall>)
     let mut leader = spawn_root(root.pid)?;
     map_scratch(&mut leader, scratch)?;
     if let Some(filter) = watch {
-        // All other stubs are made from this one and inherit it.
+        // All other stubs are created from this stub and inherit the filter.
         install(filter, &mut leader)?;
     }
     let mut built = Built { processes: HashMap::new(), scratch };
@@ -94,7 +98,7 @@ fn spawn_root(pid: Pid) -> Result<Stub> {
 ///
 /// # Errors
 ///
-/// EPERM without CAP_SYS_ADMIN, or if this program is in a sandbox itself.
+/// EPERM without CAP_SYS_ADMIN, or if this program runs in a sandbox.
 fn install(filter: FilterInstall, stub: &mut Stub) -> Result<()> {
     stub.suspend_seccomp()?;
     let memory = ProcessMemory::open(stub.pid())?;
@@ -118,7 +122,7 @@ fn install(filter: FilterInstall, stub: &mut Stub) -> Result<()> {
     Ok((filter.listener)(listener)?)
 }
 
-/// A place that is free in every layout of the image and in our own.
+/// Finds an address range that is free in every process of the image and in this process.
 fn find_scratch(plan: &Plan) -> Result<AddressRange> {
     let own = procfs::areas(Pid(std::process::id() as i32))?;
     let mut taken: Vec<AddressRange> = own.iter().map(|area| area.range).collect();
@@ -144,7 +148,8 @@ fn find_scratch(plan: &Plan) -> Result<AddressRange> {
 
 fn map_scratch(stub: &mut Stub, scratch: AddressRange) -> Result<()> {
     let memory = ProcessMemory::open(stub.pid())?;
-    // Our registration of restartable sequences was copied; the kernel would write to it after it is unmapped.
+    // The stub has inherited the rseq registration of this process. The kernel would write to the registered
+    // address after its memory is unmapped.
     let rseq = ptrace::rseq_configuration(stub.tid())?;
     if rseq.address != 0 {
         let arguments =
@@ -153,7 +158,8 @@ fn map_scratch(stub: &mut Stub, scratch: AddressRange) -> Result<()> {
     }
     let flags = MAP_PRIVATE_ANONYMOUS_FIXED;
     stub.call(nr::MMAP, [scratch.start.get(), scratch.len().get(), PROT_ALL, flags, u64::MAX, 0])?;
-    // From the seizure on the kernel ends the stub with its tracer; this would end it with our own exit too.
+    // Clear the parent-death signal. The stub is seized, so the kernel already kills the stub when its tracer dies.
+    // The signal would also kill the restored process when this process exits.
     stub.call(nr::PRCTL, [PR_SET_PDEATHSIG, 0, 0, 0, 0, 0])?;
     memory.write(scratch.start, arch::SYSCALL)?;
     stub.use_instruction(scratch.start);
@@ -176,12 +182,12 @@ impl Built {
 }
 
 impl BuiltProcess {
-    /// The leader's stub with the memory beside it.
+    /// Returns the stub of the leader and the memory of the process.
     pub(super) fn leader(&mut self) -> (&mut Stub, &ProcessMemory) {
         (&mut self.threads[0], &self.memory)
     }
 
-    /// A userfaultfd of the process, which the process itself has no more.
+    /// Creates a userfaultfd of the process, and moves the descriptor into the restoring process.
     pub(super) fn userfaultfd(&mut self, flags: u64) -> std::result::Result<OwnedFd, RemoteError> {
         let (stub, _) = self.leader();
         let pid = Pid(stub.tid().get());
@@ -193,7 +199,8 @@ impl BuiltProcess {
         Ok(descriptor)
     }
 
-    /// Creates a task with a number: a child of this process, or what CLONE_* flags say.
+    /// Makes the leader create a task with the tid `wanted`. Without CLONE_* flags in `flags`, the task is a child
+    /// process of the leader.
     pub(super) fn create(&mut self, wanted: Tid, flags: u64, exit_signal: u64) -> Result<Stub> {
         let (stub, memory) = self.leader();
         let data = stub.data().start;
@@ -213,7 +220,7 @@ impl BuiltProcess {
         numbers::create(Pid(wanted.get()), || stub.call_creating(nr::CLONE3, call, same_process))
     }
 
-    /// Creates the threads that the process has beside its leader.
+    /// Creates all threads of the process except the leader.
     pub(super) fn create_threads(&mut self, process: &PlannedProcess) -> Result<()> {
         for thread in process.threads.iter().skip(1) {
             let stub = self.create(thread.tid, CLONE_THREAD_FLAGS, 0)?;
@@ -223,7 +230,7 @@ impl BuiltProcess {
     }
 }
 
-/// Lets processes end that had ended, while their parents still ignore SIGCHLD.
+/// Ends the processes that were zombies at the checkpoint, while their parents still ignore SIGCHLD.
 fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
     for process in plan.processes.iter().filter(|process| process.message.zombie) {
         let Some(mut zombie) = built.processes.remove(&process.pid) else { continue };
@@ -238,7 +245,8 @@ fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
             ptrace::set_signal_mask(tid, 0)?;
             sys::signal::send(process.pid, model::Signal(signal))?;
             match stub.detach(None) {
-                // SIGKILL does not wait for the tracer; but its parent is told only when the tracer knows.
+                // SIGKILL ends the stub without its tracer. But the parent is notified only after the tracer has
+                // waited.
                 Err(error) if error.errno == Errno::ESRCH => {
                     while let ptrace::WaitStatus::Stopped(_) = ptrace::wait(tid)? {}
                 }
@@ -265,13 +273,13 @@ fn await_zombie(pid: Pid) -> Result<()> {
     Err(EngineError::NotBuildable(format!("pid {pid} did not end as it should")))
 }
 
-/// A process that stands for a dead leader.
+/// A temporary process with the pid of a dead session or group leader.
 struct Placeholder {
     process: BuiltProcess,
     parent: Pid,
 }
 
-/// What the processes of a tree are created from.
+/// The context in which the processes of a tree are created.
 struct Family<'a> {
     plan: &'a Plan,
     open: &'a OpenFiles,
@@ -279,7 +287,7 @@ struct Family<'a> {
     placeholders: HashMap<Pid, Placeholder>,
 }
 
-/// Creates all descendants of the root, which is there, and has each join its session and its group.
+/// Creates all descendants of the existing root. Each process joins its session and its process group.
 fn create_family(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
     let births = plan.births();
     if let Some((pid, _)) = births.homeless.first() {
@@ -334,8 +342,8 @@ impl Family<'_> {
         Ok(())
     }
 
-    /// The placeholder that leads a session. A process that it creates beside itself sends its parent the signal that
-    /// the placeholder does.
+    /// Returns the placeholder that leads a session, and creates the placeholder at first use. The siblings that a
+    /// placeholder creates have the exit signal of the placeholder.
     fn leader(&mut self, session: Pid, parent: Pid, built: &mut Built) -> Result<&mut BuiltProcess> {
         let placeholder = match self.placeholders.entry(session) {
             Entry::Occupied(entry) => entry.into_mut(),
@@ -348,7 +356,8 @@ impl Family<'_> {
         Ok(&mut placeholder.process)
     }
 
-    /// Has processes join their groups, leaders first, so that the others find them.
+    /// Makes each process join its process group. Leaders come first, so that the groups exist for the other
+    /// members.
     fn set_groups(&mut self, built: &mut Built) -> Result<()> {
         for (group, member) in &self.births.dead_groups {
             let mut process = place(*group, *member, 0, built)?;
@@ -358,7 +367,7 @@ impl Family<'_> {
         let leads = |process: &&PlannedProcess| process.message.group == process.pid.get();
         let (leaders, members): (Vec<_>, Vec<_>) = self.plan.processes.iter().partition(leads);
         for process in leaders.into_iter().chain(members) {
-            // A session leader leads its group already.
+            // A session leader already leads its process group.
             if !leads_session(process) && !is_outer(self.plan, process.message.group) {
                 let (stub, _) = built.get(process.pid)?.leader();
                 stub.call(nr::SETPGID, [0, process.message.group as u64, 0, 0, 0, 0])?;
@@ -374,7 +383,8 @@ fn place(number: Pid, parent: Pid, exit_signal: u64, built: &mut Built) -> Resul
 }
 
 impl Placeholder {
-    /// Ends it and has its parent reap it. The members of its session and group keep them.
+    /// Ends the placeholder and makes its parent reap it. The members of its session and process group remain
+    /// members.
     fn dismiss(self, built: &mut Built) -> Result<()> {
         let Self { mut process, parent } = self;
         let stub = process.threads.remove(0);
@@ -386,7 +396,8 @@ impl Placeholder {
     }
 }
 
-/// Takes a pending SIGCHLD of a process under construction: it tells of what the program knows nothing of.
+/// Discards a pending SIGCHLD of a process under construction. The signal comes from the restore, so the program
+/// must not receive the signal.
 fn drop_child_signal(stub: &mut Stub, memory: &ProcessMemory) -> Result<()> {
     const SET_BYTES: u64 = 8;
     const TIMEOUT_BYTES: usize = 16;
@@ -406,7 +417,8 @@ fn leads_session(process: &PlannedProcess) -> bool {
     process.message.session == process.pid.get()
 }
 
-/// Whether a session or group is one around the tree, for which the restorer's own stands.
+/// Reports whether `number` is the session or process group of the root, and its leader is outside the tree. The
+/// restored tree has the session or group of the restoring process instead.
 fn is_outer(plan: &Plan, number: i32) -> bool {
     let root = &plan.processes[0];
     let is_of_root = number == root.message.group || number == root.message.session;
@@ -430,7 +442,7 @@ fn check_relations(plan: &Plan) -> Result<()> {
 }
 
 impl Plan {
-    /// How its processes come to their sessions.
+    /// Determines which process creates each process.
     pub(super) fn births(&self) -> Births {
         let relation = |process: &PlannedProcess| Relation {
             pid: process.pid,

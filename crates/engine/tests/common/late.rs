@@ -1,14 +1,15 @@
-//! A tracker for tests of the pause.
+//! A tracker for tests of the pause. A tracker finds the pages that the subject has written.
 //!
 //! Owns: the tracker `late`.
-//! Does not: choose when it is used.
+//! Does not: choose the tests that use the tracker.
 
 use model::Pid;
 use sys::features::Feature;
 use tracee::procfs::Area;
 use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
 
-/// A tracker that finds nothing while the subject runs: all that changes does so between pre-copy and pause.
+/// A tracker that finds no page while the subject runs. The pause then finds all changed pages, as if no page had
+/// changed before the end of pre-copy.
 #[derive(Debug)]
 pub(crate) struct Late;
 

@@ -1,8 +1,8 @@
-//! Differences between a stopped tree and a checkpoint of it.
+//! Compares a stopped tree with one of its checkpoints.
 //!
-//! Owns: which differences can be set in a living tree.
-//! Invariants: everything that a restore would create is compared, or set later.
-//! Does not: compare pages and registers; they are set.
+//! Owns: the decision which differences can be set in a living tree.
+//! Invariants: all objects that a restore would create are compared here, or are set later.
+//! Does not: compare pages and registers; `apply` writes pages and registers in any case.
 
 use std::collections::HashMap;
 
@@ -14,18 +14,19 @@ use crate::error::{EngineError, Result};
 use crate::records::{DescriptorRow, ProcessMessage};
 use crate::restore::plan::{Plan, PlannedProcess, PlannedState};
 
-/// Differences that an operator is told of at most.
+/// The maximum number of differences in an error message.
 const TOLD_MAX: usize = 16;
 
-/// A tree that differs from a checkpoint of it in nothing that cannot be set.
+/// The result of a comparison in which every difference can be set.
 pub(super) struct Comparison {
-    /// Descriptions to be set, each by a process and number that hold it now.
+    /// The open file descriptions to set: a process and fd that hold the description now, and the state at the
+    /// checkpoint.
     pub(super) descriptions: Vec<((Pid, Fd), Envelope)>,
-    /// The present number of each object of the checkpoint.
+    /// For each object number of the checkpoint, the present number of the object.
     pub(super) objects: HashMap<u64, u64>,
 }
 
-/// Numbers of the same things in two sets of records.
+/// A one-to-one relation between the numbers of equal objects in two sets of records.
 #[derive(Default)]
 struct Pairs {
     wanted_of: HashMap<u64, u64>,
@@ -40,15 +41,15 @@ struct Comparing {
 }
 
 impl Comparison {
-    /// Compares.
+    /// Compares the present records of a tree with the records of a checkpoint.
     ///
     /// # Errors
     ///
-    /// `NotInPlace` with what differs and cannot be set.
+    /// `NotInPlace` with the differences that cannot be set.
     pub(super) fn of(is: &Plan, wanted: &Plan) -> Result<Self> {
         let mut comparing = Comparing::default();
         comparing.processes(is, wanted);
-        // The numbers of objects and descriptions that differ for another reason say nothing.
+        // After any other difference, the pairs of object numbers and description numbers are not reliable.
         if comparing.found.is_empty() {
             comparing.objects(is, wanted);
         }
@@ -66,7 +67,7 @@ impl Comparison {
 }
 
 impl Pairs {
-    /// Whether two numbers may mean the same.
+    /// Adds a pair to the relation. Returns false if one of the two numbers already has another partner.
     fn fit(&mut self, present: u64, wanted: u64) -> bool {
         *self.wanted_of.entry(present).or_insert(wanted) == wanted
             && *self.present_of.entry(wanted).or_insert(present) == present
@@ -172,16 +173,18 @@ impl Comparing {
         for other in &wanted.objects {
             let number = self.objects.present_of.get(&other.id);
             let object = is.objects.iter().find(|object| number == Some(&object.id));
-            // Of one that no area shows, nothing is there to be set.
+            // An object that no area (mapping) uses needs no change.
             let Some(object) = object else { continue };
             let without_number =
                 |object: &ObjectRecord| ObjectRecord { id: 0, writable: false, ..object.clone() };
             let is_same = without_number(object) == without_number(other);
-            self.same(is_same, || format!("mapped object {} ({}) is another", other.id, other.kind));
+            self.same(is_same, || {
+                format!("mapped object {} ({}) is a different object", other.id, other.kind)
+            });
         }
     }
 
-    /// What of the descriptions is to be set.
+    /// Compares the open file descriptions. Returns the descriptions whose position or flags must be set.
     fn descriptions(&mut self, is: &Plan, wanted: &Plan) -> Vec<((Pid, Fd), Envelope)> {
         let mut set = Vec::new();
         for (id, other) in &wanted.envelopes {
@@ -190,7 +193,7 @@ impl Comparing {
             let (pid, fd) = other.holder;
             let Some((_, envelope)) = found else {
                 self.found
-                    .push(format!("descriptor {fd} of pid {pid} ({}) is on its way in a socket", other.kind));
+                    .push(format!("descriptor {fd} of pid {pid} ({}) is in flight in a socket", other.kind));
                 continue;
             };
             let settable = Envelope {
@@ -209,7 +212,7 @@ impl Comparing {
     }
 }
 
-/// What a process is to others.
+/// Returns the part of a process record that describes its relations to other processes.
 fn relations(process: &PlannedProcess) -> ProcessMessage {
     ProcessMessage {
         threads: Vec::new(),

@@ -1,8 +1,8 @@
-//! Takes the memory of a stopped tree back to a checkpoint.
+//! Sets the memory of a stopped tree back to a checkpoint.
 //!
-//! Owns: which pages are returned to the kernel, and which are written because they differ.
-//! Invariants: bytes are checked before they are written. An unchanged page is not written.
-//! Does not: map.
+//! Owns: the choice of pages that are returned to the kernel, and of pages that are written because they differ.
+//! Invariants: the checksum of each page is verified before the page is written. An unchanged page is not written.
+//! Does not: create or remove mappings.
 
 use std::fs::File;
 use std::ops::Range;
@@ -26,13 +26,14 @@ use crate::records::object_space;
 use crate::restore::content::{THREADS, Target};
 use crate::restore::plan::Plan;
 
-/// MADV_DONTNEED_LOCKED: forgets pages of locked memory, too.
+/// MADV_DONTNEED_LOCKED: discards pages, including pages of locked memory.
 const MADV_DONTNEED_LOCKED: u64 = 24;
-/// Zeros that are compared at once.
+/// The number of zero bytes that are compared at once.
 const ZEROS: ByteCount = ByteCount(1 << 20);
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// Has processes give back the pages that the checkpoint does not have; how many.
+/// Discards the pages that the checkpoint does not contain, by madvise(2) in each process. Returns the number of
+/// pages.
 pub(super) fn give_back(
     index: &PageIndex,
     wanted: &Plan,
@@ -63,7 +64,7 @@ pub(super) fn give_back(
     Ok(pages)
 }
 
-/// Writes the pages of all processes that differ; how many.
+/// Writes the differing pages of all processes. Returns the number of written pages.
 pub(super) fn write_processes(reader: &ImageReader, wanted: &Plan, present: &Present) -> Result<u64> {
     let written = AtomicU64::new(0);
     for process in wanted.living() {
@@ -71,7 +72,7 @@ pub(super) fn write_processes(reader: &ImageReader, wanted: &Plan, present: &Pre
         let target = Target { process, memory };
         let extents = reader.index().of_space(SpaceId(process.message.space));
         each_part(reader, extents, |at, bytes| {
-            // What cannot be read is written, and the write tells why if that cannot be done.
+            // A page that cannot be read is written. A failed write returns the error.
             let is = memory.read_vec(at, ByteCount(bytes.len() as u64)).unwrap_or_default();
             differing(&is, bytes).try_for_each(|part| {
                 let start = at + ByteCount(part.start as u64);
@@ -84,15 +85,15 @@ pub(super) fn write_processes(reader: &ImageReader, wanted: &Plan, present: &Pre
     Ok(written.into_inner())
 }
 
-/// A shared object, open for writing.
+/// A shared memory object that is open for reading and writing.
 pub(super) struct OpenObject {
     file: File,
-    /// Its number in the checkpoint, and now.
+    /// The number of the object in the checkpoint, and its present number.
     numbers: (u64, u64),
     length: u64,
 }
 
-/// Opens the objects whose pages are in the checkpoint.
+/// Opens the shared objects whose pages the checkpoint contains.
 pub(super) fn open_objects(
     wanted: &Plan,
     comparison: &Comparison,
@@ -113,7 +114,8 @@ pub(super) fn open_objects(
     Ok(found)
 }
 
-/// Writes the pages of shared objects that differ, and removes those that the checkpoint does not have; how many.
+/// Writes the differing pages of shared objects, and removes pages that the checkpoint does not contain. Returns
+/// the number of written and removed pages.
 pub(super) fn write_objects(reader: &ImageReader, objects: &[OpenObject], present: &Present) -> Result<u64> {
     let written = AtomicU64::new(0);
     for OpenObject { file, numbers, length } in objects {
@@ -127,7 +129,7 @@ pub(super) fn write_objects(reader: &ImageReader, objects: &[OpenObject], presen
             written.fetch_add(range.pages().get(), Ordering::Relaxed);
         }
         each_part(reader, extents, |at, bytes| {
-            // The last page of a file may reach behind its end.
+            // The last page of a file can extend beyond the end of the file.
             let bytes = &bytes[..length.saturating_sub(at.get()).min(bytes.len() as u64) as usize];
             let mut is = vec![0; bytes.len()];
             file.read_exact_at(&mut is, at.get())
@@ -142,7 +144,7 @@ pub(super) fn write_objects(reader: &ImageReader, objects: &[OpenObject], presen
     Ok(written.into_inner())
 }
 
-/// Hands on the bytes of extents, zeros among them.
+/// Calls `sink` with the address and the bytes of each part of the extents. Zero pages are included.
 fn each_part(
     reader: &ImageReader,
     extents: &[Extent],
@@ -159,7 +161,7 @@ fn each_part(
     Ok(())
 }
 
-/// The runs of pages in which bytes are not as they are wanted.
+/// Returns the runs of pages that differ, as ranges of byte offsets.
 fn differing<'a>(is: &'a [u8], wanted: &'a [u8]) -> impl Iterator<Item = Range<usize>> + 'a {
     let page = |at: usize| at..(at + PAGE).min(wanted.len());
     let differs = move |at: usize| is.get(page(at)) != Some(&wanted[page(at)]);
@@ -190,7 +192,7 @@ mod tests {
         }
         let found: Vec<_> = differing(&is, &wanted).collect();
         assert_eq!(found, [PAGE..3 * PAGE, 4 * PAGE..5 * PAGE]);
-        // What could not be read differs.
+        // A page that could not be read counts as different.
         assert!(differing(&[], &wanted[..PAGE + 1]).eq(std::iter::once(0..PAGE + 1)));
     }
 }

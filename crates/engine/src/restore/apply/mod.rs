@@ -1,9 +1,11 @@
-//! A restore into living processes: takes a stopped tree back to a checkpoint of it.
+//! Restores a checkpoint into living processes: sets a stopped tree back to one of its checkpoints.
 //!
-//! Owns: the order of the steps, and the fate of a tree when a step fails.
-//! Invariants: nothing is changed before all differences are known to be settable. A partly changed tree never runs.
-//! Does not: take files back; create or end processes, threads, descriptors or mappings. A tree that differs in these
-//! is refused by name; it can be killed and restored instead.
+//! Owns: the order of the steps, and what happens to a tree when a step fails.
+//! Invariants: no change is made before every difference is known to be settable. A tree that was changed in part
+//! never runs.
+//! Does not: set files back, or create or end processes, threads, descriptors or mappings. If one of these objects
+//! differs, the tree is refused, and the error names the difference. The caller can kill the tree and restore the
+//! checkpoint instead.
 
 mod compare;
 mod memory;
@@ -20,22 +22,22 @@ use crate::capture::{CheckpointOptions, present};
 use crate::error::{EngineError, Result};
 use compare::Comparison;
 
-/// What was different, and was set.
+/// The numbers of differences that were set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Applied {
-    /// Pages that were written or given back.
+    /// The number of pages that were written or returned to the kernel.
     pub pages: u64,
-    /// Descriptions whose position or flags were set.
+    /// The number of open file descriptions whose position or flags were set.
     pub descriptions: u64,
 }
 
-/// Brings a stopped tree back to a checkpoint of it: registers, memory, positions and flags of its descriptors. The
-/// options are those of the checkpoint.
+/// Sets a stopped tree back to one of its checkpoints: registers, memory, and positions and flags of its
+/// descriptors. `options` must be the options of the checkpoint.
 ///
 /// # Errors
 ///
-/// `NotInPlace` with everything that differs and cannot be set: the tree goes on as it was. `InPart` when a step failed
-/// after the first change: the tree has been killed.
+/// `NotInPlace` with all differences that cannot be set; the tree is unchanged and runs on. `InPart` if a step
+/// failed after the first change; the tree was killed.
 pub fn apply(
     mut reader: ImageReader,
     mut tree: StoppedTree,
@@ -71,7 +73,8 @@ pub fn apply(
     }
 }
 
-/// What the records of a living tree lack has ended meanwhile: the image is not damaged.
+/// Converts `Incomplete` into `Changed`. If a record of a living tree is missing, a process or thread has ended
+/// meanwhile; the image is not damaged.
 fn of_living(error: EngineError) -> EngineError {
     match error {
         EngineError::Incomplete(why) => EngineError::Changed(why),

@@ -1,13 +1,15 @@
-//! Filling the memory of processes that run already.
+//! Fills the memory of processes that already run.
 //!
-//! Owns: the thread that answers faults, and how the background threads use the pages that they have read.
-//! Invariants: kernel messages are read while no thread fills, so that no thread fills pages that were just discarded,
-//! moved or unmapped; a forked child is known, and kept, before it runs; bytes are checked before they are given.
-//! Does not: end anything.
+//! Owns: the thread that serves page faults, and the use of pages that background threads have read.
+//! Invariants: messages of userfaultfd(2) are read while no thread fills. Thus no thread fills pages that were just
+//! discarded, moved or unmapped. Before a forked child runs, its address space is recorded, and the fd holder
+//! ([`tracee::FdHolder`]) holds its userfaultfd. The checksum of each page is verified before a process gets the
+//! page.
+//! Does not: end processes.
 //!
-//! After a page has been asked for and not been filled because the process was changing its memory, all that is to be
-//! filled is found anew. A child that was forked without a page is therefore filled by the thread that fills its
-//! parent, which cannot fill the parent either before the fork is known.
+//! While a process is changing its memory, an attempt to fill its pages fails. The next attempt determines again
+//! which address spaces need the pages. A process that forks is changing its memory until the message about the
+//! fork is read. The thread that fills the parent therefore also fills a child that was forked without a page.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,68 +27,73 @@ use sys::{Errno, Error};
 use super::spaces::{Filled, LiveSpace};
 use crate::error::Result;
 
-/// Pages that are filled around an awaited page, before the rest that had to be read with it.
+/// The size of the aligned block around a requested page. The block is filled first, before the other pages of the
+/// same extent.
 const AROUND_BYTES: ByteCount = ByteCount(64 << 10);
-/// What is filled in one go in the background: who waits for a page waits for that too, some 50 µs.
+/// The maximum number of bytes that a background thread copies in one call. A thread that waits for a page can also
+/// have to wait for this copy, about 50 µs.
 const CHUNK_BYTES: ByteCount = ByteCount(256 << 10);
-/// How long to wait for a process that is changing its memory.
+/// The wait before the next attempt, while a process is changing its memory.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
-/// SCHED_FIFO.
+/// The scheduling policy SCHED_FIFO.
 const FIFO: u32 = 1;
-/// The calling thread.
+/// The tid that stands for the calling thread.
 const CALLING: Tid = Tid(0);
 
-/// All that is being filled.
+/// The address spaces that are being filled.
 pub(super) struct Filler<'a> {
     reader: &'a ImageReader,
     spaces: RwLock<Vec<LiveSpace>>,
-    /// Leads to the fd holder.
+    /// The socket to the fd holder.
     keep: OwnedFd,
     is_over: AtomicBool,
 }
 
-/// A thread that waits for a page: the number of its space, and the page.
+/// A page fault: the index of the address space in `spaces`, and the address of the page.
 type Fault = (usize, Address);
 
 impl<'a> Filler<'a> {
-    /// Fills these, of which the fd holder holds duplicates.
+    /// Creates a filler without address spaces. `keep` is the socket to the fd holder.
     pub(super) fn new(reader: &'a ImageReader, keep: OwnedFd) -> Self {
         Self { reader, spaces: RwLock::default(), keep, is_over: AtomicBool::new(false) }
     }
 
-    /// Fills one more; the fd holder holds a duplicate when this returns.
+    /// Adds an address space. When this returns, the fd holder holds a duplicate of the userfaultfd.
     pub(super) fn add(&self, space: LiveSpace) -> Result<()> {
         self.keep(&space)?;
         self.write().push(space);
         Ok(())
     }
 
-    /// Returns when all that was being read has taken effect, forked children above all.
+    /// Waits until all messages that are being read have taken effect, in particular messages about forks.
     pub(super) fn catch_up(&self) {
         drop(self.write());
     }
 
-    /// Ends the watch, as far as this process holds it. No thread waits for a page, and none serves.
+    /// Closes the userfaultfds of this process. Must be called when no thread waits for a page and no thread serves
+    /// faults.
     pub(super) fn end(&self) {
         self.write().clear();
     }
 
-    /// Has those who fill in the background fail; what is missing stays so.
+    /// Makes the background threads fail. Missing pages stay missing.
     pub(super) fn stop(&self) {
         self.is_over.store(true, Ordering::SeqCst);
     }
 
-    /// Answers who waits for pages, and follows what the processes do with their memory, until the other end of the
-    /// pipe `ending` is closed.
+    /// Serves page faults, and follows the memory changes of the processes, until the other end of the pipe
+    /// `ending` is closed.
     ///
     /// # Errors
     ///
-    /// The first page that could not be read or filled, or child that could not be kept. Who waits goes on waiting.
+    /// The error for the first page that could not be read or filled, or for a child whose userfaultfd could not be
+    /// sent to the fd holder. Threads that wait for a page continue to wait.
     pub(super) fn serve(&self, ending: BorrowedFd<'_>) -> Result<()> {
         let (mut messages, mut faults, mut buffer) = (Messages::default(), Vec::new(), Vec::new());
-        // A thread that waits for a page waits for a processor for this thread, too. Without the right to do so, only
-        // time is lost. Raising the background threads as well, and back, starved the program (0.4 s, EEVDF, Linux 6.18).
+        // A thread that waits for a page also waits until this thread gets a processor: raise the priority. Without
+        // the permission, faults are only served later. The background threads keep their priority: raising it for
+        // a time starved the program (for 0.4 s, EEVDF, Linux 6.18).
         let urgent = Attributes { policy: FIFO, priority: 1, ..Attributes::default() };
         let _ = scheduling::set_attributes(CALLING, &urgent);
         loop {
@@ -110,7 +117,7 @@ impl<'a> Filler<'a> {
     fn listen(&self, messages: &mut Messages, faults: &mut Vec<Fault>) -> Result<()> {
         let mut spaces = self.write();
         let mut number = 0;
-        // Children are appended, and may have something to say already.
+        // Children are appended to `spaces`, and can already have messages.
         while let Some(space) = spaces.get_mut(number) {
             userfaultfd::read(space.descriptor.as_fd(), messages)?;
             let mut children = Vec::new();
@@ -167,7 +174,7 @@ impl<'a> Filler<'a> {
         self.read().get(number).map_or(Ok(Filled::Done), step)
     }
 
-    /// Gives pages that were read in the background to the threads that wait for them.
+    /// Fills pages that were read in the background, in each address space that needs these pages.
     pub(super) fn fill(&self, run: &LoadedRun<'_>) -> Result<()> {
         for (extent, bytes) in run.iter() {
             for range in extent.range().pieces(CHUNK_BYTES) {
@@ -180,7 +187,7 @@ impl<'a> Filler<'a> {
     fn fill_everywhere(&self, image: SpaceId, range: AddressRange, bytes: &[u8]) -> Result<()> {
         loop {
             if self.is_over.load(Ordering::SeqCst) {
-                return Err(Error::new("fill memory that nobody wants any more", Errno::ESRCH).into());
+                return Err(Error::new("fill memory after the lazy restore was aborted", Errno::ESRCH).into());
             }
             let mut again = false;
             for space in self.read().iter().filter(|space| space.image == image) {
@@ -193,7 +200,8 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Has the fd holder hold a duplicate too: a message that waits in its socket.
+    /// Sends a duplicate of the userfaultfd to the fd holder. The message, which waits in the socket, keeps the
+    /// duplicate open.
     fn keep(&self, space: &LiveSpace) -> Result<()> {
         let message = Message { bytes: &[0], rights: &[space.descriptor.as_fd()], ..Message::default() };
         socket::send(self.keep.as_fd(), &message)?;
@@ -209,7 +217,7 @@ impl<'a> Filler<'a> {
     }
 }
 
-/// The surroundings of a page, within what is read with it.
+/// Returns the aligned block around a page, clipped to the extent that is read with the page.
 fn around(page: Address, extent: &Extent) -> AddressRange {
     let all = extent.range();
     let start = Address(page.get() / AROUND_BYTES.get() * AROUND_BYTES.get());

@@ -1,10 +1,12 @@
-//! A restore whose program runs before its memory is there.
+//! Lazy restore (post-copy): the program runs before all of its memory is filled.
 //!
-//! Owns: which memory comes later; the order in which it is watched, filled and released.
-//! Invariants: a page that is missing is never read as zeros: the program waits for it, or is killed with this
-//! program (`tracee::post_restore_tracer`), or is killed because the page cannot be had; nothing of it stays when all
-//! is there.
-//! Does not: change what a restore brings back.
+//! Owns: the choice of the memory that is filled later, and the order of registration with userfaultfd(2), filling
+//! and release.
+//! Invariants: the program never reads a missing page as zeros. A thread that accesses a missing page waits until
+//! the page is filled. The tree is killed if a page cannot be filled, or if this program dies
+//! (`tracee::post_restore_tracer`). When all memory is filled, the tree runs without userfaultfd and without a
+//! tracer.
+//! Does not: change the result of a restore.
 
 mod filler;
 mod spaces;
@@ -29,18 +31,23 @@ use crate::error::{EngineError, Result};
 use filler::Filler;
 use spaces::LiveSpace;
 
-/// Areas with less to fill come before the start: to watch them takes longer.
+/// Areas (mappings) with fewer stored bytes are filled before the start, because registration takes longer than
+/// filling.
 const AREA_BYTES_MIN: ByteCount = ByteCount(256 << 10);
-/// Trees with less to fill do too: to fill them takes less than to hold the tree.
+/// Trees with fewer stored bytes are filled before the start, because filling takes less time than tracing the
+/// tree.
 const TREE_BYTES_MIN: ByteCount = ByteCount(8 << 20);
-/// Flags that do not keep an area from being filled later. All others do: locked memory is there by definition,
-/// stacks grow, what forks leave out or wipe is not told of.
+/// Flags of `/proc/PID/smaps` with which an area can be filled later. Every other flag prevents later filling:
+/// locked memory must be present, and stacks grow. userfaultfd(2) does not report areas that fork(2) omits or
+/// wipes.
 const FLAGS: [&str; 7] = ["nr", "nh", "hg", "dd", "rr", "sr", "mw"];
-/// Messages to the fd holder hold one descriptor each; so many bytes of them do for some thousand.
+/// The size of the send buffer for messages to the fd holder, in bytes. Each message carries one descriptor; the
+/// buffer has space for some thousand messages.
 const FD_HOLDER_QUEUE_BYTES: i32 = 8 << 20;
 const SOCK_STREAM: i32 = 1;
 
-/// Memory that is filled later, and the processes that fill it, or kill the tree if they cannot.
+/// Memory that is filled later, and the fd holder. The fd holder is a process that keeps the userfaultfds open if
+/// this program dies, until the tree is killed.
 pub(super) struct Lazy {
     areas: Vec<(Pid, SpaceId, Vec<AddressRange>)>,
     fd_holder: FdHolder,
@@ -48,8 +55,8 @@ pub(super) struct Lazy {
 }
 
 impl Lazy {
-    /// Chooses what comes later; `None` if that is too little, `LazyMissing` if the kernel cannot. Nothing is touched
-    /// before this has returned.
+    /// Chooses the memory that is filled later. Returns `None` if there is too little of this memory, and
+    /// `LazyMissing` if the kernel lacks a feature. Must be called before the first change.
     pub(super) fn prepare(plan: &Plan, index: &PageIndex) -> Result<Option<Self>> {
         let areas = choose(plan, index);
         if areas.is_empty() {
@@ -57,17 +64,17 @@ impl Lazy {
         }
         probe().map_err(EngineError::LazyMissing)?;
         let (keep, kept) = sys::socket::pair(SOCK_STREAM)?;
-        // Without it there is room for some hundred.
+        // With the default buffer, there is space for some hundred messages.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&keep, FD_HOLDER_QUEUE_BYTES as usize);
         let numbers = plan.living().flat_map(|process| process.threads.iter().map(|thread| thread.tid));
         let taken: HashSet<Tid> = numbers.chain(plan.pids().into_iter().map(Pid::leader)).collect();
         let fd_holder = FdHolder::spawn(&taken)?;
-        // From now on the fd holder alone can be sent to.
+        // From now on, only the fd holder has the receiving end.
         drop(kept);
         Ok(Some(Self { areas, fd_holder, keep }))
     }
 
-    /// Whether all of an extent comes later.
+    /// Reports whether a whole extent is filled later.
     pub(super) fn has(&self, extent: &Extent) -> bool {
         let of_space = self.areas.iter().filter(|(_, space, _)| *space == extent.space);
         let mut ranges = of_space.flat_map(|(_, _, ranges)| ranges);
@@ -75,7 +82,7 @@ impl Lazy {
         ranges.any(|range| range.start <= all.start && all.end <= range.end)
     }
 
-    /// Watches what comes later, in processes under construction.
+    /// Registers the memory that is filled later, in processes under construction.
     fn watch(&self, built: &mut Built, filler: &Filler<'_>) -> Result<()> {
         for (pid, image, ranges) in &self.areas {
             let descriptor = built.get(*pid)?.userfaultfd(0)?;
@@ -89,7 +96,8 @@ impl Lazy {
     }
 }
 
-/// Has a tree completed by `finish` while its memory is watched, lets it run, calls `running`, and fills the rest.
+/// Registers the memory that is filled later, then completes and resumes the tree with `finish`. Calls `running`,
+/// and fills the registered memory.
 pub(super) fn run(
     lazy: Lazy,
     reader: &ImageReader,
@@ -107,7 +115,7 @@ pub(super) fn run(
         let mut post_restore_tracer = PostRestoreTracer::default();
         let outcome = finish(built, &mut post_restore_tracer).and_then(|()| {
             running();
-            // One thread, half of those that fill before the start: the program wants processors as well.
+            // One thread, half as many as fill memory before the start: the running program needs processors, too.
             let background = scope.spawn(|| reader.load(&extents, NonZeroUsize::MIN, |run| filler.fill(run)));
             let is_complete = attend(&mut post_restore_tracer, &filler, &server, &background);
             if !matches!(is_complete, Ok(true)) {
@@ -122,10 +130,10 @@ pub(super) fn run(
             .map_err(lost)
         });
         if outcome.is_err() || server.is_finished() {
-            // While pages still stay away.
+            // Kill the tree while threads still wait for missing pages.
             post_restore_tracer.kill();
             drop(end);
-            // What stopped the server is told first: the rest follows from it.
+            // The error of the server is returned first, because other errors follow from this error.
             return joined(server).map_err(lost).and(outcome);
         }
         drop(end);
@@ -136,7 +144,7 @@ pub(super) fn run(
     })
 }
 
-/// Serves a tree that runs until all its memory is there, or the tree has ended: then the result is false.
+/// Traces a running tree until all of its memory is filled. Returns false if the tree or the server ends first.
 fn attend(
     post_restore_tracer: &mut PostRestoreTracer,
     filler: &Filler<'_>,
@@ -144,7 +152,7 @@ fn attend(
     background: &ScopedJoinHandle<'_, Result<()>>,
 ) -> Result<bool> {
     while !background.is_finished() {
-        // It ends by itself only where it has failed.
+        // The server ends by itself only after an error.
         if post_restore_tracer.is_empty() || server.is_finished() {
             return Ok(false);
         }
@@ -166,7 +174,7 @@ fn failed(errno: impl Into<Errno>) -> Error {
     Error::new("make a descriptor", errno)
 }
 
-/// What is needed of the kernel, tried on ourselves.
+/// Checks in this process that the kernel has the required features.
 fn probe() -> std::result::Result<(), Error> {
     if !features::enabled(Feature::UserfaultfdMissing) {
         return Err(Error::new("use userfaultfd-missing, which is forced off", Errno::ENOSYS));
@@ -175,7 +183,8 @@ fn probe() -> std::result::Result<(), Error> {
     userfaultfd::begin_for_missing(descriptor.as_fd())
 }
 
-/// Large stretches of private anonymous memory that an image fills to a large part; none where all of them are little.
+/// Chooses the private anonymous areas (mappings) for which an image stores many bytes. Each row contains a pid,
+/// its page space and its areas. Returns no row if the total is small.
 pub(super) fn choose(plan: &Plan, index: &PageIndex) -> Vec<(Pid, SpaceId, Vec<AddressRange>)> {
     let mut chosen = Vec::new();
     let mut total = 0;
@@ -197,14 +206,14 @@ pub(super) fn choose(plan: &Plan, index: &PageIndex) -> Vec<(Pid, SpaceId, Vec<A
     if total < TREE_BYTES_MIN.get() { Vec::new() } else { chosen }
 }
 
-/// Whether an area can be filled while the program runs.
+/// Reports whether an area can be filled while the program runs.
 fn may_wait(process: &PlannedProcess, area: &AreaRecord) -> bool {
     let has_guards = process.guards.iter().any(|guard| guard.overlaps(area.range()));
     let plain = area.flags.iter().all(|flag| FLAGS.contains(&flag.as_str()));
     area.object == 0 && !area.shared && plain && !has_guards
 }
 
-/// Bytes that an image holds for a range.
+/// Returns the number of bytes that an image stores for a range.
 fn stored_bytes(extents: &[Extent], range: AddressRange) -> u64 {
     let first = extents.partition_point(|extent| extent.range().end <= range.start);
     let inside = extents[first..].iter().take_while(|extent| extent.start < range.end);

@@ -1,14 +1,17 @@
-//! Which missing pages of a running process come from where in the image.
+//! Finds the origin in the image of each missing page of a running process.
 //!
-//! Owns: `LiveSpace`: pieces of one address space, as they are moved, discarded, unmapped and inherited.
-//! Invariants: a page that the program has discarded or unmapped is never filled from the image again; a page that
-//! is still to come is in a piece, wherever the program has moved it, and in each child that was forked without it.
+//! Owns: [`LiveSpace`]: the pieces of one address space, while the program moves, discards and unmaps memory, and
+//! forks. A piece is a range of pages that are filled from the image.
+//! Invariants: a page that the program has discarded or unmapped is never filled from the image again. A page that
+//! is still missing is in a piece, also after the program has moved the page. A child that was forked without the
+//! page has the piece in its own address space.
 //! Does not: read the image, or wait.
 //!
-//! Two threads may change the memory of one process at once, and the kernel tells of a change only when it is done.
-//! So the news that a place was unmapped may come after the news that something was moved to that very place. What
-//! is moved to where by all that is known something lies proves such news to be under way: it is then deferred, and
-//! ends nothing when it comes. Moving itself is told as the move and then as the end of the old place.
+//! The kernel sends a message about a change of memory only when the change is complete, and two threads can change
+//! memory at the same time. Thus the message about a move into a range can arrive before the message about an
+//! earlier unmap of this range. In this case, `watched` still contains the range when the move arrives. The range
+//! is then added to `deferred`, and the late message about the unmap removes no piece. The kernel sends two
+//! messages for each move: first the move, then the unmap of the old range.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -18,11 +21,11 @@ use model::{Address, AddressRange, ByteCount, PAGE_BYTES, RangeSet};
 use sys::userfaultfd;
 use sys::{Errno, Error};
 
-/// Pages that came from one place of the image and lie together still.
+/// A range of pages that are contiguous in the memory of the process and in the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Piece {
     at: AddressRange,
-    /// Where the first of them was at the checkpoint.
+    /// The address of the first page at the checkpoint.
     origin: Address,
 }
 
@@ -30,19 +33,19 @@ struct Piece {
 #[derive(Clone, Debug)]
 pub(super) struct LiveSpace {
     pub(super) descriptor: Arc<OwnedFd>,
-    /// The space of the image that it began as.
+    /// The page space of the image with which this address space began.
     pub(super) image: SpaceId,
     pieces: Vec<Piece>,
     watched: RangeSet,
     deferred: RangeSet,
 }
 
-/// What came of an attempt to fill.
+/// The outcome of an attempt to fill memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Filled {
-    /// What is missing there no longer comes from the image.
+    /// No page of the range still has to be filled from the image.
     Done,
-    /// The process is changing its memory: again, once the news of it has been read.
+    /// The process is changing its memory. The caller must read the messages of the userfaultfd, and then retry.
     Again,
 }
 
@@ -58,12 +61,12 @@ impl LiveSpace {
         }
     }
 
-    /// A child that was forked off.
+    /// Creates the address space of a forked child.
     pub(super) fn child(&self, descriptor: OwnedFd) -> Self {
         Self { descriptor: Arc::new(descriptor), deferred: RangeSet::new(), ..self.clone() }
     }
 
-    /// Pages are discarded: they are zero from now on.
+    /// Records that the program discarded pages. The pages are zero from now on.
     pub(super) fn removed(&mut self, range: AddressRange) {
         take_out(&mut self.pieces, range);
     }
@@ -81,7 +84,7 @@ impl LiveSpace {
         let moved: Vec<Piece> = self.pieces.iter().filter_map(|piece| piece.within(from)).collect();
         self.removed(from);
         self.watched.remove(from);
-        // Something lies there still by all that is known: its end has not been told yet.
+        // `watched` still contains this part of the target, so the message about its unmap is pending.
         for range in self.watched.within(target) {
             self.deferred.insert(range);
         }
@@ -94,14 +97,14 @@ impl LiveSpace {
         }));
     }
 
-    /// Where in the image the page at an address comes from; `None` if it is zero.
+    /// Returns the origin in the image of a missing page; `None` if the page is zero.
     pub(super) fn origin(&self, page: Address) -> Option<Address> {
         let piece = self.pieces.iter().find(|piece| piece.at.contains(page))?;
         Some(piece.origin + (page - piece.at.start))
     }
 
-    /// Fills what is missing of some pages of the image, wherever they are now. An address space that is gone is no
-    /// error.
+    /// Fills the missing pages of a range of the image, at their present addresses. An address space that no longer
+    /// exists is not an error.
     pub(super) fn fill(&self, origin: AddressRange, bytes: &[u8]) -> Result<Filled, Error> {
         for piece in &self.pieces {
             let Some(part) = piece.of_origin(origin) else { continue };
@@ -122,14 +125,14 @@ impl LiveSpace {
             let (done, outcome) = userfaultfd::copy(self.descriptor.as_fd(), at, &bytes[..length]);
             let skipped = match outcome {
                 Ok(()) => 0,
-                // The next attempt tells what stopped this one.
+                // The next attempt returns the reason why this attempt stopped.
                 Err(Errno::EAGAIN) if done.get() > 0 => 0,
                 Err(Errno::EAGAIN) => return Ok(Filled::Again),
                 Err(Errno::EEXIST) => page,
-                // Part of it has been unmapped, or is an area of its own by now.
+                // Part of the range was unmapped, or became a separate mapping. Continue page by page.
                 Err(Errno::ENOENT) if length > page => 0,
                 Err(Errno::ENOENT) => page,
-                // The address space is gone, by exec or exit.
+                // The address space no longer exists, after execve(2) or exit.
                 Err(Errno::ESRCH | Errno::ENOSPC) => return Ok(Filled::Done),
                 Err(errno) => return Err(Error::new(format!("fill {length} bytes at {at}"), errno)),
             };
@@ -141,7 +144,7 @@ impl LiveSpace {
         Ok(Filled::Done)
     }
 
-    /// Gives a thread that waits for a page zeros.
+    /// Fills a page with zeros, for a thread that waits for the page.
     pub(super) fn clear(&self, page: Address) -> Result<Filled, Error> {
         match userfaultfd::zero(self.descriptor.as_fd(), page) {
             Err(Errno::EAGAIN) => Ok(Filled::Again),
@@ -150,28 +153,28 @@ impl LiveSpace {
         }
     }
 
-    /// Makes threads that wait for a page fault again.
+    /// Wakes the threads that wait for a page. The threads then access the page again.
     pub(super) fn wake(&self, page: Address) {
-        // It fails where the waiting thread has ended.
+        // The call fails if the waiting thread has ended.
         let _ =
             userfaultfd::wake(self.descriptor.as_fd(), AddressRange::new(page, page + ByteCount(PAGE_BYTES)));
     }
 }
 
 impl Piece {
-    /// What is left of it outside of a range.
+    /// Returns the parts of the piece outside a range.
     fn without(self, range: AddressRange) -> impl Iterator<Item = Self> {
         let parts = self.at.without(range).into_iter().filter(|at| !at.is_empty());
         parts.map(move |at| Self { at, origin: self.origin + (at.start - self.at.start) })
     }
 
-    /// What of it lies in a range.
+    /// Returns the part of the piece inside a range.
     fn within(&self, range: AddressRange) -> Option<Self> {
         let at = self.at.intersection(range)?;
         Some(Self { at, origin: self.origin + (at.start - self.at.start) })
     }
 
-    /// What of it comes from a range of the image.
+    /// Returns the part of the piece whose origin is in a range of the image.
     fn of_origin(&self, range: AddressRange) -> Option<Self> {
         let all = AddressRange::new(self.origin, self.origin + self.at.len());
         let part = all.intersection(range)?;
@@ -180,7 +183,7 @@ impl Piece {
     }
 }
 
-/// Takes the pages of a range out of pieces.
+/// Removes the pages of a range from the pieces.
 fn take_out(pieces: &mut Vec<Piece>, range: AddressRange) {
     *pieces = pieces.iter().flat_map(|piece| piece.without(range)).collect();
 }
@@ -234,12 +237,12 @@ mod tests {
     #[test]
     fn late_news_of_an_end_does_not_end_what_was_moved_there_since() {
         let mut space = space();
-        // One thread unmapped A, another moved B there; the second was told first.
+        // One thread unmapped A, then another thread moved B to A. The message about the move arrives first.
         space.moved(range(B, LENGTH), Address(A));
         space.unmapped(range(A, LENGTH));
         space.unmapped(range(B, LENGTH));
         assert_eq!(origin(&space, A + 0x1000), Some(B + 0x1000));
-        // This end is meant.
+        // This message is about the pages that were moved to A.
         space.unmapped(range(A, LENGTH));
         assert_eq!(origin(&space, A + 0x1000), None);
     }
