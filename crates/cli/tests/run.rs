@@ -207,7 +207,7 @@ fn poison_and_wait(lab: &Lab, poison: &std::path::Path) -> bool {
         std::thread::sleep(Duration::from_millis(500));
         (lab.guarded_counter()?.process == back.process).then_some(())
     });
-    lab.told().contains("leads to death again")
+    lab.told().contains("led to another death")
 }
 
 #[test]

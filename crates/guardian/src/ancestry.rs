@@ -1,7 +1,12 @@
-//! Processes that must not be stopped: kernel threads, trees that contain this process, subjects of other guardians.
+//! Refusal of processes that must not be stopped: kernel threads, trees that contain this process, and guarded
+//! subjects.
 //!
-//! Owns: these refusals; the ancestors of a process; the search for a guardian by the lock file that it holds open.
-//! Invariants: reads only. A lock file counts if the status beside it names its holder as a living guardian.
+//! A subject is a process tree that a guardian (`undying run` or `undying up`) protects.
+//!
+//! Owns: these refusals, the ancestors of a process, and the search for a guardian by the lock file that the guardian
+//! holds open.
+//! Invariants: only reads. A lock file counts only if the status file beside it names the holding process as a living
+//! guardian.
 //! Does not: decide whether a guarded process can be checkpointed; `engine` does.
 
 use std::path::{Path, PathBuf};
@@ -15,16 +20,16 @@ use crate::location::StoreLocation;
 use crate::record::Record;
 use crate::run::claim::LOCK_FILE;
 
-/// Longest line of ancestors that is followed; a longer one is no line but a race.
+/// Maximum number of ancestors that are followed. A longer list can only result from a race.
 const ANCESTORS_MAX: usize = 10_000;
 
-/// Refuses a root that is a kernel thread, and one whose tree we are in.
+/// Refuses a root process that is a kernel thread, or whose tree contains this process.
 pub(crate) fn refuse(root: Pid) -> Result<()> {
     refuse_kernel_thread(root)?;
     if contains_us(root) { Err(GuardianError::OwnTree { pid: root }) } else { Ok(()) }
 }
 
-/// Refuses a kernel thread. A process that is not there passes.
+/// Refuses a kernel thread. Accepts a pid that does not exist.
 pub(crate) fn refuse_kernel_thread(pid: Pid) -> Result<()> {
     match procfs::stat(pid) {
         Ok(stat) if stat.is_kernel_thread() => Err(GuardianError::KernelThread { pid, name: stat.comm }),
@@ -32,18 +37,18 @@ pub(crate) fn refuse_kernel_thread(pid: Pid) -> Result<()> {
     }
 }
 
-/// Whether a process is this one or an ancestor of it.
+/// Reports whether `root` is this process or an ancestor of this process.
 pub(crate) fn contains_us(root: Pid) -> bool {
     line(Pid(std::process::id() as i32)).any(|pid| pid == root)
 }
 
-/// A process and its ancestors, the youngest first.
+/// Returns a process and its ancestors. Each process is followed by its parent.
 pub(crate) fn line(pid: Pid) -> impl Iterator<Item = Pid> {
     let parent = |pid: &Pid| procfs::stat(*pid).ok().map(|stat| stat.ppid).filter(|parent| parent.get() > 0);
     std::iter::successors(Some(pid), parent).take(ANCESTORS_MAX)
 }
 
-/// What obstacles call memory of which another process watches the writes.
+/// Text by which an obstacle names memory that another process has registered with userfaultfd(2).
 const WATCHED: &str = "userfaultfd registration";
 
 /// The guardian of a process.
@@ -53,7 +58,7 @@ struct GuardedBy {
     store: PathBuf,
 }
 
-/// Replaces what a guardian has registered in the memory of a subject by an obstacle that names the guardian.
+/// Replaces the obstacles that a guardian causes by its userfaultfd registrations. The new obstacle names the guardian.
 pub(crate) fn name_guardian(obstacles: Vec<Obstacle>) -> Vec<Obstacle> {
     let is_watched = |obstacle: &Obstacle| obstacle.what.contains(WATCHED);
     let Some(pid) = obstacles.iter().find(|obstacle| is_watched(obstacle)).map(|found| found.pid) else {
@@ -64,7 +69,7 @@ pub(crate) fn name_guardian(obstacles: Vec<Obstacle>) -> Vec<Obstacle> {
     std::iter::once(guarded.obstacle(pid)).chain(rest).collect()
 }
 
-/// The same in an error of the engine.
+/// Applies [`name_guardian`] to the obstacles in an error of the engine.
 pub(crate) fn name_guardian_in(error: EngineError) -> EngineError {
     match error {
         EngineError::Refused(obstacles) => EngineError::Refused(name_guardian(obstacles)),
@@ -72,7 +77,7 @@ pub(crate) fn name_guardian_in(error: EngineError) -> EngineError {
     }
 }
 
-/// Refuses a process that has a guardian: two would restore it at its death.
+/// Refuses a process that already has a guardian, because two guardians would restore the process at its death.
 pub(crate) fn refuse_guarded(pid: Pid) -> Result<()> {
     match guardian_of(pid) {
         Some(guarded) => Err(EngineError::Refused(vec![guarded.obstacle(pid)]).into()),
@@ -80,7 +85,7 @@ pub(crate) fn refuse_guarded(pid: Pid) -> Result<()> {
     }
 }
 
-/// The guardian whose subject is this process or an ancestor of it.
+/// Returns the guardian of the subject whose root is this process or an ancestor of this process.
 fn guardian_of(pid: Pid) -> Option<GuardedBy> {
     let line: Vec<Pid> = line(pid).collect();
     procfs::processes().ok()?.into_iter().find_map(|holder| {
@@ -98,7 +103,8 @@ fn guardian_of(pid: Pid) -> Option<GuardedBy> {
     })
 }
 
-/// The directories of subjects whose lock file a process holds open; none if its descriptors may not be read.
+/// Returns the directories of the subjects whose lock files a process holds open. Returns an empty list if the
+/// descriptors of the process may not be read.
 fn locked_by(holder: Pid) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(format!("/proc/{holder}/fd")).into_iter().flatten().flatten();
     let files = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok());
@@ -117,7 +123,7 @@ impl GuardedBy {
             what: format!("guardian, pid {}", self.guardian),
             place: String::new(),
             why: format!(
-                "it is guarded by `undying run` as {}, and one undying alone can watch writes to its memory",
+                "the process is guarded by `undying run` as {}, and only one undying process can watch writes to its memory",
                 self.name
             ),
             fix: format!("`undying{store} store {} COPY` keeps its newest checkpoint", self.name),

@@ -1,8 +1,10 @@
-//! File contents that a restore has cut off, kept beside the images of the subject.
+//! Copies of file contents that a restore cuts off, kept beside the images (checkpoints) of the subject.
 //!
-//! Owns: the directory `aside`, with one directory for each part: its bytes, and its former place.
-//! Invariants: a part is durable before it is cut off; this program removes nothing here.
-//! Does not: put parts back.
+//! A restore truncates a file that has only grown since the checkpoint. The bytes that are cut off are a *part*.
+//!
+//! Owns: the directory `aside`, which contains one directory for each part: the bytes, and a description of the origin.
+//! Invariants: the copy of a part is durable before the file is truncated. This program never removes a part.
+//! Does not: put parts back into files.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -19,14 +21,14 @@ use undo::back::MovedAside;
 
 use crate::time;
 
-/// Below the directory of a subject.
+/// Name of the directory of all parts, below the directory of a subject.
 const DIRECTORY: &str = "aside";
 const BYTES_FILE: &str = "bytes";
 const DESCRIPTION_FILE: &str = "file.json";
-/// Parts that one subject has at most: beyond them the names of new ones are searched for too long.
+/// Maximum number of names that are tried for a new part. A longer search would take too long.
 const PARTS_MAX: u32 = 100_000;
 
-/// Where a part was.
+/// The origin of a part.
 #[derive(Serialize)]
 struct Description {
     path: String,
@@ -43,12 +45,12 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Parts are kept below the directory of a subject.
+    /// Returns parts that are kept below the directory of a subject.
     pub(crate) fn of_subject(subject: &Path) -> Self {
         Self { directory: subject.join(DIRECTORY), moved: Arc::default() }
     }
 
-    /// Parts of an image in a directory of its own are kept beside it.
+    /// Returns parts of an image outside the store. These parts are kept in the directory `IMAGE.aside`.
     pub(crate) fn of_image(image: &Path) -> Self {
         let mut name = image.as_os_str().to_owned();
         name.push(".");
@@ -56,7 +58,7 @@ impl Parts {
         Self { directory: PathBuf::from(name), moved: Arc::default() }
     }
 
-    /// What the engine hands parts to.
+    /// Returns the callback to which the engine passes each part.
     pub(crate) fn keeping(&self) -> Aside {
         let parts = self.clone();
         Aside::new(move |path, file, offset, bytes| {
@@ -67,7 +69,7 @@ impl Parts {
         })
     }
 
-    /// What was moved.
+    /// Returns the parts that were moved aside since the last call.
     pub(crate) fn take(&self) -> Vec<MovedAside> {
         std::mem::take(&mut self.moved.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -100,7 +102,7 @@ fn keep(directory: &Path, path: &Path, mut file: &File, offset: u64, bytes: u64)
     Ok(copy_path)
 }
 
-/// A new directory for one part.
+/// Creates a new directory for one part.
 fn create_part(directory: &Path) -> Result<PathBuf> {
     let mut builder = DirBuilder::new();
     builder.mode(0o700);

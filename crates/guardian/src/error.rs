@@ -1,6 +1,9 @@
-//! Why a command was not carried out.
+//! The error type of this crate.
 //!
-//! Owns: the error type of this crate.
+//! A subject is a protected process tree. Its guardian is the process that protects it. A system is a group of subjects
+//! (its components) that a system file describes.
+//!
+//! Owns: the errors of commands, and their messages.
 //! Does not: choose exit codes and advice; `exit` does.
 
 use std::ffi::OsString;
@@ -9,7 +12,7 @@ use std::path::PathBuf;
 use engine::EngineError;
 use model::{Escaped, Pid};
 
-/// A verb that was refused or failed.
+/// An error of a command: the command was refused, or it failed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message of a variant tells what its fields are")]
 pub enum GuardianError {
@@ -22,71 +25,71 @@ pub enum GuardianError {
     /// A kernel call failed.
     #[error(transparent)]
     Kernel(#[from] sys::Error),
-    /// Files could not be watched, or not be taken back.
+    /// Files could not be watched, or could not be rolled back.
     #[error(transparent)]
     Undo(#[from] undo::UndoError),
-    /// Channels of a component could not be kept.
+    /// The channels (listeners and waiting connections) of a component could not be prepared.
     #[error(transparent)]
     Channel(#[from] channel::ChannelError),
     /// A system file has mistakes.
     /// Row: system-file
     #[error("{path} is not a valid system file\n\n{mistakes}\n\nhelp: `undying check --schema` prints every key", path = Escaped(&path.to_string_lossy()))]
     System {
-        /// The file.
+        /// Path of the system file.
         path: PathBuf,
-        /// Each with its line and a caret.
+        /// The mistakes. Each mistake comes with its line of the file, and a caret below the mistake.
         mistakes: String,
     },
-    /// Going back was requested, and files of this subject cannot.
+    /// File rollback was requested, but the files of this subject cannot be rolled back.
     /// Row: files-cannot-go-back
     #[error(
         "files cannot go back with the program: {why}\nhelp: run it with `--files fresh` (or without `--files`); `undying doctor` tells what this system lacks"
     )]
     NoRewind { why: String },
-    /// The undo log of a subject does not lead to a checkpoint.
+    /// The undo log of a subject does not lead back to the checkpoint.
     /// Row: files-not-reached
     #[error(
         "files cannot go back to {image}: {why}\nhelp: `undying ls` shows the checkpoints that files can go back to; `--files refuse` compares them, `--files keep` restores over them as they are"
     )]
     NotReached { image: String, why: String },
-    /// A subject runs, or has a guardian: its files are in use.
+    /// The subject runs or has a guardian, so its files are in use.
     /// Row: files-in-use
     #[error(
         "files of {name} do not go back while it is guarded; nothing was changed\nhelp: end it first, or wait until it has ended: `undying status {name}`"
     )]
     FilesInUse { name: String },
-    /// Nothing of this path was moved aside, or it is gone.
+    /// No file of this path was moved aside, or the moved file is gone.
     /// Row: not-moved-aside
     #[error(
         "nothing was moved aside from {path} by a restart of {name}\nhelp: `undying files {name}` lists what is there",
         path = Escaped(&path.to_string_lossy())
     )]
     NotAside { name: String, path: PathBuf },
-    /// There is something where a file is to be put back.
+    /// The path to which a file is to be put back already exists.
     /// Row: put-back-taken
     #[error(
-        "{path} exists; nothing was changed\nhelp: rename it, then put the other one back; or use that where it is: {from}",
+        "{path} exists; nothing was changed\nhelp: rename the existing file, then put the moved file back; or use the moved file at its present path: {from}",
         path = Escaped(&path.to_string_lossy()),
         from = Escaped(&from.to_string_lossy())
     )]
     PutBackTaken { path: PathBuf, from: PathBuf },
-    /// A kernel feature that nothing can replace is missing or forced off.
+    /// A required kernel feature is missing, or is disabled by `UNDYING_FEATURES_OFF`.
     /// Row: feature-missing
     #[error("the kernel feature {name} is missing: {purpose}\nhelp: {fix}; `undying doctor` checks them all")]
     FeatureMissing { name: &'static str, purpose: &'static str, fix: &'static str },
-    /// The user that requests a checkpoint could not restore it; nothing was begun.
+    /// The user who requests a checkpoint is not permitted to restore it. The checkpoint was not begun.
     /// Row: no-right-to-restore
     #[error(
-        "no checkpoint is made that this user cannot restore: choosing process numbers needs CAP_CHECKPOINT_RESTORE\nhelp: run undying as root, or give it the capability: `setcap cap_checkpoint_restore,cap_sys_ptrace+ep` on its file"
+        "this user could not restore the checkpoint, so none is taken: choosing pids needs CAP_CHECKPOINT_RESTORE\nhelp: run undying as root, or give undying the capability: `setcap cap_checkpoint_restore,cap_sys_ptrace+ep` on its file"
     )]
     NoRightToRestore,
-    /// Output that waits for checkpoints would wait too long.
+    /// Output that is held until the next checkpoint would wait for more than a second.
     /// Row: output-waits
     #[error(
-        "what the program sends would wait for more than a second\nhelp: take checkpoints more often, for example --every 20ms"
+        "the output of the program would wait for more than a second\nhelp: take checkpoints more often, for example --every 20ms"
     )]
     OutputWaits,
-    /// No place for the store is known.
+    /// Neither an option nor the environment names a directory for the store.
     /// Row: store-unknown
     #[error(
         "no directory for the store: neither XDG_STATE_HOME nor HOME is set\nhelp: name one with --store DIR"
@@ -96,25 +99,25 @@ pub enum GuardianError {
     /// Row: command-failed
     #[error("cannot start {command:?}: {source}\nhelp: check its name, PATH and its permissions")]
     Command { command: OsString, source: sys::Error },
-    /// A component is to run as a user that this machine does not have.
+    /// A component is to run as a user that is not in /etc/passwd.
     /// Row: no-user
     #[error("there is no user {name:?} in /etc/passwd\nhelp: name one that is there, or its number")]
     NoUser { name: String },
-    /// Another guardian owns this name.
+    /// Another guardian already protects a subject of this name.
     /// Row: name-taken
     #[error("{name} is guarded by another undying{by}\nhelp: give this one another name with --name")]
     NameTaken {
         name: String,
-        /// The other guardian, as far as it is known: ` (pid N)` or nothing.
+        /// The text ` (pid N)` with the pid of the other guardian; empty if this pid is unknown.
         by: String,
     },
-    /// The tree contains this very program.
+    /// The process tree contains the calling `undying` process.
     /// Row: own-tree
     #[error(
-        "the tree of pid {pid} contains this undying, which cannot stop itself; nothing was changed\nhelp: run undying from outside of the tree: from another terminal, or under `setsid`"
+        "the tree of pid {pid} contains this undying process, which cannot stop itself; nothing was changed\nhelp: run undying from outside of the tree: from another terminal, or under `setsid`"
     )]
     OwnTree { pid: Pid },
-    /// Another guardian has the system of this store.
+    /// Another guardian already runs a system in this store.
     /// Row: system-taken
     #[error(
         "the store {store} has a system already: {name}, guarded by pid {pid}\nhelp: `undying down` ends it; another system needs a store of its own (`store` in `[system]`, or `--store`)",
@@ -128,13 +131,13 @@ pub enum GuardianError {
         store = store.display()
     )]
     NoSystem { store: PathBuf },
-    /// A system file has a key that this version does not follow.
+    /// A system file has a key that this version does not support.
     /// Row: key-not-built
     #[error(
-        "{what} of a system file is not supported yet\nhelp: remove the key; `undying up` does the rest of the file"
+        "{what} of a system file is not supported yet\nhelp: remove the key; `undying up` supports the other keys of the file"
     )]
     KeyNotBuilt { what: String },
-    /// A probe of a system file cannot be made.
+    /// A probe of a system file is not valid.
     /// Row: bad-probe
     #[error("{why}")]
     BadProbe { why: String },
@@ -154,7 +157,7 @@ pub enum GuardianError {
     /// Row: request-refused
     #[error("{why}")]
     NotDone { why: String },
-    /// The process is a thread of the kernel.
+    /// The process is a kernel thread.
     /// Row: kernel-thread
     #[error(
         "pid {pid} ({name}) is a kernel thread, which runs no program; nothing was changed\nhelp: name the process of a program; `ps -e -o pid,args` shows kernel threads in brackets",
@@ -182,42 +185,40 @@ pub enum GuardianError {
         parent = parent.display()
     )]
     NoParent { image: PathBuf, parent: PathBuf },
-    /// Processes of a dead subject do not go away.
+    /// A process of a dead subject does not end.
     /// Row: leftovers
     #[error(
         "pid {pid} is left over from the dead subject and does not end\nhelp: it hangs in the kernel (`cat /proc/{pid}/stack`); the subject cannot be restored before it is gone"
     )]
     Leftover { pid: Pid },
-    /// The subject died, and nothing that is there brings it back.
+    /// The subject died, and none of its checkpoints could be restored.
     /// Row: not-restorable
-    #[error(
-        "{name} died and cannot be restored from any of its {tried} checkpoints; the last reason: {last}"
-    )]
+    #[error("{name} died and cannot be restored from any of its {tried} checkpoints; the last error: {last}")]
     NotRestorable {
         name: String,
-        /// Checkpoints that were tried.
+        /// Number of checkpoints that were tried.
         tried: usize,
-        /// Why the last of them failed, with its own help.
+        /// The error of the last attempt, with its own help text.
         last: Box<GuardianError>,
     },
-    /// An adopted subject has ended, and there is neither a checkpoint to restore nor a command to start.
+    /// An adopted subject has ended. There is neither a checkpoint to restore nor a command to start.
     /// Row: no-way-back
     #[error(
-        "{name} has ended and is not restarted: undying has not started it and there is no checkpoint of it\nhelp: start it under `undying run`"
+        "{name} has ended and is not restarted: undying did not start {name}, and there is no checkpoint of {name}\nhelp: start the program under `undying run`"
     )]
     NoWayBack { name: String },
-    /// A file that only this program writes makes no sense.
+    /// A status file, which only this program writes, cannot be parsed.
     /// Row: status-damaged
     #[error("{path} cannot be read as a status: {why}\nhelp: remove the file; it is written anew by the next run", path = Escaped(&path.to_string_lossy()))]
     Status { path: PathBuf, why: String },
 }
 
-/// Rows about several subjects, and the subjects that could not be read. One of these keeps no other from being shown.
+/// Rows about several subjects, and the errors of unreadable subjects. An unreadable subject does not hide other rows.
 #[derive(Debug)]
 pub struct Found<T> {
-    /// What was found.
+    /// The rows of the subjects that could be read.
     pub rows: Vec<T>,
-    /// Subjects that could not be read, by name, and why.
+    /// The name of each subject that could not be read, and the error.
     pub failed: Vec<(String, GuardianError)>,
 }
 
@@ -227,11 +228,11 @@ impl<T> Default for Found<T> {
     }
 }
 
-/// A result of this crate.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, GuardianError>;
 
 impl GuardianError {
-    /// Whether a restore was refused because of files on disk.
+    /// Reports whether a restore was refused because of files on disk.
     pub(crate) fn names_changed_files(&self) -> bool {
         matches!(self, Self::Engine(EngineError::FilesChanged(_) | EngineError::FilesNotRecorded))
     }

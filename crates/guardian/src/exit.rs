@@ -1,8 +1,8 @@
-//! Exit codes, and the error of each.
+//! Exit codes, and the exit code of each error.
 //!
-//! Owns: the exit code of every error variant, and advice for kernel errors without advice of their own.
-//! Invariants: a code never changes its meaning; an error without a code of its own has 125.
-//! Does not: exit.
+//! Owns: the exit code of every error variant, and advice for errors whose message contains no advice.
+//! Invariants: the meaning of a code never changes. An error without a code of its own has the code 125.
+//! Does not: end the process.
 
 use channel::ChannelError;
 use engine::EngineError;
@@ -14,7 +14,7 @@ use undo::UndoError;
 
 use crate::error::GuardianError;
 
-/// How undying itself ends. `ALL` has the meaning of each code.
+/// The exit codes of `undying` itself. [`ExitCode::ALL`] lists their meanings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 #[expect(missing_docs, reason = "`ALL` has the meanings")]
@@ -32,21 +32,21 @@ pub enum ExitCode {
 }
 
 impl ExitCode {
-    /// Every code with its meaning, for the documentation.
+    /// All codes with their meanings, for the documentation.
     pub const ALL: [(Self, &'static str); 10] = [
         (Self::Done, "done"),
         (Self::Usage, "usage"),
         (Self::Refused, "refused: the subject holds something not supported, nothing was changed"),
         (Self::Missing, "missing permission or kernel feature, or a part that is not built yet"),
         (Self::Damaged, "image damaged or not committed"),
-        (Self::Deadline, "deadline not met; what is safe is listed"),
+        (Self::Deadline, "deadline not met; the durable checkpoints are listed"),
         (Self::Diverged, "replication stopped: divergence that cannot be repaired"),
         (Self::Failure, "any other failure of undying itself"),
         (Self::NotExecutable, "`run`: the program cannot be executed"),
         (Self::NoProgram, "`run`: there is no such program"),
     ];
 
-    /// The number that the process ends with.
+    /// Returns the exit status of the process for this code.
     #[must_use]
     pub const fn number(self) -> u8 {
         self as u8
@@ -54,7 +54,7 @@ impl ExitCode {
 }
 
 impl GuardianError {
-    /// The code that a verb which failed so ends with.
+    /// Returns the exit code of a command that failed with this error.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         match self {
@@ -76,10 +76,10 @@ impl GuardianError {
             | Self::System { .. }
             | Self::BadProbe { .. }
             | Self::NoUser { .. } => ExitCode::Usage,
-            // As for an image that is not there.
+            // A missing image has the same code.
             Self::NoSubject { .. } => ExitCode::Damaged,
             Self::NotRestorable { last, .. } => last.exit_code(),
-            // As in a shell and in env(1).
+            // A shell and env(1) use the same codes.
             Self::Command { source, .. } if source.errno == Errno::ENOENT => ExitCode::NoProgram,
             Self::Command { .. } => ExitCode::NotExecutable,
             Self::NameTaken { .. }
@@ -97,14 +97,14 @@ impl GuardianError {
         }
     }
 
-    /// Advice for the operator, for an error whose message has none.
+    /// Returns advice for the operator. Returns `None` if the message already contains a help text.
     #[must_use]
     pub fn advice(&self) -> Option<&'static str> {
         const MISSING: &str = "`undying doctor` tells which permission or kernel feature is missing";
         const DESCRIPTORS: &str =
             "run `undying` with a higher limit on open files (`ulimit -Hn`) than the program has open";
         const REPORT: &str =
-            "try again; if it stays, report it with this message and `undying doctor --json`";
+            "try again; if the error remains, report it with this message and `undying doctor --json`";
         let message = self.to_string();
         if message.contains("help:") {
             return None;
@@ -144,7 +144,8 @@ fn of_engine(error: &EngineError) -> ExitCode {
     }
 }
 
-/// A tree that does not stop goes on as it was: that is a refusal, unless the kernel had another reason.
+/// Returns the code for a tree that could not be stopped. Another tracer of the tree is a refusal, because the tree was
+/// not changed.
 fn of_freeze(error: &FreezeError) -> ExitCode {
     match error {
         FreezeError::Traced { .. } => ExitCode::Refused,
@@ -185,7 +186,7 @@ fn of_store(error: &store::Error) -> ExitCode {
     }
 }
 
-/// A conflict is a refusal: nothing was changed.
+/// Returns the code for an error of the undo log. A conflict is a refusal, because nothing was changed.
 fn of_undo(error: &UndoError) -> ExitCode {
     match error {
         UndoError::Kernel(error) => of_kernel(error),

@@ -1,7 +1,10 @@
-//! Files that a subject writes, as `status` and the messages of `run` name them.
+//! Regular files that a subject writes, as `status` and the messages of `run` report them.
 //!
-//! Owns: which of them can prevent a restart from a checkpoint, the wording, and which checkpoint recorded a file last.
-//! Does not: compare files; `engine` does at a restore.
+//! A subject is a protected process tree.
+//!
+//! Owns: the effect of these files on a restart, the wording of this effect, and the last checkpoint that recorded each
+//! file.
+//! Does not: compare files; `engine` does during a restore.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,45 +18,48 @@ use undo::watch::WatchReport;
 
 use crate::time::microseconds;
 
-/// Paths that a status holds of either kind. The status file is written at each checkpoint, so it stays short.
+/// Maximum number of paths in each list of a status. The status file is written at each checkpoint, so the lists are
+/// short.
 const LISTED_MAX: usize = 64;
-/// Paths that a message names of either kind.
+/// Maximum number of paths of each list in a message.
 const NAMED_MAX: usize = 5;
 
 /// Regular files that the subject writes, as its newest checkpoint recorded them.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct FilesReport {
-    /// What a restart does when they have changed.
+    /// What a restart does if these files have changed.
     pub policy: ChangedFiles,
-    /// Why files do not go back, unless that was requested.
+    /// Why files are not rolled back. `None` if files are rolled back, or if the user chose another policy.
     #[serde(default)]
     pub because: Option<String>,
-    /// The newest checkpoint that all files but those of `uncovered` can go back to.
+    /// The newest checkpoint to which all files can be rolled back, except the files in `uncovered`.
     #[serde(default)]
     pub exact: Option<u64>,
-    /// Why the way back is lost since the last exact checkpoint.
+    /// Why files can no longer be rolled back, since the checkpoint `exact`. `None` if files can be rolled back.
     #[serde(default)]
     pub broken: Option<String>,
-    /// Files that can be changed without a trace: they do not go back and are compared; 64 at most.
+    /// Files that can be changed without detection, at most 64. These files are not rolled back; a restore compares
+    /// them.
     #[serde(default)]
     pub uncovered: Vec<String>,
-    /// Bytes of the undo log.
+    /// Size of the undo log in bytes.
     #[serde(default)]
     pub undo_bytes: u64,
-    /// Part of the time of the last epoch that keeping files took.
+    /// Fraction of the last epoch (the time between two checkpoints) that was spent on keeping old file contents.
     #[serde(default)]
     pub cost: f64,
-    /// The least time between two checkpoints that files can go back to, by the cap on that cost, in microseconds.
+    /// Minimum time between two checkpoints with file rollback, in microseconds. The limit on `cost` determines this
+    /// time.
     #[serde(default)]
     pub apart_us: u64,
-    /// Files that prevent a restart from a checkpoint as soon as they have changed after it; 64 at most.
+    /// Files that prevent a restart from a checkpoint if they change after the checkpoint; at most 64.
     pub in_place: Vec<String>,
     /// Files that prevent every restart from a checkpoint; 64 at most.
     pub unknown: Vec<String>,
 }
 
 impl FilesReport {
-    /// Sorts the files of a checkpoint by what they mean for a restart.
+    /// Sorts the files of a checkpoint by their effect on a restart.
     pub(crate) fn of(policy: ChangedFiles, files: &[FileRecord]) -> Self {
         let with = |effect: Effect| {
             let found = files.iter().filter(|file| file.effect() == effect);
@@ -67,7 +73,7 @@ impl FilesReport {
         }
     }
 
-    /// Takes over a report of the watch.
+    /// Copies the facts from a report of the file watch.
     pub(crate) fn note_watch(&mut self, report: &WatchReport) {
         let paths = report.uncovered.iter().take(LISTED_MAX);
         self.exact = report.newest_exact.map(Sequence::get);
@@ -78,41 +84,41 @@ impl FilesReport {
         self.apart_us = microseconds(report.apart);
     }
 
-    /// Takes over what does not depend on the files of one checkpoint.
+    /// Copies from an earlier report all facts that do not depend on the files of one checkpoint.
     pub(crate) fn keep_watch_of(&mut self, before: &Self) {
         let Self { policy, in_place, unknown, .. } = std::mem::take(self);
         *self = Self { policy, in_place, unknown, ..before.clone() };
     }
 
-    /// Why its files would not go back if it died now, where they should.
+    /// Returns why files cannot be rolled back at present, if the policy is rollback.
     #[must_use]
     pub fn lost(&self) -> Option<&str> {
         self.broken.as_deref().filter(|_| self.policy == ChangedFiles::Rewind)
     }
 
-    /// A file that prevents every restart under this policy, if there is one.
+    /// Returns the first file that prevents every restart under the current policy.
     #[must_use]
     pub fn always_prevents(&self) -> Option<&str> {
         self.unknown.first().map(String::as_str).filter(|_| self.policy != ChangedFiles::Keep)
     }
 
-    /// Whether no file can prevent a restart.
+    /// Reports whether no file can prevent a restart.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.in_place.is_empty() && self.unknown.is_empty()
     }
 }
 
-/// Files that checkpoints of this run have recorded.
+/// The files that checkpoints of this run have recorded, each with its last checkpoint.
 #[derive(Debug, Default)]
 pub(crate) struct WrittenFiles(BTreeMap<PathBuf, Sequence>);
 
-/// Files that are remembered: a program that opens more of them one after the other is followed no further, and a
-/// fallback to an older checkpoint then knows less.
+/// Maximum number of remembered files. Further files are not recorded, so that a fallback to an older checkpoint knows
+/// only the remembered files.
 const REMEMBERED_MAX: usize = 4096;
 
 impl WrittenFiles {
-    /// Takes note of the files of a checkpoint.
+    /// Records the files of a checkpoint.
     pub(crate) fn note(&mut self, sequence: Sequence, files: &[FileRecord]) {
         for file in files.iter().filter(|file| file.effect() != Effect::Stays) {
             if self.0.len() < REMEMBERED_MAX {
@@ -123,7 +129,7 @@ impl WrittenFiles {
         }
     }
 
-    /// Files that some later checkpoint has recorded.
+    /// Returns the files that a checkpoint after `sequence` has recorded.
     pub(crate) fn later_than(&self, sequence: Sequence) -> Vec<PathBuf> {
         self.0.iter().filter(|(_, last)| **last > sequence).map(|(path, _)| path.clone()).collect()
     }
@@ -134,7 +140,7 @@ impl fmt::Display for FilesReport {
         if !self.unknown.is_empty() {
             write!(
                 f,
-                "if it dies, it starts from its beginning, since these are mapped and can be written to unnoticed: {}",
+                "if the program dies, it starts from its beginning, because these files are mapped and can change without detection: {}",
                 named(&self.unknown)
             )?;
         }
@@ -142,7 +148,7 @@ impl fmt::Display for FilesReport {
             let and = if self.unknown.is_empty() { "" } else { "; " };
             write!(
                 f,
-                "{and}if it dies, it starts from its beginning once one of these has changed after the checkpoint: {}",
+                "{and}if the program dies, it starts from its beginning if one of these files has changed after the checkpoint: {}",
                 named(&self.in_place)
             )?;
         }

@@ -1,10 +1,12 @@
-//! The foreground process group of the terminal, while a restored subject has a process group of its own.
+//! The foreground process group of the terminal, for a restored subject that has a process group of its own.
 //!
-//! Owns: when the subject gets the terminal, when it is taken back, and a stop of the subject by Ctrl-Z.
-//! Invariants: only the job that has the terminal gives it away. It is taken only from the subject, or from a group
-//! without living members. Nothing happens without a controlling terminal, in a pipeline, or for a subject in the
-//! process group of this program. SIGTTOU is blocked (`Signals::take`).
-//! Does not: know jobs of the subject; a shell in the subject gives the terminal to them.
+//! A subject is a protected process tree. A job is a process group of the shell; this job is the group of this program.
+//!
+//! Owns: giving the terminal to the subject, taking the terminal back, and a stop of the subject by Ctrl-Z.
+//! Invariants: this job gives the terminal away only while this job is in the foreground. This job takes the terminal
+//! back only from the subject, or from a group without living members. Nothing happens without a controlling terminal,
+//! in a pipeline, or for a subject in the process group of this program. SIGTTOU is blocked (`Signals::take`).
+//! Does not: manage jobs of the subject; a shell in the subject gives the terminal to its own jobs.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -23,30 +25,31 @@ use crate::subject::Subject;
 
 const WINCH: Signal = Signal(28);
 
-/// Descriptors below are the standard streams, also where one of them is closed.
+/// Lowest number for a descriptor of the terminal. Lower numbers are reserved for the standard streams, even if a
+/// standard stream is closed.
 const FIRST_DESCRIPTOR: i32 = 3;
-/// How long a group without members stays in the foreground until it is taken for abandoned: a shell whose job has just
-/// ended takes its terminal back sooner.
+/// How long a foreground group without members must exist before it counts as abandoned. After a job has ended, a shell
+/// takes its terminal back within a shorter time.
 const ABANDONED: Duration = Duration::from_millis(10);
 
-/// The terminal of the job that this program is.
+/// The controlling terminal, and the state of this job.
 #[derive(Debug)]
 pub(crate) struct Foreground {
     own: Pid,
-    /// It may have been given to a subject, and was not taken back.
+    /// Whether the terminal may have been given to a subject, and was not taken back.
     is_offered: bool,
-    /// There is a terminal, and this job is no pipeline.
+    /// Whether there is a terminal, and this job is not a pipeline.
     is_job: bool,
-    /// The group that gets the terminal while this job has it.
+    /// The process group of the subject that has the terminal, or gets it when this job has the terminal.
     given: Option<Pid>,
-    /// The group of a restored tree that has not received SIGWINCH yet.
+    /// The process group of a restored tree that has not received SIGWINCH yet.
     restored: Option<Pid>,
-    /// The modes before the subject changed them, if this job had the terminal then.
+    /// The terminal modes before the subject changed them. `None` if this job did not have the terminal then.
     modes: Option<Modes>,
 }
 
 impl Foreground {
-    /// To be called before there is a subject.
+    /// Records the process group and the terminal modes of this job. Must be called before there is a subject.
     pub(crate) fn new() -> Self {
         let own = session::group_of(own_pid()).unwrap_or(Pid(0));
         let mut foreground = Self { own, ..Self::none() };
@@ -54,12 +57,12 @@ impl Foreground {
         foreground
     }
 
-    /// For a subject that has no terminal.
+    /// Returns the value for a subject that has no terminal.
     pub(crate) const fn none() -> Self {
         Self { own: Pid(0), is_offered: false, is_job: false, given: None, restored: None, modes: None }
     }
 
-    /// The terminal, for a tree that is about to be restored, if this job may give it.
+    /// Returns the terminal for a tree that is about to be restored, if this job may give the terminal away.
     pub(crate) fn offer(&mut self) -> Option<OwnedFd> {
         self.is_offered = false;
         let terminal = self.terminal()?;
@@ -68,28 +71,28 @@ impl Foreground {
         self.is_offered.then_some(terminal)
     }
 
-    /// The window may have another size than at the checkpoint, and messages of ours may stand in it: SIGWINCH has the
-    /// restored program draw it again.
+    /// Sends SIGWINCH, so that the restored program redraws its window. The window size may have changed since the
+    /// checkpoint, and messages of this program may be on the screen.
     pub(crate) fn draw_again(&mut self) {
         if let Some(group) = self.restored.take() {
-            // A group that has ended meanwhile draws nothing.
+            // A group that has ended meanwhile has nothing to redraw.
             let _ = signal::send_to_group(group, WINCH);
         }
     }
 
-    /// The tree was restored. This group of it has the terminal, or is to have it once this job has.
+    /// Records that the tree was restored. `group` has the terminal, or gets it when this job has the terminal.
     pub(crate) fn accepted(&mut self, group: Option<Pid>) {
         self.restored = group;
         self.given = group.filter(|group| self.is_job && *group != self.own);
     }
 
-    /// Whether the subject has the terminal, or is to have it once this job has.
+    /// Reports whether the subject has the terminal, or gets it when this job has the terminal.
     pub(crate) fn is_given(&self) -> bool {
         self.given.is_some()
     }
 
-    /// The subject has ended: its terminal is ours again. One that was killed may have left it in any mode; then it gets
-    /// those from before, as under a shell.
+    /// Takes the terminal back after the subject has ended. A killed subject may have left the terminal in any mode, so
+    /// the earlier modes are set again, as a shell does.
     pub(crate) fn take_back(&mut self, status: Option<SubjectStatus>) {
         self.is_offered = false;
         if let Some(terminal) = self.terminal()
@@ -102,7 +105,8 @@ impl Foreground {
         self.given = None;
     }
 
-    /// The tree continues in the background: the terminal stays with the shell, in the earlier modes.
+    /// Restores the earlier terminal modes, because the tree continues in the background. The terminal stays with the
+    /// shell.
     pub(crate) fn left_to_the_shell(&self) {
         if let Some(terminal) = self.terminal()
             && self.current(&terminal) == Some(self.own)
@@ -111,8 +115,9 @@ impl Foreground {
         }
     }
 
-    /// Stops this job when the terminal has stopped the subject, and continues the subject with it. To be called after
-    /// SIGCHLD, while no thread of this process traces the subject. True if this job was stopped meanwhile.
+    /// Stops this job after the terminal has stopped the subject. Continues the subject when this job is continued.
+    /// Must be called after SIGCHLD, while no thread of this process traces the subject. Returns true if this job was
+    /// stopped meanwhile.
     pub(crate) fn follow_stop(&mut self, subject: &Subject) -> Result<bool> {
         if self.given.is_none() {
             return Ok(false);
@@ -122,12 +127,13 @@ impl Foreground {
         let Some(terminal) = self.terminal().filter(|_| group != self.own) else { return Ok(false) };
         let before = self.current(&terminal);
         if before == Some(self.own) && (signal == TTIN || signal == TTOU) {
-            // It used the terminal in the background, and the shell has since put this job into the foreground.
+            // The subject used the terminal in the background, and the shell has since put this job into the
+            // foreground.
             self.give(&terminal, group);
             return resume(group).map(|()| false);
         }
         if self.is_orphaned() {
-            // No shell would continue this job. The kernel ignores SIGTSTP in such a group.
+            // No shell would continue this job. The kernel ignores SIGTSTP in an orphaned group.
             return if signal == TSTP { resume(group).map(|()| false) } else { Ok(false) };
         }
         let had_terminal = before.filter(|before| self.is_of_subject(*before));
@@ -135,7 +141,8 @@ impl Foreground {
             self.regain(&terminal);
         }
         drop(terminal);
-        // Ours is blocked, and discarded by SIGCONT; others of this job are stopped by it.
+        // SIGTSTP is blocked in this process, and SIGCONT discards it. The signal stops the other processes of this
+        // job.
         signal::send_to_own_group(TSTP)?;
         signals::stop_ourselves()?;
         self.note_modes();
@@ -149,9 +156,10 @@ impl Foreground {
         Ok(true)
     }
 
-    /// Our controlling terminal. It is opened for each use: a descriptor that stays open would delay its hangup.
+    /// Opens the controlling terminal. Each use opens it again, because a descriptor that stays open would delay the
+    /// hangup.
     fn terminal(&self) -> Option<OwnedFd> {
-        // A group outside our PID namespace cannot be named to take the terminal back.
+        // If our group is outside our PID namespace, it has no pid here, and the terminal could not be returned to it.
         if self.own.get() <= 0 {
             return None;
         }
@@ -172,12 +180,12 @@ impl Foreground {
         }
     }
 
-    /// Sets the modes from before the subject, if they are others now.
+    /// Sets the recorded terminal modes, if the current modes are different.
     fn reset_modes(&self, terminal: &OwnedFd) {
         if let Some(modes) = &self.modes
             && terminal::modes(terminal.as_fd()).is_ok_and(|now| now != *modes)
         {
-            // A terminal that hung up has no modes to give back.
+            // A terminal that has hung up has no modes to restore.
             let _ = terminal::set_modes(terminal.as_fd(), modes);
         }
     }
@@ -188,7 +196,8 @@ impl Foreground {
         }
     }
 
-    /// Makes our group the foreground one, if the subject's is or one without members. Gives whether it is now.
+    /// Moves our group to the foreground, if the current foreground group belongs to the subject or is abandoned.
+    /// Returns whether our group is now in the foreground.
     fn regain(&self, terminal: &OwnedFd) -> bool {
         let Some(current) = self.current(terminal) else { return false };
         current == self.own
@@ -196,7 +205,8 @@ impl Foreground {
                 && terminal::set_foreground(terminal.as_fd(), self.own).is_ok()
     }
 
-    /// Whether a group is the one with the terminal, or has a descendant of this process.
+    /// Reports whether a group belongs to the subject: the group was given the terminal, or contains a descendant of
+    /// this process.
     fn is_of_subject(&self, group: Pid) -> bool {
         let is_in_it = |pid: &Pid| session::group_of(*pid).is_ok_and(|found| found == group);
         group != self.own
@@ -212,7 +222,8 @@ impl Foreground {
         }
     }
 
-    /// Whether processes around us are in our group that do not wait for us, as the others of a pipeline are.
+    /// Reports whether our group contains unrelated processes, for example other programs of a pipeline. Descendants
+    /// and ancestors of this process are related: ancestors wait for this process.
     fn has_company(&self) -> bool {
         let own = own_pid();
         let mut known = tree::descendants(own).unwrap_or_default();
@@ -220,7 +231,7 @@ impl Foreground {
         members(self.own).iter().any(|member| !known.contains(member))
     }
 
-    /// Whether no member of our group has a parent in another group of the session: setpgid(2).
+    /// Reports whether our group is orphaned: no member has a parent in another group of the session, see setpgid(2).
     fn is_orphaned(&self) -> bool {
         let Ok(session) = session::of(own_pid()) else { return true };
         let cares = |parent: Pid| {
@@ -244,7 +255,7 @@ fn own_pid() -> Pid {
     Pid(std::process::id() as i32)
 }
 
-/// Continues a stopped group. One whose members have ended needs nothing.
+/// Continues a stopped group. A group whose members have ended is not an error.
 fn resume(group: Pid) -> Result<()> {
     match signal::send_to_group(group, CONT) {
         Err(error) if error.errno != sys::Errno::ESRCH => Err(error.into()),
@@ -252,7 +263,7 @@ fn resume(group: Pid) -> Result<()> {
     }
 }
 
-/// The living processes of a group.
+/// Returns the living processes of a group.
 fn members(group: Pid) -> Vec<Pid> {
     let pids = procfs::processes().unwrap_or_default().into_iter();
     pids.filter(|pid| session::group_of(*pid).is_ok_and(|found| found == group))

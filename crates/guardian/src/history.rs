@@ -1,7 +1,7 @@
-//! The history of subjects, read from the journals of their guardians.
+//! The history of subjects (protected process trees), read from the journals of their guardians.
 //!
-//! Owns: the answers of `events` and `deaths`; events as a trace in Chrome's format.
-//! Invariants: reads only, except that it writes the file of a trace.
+//! Owns: the output of `events` and `deaths`, and the conversion of events to a trace for Chrome's trace viewer.
+//! Invariants: only `write_trace` writes a file; all other functions only read.
 //! Does not: contact a guardian.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,26 +22,26 @@ use crate::location::StoreLocation;
 use crate::record::Record;
 use crate::time;
 
-/// The events of one subject or of all: those on disk, and later ones.
+/// The events of one subject or of all subjects: recorded events, and later events.
 #[derive(Debug)]
 pub struct History {
     location: StoreLocation,
     wanted: Option<SubjectName>,
     readers: BTreeMap<String, EventReader>,
-    /// Subjects that could not be read and were not reported yet, and why.
+    /// Subjects that could not be read and were not reported yet, with the error.
     failed: Vec<(String, GuardianError)>,
-    /// Subjects whose read error is already in `failed` or was taken from it.
+    /// Subjects whose read error was already added to `failed`.
     noticed: BTreeSet<String>,
 }
 
-/// A death and what followed.
+/// A death and its consequence.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct DeathRow {
     pub name: String,
-    /// When it was noticed.
+    /// When the guardian detected the death.
     pub time: String,
-    /// The root's pid.
+    /// Pid of the root process.
     pub pid: i32,
     pub signal: Option<i32>,
     pub exit: Option<i32>,
@@ -58,24 +58,24 @@ pub struct DeathRow {
     pub why: Option<String>,
 }
 
-/// What has followed a death.
+/// The consequence of a death.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FollowedBy {
-    /// Nothing so far.
+    /// Nothing has followed so far.
     Nothing,
     /// A restart from a checkpoint.
     Restored,
     /// A restart from the beginning of the program.
     Started,
-    /// There were too many restarts.
+    /// No further restart, because there were too many restarts.
     GaveUp,
     /// The end of the run.
     Ended,
 }
 
 impl std::fmt::Display for FollowedBy {
-    /// The name that is serialised.
+    /// Writes the serialised name.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.serialize(f)
     }
@@ -90,7 +90,7 @@ pub struct FailedChild {
 }
 
 impl History {
-    /// Opens the history of a subject, or of all in the store.
+    /// Opens the history of one subject, or of all subjects in the store.
     ///
     /// # Errors
     ///
@@ -113,12 +113,12 @@ impl History {
         })
     }
 
-    /// The events since the last call, in the order of their times; at first, all that are there.
+    /// Returns the events since the last call, sorted by time. The first call returns all recorded events.
     ///
     /// # Errors
     ///
-    /// The store cannot be read, or the subject given to `open` cannot be read. Without a given subject, a subject that
-    /// cannot be read is left out and reported by `take_failed`.
+    /// The store cannot be read, or the subject given to `open` cannot be read. If no subject was given, `take_failed`
+    /// reports the subjects that cannot be read.
     pub fn read(&mut self) -> Result<Vec<EventRow>> {
         let Some(store) = self.location.open()? else { return Ok(Vec::new()) };
         let names = match &self.wanted {
@@ -142,13 +142,13 @@ impl History {
         Ok(rows)
     }
 
-    /// Subjects that could not be read, each once, and why.
+    /// Returns the subjects that could not be read, with the error. Each subject is returned once.
     pub fn take_failed(&mut self) -> Vec<(String, GuardianError)> {
         std::mem::take(&mut self.failed)
     }
 }
 
-/// The deaths among events, each with what followed it.
+/// Returns the deaths among the events, each with its consequence.
 #[must_use]
 pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
     let mut found: Vec<DeathRow> = Vec::new();
@@ -197,29 +197,30 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
     found
 }
 
-/// The age of an event with this time in RFC 3339; `None` if the text is not a time, or a time in the future.
+/// Returns the age of an event with the RFC 3339 time `time`. Returns `None` if the text is not a time, or is a time in
+/// the future.
 #[must_use]
 pub fn age(time: &str) -> Option<Duration> {
     Clock::default().wall().duration_since(time::parse(time)?).ok()
 }
 
-/// Writes events to a file as `trace` gives them.
+/// Writes events to a file, as a trace for Chrome's trace viewer.
 ///
 /// # Errors
 ///
-/// When the file cannot be written.
+/// The file cannot be written.
 pub fn write_trace(path: &Path, rows: &[EventRow]) -> Result<()> {
     let text = trace(rows).to_string();
     Ok(std::fs::write(path, text).map_err(|error| Error::path("write", path, error))?)
 }
 
-/// The lines of a trace on which phases are drawn, by their thread number in the trace.
+/// Rows of a trace on which phases are drawn. The trace format identifies a row by a thread number.
 const SUBJECT: u32 = 1;
 const CAPTURE: u32 = 2;
 const LOG: u32 = 3;
 
-/// Events as a trace in the JSON format of Chrome's trace viewer, which Perfetto reads as well: a process for each
-/// subject, with a row for its pauses, one for what happens inside them, and one for the log.
+/// Converts events to a trace in the JSON format of Chrome's trace viewer, which Perfetto also reads. Each subject is a
+/// process with three rows: its pauses, the phases of its captures, and the commits to the log.
 fn trace(rows: &[EventRow]) -> Value {
     let mut names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
     names.sort_unstable();

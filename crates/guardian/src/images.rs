@@ -1,7 +1,7 @@
-//! Listing, showing, checking and pruning images.
+//! Listing, showing, checking and pruning of images. An image is a directory that contains one complete checkpoint.
 //!
-//! Owns: the answers of `ls`, `show`, `verify` and `prune` in the form of the contract.
-//! Invariants: only `prune` changes anything.
+//! Owns: the output of `ls`, `show`, `verify` and `prune`.
+//! Invariants: only `prune` changes the store.
 //! Does not: know the storage format of an image.
 
 use std::collections::BTreeMap;
@@ -31,63 +31,65 @@ pub struct CheckpointRow {
     pub pages: u64,
     pub bytes: u64,
     pub committed: bool,
-    /// Files can go back to it.
+    /// Whether files can be rolled back to this checkpoint.
     pub files_exact: bool,
 }
 
 /// One subject of a store.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SubjectRow {
-    /// Its name.
+    /// Name of the subject.
     pub name: String,
-    /// Committed checkpoints.
+    /// Number of committed checkpoints.
     pub checkpoints: usize,
-    /// The newest of them.
+    /// Sequence number of the newest committed checkpoint.
     pub seq: Option<u64>,
-    /// When that was taken.
+    /// Time of the newest committed checkpoint.
     pub time: Option<String>,
-    /// Bytes of all of them.
+    /// Size of all committed checkpoints in bytes.
     pub bytes: u64,
-    /// For a copy, the subject that it was taken from.
+    /// The subject from which this copy was taken. `None` if this subject is not a copy.
     pub copy_of: Option<String>,
 }
 
 /// One image.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ImageReport {
-    /// Its directory.
+    /// Directory of the image.
     pub path: String,
-    /// The subject; empty for a checkpoint without a name.
+    /// Name of the subject; empty for a checkpoint without a name.
     pub subject: String,
-    /// As in `ls`.
+    /// The row of the checkpoint in the output of `ls`.
     #[serde(flatten)]
     pub checkpoint: CheckpointRow,
-    /// The processes, the root first.
+    /// Pids of the processes. The root is first.
     pub pids: Vec<i32>,
-    /// The kernel it was taken on.
+    /// Release of the kernel on which the checkpoint was taken.
     pub kernel: String,
-    /// The version that took it.
+    /// Version of `undying` that took the checkpoint.
     pub tool_version: String,
-    /// Pages that were written; the others were zero.
+    /// Number of pages that were written. The other pages were zero.
     pub stored_pages: u64,
-    /// How many records of each kind.
+    /// Number of records of each kind.
     pub records: BTreeMap<String, usize>,
-    /// Regular files that a restore compares, unless files go back to this checkpoint; `None` in an image of an earlier
-    /// version.
+    /// Regular files that a restore compares, unless files are rolled back to this checkpoint. `None` for an image of
+    /// an earlier version.
     pub compared: Option<Vec<String>>,
-    /// Files that do not go back where the others do, since they can be changed without a trace. A restore compares them.
+    /// Files that are not rolled back together with the other files, because they can be changed without detection. A
+    /// restore compares these files.
     pub uncovered: Vec<String>,
-    /// Why processes, descriptors and mappings cannot be listed, if they cannot: a record of a later version, or damage.
+    /// Why processes, descriptors and mappings cannot be listed: a record of a later version, or damage. `None` if they
+    /// are listed.
     pub unlisted_because: Option<String>,
-    /// The processes, parents first.
+    /// The processes. Parents come before their children.
     pub processes: Vec<ProcessRow>,
-    /// Their descriptors.
+    /// Descriptors of the processes.
     pub descriptors: Vec<DescriptorRow>,
-    /// Their mappings.
+    /// Mappings of the processes.
     pub mappings: Vec<MappingRow>,
 }
 
-/// A process of an image, as ps(1) shows a living one.
+/// A process of an image, as ps(1) shows a living process.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct ProcessRow {
@@ -98,43 +100,43 @@ pub struct ProcessRow {
     /// `running`, `stopped` or `zombie`.
     pub state: &'static str,
     pub threads: usize,
-    /// Bytes of all its mappings.
+    /// Bytes of all mappings of the process.
     pub mapped: u64,
-    /// Bytes of them that the image holds, zero pages apart.
+    /// Bytes of these mappings that the image holds, without zero pages.
     pub stored: u64,
-    /// Up to 15 bytes, as in `/proc/PID/comm`.
+    /// Name of up to 15 bytes, as in `/proc/PID/comm`.
     pub name: String,
     pub executable: String,
     pub command: String,
 }
 
-/// A descriptor of an image, as lsof(8) shows one of a living process.
+/// A descriptor of an image, as lsof(8) shows a descriptor of a living process.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct DescriptorRow {
     pub pid: i32,
     pub fd: i32,
-    /// Descriptors of the same open file description have the same number here.
+    /// Number of the open file description. Descriptors of the same open file description have the same number.
     pub description: u32,
     pub kind: String,
-    /// `r`, `w`, `u` (both) or `p` (O_PATH).
+    /// `r`, `w`, `u` (read and write) or `p` (O_PATH).
     pub access: char,
     pub close_on_exec: bool,
     pub position: Option<u64>,
     pub name: String,
 }
 
-/// A mapping of an image, as pmap(1) shows one of a living process.
+/// A mapping of an image, as pmap(1) shows a mapping of a living process.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct MappingRow {
     pub pid: i32,
-    /// In hexadecimal digits.
+    /// Start address in hexadecimal digits.
     pub address: String,
     pub bytes: u64,
-    /// Bytes of it that the image holds, zero pages apart; those of shared objects belong to no mapping.
+    /// Bytes of the mapping that the image holds, without zero pages. Bytes of shared objects belong to no mapping.
     pub stored: u64,
-    /// Like `rw-p`.
+    /// Access mode, like `rw-p`.
     pub mode: String,
     pub offset: u64,
     pub name: String,
@@ -191,25 +193,26 @@ impl From<ImageMapping> for MappingRow {
     }
 }
 
-/// An image that was found good.
+/// The result of verifying an undamaged image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct VerifyReport {
-    /// Records.
+    /// Number of records.
     pub records: usize,
-    /// Pages, zero pages included.
+    /// Number of pages, including zero pages.
     pub pages: u64,
-    /// Bytes that were read and checked.
+    /// Number of bytes that were read and checked.
     pub bytes: u64,
 }
 
-/// Hears how far a long step has come; called from several threads.
+/// Receives the progress of a long step: the bytes done so far, and the total bytes. Several threads call this
+/// function.
 pub type Progress<'a> = &'a (dyn Fn(ByteCount, ByteCount) + Sync);
 
-/// The subjects of a store.
+/// Returns the subjects of a store.
 ///
 /// # Errors
 ///
-/// When the store cannot be read.
+/// The store cannot be read.
 pub fn subjects(location: &StoreLocation) -> Result<Found<SubjectRow>> {
     location.rows(None, |store, name| subject(store, name).map(Some))
 }
@@ -227,11 +230,11 @@ fn subject(store: &Store, name: &SubjectName) -> Result<SubjectRow> {
     })
 }
 
-/// The checkpoints of a subject, in rising order, including uncommitted ones.
+/// Returns the checkpoints of a subject in rising order, including uncommitted checkpoints.
 ///
 /// # Errors
 ///
-/// When the name is none, the store has no such subject, or the store cannot be read.
+/// The name is not valid, the store does not contain this subject, or the store cannot be read.
 pub fn checkpoints(location: &StoreLocation, name: &str) -> Result<Vec<CheckpointRow>> {
     let name: SubjectName = name.parse()?;
     let store = location.with_subject(&name)?;
@@ -249,11 +252,12 @@ pub fn checkpoints(location: &StoreLocation, name: &str) -> Result<Vec<Checkpoin
     Ok(rows.collect())
 }
 
-/// One image, from its commit record, record file and index, and from the pages with the command lines.
+/// Describes one image from its commit record, record file and index, and from the pages that contain the command
+/// lines.
 ///
 /// # Errors
 ///
-/// When there is no such image, or it is damaged.
+/// The image does not exist, or is damaged.
 pub fn show(location: &StoreLocation, image: &str) -> Result<ImageReport> {
     let reader = location.read(image)?;
     let mut records = BTreeMap::new();
@@ -296,7 +300,7 @@ pub fn show(location: &StoreLocation, image: &str) -> Result<ImageReport> {
 ///
 /// # Errors
 ///
-/// The first thing that is wrong with it.
+/// The first damage that was found in the image.
 pub fn verify(location: &StoreLocation, image: &str, progress: Progress<'_>) -> Result<VerifyReport> {
     let reader = location.read(image)?;
     let total = reader.index().stored_pages().bytes();
@@ -309,23 +313,23 @@ pub fn verify(location: &StoreLocation, image: &str, progress: Progress<'_>) -> 
     Ok(VerifyReport { records: found.records, pages: found.pages.get(), bytes: found.bytes.get() })
 }
 
-/// Removes all but the newest checkpoints of a subject, and gives the numbers that went.
+/// Removes all but the newest `keep` checkpoints of a subject. Returns the sequence numbers of the removed checkpoints.
 ///
 /// # Errors
 ///
-/// When the store has no such subject or cannot be changed.
+/// The store does not contain this subject, or cannot be changed.
 pub fn prune(location: &StoreLocation, name: &str, keep: usize) -> Result<Vec<u64>> {
     let name: SubjectName = name.parse()?;
     let store = location.with_subject(&name)?;
     let removed = store.prune(&name, keep)?;
     if store.list(&name)?.is_empty() {
-        // Nothing is left that files could go back to.
+        // No checkpoint is left to which files could be rolled back.
         undoing::remove_unused_log(&store, &name)?;
     }
     Ok(removed.into_iter().map(|sequence| sequence.get()).collect())
 }
 
-/// Bytes of checkpoints.
+/// Returns the total size of checkpoints in bytes.
 pub(crate) fn bytes_of(images: &[(Sequence, Commit)]) -> u64 {
     images.iter().map(|(_, commit)| commit.bytes.get()).sum()
 }

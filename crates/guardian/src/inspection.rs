@@ -1,7 +1,7 @@
-//! What prevents a checkpoint, and what this kernel and this user can do.
+//! Checks for obstacles to a checkpoint, and for the features that this kernel and this user provide.
 //!
-//! Owns: the answers of `preflight` and `doctor` in the form of the contract.
-//! Invariants: changes nothing, apart from files that vanish when they are closed.
+//! Owns: the output of `preflight` and `doctor`.
+//! Invariants: changes nothing. Probes may create temporary files, which vanish when they are closed.
 //! Does not: find obstacles or probe features; `engine` and `sys` do.
 
 use std::path::{Path, PathBuf};
@@ -18,54 +18,54 @@ use crate::exit::ExitCode;
 use crate::location::StoreLocation;
 use crate::streams::{self, Streams};
 
-/// Which checkpoint `preflight` answers for.
+/// The kind of checkpoint for which `preflight` lists obstacles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct PreflightMode {
-    /// One that ends the tree (`--kill`).
+    /// The checkpoint ends the tree (`--kill`).
     pub kill: bool,
-    /// One that accepts the end of connections to outside the tree (`--lose-connections`).
+    /// The checkpoint accepts the loss of connections to processes outside of the tree (`--lose-connections`).
     pub lose_connections: bool,
 }
 
-/// Everything that would stop a checkpoint.
+/// The obstacles to a checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PreflightReport {
-    /// Of which kind of checkpoint.
+    /// The kind of checkpoint.
     pub mode: PreflightMode,
-    /// Nothing would.
+    /// Whether there are no obstacles.
     pub ok: bool,
-    /// What would.
+    /// The obstacles.
     pub obstacles: Vec<ObstacleReport>,
-    /// Regular files that the tree has open for writing, 64 at most. Nothing watches them: they do not go back, and a
-    /// restore compares them.
+    /// Regular files that the tree has open for writing, at most 64. Without a guardian these files are not watched and
+    /// not rolled back; a restore compares them.
     pub compared: Vec<String>,
-    /// The same as text, one string for all obstacles that differ in nothing but numbers.
+    /// The obstacles as text. Obstacles that differ only in numbers share one string.
     #[serde(skip)]
     pub groups: Vec<String>,
-    /// What the verb ends with.
+    /// Exit code of the command.
     #[serde(skip)]
     pub code: ExitCode,
 }
 
-/// One reason against a checkpoint.
+/// One obstacle to a checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct ObstacleReport {
-    /// The process that holds it.
+    /// The process that causes the obstacle.
     pub pid: i32,
     pub what: String,
-    /// A path, an address range, a peer; may be empty.
+    /// A path, an address range or a peer; may be empty.
     #[serde(rename = "where")]
     pub place: String,
     pub why: String,
     pub fix: String,
 }
 
-/// Lists everything that would stop a checkpoint of a tree in one mode, and changes nothing.
+/// Lists all obstacles to a checkpoint of a tree in one mode. Changes nothing.
 ///
 /// # Errors
 ///
-/// When there is no such process, or this user may not inspect it.
+/// The process does not exist, or this user may not inspect it.
 pub fn preflight(pid: Pid, mode: PreflightMode) -> Result<PreflightReport> {
     let options = CheckpointOptions {
         kill: mode.kill,
@@ -73,7 +73,7 @@ pub fn preflight(pid: Pid, mode: PreflightMode) -> Result<PreflightReport> {
         inherited: Streams::standard()?.identities(),
         ..CheckpointOptions::default()
     };
-    // The refusals that `checkpoint` makes before it inspects the tree.
+    // The command `checkpoint` makes the same two checks before it inspects the tree.
     let missing = require_features().and_then(|()| require_restorable()).err();
     let mut obstacles = match ancestry::refuse_kernel_thread(pid) {
         Err(_) => vec![obstacle(
@@ -85,8 +85,10 @@ pub fn preflight(pid: Pid, mode: PreflightMode) -> Result<PreflightReport> {
         Ok(()) => ancestry::name_guardian(engine::preflight(pid, &options)?),
     };
     if ancestry::contains_us(pid) {
-        let (why, fix) =
-            ("it is in the tree, and cannot stop itself", "run undying from outside of the tree");
+        let (why, fix) = (
+            "this undying process is in the tree, and cannot stop itself",
+            "run undying from outside of the tree",
+        );
         let place = format!("pid {}", std::process::id());
         obstacles.insert(0, engine::Obstacle { place, ..obstacle(pid, "this undying", why, fix) });
     }
@@ -102,7 +104,7 @@ pub fn preflight(pid: Pid, mode: PreflightMode) -> Result<PreflightReport> {
     Ok(PreflightReport { mode, ok: obstacles.is_empty(), obstacles, compared, groups, code })
 }
 
-/// An error that `checkpoint` would end with, as an obstacle.
+/// Converts an error of the command `checkpoint` to an obstacle.
 fn refused(pid: Pid, what: &str, error: &GuardianError) -> engine::Obstacle {
     let text = error.to_string();
     let (why, fix) = text.split_once("\nhelp: ").unwrap_or((&text, ""));
@@ -121,7 +123,7 @@ impl From<engine::Obstacle> for ObstacleReport {
     }
 }
 
-/// What works here.
+/// The result of checking all features on this machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct DoctorReport {
@@ -129,32 +131,32 @@ pub struct DoctorReport {
     pub checks: Vec<DoctorCheck>,
 }
 
-/// How a feature is.
+/// The state of a feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckState {
-    /// It works.
+    /// The feature works.
     Ok,
-    /// It does not, and there is another way.
+    /// The feature does not work, but there is a fallback.
     Degraded,
-    /// It does not, and there is none.
+    /// The feature does not work, and there is no fallback.
     Missing,
 }
 
-/// One feature.
+/// The check of one feature.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct DoctorCheck {
-    /// Its name, as in `UNDYING_FEATURES_OFF`.
+    /// Name of the feature, as in `UNDYING_FEATURES_OFF`.
     pub name: String,
-    /// How it is.
+    /// State of the feature.
     pub state: CheckState,
-    /// What was found.
+    /// What the check has found.
     pub detail: String,
-    /// What to do; empty when it works.
+    /// What the operator can do; empty if the feature works.
     pub fix: String,
 }
 
-/// Tries every feature.
+/// Checks every feature, the store, and the rollback of files.
 #[must_use]
 pub fn doctor(location: &StoreLocation) -> DoctorReport {
     let directory = existing(location.path());
@@ -165,7 +167,8 @@ pub fn doctor(location: &StoreLocation) -> DoctorReport {
     DoctorReport { ok: checks.iter().all(|check| check.state != CheckState::Missing), checks }
 }
 
-/// Refuses when a feature that nothing replaces is forced off. Whether the kernel has it shows when it is used.
+/// Fails if `UNDYING_FEATURES_OFF` disables a feature without fallback. A feature that the kernel lacks is detected
+/// later, when the feature is used.
 pub(crate) fn require_features() -> Result<()> {
     let missing = features::REGISTRY
         .iter()
@@ -174,20 +177,20 @@ pub(crate) fn require_features() -> Result<()> {
         Some(entry) => Err(GuardianError::FeatureMissing {
             name: entry.name(),
             purpose: entry.purpose,
-            fix: "take it out of UNDYING_FEATURES_OFF",
+            fix: "remove the feature from UNDYING_FEATURES_OFF",
         }),
         None => Ok(()),
     }
 }
 
-/// The refusal of an option whose feature is missing.
+/// Returns the error for an option whose feature is missing.
 pub(crate) fn missing(feature: Feature) -> GuardianError {
     let entry = features::entry(feature);
     GuardianError::FeatureMissing { name: entry.name(), purpose: entry.purpose, fix: entry.fix }
 }
 
-/// Refuses to make a checkpoint that this user could not restore: choosing process numbers needs a capability. Asked by
-/// an attempt to create a process under our own number, which is taken: no process is made.
+/// Refuses a checkpoint that this user could not restore, because choosing pids needs a capability. The test is an
+/// attempt to create a process with our own pid. This pid is in use, so no process is created.
 pub(crate) fn require_restorable() -> Result<()> {
     let own = Pid(std::process::id() as i32);
     match sys::clone::spawn_waiting(WantedPid::Exactly(own)) {
@@ -204,7 +207,7 @@ fn check(entry: &FeatureEntry, directory: &Path) -> DoctorCheck {
     let found = if features::enabled(entry.feature) {
         (entry.probe)(directory).map_err(|error| (error.to_string(), entry.fix_after(error.errno)))
     } else {
-        let fix = "take it out of UNDYING_FEATURES_OFF";
+        let fix = "remove the feature from UNDYING_FEATURES_OFF";
         Err(("forced off by UNDYING_FEATURES_OFF".to_owned(), fix))
     };
     let found = match found {
@@ -215,7 +218,8 @@ fn check(entry: &FeatureEntry, directory: &Path) -> DoctorCheck {
 }
 
 impl DoctorCheck {
-    /// What was found; else how bad that is, what it is, and the advice.
+    /// Builds the check `name`. `found` is the detail of a working feature, or the state, the detail and the advice of
+    /// a feature that does not work.
     fn of(name: &str, found: std::result::Result<String, (CheckState, String, &str)>) -> Self {
         let (state, detail, fix) = found.map_or_else(|lack| lack, |detail| (CheckState::Ok, detail, ""));
         Self { name: name.to_owned(), state, detail, fix: fix.to_owned() }
@@ -240,7 +244,7 @@ fn check_store(location: &StoreLocation, directory: &Path) -> DoctorCheck {
     )
 }
 
-/// Whether files of a program under `run` can go back with it.
+/// Checks whether the files of a program under `run` can be rolled back with the program.
 fn check_files() -> DoctorCheck {
     let fix = "run undying as root on Linux 6.14 or later, with files on ext4, xfs or btrfs";
     DoctorCheck::of(
@@ -255,7 +259,7 @@ fn check_files() -> DoctorCheck {
     )
 }
 
-/// The directory, or the nearest one above it that is there.
+/// Returns the directory, or its nearest existing ancestor.
 fn existing(path: &Path) -> PathBuf {
     let found = path.ancestors().find(|path| path.is_dir());
     found.map_or_else(|| PathBuf::from("/"), Path::to_path_buf)

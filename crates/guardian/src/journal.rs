@@ -1,11 +1,14 @@
-//! The journal of a guardian: its status, and its events as lines in files beside the images of the subject.
+//! The journal of a subject: its status and its events, in files beside the images of the subject.
 //!
-//! Owns: the thread that writes them, the times at which it writes, the two files of events, reading these in order.
-//! Invariants: only this thread waits for the disk; its queue is bounded. The status is written at most every 200 ms,
-//! and immediately after an event. The many checkpoint events do not displace the event of a death. A truncated line is
-//! skipped. Only the owner may read the files.
-//! Does not: word events, or know the form of the status. A power cut can lose the newest lines; a restore needs none
-//! of them.
+//! A subject is a protected process tree. The guard of the subject submits the status and the events.
+//!
+//! Owns: the thread that writes these files, the times of the writes, the two event files, and reading the events in
+//! order.
+//! Invariants: only the journal thread waits for the disk; its queue is bounded. The status is written at most every
+//! 200 ms, and immediately after an event. Checkpoint events have a file of their own, so they do not displace the
+//! event of a death. A truncated line is skipped. Only the owner may read the files.
+//! Does not: make the text of events, or know the form of the status. A power cut can lose the newest lines, but a
+//! restore does not need these lines.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -25,12 +28,13 @@ use crate::event::RunEvent;
 use crate::record::Record;
 use crate::time;
 
-/// How often anything is written while nothing but checkpoints happens.
+/// Minimum interval between two writes while only checkpoints happen.
 const QUIET: Duration = Duration::from_millis(200);
-/// Events that wait for a disk at most: many seconds of them. Those beyond are lost, like the disk.
+/// Maximum number of events that wait for a disk: enough for many seconds. Further events are lost: a disk that blocks
+/// for longer counts as failed.
 const EVENTS_MAX: usize = 4096;
 
-/// The guard's end.
+/// The interface of the guard to the journal thread.
 #[derive(Debug)]
 pub(crate) struct Journal {
     name: String,
@@ -55,7 +59,7 @@ struct State {
 }
 
 impl Journal {
-    /// Begins to write in a subject's directory.
+    /// Starts the journal thread for the directory of a subject.
     pub(crate) fn start(directory: &Path, name: &str, clock: Clock) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let events = EventFiles::new(directory);
@@ -67,22 +71,22 @@ impl Journal {
         Ok(Self { name: name.to_owned(), clock, shared, thread: Some(thread) })
     }
 
-    /// Has the status written when it is time.
+    /// Queues the status for the next regular write.
     pub(crate) fn set(&self, record: &Record) {
         self.update(|state| state.record = Some(Box::new(record.clone())), false);
     }
 
-    /// Has it written at once.
+    /// Queues the status for an immediate write.
     pub(crate) fn set_now(&self, record: &Record) {
         self.update(|state| state.record = Some(Box::new(record.clone())), true);
     }
 
-    /// Records an event of now.
+    /// Records an event with the current time.
     pub(crate) fn tell(&self, what: RunEvent) {
         self.tell_of(self.clock.wall(), what);
     }
 
-    /// Records an event of a given time.
+    /// Records an event with a given time.
     pub(crate) fn tell_of(&self, time: SystemTime, what: RunEvent) {
         let is_urgent = !what.is_frequent();
         let row = EventRow { time: time::rfc3339(time), name: self.name.clone(), what };
@@ -96,12 +100,12 @@ impl Journal {
         );
     }
 
-    /// What went wrong with writing since the last call.
+    /// Returns the last write error since the previous call.
     pub(crate) fn take_error(&self) -> Option<GuardianError> {
         self.shared.state().error.take()
     }
 
-    /// Writes the rest of the queue, and ends.
+    /// Writes the remaining queue, and ends the thread.
     pub(crate) fn end(&mut self) {
         self.update(|state| state.is_closed = true, true);
         if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
@@ -130,7 +134,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next data to write; `None` when the queue has ended.
+    /// Waits for the next data to write. Returns `None` when the journal is closed and everything is written.
     fn next(&self, due: Instant, clock: &Clock) -> Option<(Option<Box<Record>>, Vec<EventRow>)> {
         let mut state = self.state();
         loop {
@@ -156,7 +160,7 @@ fn write(shared: &Shared, mut events: EventFiles, clock: &Clock) {
     let mut due = clock.now();
     while let Some((record, rows)) = shared.next(due, clock) {
         due = clock.now() + QUIET;
-        // Events first: a reader of the new status then finds the events that led to it.
+        // Events are written first, so that a reader of the new status finds the events that led to this status.
         let written =
             events.append(&rows).and(record.map_or(Ok(()), |record| record.write(events.directory())));
         if let Err(error) = written {
@@ -165,27 +169,27 @@ fn write(shared: &Shared, mut events: EventFiles, clock: &Clock) {
     }
 }
 
-/// Bytes after which a file of events is put aside; the one that was put aside before goes. At a hundred checkpoints
-/// a second the two hold more than a minute of them.
+/// Size in bytes at which an event file is renamed. It then replaces the file that was renamed before. At a hundred
+/// checkpoints a second, the current and the renamed file hold more than a minute of checkpoint events.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// The event files of a subject, including rotated ones.
+/// The event files of a subject: for each kind, the names of the current file and of the renamed file.
 const FILES: [(&str, &str); 2] =
     [("events.jsonl", "events.old.jsonl"), ("checkpoints.jsonl", "checkpoints.old.jsonl")];
 
 /// One event.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct EventRow {
-    /// When, in RFC 3339; of a checkpoint, when the subject was stopped for it.
+    /// Time in RFC 3339. For a checkpoint, the time when the subject was stopped.
     pub time: String,
-    /// The subject.
+    /// Name of the subject.
     pub name: String,
-    /// What.
+    /// The event itself.
     #[serde(flatten)]
     pub what: RunEvent,
 }
 
-/// The files being written.
+/// The event files that are being written.
 #[derive(Debug)]
 struct EventFiles {
     directory: PathBuf,
@@ -197,12 +201,12 @@ impl EventFiles {
         Self { directory: directory.to_path_buf(), files: [None, None] }
     }
 
-    /// The directory of the subject.
+    /// Returns the directory of the subject.
     fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Appends events, those of one file in one write.
+    /// Appends events. The events for one file are written with one write.
     fn append(&mut self, rows: &[EventRow]) -> Result<()> {
         for (number, (name, _)) in FILES.iter().enumerate() {
             let mut text = Vec::new();
@@ -240,11 +244,11 @@ impl EventFiles {
     }
 }
 
-/// Reads the events of a subject, and later ones.
+/// Reads the recorded events of a subject, and later events.
 #[derive(Debug)]
 pub(crate) struct EventReader {
     directory: PathBuf,
-    /// The file that is being read, by its inode, and how far.
+    /// For each kind, the inode of the current file, and the number of bytes that were read.
     places: [(u64, u64); 2],
 }
 
@@ -253,7 +257,7 @@ impl EventReader {
         Self { directory: directory.to_path_buf(), places: [(0, 0); 2] }
     }
 
-    /// The events since the last call, by time; at first, all that are there.
+    /// Returns the events since the last call, sorted by time. The first call returns all recorded events.
     pub(crate) fn read(&mut self) -> Result<Vec<EventRow>> {
         let mut rows = Vec::new();
         match trust::check_directory(&self.directory) {
@@ -263,7 +267,7 @@ impl EventReader {
         for number in 0..FILES.len() {
             self.read_files(number, &mut rows)?;
         }
-        // Times are all of one length and zone.
+        // All times have the same length and time zone, so their texts can be compared.
         rows.sort_by(|one, other| one.time.cmp(&other.time));
         Ok(rows)
     }
@@ -272,7 +276,7 @@ impl EventReader {
         let (place, done) = self.places[number];
         let old = self.directory.join(FILES[number].1);
         let new = self.directory.join(FILES[number].0);
-        // What was the new one may be the old one by now; one put aside earlier is behind us.
+        // The file that was read last may have been renamed since. Any other renamed file was already read.
         if let Some((file, inode)) = open(&old)?
             && (place == 0 || place == inode)
         {
@@ -297,7 +301,7 @@ fn open(path: &Path) -> Result<Option<(File, u64)>> {
     }
 }
 
-/// Reads whole lines from a place; where the next begins.
+/// Reads whole lines from an offset. Returns the offset of the next line.
 fn read_from(mut file: File, path: &Path, from: u64, rows: &mut Vec<EventRow>) -> Result<u64> {
     let failed = |error: std::io::Error| Error::path("read", path, error);
     file.seek(SeekFrom::Start(from)).map_err(failed)?;

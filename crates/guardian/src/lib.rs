@@ -1,9 +1,13 @@
-//! Everything that a command of the command line does, as a library.
+//! The library behind the commands of `undying`: each command calls functions of this crate.
 //!
-//! Owns: the event loop of `run`, the reaction to a death, the plain values that commands print.
-//! Invariants: this process may be killed at any instant, and the subject continues. Only one thread traces a subject,
-//! so no other thread here touches it.
-//! Does not: parse a command line or print; `cli` does. It knows no kind, tracker or backend.
+//! A subject is a protected process tree. A guardian is the process of `undying run` or `undying up`, which checkpoints
+//! subjects, and restarts a subject after a death.
+//!
+//! Owns: the event loop of `run` and `up`, the reaction to a death, and the plain values that commands print.
+//! Invariants: the guardian may be killed at any instant, and the subject then continues. Only one thread of the
+//! guardian traces a subject; the other threads do not touch the traced threads.
+//! Does not: parse a command line or print; `cli` does. Names no kind of resource, no dirty-page tracker and no store
+//! backend.
 #![forbid(unsafe_code)]
 
 mod ancestry;

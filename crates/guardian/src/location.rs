@@ -1,8 +1,10 @@
-//! Where the store is, and what an IMAGE argument means.
+//! The directory of the store, and the image that an IMAGE argument names.
 //!
-//! Owns: the default directory; opening a store only when it is needed.
-//! Invariants: a command that reads never creates a store.
-//! Does not: know the layout inside; `store` does.
+//! The store is the directory that contains the checkpoints of all subjects.
+//!
+//! Owns: the default directory of the store, and opening the store on demand.
+//! Invariants: a command that only reads never creates a store.
+//! Does not: know the layout of the store; the crate `store` does.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,27 +14,27 @@ use store::{ImageReader, Medium, Store, SubjectName};
 use crate::aside::Parts;
 use crate::error::{Found, GuardianError, Result};
 
-/// The store of root.
+/// Default store of the root user.
 const SYSTEM_STORE: &str = "/var/lib/undying";
-/// The store of every other user, below XDG_STATE_HOME.
+/// Default store of every other user, relative to XDG_STATE_HOME.
 const USER_STORE: &str = "undying";
-/// What XDG_STATE_HOME is when it is not set, below HOME.
+/// Default of XDG_STATE_HOME, relative to HOME.
 const STATE_HOME: &str = ".local/state";
 
-/// The place of a store, which need not exist yet.
+/// The location of a store. The store may not exist yet.
 #[derive(Clone, Debug)]
 pub struct StoreLocation {
     root: PathBuf,
-    /// The medium of the store, unless the path decides.
+    /// The medium (the storage interface) of the store. `None` if the path selects the medium.
     medium: Option<Arc<dyn Medium>>,
 }
 
 impl StoreLocation {
-    /// The place that was named, or the default of this user.
+    /// Returns the location `named`, or the default location of this user.
     ///
     /// # Errors
     ///
-    /// `NoStore` when none was given and the environment has no home directory.
+    /// `NoStore` if `named` is `None`, and the environment names no home directory.
     pub fn new(named: Option<&Path>) -> Result<Self> {
         if let Some(named) = named {
             return Ok(Self::at(named.to_path_buf()));
@@ -46,7 +48,7 @@ impl StoreLocation {
         state.map(|state| Self::at(state.join(USER_STORE))).ok_or(GuardianError::NoStore)
     }
 
-    /// A place on a medium of the caller's.
+    /// Returns a location on a given medium.
     #[must_use]
     pub fn on(medium: Arc<dyn Medium>, root: PathBuf) -> Self {
         Self { root, medium: Some(medium) }
@@ -56,19 +58,19 @@ impl StoreLocation {
         Self { root, medium: None }
     }
 
-    /// The path.
+    /// Returns the path of the store.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.root
     }
 
-    /// Whether there is anything at its path.
+    /// Reports whether something exists at the path. Returns true for every location on a given medium.
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.medium.is_some() || self.root.symlink_metadata().is_ok()
     }
 
-    /// The store, created when it is not there.
+    /// Opens the store. Creates the store if it does not exist.
     pub(crate) fn create(&self) -> Result<Store> {
         Ok(match &self.medium {
             Some(medium) => Store::open_on(Arc::clone(medium), &self.root)?,
@@ -76,37 +78,38 @@ impl StoreLocation {
         })
     }
 
-    /// The store, if there is one.
+    /// Opens the store. Returns `None` if the store does not exist.
     pub(crate) fn open(&self) -> Result<Option<Store>> {
         let is_scheme = self.root.to_str().is_some_and(|text| text.contains("://"));
         if is_scheme || self.root.exists() { self.create().map(Some) } else { Ok(None) }
     }
 
-    /// The directory of the image that an argument names: a path, NAME or NAME@SEQ.
+    /// Returns the directory of the image `spec`, which is a path, NAME or NAME@SEQ.
     pub(crate) fn image(&self, spec: &str) -> Result<PathBuf> {
         if spec.contains('/') || spec == "." || spec == ".." {
             return Ok(PathBuf::from(spec));
         }
         match self.open()? {
             Some(store) => Ok(store.resolve(spec)?),
-            // Without a store only a directory here can be meant.
+            // Without a store, the argument can only name a directory relative to the current directory.
             None if Path::new(spec).is_dir() => Ok(PathBuf::from(spec)),
             None => Err(self.not_found(spec).into()),
         }
     }
 
-    /// The store, which must exist for a lookup in it.
+    /// Opens the store to look up `name`. Returns the error `NotFound` for `name` if the store does not exist.
     pub(crate) fn existing(&self, name: &str) -> Result<Store> {
         Ok(self.open()?.ok_or_else(|| self.not_found(name))?)
     }
 
-    /// The store, if it has a subject or a copy of this name.
+    /// Opens the store. Fails if the store contains neither a subject nor a copy of this name.
     pub(crate) fn with_subject(&self, name: &SubjectName) -> Result<Store> {
         let store = self.open()?.filter(|store| store.root().join(name.as_str()).is_dir());
         store.ok_or_else(|| GuardianError::NoSubject { name: name.to_string(), store: self.root.clone() })
     }
 
-    /// A row for each subject, or for the one that is wanted. With several, one that cannot be read is listed.
+    /// Returns a row for each subject, or only for the subject `wanted`. Without `wanted`, a subject that cannot be
+    /// read is listed in `failed`.
     pub(crate) fn rows<T>(
         &self,
         wanted: Option<&SubjectName>,
@@ -128,7 +131,7 @@ impl StoreLocation {
         store::Error::NotFound { name: name.to_owned(), sequence: None, store: self.root.clone() }
     }
 
-    /// Where a restore of that image keeps the parts that it cuts off files.
+    /// Returns the place where a restore of this image keeps the parts of files that the restore cuts off.
     pub(crate) fn parts_of(&self, spec: &str) -> Result<Parts> {
         let image = self.image(spec)?;
         Ok(match image.strip_prefix(&self.root).ok().and_then(Path::parent) {
@@ -137,7 +140,8 @@ impl StoreLocation {
         })
     }
 
-    /// The subject of the store whose directory holds that image; `None` for an image that lies elsewhere.
+    /// Returns the subject whose directory in the store contains the image. Returns `None` for an image outside the
+    /// store.
     pub(crate) fn subject_of(&self, spec: &str) -> Result<Option<(Store, SubjectName)>> {
         let image = self.image(spec)?;
         let below = image.strip_prefix(&self.root).ok().and_then(Path::parent).and_then(Path::to_str);
@@ -145,7 +149,7 @@ impl StoreLocation {
         Ok(self.open()?.zip(name))
     }
 
-    /// Opens the image that an argument names.
+    /// Opens the image that `spec` names.
     pub(crate) fn read(&self, spec: &str) -> Result<ImageReader> {
         let path = self.image(spec)?;
         Ok(match &self.medium {

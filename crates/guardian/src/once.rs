@@ -1,8 +1,8 @@
-//! One checkpoint or one restore on request, and this process as the parent of a restored tree.
+//! One checkpoint or one restore on request. After a restore, this process can stay as the parent of the restored tree.
 //!
-//! Owns: where an image is written; the duties of the parent: signals go to the root, its status becomes the exit
-//! status.
-//! Does not: restart; `run` does.
+//! Owns: where an image is written, and the duties of the parent. Signals are passed on to the root, and the exit
+//! status of the root becomes the exit status of this process.
+//! Does not: restart a tree; `run` does.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -29,36 +29,36 @@ use crate::undoing::{Going, RestoredFiles};
 /// The request of `checkpoint`.
 #[derive(Clone, Debug)]
 pub struct CheckpointRequest {
-    /// The root of the tree.
+    /// Pid of the root of the tree.
     pub pid: Pid,
     /// The directory that becomes the image.
     pub image: PathBuf,
-    /// End the tree once the image is committed.
+    /// Whether the tree is ended after the image is committed.
     pub kill: bool,
-    /// Accept that connections to processes outside the tree are ended by the peer after a restore.
+    /// Whether peers outside of the tree may end their connections after a restore.
     pub lose_connections: bool,
-    /// How its pages are compressed, if they are.
+    /// The codec that compresses the pages. `None` writes the pages uncompressed.
     pub compression: Option<&'static dyn Codec>,
 }
 
-/// What `checkpoint` has done.
+/// The result of a checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Checkpointed {
-    /// How long the subject was stopped.
+    /// The pause: how long the subject was stopped.
     pub pause: Duration,
-    /// From the first scan to the durable image.
+    /// Time from the first scan until the image was durable.
     pub total: Duration,
-    /// Pages in the image.
+    /// Number of pages in the image.
     pub pages: PageCount,
-    /// Bytes of the image.
+    /// Size of the image in bytes.
     pub bytes: ByteCount,
 }
 
-/// Takes one checkpoint.
+/// Takes one checkpoint of a process tree.
 ///
 /// # Errors
 ///
-/// Refusals of the engine, and errors of the store; the tree continues then.
+/// The engine refuses the checkpoint, or the store fails. The tree then continues.
 pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
     require_features()?;
     require_restorable()?;
@@ -84,8 +84,8 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
     })
 }
 
-/// Refuses an image whose parent directory does not exist. A directory is not made: its name may be misspelt, and its
-/// owner and mode are the operator's choice.
+/// Refuses an image whose parent directory does not exist. The directory is not created, because its name may be
+/// misspelt. The operator also has to choose the owner and the mode of the directory.
 fn require_parent(image: &Path) -> Result<()> {
     let is_missing = |parent: &&Path| !parent.as_os_str().is_empty() && !parent.exists();
     let missing = image.parent().filter(is_missing).map(Path::to_path_buf);
@@ -95,36 +95,36 @@ fn require_parent(image: &Path) -> Result<()> {
 /// The request of `restore`.
 #[derive(Clone, Debug)]
 pub struct RestoreRequest {
-    /// A directory, NAME or NAME@SEQ.
+    /// The image: a directory, NAME or NAME@SEQ.
     pub image: String,
     /// The store in which names are resolved.
     pub store: StoreLocation,
-    /// Which process numbers.
+    /// How the pids of the restored processes are chosen.
     pub numbers: PidPolicy,
     /// What happens when regular files have changed since the checkpoint.
     pub files: RestoredFiles,
-    /// Let the tree run while its memory is still being filled.
+    /// Whether the tree runs while its memory is still being filled.
     pub lazy: bool,
-    /// Give back no TCP connection to the outside, also where its peer may still wait for it.
+    /// Whether no TCP connection to an outside process is restored, even if the peer may still wait for the connection.
     pub lose_connections: bool,
-    /// Return once the tree runs, instead of staying as its parent.
+    /// Whether the call returns once the tree runs, instead of staying as the parent of the tree.
     pub detach: bool,
-    /// A file that is to hold the root's pid.
+    /// A file to which the pid of the root is written.
     pub pidfile: Option<PathBuf>,
 }
 
-/// A tree that runs again.
+/// The result of a restore.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Resumed {
-    /// Its root.
+    /// Pid of the root.
     pub root: Pid,
-    /// How many processes it has.
+    /// Number of processes.
     pub processes: usize,
-    /// From the call to the first instruction.
+    /// Time from the call to the first instruction of the tree.
     pub total: Duration,
-    /// From the call until all memory was there.
+    /// Time from the call until all memory was filled.
     pub filled: Duration,
-    /// How the root ended, for a caller that stayed.
+    /// How the root ended, if the caller stayed as the parent.
     pub status: Option<SubjectStatus>,
 }
 
@@ -132,12 +132,13 @@ pub struct Resumed {
 ///
 /// # Errors
 ///
-/// Why there is no tree. Once it runs, only a failure to watch it is an error.
+/// The reason why there is no tree. Once the tree runs, only a failure to watch it is an error.
 pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(&RunEvent)) -> Result<Resumed> {
     let streams = Streams::inherited()?;
     require_features()?;
     let reader = request.store.read(&request.image)?;
-    // Before any process is made, so that no signal ends us between its birth and our care for it.
+    // Signals are taken before a process is created. Otherwise a signal could end this process before it takes care of
+    // the tree.
     let signals = if request.detach { None } else { Some(Signals::take()?) };
     let mut foreground = Foreground::new();
     let parts = request.store.parts_of(&request.image)?;
@@ -151,7 +152,7 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(&RunEvent)) -> Res
         kept: engine::Kept::default(),
         files: Files { policy, aside: Some(parts.keeping()), covered, ..Files::default() },
         connections_lost: request.lose_connections,
-        // A program that outlives us would keep the terminal.
+        // A program that outlives this process would keep the terminal.
         terminal: signals.as_ref().and_then(|_| foreground.offer()),
         watch: None,
     };
@@ -183,7 +184,7 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(&RunEvent)) -> Res
     Ok(Resumed { root, processes: pids.len(), total, filled, status })
 }
 
-/// Takes files back if they are to go.
+/// Rolls files back, if the request demands a rollback.
 fn go_back(
     request: &RestoreRequest,
     going: Option<&Going>,
@@ -196,7 +197,7 @@ fn go_back(
     Ok(covered)
 }
 
-/// Hands signals on until the subject ends.
+/// Passes signals on to the subject until the subject ends.
 fn stay(signals: &Signals, subject: &Subject, foreground: &mut Foreground) -> Result<SubjectStatus> {
     loop {
         let mut waiting = [
@@ -217,7 +218,7 @@ fn stay(signals: &Signals, subject: &Subject, foreground: &mut Foreground) -> Re
     }
 }
 
-/// Applies a signal to this process to the subject.
+/// Applies a signal that this process has received to the subject.
 pub(crate) fn hand_on(request: Request, subject: &Subject) -> Result<()> {
     let has_it = |from_terminal: bool| from_terminal && signals::shares_group(subject.pid());
     match request {
@@ -234,13 +235,13 @@ pub(crate) fn hand_on(request: Request, subject: &Subject) -> Result<()> {
     }
 }
 
-/// Writes a pid file: a reader never sees half of it.
+/// Writes a pid file. A reader never sees a partial file.
 fn write_pid(path: &Path, pid: Pid) -> Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     let temporary = PathBuf::from(name);
     let failed = |error: std::io::Error| Error::path("write", path, error);
-    // An existing file of this name may be a link of another user to any file of ours.
+    // An existing file of this name may be a link that another user has made to any file of ours.
     match std::fs::remove_file(&temporary) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error).into()),
         _ => {}

@@ -1,9 +1,12 @@
-//! The status of a subject, in a file beside its images, so that `status` needs no guardian to read it.
+//! The status of a subject, in the file `status.json` beside the checkpoints of the subject.
 //!
-//! Owns: `status.json`: its form, and how a stale one is recognised.
-//! Invariants: a reader never sees a partial file, and a failed write leaves none. A file that another user could have
-//! written is not read.
-//! Does not: survive a power cut in its newest version; a restore needs nothing of it.
+//! A subject is a protected process tree; its guardian is the process that protects it. The command `status` reads this
+//! file, so that `status` works without a running guardian.
+//!
+//! Owns: the form of `status.json`, and the test whether the file is stale.
+//! Invariants: a reader never sees a partial file, and a failed write leaves no partial file. A file that another user
+//! could have written is not read.
+//! Does not: make the newest version survive a power cut. A restore needs nothing from this file.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -21,47 +24,47 @@ use crate::files::FilesReport;
 use crate::time;
 
 const FILE: &str = "status.json";
-/// Bytes of it that are read at most: a thousand times what a status takes.
+/// Maximum number of bytes that are read. A usual status is a thousand times smaller.
 const BYTES_MAX: u64 = 4 << 20;
 
-/// A process by its lasting name.
+/// A process, named by its pid and its start time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ProcessName {
     pub(crate) pid: i32,
     pub(crate) start: u64,
 }
 
-/// What a subject is doing, and whether anything guards it.
+/// The state of a subject, and whether a guardian protects the subject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SubjectState {
-    /// It runs and is guarded.
+    /// The subject runs and has a guardian.
     #[default]
     Running,
-    /// It has died, and its restart waits.
+    /// The subject has died, and its restart is delayed.
     BackingOff,
-    /// It has died, and is being brought back.
+    /// The subject has died, and is being restored or started again.
     Restoring,
-    /// It has ended, and is not restarted.
+    /// The subject has ended, and is not restarted.
     Ended,
-    /// It has died more often than is allowed.
+    /// The subject has died more often than the restart limit permits.
     GaveUp,
-    /// It has died, and could not be brought back.
+    /// The subject has died, and could not be restored.
     Failed,
-    /// Its guardian has ended; the subject runs.
+    /// The guardian has ended; the subject runs.
     Unprotected,
-    /// Its guardian has ended, and the subject too.
+    /// The guardian and the subject have ended.
     Dead,
 }
 
 impl SubjectState {
-    /// Whether there is a guardian that restarts it, should it die now.
+    /// Reports whether a guardian would restart the subject if the subject died now.
     #[must_use]
     pub const fn is_watched(self) -> bool {
         matches!(self, Self::Running | Self::Restoring | Self::BackingOff)
     }
 
-    /// Whether it has ended, and will not be restored.
+    /// Reports whether the subject has ended and will not be restored.
     #[must_use]
     pub const fn is_over(self) -> bool {
         matches!(self, Self::Ended | Self::GaveUp | Self::Failed | Self::Dead)
@@ -83,13 +86,13 @@ impl From<State> for SubjectState {
 }
 
 impl std::fmt::Display for SubjectState {
-    /// The name that is serialised.
+    /// Writes the serialised name of the state.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.serialize(f)
     }
 }
 
-/// How an incarnation has ended.
+/// The end of an incarnation. An incarnation is a subject from one start or restore to its next death.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct Death {
@@ -100,7 +103,7 @@ pub struct Death {
     pub time: String,
 }
 
-/// Percentiles of pauses.
+/// Percentiles and maximum of the pauses, in microseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct PauseMicroseconds {
@@ -109,7 +112,7 @@ pub struct PauseMicroseconds {
     pub max: u64,
 }
 
-/// Stops of one checkpoint before its last one, which keep each stop within the pause budget.
+/// The slices of one checkpoint: short stops before the final stop, which keep each stop within the pause budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct SlicesReport {
@@ -125,7 +128,7 @@ impl SlicesReport {
     }
 }
 
-/// Checkpoints that were compared with the subject, page by page.
+/// The total result of comparing checkpoints with the subject, page by page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct VerifiedReport {
@@ -134,16 +137,16 @@ pub struct VerifiedReport {
     pub differences: u64,
 }
 
-/// Why checkpoints were not taken.
+/// A reason why checkpoints were not taken, or were taken late.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RefusalReport {
-    /// The reason, as it was first reported; numbers in later ones can differ.
+    /// The reason as first reported. Later reports that differ only in numbers are counted as the same reason.
     pub reason: String,
-    /// How many.
+    /// Number of checkpoints with this reason.
     pub count: u64,
 }
 
-/// Why a restart began the program anew although there were checkpoints.
+/// Why a restart started the program from its beginning although there were checkpoints.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct FreshReport {
@@ -151,80 +154,83 @@ pub struct FreshReport {
     pub time: String,
 }
 
-/// Since when no checkpoint could be taken.
+/// A period in which no checkpoint could be taken: the reason, and the start of the period.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Failing {
     pub(crate) reason: String,
     pub(crate) since: String,
 }
 
-/// The facts of a guardian about its subject, which `status` shows unchanged.
+/// The facts that a guardian records about its subject. The command `status` shows these facts unchanged.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct SubjectFacts {
     pub name: String,
     pub policy: RestartPolicy,
-    /// Which of its incarnations this is, from 1.
+    /// Number of the current incarnation, counted from 1.
     pub incarnation: u64,
     pub restarts: u64,
     pub last_death: Option<Death>,
-    /// Checkpoints that this guardian has committed.
+    /// Number of checkpoints that this guardian has committed.
     pub checkpoints: u64,
-    /// Checkpoints that were taken and are being written.
+    /// Number of checkpoints that were taken and are still being written.
     #[serde(default)]
     pub in_flight: usize,
     /// Requested checkpoints per second.
     pub requested_hz: f64,
-    /// Checkpoints taken per second, of late.
+    /// Recently achieved checkpoints per second.
     pub achieved_hz: f64,
-    /// How long it was stopped for them.
+    /// Pauses of the subject for checkpoints.
     pub pause_us: PauseMicroseconds,
-    /// The pause budget: the longest that one stop should last.
+    /// The pause budget: the longest time that one stop should last.
     #[serde(default)]
     pub max_pause_us: Option<u64>,
-    /// Stops of its last checkpoint before the one that completed it.
+    /// Stops for the last checkpoint, before the stop that completed the checkpoint.
     #[serde(default)]
     pub slices: SlicesReport,
-    /// What comparisons with the subject have found.
+    /// Results of comparing checkpoints with the subject.
     #[serde(default)]
     pub verified: VerifiedReport,
-    /// Its TCP connections to the outside.
+    /// TCP connections of the subject to processes outside of the subject.
     #[serde(default)]
     pub connections: ConnectionsReport,
-    /// How dirty pages are found.
+    /// Name of the tracker, which finds dirty pages.
     #[serde(default)]
     pub tracker: String,
-    /// Files that it writes, and what a restart does when they have changed.
+    /// Files that the subject writes, and what a restart does if these files have changed.
     #[serde(default)]
     pub files: FilesReport,
-    /// Why the last restart began the program anew although there were checkpoints.
+    /// Why the last restart started the program from its beginning although there were checkpoints.
     #[serde(default)]
     pub fresh: Option<FreshReport>,
-    /// Checkpoints that were taken late, by reason.
+    /// Numbers of checkpoints that were taken late, by reason.
     #[serde(default)]
     pub held_back: Vec<RefusalReport>,
-    /// Checkpoints that were not taken, by reason.
+    /// Numbers of checkpoints that were not taken, by reason.
     pub refusals: Vec<RefusalReport>,
 }
 
-/// TCP connections of a subject to the outside, and what became of those that it had at its deaths.
+/// TCP connections of a subject to outside processes: present connections, and the fate of connections at deaths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ConnectionsReport {
-    /// Nothing passed through them between the last two checkpoints: as long as that holds they stay open over a death.
+    /// Connections that carried no data between the last two checkpoints. An idle connection stays open when the
+    /// subject dies.
     pub idle: usize,
-    /// So many have stayed open since the guardian began.
+    /// Number of connections that stayed open at a death, counted since the start of the guardian.
     pub kept: u64,
-    /// The number that has ended with the program, of those in its checkpoint.
+    /// Number of connections in restored checkpoints that had ended with the program, counted since the start of the
+    /// guardian.
     pub ended: u64,
-    /// Their output is held until a checkpoint contains it: they go back with the program (level L3).
+    /// Connections whose output is held until a checkpoint contains the output. These connections are rolled back with
+    /// the program (level L3 in `docs/operating/channels.md`).
     #[serde(default)]
     pub held: usize,
-    /// So many have gone back to a checkpoint since the guardian began.
+    /// Number of connections that were rolled back to a checkpoint, counted since the start of the guardian.
     #[serde(default)]
     pub rewound: u64,
 }
 
-/// The content of the file.
+/// The content of the status file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Record {
     #[serde(flatten)]
@@ -233,22 +239,23 @@ pub(crate) struct Record {
     pub(crate) guardian: ProcessName,
     pub(crate) root: ProcessName,
     pub(crate) state: SubjectState,
-    /// The name of the guardian's socket for requests.
+    /// Name of the socket on which the guardian accepts requests.
     #[serde(default)]
     pub(crate) requests: String,
     pub(crate) last_checkpoint: Option<String>,
-    /// The first checkpoint that is one of this program's; older ones in the store are of others.
+    /// Sequence number of the first checkpoint of this program. Older checkpoints in the store belong to other
+    /// programs.
     pub(crate) first_sequence: u64,
-    /// What the log takes on the disk, since its first commit.
+    /// Bytes that the log occupies on disk. `None` before the first commit.
     #[serde(default)]
     pub(crate) store_bytes: Option<u64>,
-    /// Set while checkpoints fail.
+    /// The current period without checkpoints. `None` while checkpoints succeed.
     #[serde(default)]
     pub(crate) failing: Option<Failing>,
 }
 
 impl Record {
-    /// Reads the file in a subject's directory; `None` when there is none.
+    /// Reads the status file in the directory of a subject. Returns `None` if the file does not exist.
     pub(crate) fn read(directory: &Path) -> Result<Option<Self>> {
         let path = directory.join(FILE);
         let file = match trust::open_file(&path) {
@@ -264,17 +271,17 @@ impl Record {
         record.map(Some).map_err(|error| GuardianError::Status { path, why: error.to_string() })
     }
 
-    /// Writes it to the file in a subject's directory.
+    /// Writes the record to the status file in the directory of a subject.
     pub(crate) fn write(&self, directory: &Path) -> Result<()> {
         replace_json(&directory.join(FILE), &directory.join(format!(".{FILE}.new")), self)
     }
 
-    /// Whether the guardian that wrote it is still there.
+    /// Reports whether the guardian that wrote the record still lives.
     pub(crate) fn is_guarded(&self) -> bool {
         self.is_of_this_boot() && self.guardian.is_alive()
     }
 
-    /// Whether the root process it names is still there.
+    /// Reports whether the root process that the record names still lives.
     pub(crate) fn has_root(&self) -> bool {
         self.is_of_this_boot() && self.root.is_alive()
     }
@@ -298,20 +305,21 @@ impl ProcessName {
     }
 }
 
-/// A number that is different for every boot; empty where the kernel has none.
+/// Returns the boot ID, which differs for every boot. Returns an empty string if the kernel provides no boot ID.
 pub(crate) fn boot() -> String {
     let text = procfs::read_text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     text.trim().to_owned()
 }
 
-/// Replaces a file with the JSON of a value, by way of a temporary file in the same directory.
+/// Replaces a file with the JSON of a value: writes a temporary file in the same directory, and renames the temporary
+/// file.
 pub(crate) fn replace_json(path: &Path, temporary: &Path, value: &impl Serialize) -> Result<()> {
     let failed = |error: std::io::Error| Error::path("write", path, error);
     let text = serde_json::to_vec_pretty(value).map_err(|error| failed(error.into()))?;
     let mut file = trust::open_or_create(temporary, trust::Access::Write)?;
     let written = file.set_len(0).and_then(|()| file.write_all(&text));
     written.and_then(|()| std::fs::rename(temporary, path)).map_err(|error| {
-        // The first error is reported.
+        // Only the first error is reported.
         let _ = std::fs::remove_file(temporary);
         failed(error).into()
     })

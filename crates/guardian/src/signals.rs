@@ -1,10 +1,10 @@
-//! Signals to this process: nearly all are meant for the subject.
+//! Signals to this process. Nearly all signals are meant for the subject (a protected process tree).
 //!
-//! Owns: which signals are blocked and read from a descriptor, and what each of them requests.
-//! Invariants: a signal that the caller had ignored has no effect. A signal that the terminal has sent to the whole
-//! foreground group is not sent to the subject a second time. A write beyond RLIMIT_FSIZE or to a pipe without a reader
-//! is an error of this write, and ends no process.
-//! Does not: act; the loops do.
+//! Owns: the set of signals that are blocked and read from a descriptor, and the request that each signal means.
+//! Invariants: a signal that was ignored at the start of this process has no effect. A signal that the terminal has
+//! sent to the whole foreground group is not sent to the subject a second time. A write beyond RLIMIT_FSIZE, or to a
+//! pipe without a reader, returns an error and ends no process.
+//! Does not: act on signals; the event loops do.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread::JoinHandle;
@@ -31,20 +31,20 @@ pub(crate) const TTIN: Signal = Signal(21);
 pub(crate) const TTOU: Signal = Signal(22);
 const XFSZ: Signal = Signal(25);
 
-/// Ask the subject to end.
+/// Signals that ask the subject to end.
 const ENDING: [Signal; 4] = [HUP, INT, QUIT, TERM];
-/// Mean whatever the subject makes of them.
+/// Signals whose meaning the subject defines.
 const PASSED_ON: [Signal; 2] = [USR1, USR2];
-/// Stop this program and the subject together.
+/// Signals that stop this program and the subject together.
 const STOPPING: [Signal; 3] = [TSTP, TTIN, TTOU];
 
-/// Would end this program for a write that fails: at the limit on file sizes, and without a reader.
+/// Signals that would end this program when a write fails: beyond the limit on file sizes, or without a reader.
 const OF_WRITES: [Signal; 2] = [PIPE, XFSZ];
 
-/// Makes writes that cannot be done errors and nothing else, for the rest of this process's life. Gives the signals that
-/// programs started from here must meet with their default actions again.
+/// Turns failed writes into errors, for the remaining life of this process. Returns the signals that must have their
+/// default actions in programs started by this process.
 pub(crate) fn outlive_failed_writes() -> Result<u64> {
-    // Rust's runtime ignores SIGPIPE before the setting of the caller can be read.
+    // The Rust runtime ignores SIGPIPE before this program can read the inherited setting.
     let ignored = ignored()? & !bit(PIPE);
     for signal in OF_WRITES {
         sys::signal::set_ignored(signal)?;
@@ -52,7 +52,8 @@ pub(crate) fn outlive_failed_writes() -> Result<u64> {
     Ok(OF_WRITES.into_iter().map(bit).fold(0, |set, one| set | one) & !ignored)
 }
 
-/// Starts a thread that no signal to this process reaches, so that it can begin before they are blocked.
+/// Starts a thread that receives no signal to this process. The thread can therefore start before `Signals::take`
+/// blocks signals.
 pub fn in_background(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let blocked = sys::signal::block(u64::MAX)?;
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(work);
@@ -63,14 +64,14 @@ pub fn in_background(name: &str, work: impl FnOnce() + Send + 'static) -> Result
 /// The meaning of a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Request {
-    /// The subject is to end. `from_terminal`: it has the signal already if it is in our group, and a program that
-    /// takes Ctrl-C for "stop what you are at" goes on.
+    /// The subject is to end. With `from_terminal`, the subject already has the signal if it is in our group. A program
+    /// that handles Ctrl-C by stopping its current task may continue.
     End { signal: Signal, from_terminal: bool },
-    /// Hand it to the subject.
+    /// Pass the signal on to the subject.
     PassOn(Signal),
     /// Stop until SIGCONT arrives.
     Stop { signal: Signal, from_terminal: bool },
-    /// Some child has changed.
+    /// A child has changed its state.
     Child,
 }
 
@@ -78,16 +79,19 @@ pub(crate) enum Request {
 #[derive(Debug)]
 pub(crate) struct Signals {
     queue: OwnedFd,
-    /// What was blocked before they were taken, and is in the programs that we start, as a set of bits.
+    /// Signals that were blocked before [`Self::take`], as a set of bits. Programs started by this process get this
+    /// mask.
     pub(crate) blocked_before: u64,
-    /// What is ignored here and has its default action in the programs that we start, as a set of bits.
+    /// Signals that are ignored here, but have their default actions in programs started by this process, as a set of
+    /// bits.
     pub(crate) defaults: u64,
 }
 
 impl Signals {
     /// Blocks all signals of interest, for the rest of the life of this process.
     pub(crate) fn take() -> Result<Self> {
-        // If the parent ignores SIGCHLD, the children of this process would be reaped by the kernel.
+        // If SIGCHLD were still ignored, as the parent may have left it, the kernel would reap the children of this
+        // process.
         sys::signal::set_default(CHLD)?;
         let ignored = ignored()?;
         let wanted = ENDING.iter().chain(&PASSED_ON).chain(&STOPPING).chain([&CHLD]);
@@ -97,15 +101,16 @@ impl Signals {
         Ok(Self { queue: signalfd::create_nonblocking(set)?, blocked_before, defaults })
     }
 
-    /// Becomes readable with a signal.
+    /// Returns a descriptor that becomes readable when a signal arrives.
     pub(crate) fn handle(&self) -> BorrowedFd<'_> {
         self.queue.as_fd()
     }
 
-    /// Takes the next signal, if one has come.
+    /// Reads the next signal, if one has arrived.
     pub(crate) fn poll(&self) -> Result<Option<Request>> {
         let Some(received) = signalfd::read(self.queue.as_fd())? else { return Ok(None) };
-        // Above zero the kernel sent it: for these signals that is the terminal driver.
+        // A positive code means that the kernel has sent the signal. For these signals the sender is the terminal
+        // driver.
         let from_terminal = received.code > 0;
         let signal = received.signal;
         Ok(Some(if signal == CHLD {
@@ -120,18 +125,18 @@ impl Signals {
     }
 }
 
-/// Whether the subject is in the process group that the terminal has signalled together with us.
+/// Reports whether the subject is in our process group, so that signals of the terminal reach the subject too.
 pub(crate) fn shares_group(subject: Pid) -> bool {
     let own = sys::session::group_of(Pid(std::process::id() as i32));
     own.is_ok_and(|own| sys::session::group_of(subject).is_ok_and(|group| group == own))
 }
 
-/// Whether this process has a controlling terminal. SIGHUP then means that the terminal is gone.
+/// Reports whether this process has a controlling terminal. SIGHUP then means that the terminal has hung up.
 pub(crate) fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }
 
-/// Stops this process until it gets SIGCONT.
+/// Stops this process until it receives SIGCONT.
 pub(crate) fn stop_ourselves() -> Result<()> {
     Ok(sys::signal::send(Pid(std::process::id() as i32), STOP)?)
 }
@@ -140,7 +145,7 @@ const fn bit(signal: Signal) -> u64 {
     1 << (signal.get() - 1)
 }
 
-/// Signals that this process ignores.
+/// Returns the signals that this process ignores, as a set of bits.
 fn ignored() -> Result<u64> {
     let text = procfs::read_text("/proc/self/status")?;
     let line = text.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,7 +1,7 @@
-//! The state of guarded subjects, read from the status files of their guardians.
+//! The state of guarded subjects (protected process trees), read from the status files of their guardians.
 //!
-//! Owns: the answer of `status` in the form of the contract.
-//! Invariants: a dead guardian is noticed, whatever its file says.
+//! Owns: the output of `status`.
+//! Invariants: a dead guardian is detected, whatever its status file states.
 //! Does not: contact a guardian.
 
 use std::time::{Duration, SystemTime};
@@ -20,38 +20,38 @@ use crate::run::without_numbers;
 use crate::system::{self, ChannelFacts, ComponentFacts};
 use crate::time;
 
-/// Rounds without a checkpoint after which a subject counts as unprotected, and the shortest such time.
+/// Number of successive missed checkpoints after which a subject counts as unprotected, and the minimum time for this.
 const ROUNDS_MISSED: f64 = 3.0;
 const MISSED_MIN: Duration = Duration::from_secs(2);
 
 /// One guarded subject.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct SubjectReport {
-    /// What its guardian has recorded.
+    /// The facts that the guardian has recorded.
     #[serde(flatten)]
     pub facts: SubjectFacts,
-    /// Its root, or what that was when it lived.
+    /// Pid of the root. If the subject has ended, the last pid of the root.
     pub pid: i32,
-    /// What it is doing.
+    /// State of the subject.
     pub state: SubjectState,
-    /// Why the subject would not come back from a checkpoint, or only from an old one since no more can be taken, if it
-    /// died now; `None` when it would, or has ended.
+    /// Why the subject could not be restored if it died now, or could be restored only from an old checkpoint. A
+    /// checkpoint is old if no newer checkpoint can be taken. `None` if the subject could be restored, or has ended.
     pub unprotected_because: Option<String>,
-    /// How old the newest checkpoint is; `None` when there is none.
+    /// Age of the newest checkpoint in microseconds. `None` if there is no checkpoint.
     pub checkpoint_age_us: Option<u64>,
-    /// Bytes of all its checkpoints.
+    /// Size of all checkpoints in bytes.
     pub store_bytes: u64,
-    /// The guardian's pid.
+    /// Pid of the guardian.
     pub guardian: i32,
-    /// The facts of the guardian of its system, if it is a component.
+    /// The facts that the guardian of a system has recorded, if the subject is a component of the system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub component: Option<ComponentFacts>,
-    /// Its channels, if it is one.
+    /// The channels of the component, if the subject is a component.
     pub channels: Vec<ChannelFacts>,
 }
 
 impl SubjectReport {
-    /// A component that was never started.
+    /// Returns the report of a component that was never started.
     fn not_started(component: ComponentFacts) -> Self {
         Self {
             facts: SubjectFacts { name: component.name.clone(), ..SubjectFacts::default() },
@@ -66,7 +66,7 @@ impl SubjectReport {
         }
     }
 
-    /// Whether `unprotected_because` names this reason, as far as numbers do not matter.
+    /// Reports whether `unprotected_because` names this reason. Numbers in the texts are not compared.
     #[must_use]
     pub fn is_unprotected_because(&self, reason: &str) -> bool {
         let reason = without_numbers(&headline(reason));
@@ -74,11 +74,11 @@ impl SubjectReport {
     }
 }
 
-/// The subjects of a store that are or were guarded; one of them, or all.
+/// Returns the subjects of a store that are or were guarded, or only the subject `name`.
 ///
 /// # Errors
 ///
-/// When the store cannot be read, or has no subject of that name, or the status of that one cannot be read.
+/// The store cannot be read, it has no subject `name`, or the status of this subject cannot be read.
 pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Found<SubjectReport>> {
     let wanted: Option<SubjectName> = name.map(str::parse).transpose()?;
     let mut found = location.rows(wanted.as_ref(), subject)?;
@@ -91,7 +91,7 @@ pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Found<Subj
     }
 }
 
-/// Adds the facts about components, including those that were never started.
+/// Adds the facts about components, including components that were never started.
 fn add_components(rows: &mut Vec<SubjectReport>, components: Vec<ComponentFacts>, wanted: Option<&str>) {
     for mut facts in components.into_iter().filter(|facts| wanted.is_none_or(|wanted| wanted == facts.name)) {
         match rows.iter_mut().find(|row| row.facts.name == facts.name) {
@@ -105,7 +105,7 @@ fn add_components(rows: &mut Vec<SubjectReport>, components: Vec<ComponentFacts>
     rows.sort_by(|one, other| one.facts.name.cmp(&other.facts.name));
 }
 
-/// One subject; `None` if it is not and never was guarded.
+/// Returns the report of one subject. Returns `None` if the subject was never guarded.
 fn subject(store: &Store, name: &SubjectName) -> Result<Option<SubjectReport>> {
     let record = Record::read(&store.root().join(name.as_str()))?;
     record.map(|record| report(store, name, record)).transpose()
@@ -133,8 +133,9 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
     })
 }
 
-/// When the newest checkpoint was taken, and the bytes of all. The record has them while its guardian lives, since only
-/// that one writes checkpoints then. Later, `prune` and `squash` change the store and not the record.
+/// Returns the time of the newest checkpoint, and the bytes of all checkpoints. While the guardian lives, only the
+/// guardian writes checkpoints, and its record contains both values. Later, `prune` and `squash` change the store but
+/// not the record.
 fn stored(store: &Store, name: &SubjectName, record: &Record) -> Result<(Option<SystemTime>, u64)> {
     let recorded = record.last_checkpoint.as_deref().and_then(time::parse);
     if let Some(bytes) = record.store_bytes.filter(|_| record.is_guarded()) {
@@ -145,8 +146,8 @@ fn stored(store: &Store, name: &SubjectName, record: &Record) -> Result<(Option<
     Ok((own.map(|(_, commit)| commit.time), images::bytes_of(&images)))
 }
 
-/// The reason why a subject that runs would not come back from a checkpoint: its guardian has ended, no checkpoint of
-/// this program is committed, or one of its files prevents every restart.
+/// Returns the reason why a running subject could not be restored. For example, its guardian has ended, no checkpoint
+/// of this program is committed, or a file prevents every restart.
 fn unprotected(
     store: &Store,
     name: &SubjectName,
@@ -154,7 +155,7 @@ fn unprotected(
     state: SubjectState,
 ) -> Result<Option<String>> {
     if record.facts.requested_hz == 0.0 && state != SubjectState::Unprotected {
-        // It is always started from its beginning.
+        // Without checkpoints, the subject is always started from its beginning.
         return Ok(None);
     }
     match state {
@@ -170,7 +171,7 @@ fn unprotected(
     if newest.is_some_and(|newest| newest >= record.first_sequence) {
         if let Some(file) = record.facts.files.always_prevents() {
             return Ok(Some(format!(
-                "no checkpoint can be restored, since {file} is mapped and can be written to unnoticed"
+                "no checkpoint can be restored, because {file} is mapped and can change without detection"
             )));
         }
         if let Some(why) = record.facts.files.lost() {
@@ -191,13 +192,13 @@ fn unprotected(
     }))
 }
 
-/// Whether checkpoints have failed for so long that the operator has to know.
+/// Reports whether checkpoints have failed for so long that the operator must be informed.
 fn is_stale(failing: &Failing, requested_hz: f64) -> bool {
     let missed = Duration::try_from_secs_f64(ROUNDS_MISSED / requested_hz).unwrap_or(Duration::MAX);
     age(&failing.since).is_some_and(|age| age >= missed.max(MISSED_MIN))
 }
 
-/// The content of the file, corrected if its writer has died.
+/// Returns the recorded state, corrected if the guardian or the root has died since.
 fn state(record: &Record) -> SubjectState {
     match (record.state.is_over(), record.is_guarded(), record.has_root()) {
         (false, false, true) => SubjectState::Unprotected,

@@ -1,9 +1,11 @@
-//! Open files that a subject shares with this process, because both have inherited them.
+//! Open files that a subject shares with this process, because both processes have inherited the same descriptors.
 //!
-//! Owns: their identity for a checkpoint, and duplicates of them for a restore.
-//! Invariants: they are recorded before this process has opened anything itself. Its duplicates close on exec, and no
-//! subject gets them. No descriptor is changed.
-//! Does not: know the kind of file.
+//! A subject is a protected process tree.
+//!
+//! Owns: the identity of these files for a checkpoint, and duplicates of their descriptors for a restore.
+//! Invariants: the files are recorded before this process opens a file itself. The duplicates are closed on exec, so
+//! that no subject inherits them. No inherited descriptor is changed.
+//! Does not: distinguish pipes, sockets and terminals.
 
 use std::collections::{BTreeSet, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,27 +19,29 @@ use tracee::tree;
 use crate::ancestry;
 use crate::error::Result;
 
-/// Paths that are listed at most.
+/// Maximum number of paths that are listed.
 const LISTED_MAX: usize = 64;
-/// Duplicates get numbers above those of the standard streams.
+/// Lowest number of a duplicate, above the numbers of the standard streams.
 const FIRST_COPY: i32 = 3;
 
 /// Files that a subject shares with this program.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// Those that were open when this program was started and, for a subject with a log, the log; a copy of each.
+    /// Device, inode and a duplicate of each file that was open when this program was started. If the subject has a
+    /// log, the log is in this list too.
     files: Vec<(u64, Inode, OwnedFd)>,
-    /// What the subject has in place of standard output and standard error. It never goes back: what the subject wrote
-    /// before its death tells why it died.
+    /// The log file that replaces standard output and standard error of the subject. The log is never rolled back: the
+    /// output before a death tells why the subject died.
     log: Option<OwnedFd>,
 }
 
 impl Streams {
-    /// The standard streams: all that two programs started in one place can count on.
+    /// Records only the standard streams. Two programs that are started from the same shell share no other files for
+    /// certain.
     pub(crate) fn standard() -> Result<Self> {
         let mut found = Vec::new();
         for stream in [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()] {
-            // One of them may be closed.
+            // A standard stream may be closed.
             if rustix::io::fcntl_getfd(stream).is_ok() {
                 found.extend(named(copy(stream)?));
             }
@@ -45,14 +49,16 @@ impl Streams {
         Ok(Self { files: found, log: None })
     }
 
-    /// Everything that this program was started with and hands on to those that it starts: a jobserver's pipe, a
-    /// service manager's log or listening sockets. To be called before anything else is opened.
+    /// Records all files that this program was started with and that its children inherit. Examples are the pipe of a
+    /// jobserver, and the log or the listening sockets of a service manager. Must be called before this program opens a
+    /// file.
     pub(crate) fn inherited() -> Result<Self> {
         let mut found = Self::standard()?.files;
         let own = Pid(std::process::id() as i32);
         let handle = pidfd::open(own)?;
         for fd in procfs::descriptors(own)?.into_iter().filter(|fd| fd.get() >= FIRST_COPY) {
-            // The descriptor of the listing itself is gone already; our copies close on exec.
+            // The descriptor of the listing itself is closed by now. The duplicates are skipped, because they are
+            // closed on exec.
             if is_handed_on(own, fd)
                 && let Ok(copy) = pidfd::duplicate(handle.as_fd(), own, fd)
             {
@@ -62,25 +68,25 @@ impl Streams {
         Ok(Self { files: found, log: None })
     }
 
-    /// The same, for a subject with a log.
+    /// Returns duplicates of the shared files together with the log of a subject.
     pub(crate) fn with_log(&self, log: OwnedFd) -> Result<Self> {
         let mut files = self.duplicates()?;
         files.extend(named(copy(log.as_fd())?));
         Ok(Self { files, log: Some(log) })
     }
 
-    /// The log, if there is one.
+    /// Returns the log, if the subject has a log.
     pub(crate) fn log(&self) -> Option<&OwnedFd> {
         self.log.as_ref()
     }
 
-    /// Device and inode of each.
+    /// Returns device and inode of each file.
     pub(crate) fn identities(&self) -> Vec<(u64, Inode)> {
         self.files.iter().map(|(device, inode, _)| (*device, *inode)).collect()
     }
 
-    /// Device and inode of those that stay as they are when files go back: the files that other programs write, and the
-    /// log, if there is one, behind them. How many are of the former kind.
+    /// Returns device and inode of the files that a rollback does not change. Files that other programs write come
+    /// first, and their number is returned too. The log follows, if there is a log.
     pub(crate) fn that_stay(&self) -> (Vec<(u64, u64)>, usize) {
         let log = self.log.as_ref().and_then(|log| rustix::fs::fstat(log).ok());
         let log = log.map(|stat| (stat.st_dev, stat.st_ino));
@@ -93,7 +99,7 @@ impl Streams {
         (stay, of_others)
     }
 
-    /// Copies of the regular files among them that are open for writing.
+    /// Returns duplicates of the regular files that are open for writing.
     pub(crate) fn written(&self) -> Result<Vec<OwnedFd>> {
         self.those_written().map(|(_, _, file)| copy(file.as_fd())).collect()
     }
@@ -102,7 +108,7 @@ impl Streams {
         self.files.iter().filter(|(_, _, file)| is_written_file(file.as_fd()))
     }
 
-    /// Device, inode and another copy of each, to be given away.
+    /// Returns device, inode and a new duplicate of each file, for another owner.
     pub(crate) fn duplicates(&self) -> Result<Vec<(u64, Inode, OwnedFd)>> {
         let duplicate =
             |(device, inode, file): &(u64, Inode, OwnedFd)| Ok((*device, *inode, copy(file.as_fd())?));
@@ -110,7 +116,7 @@ impl Streams {
     }
 }
 
-/// Whether standard error is a regular file.
+/// Reports whether standard error is a regular file that is open for writing.
 pub(crate) fn says_into_file() -> bool {
     is_written_file(rustix::stdio::stderr())
 }
@@ -124,8 +130,8 @@ fn is_written_file(file: BorrowedFd<'_>) -> bool {
         && rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags & OFlags::ACCMODE != OFlags::RDONLY)
 }
 
-/// Those of these files (device and inode) that a process has open for writing which is neither this one nor an ancestor
-/// of it. Processes that this user may not inspect count as none that write.
+/// Returns the files in `files` (device and inode) that another process has open for writing. This process and its
+/// ancestors do not count as other processes. A process that this user may not inspect does not count as a writer.
 pub(crate) fn written_by_others(files: &[(u64, u64)]) -> Vec<(u64, u64)> {
     if files.is_empty() {
         return Vec::new();
@@ -145,8 +151,8 @@ pub(crate) fn written_by_others(files: &[(u64, u64)]) -> Vec<(u64, u64)> {
     files.iter().filter(|file| found.contains(file)).copied().collect()
 }
 
-/// Paths of regular files that a tree has open for writing, in order. Processes and descriptors that are gone by now, or
-/// may not be inspected, have none.
+/// Returns the sorted paths of regular files that a tree has open for writing, at most [`LISTED_MAX`]. Skips processes
+/// and descriptors that have ended or may not be inspected.
 pub(crate) fn files_written_by(root: Pid) -> Vec<String> {
     let mut found = BTreeSet::new();
     for pid in tree::descendants(root).unwrap_or_default() {
@@ -168,7 +174,7 @@ fn may_write(info: &DescriptorInfo) -> bool {
     !flags.contains(OFlags::PATH) && flags & OFlags::ACCMODE != OFlags::RDONLY
 }
 
-/// Whether a program that we start has this descriptor as well.
+/// Reports whether a program that this process starts inherits the descriptor.
 fn is_handed_on(own: Pid, fd: Fd) -> bool {
     procfs::descriptor_info(own, fd).is_ok_and(|info| !info.close_on_exec())
 }
@@ -178,7 +184,8 @@ fn copy(file: BorrowedFd<'_>) -> Result<OwnedFd> {
     Ok(copy.map_err(|errno| Error::new("duplicate an inherited descriptor", errno))?)
 }
 
-/// A file by device and inode. Event descriptors and the like have none: all of them share one inode.
+/// Identifies a file by device and inode. Returns `None` for files without an own inode: event descriptors, for
+/// example, all share one inode.
 fn named(copy: OwnedFd) -> Option<(u64, Inode, OwnedFd)> {
     let stat = rustix::fs::fstat(&copy).ok()?;
     let has_own_inode = FileType::from_raw_mode(stat.st_mode) != FileType::Unknown;

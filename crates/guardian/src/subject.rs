@@ -1,8 +1,10 @@
-//! The root process of a subject, observed from outside: whether it lives, and how it died.
+//! The root process of a subject, observed from outside: whether the process lives, and how it ended.
 //!
-//! Owns: its pidfd, and reading its end without reaping it.
-//! Invariants: a dead child stays a zombie, and keeps its pid, until `release`.
-//! Does not: stop or trace it.
+//! A subject is a protected process tree.
+//!
+//! Owns: the pidfd of the root process, and reading the exit status without reaping the process.
+//! Invariants: a dead child stays a zombie, and keeps its pid, until `let_go` or `release`.
+//! Does not: stop or trace the process.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -16,12 +18,13 @@ use tracee::procfs;
 
 use crate::error::Result;
 
-/// How long the parent of an adopted subject may take to reap it. Some init programs look every second or two.
+/// Time limit for the parent of an adopted subject to reap the root. Some init programs reap only every one or two
+/// seconds.
 const PARENT_TIMEOUT: Duration = Duration::from_secs(15);
-/// Poll interval meanwhile.
+/// Poll interval of the wait for this parent.
 const PARENT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A handle on the root process.
+/// A handle of the root process.
 #[derive(Debug)]
 pub(crate) struct Subject {
     key: ProcessKey,
@@ -30,19 +33,20 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// A child of this process that is not reaped yet.
+    /// Opens an unreaped child of this process.
     pub(crate) fn child(pid: Pid) -> Result<Self> {
         Self::open(pid, true)
     }
 
-    /// Any other process.
+    /// Opens a process that is not a child of this process.
     pub(crate) fn stranger(pid: Pid) -> Result<Self> {
         Self::open(pid, false)
     }
 
     fn open(pid: Pid, is_child: bool) -> Result<Self> {
         let handle = pidfd::open(pid)?;
-        // Read after the handle was opened: an unreaped child or an open handle's process has this number still.
+        // The key is read after the pidfd was opened. The key and the pidfd name the same process, unless the process
+        // is reaped in between.
         Ok(Self { key: procfs::key(pid)?, handle, is_child })
     }
 
@@ -54,19 +58,19 @@ impl Subject {
         self.key
     }
 
-    /// Becomes readable when the process has ended.
+    /// Returns the pidfd, which becomes readable when the process has ended.
     pub(crate) fn handle(&self) -> BorrowedFd<'_> {
         self.handle.as_fd()
     }
 
-    /// How it ended, or `None` while it lives. This does not reap a child.
+    /// Returns how the process ended, or `None` while the process lives. Does not reap a child.
     pub(crate) fn ended(&self) -> Result<Option<SubjectStatus>> {
         if !self.is_over()? {
             return Ok(None);
         }
         if self.is_child {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-            // If another thread of this process has reaped it, the handle may still have its status.
+            // If another thread of this process has reaped the child, the pidfd may still provide the exit status.
             if let Ok(Some(status)) = rustix::process::waitid(WaitId::PidFd(self.handle()), options) {
                 return Ok(Some(told(&status)));
             }
@@ -81,22 +85,22 @@ impl Subject {
         Ok(Some(status.unwrap_or(SubjectStatus::Unknown)))
     }
 
-    /// The signal that has stopped it, if one has. Only while no thread of ours traces it: waitid(2) reports stops for a
-    /// tracer as well.
+    /// Returns the signal that has stopped the process, if the process is stopped. Must be called only while no thread
+    /// of this program traces the process: waitid(2) also reports stops to a tracer.
     pub(crate) fn stopped(&self) -> Option<Signal> {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = rustix::process::waitid(WaitId::PidFd(self.handle()), options).ok()??;
         let stat = procfs::stat(self.key.pid).ok().filter(|stat| stat.key() == self.key)?;
-        // 't' is a stop for a tracer.
+        // The state `t` is a stop by a tracer.
         if stat.state == 'T' { status.stopping_signal().map(Signal) } else { None }
     }
 
-    /// Whether it has ended.
+    /// Reports whether the process has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.is_over().unwrap_or(false)
     }
 
-    /// Sends it a signal; a process that has ended is no error.
+    /// Sends a signal to the process. A process that has ended is not an error.
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
         match sys::signal::send(self.key.pid, signal) {
             Err(error) if error.errno != sys::Errno::ESRCH => Err(error.into()),
@@ -104,15 +108,15 @@ impl Subject {
         }
     }
 
-    /// Takes the status of a dead child. The number of any other process is its parent's to free.
+    /// Reaps a dead child. Does nothing for any other process, because only its parent can reap it.
     pub(crate) fn let_go(&self) {
         if self.is_child {
-            // If it was reaped before, its pid is free as well.
+            // If the child was reaped before, its pid is already free.
             let _ = rustix::process::waitid(WaitId::PidFd(self.handle()), WaitIdOptions::EXITED);
         }
     }
 
-    /// Frees the number of a dead subject: takes a child's status, or waits until its parent has done so.
+    /// Frees the pid of the dead process: reaps a child, or waits until the parent has reaped the process.
     pub(crate) fn release(&self) -> Result<()> {
         self.let_go();
         if self.is_child {
@@ -132,7 +136,7 @@ impl Subject {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut waiting = [PollFd::new(&self.handle, PollFlags::IN)];
         let ready = rustix::io::retry_on_intr(|| poll(&mut waiting, Some(&Timespec::default())))
-            .map_err(|errno| Error::process("look after", self.key.pid, errno))?;
+            .map_err(|errno| Error::process("poll the pidfd of", self.key.pid, errno))?;
         Ok(ready > 0)
     }
 }

@@ -1,8 +1,8 @@
-//! Maintenance of a store: merging, garbage collection, named copies.
+//! Maintenance of a store: merging of checkpoints, garbage collection, named copies.
 //!
-//! Owns: the answers of `squash`, `gc`, `store`, `get`, `link` and `del`.
-//! Invariants: what another process writes is refused by name, or not touched. The checkpoints of a subject are never
-//! removed here.
+//! Owns: the output of `squash`, `gc`, `store`, `get`, `link` and `del`.
+//! Invariants: data that another process writes is never changed: a command skips this data, or returns an error that
+//! names it. The checkpoints of a subject are never removed here.
 //! Does not: know the storage format of an image.
 
 use std::path::Path;
@@ -14,44 +14,45 @@ use crate::error::{GuardianError, Result};
 use crate::exit::ExitCode;
 use crate::location::StoreLocation;
 
-/// What `squash` did.
+/// The result of `squash`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct SquashReport {
     pub name: String,
-    /// The checkpoint that was written anew; `None` when every checkpoint is an image of its own already.
+    /// The checkpoint that was rewritten. `None` if every checkpoint is already a complete image.
     pub seq: Option<u64>,
-    /// Parts that its index had.
+    /// Number of parts in the index of this checkpoint before the merge.
     pub parts: usize,
-    /// Bytes of its pages.
+    /// Bytes of the pages of this checkpoint.
     pub bytes: u64,
     pub before_bytes: u64,
     pub after_bytes: u64,
-    /// Older checkpoints that stay, and with them what they need.
+    /// Number of older checkpoints that stay, together with the data that they need.
     pub older: usize,
 }
 
-/// Something that nothing refers to.
+/// A file or directory of the store to which nothing refers.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct GarbageItem {
-    /// The file or directory.
+    /// Path of the file or directory.
     pub path: String,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// What `gc` found.
+/// The result of `gc`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct GarbageReport {
-    /// What nothing refers to.
+    /// Files and directories to which nothing refers.
     pub found: Vec<GarbageItem>,
-    /// Whether it was removed.
+    /// Whether these files and directories were removed.
     pub removed: bool,
-    /// Subjects whose log is being written; its writer tidies it.
+    /// Subjects whose log is being written. The writer of a log removes the garbage itself.
     pub busy: Vec<String>,
-    /// Subjects left alone because something of them is damaged or cannot be trusted, and what.
+    /// Subjects that were skipped, because their data is damaged or cannot be trusted. The second text describes the
+    /// cause.
     pub damaged: Vec<(String, String)>,
-    /// The exit code of the first of them.
+    /// The exit code for the first damaged subject.
     #[serde(skip)]
     pub code: ExitCode,
 }
@@ -59,15 +60,16 @@ pub struct GarbageReport {
 /// A copy that was made.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Copied {
-    /// Where it is.
+    /// Path of the copy.
     pub path: String,
 }
 
-/// Merges the deltas of a subject's newest checkpoint.
+/// Merges the deltas of the newest checkpoint of a subject.
 ///
 /// # Errors
 ///
-/// When its log is being written, or the store has no such subject or no checkpoint of it, or cannot be changed.
+/// The log of the subject is being written, the subject or its checkpoint does not exist, or the store cannot be
+/// changed.
 pub fn squash(location: &StoreLocation, name: &str) -> Result<SquashReport> {
     let parsed: SubjectName = name.parse()?;
     let squashed = location.with_subject(&parsed)?.squash(&parsed)?;
@@ -82,11 +84,11 @@ pub fn squash(location: &StoreLocation, name: &str) -> Result<SquashReport> {
     })
 }
 
-/// Finds what nothing in the store refers to, and removes it unless this is a rehearsal.
+/// Finds data in the store to which nothing refers. Removes the data unless `dry_run` is set.
 ///
 /// # Errors
 ///
-/// When the store cannot be read or changed.
+/// The store cannot be read or changed.
 pub fn gc(location: &StoreLocation, dry_run: bool) -> Result<GarbageReport> {
     let garbage = match location.open()? {
         Some(store) => store.garbage(!dry_run)?,
@@ -106,11 +108,11 @@ pub fn gc(location: &StoreLocation, dry_run: bool) -> Result<GarbageReport> {
     })
 }
 
-/// Keeps an image under a name of its own.
+/// Copies an image to the store under a name of its own.
 ///
 /// # Errors
 ///
-/// When the name is taken, or the image is not whole.
+/// The name is taken, or the image is not complete.
 pub fn store_copy(location: &StoreLocation, image: &str, copy: &str) -> Result<Copied> {
     let name = SubjectName::chosen(copy)?;
     let source = location.image(image)?;
@@ -122,7 +124,7 @@ pub fn store_copy(location: &StoreLocation, image: &str, copy: &str) -> Result<C
 ///
 /// # Errors
 ///
-/// When the first is no copy, or the second is taken.
+/// The first name is not a copy, or the second name is taken.
 pub fn link_copy(location: &StoreLocation, copy: &str, new: &str) -> Result<Copied> {
     let (name, new): (SubjectName, SubjectName) = (copy.parse()?, SubjectName::chosen(new)?);
     let store = location.existing(copy)?;
@@ -133,11 +135,11 @@ pub fn link_copy(location: &StoreLocation, copy: &str, new: &str) -> Result<Copi
     Ok(Copied { path: store.keep_copy(&source, &new)?.display().to_string() })
 }
 
-/// Writes an image to a directory of its own, which shares nothing with the store; compresses its pages on request.
+/// Writes an image to a directory that shares no data with the store. Compresses the pages on request.
 ///
 /// # Errors
 ///
-/// When the directory exists, or the image is not whole.
+/// The directory exists, or the image is not complete.
 pub fn get_copy(
     location: &StoreLocation,
     image: &str,
@@ -153,7 +155,7 @@ pub fn get_copy(
 ///
 /// # Errors
 ///
-/// When there is none of this name, or it is a subject's own.
+/// There is no copy of this name, or the name belongs to a subject.
 pub fn remove_copy(location: &StoreLocation, copy: &str) -> Result<()> {
     let name: SubjectName = copy.parse()?;
     Ok(location.existing(copy)?.remove_copy(&name)?)

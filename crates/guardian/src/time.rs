@@ -1,22 +1,22 @@
-//! Times as the contract writes them.
+//! Times in the form in which commands and files show them.
 //!
-//! Owns: RFC 3339 in UTC to and from system time, microseconds of a duration.
-//! Does not: know time zones.
+//! Owns: conversion between system time and RFC 3339 in UTC, and the microseconds of a duration.
+//! Does not: write local time.
 
 use std::time::{Duration, SystemTime};
 
-/// RFC 3339 in UTC, to the microsecond.
+/// Formats a time as RFC 3339 in UTC, to the microsecond.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
     let timestamp = jiff::Timestamp::try_from(time).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
     format!("{timestamp:.6}")
 }
 
-/// The time that such a text means.
+/// Parses an RFC 3339 time. Returns `None` if the text is not a time.
 pub(crate) fn parse(text: &str) -> Option<SystemTime> {
     text.parse::<jiff::Timestamp>().ok().map(SystemTime::from)
 }
 
-/// Whole microseconds.
+/// Returns the whole microseconds of a duration.
 pub(crate) fn microseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

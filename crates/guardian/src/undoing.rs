@@ -1,10 +1,12 @@
-//! The undo log of a subject, for `restore`, `ls`, `show`, `files` and `prune`.
+//! The undo log of a subject (a protected process tree), for `restore`, `ls`, `show`, `files` and `prune`.
 //!
-//! Owns: whether the files of an image can go back, going back on request, which parts were moved aside, and putting
-//! them back.
-//! Invariants: files go back only while no guardian has the subject, and only after the pids of the image were found
-//! free. Nothing is put back over an existing file.
-//! Does not: know how files go back; `undo` does. It does not restore memory.
+//! The undo log records the old contents of files, so that files can be rolled back to a checkpoint.
+//!
+//! Owns: whether the files of an image can be rolled back, and rollback on request. Also owns the list of parts (file
+//! contents) that were moved aside, and putting parts back.
+//! Invariants: files are rolled back only while no guardian protects the subject, and only if the pids of the image are
+//! free. A part is never put back over an existing file.
+//! Does not: know how files are rolled back; `undo` does. It does not restore memory.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -26,16 +28,16 @@ use crate::streams;
 /// What `restore` does with files that have changed since the checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum RestoredFiles {
-    /// They go back if the undo log of the subject leads there, else as `Refuse`.
+    /// Files are rolled back if the undo log of the subject leads to the checkpoint. Otherwise as `Refuse`.
     #[default]
     Auto,
-    /// They go back, or the restore is refused.
+    /// Files are rolled back, or the restore is refused.
     Rewind,
-    /// They are compared, and a change refuses the restore.
+    /// Files are compared. A change refuses the restore.
     Refuse,
-    /// The memory of the checkpoint meets the files as they are.
+    /// Files stay as they are, and the memory of the checkpoint is restored.
     Keep,
-    /// They go back, including those that other programs have changed.
+    /// Files are rolled back, including files that other programs have changed.
     Force,
 }
 
@@ -43,7 +45,7 @@ impl RestoredFiles {
     /// The policies that can be chosen by name.
     pub const NAMED: [Self; 4] = [Self::Rewind, Self::Refuse, Self::Keep, Self::Force];
 
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -56,23 +58,23 @@ impl RestoredFiles {
     }
 }
 
-/// An image whose files are to go back.
+/// An image whose files are to be rolled back.
 #[derive(Debug)]
 pub(crate) struct Going {
     directory: PathBuf,
     to: Sequence,
     conflicts: Conflicts,
-    /// Keeps guardians away until the tree runs.
+    /// Prevents the start of a guardian of this subject until the tree runs.
     _claim: Claim,
 }
 
 impl Going {
-    /// Finds out whether files of an image are to go back; `None` if they are not.
+    /// Decides whether the files of an image are to be rolled back. Returns `None` if no rollback is to be made.
     ///
     /// # Errors
     ///
-    /// `NotReached` when that was asked for by name and is impossible, `FilesInUse` while the subject is guarded, or why
-    /// a pid of the image is not free. Nothing was changed.
+    /// `NotReached` if rollback was requested by name and is impossible. `FilesInUse` if the subject is guarded. Any
+    /// other error states why a pid of the image is not free. Nothing was changed.
     pub(crate) fn decide(
         location: &StoreLocation,
         image: &str,
@@ -99,7 +101,7 @@ impl Going {
         let claim = match Claim::named(&store, &name) {
             Err(GuardianError::NameTaken { name, .. }) => {
                 return match files {
-                    // The pids are in use as well, and the restore names the process.
+                    // The pids are in use as well, so the error of the restore names the process.
                     RestoredFiles::Auto => Ok(None),
                     _ => Err(GuardianError::FilesInUse { name }),
                 };
@@ -110,12 +112,12 @@ impl Going {
         Ok(Some(Self { directory, to, conflicts, _claim: claim }))
     }
 
-    /// Takes the files back. Standard streams of the subject stay if a process outside of it writes to their files.
+    /// Rolls the files back. A standard stream of the subject stays if an outside process writes to its file.
     pub(crate) fn go(&self, recorded: &[FileRecord]) -> Result<(RunEvent, Covered)> {
         let inherited = recorded.iter().filter(|file| file.effect() == engine::Effect::Stays);
         let streams: Vec<(u64, u64)> = inherited.map(FileRecord::file).collect();
         let leave = streams::written_by_others(&streams);
-        // By hand, it may well be what follows a power cut, and precede the next.
+        // A manual restore may follow a power cut, and another power cut may follow.
         let durability = Durability::PowerCut;
         let went = back::go_back(&self.directory, self.to, self.conflicts, &leave, durability)?;
         let uncovered: HashSet<(u64, u64)> = went.uncovered.iter().chain(&leave).copied().collect();
@@ -123,12 +125,12 @@ impl Going {
     }
 }
 
-/// The directory of the undo log of a subject.
+/// Returns the directory of the undo log of a subject.
 fn log_of(store: &Store, name: &SubjectName) -> PathBuf {
     store.root().join(name.as_str()).join(UNDO_DIRECTORY)
 }
 
-/// Why files cannot go back to a checkpoint; `None` if they can.
+/// Returns why files cannot be rolled back to a checkpoint. Returns `None` if files can be rolled back.
 fn unreachable(directory: &Path, to: Sequence) -> Result<Option<String>> {
     if !directory.is_dir() {
         return Ok(Some("the subject has no undo log".to_owned()));
@@ -140,7 +142,8 @@ fn unreachable(directory: &Path, to: Sequence) -> Result<Option<String>> {
     Ok(Some(why.unwrap_or_else(|| "the undo log does not lead there".to_owned())))
 }
 
-/// The checkpoints of a subject that files can go back to. A log that cannot be read leads nowhere.
+/// Returns the checkpoints of a subject to which files can be rolled back. Returns an empty list if the log cannot be
+/// read.
 pub(crate) fn reached(store: &Store, name: &SubjectName) -> Vec<Sequence> {
     let directory = log_of(store, name);
     if !directory.is_dir() {
@@ -149,13 +152,14 @@ pub(crate) fn reached(store: &Store, name: &SubjectName) -> Vec<Sequence> {
     back::reachable(&directory).map(|(reached, _)| reached).unwrap_or_default()
 }
 
-/// Whether files of a subject can go back to a checkpoint: the files that stay as they are.
+/// Returns the files that a rollback to a checkpoint does not change. Returns `None` if files cannot be rolled back to
+/// the checkpoint.
 pub(crate) fn reach(store: &Store, name: &SubjectName, to: Sequence) -> Option<Vec<PathBuf>> {
     let is_reached = reached(store, name).contains(&to);
     is_reached.then(|| back::uncovered_since(&log_of(store, name), to).unwrap_or_default())
 }
 
-/// Removes the undo log of a subject that has no checkpoint left, unless a guardian writes it.
+/// Removes the undo log of a subject without checkpoints, unless a guardian writes the log.
 pub(crate) fn remove_unused_log(store: &Store, name: &SubjectName) -> Result<()> {
     match Claim::named(store, name) {
         Ok(_claim) => remove_log(&store.root().join(name.as_str())),
@@ -164,14 +168,14 @@ pub(crate) fn remove_unused_log(store: &Store, name: &SubjectName) -> Result<()>
     }
 }
 
-/// Something that a restart has moved aside.
+/// A file, or a part of a file, that a restart has moved aside.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct AsideRow {
-    /// Where it was.
+    /// The original path.
     pub path: String,
-    /// Where it is.
+    /// The present path.
     pub to: String,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
@@ -182,11 +186,11 @@ impl AsideRow {
     }
 }
 
-/// The parts that restarts of a subject have moved aside and that still exist.
+/// Returns the parts that restarts of a subject have moved aside and that still exist.
 ///
 /// # Errors
 ///
-/// When the store has no such subject, or its undo log cannot be read.
+/// The store does not contain this subject, or its undo log cannot be read.
 pub fn moved_aside(location: &StoreLocation, name: &str) -> Result<Vec<AsideRow>> {
     Ok(list(location, name)?.iter().map(AsideRow::of).collect())
 }
@@ -195,8 +199,8 @@ pub fn moved_aside(location: &StoreLocation, name: &str) -> Result<Vec<AsideRow>
 ///
 /// # Errors
 ///
-/// `NotAside` when there is nothing of that path, `PutBackTaken` when something is at the path by now. What was moved
-/// aside is then still where it was.
+/// `NotAside` if no part of that path exists. `PutBackTaken` if a file exists at the path by now. The part then stays
+/// where it is.
 pub fn put_back(location: &StoreLocation, name: &str, path: &Path) -> Result<AsideRow> {
     let path = std::path::absolute(path).map_err(|error| Error::path("resolve", path, error))?;
     let moved = list(location, name)?;
@@ -217,11 +221,11 @@ fn list(location: &StoreLocation, name: &str) -> Result<Vec<MovedAside>> {
     Ok(back::list_aside(&directory)?)
 }
 
-/// Moves a file to a path that nothing has. Where that is on another file system, a copy is made whole and durable under
-/// a name of its own before it gets the path.
+/// Moves a file to a path that does not exist. If the path is on another file system, a complete and durable copy is
+/// made under another name first. The copy is then renamed to the path.
 fn put(from: &Path, path: &Path) -> Result<()> {
     let taken = || GuardianError::PutBackTaken { path: path.to_owned(), from: from.to_owned() };
-    // Whether it is there now; not when that is on another file system.
+    // Returns true if the file was moved, and false if the path is on another file system.
     let renamed = |from: &Path| match rustix::fs::renameat_with(CWD, from, CWD, path, RenameFlags::NOREPLACE)
     {
         Ok(()) => Ok(true),
@@ -239,14 +243,14 @@ fn put(from: &Path, path: &Path) -> Result<()> {
     if let Err(error) =
         copy_to(from, &copy).map_err(|error| failed(error).into()).and_then(|()| renamed(&copy))
     {
-        // The first error is reported.
+        // Only the first error is reported.
         let _ = std::fs::remove_file(&copy);
         return Err(error);
     }
     Ok(std::fs::remove_file(from).map_err(|error| Error::path("remove", from, error))?)
 }
 
-/// Copies a regular file with its mode to a new one.
+/// Copies a regular file and its mode to a new file.
 fn copy_to(from: &Path, to: &Path) -> std::io::Result<()> {
     let mut source = std::fs::File::open(from)?;
     let mut target = std::fs::File::create_new(to)?;

@@ -1,6 +1,6 @@
-//! What a subject costs its guardian while it does nothing: memory, threads, descriptors, processor time.
+//! The cost of an idle subject for its guardian: memory, threads, descriptors, processor time.
 //!
-//! One program without a harness: the guard forks, and owns the signals of its process.
+//! This test is one program without a harness, because the guard forks, and owns the signals of its process.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -13,17 +13,16 @@ use tempfile::TempDir;
 use testkit::{ProcessId, until};
 use undying_guardian as guardian;
 
-/// What each costs does not depend on their number.
+/// Number of subjects. The cost of each subject does not depend on this number.
 const SUBJECTS: usize = 25;
-/// Between two checkpoints.
+/// Time between two checkpoints.
 const EVERY: Duration = Duration::from_secs(5);
-/// The default.
+/// The default time between two checkpoints.
 const USUAL: Duration = guardian::EVERY_DEFAULT;
-/// What each of them may add to the memory of the guardian: 16 MiB are buffers of its log, which are there from its
-/// opening on.
+/// Maximum memory of the guardian for each subject. The log of a subject has buffers of 16 MiB from its opening on.
 const MEMORY_MAX_KIB: u64 = 20 << 10;
 const THREADS_MAX: u64 = 7;
-/// Threads of the host that work for all of them.
+/// Maximum number of threads of the host that work for all subjects.
 const WORKERS_MAX: u64 = 16;
 const DESCRIPTORS_MAX: u64 = 40;
 /// A clock tick of /proc/PID/stat.
@@ -55,7 +54,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Waits until each subject has a checkpoint, measures for the time of another one, and ends all.
+/// Waits until each subject has a checkpoint, measures for one checkpoint interval, and ends all subjects.
 fn measure(store: &StoreLocation, before: &Cost) {
     let rows = || guardian::status(store, None).unwrap().rows;
     until("a checkpoint of each", || {
@@ -89,7 +88,7 @@ fn measure(store: &StoreLocation, before: &Cost) {
     assert!(within(ended.descriptors, before.descriptors, DESCRIPTORS_MAX), "descriptors");
 }
 
-/// What this process takes.
+/// The resources that this process uses.
 struct Cost {
     threads: u64,
     descriptors: u64,

@@ -1,7 +1,6 @@
-//! A subject that dies while a checkpoint of it is being written, on a store whose disk takes as long as the test
-//! wants it to.
+//! A subject that dies while its checkpoint is being written, on a store whose write speed the test controls.
 //!
-//! One program without a harness: the guard forks, and owns the signals of its process.
+//! This test is one program without a harness, because the guard forks, and owns the signals of its process.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -17,20 +16,20 @@ use common::{LIMIT, Lab, Told, until};
 use model::Sequence;
 use store::EPOCHS_IN_FLIGHT_MAX;
 
-/// Enough that a restore takes far longer than what the measurement itself costs.
+/// Memory of the subject. It is large enough that a restore takes far longer than the measurement itself.
 const LARGE_MIB: &str = "192";
-/// Deaths outside of any write, to know how long a restore takes on this machine, as it is now.
+/// Number of deaths outside of any write, to measure how long a restore takes on this machine at present.
 const USUAL_DEATHS: usize = 3;
-/// How much longer than the longest of those a restore may take while a write is under way.
+/// Maximum ratio between the duration of a restore during a write and the longest duration outside of a write.
 const RATIO_MAX: u32 = 5;
-/// Beside that: what a loaded machine makes any step wait.
+/// Additional time: a loaded machine may delay any step by this time.
 const SLACK: Duration = Duration::from_secs(1);
-/// Time enough to close the gate before the first checkpoint.
+/// Time until the first checkpoint, long enough to close the gate before that checkpoint.
 const FIRST: Duration = Duration::from_secs(2);
-/// How often the race with the timeout of the guard is run; a loaded machine may lose it, but not each time.
+/// Number of races with the timeout of the guard. A loaded machine may lose a race, but not every race.
 const RACES: usize = 6;
 
-/// A test by its name.
+/// A test with its name.
 type Test = (&'static str, fn());
 
 const TESTS: [Test; 4] = [
@@ -43,7 +42,7 @@ const TESTS: [Test; 4] = [
     ),
 ];
 
-/// Without an argument every test, each in a process of its own; with one, that test in this process.
+/// Without an argument, runs every test in a process of its own. With an argument, runs the named test in this process.
 fn main() -> ExitCode {
     if !rustix::process::geteuid().is_root() {
         println!("unsupported: root");
@@ -65,7 +64,7 @@ fn passes(name: &str) -> bool {
     status.success()
 }
 
-/// Waits for the next return, and gives the checkpoint and how long it took from the notice of the death.
+/// Waits for the next restore. Returns the checkpoint, and the time from the detection of the death.
 fn returned(told: &Receiver<Told>) -> (Sequence, Duration) {
     loop {
         match told.recv_timeout(LIMIT).expect("the subject comes back") {
@@ -109,7 +108,7 @@ fn a_death_during_a_write_does_not_wait_for_its_end() {
             std::thread::sleep(every * 2);
             assert_eq!(lab.newest(), before, "written through a closed gate");
             gate.open();
-            // What the disk had been given already may show up, but no longer than until the next commit.
+            // Checkpoints that the disk had already received may appear, but only until the next commit.
             until("a checkpoint of the new life", || lab.newest_time().filter(|time| *time > lab.death()));
             let left = lab.between(before, lab.death());
             assert!(left.is_empty(), "checkpoints of the dead life beside the new one: {left:?}");
@@ -141,13 +140,13 @@ fn a_write_that_is_nearly_done_is_waited_for() {
     let gate = Arc::new(Gate::default());
     let lab = Lab::new(&gate);
     let opener = Arc::clone(&gate);
-    // The write ends right after the death was noticed.
+    // The write ends right after the death was detected.
     let tell = move |event: &Told| {
         if *event == Told::Died {
             opener.open();
         }
     };
-    // A tenth of it is the longest that is ever waited.
+    // The guard waits for at most a tenth of this time.
     let every = Duration::from_secs(1);
     lab.guard_large("4", every, tell, |lab, told| {
         lab.wait_committed(1);

@@ -1,12 +1,13 @@
-//! Two subjects under one guardian, each killed a hundred times at random moments while the other goes on.
+//! Two subjects under one guardian. Each subject is killed a hundred times at random moments, while the other subject
+//! continues.
 //!
-//! One program without a harness: the guard forks, and owns the signals of its process.
+//! This test is one program without a harness, because the guard forks, and owns the signals of its process.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
@@ -19,14 +20,15 @@ use tempfile::TempDir;
 use testkit::{ProcessId, moment, seeded, until};
 use undying_guardian as guardian;
 
-/// Deaths of each subject.
+/// Number of deaths of each subject.
 const KILLS: usize = 100;
 const NAMES: [&str; 2] = ["one", "other"];
-/// Between two checkpoints.
+/// Time between two checkpoints.
 const EVERY: Duration = Duration::from_millis(25);
-/// From the return of a subject to its next death at most: some deaths come before the first checkpoint after it.
+/// Maximum time from a restore of a subject to its next death. Some deaths happen before the first checkpoint after the
+/// restore.
 const LIFE_MAX: Duration = Duration::from_millis(180);
-/// The longest that a return may take on a loaded machine.
+/// Time limit of a restore, even on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
 const KILL: rustix::process::Signal = rustix::process::Signal::KILL;
 const TERM: rustix::process::Signal = rustix::process::Signal::TERM;
@@ -39,7 +41,7 @@ fn main() -> ExitCode {
     let mut random = seeded("two_subjects");
     let folder = TempDir::with_prefix_in("undying-host-", env!("CARGO_TARGET_TMPDIR")).unwrap();
     let lab = Lab { program: compile(folder.path()), folder };
-    // What the process opens once and keeps.
+    // Opens the descriptors that the process opens only once and keeps.
     let _ = guardian::doctor(&lab.store());
     let before = Held::now();
     let begun = Instant::now();
@@ -52,7 +54,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What this process holds.
+/// The descriptors, threads and children of this process.
 #[derive(PartialEq, Eq, Debug)]
 struct Held {
     descriptors: usize,
@@ -81,16 +83,16 @@ struct Lab {
     program: PathBuf,
 }
 
-/// What the killer of a subject hears.
+/// The reports that the killer of a subject receives.
 #[derive(Debug)]
 enum News {
     Back(Pid),
-    /// It died of something else, or began anew.
+    /// The subject died for another reason, or was started from its beginning.
     Wrong,
 }
 
 impl Lab {
-    /// Guards both subjects until each has been killed often enough.
+    /// Guards both subjects until each subject was killed often enough.
     fn run(&self, random: &mut Rng) -> Vec<Duration> {
         let mut host = Host::new().unwrap();
         let ids = NAMES.map(|name| host.add(self.request(name)));
@@ -107,9 +109,10 @@ impl Lab {
                 .collect();
             let outcomes = host.run(&mut |name, event| {
                 let place = NAMES.iter().position(|known| *known == name).unwrap();
-                // A killer that has seen enough does not listen.
+                // A killer that has ended does not receive the report.
                 news_of(event).map(|news| senders[place].send(news));
             });
+            drop(senders);
             let taken: Vec<Duration> =
                 killers.into_iter().flat_map(|killer| killer.join().unwrap()).collect();
             let outcomes = outcomes.unwrap();
@@ -122,7 +125,7 @@ impl Lab {
         taken
     }
 
-    /// Kills one subject again and again, and ends it.
+    /// Kills one subject again and again, and finally ends it.
     fn kill(&self, name: &str, news: &Receiver<News>, mut random: Rng) -> Vec<Duration> {
         let mut taken = Vec::new();
         let mut root = until("the first checkpoint", || {
@@ -136,16 +139,20 @@ impl Lab {
             ProcessId::of(root).unwrap().signal(KILL).unwrap();
             root = match news.recv_timeout(LIMIT) {
                 Ok(News::Back(pid)) => pid,
-                other => panic!("{name} after death {number}: {other:?}"),
+                other => fail(root, &format!("{name} after death {number}: {other:?}")),
             };
             taken.push(begun.elapsed());
         }
         std::thread::sleep(moment(&mut random, LIFE_MAX));
         ProcessId::of(root).unwrap().signal(TERM).unwrap();
-        taken
+        // The host ends when both subjects have ended.
+        match news.recv_timeout(5 * LIMIT) {
+            Err(RecvTimeoutError::Disconnected) => taken,
+            other => fail(root, &format!("{name} after SIGTERM: {other:?}")),
+        }
     }
 
-    /// The count in the file of a subject goes on one by one, and back only where it was killed.
+    /// Checks the count in the file of a subject. The count rises one by one, and goes back only after a kill.
     fn judge(&self, name: &str) {
         let text = std::fs::read_to_string(self.file(name)).unwrap();
         let lines: Vec<(i32, u64)> = text
@@ -188,6 +195,15 @@ impl Lab {
             )
         }
     }
+}
+
+/// Ends this test, and the subject of a root. A panic of one thread would leave the host running for ever.
+fn fail(root: Pid, what: &str) -> ! {
+    eprintln!("{what}");
+    if let Ok(root) = ProcessId::of(root) {
+        let _ = root.signal(KILL);
+    }
+    std::process::exit(1)
 }
 
 fn news_of(event: &RunEvent) -> Option<News> {

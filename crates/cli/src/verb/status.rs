@@ -182,7 +182,7 @@ fn tell_component(subject: &SubjectReport) {
     }
     if component.complaints > 0 {
         let (sum, quorum) = (component.complaints, component.quorum);
-        print::say(format_args!("{name}: complaints add up to {sum} of the {quorum} that restart it"));
+        print::say(format_args!("{name}: complaints add up to {sum}; {quorum} restart the component"));
     }
 }
 

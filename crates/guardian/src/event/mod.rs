@@ -1,9 +1,9 @@
-//! The events of a guarded subject.
+//! The events of a guarded subject (a protected process tree), and of a system of subjects.
 //!
-//! Owns: the one type of an event, its form in the journal, the phases of a checkpoint in this form.
-//! Invariants: names of events and keys are a contract: they are added, and never changed. A phase that is missing in
-//! an event of an earlier version counts as zero.
-//! Does not: print, write, or word an event; `wording` does the last.
+//! Owns: the type of an event, its form in the journal, and the phases of a checkpoint in this form.
+//! Invariants: names of events and of keys are a stable interface. Names are added, but never changed. A phase that an
+//! event of an earlier version lacks counts as zero.
+//! Does not: print or write an event, or make its text; `wording` makes the text.
 
 pub(crate) mod severity;
 pub(crate) mod wording;
@@ -21,52 +21,53 @@ use undo::back::{MovedAside, WentBack};
 use crate::record::SlicesReport;
 use crate::time;
 
-/// Files that an event names.
+/// Maximum number of files that an event names.
 const NAMED_MAX: usize = 3;
 
-/// What has happened.
+/// One event. The variants name what has happened.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub enum RunEvent {
-    /// The program was started, at first or again from its beginning.
+    /// The program was started from its beginning, for the first time or again.
     Started {
         pid: i32,
-        /// Why no checkpoint was used, if there were any.
+        /// Why no checkpoint was used, if there were checkpoints.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         why: Option<String>,
     },
-    /// The restart waits, since the program has hardly lived.
+    /// The restart is delayed, because two successive incarnations of the program were short.
     BackOff { wait_us: u64 },
-    /// The end of a file that only grew was cut off at a restore.
+    /// A restore has cut off the end of a file that had only grown since the checkpoint.
     MovedAside { path: String, bytes: u64, to: String },
-    /// Files that prevent a restart once they have changed, and files that prevent every restart.
+    /// The subject writes files that prevent a restart after a change (`in_place`), or prevent every restart
+    /// (`unknown`).
     FilesInPlace { in_place: Vec<String>, unknown: Vec<String> },
-    /// Files of this run do not go back with the program.
+    /// The files of this run are not rolled back with the program.
     FilesCompared { reason: String },
-    /// Files were taken back; `seq` 0 is the beginning of the program.
+    /// Files were rolled back. `seq` 0 is the beginning of the program.
     FilesWentBack {
         seq: u64,
         changed: usize,
         aside: usize,
-        /// The first of them.
+        /// Paths of the first files that were moved aside.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         aside_paths: Vec<String>,
         uncovered: usize,
-        /// Standard streams that stayed, since other programs write to their files.
+        /// Number of standard streams that were not rolled back, because other programs write to their files.
         left: usize,
     },
-    /// What has become of the connections that the program had at the checkpoint which is restored.
+    /// Numbers of connections in the restored checkpoint that stayed open, were rolled back, or ended.
     Connections { seq: u64, kept: usize, rewound: usize, ended: usize },
-    /// What the program sends is no longer held, since no checkpoint became durable for too long.
+    /// The output of the program is no longer held, because no checkpoint became durable for too long.
     OutputReleased { after_us: u64 },
-    /// Files cannot go back to this checkpoint.
+    /// Files cannot be rolled back to this checkpoint.
     FilesDeferred { seq: u64, reason: String },
-    /// The way back of files is lost.
+    /// Files cannot be rolled back to any existing checkpoint.
     FilesBroken { reason: String },
-    /// Files can go back again.
+    /// Files can be rolled back again, to checkpoint `seq`.
     FilesExactAgain { seq: u64 },
-    /// A running program is guarded from now on, under this name.
+    /// A running program is guarded from now on, under the name `subject`.
     Adopted {
         pid: i32,
         #[serde(default)]
@@ -74,52 +75,53 @@ pub enum RunEvent {
     },
     /// A checkpoint was committed.
     Checkpoint(CheckpointEvent),
-    /// Dirty pages were scanned, and no checkpoint was taken.
+    /// Dirty pages were scanned, but no checkpoint was taken.
     Scan { pages: u64, scan_us: u64, pause_us: u64, arming_us: u64 },
     /// A checkpoint was compared with the subject, page by page.
     Verified {
         seq: u64,
         pages: u64,
         differences: u64,
-        /// The first of them.
+        /// Descriptions of the first differences.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         examples: Vec<String>,
     },
     /// Checkpoints are not taken, for a new reason.
     Refused { reason: String },
-    /// The status file cannot be written and is out of date. Reported to the operator only.
+    /// The status file cannot be written and is out of date. This event is reported to the operator only.
     StatusUnwritable { reason: String },
-    /// They can be taken again.
+    /// Checkpoints can be taken again.
     Resumed { seq: u64 },
-    /// A checkpoint was still being written when the subject died, and is left behind.
+    /// A checkpoint was still being written when the subject died, and was dropped.
     Dropped { seq: u64 },
-    /// A process has held checkpoints back for too long.
+    /// A process has held back checkpoints for too long.
     HoldEnded { pid: i32 },
-    /// Another tracker is used.
+    /// Another tracker is used to find dirty pages.
     Tracker { tracker: String, reason: String },
     /// The subject died.
     Died { pid: i32, signal: Option<i32>, exit: Option<i32> },
-    /// A process that is not the root has failed, and the root is ended for it.
+    /// A process other than the root has failed, so the root is ended.
     ChildDied {
         pid: i32,
         signal: i32,
-        /// It is not the first one in this run.
+        /// Whether a child has already failed earlier in this run.
         #[serde(default)]
         again: bool,
     },
-    /// A check from outside finds the subject faulty, and it is killed for that.
+    /// A check has found a fault in the subject, so the subject is killed.
     Faulted { pid: i32, fault: Fault },
     /// The kernel did not report all starts and deaths of processes.
     ChildrenUnseen,
-    /// A process has left the tree of the subject, as a daemon does when its parent ends, and is in no checkpoint.
+    /// A process has left the tree of the subject, as a daemon does when its parent ends. No checkpoint contains the
+    /// process.
     Departed {
         pid: i32,
         program: String,
-        /// The run ends.
+        /// Whether the run ends.
         #[serde(default)]
         is_end: bool,
     },
-    /// A checkpoint leads to death again and is passed over.
+    /// A checkpoint has led to a death again, and is skipped.
     Poisoned { seq: u64 },
     /// A checkpoint could not be restored.
     RestoreFailed { seq: u64, reason: String },
@@ -127,55 +129,56 @@ pub enum RunEvent {
     Restored { pid: i32, seq: u64, took_us: u64 },
     /// An executable page has changed.
     CodeChanged { pid: i32, file: String, offset: u64, bits: Option<u32>, what: String },
-    /// A damaged page of a file stays in memory, and the next incarnation maps it again.
+    /// A damaged page of a file stays in memory, so the next incarnation maps this page again.
     DamageStays { file: String, offset: u64, reason: String },
-    /// A component of an earlier guardian runs, and the system file does not have it.
+    /// A component of an earlier guardian still runs, but the system file does not contain the component.
     LeftRunning { pid: i32 },
-    /// Processes that components had left were ended with the system.
+    /// Processes that components had left behind were ended with the system.
     RestEnded { count: usize },
-    /// A component has checkpoints of an earlier system, of which this is the last, and is started from its beginning.
+    /// A component is started from its beginning, although checkpoints of an earlier system exist. `checkpoint` is the
+    /// last of these checkpoints.
     NotContinued { checkpoint: u64 },
-    /// Listeners of components do not stay while these are down.
+    /// Listeners are not kept open while their components are down.
     ListenersNotKept { reason: String },
     /// The system file was read again, and its changes take effect.
     Reloaded { added: Vec<String>, removed: Vec<String>, restarted: Vec<String> },
-    /// Keys of a component have new values, by when these take effect.
+    /// Keys of a component have new values. The keys are grouped by the time when the new values take effect.
     KeysChanged { restarted: Vec<String>, at_once: Vec<String>, next_run: Vec<String> },
-    /// The system file was read again and is not followed.
+    /// The system file was read again, but its changes do not take effect.
     NotReloaded { reason: String },
     /// A component is ready.
     Ready { took_us: u64 },
-    /// A component was not ready in time, and is killed.
+    /// A component was not ready in time, and is being killed.
     NotReady { timeout_us: u64 },
-    /// A component is started once these are ready.
+    /// A component is started when the components in `needs` are ready.
     Waits { needs: Vec<String> },
-    /// A component could not be started, or not be kept running.
+    /// A component could not be started, or could not be kept running.
     ComponentFailed { reason: String },
     /// A component was ended on request.
     Stopped {},
-    /// A component did not end in time after SIGTERM, and is killed.
+    /// A component did not end in time after SIGTERM, and is being killed.
     NotStopped { timeout_us: u64 },
     /// The run of a component is over, and its policy does not restart it.
     StaysEnded {},
-    /// A component is not started, since the system goes down.
+    /// A component is not started, because the system shuts down.
     NotStarted {},
-    /// The consequence, when a component is no longer restarted.
+    /// A component is no longer restarted, and `follows` is the consequence.
     GivenUp { cause: String, follows: String },
     /// The program that `on_give_up = "exec"` names was started.
     Executed { pid: i32, program: String },
-    /// A component is restarted since this member of its group died.
+    /// A component is restarted, because the component `died` of its group has died.
     GroupRestarts { died: String },
-    /// A complaint about a component.
+    /// Another component, or the operator, has complained about this component.
     Complaint { by: String, weight: u32, why: String },
-    /// Complaints add up to `sum`; `quorum` restarts the component.
+    /// The weights of the complaints add up to `sum`. When the sum reaches `quorum`, the component is restarted.
     ComplaintCounted { sum: u32, quorum: u32 },
-    /// A complaint does not count.
+    /// A complaint is not counted.
     ComplaintRefused { reason: String },
-    /// All components are ended, to be started again.
+    /// All components are ended, and are then started again.
     SystemRestarts {},
-    /// All components are ended, and none is started again.
+    /// All components are ended, and are not started again.
     SystemGoesDown { has_failed: bool },
-    /// Too many restarts.
+    /// The subject was restarted too often.
     GaveUp { restarts: usize, within_us: u64 },
     /// The subject has ended for good.
     Ended { pid: i32, signal: Option<i32>, exit: Option<i32> },
@@ -189,34 +192,34 @@ pub enum RunEvent {
 pub struct CheckpointEvent {
     pub seq: u64,
     pub full: bool,
-    /// An earlier pause, in which trackers were attached to new processes.
+    /// Duration of an earlier pause, in which trackers were attached to new processes.
     pub arming_us: u64,
     pub pause_us: u64,
-    /// The pause budget.
+    /// The pause budget: the longest time that one stop should last.
     #[serde(default)]
     pub max_pause_us: Option<u64>,
-    /// Earlier stops of this checkpoint, each within the budget.
+    /// Earlier stops of this checkpoint, each within the pause budget.
     #[serde(default)]
     pub slices: SlicesReport,
     #[serde(flatten)]
     pub phases: PhaseTimes,
     pub hash_us: u64,
     pub write_us: u64,
-    /// From the end of the pause until it was durable.
+    /// Time from the end of the pause until the checkpoint was durable.
     pub commit_us: u64,
-    /// Pages that the scan inside the pause went over.
+    /// Number of pages that the scan inside the pause inspected.
     pub scanned_pages: u64,
-    /// Rounds of pre-copy.
+    /// Number of rounds of pre-copy.
     pub rounds: usize,
-    /// Pages copied before the pause; a page that was dirtied again counts again.
+    /// Number of pages copied before the pause. A page that was dirtied again counts again.
     pub precopied_pages: u64,
-    /// Pages copied inside the pause.
+    /// Number of pages copied inside the pause.
     pub residual_pages: u64,
-    /// Pages of the subject.
+    /// Number of pages of the subject.
     pub pages: u64,
-    /// Bytes written for it.
+    /// Bytes written for the checkpoint.
     pub bytes: u64,
-    /// Of these, pages that were moved to keep the log short.
+    /// Number of pages that the log moved to stay short. `bytes` includes these pages.
     pub moved_pages: u64,
 }
 
@@ -226,7 +229,7 @@ impl RunEvent {
         Self::MovedAside { path, bytes: part.bytes.get(), to }
     }
 
-    /// `left` standard streams stayed as they were.
+    /// Builds the event of a rollback. `left` standard streams were not rolled back.
     pub(crate) fn went_back(to: Sequence, went: &WentBack, left: usize) -> Self {
         Self::FilesWentBack {
             seq: to.get(),
@@ -243,7 +246,8 @@ impl RunEvent {
         }
     }
 
-    /// `None` if there were none.
+    /// Builds the event about the connections of a restored checkpoint. Returns `None` if the checkpoint contained no
+    /// connection.
     pub(crate) fn connections(sequence: Sequence, found: &Connections) -> Option<Self> {
         let Connections { kept, rewound, ended, .. } = *found;
         let seq = sequence.get();
@@ -263,19 +267,19 @@ impl RunEvent {
         }
     }
 
-    /// Whether it happens at each checkpoint.
+    /// Reports whether an event of this kind happens at each checkpoint.
     pub(crate) fn is_frequent(&self) -> bool {
         matches!(self, Self::Checkpoint(_) | Self::Scan { .. } | Self::Verified { .. })
     }
 }
 
-/// The key that gives the order.
+/// The key that states the order of the phases.
 const MEMORY_FIRST: &str = "memory_first";
 
 /// The phases of a checkpoint: one key for each phase of [`Phase`], with its duration in microseconds.
 ///
-/// The keys also have `memory_first`: memory (scan, copy, objects) was captured before state (descriptors, files,
-/// threads), as the tracker `write-protect` needs it.
+/// The additional key `memory_first` states whether memory (scan, copy, objects) was captured before state
+/// (descriptors, files, threads). The tracker `write-protect` needs memory first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PhaseTimes {
     memory_first: bool,
@@ -289,7 +293,7 @@ impl PhaseTimes {
         times
     }
 
-    /// Each phase with its duration in microseconds, in the order in which they came.
+    /// Returns each phase with its duration in microseconds, in the order of execution.
     pub fn iter(&self) -> impl Iterator<Item = (Phase, u64)> {
         Phase::in_order(self.memory_first).map(|phase| (phase, self.us[phase as usize]))
     }
@@ -353,7 +357,7 @@ mod tests {
         let text = serde_json::to_string(&event).unwrap();
         assert!(text.contains("\"scan_us\":30") && text.contains("\"memory_first\":true"), "{text}");
         assert_eq!(serde_json::from_str::<CheckpointEvent>(&text).unwrap(), event);
-        // As an earlier version wrote it.
+        // An earlier version wrote events without the keys `room_us` and `memory_first`.
         let text = text.replace("\"room_us\":0,", "").replace("\"memory_first\":true,", "");
         let read: CheckpointEvent = serde_json::from_str(&text).unwrap();
         assert_eq!(read.phases, PhaseTimes { memory_first: false, ..event.phases });

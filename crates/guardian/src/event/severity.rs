@@ -1,7 +1,7 @@
 //! How serious an event is for an operator.
 //!
 //! Owns: the severity of each event.
-//! Does not: word events; `wording` does.
+//! Does not: make the text of events; `wording` does.
 
 use super::RunEvent;
 

@@ -1,7 +1,7 @@
-//! Events as text.
+//! The text of events.
 //!
-//! Owns: the wording of each event; reasons of several lines as one.
-//! Invariants: `{}` is one line; `{:#}` has the advice and the lists as well, for the operator of a run.
+//! Owns: the wording of each event, and the conversion of a reason with several lines to one line.
+//! Invariants: `{}` writes one line. `{:#}` also writes advice and lists, for the operator of a run.
 //! Does not: print.
 
 use std::borrow::Cow;
@@ -19,18 +19,19 @@ const CHILDREN_UNSEEN: &str =
     "more processes were started and ended than could be followed; the death of a child may have been missed";
 const KILLS_ITS_CHILDREN: &str =
     "; one that kills its own children has to run without --restart-on child-signal";
-/// What a process that has left the tree means for restarts, and at the end of the run.
+/// The text about a process that has left the tree while the run continues. [`UNGUARDED`] is the text at the end of the
+/// run.
 const DEPARTED: &str = " has left the program's tree and is in no checkpoint: a restart from a checkpoint leaves it \
                         running, one from the beginning ends it";
 const UNGUARDED: &str = ", which the program has started, goes on and is not guarded; a daemon is guarded when it \
                          stays in the foreground";
 
-/// A reason of several lines as one.
+/// Joins the lines of a reason into one line.
 #[must_use]
 pub fn one_line(text: &str) -> String {
     let mut joined = String::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        // What ends with a colon leads to the next line; others are items of a list.
+        // A line that ends with a colon introduces the next line. Other lines are items of a list.
         let between = if joined.is_empty() {
             ""
         } else if joined.ends_with(':') {
@@ -44,20 +45,20 @@ pub fn one_line(text: &str) -> String {
     joined
 }
 
-/// A reason without its help and its list: its first line, with the next where that only leads to it.
+/// Returns a reason without its help and list: the first line, and the second line if the first line ends with a colon.
 #[must_use]
 pub fn headline(reason: &str) -> String {
     let count = if reason.lines().next().is_some_and(|line| line.trim_end().ends_with(':')) { 2 } else { 1 };
     one_line(&reason.lines().take(count).collect::<Vec<_>>().join("\n"))
 }
 
-/// An error without its advice.
+/// Returns the message of an error without its advice.
 pub(crate) fn headline_of(error: &GuardianError) -> String {
     let text = error.to_string();
     text.split("\nhelp:").next().unwrap_or_default().to_owned()
 }
 
-/// A reason: whole for the operator, else in one line.
+/// Returns the complete reason for `{:#}`. Otherwise returns the headline of the reason.
 fn shown<'a>(reason: &'a str, f: &fmt::Formatter<'_>) -> Cow<'a, str> {
     if f.alternate() { reason.into() } else { headline(reason).into() }
 }
@@ -74,7 +75,9 @@ impl fmt::Display for RunEvent {
             Self::Died { pid, signal, exit } | Self::Ended { pid, signal, exit } => {
                 write!(f, "pid {pid} {}", SubjectStatus::of(*signal, *exit))
             }
-            Self::Faulted { pid, fault } => write!(f, "pid {pid} {fault}, and is killed for it"),
+            Self::Faulted { pid, fault } => {
+                write!(f, "pid {pid} {fault}, and is killed because of this fault")
+            }
             Self::BackOff { wait_us } => {
                 let wait = Duration::from_micros(*wait_us).as_secs_f64();
                 write!(f, "the restart waits {wait:.2} s, since two incarnations in succession were short")
@@ -87,7 +90,10 @@ impl fmt::Display for RunEvent {
                 write!(f, "checkpoint {seq} cannot be restored: {}", shown(reason, f))
             }
             Self::Poisoned { seq } => {
-                write!(f, "checkpoint {seq} leads to death again; the one before it is used")
+                write!(
+                    f,
+                    "a restore from checkpoint {seq} led to another death; the previous checkpoint is used"
+                )
             }
             Self::GaveUp { restarts, within_us } => {
                 let within = Duration::from_micros(*within_us).as_secs();
@@ -156,15 +162,15 @@ fn of_connections(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         }
         RunEvent::OutputReleased { after_us } => write!(
             f,
-            "what the program sends goes out before a checkpoint has it: none became durable for {:.1} s. Its connections end \
-             should it die now",
+            "output of the program is sent before a checkpoint contains it, because no checkpoint became durable for {:.1} s. \
+             If the program dies now, its connections end",
             Duration::from_micros(*after_us).as_secs_f64()
         ),
         _ => Ok(()),
     }
 }
 
-/// What a component of a system is at.
+/// Writes the text of an event about one component of a system.
 fn of_components(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let seconds = |us: &u64| Duration::from_micros(*us).as_secs_f64();
     match event {
@@ -205,7 +211,7 @@ fn of_components(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RunEvent::KeysChanged { restarted, at_once, next_run } => f.write_str(&listed([
             ("restarted with the new", restarted),
             ("follows the new", at_once),
-            ("takes from its next `restart` on the new", next_run),
+            ("follows after its next `restart` the new", next_run),
         ])),
         RunEvent::ComponentFailed { reason } => f.write_str(&shown(reason, f)),
         RunEvent::Stopped {} => f.write_str("stopped"),
@@ -220,7 +226,7 @@ fn of_components(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// What concerns more than one component.
+/// Writes the text of an event about several components.
 fn of_systems(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
         RunEvent::GroupRestarts { died } => write!(f, "is restarted, since {died} of its group died"),
@@ -229,7 +235,7 @@ fn of_systems(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "{by} complains with weight {weight}: {}", Escaped(why))
         }
         RunEvent::ComplaintCounted { sum, quorum } => {
-            write!(f, "complaints add up to {sum} of the {quorum} that restart it")
+            write!(f, "complaints add up to {sum}; {quorum} restart the component")
         }
         RunEvent::ComplaintRefused { reason } => write!(f, "the complaint does not count: {reason}"),
         RunEvent::ListenersNotKept { reason } => {
@@ -248,19 +254,19 @@ fn of_systems(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// Lists of names, each behind its words; empty lists are left out.
+/// Joins lists of names, each after its label. Omits empty lists.
 fn listed(lists: [(&str, &[String]); 3]) -> String {
     let lists = lists.into_iter().filter(|(_, names)| !names.is_empty());
     lists.map(|(words, names)| format!("{words} {}", names.join(", "))).collect::<Vec<_>>().join("; ")
 }
 
-/// What a reload has done, by the names of components.
+/// Describes a reload by the names of the changed components.
 pub(crate) fn reloaded(added: &[String], removed: &[String], restarted: &[String]) -> String {
     let what = listed([("added", added), ("removed", removed), ("restarted", restarted)]);
     if what.is_empty() { "no component is added, removed or restarted".to_owned() } else { what }
 }
 
-/// What has happened to processes other than the root.
+/// Writes the text of an event about processes other than the root.
 fn of_processes(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
         RunEvent::ChildDied { pid, signal, again } => {
@@ -274,11 +280,14 @@ fn of_processes(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// What has happened to files.
+/// Writes the text of an event about files.
 fn of_files(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
         RunEvent::MovedAside { path, bytes, to } => {
-            write!(f, "{path} was taken back to the checkpoint; the {bytes} bytes that went are in {to}")
+            write!(
+                f,
+                "{path} was rolled back to the checkpoint; the {bytes} bytes that were cut off are in {to}"
+            )
         }
         RunEvent::FilesInPlace { in_place, unknown } => {
             let (in_place, unknown) = (in_place.clone(), unknown.clone());

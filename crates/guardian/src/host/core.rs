@@ -1,9 +1,10 @@
-//! The event loop of a process that guards several subjects.
+//! The event loop of a process that guards several subjects (protected process trees).
 //!
-//! Owns: the loop and its epoll instance; what exists once in a process: signals, children, the terminal.
-//! Invariants: the loop never waits for a disk or a dying process; work that may block goes to a worker. A signal that
-//! has arrived reaches a subject before its death is reported.
-//! Does not: decide anything about a subject; its guard does. It does not decide which subjects exist; a director does.
+//! Owns: the loop, its epoll instance, and the resources that exist once in a process: signals, children, the terminal.
+//! Invariants: the loop never waits for a disk or for a dying process; a worker thread does work that may block. A
+//! signal that has arrived reaches a subject before the death of the subject is reported.
+//! Does not: control a subject; the guard of the subject does. It does not decide which subjects exist; a director
+//! does.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -25,39 +26,41 @@ use crate::run::{After, Guard, Left, ProcessReaper, RunRequest, Shared, start};
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
 
-/// One subject of a host, by the order in which they were added.
+/// The identifier of a subject in a host. Identifiers are numbered in the order in which subjects are added.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct SubjectId(u32);
 
-/// Tokens of descriptors that belong to no subject.
+/// Poll tokens of descriptors that belong to no subject.
 const SIGNALS: u64 = u64::MAX;
 const WORKERS: u64 = u64::MAX - 1;
-/// Set in the tokens of the director's.
+/// A bit that is set in the poll tokens of the director.
 const DIRECTOR: u64 = 1 << 32;
 
-/// A program that guards subjects.
+/// Guards the subjects of one process.
 ///
-/// It takes the signals of the process, and is the subreaper of the subjects' orphans. So there is one in a
-/// process, made before the process has other threads and other children than those that it keeps.
+/// The host receives the signals of the process, and is the subreaper of the subjects' orphans. Therefore a process has
+/// only one host. The host must be created before the process starts other threads. Children that exist by then belong
+/// to no subject, and the host never ends them.
 pub struct Host {
     shared: Arc<Shared>,
     signals: Signals,
     workers: Workers<Done>,
     poller: Poller,
-    /// For the first subject; a terminal has one job in the foreground.
+    /// The terminal, for the first subject only: a terminal has one job in the foreground.
     foreground: Option<Foreground>,
     added: u32,
-    /// Subjects that were added and are still to be started.
+    /// Subjects that were added, and are still to be started.
     waiting: Vec<(SubjectId, RunRequest)>,
     guards: BTreeMap<SubjectId, Guarded>,
     away: Away,
-    /// Signals since the first of the subjects was begun to be started that is still being started.
+    /// Signals that arrived while some subjects were being started. A signal without an identifier is for all these
+    /// subjects.
     early: Vec<(Option<SubjectId>, Request)>,
-    /// A child has changed, and the dead ones were not reaped since.
+    /// Whether a child has changed its state, and dead children were not reaped since then.
     has_orphans: bool,
 }
 
-/// What workers are at.
+/// Numbers of tasks that workers are executing, by kind.
 #[derive(Clone, Copy, Default)]
 struct Away {
     starting: usize,
@@ -65,7 +68,7 @@ struct Away {
     leaving: usize,
 }
 
-/// A subject that runs.
+/// A running subject, with the time of its next step.
 struct Guarded {
     guard: Box<Guard>,
     due: Option<Instant>,
@@ -78,7 +81,7 @@ impl Guarded {
     }
 }
 
-/// What a worker has done.
+/// The result of a task of a worker.
 enum Done {
     Started(SubjectId, Result<Box<Guard>>),
     Worked(SubjectId, After),
@@ -86,7 +89,7 @@ enum Done {
     Aside,
 }
 
-/// A descriptor that a director waits for. `turn` gets its number.
+/// A descriptor that a director waits for. When the descriptor is ready, `turn` receives its number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source<'a> {
     pub(crate) number: u32,
@@ -94,53 +97,53 @@ pub(crate) struct Source<'a> {
     pub(crate) interest: Interest,
 }
 
-/// What decides which subjects a host has.
+/// Decides which subjects a host guards.
 pub(crate) trait Director {
-    /// A subject runs for the first time; this is its root.
+    /// Reports that a subject runs for the first time, with the pid of its root.
     fn started(&mut self, id: SubjectId, root: Pid);
 
-    /// Something has happened to a subject.
+    /// Reports an event of a subject.
     fn told(&mut self, id: SubjectId, name: &str, event: &RunEvent);
 
-    /// The run of a subject is over, or could not be begun.
+    /// Reports that the run of a subject is over, or could not be begun.
     fn ended(&mut self, id: SubjectId, outcome: Result<SubjectStatus>);
 
-    /// Whether a signal to this program is for the director and no subject.
+    /// Reports whether a signal to this program is for the director, and not for the subjects.
     fn takes(&mut self, _signal: Request) -> bool {
         false
     }
 
-    /// Descriptors to wait for until the next turn.
+    /// Returns the descriptors to wait for until the next turn.
     fn sources(&self) -> Vec<Source<'_>> {
         Vec::new()
     }
 
-    /// When a turn is due, whatever else happens.
+    /// Returns the time when a turn is due, even without other events.
     fn due(&self) -> Option<Instant> {
         None
     }
 
-    /// Something was reported, is ready or is due: gives orders to the host.
+    /// Handles reports, ready descriptors and due times. May give orders to the host.
     fn turn(&mut self, _ready: &[u32], _host: &mut Host) {}
 
-    /// Whether no further subject will be added.
+    /// Reports whether no further subject will be added.
     fn is_over(&self) -> bool {
         true
     }
 }
 
 impl Host {
-    /// A host without subjects.
+    /// Creates a host without subjects.
     ///
     /// # Errors
     ///
-    /// When the kernel lacks something.
+    /// The kernel lacks a required feature.
     pub fn new() -> Result<Self> {
-        // Before anything is opened.
+        // Inherited files must be recorded before a file is opened.
         let streams = Streams::inherited()?;
         require_features()?;
         sys::descriptor_table::make_room()?;
-        // Before there is any thread, which would take signals with their usual actions.
+        // Signals must be taken before another thread exists, which would receive signals with their usual actions.
         let signals = Signals::take()?;
         let shared = Shared {
             reaper: ProcessReaper::found()?,
@@ -164,7 +167,7 @@ impl Host {
         })
     }
 
-    /// Adds a subject, which is started or adopted while the host runs.
+    /// Adds a subject. The running host starts or adopts the subject.
     pub fn add(&mut self, request: RunRequest) -> SubjectId {
         let id = SubjectId(self.added);
         self.added += 1;
@@ -172,11 +175,11 @@ impl Host {
         id
     }
 
-    /// Guards subjects until the director needs none and the last of them has ended.
+    /// Guards subjects until the director needs no subject and the last subject has ended.
     ///
     /// # Errors
     ///
-    /// As for `run`.
+    /// The host cannot wait for events. Running programs continue.
     pub(crate) fn direct(&mut self, director: &mut dyn Director) -> Result<()> {
         self.poller.ask(self.signals.handle(), SIGNALS, Interest::Readable)?;
         self.poller.ask(self.workers.handle(), WORKERS, Interest::Readable)?;
@@ -190,8 +193,8 @@ impl Host {
         Ok(())
     }
 
-    /// Has a subject end: its root gets the signal, and its run is over then. One that is still being started gets it as
-    /// soon as it runs.
+    /// Ends a subject: sends the signal to its root, and then ends the run. A subject that is still being started gets
+    /// the signal as soon as it runs.
     pub(crate) fn end(&mut self, id: SubjectId, signal: Signal) {
         let request = Request::End { signal, from_terminal: false };
         match self.guards.get_mut(&id) {
@@ -200,7 +203,7 @@ impl Host {
         }
     }
 
-    /// A subject is ready: checkpoints of it that wait for this are due.
+    /// Records that a subject is ready. Checkpoints that wait for readiness become due.
     pub(crate) fn ready(&mut self, id: SubjectId) {
         if let Some(guarded) = self.guards.get_mut(&id) {
             guarded.guard.ready();
@@ -208,7 +211,7 @@ impl Host {
         }
     }
 
-    /// Kills a subject in which a fault was found. Its policy decides what follows.
+    /// Kills a subject in which a fault was found. The policy of the subject decides what follows.
     pub(crate) fn fail(&mut self, id: SubjectId, fault: Fault) {
         if let Some(guarded) = self.guards.get_mut(&id) {
             guarded.guard.fault(fault);
@@ -223,29 +226,30 @@ impl Host {
         }
     }
 
-    /// From now on a child of this program is of a subject only if it is known to be.
+    /// Makes the reaper assign a child of this program to a subject only if the child is known to belong to it.
     pub(crate) fn share(&self) {
         self.shared.reaper.share();
     }
 
-    /// Starts a program that is of no subject, after `share`. The host reaps it.
+    /// Starts a program that belongs to no subject; must be called after `share`. The host reaps the program.
     pub(crate) fn execute(&self, command: &mut std::process::Command) -> std::io::Result<Pid> {
         sys::signal::start_with(command, self.shared.blocked_before, self.shared.defaults);
         sys::launch::start_in_session(command);
         Ok(Pid(command.spawn()?.id() as i32))
     }
 
-    /// A child of this program is of no subject, and its parent reaps it.
+    /// Excludes a child of this program from all subjects. The code that has started the child reaps it.
     pub(crate) fn exempt(&self, pid: Pid) {
         self.shared.reaper.exempt(pid);
     }
 
-    /// Ends the remaining processes of all subjects, when none is guarded; their number.
+    /// Ends the remaining processes of all subjects, and returns their number. Must be called when no subject is
+    /// guarded.
     pub(crate) fn end_rest(&self) -> Result<usize> {
         self.shared.reaper.end_rest()
     }
 
-    /// Has a worker do something that may wait for a disk.
+    /// Lets a worker do work that may wait for a disk.
     pub(crate) fn aside(&mut self, work: impl FnOnce() + Send + 'static) -> Result<()> {
         self.workers.submit(move || {
             work();
@@ -253,12 +257,12 @@ impl Host {
         })
     }
 
-    /// What decisions on time are made by.
+    /// Returns the clock for decisions that depend on time.
     pub(crate) fn clock(&self) -> &Clock {
         &self.shared.clock
     }
 
-    /// Whether no subject runs, is being started or is ending.
+    /// Reports whether no subject runs, is being started or is ending.
     fn is_empty(&self) -> bool {
         self.away.starting + self.away.leaving == 0 && self.guards.is_empty() && self.waiting.is_empty()
     }
@@ -274,7 +278,7 @@ impl Host {
         })
     }
 
-    /// Waits for something to happen, and has each subject that it concerns take a step, then the director.
+    /// Waits for events. Then each affected subject takes a step, and the director takes a turn.
     fn turn(&mut self, director: &mut dyn Director) -> Result<()> {
         let first = self.guards.values().filter_map(|guarded| guarded.due).chain(director.due()).min();
         let timeout = first.map(|due| due.saturating_duration_since(self.shared.clock.now()));
@@ -309,7 +313,7 @@ impl Host {
         Ok(())
     }
 
-    /// Has a subject take a step, and sees to what follows from it.
+    /// Lets a subject take a step, and handles the consequences of the step.
     fn step(&mut self, id: SubjectId, director: &mut dyn Director) -> Result<()> {
         let Some(guarded) = self.guards.get_mut(&id) else { return Ok(()) };
         let guard = &mut guarded.guard;
@@ -335,7 +339,7 @@ impl Host {
             .try_for_each(|handle| self.poller.ask(handle, u64::from(id.0), Interest::Readable))
     }
 
-    /// Takes over what workers have done.
+    /// Handles the results of the workers.
     fn take_done(&mut self, director: &mut dyn Director) -> Result<()> {
         while let Some(done) = self.workers.take() {
             match done {
@@ -359,7 +363,7 @@ impl Host {
                     if let Some(guarded) = self.guards.get_mut(&id) {
                         guarded.guard.work_done(after);
                     }
-                    // Its new root is known to the reaper by now.
+                    // The reaper knows the new root of the subject by now.
                     self.away.working -= 1;
                     self.step(id, director)?;
                 }
@@ -374,7 +378,7 @@ impl Host {
         Ok(())
     }
 
-    /// Hands signals to this program on to the subjects, unless they are for the director.
+    /// Passes signals to this program on to the subjects, except the signals for the director.
     fn take_signals(&mut self, director: &mut dyn Director) -> Result<()> {
         while let Some(request) = self.signals.poll()? {
             match request {
@@ -395,7 +399,7 @@ impl Host {
         Ok(())
     }
 
-    /// Stops this program and the subjects together, until something continues this program.
+    /// Stops this program together with the subjects, until another process continues this program.
     fn stop(&mut self, signal: Signal, from_terminal: bool) -> Result<()> {
         let guards = || self.guards.values().map(|guarded| &guarded.guard);
         let stopped: Vec<_> = guards().filter(|guard| guard.is_to_stop(from_terminal)).collect();

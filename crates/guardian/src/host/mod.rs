@@ -1,7 +1,7 @@
 //! One process that guards several subjects.
 //!
-//! Owns: nothing itself. `core` has the loop; `plain` is for subjects that are all known at the start.
-//! Does not: decide anything about a subject; its guard does.
+//! Owns: nothing itself. `core` contains the event loop; `plain` is for subjects that are all known at the start.
+//! Does not: control a subject; the guard of the subject does.
 
 mod core;
 mod plain;

@@ -1,7 +1,7 @@
-//! A host for `run`, whose subjects are all known at its start.
+//! The host of `run`: all subjects are known at the start.
 //!
 //! Owns: a director that neither adds nor removes subjects.
-//! Does not: guard them.
+//! Does not: guard the subjects; `core` does.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ use crate::event::RunEvent;
 use crate::inspection::require_restorable;
 use crate::run::RunRequest;
 
-/// Hears what happens to a subject of this name.
+/// Receives each event of a subject, with the name of the subject.
 pub type Tell<'a> = &'a mut dyn FnMut(&str, &RunEvent);
 
-/// Runs or adopts a program, and keeps it alive until it has ended for good.
+/// Runs or adopts a program, and restarts the program until it has ended for good.
 ///
 /// # Errors
 ///
-/// When it cannot be started, watched or, once dead, restored. A running program continues.
+/// The program cannot be started, watched or, after its death, restored. A running program continues.
 pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent)) -> Result<SubjectStatus> {
     require_restorable()?;
     let mut host = Host::new()?;
@@ -31,12 +31,12 @@ pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent)) -> Result<Subj
 }
 
 impl Host {
-    /// Guards all subjects until the last of them has ended for good; gives how each has ended, or why it could not be
-    /// started, watched or restored.
+    /// Guards all subjects until the last subject has ended for good. Returns how each subject has ended, or why it
+    /// could not be started, watched or restored.
     ///
     /// # Errors
     ///
-    /// When the host cannot wait for events. Running programs continue.
+    /// The host cannot wait for events. Running programs continue.
     pub fn run(&mut self, tell: Tell<'_>) -> Result<BTreeMap<SubjectId, Result<SubjectStatus>>> {
         let mut plain = Plain { tell, outcomes: BTreeMap::new() };
         self.direct(&mut plain)?;
@@ -44,7 +44,7 @@ impl Host {
     }
 }
 
-/// Wants the subjects that were added.
+/// A director that needs only the subjects that were added before the run.
 struct Plain<'a> {
     tell: Tell<'a>,
     outcomes: BTreeMap<SubjectId, Result<SubjectStatus>>,

@@ -1,4 +1,4 @@
-//! What the event loop waits for.
+//! The wait of the event loop for its descriptors.
 //!
 //! Owns: the epoll instance.
 //! Invariants: an interest ends with the event that it reports (EPOLLONESHOT).
@@ -16,11 +16,11 @@ use sys::Error;
 
 use crate::error::{GuardianError, Result};
 
-/// Events that one call reports at most; others come with the next.
+/// Maximum number of events that one call reports. Further events are reported by the next call.
 const EVENTS_MAX: usize = 64;
 
-/// What the loop waits for: descriptors of many subjects. An interest ends with the event that it reports, so that a
-/// subject which does not ask again is not woken again. A descriptor that is closed needs no farewell.
+/// The descriptors of many subjects, in an epoll instance. An interest ends with the event that it reports, so a
+/// subject that does not ask again is not woken again. A closed descriptor needs no removal.
 pub(super) struct Poller {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
@@ -32,7 +32,7 @@ impl Poller {
         Ok(Self { epoll, events: Vec::with_capacity(EVENTS_MAX) })
     }
 
-    /// Asks for one event of a descriptor.
+    /// Requests one event of a descriptor.
     pub(super) fn ask(&self, handle: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<()> {
         let wanted = match interest {
             Interest::Readable => EventFlags::IN,
@@ -46,9 +46,9 @@ impl Poller {
         asked.map_err(|errno| failed("wait for a descriptor", errno))
     }
 
-    /// Waits for events, at most for this time; gives their tokens.
+    /// Waits for events, for at most `timeout`. Returns the tokens of the events.
     pub(super) fn wait(&mut self, timeout: Option<Duration>) -> Result<Vec<u64>> {
-        // epoll_wait(2) counts milliseconds, and checkpoints are due by the microsecond.
+        // epoll_wait(2) counts milliseconds, but checkpoints are due to the microsecond.
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let mut waiting = [PollFd::new(&self.epoll, PollFlags::IN)];
         match poll(&mut waiting, timeout.as_ref()) {
@@ -58,7 +58,7 @@ impl Poller {
         self.events.clear();
         epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(&Timespec::default()))
             .map_err(|errno| failed("take events", errno))?;
-        // Fields of a packed structure are not borrowed.
+        // The field is copied, because a field of a packed structure cannot be borrowed.
         Ok(self.events.iter().map(|event| { event.data }.u64()).collect())
     }
 }

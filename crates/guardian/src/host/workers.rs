@@ -1,9 +1,9 @@
-//! Worker threads for work that may block: restores, opening a log, ending the rest of a dead subject.
+//! Worker threads for work that may block: restores, opening a log, ending the remaining processes of a dead subject.
 //!
-//! Owns: these threads, and the queue of work.
-//! Invariants: the loop never waits for them. A worker lives as long as its host, because PR_SET_PDEATHSIG of a process
-//! is sent at the end of the thread that has created it.
-//! Does not: know the work.
+//! Owns: the threads and the queue of work.
+//! Invariants: the event loop never waits for a worker. A worker lives as long as its host. Otherwise the kernel would
+//! send the signal of PR_SET_PDEATHSIG to each process that the worker has created.
+//! Does not: know the content of the work.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -18,13 +18,13 @@ use sys::Error;
 
 use crate::error::Result;
 
-/// Threads at most. Each piece of work can wait for a disk or a dying process; more of them at a time than this would
-/// share two disks or so.
+/// Maximum number of threads. Each piece of work can wait for a disk or a dying process. More threads would only
+/// compete for the same one or two disks.
 const WORKERS_MAX: usize = 16;
 
 type Work<T> = Box<dyn FnOnce() -> T + Send>;
 
-/// The loop's end.
+/// The interface of the event loop to the workers.
 pub(super) struct Workers<T> {
     queue: Arc<Queue<T>>,
     done: Receiver<std::result::Result<T, Box<dyn Any + Send>>>,
@@ -35,7 +35,7 @@ pub(super) struct Workers<T> {
 struct Queue<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
-    /// Rung when some work is done.
+    /// An eventfd that is written after each finished piece of work.
     bell: OwnedFd,
 }
 
@@ -50,7 +50,7 @@ impl<T> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next piece of work; `None` when no further one follows.
+    /// Waits for the next piece of work. Returns `None` when the queue is closed and empty.
     fn next(&self) -> Option<Work<T>> {
         let mut state = self.state();
         state.idle += 1;
@@ -72,16 +72,16 @@ impl<T: Send + 'static> Workers<T> {
         Ok(Self { queue, done, sender, threads: Vec::new() })
     }
 
-    /// Becomes readable when some work is done.
+    /// Returns a descriptor that becomes readable when a piece of work is finished.
     pub(super) fn handle(&self) -> BorrowedFd<'_> {
         self.queue.bell.as_fd()
     }
 
-    /// Has a worker do something; `take` gives the result.
+    /// Queues a piece of work for the workers. [`Self::take`] returns the result.
     ///
     /// # Errors
     ///
-    /// When there is no thread and none can be started.
+    /// No worker thread exists, and no thread can be started.
     pub(super) fn submit(&mut self, work: impl FnOnce() -> T + Send + 'static) -> Result<()> {
         let mut state = self.queue.state();
         state.waiting.push_back(Box::new(work));
@@ -94,9 +94,10 @@ impl<T: Send + 'static> Workers<T> {
         Ok(())
     }
 
-    /// The result of some work, if there is one. A panic of the work continues here.
+    /// Returns the result of a finished piece of work, if there is one. A panic of the work continues in the caller.
     pub(super) fn take(&self) -> Option<T> {
-        // Before the receive, so that a later result makes it readable again. It fails when nothing is pending.
+        // The eventfd is reset before the receive, so that a later result makes it readable again. The read fails if
+        // the eventfd is already reset.
         let _ = rustix::io::read(&self.queue.bell, &mut [0_u8; 8]);
         let done = self.done.try_recv().ok()?;
         Some(done.unwrap_or_else(|panic| resume_unwind(panic)))
@@ -106,9 +107,9 @@ impl<T: Send + 'static> Workers<T> {
         let (queue, sender) = (Arc::clone(&self.queue), self.sender.clone());
         let work = move || {
             while let Some(work) = queue.next() {
-                // A host that has ended needs no result.
+                // The send fails only after the end of the host. No result is needed then.
                 let _ = sender.send(catch_unwind(AssertUnwindSafe(work)));
-                // Its count cannot run over: it is read after every ring.
+                // The counter cannot overflow, because the loop reads it after every write.
                 let _ = rustix::io::write(&queue.bell, &1_u64.to_ne_bytes());
             }
         };
@@ -118,7 +119,7 @@ impl<T: Send + 'static> Workers<T> {
             Err(error) if self.threads.is_empty() => {
                 return Err(Error::new("start a thread", error).into());
             }
-            // Those that are there do it one after another.
+            // The existing threads do the work one piece after another.
             Err(_) => {}
         }
         Ok(())
@@ -130,7 +131,7 @@ impl<T> Drop for Workers<T> {
         self.queue.state().is_closed = true;
         self.queue.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // Panics were caught.
+            // Panics of the work were caught before.
             let _ = thread.join();
         }
     }

@@ -1,9 +1,12 @@
-//! The channels of one component, as its guard uses them.
+//! The channels of one component of a system, as the guard of the component uses them.
 //!
-//! Owns: which steps of a start, a restore and an end are reported to the channels.
-//! Invariants: while there is a holder, a program of a component never runs without its filter. A listener that is kept
-//! goes to the next incarnation, or is closed if none follows.
-//! Does not: keep listeners or hold callers; `channel` does.
+//! A channel is a listener that outlives its program, or the connection of a caller that waits for the component. The
+//! holder is a process that keeps the notification descriptor of the seccomp filter.
+//!
+//! Owns: the choice which steps of a start, a restore and an end are reported to the channels.
+//! Invariants: while the holder lives, a program of a component never runs without its filter. A kept listener is
+//! passed to the next incarnation, or is closed if no incarnation follows.
+//! Does not: keep listeners or hold callers; the crate `channel` does.
 
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command};
@@ -17,7 +20,7 @@ use sys::{Errno, Error};
 
 use crate::error::{GuardianError, Result};
 
-/// One component among those whose channels are kept.
+/// The channels of one component among all components of the system.
 #[derive(Clone, Debug)]
 pub struct ComponentChannels {
     all: Arc<Channels>,
@@ -29,17 +32,19 @@ impl ComponentChannels {
         Self { all, id }
     }
 
-    /// For a filter that the watch over files installs and receives.
+    /// Returns the handler of the calls, for a filter that the file watch installs and receives.
     pub(super) fn handler(&self) -> Arc<dyn CallHandler> {
         self.all.handler(self.id)
     }
 
-    /// Checkpoints are taken of the component: a caller that waits must not keep its threads from being stopped.
+    /// Records that checkpoints are taken of the component. A stop must then not wait for a held call of a thread of
+    /// the component.
     pub(super) fn expect_stops(&self) {
         self.all.expect_stops(self.id);
     }
 
-    /// Starts a program whose calls are handled from its first one on. `prepare_last` is for what takes privileges away.
+    /// Starts a program whose calls are handled from its first call on. `prepare_last` prepares the steps that drop
+    /// privileges.
     pub(super) fn spawn(
         &self,
         command: &mut Command,
@@ -51,28 +56,29 @@ impl ComponentChannels {
             return command.spawn().map_err(failed);
         }
         let pending = self.all.prepare(self.id, command)?;
-        // The filter needs the privileges of this program.
+        // Installing the filter needs the privileges of this program, so the privileges are dropped afterwards.
         prepare_last(command)?;
         let mut child = command.spawn().map_err(failed)?;
         if let Err(error) = self.all.started(self.id, pending) {
-            // Its calls would wait for ever.
+            // Without a handler, the calls of the program would wait forever.
             let _ = child.kill();
             return Err(error.into());
         }
         Ok(child)
     }
 
-    /// An incarnation runs that an earlier guardian has started.
+    /// Takes over an incarnation that an earlier guardian has started.
     pub(super) fn take_over(&self, root: Pid) -> Result<()> {
         Ok(self.all.take_over(self.id, root)?)
     }
 
-    /// An incarnation runs whose filter the watch over files has.
+    /// Begins an incarnation whose filter belongs to the file watch.
     pub(super) fn begin(&self, is_restored: bool) {
         self.all.begin(self.id, is_restored);
     }
 
-    /// Has a restored tree handled from its first instruction on, if that is possible.
+    /// Returns a filter that handles the calls of a restored tree from its first instruction on. Returns `None` if the
+    /// channels cannot be handled.
     pub(super) fn filter(&self) -> Option<FilterInstall> {
         if !self.is_possible() {
             return None;
@@ -86,8 +92,8 @@ impl ComponentChannels {
         Some(FilterInstall { program: self.all.filter(self.id), listener: Box::new(attach) })
     }
 
-    /// Whether a program can have its channels handled. If the holder was killed, the component goes on
-    /// without: its listeners are given up, so that it can bind its addresses itself.
+    /// Reports whether the channels of a program can be handled. If the holder was killed, the component continues
+    /// without kept listeners. These listeners are then closed, so that the component can bind its addresses itself.
     fn is_possible(&self) -> bool {
         let is_possible = self.all.has_holder();
         if !is_possible {
@@ -96,7 +102,7 @@ impl ComponentChannels {
         is_possible
     }
 
-    /// Duplicates of the listeners that were kept, for a restore.
+    /// Returns duplicates of the kept listeners, for a restore.
     pub(super) fn kept(&self) -> Result<Vec<OwnedFd>> {
         if !self.is_possible() {
             return Ok(Vec::new());
@@ -105,7 +111,7 @@ impl ComponentChannels {
         Ok(kept.into_iter().map(|listener| listener.socket).collect())
     }
 
-    /// No process of the incarnation is left.
+    /// Records that no process of the incarnation is left.
     pub(super) fn died(&self) {
         self.all.died(self.id);
     }

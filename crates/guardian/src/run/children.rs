@@ -1,10 +1,11 @@
 //! Deaths of processes of a subject other than its root, for `--restart-on child-signal`.
 //!
-//! Owns: which processes belong to the subject, from their start to their end; which of their deaths count; which
-//! checkpoints were taken after one.
-//! Invariants: a process belongs to the subject if its parent did when it was started, however short it lived. A
-//! checkpoint that may hold the tree without the dead child never counts as older than the death.
-//! Does not: end or restart anything.
+//! A subject is a protected process tree.
+//!
+//! Owns: the set of processes of the subject, the deaths that count, and the checkpoints that were taken after a death.
+//! Invariants: a process belongs to the subject if its parent belonged to it at the fork, even if the process lived
+//! only briefly. A checkpoint that may contain the tree without the dead child never counts as older than the death.
+//! Does not: end or restart a process.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
@@ -19,18 +20,19 @@ use tracee::tree;
 use crate::error::Result;
 use crate::inspection::missing;
 
-/// Those by which a process fails, or is ended when memory runs out: KILL, SEGV, BUS, ABRT.
+/// Signals by which a process fails, or is killed when memory runs out: KILL, SEGV, BUS, ABRT.
 const FAILURES: [Signal; 4] = [Signal(9), Signal(11), Signal(7), Signal(6)];
-/// Checkpoints that are remembered: more than are taken between a death and its report.
+/// Number of remembered checkpoints. Fewer checkpoints are taken between a death and its report.
 const REMEMBERED: usize = 1024;
 
-/// The death of a process of the subject that is not its root.
+/// The death of a process of the subject other than the root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ChildDeath {
     pub(super) pid: Pid,
     pub(super) signal: Signal,
-    /// A time on CLOCK_MONOTONIC at which the process had not failed: its birth, if it was reported, else its death.
-    /// The kernel takes the time of a death after the parent was woken, so that a checkpoint may come between.
+    /// A time on CLOCK_MONOTONIC at which the process had not failed: its birth if it was reported, otherwise its
+    /// death. The kernel records the time of a death after it has woken the parent, so a checkpoint may be taken in
+    /// between.
     alive_at: Duration,
 }
 
@@ -38,33 +40,33 @@ pub(super) struct ChildDeath {
 #[derive(Debug)]
 struct Taken {
     sequence: Sequence,
-    /// When at the latest the subject was stopped, on CLOCK_MONOTONIC.
+    /// The latest time at which the subject was stopped for the checkpoint, on CLOCK_MONOTONIC.
     stopped: Duration,
-    /// The processes that it holds alive, without the root, ascending.
+    /// The living processes that the checkpoint contains, without the root, in ascending order.
     living: Arc<[Pid]>,
 }
 
-/// The events received so far.
+/// A received event that counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Heard {
     /// A process of the subject has failed.
     Death(ChildDeath),
-    /// Events were lost: a death may have passed unseen.
+    /// Events were lost, so a death may not have been reported.
     Lost,
 }
 
-/// Hears of the deaths.
+/// Receives the deaths of the processes of one subject.
 #[derive(Debug)]
 pub(crate) struct Children {
     events: ProcessEvents,
     family: Family,
-    /// What came before the incarnation was known here.
+    /// Events that `begin` has received, and `poll` has not returned yet.
     early: VecDeque<Heard>,
     taken: VecDeque<Taken>,
 }
 
 impl Children {
-    /// Begins to listen, before there is a subject.
+    /// Subscribes to process events of the kernel. Must be called before there is a subject.
     pub(super) fn listen() -> Result<Self> {
         let subscribed =
             if features::enabled(Feature::ProcessEvents) { ProcessEvents::subscribe().ok() } else { None };
@@ -72,15 +74,16 @@ impl Children {
         Ok(Self { events, family: Family::of(Pid(0)), early: VecDeque::new(), taken: VecDeque::new() })
     }
 
-    /// Begins with an incarnation of which no process was resumed before `since`, a time on CLOCK_MONOTONIC: deaths of
-    /// the incarnation before, and of the construction of this one, do not count.
+    /// Begins to follow an incarnation. No process of the incarnation was resumed before `since`, a time on
+    /// CLOCK_MONOTONIC. Deaths of the previous incarnation, and deaths during the construction of this incarnation, do
+    /// not count.
     pub(super) fn begin(&mut self, root: Pid, since: Duration) -> Result<()> {
         self.family = Family::of(root);
         self.early.clear();
         while let Some(event) = self.events.poll()? {
             self.early.extend(self.family.hear_since(event, since));
         }
-        // Births before the subscription were not reported.
+        // Births before the subscription were not reported, so the tree is scanned.
         self.family.look();
         Ok(())
     }
@@ -89,14 +92,14 @@ impl Children {
         self.events.handle()
     }
 
-    /// The next thing that counts, if something has come.
+    /// Returns the next event that counts, if there is one.
     pub(super) fn poll(&mut self) -> Result<Option<Heard>> {
         if let Some(heard) = self.early.pop_front() {
             return Ok(Some(heard));
         }
         while let Some(event) = self.events.poll()? {
             if event == ProcessEvent::Lost {
-                // Those that were started meanwhile are found if they live.
+                // Births may be among the lost events. This scan finds the processes that still live.
                 self.family.look();
                 return Ok(Some(Heard::Lost));
             }
@@ -107,12 +110,12 @@ impl Children {
         Ok(None)
     }
 
-    /// Records a checkpoint for which the subject was stopped until some time ago.
+    /// Records a checkpoint. The subject was stopped until `ago` before now.
     pub(super) fn note_taken(&mut self, sequence: Sequence, descendants: &[ProcessKey], ago: Duration) {
         let stopped = sys::clock::monotonic().saturating_sub(ago);
         let mut living: Vec<Pid> = descendants.iter().map(|key| key.pid).collect();
         living.sort_unstable();
-        // Most checkpoints hold the same processes as the one before.
+        // Most checkpoints contain the same processes as the previous checkpoint.
         let living = match self.taken.back() {
             Some(last) if *last.living == *living => Arc::clone(&last.living),
             _ => living.into(),
@@ -123,13 +126,14 @@ impl Children {
         }
     }
 
-    /// Checkpoints that may hold the tree as it was after a death.
+    /// Returns the checkpoints that may contain the tree as it was after a death.
     pub(super) fn taken_after(&self, death: ChildDeath) -> Vec<Sequence> {
         taken_after(&self.taken, death)
     }
 }
 
-/// A checkpoint precedes the death if it, or a later one, holds the process alive, or if it precedes the birth.
+/// Returns the checkpoints after a death. A checkpoint precedes the death if it precedes the birth, or if it or a later
+/// checkpoint contains the process alive.
 fn taken_after(taken: &VecDeque<Taken>, death: ChildDeath) -> Vec<Sequence> {
     let is_later = |taken: &&Taken| taken.stopped > death.alive_at;
     let holds_it = |taken: &Taken| taken.living.binary_search(&death.pid).is_ok();
@@ -144,11 +148,12 @@ fn taken_after(taken: &VecDeque<Taken>, death: ChildDeath) -> Vec<Sequence> {
     after
 }
 
-/// The processes of a subject, followed by the process events of the kernel.
+/// The processes of a subject, updated by the process events of the kernel.
 #[derive(Debug)]
 struct Family {
     root: Pid,
-    /// When each was born, if that was reported. Also the dead, until their pid is given to a stranger.
+    /// Time of birth of each process, if it was reported. A dead process stays in the map until its pid is reused
+    /// outside of the subject.
     members: HashMap<Pid, Option<Duration>>,
 }
 
@@ -163,7 +168,7 @@ impl Family {
         }
     }
 
-    /// What counts of an event that came before its incarnation was known.
+    /// Handles an event that arrived before its incarnation was known. Returns the event if it counts.
     fn hear_since(&mut self, event: ProcessEvent, since: Duration) -> Option<Heard> {
         match event {
             ProcessEvent::Lost => Some(Heard::Lost),
@@ -174,7 +179,7 @@ impl Family {
 
     fn hear(&mut self, event: ProcessEvent) -> Option<ChildDeath> {
         match event {
-            // Its own birth, by the guardian.
+            // The guardian has created the root itself.
             ProcessEvent::Forked { child, .. } if child == self.root => None,
             ProcessEvent::Forked { parent, child, at } => {
                 if self.members.contains_key(&parent) {
@@ -215,7 +220,7 @@ mod tests {
         ProcessEvent::Killed { pid: Pid(pid), signal, at: DEATH }
     }
 
-    /// Checkpoints 1, 2, …: when each was taken, and whether it holds process 11.
+    /// Builds checkpoints 1, 2, … from their times. The flag states whether the checkpoint contains process 11.
     fn checkpoints(of: &[(Duration, bool)]) -> VecDeque<Taken> {
         let taken = |(index, &(stopped, holds_it)): (usize, &(Duration, bool))| Taken {
             sequence: Sequence(index as u64 + 1),
@@ -275,7 +280,7 @@ mod tests {
         let before_birth = (BIRTH - MOMENT, false);
         let taken = checkpoints(&[before_birth, (BIRTH + MOMENT, true), (DEATH - MOMENT, false)]);
         assert_eq!(taken_after(&taken, death), [Sequence(3)]);
-        // No checkpoint holds it: what was taken since its birth may have come after its death.
+        // No checkpoint contains the process, so each checkpoint since its birth may be later than its death.
         let taken = checkpoints(&[before_birth, (BIRTH + MOMENT, false), (DEATH + MOMENT, false)]);
         assert_eq!(taken_after(&taken, death), [Sequence(2), Sequence(3)]);
     }

@@ -1,9 +1,9 @@
-//! One guardian for each name.
+//! The claim of a subject name. Each name has at most one guardian (the process that protects the subject).
 //!
-//! Owns: the lock file in the directory of the subject, and the choice of a name if none was given.
-//! Invariants: the lock is held as long as the value lives, and ends with this process. No subject inherits it. A claim
-//! under which nothing was started leaves nothing in the store.
-//! Does not: touch images.
+//! Owns: the lock file in the directory of the subject, and the choice of a name if the user gave none.
+//! Invariants: the lock is held as long as the claim exists, and ends with this process. No subject inherits the lock.
+//! A claim under which no program was started leaves nothing in the store.
+//! Does not: change images.
 
 use std::fs::{DirBuilder, File};
 use std::io::ErrorKind;
@@ -17,20 +17,22 @@ use sys::Error;
 use crate::error::{GuardianError, Result};
 use crate::record::Record;
 
-/// The file that a guardian holds open and locked.
+/// The file that a guardian keeps open and locked.
 pub(crate) const LOCK_FILE: &str = "guardian.lock";
-/// The undo log of files, below the directory of a subject.
+/// The directory of the undo log of files, below the directory of a subject.
 pub(crate) const UNDO_DIRECTORY: &str = "undo";
-/// Names that are tried for one program: `job`, `job-2` … More are not guarded by hand.
+/// Maximum number of names that are tried for one program: `job`, `job-2` and so on. No operator starts more guardians
+/// by hand.
 const NAMES_MAX: u32 = 1000;
 
 /// A claimed name.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(super) name: SubjectName,
-    /// Where images and status of the subject live.
+    /// The directory of the images and the status of the subject.
     pub(super) directory: PathBuf,
-    /// Set while the directory, created for this claim, is removed with it.
+    /// The store in which this claim created the directory. `None` once a subject uses the directory, or if the
+    /// directory existed before.
     unused_in: Option<Store>,
     _lock: File,
 }
@@ -48,7 +50,7 @@ impl Claim {
         })
     }
 
-    /// Claims a name after a program: `job`, or `job-2` and so on when others are guarded under it.
+    /// Claims a name derived from a program: `job`, or `job-2` and so on if other guardians hold the earlier names.
     pub(super) fn after(store: &Store, program: &str) -> Result<Self> {
         for number in 1..=NAMES_MAX {
             let name = if number == 1 { program.to_owned() } else { format!("{program}-{number}") };
@@ -59,7 +61,7 @@ impl Claim {
         Err(GuardianError::NameTaken { name: program.to_owned(), by: String::new() })
     }
 
-    /// A subject was started or adopted under the name: the directory stays.
+    /// Records that a subject was started or adopted under the name, so the directory stays.
     pub(super) fn use_it(&mut self) {
         self.unused_in = None;
     }
@@ -84,20 +86,20 @@ impl Claim {
 }
 
 impl Drop for Claim {
-    /// Removes the directory if it was made for this claim, nothing was started and it holds no checkpoint. An error is
-    /// dropped: that of the start is reported.
+    /// Removes the directory if this claim created it, no program was started, and it contains no checkpoint. Errors
+    /// are ignored, because the error of the start is reported.
     fn drop(&mut self) {
         if let Some(store) = &self.unused_in
             && store.entries(&self.name).is_ok_and(|found| found.is_empty())
         {
-            // The undo log first: it keeps links outside of the directory.
+            // The undo log is removed first, because it has links outside of the directory.
             let _ = remove_log(&self.directory);
             let _ = std::fs::remove_dir_all(&self.directory);
         }
     }
 }
 
-/// Removes the undo log in the directory of a subject; parts that were moved aside stay.
+/// Removes the undo log in the directory of a subject. File contents that were moved aside stay.
 pub(crate) fn remove_log(subject: &Path) -> Result<()> {
     let directory = subject.join(UNDO_DIRECTORY);
     if directory.is_dir() {

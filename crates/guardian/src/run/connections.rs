@@ -1,10 +1,12 @@
-//! Connections of a subject that can outlive it.
+//! Idle TCP connections of a subject (a protected process tree) that can stay open when the subject dies.
 //!
-//! Owns: idle connections, from the checkpoint that has found them until data arrives, the next checkpoint finds
-//! others, or another incarnation begins.
-//! Invariants: while the program lives, a connection on which data has arrived is closed here within [`GRACE`] and one
-//! turn, because the peer must see when the program closes it. While the program is dead, all connections are kept.
-//! Does not: decide which connection a restore keeps; `resource` compares its counters with those of the checkpoint.
+//! Owns: duplicates of the connections that a checkpoint has found idle. A duplicate is closed when data arrives, when
+//! the next checkpoint does not find the connection idle, or when another incarnation begins.
+//! Invariants: while the program lives, the duplicate of a connection with new data is closed within [`GRACE`] and one
+//! turn. Otherwise the peer would not see when the program closes the connection. While the program is dead, all
+//! duplicates are kept.
+//! Does not: decide which connection a restore keeps; `resource` compares the counters of a connection with the
+//! checkpoint.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -18,30 +20,31 @@ use sys::Error;
 
 use crate::error::Result;
 
-/// How long a connection is kept on which something has arrived: what arrives at a program that has just died is noticed
-/// before its death.
+/// How long a connection is kept after data has arrived. Data that arrives at a program that has just died may be
+/// detected before the death.
 const GRACE: Duration = Duration::from_millis(10);
-/// Events that are taken at once; others come with the next turn.
+/// Maximum number of events in one turn. Further events are handled in the next turn.
 const EVENTS_MAX: usize = 64;
 
 /// Idle connections of one subject.
 #[derive(Debug)]
 pub(super) struct IdleConnections {
-    /// By their numbers in this process.
+    /// The kept duplicates, by their descriptor numbers in this process.
     kept: HashMap<RawFd, Kept>,
-    /// Reports what arrives on them, once each.
+    /// Reports the first arrival of data on each connection.
     epoll: OwnedFd,
 }
 
 #[derive(Debug)]
 struct Kept {
     socket: Arc<OwnedFd>,
-    /// When it is closed, since something has arrived.
+    /// Time at which the duplicate is closed, because data has arrived.
     until: Option<Instant>,
 }
 
 impl IdleConnections {
-    /// With a longer interval, checkpoints notice a close by the program too late, and the peer waits for it.
+    /// Longest checkpoint interval with kept connections. With a longer interval, a checkpoint would detect a close by
+    /// the program too late, and the peer would wait.
     pub(super) const INTERVAL_MAX: Duration = Duration::from_secs(1);
 
     pub(super) fn new() -> Result<Self> {
@@ -50,17 +53,17 @@ impl IdleConnections {
         Ok(Self { kept: HashMap::new(), epoll })
     }
 
-    /// Readable when something has arrived on one of them.
+    /// Returns a descriptor that is readable when data has arrived on a connection.
     pub(super) fn handle(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// The deadline for closing the next one, if the program still lives.
+    /// Returns the time at which the next duplicate must be closed, if the program still lives.
     pub(super) fn due(&self) -> Option<Instant> {
         self.kept.values().filter_map(|kept| kept.until).min()
     }
 
-    /// A checkpoint has found these, and no others.
+    /// Keeps exactly the connections that a checkpoint has found idle.
     pub(super) fn renew(&mut self, idle: Vec<Arc<OwnedFd>>) {
         let mut before = std::mem::take(&mut self.kept);
         for socket in idle {
@@ -74,17 +77,18 @@ impl IdleConnections {
 
     fn watch(&self, number: RawFd, socket: Arc<OwnedFd>) -> Option<Kept> {
         let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
-        // One that cannot be watched is not kept.
+        // A connection that cannot be watched is not kept.
         epoll::add(&self.epoll, &*socket, EventData::new_u64(number as u64), flags).ok()?;
         Some(Kept { socket, until: None })
     }
 
-    /// The registration belongs to the open file description, which the program has as well.
+    /// Removes the registration of a connection. The registration belongs to the open file description, which the
+    /// program also holds. Closing the duplicate therefore does not remove the registration.
     fn close(&self, kept: Kept) {
         let _ = epoll::delete(&self.epoll, &*kept.socket);
     }
 
-    /// While the program lives: records arrivals, and closes connections that are due.
+    /// Records arrived data, and closes due connections. Must be called only while the program lives.
     pub(super) fn turn(&mut self, now: Instant) {
         if self.kept.is_empty() {
             return;
@@ -92,7 +96,7 @@ impl IdleConnections {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&Timespec::default()));
         for event in &events {
-            // Fields of a packed structure are not borrowed.
+            // The field is copied, because a field of a packed structure cannot be borrowed.
             let number = { event.data }.u64() as RawFd;
             if let Some(kept) = self.kept.get_mut(&number) {
                 kept.until = Some(now + GRACE);
@@ -108,12 +112,12 @@ impl IdleConnections {
         }
     }
 
-    /// For a restore.
+    /// Returns the kept connections, for a restore.
     pub(super) fn sockets(&self) -> Vec<Arc<OwnedFd>> {
         self.kept.values().map(|kept| Arc::clone(&kept.socket)).collect()
     }
 
-    /// A new incarnation has connections of its own; the others end.
+    /// Closes all duplicates, because a new incarnation has connections of its own.
     pub(super) fn end(&mut self) {
         self.renew(Vec::new());
     }
@@ -148,13 +152,13 @@ mod tests {
         while connections.due().is_none() {
             connections.turn(now);
         }
-        // The program still has it, and another checkpoint finds it unread.
+        // The program still holds the connection, and another checkpoint finds the data unread.
         connections.renew(idle);
         assert_eq!(connections.due(), Some(now + GRACE));
         connections.turn(now + GRACE);
         assert_eq!(connections.sockets().len(), 1);
         drop(own);
-        // A reset, since the question was not read.
+        // The peer receives a reset, because the question was not read.
         assert!(peer.read(&mut [0]).is_err(), "nothing holds it open");
     }
 

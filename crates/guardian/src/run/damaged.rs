@@ -1,8 +1,8 @@
-//! Executable pages that are damaged in the page cache, until the next incarnation maps them.
+//! Damaged executable pages in the page cache, recorded until the next incarnation maps them.
 //!
-//! Owns: the list of them; the request to the kernel to drop them.
-//! Invariants: pages are dropped while no process of the subject exists, because the kernel keeps mapped pages.
-//! Does not: find them; `health::integrity` does.
+//! Owns: the list of damaged pages, and the request to the kernel to drop them.
+//! Invariants: pages are dropped while no process of the subject exists, because the kernel does not drop mapped pages.
+//! Does not: find damaged pages; `health::integrity` does.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,19 +10,21 @@ use health::integrity::{Changed, Place};
 
 use crate::event::RunEvent;
 
-/// Pages of files, shared by the check that finds them and the start that gets rid of them.
+/// Damaged pages of files, shared by the check that finds the pages and the start that drops the pages.
 #[derive(Clone, Debug, Default)]
 pub struct Damaged(Arc<Mutex<Vec<Changed>>>);
 
 impl Damaged {
-    /// Adds a page. A page that only one process has ends with the process.
+    /// Adds a damaged page of the page cache. A damaged page of a single process is not added, because it ends with the
+    /// process.
     pub(crate) fn note(&self, changed: &Changed) {
         if changed.place == Place::PageCache {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).push(changed.clone());
         }
     }
 
-    /// Makes the kernel read the pages again when they are mapped next; reports those that it keeps.
+    /// Drops the pages from the page cache, so that the kernel reads the pages again at the next mapping. Reports the
+    /// pages that the kernel keeps.
     pub(super) fn drop_all(&self, events: &mut Vec<RunEvent>) {
         let pages = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         for page in pages {

@@ -1,8 +1,8 @@
-//! Processes that have left the tree of a subject, by checkpoint.
+//! Processes that have left the tree of a subject (a protected process tree), by checkpoint.
 //!
-//! Owns: since which checkpoint a process counts as departed, the interval between two lists.
-//! Invariants: a process counts for a checkpoint only if it had left the tree before the subject was stopped for it. The
-//! restored program then finds the process as it was, and does not start it a second time.
+//! Owns: the checkpoint since which a process counts as departed, and the interval between two lists.
+//! Invariants: a process counts for a checkpoint only if it had left the tree before the subject was stopped for this
+//! checkpoint. The restored program then finds the process running, and does not start it a second time.
 //! Does not: find, end or reap processes; `leftovers` does.
 
 use std::collections::{HashMap, HashSet};
@@ -10,27 +10,27 @@ use std::time::{Duration, Instant};
 
 use model::{ProcessKey, Sequence};
 
-/// The shortest interval between two lists of the children of the guardian. A list takes some microseconds a thread.
+/// Minimum interval between two lists of the guardian's children. Making a list takes some microseconds per thread.
 const LIST_EVERY: Duration = Duration::from_millis(100);
 
-/// The processes that are in no checkpoint.
+/// The processes that have left the tree, and that no checkpoint contains.
 #[derive(Debug, Default)]
 pub(super) struct Departed {
     found: HashMap<ProcessKey, Since>,
     listed: Option<Instant>,
 }
 
-/// When a process was found to have left the tree.
+/// When a process left the tree, compared with the stop for a checkpoint.
 #[derive(Clone, Copy, Debug)]
 enum Since {
-    /// At this checkpoint. It may have been part of the tree when the subject was stopped.
+    /// The process was found at this checkpoint. It may have been part of the tree when the subject was stopped.
     FoundAt(Sequence),
-    /// Before the subject was stopped for this one.
+    /// The process had left the tree before the subject was stopped for this checkpoint.
     Before(Sequence),
 }
 
 impl Departed {
-    /// Whether it is time for another list.
+    /// Reports whether another list is due, and records the time of this list.
     pub(super) fn is_due(&mut self, now: Instant) -> bool {
         let is_due = self.listed.is_none_or(|listed| now.duration_since(listed) >= LIST_EVERY);
         if is_due {
@@ -39,7 +39,7 @@ impl Departed {
         is_due
     }
 
-    /// Takes the list after a checkpoint; gives the processes that are new in it.
+    /// Records the list of departed processes at a checkpoint. Returns the processes that are new in the list.
     pub(super) fn note(&mut self, sequence: Sequence, listed: &[ProcessKey]) -> Vec<ProcessKey> {
         self.found.retain(|key, _| listed.contains(key));
         let mut new = Vec::new();
@@ -59,13 +59,13 @@ impl Departed {
         new
     }
 
-    /// Processes that had left the tree before a checkpoint.
+    /// Returns the processes that had left the tree before a checkpoint.
     pub(super) fn before(&self, checkpoint: Sequence) -> HashSet<ProcessKey> {
         let is_older = |since: &Since| matches!(since, Since::Before(sequence) if *sequence <= checkpoint);
         self.found.iter().filter(|(_, since)| is_older(since)).map(|(key, _)| *key).collect()
     }
 
-    /// The program begins anew.
+    /// Forgets all processes, because the program starts from its beginning.
     pub(super) fn forget(&mut self) {
         self.found.clear();
     }

@@ -1,8 +1,8 @@
-//! How a program is started, apart from its command: environment, directory, user, output.
+//! How a program is started, except its command: environment, directory, user, output.
 //!
-//! Owns: these settings, the users and groups of this machine, the steps between fork and exec.
-//! Invariants: a program that runs as another user never has a privilege of this process. A step that fails ends the
-//! start.
+//! Owns: these settings, the lookup of users and groups, and the steps between fork and exec.
+//! Invariants: a program that runs as another user never has a privilege of this process. If a step fails, the start
+//! fails.
 //! Does not: decide when a program is started.
 
 use std::ffi::OsString;
@@ -22,35 +22,36 @@ use super::channels::ComponentChannels;
 use super::damaged::Damaged;
 use crate::error::{GuardianError, Result};
 
-/// Who may read the log of a component.
+/// Mode of the log of a component: only its owner may read and write it.
 const LOG_MODE: u32 = 0o600;
 const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
 
-/// How a program is started, beside its command. The default is a child like any other.
+/// How a program is started, except its command. The default is an ordinary child process.
 #[derive(Clone, Debug, Default)]
 pub struct Launch {
-    /// Variables beside those of this program.
+    /// Variables that are added to the environment of this program.
     pub environment: Vec<(OsString, OsString)>,
-    /// Variables of this program that it does not get.
+    /// Variables of this program that are removed from the environment.
     pub removed: Vec<OsString>,
-    /// Its working directory, if it is not that of this program.
+    /// The working directory. `None` keeps the directory of this program.
     pub directory: Option<PathBuf>,
-    /// The user, by name or number.
+    /// The user, by name or by number. `None` keeps the user of this program.
     pub user: Option<String>,
-    /// The file that its standard output and standard error are appended to.
+    /// The file to which standard output and standard error are appended.
     pub log: Option<PathBuf>,
-    /// It has a session of its own and reads from /dev/null: signals of a terminal do not reach it.
+    /// Whether the program has a session of its own and reads from /dev/null. Signals of a terminal then do not reach
+    /// the program.
     pub is_service: bool,
-    /// A pipe by which it reports that it is ready.
+    /// A pipe by which the program reports that it is ready.
     pub ready: Option<Arc<ReadyPipe>>,
-    /// Executable pages of its files that are damaged in memory.
+    /// Executable pages of the program's files that are damaged in memory.
     pub damaged: Damaged,
-    /// Its listeners outlive it, and its callers wait.
+    /// The channels of the component: its listeners outlive the program, and its callers wait.
     pub channels: Option<ComponentChannels>,
 }
 
-/// A pipe whose writing end each incarnation of a program is started with.
+/// A pipe for reports of readiness. Each incarnation of a program is started with a new writing end.
 #[derive(Debug)]
 pub struct ReadyPipe {
     number: Fd,
@@ -58,13 +59,13 @@ pub struct ReadyPipe {
 }
 
 impl ReadyPipe {
-    /// The program gets it under this number.
+    /// Creates a pipe. `number` is the descriptor number of the writing end in the program.
     #[must_use]
     pub fn new(number: Fd) -> Self {
         Self { number, reader: Mutex::default() }
     }
 
-    /// The reading end for the incarnation that was started last, if it was not taken.
+    /// Returns the reading end for the last started incarnation, if it was not taken yet.
     pub fn take(&self) -> Option<FdReady> {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -72,14 +73,14 @@ impl ReadyPipe {
     fn prepare(&self, command: &mut Command) -> Result<()> {
         let (reader, writer) = FdReady::pipe()?;
         *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = Some(reader);
-        // The command owns the writing end, which this program closes with it.
+        // The command owns the writing end, so dropping the command closes the writing end in this program.
         sys::launch::start_with_descriptor(command, self.number, writer);
         Ok(())
     }
 }
 
 impl Launch {
-    /// Opens the log, if there is one.
+    /// Opens the log file, if one is set.
     pub(super) fn open_log(&self) -> Result<Option<OwnedFd>> {
         let open = |path: &PathBuf| {
             let mut options = OpenOptions::new();
@@ -89,14 +90,14 @@ impl Launch {
         self.log.as_ref().map(open).transpose()
     }
 
-    /// Prepares what needs no privilege. The log, if there is one, becomes the output.
+    /// Prepares the steps that need no privilege. If there is a log, it becomes standard output and standard error.
     pub(super) fn prepare(&self, command: &mut Command, log: Option<&OwnedFd>) -> Result<()> {
         for name in &self.removed {
             command.env_remove(name);
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         if let Some(directory) = &self.directory {
-            // As a failure of exec it would seem to be one of the program.
+            // The directory is checked here, because a later failure would look like a failure to execute the program.
             let found = std::fs::metadata(directory).map_err(|error| not_entered(directory, error))?;
             if !found.is_dir() {
                 return Err(not_entered(directory, rustix::io::Errno::NOTDIR).into());
@@ -114,7 +115,7 @@ impl Launch {
         self.ready.as_ref().map_or(Ok(()), |ready| ready.prepare(command))
     }
 
-    /// Prepares the change of the user, which has to be the last.
+    /// Prepares the change of the user, which must be the last preparation.
     pub(super) fn prepare_user(&self, command: &mut Command) -> Result<()> {
         let Some(name) = &self.user else { return Ok(()) };
         let known = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
@@ -135,13 +136,13 @@ fn not_entered(directory: &Path, why: impl Into<sys::Errno>) -> Error {
     Error::path("change to the directory", directory, why)
 }
 
-/// Looks a user up, with the home directory. Not by getpwnam(3): a program that is linked statically cannot load the
+/// Looks up a user and the home directory. getpwnam(3) is not used, because a statically linked program cannot load the
 /// modules of the name service.
 fn user(name: &str, passwd: &str, group: &str) -> Option<(User, Option<PathBuf>)> {
     let entries = passwd.lines().map(|line| line.split(':').collect::<Vec<&str>>());
     let known = entries.filter(|entry| entry.len() >= 6).find(|entry| entry[0] == name || entry[2] == name);
     let Some(entry) = known else {
-        // A number needs no entry.
+        // A numeric user needs no entry.
         let id = name.parse().ok()?;
         return Some((User { id, group: id, groups: Vec::new() }, None));
     };

@@ -1,11 +1,15 @@
-//! Processes that outlive a dead subject, and processes that have left its tree, as a daemon does when its parent ends.
+//! Processes that outlive a dead subject, and processes that have left the tree of a subject. A daemon leaves the tree
+//! when its parent ends.
 //!
-//! Owns: which subject a process belongs to; finding, ending and reaping the processes of one subject; which children
-//! of the guardian have left the tree.
-//! Invariants: children that this process had before its first subject are never killed, nor are those of another
-//! subject. A dead root is not reaped. All processes are stopped before the first is killed, so that none reacts to the
-//! end of another.
-//! Does not: decide when; the guard calls it after a death and before a restore.
+//! A subject is a protected process tree. The guardian is this process, which protects subjects. The root is the first
+//! process of a subject.
+//!
+//! Owns: the assignment of processes to subjects, and finding, ending and reaping the processes of one subject. Also
+//! owns the list of the guardian's children that have left the tree.
+//! Invariants: children that this process had before its first subject are never killed. Processes of another subject
+//! are never killed either. A dead root is not reaped. All processes are stopped before the first process is killed, so
+//! that no process reacts to the end of another process.
+//! Does not: decide when processes are ended; the guard calls this module after a death and before a restore.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,44 +24,45 @@ use super::requests::VARIABLE;
 use crate::error::{GuardianError, Result};
 use crate::signals::{KILL, STOP};
 
-/// What names the component to a program that is started for it.
+/// Environment variable that names the component to a program that is started for the component.
 pub(crate) const OF_COMPONENT: &str = "UNDYING_COMPONENT";
-/// How long killed processes may take to go: longer than any that are not stuck in the kernel.
+/// Time limit for the end of killed processes. Only a process that hangs in the kernel needs longer.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Poll interval for their end.
+/// Poll interval of the wait for this end.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// One subject among those of this program.
+/// The identifier of one subject of this program.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Owner(u32);
 
-/// The children of this program, and whose they are.
+/// The children of this program, and the subjects to which they belong.
 #[derive(Debug)]
 pub(crate) struct ProcessReaper {
     own: Pid,
     table: Mutex<Table>,
 }
 
-/// Which subject a process belongs to.
+/// The subject to which each process belongs.
 #[derive(Default, Debug)]
 struct Table {
-    /// Children of this program that are of no subject, by their start times.
+    /// Children of this program that belong to no subject, with their start times.
     foreign: HashMap<Pid, StartTime>,
-    /// Subjects so far, those included that are gone.
+    /// Number of subjects so far, including subjects that have ended.
     admitted: u32,
-    /// Whether this process has children of no subject, apart from earlier ones.
+    /// Whether this process also starts children that belong to no subject, after its first subject.
     is_shared: bool,
     roots: BTreeMap<Owner, ProcessKey>,
-    /// What each subject has in its environment and no other: how an orphan is recognised that no survey has found.
+    /// The mark of each subject: the unique value of `VARIABLE` in its environment. A mark identifies an orphan that no
+    /// survey has found.
     marks: BTreeMap<Owner, String>,
-    /// Those whose present incarnation this program has not started.
+    /// Subjects whose current incarnation was not started by this program.
     strangers: BTreeSet<Owner>,
-    /// Descendants of the roots, as found by the last survey: also those whose parents have ended since.
+    /// Descendants of the roots that surveys have found, including processes whose parents have ended since.
     members: HashMap<ProcessKey, Owner>,
 }
 
 impl Table {
-    /// Finds the descendants of all roots, and forgets processes that are gone.
+    /// Finds the descendants of all roots, and removes processes that have ended.
     fn survey(&mut self) {
         self.members.retain(|key, _| procfs::key(key.pid).is_ok_and(|found| found == *key));
         for (owner, root) in &self.roots {
@@ -71,13 +76,13 @@ impl Table {
         root.or_else(|| self.members.get(&key).copied())
     }
 
-    /// Whether there was never another subject or child than those of the only one.
+    /// Reports whether all children belong to one subject, because there was never another subject or another child.
     fn is_only(&self) -> bool {
         self.admitted <= 1 && !self.is_shared
     }
 
-    /// The subject whose mark a process has, or whose root has led its session: some programs write over their
-    /// environment, and daemons leave their session.
+    /// Returns the subject whose mark a process has, or whose root has led the session of the process. Both tests are
+    /// needed: some programs overwrite their environment, and daemons leave their session.
     fn recognised(&self, pid: Pid) -> Option<Owner> {
         let mark = mark_of(pid);
         let has_mark = |own: &String| !own.is_empty() && mark.as_deref() == Some(own.as_bytes());
@@ -94,8 +99,8 @@ impl Table {
 }
 
 impl ProcessReaper {
-    /// Records the children that exist before the first subject, and becomes the subreaper to which the
-    /// orphans of the subjects fall.
+    /// Records the children that exist before the first subject. Makes this process a subreaper, which becomes the
+    /// parent of the subjects' orphans.
     pub(crate) fn found() -> Result<Self> {
         let own = Pid(std::process::id() as i32);
         let keys = procfs::children(own)?.into_iter().filter_map(|pid| procfs::key(pid).ok());
@@ -109,20 +114,20 @@ impl ProcessReaper {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A child of this program is of no subject.
+    /// Records that a child of this program belongs to no subject.
     pub(crate) fn exempt(&self, pid: Pid) {
         if let Ok(key) = procfs::key(pid) {
             self.table().foreign.insert(pid, key.start);
         }
     }
 
-    /// From now on a child is of a subject only if it is known to be.
+    /// Assigns a child to a subject only if the child is known to belong to the subject, from now on.
     pub(crate) fn share(&self) {
         self.table().is_shared = true;
     }
 
-    /// There is another subject. Its processes have this value of `VARIABLE`. One that this program has not started is
-    /// no child of it, and neither is what such a one leaves.
+    /// Adds a subject whose processes have the value `mark` of `VARIABLE`. With `is_stranger`, this program has not
+    /// started the subject. The root and the orphans of this subject are then not children of this program.
     pub(super) fn admit(&self, root: ProcessKey, mark: &str, is_stranger: bool) -> Owner {
         let mut table = self.table();
         let owner = Owner(table.admitted);
@@ -135,7 +140,7 @@ impl ProcessReaper {
         owner
     }
 
-    /// A subject has a new root.
+    /// Records the new root of a subject.
     pub(super) fn begin(&self, owner: Owner, root: ProcessKey) {
         let mut table = self.table();
         let is_first = table.roots.insert(owner, root) == Some(root);
@@ -144,16 +149,16 @@ impl ProcessReaper {
         }
     }
 
-    /// These were found in the tree of a subject.
+    /// Records processes that were found in the tree of a subject.
     pub(super) fn note(&self, owner: Owner, found: &[ProcessKey]) {
         let mut table = self.table();
-        // An only subject has everything that is there.
+        // If there is only one subject, every process belongs to it.
         if !table.is_only() {
             table.members.extend(found.iter().map(|key| (*key, owner)));
         }
     }
 
-    /// A subject has ended for good.
+    /// Removes a subject that has ended for good.
     pub(super) fn dismiss(&self, owner: Owner) {
         let mut table = self.table();
         table.roots.remove(&owner);
@@ -162,11 +167,11 @@ impl ProcessReaper {
         table.members.retain(|_, found| *found != owner);
     }
 
-    /// Takes the status of dead children that are neither a root nor traced; gives whether some had to be left, since
-    /// they may be roots that are being started: `is_building`.
+    /// Reaps dead children that are neither a root nor traced. With `is_building`, unknown children are left, because
+    /// they may be roots that are being started. Returns whether a child was left.
     pub(crate) fn reap(&self, is_building: bool) -> bool {
         let mut is_left = false;
-        // Orphans fall to the first thread of this program.
+        // The kernel makes the first thread of this program the parent of orphans.
         let path = format!("/proc/{0}/task/{0}/children", self.own);
         let children = procfs::read_text(&path).unwrap_or_default();
         for pid in children.split_whitespace().filter_map(|word| word.parse().ok()).map(Pid) {
@@ -192,7 +197,7 @@ impl ProcessReaper {
         is_left
     }
 
-    /// Takes the status of every dead child of a subject but the root.
+    /// Reaps every dead child of a subject, except the root.
     pub(super) fn reap_orphans(&self, owner: Owner, root: Pid) {
         for pid in self.children(owner) {
             if pid != root && procfs::stat(pid).is_ok_and(|stat| stat.is_zombie()) {
@@ -201,8 +206,8 @@ impl ProcessReaper {
         }
     }
 
-    /// Ends every process that a dead root has left: descendants of this process, and known ones of an adopted root.
-    /// Their pids are free afterwards. Spares some of our children and their descendants.
+    /// Ends every process that a dead root has left: descendants of this process, and the `known` processes of an
+    /// adopted root. Their pids are free afterwards. The children in `spared` and their descendants are not ended.
     pub(super) fn clear(
         &self,
         owner: Owner,
@@ -213,7 +218,7 @@ impl ProcessReaper {
         self.repeat((owner, root), known, spared, || self.reap_orphans(owner, root))
     }
 
-    /// Living children of this process that belong to a subject and have left its tree.
+    /// Returns the living children of this process that belong to a subject and have left its tree.
     pub(super) fn departed(&self, owner: Owner, root: Pid) -> Vec<ProcessKey> {
         let children = self.children(owner).into_iter().filter(|pid| *pid != root);
         children
@@ -223,11 +228,11 @@ impl ProcessReaper {
             .collect()
     }
 
-    /// Ends what a restore that failed may have left: processes under construction, traced by us. The dead root has
-    /// been reaped by then.
+    /// Ends processes that a failed restore may have left. These processes are under construction and traced by this
+    /// process. The dead root was reaped before.
     pub(super) fn clear_construction(&self, owner: Owner, spared: &HashSet<ProcessKey>) -> Result<()> {
         self.repeat((owner, Pid(0)), &[], spared, || {
-            // Threads of a tracee have to be waited for one by one.
+            // The threads of a tracee must be waited for one by one.
             let threads = |pid: Pid| procfs::threads(pid).unwrap_or_default();
             for tid in self.children(owner).into_iter().flat_map(threads) {
                 while let Ok(Some(_)) = sys::ptrace::poll(tid) {}
@@ -235,7 +240,7 @@ impl ProcessReaper {
         })
     }
 
-    /// Stops, kills and reaps until no process is left.
+    /// Stops, kills and reaps until no process of the subject is left.
     fn repeat(
         &self,
         (owner, root): (Owner, Pid),
@@ -250,14 +255,14 @@ impl ProcessReaper {
             left.extend(known.iter().filter(|key| is_alive(**key)).map(|key| key.pid));
             left
         };
-        // Those that were reaped as children may have left children, and the dead hold their numbers still.
+        // Children that were reaped may have left children, and dead children still occupy their pids.
         let unreaped =
             || self.children(owner).into_iter().filter(|pid| *pid != root && !is_spared(pid)).collect();
         end_all(living, reap, unreaped)
     }
 
-    /// Ends what all subjects have left when the last one is over: also daemons that nothing tells apart from those of
-    /// another subject. Not programs that were started for a component, which may go on. How many processes there were.
+    /// Ends the remaining processes of all subjects when the last subject is over, and returns their number. Daemons
+    /// that cannot be assigned to a subject are ended as well. Programs that were started for a component may continue.
     pub(crate) fn end_rest(&self) -> Result<usize> {
         let children = || -> Vec<Pid> {
             let found = procfs::children(self.own).unwrap_or_default();
@@ -276,7 +281,7 @@ impl ProcessReaper {
         Ok(count)
     }
 
-    /// Descendants of this process that belong to a subject and are neither spared nor dead.
+    /// Returns descendants of this process that belong to a subject and are neither spared nor dead.
     fn living(&self, owner: Owner, root: Pid, is_spared: impl Fn(&Pid) -> bool) -> Vec<Pid> {
         let children = self.children(owner).into_iter().filter(|pid| *pid != root && !is_spared(pid));
         let strange = self.strange(owner, root).into_iter().filter(|pid| !is_spared(pid));
@@ -285,7 +290,7 @@ impl ProcessReaper {
         found
     }
 
-    /// What an incarnation has left that this program has not started, without its root.
+    /// Returns the processes, except the root, of an incarnation that this program has not started.
     fn strange(&self, owner: Owner, root: Pid) -> Vec<Pid> {
         let table = self.table();
         let mark = table.marks.get(&owner).filter(|_| table.strangers.contains(&owner)).cloned();
@@ -295,12 +300,13 @@ impl ProcessReaper {
         found.into_iter().filter(|pid| *pid != root).collect()
     }
 
-    /// Our children that belong to a subject.
+    /// Returns the children of this process that belong to a subject.
     fn children(&self, owner: Owner) -> Vec<Pid> {
         let children = procfs::children(self.own).unwrap_or_default();
         let keys = children.into_iter().filter_map(|pid| procfs::key(pid).ok());
         let mut table = self.table();
-        // All are those of an only subject, also an orphan that no survey has seen in its tree.
+        // If there is only one subject, all children belong to it, including orphans that no survey has seen in its
+        // tree.
         let is_only = table.is_only();
         if !is_only {
             table.survey();
@@ -314,9 +320,9 @@ impl ProcessReaper {
     }
 }
 
-/// Children and their descendants that have not ended.
+/// Returns the children and their descendants that have not ended.
 fn living_under(children: Vec<Pid>) -> Vec<Pid> {
-    // The children of a process that has ended meanwhile are now ours; the next list contains them.
+    // The children of a process that has ended meanwhile are now children of this process; the next list contains them.
     let found = children.into_iter().flat_map(|child| tree::descendants(child).unwrap_or_default());
     found.filter(|pid| is_living(*pid)).collect()
 }
@@ -325,7 +331,7 @@ fn is_living(pid: Pid) -> bool {
     procfs::stat(pid).is_ok_and(|stat| !stat.is_zombie())
 }
 
-/// Stops, kills and reaps until nothing is alive and nothing waits to be reaped.
+/// Stops, kills and reaps until no process lives and no process waits to be reaped.
 fn end_all(living: impl Fn() -> Vec<Pid>, reap: impl Fn(), unreaped: impl Fn() -> Vec<Pid>) -> Result<()> {
     let deadline = Deadline::after(TIMEOUT);
     loop {
@@ -346,7 +352,7 @@ fn end_all(living: impl Fn() -> Vec<Pid>, reap: impl Fn(), unreaped: impl Fn() -
     }
 }
 
-/// The mark of a process, in the environment that it was executed with.
+/// Returns the mark in the environment with which a process was executed.
 fn mark_of(pid: Pid) -> Option<Vec<u8>> {
     variable_of(pid, VARIABLE)
 }
@@ -358,9 +364,9 @@ fn variable_of(pid: Pid, name: &str) -> Option<Vec<u8>> {
     value.map(<[u8]>::to_vec)
 }
 
-/// Processes with this mark, or in the session that this dead root has led.
+/// Returns the processes that have this mark, or are in the session that this dead root has led.
 fn recognised(mark: &str, root: Option<Pid>) -> Vec<Pid> {
-    // While a session has members, no other process gets the number of its leader.
+    // While a session has members, no other process gets the pid of its leader.
     let is_ours = |pid: &Pid| {
         mark_of(*pid).is_some_and(|own| !mark.is_empty() && own == mark.as_bytes())
             || procfs::stat(*pid).is_ok_and(|stat| root == Some(stat.session))
@@ -368,10 +374,11 @@ fn recognised(mark: &str, root: Option<Pid>) -> Vec<Pid> {
     procfs::processes().unwrap_or_default().into_iter().filter(is_ours).collect()
 }
 
-/// Kills what a dead root has left that this program has not started, and waits until it has ended. Its parents reap it.
+/// Kills the remaining processes of a dead root that this program has not started, and waits until they have ended.
+/// Their parents reap them.
 pub(super) fn end_left_by(mark: &str, root: Pid) -> Result<()> {
     let deadline = Deadline::after(TIMEOUT);
-    // The number may be that of another process by now, with a session of its own.
+    // Another process, with a session of its own, may have this pid by now.
     let is_taken = procfs::stat(root).is_ok_and(|stat| !stat.is_zombie());
     let session = Some(root).filter(|root| root.get() > 0 && !is_taken);
     loop {
@@ -391,13 +398,13 @@ pub(super) fn end_left_by(mark: &str, root: Pid) -> Result<()> {
     }
 }
 
-/// Whether this thread traces a process: one under restore.
+/// Reports whether this thread traces a process, which is then under restore.
 fn is_traced_by_us(pid: Pid) -> bool {
     let own = rustix::thread::gettid().as_raw_nonzero().get();
     procfs::status(pid).is_ok_and(|status| status.tracer.get() == own)
 }
 
-/// The descendants of a root, by their lasting names.
+/// Returns the descendants of a root, each with its pid and start time.
 pub(super) fn descendants(root: Pid) -> Vec<ProcessKey> {
     let pids = tree::descendants(root).unwrap_or_default();
     pids.into_iter().filter(|pid| *pid != root).filter_map(|pid| procfs::key(pid).ok()).collect()
@@ -409,7 +416,7 @@ fn is_alive(key: ProcessKey) -> bool {
 
 fn reap(pid: Pid) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid.get()) {
-        // Reaped by another thread is reaped as well.
+        // An error means that another thread has already reaped the process.
         let _ = rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 }
@@ -421,12 +428,12 @@ mod tests {
 
     use super::*;
 
-    /// Set in a process that has nothing but one test in it.
+    /// Environment variable that is set in a process that runs only one test.
     const ALONE: &str = "UNDYING_TEST_ALONE";
-    /// A root, its child, and two children of that.
+    /// A root, its child, and two children of this child.
     const TREE: &str = "sh -c 'sleep 600 & sleep 600 & wait' & exec sleep 600";
 
-    /// Runs a test in a process of its own: it becomes a subreaper, and its children are all that there is.
+    /// Runs a test in a process of its own. This process becomes a subreaper, and has no children of other tests.
     fn alone(name: &str, test: impl Fn()) {
         if std::env::var_os(ALONE).is_some() {
             return test();
@@ -455,7 +462,7 @@ mod tests {
             Self { owner: reaper.admit(procfs::key(pid).unwrap(), "", false), root, pid, middle, leaves }
         }
 
-        /// Kills the process in the middle, so that its children become ours.
+        /// Kills the process in the middle, so that its children become children of this process.
         fn orphan_leaves(&self) {
             sys::signal::send(self.middle, KILL).unwrap();
             await_that(|| {
@@ -495,8 +502,11 @@ mod tests {
             one.kill_root();
             reaper.clear(one.owner, one.pid, &[], &HashSet::new()).unwrap();
             assert!(one.leaves.iter().all(|leaf| procfs::key(leaf.pid).is_err()), "a process is left");
-            assert!(other.leaves.iter().all(|leaf| is_alive(*leaf)), "one of the other subject is gone");
-            // The dead of the other subject are its own to reap.
+            assert!(
+                other.leaves.iter().all(|leaf| is_alive(*leaf)),
+                "a process of the other subject has ended"
+            );
+            // Only the other subject may reap its dead processes.
             sys::signal::send(other.leaves[0].pid, KILL).unwrap();
             other.kill_root();
             await_that(|| procfs::stat(other.leaves[0].pid).unwrap().is_zombie());

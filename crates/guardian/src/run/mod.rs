@@ -1,9 +1,9 @@
-//! `run`: one subject, from its start to its end.
+//! The guarding of one subject (a protected process tree), from its start to its end.
 //!
-//! Owns: nothing itself; each module has one part.
-//! Invariants: this process may be killed at any instant, and may be stopped where no files are watched. The subject
+//! Owns: nothing itself; each module implements one part.
+//! Invariants: this process may be killed at any instant. If no files are watched, it may also be stopped. The subject
 //! then continues without a guard.
-//! Does not: wait, except on a worker; the host does.
+//! Does not: wait, except on a worker thread; the event loop of the host waits.
 
 mod channels;
 mod children;

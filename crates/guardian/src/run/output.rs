@@ -1,9 +1,10 @@
-//! Output of a subject, held until a checkpoint contains it.
+//! Network output of a subject (a protected process tree), held until a durable checkpoint contains the output.
 //!
-//! Owns: the packet queue in the kernel; which packets and which connections belong to which checkpoint.
-//! Invariants: a packet is released only when a checkpoint that was taken after it is durable. So no peer has received
-//! output that a restored program has not sent, and no data of a peer is acknowledged that the restored program lacks.
-//! Does not: take checkpoints, or build connections again.
+//! Owns: the packet queue in the kernel, and the assignment of packets and connections to checkpoints.
+//! Invariants: a packet is released only when a checkpoint that was taken after the packet is durable. Therefore no
+//! peer has received output that a restored program has not sent. No data of a peer is acknowledged that a restored
+//! program lacks.
+//! Does not: take checkpoints, or restore connections.
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,41 +21,42 @@ use sys::socket;
 use crate::error::{GuardianError, Result};
 use crate::inspection::missing;
 
-/// The longest time that output is held while no checkpoint becomes durable. Peers give up after some more.
+/// Maximum time for which output is held while no checkpoint becomes durable. Peers give up only after a longer time.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often output is released from then on, until a checkpoint is durable.
+/// Interval between later releases of output, until a checkpoint is durable.
 const LATE_EACH: Duration = Duration::from_millis(100);
-/// The longest time between two checkpoints of such a subject.
+/// Maximum interval between checkpoints of a subject whose output is held.
 const EVERY_MAX: Duration = Duration::from_secs(1);
 
 /// The output of one subject.
 #[derive(Debug)]
 pub(super) struct HeldOutput {
     hold: Arc<PacketHold>,
-    /// Checkpoints, rising: the newest durable one, if its connections can go back to it, and later ones.
+    /// Checkpoints in rising order. The first is the newest durable checkpoint, if connections can be rolled back to
+    /// that checkpoint.
     points: VecDeque<Point>,
     /// The last checkpoint whose output was released.
     released: Option<Sequence>,
-    /// The time at which output is released without a checkpoint, if the program lives.
+    /// The time at which output is released without a checkpoint, if the program still lives.
     until: Instant,
-    /// It is, until a checkpoint is durable.
+    /// Whether output was released without a checkpoint, and no checkpoint is durable since then.
     is_late: bool,
 }
 
 #[derive(Debug)]
 struct Point {
     sequence: Sequence,
-    /// The last packet that was sent before.
+    /// The last packet that was sent before the checkpoint.
     through: Option<PacketNumber>,
-    /// Those that the program had.
+    /// The connections that the program had at the checkpoint.
     connections: Vec<Arc<OwnedFd>>,
-    /// Those of them whose sockets have given way to a restore.
+    /// Connections whose old sockets were disconnected in favour of restored sockets.
     vacated: Vacated,
 }
 
 impl HeldOutput {
-    /// Begins to hold, for a subject with a checkpoint so often.
+    /// Starts to hold the output of a subject with a checkpoint interval of `every`.
     pub(super) fn start(every: Option<Duration>, now: Instant) -> Result<Self> {
         if every.is_none_or(|every| every > EVERY_MAX) {
             return Err(GuardianError::OutputWaits);
@@ -67,18 +69,18 @@ impl HeldOutput {
         Ok(Self { hold: Arc::new(hold), points: VecDeque::new(), released: None, until, is_late: false })
     }
 
-    /// Where packets are held.
+    /// Returns the packet queue in the kernel.
     pub(super) fn hold(&self) -> Arc<PacketHold> {
         Arc::clone(&self.hold)
     }
 
-    /// How many connections go back to the newest durable checkpoint.
+    /// Returns the number of connections that can be rolled back to the newest durable checkpoint.
     pub(super) fn connections(&self) -> usize {
         let durable = self.points.iter().find(|point| Some(point.sequence) == self.released);
         durable.map_or(0, |point| point.connections.len())
     }
 
-    /// A checkpoint was taken.
+    /// Records a checkpoint that was taken.
     pub(super) fn taken(
         &mut self,
         sequence: Sequence,
@@ -88,13 +90,14 @@ impl HeldOutput {
         self.points.push_back(Point { sequence, through, connections, vacated: Vacated::default() });
     }
 
-    /// A checkpoint is durable: releases earlier output, and closes connections that the program had closed by then.
+    /// Records that a checkpoint is durable. Releases earlier output, and closes connections that the program had
+    /// closed before the checkpoint.
     pub(super) fn committed(&mut self, sequence: Sequence, now: Instant) {
         let Some(place) = self.points.iter().position(|point| point.sequence == sequence) else { return };
         let older: Vec<Point> = self.points.drain(..place).collect();
         let Some(point) = self.points.front() else { return };
         if let Some(through) = point.through {
-            // A hold that is broken is noticed by peers, which try again, and by `turn`.
+            // An error means that the hold is broken. The peers then send again, and `turn` releases output later.
             let _ = self.hold.release(through);
         }
         let number = |socket: &Arc<OwnedFd>| socket::cookie(socket.as_fd()).ok();
@@ -105,18 +108,18 @@ impl HeldOutput {
         self.wait_anew(now);
     }
 
-    /// A checkpoint that was taken is none.
+    /// Removes a checkpoint that could not be written.
     pub(super) fn failed(&mut self, sequence: Sequence) {
         self.points.retain(|point| point.sequence != sequence);
     }
 
-    /// When output has to be released, whatever becomes of checkpoints.
+    /// Returns the time when output has to be released, with or without a checkpoint.
     pub(super) fn due(&self) -> Instant {
         self.until
     }
 
-    /// Releases what has waited too long; whether it is the first time since a checkpoint was durable. Connections cannot
-    /// go back from then on, until the next checkpoint.
+    /// Releases output that was held for too long. Connections cannot be rolled back from then on, until the next
+    /// checkpoint. Returns true for the first release since a checkpoint was durable.
     pub(super) fn turn(&mut self, now: Instant) -> bool {
         if self.until > now {
             return false;
@@ -138,8 +141,8 @@ impl HeldOutput {
         }
     }
 
-    /// The subject is dead, and goes back to a checkpoint: what it has sent since is dropped, and connections that no
-    /// checkpoint has seen are reset. Those that can go back.
+    /// Rolls back the connections of a dead subject to a checkpoint. Drops later output, and resets connections that no
+    /// checkpoint contains. Returns the connections that can be rolled back.
     pub(super) fn go_back(&mut self, to: Sequence) -> Kept {
         let place = self.points.iter().position(|point| point.sequence == to);
         let is_current = self.released.is_none_or(|released| released <= to);
@@ -157,7 +160,7 @@ impl HeldOutput {
         Kept { sockets, rewinds: Some(self.hold()), vacated }
     }
 
-    /// The subject runs again, with these connections.
+    /// Records that the subject runs again with these connections.
     pub(super) fn is_back(&mut self, connections: Vec<Arc<OwnedFd>>, now: Instant) {
         self.wait_anew(now);
         if let Some(point) = self.points.front_mut() {
@@ -166,14 +169,14 @@ impl HeldOutput {
         }
     }
 
-    /// The subject is dead, and none of its connections goes back.
+    /// Drops output and resets all connections of a dead subject, because no connection can be rolled back.
     pub(super) fn abandon(&mut self) {
         self.drop_rest();
         self.points.drain(..).flat_map(|point| point.connections).for_each(|socket| reset(&socket));
         self.released = None;
     }
 
-    /// Drops held packets, and those that the kernel still sends for connections that have ended with the subject.
+    /// Drops held packets, and packets that the kernel still sends for connections that have ended with the subject.
     fn drop_rest(&self) {
         let _ = SockDiag::open().and_then(|diag| diag.end_orphans(self.hold.mark()));
         let _ = self.hold.discard_all();
@@ -182,17 +185,18 @@ impl HeldOutput {
 
 impl Drop for HeldOutput {
     fn drop(&mut self) {
-        // The subject has exited, or continues without a guardian.
+        // The subject has exited, or continues without a guardian. No more checkpoints follow.
         self.release_all();
     }
 }
 
-/// Closes a duplicate. What the kernel still sends for the connection is in a checkpoint.
+/// Unmarks a duplicate before it is closed. A checkpoint contains everything that the kernel still sends for the
+/// connection.
 fn let_go(socket: &Arc<OwnedFd>) {
     let _ = SocketMark::NONE.put_on(socket.as_fd());
 }
 
-/// Has the peer of a connection see a reset once the last duplicate is closed.
+/// Makes the peer of a connection receive a reset when the last duplicate is closed.
 fn reset(socket: &Arc<OwnedFd>) {
     let_go(socket);
     let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
@@ -211,7 +215,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3);
     const ATTEMPTS: usize = 5;
 
-    /// The end of any hold drops what others hold.
+    /// Starts to hold output. Tests run one by one, because the end of a hold drops the held packets of other holds.
     fn started() -> Option<(MutexGuard<'static, ()>, HeldOutput)> {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -221,13 +225,13 @@ mod tests {
         Some((alone, output))
     }
 
-    /// A connection of a program whose output is held, and that of its peer.
+    /// Returns a connection of a program whose output is held, and the connection of its peer.
     fn pair(output: &HeldOutput) -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         output.hold.mark().put_on(listener.as_fd()).unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let own = listener.accept().unwrap().0;
-        // What is written next would else wait until the first is acknowledged.
+        // Otherwise the second write would wait until the first write is acknowledged.
         own.set_nodelay(true).unwrap();
         (own, peer)
     }
@@ -243,19 +247,19 @@ mod tests {
         outcome.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
-    /// `None` if nothing comes: what was held may have been dropped.
+    /// Reads three bytes. Returns `None` if no data arrives, because the held packets may have been dropped.
     fn received(peer: &mut TcpStream) -> Option<Vec<u8>> {
         let mut bytes = [0; 3];
         peer.read_exact(&mut bytes).ok().map(|()| bytes.to_vec())
     }
 
-    /// The kernel drops what is held when another test, or another program, removes a hook of the packet filter. That
-    /// does not happen each time.
+    /// Repeats an attempt until data is received. The kernel drops held packets when another test or program removes a
+    /// hook of the packet filter, but not in each attempt.
     fn in_peace(attempt: impl Fn() -> Option<()>) {
         assert!((0..ATTEMPTS).any(|_| attempt().is_some()), "nothing was received in {ATTEMPTS} attempts");
     }
 
-    /// The last packet so far, as a pause finds it.
+    /// Returns the last packet so far, as a pause does.
     fn through(output: &HeldOutput) -> Option<PacketNumber> {
         until_some(|| output.hold.queued().unwrap())
     }
@@ -320,7 +324,7 @@ mod tests {
             assert!(output.turn(now + TIMEOUT));
             assert_eq!(received(&mut peer)?, b"one");
             assert!(output.go_back(Sequence(1)).sockets.is_empty());
-            // As long as no checkpoint is durable.
+            // Output is released again and again, as long as no checkpoint is durable.
             own.write_all(b"two").unwrap();
             assert!(through(&output).is_some() && !output.turn(now + TIMEOUT + LATE_EACH), "told once");
             assert_eq!(received(&mut peer)?, b"two");
@@ -353,7 +357,7 @@ mod tests {
         drop(own);
         output.abandon();
         assert_eq!(peer.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionReset);
-        // One that no checkpoint has seen.
+        // This connection is in no checkpoint.
         let (mut own, mut peer) = pair(&output);
         own.write_all(b"two").unwrap();
         drop(own);

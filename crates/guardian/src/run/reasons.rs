@@ -1,27 +1,27 @@
-//! Why checkpoints were not taken: each reason is reported once and counted.
+//! Reasons why checkpoints were not taken. Each reason is reported once and counted.
 //!
-//! Owns: the comparison of messages; those that differ only in numbers are the same reason.
-//! Invariants: the memory is bounded, whatever a subject does.
-//! Does not: word them.
+//! Owns: the comparison of messages. Messages that differ only in numbers have the same reason.
+//! Invariants: the memory for reasons is bounded, whatever a subject does.
+//! Does not: write the messages.
 
 use crate::record::RefusalReport;
 
-/// The number of distinct reasons; a subject with more of them has one problem, which is not the length of the list.
+/// Maximum number of distinct reasons. A longer list would not help to find the problem of a subject with more reasons.
 const REASONS_MAX: usize = 32;
-/// What the rest is counted as.
+/// The reason under which all further reasons are counted.
 const OTHERS: &str = "other reasons";
 
-/// The reasons so far.
+/// The reasons so far, each with its message without numbers.
 #[derive(Debug, Default)]
 pub(super) struct Reasons(Vec<(String, RefusalReport)>);
 
 impl Reasons {
-    /// Counts a message; true when its reason is new.
+    /// Counts a message. Returns true if its reason is new.
     pub(super) fn note(&mut self, message: &str) -> bool {
         self.note_many(message, 1)
     }
 
-    /// Counts a message `count` times; true if its reason is new.
+    /// Counts a message `count` times. Returns true if its reason is new.
     pub(super) fn note_many(&mut self, message: &str, count: u32) -> bool {
         let (count, key) = (u64::from(count), without_numbers(message));
         let is_new = self.0.iter().all(|(known, _)| *known != key);
@@ -34,13 +34,13 @@ impl Reasons {
         is_new && has_room
     }
 
-    /// Every reason with its count, in the order of their first appearance.
+    /// Returns every reason with its count, in the order of first appearance.
     pub(super) fn counts(&self) -> Vec<RefusalReport> {
         self.0.iter().map(|(_, count)| count.clone()).collect()
     }
 }
 
-/// The message with every word that holds a digit (pids, addresses, inodes) left out.
+/// Returns the message without the words that contain a digit (pids, addresses, inodes).
 pub(crate) fn without_numbers(message: &str) -> String {
     let words = message.split(|letter: char| !letter.is_ascii_alphanumeric());
     let plain: Vec<&str> =

@@ -1,9 +1,9 @@
-//! Starting and restoring a subject: the part that may block, on a worker.
+//! Starting and restoring a subject (a protected process tree): the steps that may block, for a worker thread.
 //!
-//! Owns: what exists once in a process for all its subjects; what a program inherits; ending the rest of a dead
-//! incarnation, taking files back, building or starting processes.
-//! Invariants: no process of the subject runs while files go back. A dead root keeps its pid until the restore needs
-//! it. A failed attempt leaves nothing.
+//! Owns: the values that all subjects of this process share, and the inheritance of a started program. Also owns the
+//! steps of a restart: ending the remaining processes, rolling files back, and building or starting processes.
+//! Invariants: no process of the subject runs during the rollback of files. A dead root keeps its pid until the restore
+//! needs the pid. A failed attempt leaves no process.
 //! Does not: decide which checkpoint is restored, or know the guard.
 
 use std::collections::HashSet;
@@ -33,51 +33,51 @@ use crate::foreground::Foreground;
 use crate::streams::Streams;
 use crate::subject::Subject;
 
-/// How long a pid that is taken is waited for: its holder may be a process that is just ending.
+/// How long a restore waits for a pid that is in use. The process with this pid may just be ending.
 const PID_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often it is tried meanwhile.
+/// Interval between two attempts during this wait.
 const PID_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Shared by the loop, its guards and its workers.
+/// Values that the event loop, its guards and its workers share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Whose a process is.
+    /// Assigns processes to subjects.
     pub(crate) reaper: ProcessReaper,
-    /// What this program was started with.
+    /// Open files that this program was started with.
     pub(crate) streams: Arc<Streams>,
-    /// Decides what is due.
+    /// The clock that decides what is due.
     pub(crate) clock: Clock,
-    /// Signals that were blocked before this program took them, as a set of bits.
+    /// Signals that were blocked before this program blocked its own signals, as a set of bits.
     pub(crate) blocked_before: u64,
-    /// Signals that programs started from here meet with their default actions, as a set of bits.
+    /// Signals that have their default actions in programs started by this process, as a set of bits.
     pub(crate) defaults: u64,
 }
 
-/// The terminal of the host, as a subject has it.
+/// The terminal of the host, shared by the guard and the workers of a subject.
 pub(super) type SharedForeground = Arc<Mutex<Foreground>>;
 
 pub(super) fn lock(foreground: &Mutex<Foreground>) -> MutexGuard<'_, Foreground> {
     foreground.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A subject, and the values for restoring it after its death.
+/// A subject, and the values for a restore after its death.
 #[derive(Clone)]
 pub(super) struct Rebuild {
     pub(super) host: Arc<Shared>,
-    /// Open files that the program shares with this one.
+    /// Open files that the program shares with this process.
     pub(super) streams: Arc<Streams>,
     pub(super) launch: Launch,
     pub(super) store: Store,
     pub(super) name: SubjectName,
-    /// Where images and status of the subject live.
+    /// The directory of the images and the status of the subject.
     pub(super) directory: PathBuf,
-    /// The root.
+    /// The root process.
     pub(super) subject: Arc<Subject>,
-    /// Names the subject to the reaper.
+    /// Identifies the subject to the reaper.
     pub(super) owner: Owner,
     /// What a restart does with files that have changed.
     pub(super) policy: ChangedFiles,
-    /// The watch over them, if they go back.
+    /// The watch over these files, if files are rolled back.
     pub(super) watching: Option<Arc<Watching>>,
     pub(super) foreground: SharedForeground,
 }
@@ -85,21 +85,21 @@ pub(super) struct Rebuild {
 /// A subject that runs again.
 pub(super) struct Built {
     pub(super) subject: Subject,
-    /// None of its processes ran before, on CLOCK_MONOTONIC.
+    /// Time on CLOCK_MONOTONIC before which no process of the subject ran.
     pub(super) resumed_after: Duration,
-    /// What has become of its connections to the outside.
+    /// The fate of the connections to outside processes.
     pub(super) connections: Connections,
 }
 
-/// An attempt to bring a subject back.
+/// The result of an attempt to start or restore a subject.
 pub(super) struct Attempt {
-    /// What has happened on the way.
+    /// Events during the attempt.
     pub(super) events: Vec<RunEvent>,
     pub(super) outcome: std::result::Result<Built, (RestoreError, GuardianError)>,
 }
 
 impl Rebuild {
-    /// Ends everything that the dead root has left, also processes of an adopted root that were `known`.
+    /// Ends every process that the dead root has left, including the `known` processes of an adopted root.
     pub(super) fn clear(&self, known: &[ProcessKey], spared: &HashSet<ProcessKey>) -> Result<()> {
         self.host.reaper.clear(self.owner, self.subject.pid(), known, spared)?;
         self.launch.channels.iter().for_each(ComponentChannels::died);
@@ -109,7 +109,7 @@ impl Rebuild {
         Ok(())
     }
 
-    /// Lists the checkpoints; those `in_flight` may be committed at any time.
+    /// Lists the checkpoints. The checkpoints `in_flight` may become committed at any time.
     pub(super) fn survey(&self, in_flight: &[Sequence]) -> Result<Survey> {
         let found = self.store.list(&self.name)?;
         let committed: Vec<Sequence> = found.into_iter().map(|(sequence, _)| sequence).collect();
@@ -122,7 +122,8 @@ impl Rebuild {
         })
     }
 
-    /// Takes files back and builds the processes of a checkpoint. `opened_later` are files that later ones have recorded.
+    /// Rolls files back, and builds the processes of a checkpoint. Later checkpoints have recorded the files
+    /// `opened_later`.
     pub(super) fn restore(
         &self,
         sequence: Sequence,
@@ -147,7 +148,7 @@ impl Rebuild {
         Ok(Attempt { events, outcome })
     }
 
-    /// Starts the program from its beginning, with the files of then or with those of now.
+    /// Starts the program from its beginning. With `is_with_files`, files are rolled back to the beginning first.
     pub(super) fn start(&self, words: &[OsString], requests: &str, is_with_files: bool) -> Result<Attempt> {
         let mut events = Vec::new();
         self.host.reaper.clear(self.owner, self.subject.pid(), &[], &HashSet::new())?;
@@ -158,7 +159,7 @@ impl Rebuild {
         } else if let Some(watching) = &self.watching {
             watching.start_over()?;
         }
-        // Another number does as well.
+        // The new root may have another pid, so the dead root is reaped now.
         self.subject.let_go();
         self.launch.damaged.drop_all(&mut events);
         let resumed_after = sys::clock::monotonic();
@@ -167,7 +168,7 @@ impl Rebuild {
         Ok(Attempt { events, outcome: Ok(Built { subject, resumed_after, connections }) })
     }
 
-    /// Builds the tree of a checkpoint; `covered` are the files that went back to it.
+    /// Builds the tree of a checkpoint. `covered` are the files that were rolled back to the checkpoint.
     fn build(
         &self,
         sequence: Sequence,
@@ -193,7 +194,7 @@ impl Rebuild {
                 terminal: lock(&self.foreground).offer(),
                 watch: self.filter(),
             };
-            // Until here the dead root has kept its pid from others.
+            // Until now, the dead root has reserved its pid.
             self.subject.release()?;
             let outcome = engine::restore(reader, options);
             events.extend(parts.take().iter().map(RunEvent::moved_aside));
@@ -217,7 +218,7 @@ impl Rebuild {
         }
     }
 
-    /// Takes files back, if they are watched; the restore compares the others.
+    /// Rolls files back, if files are watched. The restore compares the other files.
     fn take_files_back(
         &self,
         to: Sequence,
@@ -234,7 +235,7 @@ impl Rebuild {
         Ok(covered)
     }
 
-    /// Refuses before any file goes back when a file that cannot has changed.
+    /// Refuses the rollback before the first file is changed, if a file that cannot be rolled back has changed.
     fn compare_uncovered(
         &self,
         watching: &Watching,
@@ -252,7 +253,7 @@ impl Rebuild {
         Ok(engine::compare_files(reader, self.files(&parts, opened_later, Covered::AllBut(named)))?)
     }
 
-    /// How the restore treats files; after files went back, how it treats the others.
+    /// Returns how the restore treats the files that were not rolled back.
     fn files(&self, parts: &Parts, opened_later: &[PathBuf], covered: Covered) -> Files {
         let policy = match self.policy {
             ChangedFiles::Rewind | ChangedFiles::Fresh | ChangedFiles::Refuse => FilePolicy::Compare,
@@ -264,7 +265,7 @@ impl Rebuild {
 }
 
 impl Rebuild {
-    /// The filter of a tree that is restored, if it has one.
+    /// Returns the seccomp filter of a tree that is restored, if the tree needs a filter.
     fn filter(&self) -> Option<FilterInstall> {
         let channels = || self.launch.channels.as_ref().and_then(ComponentChannels::filter);
         self.watching.as_deref().map(Watching::filter).or_else(channels)
@@ -276,13 +277,14 @@ impl Rebuild {
 }
 
 fn files_stay(error: GuardianError) -> (RestoreError, GuardianError) {
-    // No program expects this mixture, and the journal for recovering from it would be lost.
+    // No program expects a mixture of old and new files. A start would also lose the journal that completes the
+    // rollback.
     let is_half_way = matches!(&error, GuardianError::Undo(error) if error.is_half_way());
     (if is_half_way { RestoreError::FilesHalfWay } else { RestoreError::FilesStay }, error)
 }
 
-/// Starts the program as a child that knows where to ask for checkpoints and inherits streams, environment, directory,
-/// process group, signal mask and actions.
+/// Starts the program as a child. The environment of the child contains the name of the socket for requests. The child
+/// inherits streams, environment, directory, process group, signal mask and signal actions.
 pub(super) fn spawn(
     words: &[OsString],
     host: &Shared,
@@ -317,11 +319,11 @@ pub(super) fn spawn(
 fn no_command() -> GuardianError {
     GuardianError::Command {
         command: OsString::new(),
-        source: sys::Error::new("execute nothing", sys::Errno::ENOENT),
+        source: sys::Error::new("execute an empty command", sys::Errno::ENOENT),
     }
 }
 
-/// Whether another try may do: a number that is still taken, a kill that met the half-built tree.
+/// Reports whether another attempt may succeed: a pid was still in use, or a kill interrupted the building of the tree.
 fn may_pass(error: &EngineError) -> bool {
     let is_taken = matches!(
         error,

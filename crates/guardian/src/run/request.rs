@@ -1,7 +1,7 @@
-//! The request of a run.
+//! The request of a run: what to guard, and how.
 //!
 //! Owns: the request and its defaults.
-//! Does not: carry it out.
+//! Does not: execute the request.
 
 use std::ffi::OsString;
 use std::num::NonZeroU64;
@@ -15,81 +15,83 @@ use supervise::{BackOffPlan, ChangedFiles, RestartLimit, RestartPolicy};
 use super::launch::Launch;
 use crate::location::StoreLocation;
 
-/// The shortest time between two checkpoints.
+/// Minimum time between two checkpoints.
 pub const EVERY_MIN: Duration = Duration::from_millis(10);
-/// The time between two checkpoints unless chosen.
+/// Default time between two checkpoints.
 pub const EVERY_DEFAULT: Duration = Duration::from_secs(30);
-/// What is compressed has not changed for so long, unless chosen: what most programs write again, they write again
-/// before that.
+/// Default time for which data must be unchanged before it is compressed. Most data that programs write again is
+/// written again within this time.
 pub const COMPRESS_AFTER_DEFAULT: Duration = Duration::from_secs(60);
-/// Default bound of the undo log of files, in bytes.
+/// Default maximum size of the undo log of files, in bytes.
 pub const FILES_UNDO_MAX_DEFAULT: ByteCount = ByteCount(2 << 30);
-/// Default part of the time that keeping files may cost.
+/// Default maximum fraction of the time that keeping old file contents may cost.
 pub const FILES_COST_MAX_DEFAULT: f64 = 0.1;
-/// Checkpoints that are kept unless chosen.
+/// Default number of checkpoints that are kept.
 pub const KEEP_DEFAULT: usize = 8;
 
-/// The tracker unless chosen: the best that works.
+/// The default tracker (which finds dirty pages): the best tracker that works.
 pub const TRACKER_DEFAULT: &str = "auto";
 
-/// The request of a run.
+/// A request to guard one subject (a protected process tree).
 #[derive(Clone, Debug)]
 pub struct RunRequest {
-    /// What is guarded.
+    /// The program or process that is guarded.
     pub what: Guarded,
-    /// A process of the command that an earlier guardian has started, and that is taken over instead.
+    /// A process of the command that an earlier guardian has started. This process is taken over instead of starting
+    /// the command.
     pub runs_already: Option<ProcessKey>,
-    /// How the program is started, beside its command.
+    /// How the program is started, except its command.
     pub launch: Launch,
-    /// Processes of the tree that outlive the root are ended with it.
+    /// Whether processes of the tree that outlive the root are ended after the root.
     pub ends_tree: bool,
-    /// The subject's name; without one it is named after its program.
+    /// Name of the subject. `None` names the subject after its program.
     pub name: Option<String>,
-    /// Time between two checkpoints. Without it none is taken, and a restart is one from the beginning.
+    /// Time between two checkpoints. With `None`, no checkpoint is taken, and a restart is a start from the beginning.
     pub every: Option<Duration>,
-    /// Take one checkpoint of a program that starts from its beginning, so long after that at the earliest, and no more.
+    /// Whether only one checkpoint is taken after each start from the beginning, no earlier than `every` after the
+    /// start.
     pub once: bool,
-    /// Hold TCP output of the program until a checkpoint contains it.
+    /// Whether TCP output of the program is held until a checkpoint contains the output.
     pub holds_output: bool,
-    /// Take no checkpoint by the clock before the subject has reported that it is ready.
+    /// Whether periodic checkpoints wait until the subject has reported that it is ready.
     pub await_ready: bool,
-    /// Accept that connections to processes outside the tree are ended by the peer after a restore.
+    /// Whether peers outside of the tree may end their connections after a restore.
     pub lose_connections: bool,
-    /// Where its images live.
+    /// The store of the images.
     pub store: StoreLocation,
-    /// How many of them are kept.
+    /// Number of images that are kept.
     pub keep: usize,
-    /// How unchanged data is compressed in the store, if it is.
+    /// The codec that compresses unchanged data in the store. `None` leaves the data uncompressed.
     pub compression: Option<&'static dyn Codec>,
-    /// How long that while is.
+    /// How long data must be unchanged before it is compressed.
     pub compress_after: Duration,
-    /// Compare every n-th checkpoint with the subject, page by page, before the subject is resumed.
+    /// Every n-th checkpoint is compared with the subject, page by page, before the subject is resumed.
     pub verify_every: Option<NonZeroU64>,
-    /// Look for dirty pages, and take no checkpoint: what tracking alone costs.
+    /// Whether dirty pages are scanned without taking checkpoints, to measure the cost of tracking alone.
     pub dry_run_tracking: bool,
-    /// How dirty pages are found: a tracker's name, or `auto`.
+    /// Name of the tracker that finds dirty pages, or `auto`.
     pub tracker: String,
-    /// How the pause and the copies are made.
+    /// Parameters of the pause and of the copies.
     pub tuning: Tuning,
     /// Which deaths are followed by a restart.
     pub policy: RestartPolicy,
-    /// The death of a process by SIGKILL, SIGSEGV, SIGBUS or SIGABRT counts as one of the whole subject.
+    /// Whether the death of a process by SIGKILL, SIGSEGV, SIGBUS or SIGABRT counts as a death of the whole subject.
     pub child_signals: bool,
-    /// What a restart does with files that the subject has changed; `None` for going back where that is possible, else
-    /// a start from the beginning when they have changed.
+    /// What a restart does with files that the subject has changed. `None` rolls files back if possible. If rollback is
+    /// impossible, `None` leads to a start from the beginning when files have changed.
     pub files: Option<ChangedFiles>,
-    /// Bytes that the undo log of files may take.
+    /// Maximum size of the undo log of files.
     pub files_undo_max: ByteCount,
-    /// Part of the time that keeping files may cost, 0.1 for a tenth.
+    /// Maximum fraction of the time that keeping old file contents may cost; 0.1 is a tenth.
     pub files_cost_max: f64,
-    /// How often at most.
+    /// Maximum number of restarts in a time window.
     pub limit: RestartLimit,
-    /// How long a restart waits.
+    /// How long a restart is delayed.
     pub back_off: BackOffPlan,
 }
 
 impl RunRequest {
-    /// With all that can be chosen left at its default.
+    /// Returns a request with all options at their defaults.
     #[must_use]
     pub fn new(what: Guarded, store: StoreLocation) -> Self {
         Self {
@@ -121,7 +123,7 @@ impl RunRequest {
         }
     }
 
-    /// The process that is guarded, if it runs already.
+    /// Returns the process that is guarded, if it runs already.
     pub(crate) fn adopted(&self) -> Option<Pid> {
         match self.what {
             Guarded::Process(pid) => Some(pid),
@@ -130,10 +132,10 @@ impl RunRequest {
     }
 }
 
-/// What `run` guards.
+/// The program or process that `run` guards.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Guarded {
-    /// A program, started for the purpose: its name and arguments.
+    /// A program that is started for the run: its name and arguments.
     Command(Vec<OsString>),
     /// A process that runs already.
     Process(Pid),

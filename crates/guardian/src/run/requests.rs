@@ -1,9 +1,11 @@
 //! Requests of a subject to its guardian: datagrams of one line to the socket that `UNDYING_SOCKET` names.
 //!
-//! Owns: the socket, the permission check, the protocol, the callers that hold checkpoints back.
-//! Invariants: programs without requests pay nothing. Only the subject and its owner can make a request. A hold ends
-//! with the process that requested it, and after a limit in any case.
-//! Does not: carry out a request.
+//! A subject is a protected process tree; its guardian is the process that protects it.
+//!
+//! Owns: the socket, the permission check, the protocol, and the list of processes that hold checkpoints back.
+//! Invariants: a program that makes no request has no cost. Only the subject, root and the user of the guardian can
+//! make a request. A hold ends with the process that requested it, and after [`HOLD_MAX`] in any case.
+//! Does not: execute a request.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -21,30 +23,30 @@ use tracee::{procfs, tree};
 
 use crate::error::Result;
 
-/// The environment variable with the name of the socket for requests.
+/// Environment variable that contains the name of the socket for requests.
 pub(super) const VARIABLE: &str = "UNDYING_SOCKET";
-/// Stands for the zero byte that begins an abstract name, as in /proc/net/unix.
+/// Represents the zero byte that begins an abstract name, as in /proc/net/unix.
 const ABSTRACT: &str = "@";
-/// What every name of a guardian begins with; random digits follow.
+/// Prefix of every socket name that a guardian creates; random digits follow.
 const PREFIX: &str = "@undying/";
 const RANDOM_BYTES: usize = 8;
-/// The longest line that makes sense, and more.
+/// Maximum length of a request in bytes. Valid requests are shorter.
 const LINE_MAX: usize = 256;
-/// A section that lasts longer is a program that has forgotten it.
+/// Maximum duration of a hold. A program that holds checkpoints back for longer has forgotten to release the hold.
 const HOLD_MAX: Duration = Duration::from_secs(60);
-/// Poll interval for the life of a holder.
+/// Poll interval of the check whether a process with a hold still lives.
 const HOLDER_LOOK: Duration = Duration::from_secs(1);
-/// Requests that may wait for a checkpoint at most; further ones are refused.
+/// Maximum number of requests that wait for a checkpoint. Further requests are refused.
 const WAITING_MAX: usize = 1024;
 
 /// A request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Word {
-    /// A checkpoint now; answered when it is durable.
+    /// Take a checkpoint now. The reply is sent when the checkpoint is durable.
     Checkpoint,
-    /// Initialisation is over.
+    /// The initialisation of the program is complete.
     Ready,
-    /// No checkpoint from the answer on.
+    /// Take no checkpoint after the reply, until the hold is released.
     Hold,
     /// Checkpoints may be taken again.
     Release,
@@ -52,34 +54,34 @@ pub(super) enum Word {
     Unknown,
 }
 
-/// The caller, and the address for the answer.
+/// The process that has sent a request, and its address for the reply.
 #[derive(Clone, Debug)]
 pub(super) struct Asker {
     pub(super) process: ProcessKey,
     address: SocketAddrUnix,
 }
 
-/// The guardian's end.
+/// The socket of the guardian, with the requests that wait for a reply.
 #[derive(Debug)]
 pub(crate) struct Requests {
     socket: OwnedFd,
     name: String,
-    /// Requested checkpoints, with the number of the one that answers them, once it is being taken.
+    /// Requests for a checkpoint. The sequence number of the checkpoint is set once the checkpoint is being taken.
     waiting: Vec<(Asker, Option<model::Sequence>)>,
-    /// Callers that wait until no checkpoint is being taken.
+    /// Processes that wait until no checkpoint is being taken.
     quiet: Vec<Asker>,
     holds: HashMap<ProcessKey, Instant>,
 }
 
 impl Requests {
-    /// Opens a socket under the name that an earlier guardian of the same process has recorded, or under a new one. A
-    /// name that comes from the process itself is never bound: it could be another service's.
+    /// Opens a socket under the name that an earlier guardian of the same process has recorded, or under a new name. A
+    /// name that comes from the process itself is never bound, because it could be the name of another service.
     pub(super) fn open(recorded: Option<&str>) -> Result<Self> {
         let failed = |errno| Error::new("open a socket for requests", errno);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).map_err(failed)?;
         sockopt::set_socket_passcred(&socket, true).map_err(failed)?;
-        // A name that another socket has in the meantime is replaced by a new one.
+        // If another socket has this name in the meantime, a new name is used.
         let recorded = recorded.filter(|name| is_ours(name) && bind_to(&socket, name).is_ok());
         let name = match recorded {
             Some(name) => name.to_owned(),
@@ -95,17 +97,17 @@ impl Requests {
         Ok(Self { socket, name, waiting: Vec::new(), quiet: Vec::new(), holds: HashMap::new() })
     }
 
-    /// What `UNDYING_SOCKET` is set to.
+    /// Returns the value of `UNDYING_SOCKET`.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Becomes readable with a request.
+    /// Returns a descriptor that becomes readable when a request arrives.
     pub(super) fn handle(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Takes the next request of a permitted caller.
+    /// Receives the next request of a permitted process.
     pub(super) fn poll(&self, root: Pid) -> Option<(Word, Asker)> {
         loop {
             let mut line = [0_u8; LINE_MAX];
@@ -118,7 +120,7 @@ impl Requests {
                 _ => None,
             });
             let address = got.address.and_then(|address| unix(&address));
-            // A caller without an address cannot be answered; a caller without permission is not.
+            // A request without a return address, or without permission, gets no reply.
             if let (Some(credentials), Some(address)) = (credentials, address)
                 && let Some(process) = admitted(&credentials, root)
             {
@@ -128,14 +130,14 @@ impl Requests {
         }
     }
 
-    /// Answers. A caller that has ended, or does not read, gets no answer.
+    /// Sends a reply. A process that has ended, or does not read, gets no reply.
     pub(super) fn answer(&self, asker: &Asker, line: &str) {
         let _ = sendto(&self.socket, line.as_bytes(), SendFlags::DONTWAIT, &asker.address);
     }
 
     /// Records a request for a checkpoint.
     pub(super) fn want(&mut self, asker: Asker) {
-        // A caller without an answer repeats its request, and waits for the same checkpoint.
+        // A process without a reply may repeat its request, and then waits for the same checkpoint.
         let is_same = |known: &Asker| known.process == asker.process && known.address == asker.address;
         if self.waiting.iter().any(|(known, _)| is_same(known)) {
             return;
@@ -147,26 +149,26 @@ impl Requests {
         }
     }
 
-    /// A checkpoint of this number is being taken: it answers all requests so far.
+    /// Records that a checkpoint is being taken. This checkpoint satisfies all requests so far.
     pub(super) fn taking(&mut self, sequence: model::Sequence) {
         for (_, by) in self.waiting.iter_mut().filter(|(_, by)| by.is_none()) {
             *by = Some(sequence);
         }
     }
 
-    /// It is not to be; the next one answers.
+    /// Records that the checkpoint is not taken. The next checkpoint satisfies its requests.
     pub(super) fn not_taken(&mut self, sequence: model::Sequence) {
         for (_, by) in self.waiting.iter_mut().filter(|(_, by)| *by == Some(sequence)) {
             *by = None;
         }
     }
 
-    /// Whether a requested checkpoint is not being taken yet.
+    /// Reports whether a request waits for a checkpoint that is not being taken yet.
     pub(super) fn wants_checkpoint(&self) -> bool {
         self.waiting.iter().any(|(_, by)| by.is_none())
     }
 
-    /// Answers the callers that wait for a checkpoint.
+    /// Replies to the requests that wait for this checkpoint.
     pub(super) fn answer_for(&mut self, sequence: model::Sequence, line: &str) {
         let (done, waiting) =
             std::mem::take(&mut self.waiting).into_iter().partition(|(_, by)| *by == Some(sequence));
@@ -175,31 +177,32 @@ impl Requests {
         done.iter().for_each(|(asker, _)| self.answer(asker, line));
     }
 
-    /// A process holds checkpoints back. It is answered when none is being taken.
+    /// Records that a process holds checkpoints back. The reply is sent when no checkpoint is being taken.
     pub(super) fn hold(&mut self, asker: Asker, now: Instant) {
         self.holds.entry(asker.process).or_insert(now);
         self.quiet.push(asker);
     }
 
-    /// The process ends its hold.
+    /// Ends the hold of a process.
     pub(super) fn release(&mut self, asker: &Asker) {
         self.holds.remove(&asker.process);
         self.answer(asker, "ok\n");
     }
 
-    /// No checkpoint is being taken.
+    /// Replies to the holds that wait, because no checkpoint is being taken.
     pub(super) fn tell_quiet(&mut self) {
         for asker in std::mem::take(&mut self.quiet) {
             self.answer(&asker, "ok\n");
         }
     }
 
-    /// Whether a caller holds checkpoints back.
+    /// Reports whether a process holds checkpoints back.
     pub(super) fn is_held(&self) -> bool {
         !self.holds.is_empty()
     }
 
-    /// Ends the holds of processes that have ended or have held for too long; gives the latter.
+    /// Ends the holds of processes that have ended, and holds that last too long. Returns the processes whose holds
+    /// lasted too long.
     pub(super) fn end_stale_holds(&mut self, now: Instant) -> Vec<Pid> {
         let mut overdue = Vec::new();
         self.holds.retain(|process, since| {
@@ -212,12 +215,12 @@ impl Requests {
         overdue
     }
 
-    /// The time until the next check of the holders; `None` without any.
+    /// Returns the time until the next check of the holds. Returns `None` without holds.
     pub(super) fn look(&self) -> Option<Duration> {
         self.is_held().then_some(HOLDER_LOOK)
     }
 
-    /// The subject has died, and its callers with it.
+    /// Drops all requests, because the subject and its processes have died.
     pub(super) fn forget(&mut self) {
         self.waiting.clear();
         self.quiet.clear();
@@ -242,7 +245,7 @@ fn bind_to(socket: &OwnedFd, name: &str) -> rustix::io::Result<()> {
     bind(socket, &SocketAddrUnix::new_abstract_name(body.as_bytes())?)
 }
 
-/// Whether a name is one that a guardian makes.
+/// Reports whether a name has the form of the names that a guardian creates.
 fn is_ours(name: &str) -> bool {
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let digits = name.strip_prefix(PREFIX).unwrap_or_default();
@@ -254,7 +257,8 @@ fn unix(address: &SocketAddrAny) -> Option<SocketAddrUnix> {
     (address.abstract_name().is_some() || address.path().is_some()).then_some(address)
 }
 
-/// The process behind credentials, if it is permitted: one of the subject, or one of its owner.
+/// Returns the process that sent the credentials, if this process belongs to the subject, to root or to the guardian's
+/// user.
 fn admitted(credentials: &UCred, root: Pid) -> Option<ProcessKey> {
     let pid = Pid(credentials.pid.as_raw_nonzero().get());
     let process = procfs::key(pid).ok()?;
@@ -274,7 +278,7 @@ mod tests {
         Pid(std::process::id() as i32)
     }
 
-    /// A client of a socket, with a name of its own.
+    /// Creates a client of the socket, with a name of its own.
     fn client(requests: &Requests) -> UnixDatagram {
         let name = format!("{}/client", &requests.name()[1..]);
         let client = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();

@@ -1,9 +1,9 @@
-//! The thread that traces the subject and copies from it.
+//! The thread that traces the subject (a protected process tree) and copies its state.
 //!
-//! Owns: this thread, the state of the subject between two checkpoints, the choice of the tracker, opening the log
-//! again.
-//! Invariants: only this thread traces a running subject. It never waits for a disk longer than the subject may be
-//! stopped, and never for a buffer after it was told to detach.
+//! Owns: this thread, the state of the subject between two checkpoints, the choice of the tracker (which finds dirty
+//! pages), and opening the log again.
+//! Invariants: only this thread traces a running subject. The thread never waits for a disk longer than the subject may
+//! be stopped. After a request to detach, the thread never waits for a buffer.
 //! Does not: know when a checkpoint is due, or what follows a death.
 
 use std::num::NonZeroU64;
@@ -26,7 +26,7 @@ use undo::watch::Watch;
 use super::request::{RunRequest, TRACKER_DEFAULT};
 use crate::error::{GuardianError, Result};
 
-/// Where checkpoints go, so that the log can be opened anew.
+/// The place of the checkpoints: the values that are needed to open the log again.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     store: Store,
@@ -54,59 +54,60 @@ pub(crate) struct Tracking {
     pub(super) request: RunRequest,
     /// Binds the state of files to each checkpoint, if files are watched.
     pub(super) watch: Option<Arc<Watch>>,
-    /// Holds what the subject sends.
+    /// Holds the network output of the subject, if output is held.
     pub(super) hold: Option<Arc<PacketHold>>,
 }
 
-/// Reports of the thread.
+/// A report of the thread.
 #[derive(Debug)]
 pub(super) enum News {
-    /// A checkpoint has left the subject.
+    /// A checkpoint was captured.
     Taken(Box<TakenNews>),
-    /// Dirty pages were scanned; no checkpoint was taken.
+    /// Dirty pages were scanned, but no checkpoint was taken.
     Looked(engine::Tracking),
-    /// The log has as much to write as it takes.
+    /// No checkpoint was taken, because the log has not written enough of the earlier checkpoints.
     Behind,
-    /// A checkpoint was not taken, or the log not opened.
+    /// A checkpoint was not taken, or the log was not opened.
     Failed(GuardianError),
-    /// A checkpoint was not taken, as its tracker could not be attached; this one is used from now on.
+    /// A checkpoint was not taken, because its tracker could not be attached. The named tracker is used from now on.
     Tracking(&'static str, GuardianError),
-    /// The log was opened anew.
+    /// The log was opened again.
     Opened(Arc<LogWriter>),
 }
 
-/// A checkpoint that has left the subject.
+/// A captured checkpoint.
 #[derive(Debug)]
 pub(super) struct TakenNews {
     pub(super) taken: Taken,
-    /// The processes of the subject then, without the root.
+    /// The processes of the subject at the checkpoint, without the root.
     pub(super) descendants: Vec<ProcessKey>,
-    /// What a comparison has found, if there was one.
+    /// The result of a comparison with the subject, if there was a comparison.
     pub(super) comparison: Option<Comparison>,
-    /// What found the dirty pages.
+    /// Name of the tracker that found the dirty pages.
     pub(super) tracker: &'static str,
 }
 
-/// A tracker could not be attached, and a lesser one is used.
+/// The use of a lesser tracker, because a better tracker could not be attached.
 #[derive(Clone, Copy, Debug)]
 struct Fallback {
     subject: ProcessKey,
-    /// When the better tracker is tried again: the obstacle may be gone, such as a process that may open no file.
+    /// When the better tracker is tried again. The obstacle may be gone by then. An example of an obstacle is a process
+    /// that may open no file.
     until: Instant,
-    /// How long that was.
+    /// The length of this wait.
     wait: Duration,
 }
 
-/// The first such time, and the longest.
+/// The first and the longest `wait`.
 const FALLBACK: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(640));
 
-/// What the thread is at.
+/// The present work of the thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Work {
     Nothing,
-    /// A checkpoint.
+    /// Taking a checkpoint.
     Taking,
-    /// The log.
+    /// Opening the log.
     Opening,
 }
 
@@ -115,10 +116,10 @@ enum Order {
     Open,
 }
 
-/// The guard's end.
+/// The interface of the guard to the tracer thread.
 #[derive(Debug)]
 pub(super) struct Tracer {
-    /// None once no further ones follow.
+    /// `None` after the last order.
     orders: Option<Sender<Order>>,
     news: Receiver<News>,
     alarm: Arc<OwnedFd>,
@@ -147,41 +148,42 @@ impl Tracer {
         Ok(Self { orders, news, alarm, work: Work::Nothing, log: Some(log), thread: Some(thread) })
     }
 
-    /// For a subject of which no checkpoints are taken.
+    /// Returns a tracer for a subject of which no checkpoints are taken.
     pub(super) fn none() -> Result<Self> {
         let (_, news) = mpsc::channel();
         Ok(Self { orders: None, news, alarm: alarm()?, work: Work::Nothing, log: None, thread: None })
     }
 
-    /// Whether it may be tracing the subject.
+    /// Reports whether the thread may be tracing the subject.
     pub(super) fn is_tracing(&self) -> bool {
         self.work == Work::Taking
     }
 
-    /// The log, unless it is being opened anew.
+    /// Returns the log, unless it is being opened again.
     pub(super) fn log(&self) -> Option<&LogWriter> {
         self.log.as_deref()
     }
 
-    /// Becomes readable when a report is pending, and when no further ones follow.
+    /// Returns a descriptor that becomes readable when a report is pending, and when no further report follows.
     pub(super) fn handle(&self) -> BorrowedFd<'_> {
         self.alarm.as_fd()
     }
 
-    /// Has a checkpoint taken.
+    /// Orders a checkpoint.
     pub(super) fn take(&mut self, subject: ProcessKey, options: CheckpointOptions) {
         self.order(Work::Taking, Order::Take(subject, options));
     }
 
-    /// Has the log opened anew; the next checkpoint is a full one.
+    /// Orders that the log is opened again. The next checkpoint is then a full checkpoint.
     pub(super) fn open_again(&mut self) {
         self.log = None;
         self.order(Work::Opening, Order::Open);
     }
 
-    /// The next news, if there are any; never waits.
+    /// Returns the next report, if one is pending. Never waits.
     pub(super) fn hear(&mut self) -> Option<News> {
-        // Before the receive, so that a later report makes it readable again. It fails when nothing is pending.
+        // The eventfd is reset before the receive, so that a later report makes it readable again. The read fails if
+        // the eventfd is already reset.
         let _ = rustix::io::read(&*self.alarm, &mut [0_u8; 8]);
         let news = match self.news.try_recv() {
             Ok(news) => news,
@@ -198,7 +200,7 @@ impl Tracer {
         Some(news)
     }
 
-    /// Detaches the thread from the subject, and gives its reports until then. It may still wait for the log.
+    /// Detaches the thread from the subject, and returns its reports until then. The thread may still wait for the log.
     pub(super) fn leave_subject(&mut self) -> Vec<News> {
         let mut told = Vec::new();
         self.call_off_waits(true);
@@ -212,34 +214,35 @@ impl Tracer {
         told
     }
 
-    /// Waits until the log has answered.
+    /// Waits until the log reports an event, for example a written checkpoint.
     pub(super) fn await_log(&self) {
         if let Some(log) = &self.log {
             ring_of(log.event());
         }
     }
 
-    /// Waits until everything is written that was taken, and ends the thread.
+    /// Waits until all captured checkpoints are written, and ends the thread.
     pub(super) fn end(&mut self) {
         self.orders = None;
         self.join();
-        // The last owner waits for the log's own thread.
+        // Dropping the last reference waits for the thread of the log.
         self.log = None;
     }
 
-    /// Has the thread give up waiting for buffers, now and until this is called with `false`.
+    /// Makes the thread stop waiting for buffers, until this function is called with `false`.
     pub(super) fn call_off_waits(&self, called_off: bool) {
         if let Some(log) = &self.log {
             log.call_off_waits(called_off);
         }
     }
 
-    /// While this program traces the subject, each of its stops would wake the main thread by SIGCHLD, inside the pause.
-    /// A stop by the terminal is noticed when the checkpoint has been taken.
+    /// Sets the present work. Each stop of a traced subject would wake the main thread by SIGCHLD, inside the pause.
+    /// Reports of stops are therefore disabled while the subject is traced. A stop by the terminal is then detected
+    /// after the checkpoint.
     fn set_work(&mut self, work: Work) {
         let (was_tracing, is_tracing) = (self.is_tracing(), work == Work::Taking);
         if was_tracing != is_tracing {
-            // It cannot fail for a signal that may be handled.
+            // The call cannot fail for a signal that may be handled.
             let _ = sys::signal::report_child_stops(!is_tracing);
         }
         self.work = work;
@@ -247,7 +250,7 @@ impl Tracer {
 
     fn order(&mut self, work: Work, order: Order) {
         self.set_work(work);
-        // A thread that has panicked is noticed by its last ring.
+        // A panic of the thread is detected by its last write to the eventfd.
         if let Some(orders) = &self.orders {
             let _ = orders.send(order);
         }
@@ -266,18 +269,18 @@ fn alarm() -> Result<Arc<OwnedFd>> {
     Ok(Arc::new(alarm.map_err(|errno| Error::new("make an event descriptor", errno))?))
 }
 
-/// Waits until a descriptor is readable. Whatever ends the wait, the next look tells.
+/// Waits until a descriptor is readable. Errors are ignored, because the caller checks the state again.
 fn ring_of(handle: BorrowedFd<'_>) {
     let mut waiting = [PollFd::from_borrowed_fd(handle, PollFlags::IN)];
     let _ = poll(&mut waiting, None);
 }
 
-/// The thread's own.
+/// The values of the tracer thread.
 struct Hand {
     place: Place,
     log: Option<Arc<LogWriter>>,
     tracking: Tracking,
-    /// The tracker to begin with.
+    /// The tracker that is used at first.
     chosen: &'static dyn TrackerKind,
     fallback: Option<Fallback>,
     clock: Clock,
@@ -336,7 +339,7 @@ impl Hand {
         let read = |sequence| store.image(&name, sequence);
         let verified = self.continuous(subject).checkpoint_and_verify(log, &read, options)?;
         if verified.as_ref().is_some_and(|(_, found)| found.differences > PageCount(0)) {
-            // Whatever was missed is not to be missed for ever.
+            // Tracking starts again from the beginning, so that no page stays missed.
             self.subject = None;
         }
         Ok(verified.map(|(taken, found)| (taken, Some(found))))
@@ -344,7 +347,7 @@ impl Hand {
 
     fn not_taken(&mut self, error: EngineError) -> News {
         match error {
-            // It has ended or executed another program meanwhile: the next attach starts anew.
+            // The subject has ended or executed another program. The next checkpoint attaches the tracker again.
             error @ EngineError::Track(TrackError::Gone(_)) => {
                 self.subject = None;
                 News::Failed(error.into())
@@ -369,7 +372,7 @@ impl Hand {
         News::Tracking(kind.name(), error)
     }
 
-    /// Takes the tracker to begin with again: for another subject, or after a time that doubles.
+    /// Returns to the first tracker: for another subject, or after a wait that doubles each time.
     fn climb_back(&mut self, subject: ProcessKey) {
         let Some(fallback) = &mut self.fallback else { return };
         let is_another = fallback.subject != subject;
@@ -386,7 +389,7 @@ impl Hand {
         }
     }
 
-    /// What is kept between two checkpoints of this very subject.
+    /// Returns the values that are kept between two checkpoints of this subject.
     fn continuous(&mut self, subject: ProcessKey) -> &mut Continuous {
         if self.subject.as_ref().is_some_and(|(known, _)| *known != subject) {
             self.subject = None;
@@ -401,9 +404,9 @@ impl Hand {
     }
 
     fn open(&mut self) -> News {
-        // What was dirty is no longer known.
+        // The set of dirty pages is no longer known.
         self.subject = None;
-        // Its lock has to go before the next one comes; this can wait for the disk.
+        // The old log must release its lock before the new log is opened. Closing the old log may wait for the disk.
         self.log = None;
         match self.place.open() {
             Ok(log) => {
@@ -416,7 +419,7 @@ impl Hand {
     }
 }
 
-/// The thread's end of the news.
+/// The side of the thread that sends reports.
 struct Teller {
     sender: Option<Sender<News>>,
     alarm: Arc<OwnedFd>,
@@ -432,13 +435,13 @@ impl Teller {
     }
 
     fn ring(&self) {
-        // Its count cannot run over: it is read after every ring.
+        // The counter cannot overflow, because the guard reads it after every write.
         let _ = rustix::io::write(&*self.alarm, &1_u64.to_ne_bytes());
     }
 }
 
 impl Drop for Teller {
-    /// The last ring finds the channel closed.
+    /// Writes the eventfd a last time, so that the receiver finds the channel closed.
     fn drop(&mut self) {
         self.sender = None;
         self.ring();

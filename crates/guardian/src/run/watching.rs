@@ -1,10 +1,10 @@
-//! The watch over the files of a subject, as a guardian uses it.
+//! The watch over the files of a subject (a protected process tree), as a guardian uses it.
 //!
-//! Owns: whether files go back in this run, the watch from the start of a program to its death, going back, which
-//! checkpoints the store has to keep for it.
-//! Invariants: in a run that takes files back, a program never runs without its filter. Files go back only after every
-//! process of the tree has ended. A file that another process writes is not changed.
-//! Does not: watch, or take files back; `undo` does. It does not decide what follows a death.
+//! Owns: the decision whether files are rolled back in this run, and the watch from the start of a program to its
+//! death. Also owns the rollback, and the list of checkpoints that the store must keep for a rollback.
+//! Invariants: in a run with file rollback, a program never runs without its seccomp filter. Files are rolled back only
+//! after every process of the tree has ended. A file that another process writes to is not changed.
+//! Does not: watch files or roll files back; `undo` does. It does not decide what follows a death; `supervise` does.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,43 +28,44 @@ use super::request::RunRequest;
 use crate::error::{GuardianError, Result};
 use crate::streams::Streams;
 
-/// The number that stands for the beginning of the program. No checkpoint has this number.
+/// The sequence number that represents the beginning of the program. No checkpoint has this number.
 pub(super) const BEGINNING: Sequence = Sequence(0);
 
-/// Exact checkpoints that the store keeps whatever its policy says: the newest one, and one to fall back to when that
-/// leads to death again.
+/// Number of exact checkpoints (to which files can be rolled back) that the store keeps, whatever its retention policy
+/// is. The second is used if the newest leads to a death again.
 const HELD: usize = 2;
 
-/// Why an adopted program is not watched.
+/// Why the files of an adopted program are not watched.
 const RUNS_ALREADY: &str = "a program that runs already has files open that were not watched";
 
-/// Chooses the policy of a run, and gives the reason why files do not go back where nothing else was asked for.
+/// Chooses the file policy of a run. If no policy was requested and files cannot be rolled back, also returns the
+/// reason.
 ///
 /// # Errors
 ///
-/// `NoRewind` when going back was requested by name and is impossible.
+/// `NoRewind` if rollback was requested by name and is impossible.
 pub(super) fn choose(request: &RunRequest) -> Result<(ChangedFiles, Option<String>)> {
     if request.every.is_none() {
-        // There is no checkpoint that they could go back to.
+        // There is no checkpoint to which files could be rolled back.
         return Ok((ChangedFiles::Keep, None));
     }
     let is_adopted = request.adopted().is_some();
     let impossible = if is_adopted { Some(RUNS_ALREADY.to_owned()) } else { Watch::missing() };
     let (policy, why) = choose_files(request.files, impossible)?;
     if request.dry_run_tracking && policy == ChangedFiles::Rewind {
-        // There is no checkpoint to go back to.
+        // There is no checkpoint to which files could be rolled back.
         return Ok((ChangedFiles::Fresh, None));
     }
-    // An adopted program was never promised more.
+    // No operator expects a rollback of files for an adopted program, so the reason is not reported.
     Ok((policy, why.filter(|_| !is_adopted)))
 }
 
-/// Chooses the policy of a run; `impossible` is the reason why files cannot go back, if they cannot. Where nothing was
-/// asked for, the second value is that reason, for the operator.
+/// Chooses the file policy of a run. `impossible` is the reason why files cannot be rolled back. `None` means that
+/// files can be rolled back. If no policy was requested, the second returned value is this reason, for the operator.
 ///
 /// # Errors
 ///
-/// `NoRewind` with the reason, if going back was requested by name.
+/// `NoRewind` with the reason, if rollback was requested by name.
 fn choose_files(
     asked: Option<ChangedFiles>,
     impossible: Option<String>,
@@ -76,18 +77,18 @@ fn choose_files(
     }
 }
 
-/// The watch of one run.
+/// The file watch of one run.
 #[derive(Debug)]
 pub(crate) struct Watching {
     pub(super) watch: Arc<Watch>,
-    /// Regular files that the program is started with and may write to, each with its offset at the beginning.
+    /// Regular files that the program is started with and may write to, each with its offset at the start.
     streams: Vec<(OwnedFd, u64)>,
 }
 
 impl Watching {
-    /// Begins the log. The files of now are those that the program starts with.
+    /// Begins the undo log. The program starts with the files in their present state.
     ///
-    /// `holder` lets every call of the program continue if this process dies.
+    /// `holder` is a process that lets every call of the program continue if this process dies.
     pub(super) fn start(
         directory: PathBuf,
         request: &RunRequest,
@@ -116,7 +117,7 @@ impl Watching {
         Ok(watching)
     }
 
-    /// Binds the files that the program starts with to its beginning.
+    /// Binds the present state of the inherited files to the beginning of the program.
     fn bind_beginning(&self) {
         let open = |(file, _): &(OwnedFd, u64)| {
             let flags = rustix::fs::fcntl_getfl(file).map_or(0, |flags| flags.bits());
@@ -136,19 +137,19 @@ impl Watching {
         self.watch.after_pause();
     }
 
-    /// Sets the offsets of files that have gone back to the beginning. The open file descriptions are shared with the
-    /// program.
+    /// Resets the offsets of files that were rolled back to the beginning. The program shares these open file
+    /// descriptions.
     fn seek_back(&self, leave: &[(u64, u64)]) {
         for (file, offset) in &self.streams {
             let stays = rustix::fs::fstat(file).is_ok_and(|stat| leave.contains(&(stat.st_dev, stat.st_ino)));
             if !stays {
-                // A pipe in its place has no offset.
+                // A pipe that has replaced the file has no offset.
                 let _ = rustix::fs::seek(file, SeekFrom::Start(*offset));
             }
         }
     }
 
-    /// Starts a program with the filter, and answers it from the first call on.
+    /// Starts a program with the filter, and answers its notified calls from the first call on.
     pub(super) fn spawn(
         &self,
         command: &mut Command,
@@ -156,18 +157,18 @@ impl Watching {
         failed: impl FnOnce(std::io::Error) -> GuardianError,
     ) -> Result<Pid> {
         let pending = self.watch.prepare(command)?;
-        // The filter needs the privileges of this program.
+        // Installing the filter needs the privileges of this program, so the privileges are dropped afterwards.
         launch.prepare_user(command)?;
         let mut child = command.spawn().map_err(failed)?;
         if let Err(error) = self.watch.started(pending) {
-            // Its calls would wait for ever.
+            // Without a receiver, the notified calls of the program would wait forever.
             let _ = child.kill();
             return Err(error.into());
         }
         Ok(Pid(child.id() as i32))
     }
 
-    /// Has a restored tree answered from its first instruction on.
+    /// Returns the filter for a restored tree. Its notified calls are answered from the first instruction on.
     pub(super) fn filter(&self) -> FilterInstall {
         let watch = Arc::clone(&self.watch);
         let attach = move |listener| {
@@ -179,17 +180,17 @@ impl Watching {
         FilterInstall { program: self.watch.own_filter(), listener: Box::new(attach) }
     }
 
-    /// Those of these checkpoints that files can go back to, in the same order.
+    /// Returns the checkpoints in `committed` to which files can be rolled back, in the same order.
     pub(super) fn exact(&self, committed: &[Sequence]) -> Vec<Sequence> {
         exact_of(committed, &self.watch.exact())
     }
 
-    /// Whether files can go back to the beginning of the program.
+    /// Reports whether files can be rolled back to the beginning of the program.
     pub(super) fn reaches_beginning(&self) -> bool {
         self.watch.exact().contains(&BEGINNING)
     }
 
-    /// Takes files back; the restore compares the others.
+    /// Rolls files back. The restore compares the other files.
     pub(super) fn go_back(&self, to: Sequence, leave: &[(u64, u64)]) -> Result<(WentBack, Covered)> {
         let went = self.watch.go_back(to, leave)?;
         if to == BEGINNING {
@@ -199,15 +200,15 @@ impl Watching {
         Ok((went, covered))
     }
 
-    /// The program starts from its beginning with the files as they are.
+    /// Records that the program starts from its beginning with the files as they are.
     pub(super) fn start_over(&self) -> Result<()> {
         self.watch.start_over(BEGINNING)?;
         self.bind_beginning();
         Ok(())
     }
 
-    /// Forgets the way back to checkpoints that the store has dropped. The way to the beginning stays until there are as
-    /// many exact checkpoints as are held: a single one can be unusable.
+    /// Removes the undo data for checkpoints that the store has dropped. The data for the beginning stays until there
+    /// are [`HELD`] exact checkpoints, because a single checkpoint can be unusable.
     pub(super) fn retain(&self, kept: &[Sequence]) {
         let exact = self.exact(kept);
         if exact.len() >= HELD {
@@ -215,14 +216,14 @@ impl Watching {
         }
     }
 
-    /// The checkpoints that the store has to keep, given those that are kept or in flight.
+    /// Returns the checkpoints that the store must keep. `taken` are the checkpoints that are stored or in flight.
     pub(super) fn held(&self, taken: &[Sequence]) -> Vec<Sequence> {
         let exact = self.exact(taken);
         exact[exact.len().saturating_sub(HELD)..].to_vec()
     }
 }
 
-/// Those of the committed checkpoints that are exact.
+/// Returns the committed checkpoints that are exact.
 fn exact_of(committed: &[Sequence], exact: &[Sequence]) -> Vec<Sequence> {
     let exact: BTreeSet<&Sequence> = exact.iter().collect();
     committed.iter().filter(|sequence| exact.contains(sequence)).copied().collect()

@@ -1,8 +1,9 @@
-//! Components that a killed guardian of this store has left running.
+//! Components that a killed guardian of this store has left running. A component is one subject (a protected process
+//! tree) of a system.
 //!
-//! Owns: which components run already, and whether they are those of the file.
+//! Owns: the list of components that run already, and whether they match the system file.
 //! Invariants: a process counts only if it has the pid and the start time that its guardian has recorded, in this boot.
-//! Does not: take anything over.
+//! Does not: take a component over.
 
 use std::collections::BTreeMap;
 
@@ -18,28 +19,28 @@ use crate::record::Record;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Running {
     pub(super) root: ProcessKey,
-    /// The file has another command for it now.
+    /// Whether the system file now contains another command for the component.
     pub(super) is_outdated: bool,
 }
 
 /// Components that run already.
 #[derive(Debug, Default)]
 pub(super) struct Before {
-    /// Those that the file has.
+    /// Components that the system file contains.
     pub(super) running: BTreeMap<String, Running>,
-    /// Those that it does not have.
+    /// Components that the system file does not contain.
     pub(super) others: Vec<(String, ProcessKey)>,
     /// The last checkpoint of each component that does not run and will be started from its beginning.
     pub(super) checkpoints: Vec<(String, u64)>,
 }
 
 impl Before {
-    /// Looks at a store that this program has claimed.
+    /// Inspects a store that this program has claimed.
     pub(super) fn find(store: &Store, system: &System) -> Result<Self> {
         let mut before = Self::default();
         let record = SystemRecord::read(store)?;
         for (name, facts) in record.into_iter().flat_map(|record| record.components) {
-            // A record that cannot be read is one of nothing that could be taken over.
+            // A record that cannot be read names no process that could be taken over.
             let subject = Record::read(&store.root().join(&name)).ok().flatten();
             let Some(subject) = subject.filter(|subject| subject.has_root() && !subject.is_guarded()) else {
                 continue;
@@ -64,7 +65,8 @@ impl Before {
     }
 }
 
-/// A subject whose checkpoints cannot be listed has none that could be restored.
+/// Returns the last checkpoint of a subject. Returns `None` if the checkpoints cannot be listed, because no checkpoint
+/// can then be restored.
 fn last_checkpoint(store: &Store, name: &str) -> Option<u64> {
     let (last, _) = store.newest(&name.parse::<SubjectName>().ok()?).ok()??;
     Some(last.get())

@@ -1,8 +1,8 @@
-//! Callers with an order that is not carried out yet.
+//! Callers (clients of the control socket) with an order that is not executed yet.
 //!
-//! Owns: the condition that each caller waits for, and the words of the answer.
-//! Invariants: each caller is answered once, or has ended.
-//! Does not: carry orders out.
+//! Owns: the condition that each caller waits for, and the text of the answer.
+//! Invariants: each caller that has not ended gets one answer.
+//! Does not: execute orders.
 
 use std::os::fd::BorrowedFd;
 
@@ -11,25 +11,25 @@ use supervise::{ComponentId, ComponentState, Supervisor};
 use super::control::{Answer, Caller, Control, SystemOrder};
 use super::notices;
 
-/// Why a caller is refused that is no operator.
+/// Why a caller that is not an operator is refused.
 pub(super) const NOT_ADMITTED: &str = "only root and the user of the guardian may do this";
 
-/// What a caller waits for.
+/// The condition that a caller waits for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Wait {
     /// The component is ready.
     Ready(ComponentId),
-    /// Its run is over.
+    /// The run of the component is over.
     Stopped(ComponentId),
-    /// The complaint about it is counted or refused.
+    /// The complaint about the component is counted or refused.
     Judged(ComponentId),
     /// The system has ended.
     Over,
-    /// The state in the answer is written to the status file.
+    /// The status file contains the state that the answer describes.
     Written(Answer),
 }
 
-/// Callers with what they wait for.
+/// The callers, and the conditions that they wait for.
 #[derive(Debug)]
 pub(super) struct Callers {
     control: Control,
@@ -41,13 +41,13 @@ impl Callers {
         Self { control, waiting: Vec::new() }
     }
 
-    /// Become readable with a caller, an order, or when a caller has gone.
+    /// Returns descriptors that become readable when a caller connects, sends an order or disconnects.
     pub(super) fn handles(&self) -> Vec<BorrowedFd<'_>> {
         let callers = self.control.callers().map(|(_, handle)| handle);
         std::iter::once(self.control.listener()).chain(callers).collect()
     }
 
-    /// Orders that have come, each with the number of its caller.
+    /// Receives the pending orders, each with the number of its caller.
     pub(super) fn take(&mut self) -> Vec<(u32, Caller, SystemOrder)> {
         self.control.accept();
         let numbers: Vec<u32> = self.control.callers().map(|(number, _)| number).collect();
@@ -62,17 +62,17 @@ impl Callers {
         taken
     }
 
-    /// A caller waits for something.
+    /// Records the condition that a caller waits for.
     pub(super) fn wait(&mut self, number: u32, wait: Wait) {
         self.waiting.push((number, wait));
     }
 
-    /// An order is not carried out.
+    /// Refuses an order.
     pub(super) fn refuse(&mut self, number: u32, why: String) {
         self.control.answer(number, &Answer::Refused { why });
     }
 
-    /// A complaint was counted, or refused for a reason.
+    /// Records that a complaint was counted, or was refused for a reason.
     pub(super) fn judged(&mut self, name: &str, about: ComponentId, refused: Option<&'static str>) {
         let first = self.waiting.iter_mut().find(|(_, wait)| *wait == Wait::Judged(about));
         if let Some((_, wait)) = first {
@@ -95,7 +95,7 @@ impl Callers {
         }
     }
 
-    /// Answers all that still wait.
+    /// Answers all callers that still wait.
     pub(super) fn answer_all(&mut self, what: &str) {
         for (number, _) in std::mem::take(&mut self.waiting) {
             self.control.answer(number, &Answer::Done { what: what.to_owned() });
@@ -113,7 +113,7 @@ fn answer_to(wait: &Wait, of: &Supervisor) -> Option<Answer> {
     match wait {
         Wait::Ready(_) if state.is_ready() => Some(Answer::Done { what }),
         Wait::Ready(_) if is_over => {
-            // One that could not be started has had no end.
+            // A component that could not be started has no death.
             let verb = if notices::has_failed(state) { "status" } else { "deaths" };
             Some(Answer::Refused { why: format!("{what}\nhelp: `undying {verb} {name}` says why") })
         }

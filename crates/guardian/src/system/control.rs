@@ -1,10 +1,11 @@
-//! The control socket of a system: a connection, one request, one answer when it is carried out.
+//! The control socket of a system: a caller connects, sends one request, and gets one answer when the request is
+//! executed.
 //!
-//! Owns: the socket, the form of requests and answers, the permission check.
-//! Invariants: the guardian never waits for a caller. A caller that does not read loses its answer, and the number of
-//! waiting callers is bounded. A user other than root and that of the guardian can only complain, from within a
-//! component.
-//! Does not: carry a request out.
+//! Owns: the socket, the form of requests and answers, and the permission check.
+//! Invariants: the guardian never waits for a caller. A caller that does not read loses its answer. The number of
+//! waiting callers is bounded. A user other than root and the user of the guardian can only complain, and only from
+//! within a component.
+//! Does not: execute a request.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -21,52 +22,53 @@ use sys::{Errno, Error};
 use super::random;
 use crate::error::Result;
 
-/// Prefix of the name of a control socket; random digits follow. It is abstract: it ends with the guardian.
+/// Prefix of the name of a control socket; random digits follow. The name is abstract, so the name vanishes with the
+/// guardian.
 const PREFIX: &str = "undying-system/";
-/// Connections in the backlog, and connections that are answered at the same time.
+/// Maximum number of connections in the backlog, and maximum number of accepted connections.
 const BACKLOG: i32 = 64;
 const CALLERS_MAX: usize = 256;
-/// Of these, callers that are no operators: any user of the machine can connect, and must not keep operators out.
+/// Maximum number of accepted callers that are not operators. Any user can connect, but must not keep operators out.
 const OTHERS_MAX: usize = 32;
-/// The longest request: a complaint with its text.
+/// Maximum length of a request in bytes: a complaint with its text.
 const REQUEST_MAX: usize = 16 << 10;
 
 /// An order to the guardian of a system.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "kebab-case")]
 pub enum SystemOrder {
-    /// End all components, and the guardian with them.
+    /// End all components and the guardian.
     Down,
     /// Read the system file again, and apply its changes.
     Reload,
-    /// Start a component and its needs.
+    /// Start a component, and the components that it needs.
     Start {
-        /// Its name.
+        /// Name of the component.
         component: String,
     },
     /// End a component.
     Stop {
-        /// Its name.
+        /// Name of the component.
         component: String,
     },
     /// End a component, and start it from its beginning.
     Restart {
-        /// Its name.
+        /// Name of the component.
         component: String,
     },
-    /// Complain of a component.
+    /// Complain about a component.
     Complain {
-        /// Its name.
+        /// Name of the component.
         component: String,
         /// The reason, for the events.
         why: String,
-        /// What the complaint counts.
+        /// Weight of the complaint.
         weight: NonZeroU32,
     },
 }
 
 impl SystemOrder {
-    /// The component that it is about; none for the whole system.
+    /// Returns the component that the order is about. Returns `None` for an order about the whole system.
     pub(crate) fn component(&self) -> Option<&str> {
         match self {
             Self::Down | Self::Reload => None,
@@ -78,25 +80,25 @@ impl SystemOrder {
     }
 }
 
-/// What a caller gets.
+/// The answer to a request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "kebab-case")]
 pub(crate) enum Answer {
-    /// It is done.
+    /// The request was executed.
     Done { what: String },
-    /// It is not, and will not be.
+    /// The request was not executed, and will not be.
     Refused { why: String },
 }
 
-/// A process with an order.
+/// A process that has sent an order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Caller {
     pub(crate) pid: Pid,
-    /// It is root, or the user of the guardian.
+    /// Whether the caller is root or the user of the guardian.
     pub(crate) is_operator: bool,
 }
 
-/// The guardian's end.
+/// The socket of the guardian, with its connections.
 #[derive(Debug)]
 pub(crate) struct Control {
     listener: OwnedFd,
@@ -116,22 +118,23 @@ impl Control {
         Ok(Self { listener, name, callers: BTreeMap::new(), accepted: 0 })
     }
 
-    /// Its name, for `call`.
+    /// Returns the name of the socket, for `call`.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Becomes readable with a new connection.
+    /// Returns a descriptor that becomes readable when a caller connects.
     pub(crate) fn listener(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 
-    /// Connections, by their numbers: readable with a request or when the caller has gone.
+    /// Returns the connections by their numbers. A connection becomes readable with a request, or when the caller has
+    /// gone.
     pub(crate) fn callers(&self) -> impl Iterator<Item = (u32, BorrowedFd<'_>)> {
         self.callers.iter().map(|(number, (_, socket))| (*number, socket.as_fd()))
     }
 
-    /// Accepts connections.
+    /// Accepts the pending connections.
     pub(crate) fn accept(&mut self) {
         let own = rustix::process::geteuid().as_raw();
         while self.callers.len() < CALLERS_MAX
@@ -150,7 +153,8 @@ impl Control {
         }
     }
 
-    /// The request of a connection, if it has come. One that has ended, or makes no sense, is closed.
+    /// Receives the request of a connection, if it has arrived. Closes a connection that has ended, or whose request is
+    /// not valid.
     pub(crate) fn take(&mut self, number: u32) -> Option<(Caller, SystemOrder)> {
         let (caller, socket) = self.callers.get(&number)?;
         let mut text = vec![0_u8; REQUEST_MAX];
@@ -168,22 +172,22 @@ impl Control {
         None
     }
 
-    /// Answers and ends a connection.
+    /// Sends an answer, and closes the connection.
     pub(crate) fn answer(&mut self, number: u32, answer: &Answer) {
         if let Some((_, socket)) = self.callers.remove(&number)
             && let Ok(text) = serde_json::to_vec(answer)
         {
-            // One that has gone away needs no answer.
+            // A caller that has disconnected needs no answer.
             let _ = send(&socket, &text, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         }
     }
 }
 
-/// Asks the guardian behind a name, and waits for its answer.
+/// Sends a request to the guardian with this socket name, and waits for the answer.
 ///
 /// # Errors
 ///
-/// ECONNREFUSED if there is no guardian behind the name, ECONNRESET if it has ended meanwhile.
+/// ECONNREFUSED if no guardian has this socket name, ECONNRESET if the guardian has ended meanwhile.
 pub(crate) fn call(name: &str, ask: &SystemOrder) -> Result<Answer> {
     let failed = |errno| Error::new("ask the guardian of the system", errno);
     let socket = socket(SocketFlags::CLOEXEC).map_err(failed)?;

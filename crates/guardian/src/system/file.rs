@@ -1,7 +1,7 @@
 //! The file that describes a system.
 //!
-//! Owns: reading it, and mistakes that only a parser of addresses and probes finds.
-//! Does not: know its keys; `supervise` does.
+//! Owns: reading the file, and the mistakes that only a parser of addresses and probes finds.
+//! Does not: know the keys of the file; `supervise` does.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,14 +12,15 @@ use supervise::{Mistake, Mistakes, System};
 use super::checks;
 use crate::error::GuardianError;
 
-/// Far more than thousands of components; `/dev/zero` is no system file.
+/// Maximum number of bytes that are read: enough for many thousands of components. The limit ends a read of
+/// `/dev/zero`.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// Reads a system file and makes all checks that do not depend on this machine.
+/// Reads a system file, and makes all checks that do not depend on this machine.
 ///
 /// # Errors
 ///
-/// That it cannot be read, or all that is wrong with it.
+/// The file cannot be read, or it has mistakes. The error contains all mistakes.
 pub fn read_system(path: &Path) -> Result<System, GuardianError> {
     let failed = |error: std::io::Error| sys::Error::path("read", path, error);
     let mut content = Vec::new();
@@ -34,7 +35,7 @@ pub fn read_system(path: &Path) -> Result<System, GuardianError> {
     if mistakes.is_empty() { Ok(system) } else { Err(refused(Mistakes::of(text, mistakes))) }
 }
 
-/// Addresses in `channels` that are none.
+/// Returns the addresses in `channels` that are not valid.
 fn mistakes_of_channels(system: &System) -> impl Iterator<Item = Mistake> {
     let addresses = system.component.values().flat_map(|component| component.channels.values());
     addresses.filter_map(|address| {
@@ -44,7 +45,7 @@ fn mistakes_of_channels(system: &System) -> impl Iterator<Item = Mistake> {
     })
 }
 
-/// Probes that cannot be made, each at the name of its component.
+/// Returns the probes that cannot be made, each at the name of its component.
 fn mistakes_of_probes(system: &System) -> impl Iterator<Item = Mistake> {
     system.component.iter().filter_map(|(name, component)| {
         let error = checks::check(component).err()?;

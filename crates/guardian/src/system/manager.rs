@@ -1,8 +1,9 @@
 //! The service manager that has started this process (systemd with `Type=notify`), if there is one.
 //!
-//! Owns: when it is notified: that the system is up, its state, and that this process is alive.
+//! Owns: the times of the messages to the manager. The messages report that the system is up, the state of the system,
+//! and that this process is alive.
 //! Invariants: readiness is reported once, when every component that can be ready is ready. A message that does not fit
-//! the queue is sent again.
+//! into the queue is sent again.
 //! Does not: know components.
 
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ pub(super) struct Manager {
     ping: Option<(Duration, Instant)>,
 }
 
-/// How a system is.
+/// A summary of the state of a system: numbers of components.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Tally {
     pub(super) ready: usize,
@@ -28,13 +29,13 @@ pub(super) struct Tally {
     /// Components that were given up or failed.
     pub(super) failed: usize,
     pub(super) all: usize,
-    /// It goes down.
+    /// Whether the system is being ended.
     pub(super) is_stopping: bool,
 }
 
 impl Manager {
     pub(super) fn new(service: ServiceManager, now: Instant) -> Self {
-        // Twice as often as it has to be: a busy machine may delay one.
+        // The interval is half of the required interval, because a busy machine may delay a message.
         let ping = service.watchdog_interval().map(|interval| (interval / 2, now));
         Self { service, is_ready: false, is_stopping: false, status: String::new(), ping }
     }
@@ -43,7 +44,7 @@ impl Manager {
         self.ping.map(|(_, next)| next)
     }
 
-    /// Reports changes. A message that is not delivered is sent again in the next turn.
+    /// Reports changes to the service manager. A message that is not delivered is sent again in the next turn.
     pub(super) fn report(&mut self, tally: Tally) {
         if !self.service.is_there() {
             return;
@@ -61,13 +62,13 @@ impl Manager {
         }
     }
 
-    /// Reports that this program is alive, if that is due.
+    /// Reports that this program is alive, if this report is due.
     pub(super) fn ping(&mut self, now: Instant) {
         if let Some((interval, next)) = &mut self.ping
             && now >= *next
         {
             *next = now + *interval;
-            // A manager that does not read will find that it is missing.
+            // A manager that does not read will detect the missing message.
             let _ = self.service.ping();
         }
     }

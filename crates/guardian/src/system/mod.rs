@@ -1,7 +1,9 @@
-//! `up`: a system of components in one guardian, and the orders of other commands to it.
+//! A system of components in one guardian (`up`), and the orders of other commands to this guardian.
 //!
-//! Owns: starting the guardian of a system; the calls of the command line.
-//! Invariants: a store has one system at a time. This process may be killed at any instant, and the components
+//! A component is one subject (a protected process tree) of the system.
+//!
+//! Owns: starting the guardian of a system, and the functions for the command line.
+//! Invariants: a store has only one system at a time. This process may be killed at any instant, and the components
 //! continue.
 //! Does not: decide what happens to a component; `supervise` does.
 
@@ -40,16 +42,17 @@ use crate::error::{GuardianError, Result};
 use crate::host::{Host, Tell};
 use crate::location::StoreLocation;
 
-/// Starts the components of a system file, and guards them until the system was ended.
+/// Starts the components of a system file, and guards them until the system has ended.
 ///
 /// # Errors
 ///
-/// When the file is wrong, its store has a system, or nothing can be guarded here. Running components continue.
+/// The file has mistakes, the store already has a system, or nothing can be guarded here. Running components continue.
 pub fn up(path: &Path, store: Option<&Path>, tell: Tell<'_>) -> Result<()> {
     let system = read_system(path)?;
     required::require(&system)?;
     let missing = Channels::missing();
-    // A child of this process before there are threads, and before children count as those of components.
+    // The holder process is created before this process has threads, and before children of this process count as
+    // components.
     let holder = missing.is_none().then(ListenerHolder::start).transpose()?;
     let mut host = Host::new()?;
     let network = Network::new(holder, missing, host.clock())?;
@@ -66,11 +69,11 @@ pub fn up(path: &Path, store: Option<&Path>, tell: Tell<'_>) -> Result<()> {
     director.outcome(&host)
 }
 
-/// Gives the guardian of a system an order, and waits until it is carried out; the result in a few words.
+/// Sends an order to the guardian of a system, and waits until it is executed. Returns the result in a few words.
 ///
 /// # Errors
 ///
-/// `NoSystem` when no system is guarded in this store, `NotDone` with the reason of the guardian.
+/// `NoSystem` if no system is guarded in this store; `NotDone` with the reason of the guardian.
 pub fn order(location: &StoreLocation, order: &SystemOrder) -> Result<String> {
     let none = || GuardianError::NoSystem { store: location.path().to_path_buf() };
     let record = location.open()?.map(|store| SystemRecord::read(&store)).transpose()?.flatten();
@@ -81,7 +84,7 @@ pub fn order(location: &StoreLocation, order: &SystemOrder) -> Result<String> {
     }
 }
 
-/// The components of a store's system, if it is guarded.
+/// Returns the components of the system in a store, if the system is guarded.
 pub(crate) fn components(store: &Store) -> Result<Vec<ComponentFacts>> {
     let record = SystemRecord::read(store)?.filter(SystemRecord::is_guarded);
     Ok(record.map(|record| record.components.into_values().collect()).unwrap_or_default())

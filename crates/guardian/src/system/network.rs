@@ -1,8 +1,10 @@
-//! The channels between the components of a system, and to their clients.
+//! The channels between the components of a system, and between components and their clients.
 //!
-//! Owns: which component has which channels, when they are scanned, what `status` shows of them.
-//! Invariants: nothing here blocks: the scan of descriptors runs on a worker.
-//! Does not: keep a listener or hold a caller; `channel` does.
+//! A channel is a listener that outlives its program, or the connection of a caller that waits for a component.
+//!
+//! Owns: the channels of each component, the times of their scans, and their facts in `status`.
+//! Invariants: nothing here blocks, because the scan of descriptors runs on a worker thread.
+//! Does not: keep a listener or hold a caller; the crate `channel` does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,21 +37,22 @@ pub struct ChannelFacts {
     pub kind: String,
     /// `L0`: the listener stays while the component is down. `L1`: components that connect wait.
     pub level: String,
-    /// The present incarnation has it open.
+    /// Whether the present incarnation of the component has the listener open.
     pub is_taken: bool,
 }
 
-/// The channels of a system, if they can be kept here.
+/// The channels of a system, if channels can be kept here.
 pub(super) struct Network {
     channels: Option<Arc<Channels>>,
-    /// Why they cannot be kept.
+    /// Why channels cannot be kept.
     missing: Option<String>,
     next: Instant,
     is_looking: Arc<AtomicBool>,
 }
 
 impl Network {
-    /// `holder` was created before this process had threads; `missing` is the reason if there is none.
+    /// Creates the value. `holder` is a process that was created before this process had threads. `missing` is the
+    /// reason if there is no holder.
     pub(super) fn new(
         holder: Option<ListenerHolder>,
         missing: Option<String>,
@@ -60,39 +63,41 @@ impl Network {
         Ok(Self { channels, missing, next: clock.now(), is_looking: Arc::default() })
     }
 
-    /// Why listeners are not kept, if they are not.
+    /// Returns the reason why listeners are not kept. Returns `None` if listeners are kept.
     pub(super) fn missing(&self) -> Option<&str> {
         self.missing.as_deref()
     }
 
-    /// Why listeners are no longer kept; reported once.
+    /// Returns the reason when listeners are no longer kept. The reason is returned only once.
     pub(super) fn has_lost(&mut self) -> Option<&str> {
         let is_lost = self.missing.is_none() && self.channels.as_ref().is_some_and(|all| !all.has_holder());
         self.missing = is_lost.then(|| HOLDER_KILLED.to_owned()).or(self.missing.take());
         self.missing.as_deref().filter(|_| is_lost)
     }
 
-    /// The channels of one component.
+    /// Returns the channels of one component.
     pub(super) fn of(&self, id: ComponentId) -> Option<ComponentChannels> {
         self.channels.as_ref().map(|all| ComponentChannels::new(Arc::clone(all), name(id)))
     }
 
-    /// A component will listen on these addresses, which replace those of an earlier call.
+    /// Declares the addresses on which a component will listen. These addresses replace the addresses of an earlier
+    /// call.
     pub(super) fn declare(&self, id: ComponentId, addresses: Vec<String>) -> Result<()> {
         Ok(self.channels.as_ref().map_or(Ok(()), |all| all.declare(name(id), &addresses))?)
     }
 
-    /// Whether the present incarnation of a component has begun to listen, where channels are kept.
+    /// Reports whether the present incarnation of a component has begun to listen. Returns `None` if channels are not
+    /// kept.
     pub(super) fn listens(&self, id: ComponentId) -> Option<bool> {
         self.channels.as_ref().map(|all| all.listens(name(id)))
     }
 
-    /// A component is ready: waiting callers continue.
+    /// Records that a component is ready, so that waiting callers continue.
     pub(super) fn ready(&self, id: ComponentId) {
         self.channels.iter().for_each(|all| all.provider_ready(name(id)));
     }
 
-    /// No incarnation of a component follows: its clients are refused.
+    /// Records that no incarnation of a component follows, so that its clients are refused.
     pub(super) fn stopped(&self, id: ComponentId) {
         self.channels.iter().for_each(|all| all.stopped(name(id)));
     }
@@ -101,7 +106,7 @@ impl Network {
         self.channels.as_ref().map(|_| self.next)
     }
 
-    /// Work for a worker, if it is time: gives up listeners that the living components have closed.
+    /// Returns work for a worker, if a scan is due: the release of listeners that living components have closed.
     pub(super) fn look(
         &mut self,
         roots: Vec<(ComponentId, Pid)>,
@@ -119,7 +124,7 @@ impl Network {
         })
     }
 
-    /// What `status` shows of the channels of a component.
+    /// Returns the facts about the channels of a component for `status`.
     pub(super) fn facts(&self, id: ComponentId) -> Vec<ChannelFacts> {
         let held = self.channels.as_ref().map(|all| all.held(name(id))).unwrap_or_default();
         let facts = held.into_iter().map(|held| ChannelFacts {
@@ -132,7 +137,7 @@ impl Network {
         facts.collect()
     }
 
-    /// Callers that wait for a component.
+    /// Returns the number of callers that wait for a component.
     pub(super) fn callers(&self, id: ComponentId) -> usize {
         let waiting = self.channels.as_ref().map(|all| all.waiting()).unwrap_or_default();
         waiting.iter().filter(|caller| caller.provider == name(id)).count()

@@ -1,7 +1,7 @@
-//! Notices of the state machine of a system, as events and in words.
+//! Notices of the state machine of a system, as events and as text.
 //!
-//! Owns: the event of each notice, the names of states and of complainants.
-//! Does not: report; the director does.
+//! Owns: the event of each notice, and the names of states and of complainants.
+//! Does not: report notices; the director does.
 
 use health::integrity::{Changed, Kind};
 use supervise::{
@@ -14,7 +14,7 @@ use crate::time::microseconds;
 const TOO_OFTEN: &str = "was restarted too often";
 const CANNOT_RUN: &str = "could not be started or brought back";
 
-/// The component that a notice is about, if it is about one, and the event.
+/// Returns the event of a notice, and the component that the notice is about.
 pub(super) fn event(notice: SystemNotice, of: &Supervisor) -> (Option<ComponentId>, RunEvent) {
     match notice {
         SystemNotice::Waiting(id) => {
@@ -50,7 +50,7 @@ pub(super) fn event(notice: SystemNotice, of: &Supervisor) -> (Option<ComponentI
     }
 }
 
-/// The name of a state in `status`.
+/// Returns the name of a state in `status`.
 pub(super) const fn state_name(state: ComponentState) -> &'static str {
     match state {
         ComponentState::Idle => "idle",
@@ -66,12 +66,12 @@ pub(super) const fn state_name(state: ComponentState) -> &'static str {
     }
 }
 
-/// Whether a component could not be started or brought back.
+/// Reports whether a component could not be started or restored.
 pub(super) const fn has_failed(state: ComponentState) -> bool {
     matches!(state, ComponentState::Ended(End::Failed(_)))
 }
 
-/// A page that has changed.
+/// Builds the event of an executable page that has changed.
 pub(super) fn changed(changed: &Changed) -> RunEvent {
     let what = match changed.kind {
         Kind::Flip => "memory has changed by itself",
@@ -79,7 +79,7 @@ pub(super) fn changed(changed: &Changed) -> RunEvent {
         Kind::Traced => "another program traces it",
         Kind::Patched => "code was replaced",
         Kind::FileChanged => "the file was changed, and its times were not",
-        Kind::Unknown => "what was there before is not known",
+        Kind::Unknown => "the earlier content is not known",
     };
     RunEvent::CodeChanged {
         pid: changed.pid.get(),
@@ -90,7 +90,7 @@ pub(super) fn changed(changed: &Changed) -> RunEvent {
     }
 }
 
-/// The source of a complaint, by name.
+/// Returns the name of the source of a complaint.
 pub(super) fn complainant(by: Complainant, of: &Supervisor) -> String {
     match by {
         Complainant::Operator => "the operator".to_owned(),
@@ -98,7 +98,7 @@ pub(super) fn complainant(by: Complainant, of: &Supervisor) -> String {
     }
 }
 
-/// Why a complaint does not count.
+/// Returns why a complaint is not counted.
 pub(super) const fn refusal(why: ComplaintRefusal) -> &'static str {
     match why {
         ComplaintRefusal::NotADependent => "it comes from a component that does not need this one",

@@ -1,7 +1,7 @@
-//! One component of a guarded system: its subject, its checks, the facts shown about it.
+//! One component of a guarded system: its subject (a protected process tree), its checks, and the facts shown about it.
 //!
 //! Owns: these values.
-//! Does not: decide; `supervise` does.
+//! Does not: decide what happens to a component; `supervise` does.
 
 use model::Pid;
 use supervise::{Component, ComponentId};
@@ -11,40 +11,40 @@ use super::checks::Checks;
 use super::network::ChannelFacts;
 use crate::host::SubjectId;
 
-/// A component of a system that is guarded.
+/// A component of a guarded system.
 pub(super) struct Part {
     pub(super) id: ComponentId,
     pub(super) name: String,
     pub(super) component: Component,
     pub(super) checks: Checks,
-    /// A process of an earlier guardian, which its next run takes over.
+    /// A process of an earlier guardian, which the next run of the component takes over.
     pub(super) runs_already: Option<Running>,
-    /// Its run, while there is one.
+    /// The run of the component, while there is a run.
     pub(super) subject: Option<SubjectId>,
-    /// The root of its present incarnation.
+    /// The root of the present incarnation.
     pub(super) root: Option<Pid>,
-    /// Its run has ended since there were too many restarts.
+    /// Whether the run has ended because there were too many restarts.
     pub(super) gave_up: bool,
-    /// The state that is shown, and since when.
+    /// The shown state, and the time since which it is shown.
     pub(super) shown: (&'static str, String),
     pub(super) told: Told,
-    /// Its channels, as they are shown.
+    /// The channels of the component, as they are shown.
     pub(super) channels: Vec<ChannelFacts>,
 }
 
-/// Facts about a component, apart from its state.
+/// Facts about a component, beside its state.
 #[derive(Default)]
 pub(super) struct Told {
-    /// What it was killed for last.
+    /// The fault for which the component was killed last.
     pub(super) fault: Option<String>,
-    /// Why it could not be started or restored.
+    /// Why the component could not be started or restored.
     pub(super) error: Option<String>,
-    /// What it has reported of itself.
+    /// The state that the component itself has reported.
     pub(super) reports: Option<String>,
 }
 
 impl Part {
-    /// One that was not started yet.
+    /// Returns a component that was not started yet.
     pub(super) fn new(
         id: ComponentId,
         name: &str,
@@ -67,7 +67,7 @@ impl Part {
         }
     }
 
-    /// Its incarnation has ended.
+    /// Records that the incarnation of the component has ended.
     pub(super) fn ended(&mut self) {
         self.root = None;
         self.checks.end();

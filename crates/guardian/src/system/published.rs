@@ -1,8 +1,8 @@
-//! Writes the file that `status` reads about a system.
+//! Writing the file from which `status` reads the state of a system.
 //!
-//! Owns: the times at which it is written.
-//! Invariants: one write at a time, on a worker. A state that was reported as written is in the file, and no older one
-//! follows it.
+//! Owns: the times of the writes.
+//! Invariants: only one write runs at a time, on a worker thread. After a state was reported as written, the file
+//! contains this state or a newer state.
 //! Does not: know the content.
 
 use std::path::{Path, PathBuf};
@@ -16,20 +16,20 @@ use super::record::{ComponentFacts, SystemRecord};
 use crate::error::Result;
 use crate::record::{ProcessName, boot};
 
-/// The file, and whether it is up to date.
+/// The status file of a system, and whether the file is up to date.
 pub(super) struct Published {
     record: SystemRecord,
-    /// The key `store` of the file.
+    /// The key `store` of the system file.
     store: Option<PathBuf>,
     root: PathBuf,
     is_being_written: Arc<AtomicBool>,
     is_changed: bool,
-    /// Held while the file is written; true once the last state is in it.
+    /// Locked while the file is written. True once the last state is in the file.
     is_ended: Arc<Mutex<bool>>,
 }
 
 impl Published {
-    /// In the directory of a store, `root`, for a guardian that takes orders behind the name `control`.
+    /// Creates the file content. `root` is the directory of the store; `control` is the name of the socket for orders.
     pub(super) fn new(system: &System, file: &Path, root: &Path, control: &str) -> Result<Self> {
         let own = tracee::procfs::key(Pid(std::process::id() as i32))?;
         let record = SystemRecord {
@@ -45,42 +45,42 @@ impl Published {
         Ok(Self { record, store, root: root.to_path_buf(), is_being_written, is_changed: true, is_ended })
     }
 
-    /// The name of the system.
+    /// Returns the name of the system.
     pub(super) fn name(&self) -> &str {
         &self.record.name
     }
 
-    /// Whether a file describes this system: by its name and its store.
+    /// Reports whether a system file describes this system: the name and the store must be the same.
     pub(super) fn is_of(&self, system: &System) -> bool {
         *system.system.name.get_ref() == self.record.name && system.system.store == self.store
     }
 
-    /// The file that describes it.
+    /// Returns the path of the system file.
     pub(super) fn file(&self) -> &Path {
         &self.record.file
     }
 
-    /// The name of the socket behind which its guardian takes orders.
+    /// Returns the name of the socket on which the guardian receives orders.
     pub(super) fn control(&self) -> &str {
         &self.record.control
     }
 
-    /// Something of it is no longer as it was written.
+    /// Records that the state has changed since the last write.
     pub(super) fn change(&mut self) {
         self.is_changed = true;
     }
 
-    /// Whether the file has the present state.
+    /// Reports whether the file contains the present state.
     pub(super) fn is_published(&self) -> bool {
         !self.is_changed && !self.is_being_written.load(Ordering::Acquire)
     }
 
-    /// Whether it is to be written now.
+    /// Reports whether the file must be written now.
     pub(super) fn is_due(&self) -> bool {
         self.is_changed && !self.is_being_written.load(Ordering::Acquire)
     }
 
-    /// Work for a worker: writes this state.
+    /// Returns work for a worker, which writes this state.
     pub(super) fn write(&mut self, facts: Vec<ComponentFacts>) -> impl FnOnce() + Send + use<> {
         self.is_changed = false;
         self.is_being_written.store(true, Ordering::Release);
@@ -90,7 +90,7 @@ impl Published {
         move || {
             let is_ended = is_ended.lock().unwrap_or_else(PoisonError::into_inner);
             if !*is_ended {
-                // A disk that is full loses a status, and no component.
+                // On a full disk, only a status is lost; the components continue.
                 let _ = record.write(&root);
             }
             drop(is_ended);
@@ -98,13 +98,13 @@ impl Published {
         }
     }
 
-    /// There was no worker for it.
+    /// Records that no worker was available for the write.
     pub(super) fn not_written(&mut self) {
         self.is_being_written.store(false, Ordering::Release);
         self.is_changed = true;
     }
 
-    /// Writes that no component is left. Waits for a write in flight.
+    /// Writes that no component is left. Waits for a write that is in progress.
     pub(super) fn end(&mut self) -> Result<()> {
         let mut is_ended = self.is_ended.lock().unwrap_or_else(PoisonError::into_inner);
         *is_ended = true;

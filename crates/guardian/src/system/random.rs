@@ -1,11 +1,11 @@
-//! Random numbers for names and for the jitter of restarts.
+//! Random numbers for names, and for the jitter of restarts.
 //!
-//! Owns: the one call that draws them.
-//! Does not: draw keys or secrets; a name only has to be free.
+//! Owns: the call that reads random numbers.
+//! Does not: create keys or secrets. A name only has to be free.
 
 use crate::error::Result;
 
-/// A number from the kernel's generator.
+/// Returns a number from the random number generator of the kernel.
 pub(super) fn number() -> Result<u64> {
     let mut random = [0_u8; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())

@@ -1,9 +1,10 @@
-//! The state of a system, in a file of its store: `status` reads it without contacting the guardian, and other commands
-//! find the guardian by it.
+//! The state of a system (a group of subjects that one file describes), in a file of its store.
 //!
-//! Owns: `.system.json`: its form; the lock by which a store has one system at a time.
-//! Invariants: a reader never sees a partial file, and reads none that another user could have written.
-//! Does not: survive a power cut in its newest version; a start needs nothing of it.
+//! The command `status` reads the file without contacting the guardian. Other commands find the guardian by this file.
+//!
+//! Owns: the form of `.system.json`, and the lock that limits a store to one system at a time.
+//! Invariants: a reader never sees a partial file, and never reads a file that another user could have written.
+//! Does not: make the newest version survive a power cut. A start needs nothing from this file.
 
 use std::fs::File;
 use std::io::Read;
@@ -21,7 +22,7 @@ use crate::record::{ProcessName, boot};
 
 const FILE: &str = ".system.json";
 const LOCK: &str = ".system.lock";
-/// Bytes of it that are read at most: thousands of components.
+/// Maximum number of bytes that are read: enough for thousands of components.
 const BYTES_MAX: u64 = 16 << 20;
 
 /// One component of a system.
@@ -39,31 +40,31 @@ pub struct ComponentFacts {
     #[serde(default)]
     pub command: Vec<String>,
     pub state: String,
-    /// When it came into this state, in RFC 3339.
+    /// When the component entered this state, in RFC 3339.
     pub since: String,
-    /// Components that it needs.
+    /// Components that this component needs.
     pub needs: Vec<String>,
-    /// Those of them that it waits for.
+    /// Needed components that this component waits for.
     pub waits_for: Vec<String>,
-    /// Weights of the complaints that count now, and from which sum on they restart it.
+    /// Sum of the weights of the present complaints. At the sum `quorum`, the complaints restart the component.
     pub complaints: u32,
     pub quorum: u32,
-    /// What it was killed for last.
+    /// The fault for which the component was killed last.
     pub last_fault: Option<String>,
-    /// Why it could not be started or restored.
+    /// Why the component could not be started or restored.
     #[serde(default)]
     pub last_error: Option<String>,
-    /// What it has reported of itself (`STATUS=` of sd_notify(3)).
+    /// The state that the component itself has reported (`STATUS=` of sd_notify(3)).
     pub reports: Option<String>,
-    /// Addresses that it listens on.
+    /// Addresses on which the component listens.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub channels: Vec<ChannelFacts>,
-    /// Threads of other components that wait until they can connect to it.
+    /// Number of threads of other components that wait until they can connect to this component.
     #[serde(default)]
     pub callers: usize,
 }
 
-/// The content of the file.
+/// The content of the status file of a system.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SystemRecord {
     pub(crate) name: String,
@@ -76,7 +77,7 @@ pub(crate) struct SystemRecord {
 }
 
 impl SystemRecord {
-    /// Reads the file of a store; `None` when there is none.
+    /// Reads the status file of a store. Returns `None` if the file does not exist.
     pub(crate) fn read(store: &Store) -> Result<Option<Self>> {
         let path = store.root().join(FILE);
         let file = match trust::open_file(&path) {
@@ -96,22 +97,22 @@ impl SystemRecord {
         Ok(Some(record))
     }
 
-    /// Writes it to the directory of a store.
+    /// Writes the record to the directory of a store.
     pub(crate) fn write(&self, root: &Path) -> Result<()> {
         replace_json(&root.join(FILE), &root.join(format!("{FILE}.new")), self)
     }
 
-    /// Whether the guardian that wrote it is still there.
+    /// Reports whether the guardian that wrote the record still lives.
     pub(crate) fn is_guarded(&self) -> bool {
         self.boot == boot() && self.guardian.is_alive()
     }
 }
 
-/// Claims a store for one system, as long as the file is open.
+/// Claims a store for one system, as long as the returned file is open.
 ///
 /// # Errors
 ///
-/// `SystemTaken` when another guardian has it.
+/// `SystemTaken` if another guardian has claimed the store.
 pub(crate) fn claim(store: &Store) -> Result<File> {
     let path = store.root().join(LOCK);
     let lock = trust::open_or_create(&path, trust::Access::Write)?;

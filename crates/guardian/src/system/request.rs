@@ -1,7 +1,7 @@
-//! How a component of a system is run as a subject.
+//! The conversion of a component of a system to the request of a run.
 //!
-//! Owns: what its keys mean for a run: policy, restarts, files, how it is started.
-//! Does not: run it.
+//! Owns: what the keys of a component mean for a run: policy, restarts, files, and how the program is started.
+//! Does not: run the component.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,29 +13,29 @@ use supervise::{ChangedFiles, Component, ComponentPlan, Policy, RestartPolicy};
 use crate::location::StoreLocation;
 use crate::run::{ComponentChannels, Damaged, EVERY_DEFAULT, Guarded, Launch, ReadyPipe, RunRequest};
 
-/// Variables by which a service manager speaks to this program. They are none of a component's.
+/// Variables by which a service manager communicates with this program. Components do not inherit these variables.
 const OF_THE_MANAGER: [&str; 6] =
     ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
-/// The least age of a `warm` component when its checkpoint is taken: its initial work is done then.
+/// Minimum age of a `warm` component at its checkpoint. Its initial work is complete by then.
 const WARM_AFTER: Duration = Duration::from_secs(1);
-/// Checkpoints of such a component that are kept.
+/// Number of checkpoints of a `warm` component that are kept.
 const WARM_KEEP: usize = 2;
-/// Where the program sends what sd_notify(3) has.
+/// Environment variable that names the socket for messages of sd_notify(3).
 const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
 
-/// What a component is started with beside its keys.
+/// Values with which a component is started, beside its keys.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Means {
-    /// The name of its socket for sd_notify(3).
+    /// The name of the component's socket for sd_notify(3).
     pub(super) notify: Option<String>,
-    /// By which it reports that it is ready.
+    /// The pipe by which the component reports that it is ready.
     pub(super) ready: Option<Arc<ReadyPipe>>,
     pub(super) damaged: Damaged,
     pub(super) channels: Option<ComponentChannels>,
 }
 
-/// The run of a component of a system whose file lies in this directory.
+/// Returns the request for a component. `directory` is the directory of the system file.
 pub(super) fn request(
     name: &str,
     component: &Component,
@@ -59,7 +59,8 @@ pub(super) fn request(
         launch: launch(component, directory, means),
         ends_tree: true,
         policy,
-        // Its clients connect again. A component whose connections prevent every checkpoint would have none.
+        // The clients of a component connect again. Otherwise open connections could prevent every checkpoint of the
+        // component.
         lose_connections: true,
         holds_output: component.holds_output(),
         limit: plan.limit,
@@ -68,7 +69,8 @@ pub(super) fn request(
     }
 }
 
-/// A component that starts from a checkpoint of its initialised state. Its own files belong to every incarnation.
+/// Sets the options for a component that starts from a checkpoint of its initialised state. The files of the component
+/// are common to all incarnations.
 fn warm(standard: RunRequest) -> RunRequest {
     RunRequest {
         every: Some(WARM_AFTER),

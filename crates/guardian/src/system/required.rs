@@ -1,8 +1,8 @@
-//! Conditions for guarding the components of a system file here.
+//! The conditions under which the components of a system file can be guarded here.
 //!
-//! Owns: the keys that this version does not follow, the rights that checkpoints need.
+//! Owns: the keys that this version does not support, and the rights that checkpoints need.
 //! Invariants: nothing is started or changed before all conditions hold.
-//! Does not: read the file.
+//! Does not: read the system file.
 
 use supervise::{Component, Policy, System};
 
@@ -13,7 +13,7 @@ use crate::inspection::require_restorable;
 ///
 /// # Errors
 ///
-/// `KeyNotBuilt`; for components with checkpoints, why nothing can be restored.
+/// `KeyNotBuilt` for an unsupported key. For components with checkpoints, the reason why nothing can be restored.
 pub(super) fn require(system: &System) -> Result<()> {
     if let Some((name, _)) = system.group.iter().find(|(_, group)| group.together) {
         return Err(GuardianError::KeyNotBuilt { what: format!("`together` of group {}", name.get_ref()) });

@@ -1,7 +1,9 @@
-//! A directory whose log is written when the test says so.
+//! A medium in a directory. The test decides when the log of the medium is written.
 //!
-//! Owns: the gate before each write and after each sync.
-//! Does not: hold anything else back.
+//! A medium is the storage interface of the store.
+//!
+//! Owns: the gate before each write and after each sync of the log.
+//! Does not: delay any other operation.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -15,7 +17,7 @@ use sys::page_buffer::PageBuffer;
 
 use super::LIMIT;
 
-/// Where a write waits.
+/// A gate at which writes wait while it is closed.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: Mutex<State>,
@@ -38,7 +40,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Whether some write is still held back.
+    /// Reports whether a write waits at the closed gate.
     pub(crate) fn is_held(&self) -> bool {
         let state = self.state();
         state.is_closed && state.waiting > 0
@@ -60,7 +62,7 @@ impl Gate {
     }
 }
 
-/// A directory with a gate.
+/// A medium in a directory, with a gate.
 #[derive(Debug)]
 pub(crate) struct GatedMedium {
     inner: Directory,
@@ -145,7 +147,7 @@ impl Medium for GatedMedium {
     }
 }
 
-/// A segment whose writes wait at the gate.
+/// A segment of the log, whose writes wait at the gate.
 #[derive(Debug)]
 struct GatedLog {
     file: Box<dyn PageFile>,

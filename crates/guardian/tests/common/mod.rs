@@ -1,8 +1,10 @@
-//! What the tests of the guardian share: a store on a medium of the test's, and a guard on the test's own thread.
+//! Common code of the tests of the guardian: a store on a medium of the test, and a guard on the thread of the test.
 //!
-//! Owns: the folder, the subject, the thread that plays the world outside.
-//! Invariants: no wait is without a limit; when the script ends, or fails, the subject ends and the guard with it.
-//! Does not: assert anything about what it is told.
+//! A guard protects one subject (a process tree). A script is the part of a test that runs beside the guard.
+//!
+//! Owns: the folder, the subject, and the thread that runs the script.
+//! Invariants: every wait has a limit. When the script ends or fails, the subject ends, and then the guard.
+//! Does not: assert anything about the reports of the guard.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 pub(crate) mod medium;
@@ -24,15 +26,15 @@ pub(crate) use testkit::until;
 
 use guardian::{ChangedFiles, Guarded, RestartLimit, RunEvent, RunRequest, StoreLocation, SubjectState};
 
-/// The longest that anything may take on a loaded machine.
+/// Time limit of every wait, even on a loaded machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
-/// Longer than a status may be old.
+/// A time longer than the maximum age of a status.
 const STALE: Duration = Duration::from_millis(500);
 const NAME: &str = "large";
 const KILL: rustix::process::Signal = rustix::process::Signal::KILL;
 const TERM: rustix::process::Signal = rustix::process::Signal::TERM;
 
-/// What the guard tells, as far as it matters here.
+/// The reports of the guard that matter to the tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Told {
     Died,
@@ -41,7 +43,7 @@ pub(crate) enum Told {
     StartedAfresh(Pid),
 }
 
-/// Where a test works.
+/// The working environment of a test.
 pub(crate) struct Lab {
     folder: TempDir,
     medium: Arc<GatedMedium>,
@@ -56,7 +58,8 @@ impl Lab {
         Self { folder, medium, gate: Arc::clone(gate), death: Mutex::new(SystemTime::UNIX_EPOCH) }
     }
 
-    /// Guards a subject of this size until the script has ended. `tell` hears every event on the guard's own thread.
+    /// Guards a subject with `mebibytes` of memory until the script has ended. `tell` receives every event, on the
+    /// thread of the guard.
     pub(crate) fn guard_large(
         &self,
         mebibytes: &str,
@@ -83,7 +86,7 @@ impl Lab {
                 println!("    {event}");
                 if let Some(event) = of_event(event) {
                     tell(&event);
-                    // The script may have heard enough.
+                    // The script may have ended.
                     let _ = sender.send(event);
                 }
             });
@@ -94,48 +97,48 @@ impl Lab {
         });
     }
 
-    /// Closes the gate once the guard has opened its log, and before there is a checkpoint.
+    /// Closes the gate after the guard has opened its log, and before there is a checkpoint.
     pub(crate) fn close_before_the_first(&self) {
         until("the subject", || self.subject());
         self.gate.close();
         assert_eq!(self.newest(), Sequence(0), "the gate was closed too late");
     }
 
-    /// Waits until a checkpoint is being written, which the closed gate keeps from its end.
+    /// Waits until a checkpoint is being written. The closed gate keeps the write from ending.
     pub(crate) fn wait_taken(&self) {
         std::thread::sleep(STALE);
         let status = || guardian::status(&self.location(), Some(NAME)).ok();
         until("a write", || status()?.rows.first()?.facts.in_flight.checked_sub(1));
     }
 
-    /// Waits until so many checkpoints of the whole run are committed.
+    /// Waits until checkpoint `number` of the whole run is committed.
     pub(crate) fn wait_committed(&self, number: u64) {
         until("checkpoints", || (self.newest() >= Sequence(number)).then_some(()));
     }
 
-    /// Waits for so many more.
+    /// Waits until `number` more checkpoints are committed.
     pub(crate) fn wait_committed_more(&self, number: u64) {
         self.wait_committed(self.newest().get() + number);
     }
 
-    /// The newest committed checkpoint; 0 without any.
+    /// Returns the newest committed checkpoint, or 0 if there is none.
     pub(crate) fn newest(&self) -> Sequence {
         self.store().list(&NAME.parse().unwrap()).unwrap().last().map_or(Sequence(0), |(number, _)| *number)
     }
 
-    /// When the subject was stopped for the newest committed checkpoint, if there is one.
+    /// Returns when the subject was stopped for the newest committed checkpoint, if there is one.
     pub(crate) fn newest_time(&self) -> Option<SystemTime> {
         self.store().list(&NAME.parse().unwrap()).unwrap().last().map(|(_, commit)| commit.time)
     }
 
-    /// Checkpoints above one that were taken before a time.
+    /// Returns the checkpoints newer than `above` that were taken before a time.
     pub(crate) fn between(&self, above: Sequence, before: SystemTime) -> Vec<Sequence> {
         let images = self.store().list(&NAME.parse().unwrap()).unwrap().into_iter();
         let of_then = images.filter(|(number, commit)| *number > above && commit.time < before);
         of_then.map(|(number, _)| number).collect()
     }
 
-    /// When the subject was killed last.
+    /// Returns when the subject was killed last.
     pub(crate) fn death(&self) -> SystemTime {
         *self.death.lock().unwrap()
     }
@@ -147,7 +150,7 @@ impl Lab {
 
     pub(crate) fn terminate(&self) {
         if let Some(subject) = self.subject() {
-            // It may have ended meanwhile.
+            // The subject may have ended meanwhile.
             let _ = subject.signal(TERM);
         }
     }
@@ -179,14 +182,14 @@ impl Lab {
     }
 }
 
-/// Ends the subject, and lets everything written that waits.
+/// Opens the gate for all waiting writes, and ends the subject.
 struct End<'a>(&'a Lab);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
         self.0.gate.open();
         let deadline = Instant::now() + LIMIT;
-        // A subject that is just coming back gets the signal in its next life.
+        // A subject that is being restored gets the signal in its next incarnation.
         while Instant::now() < deadline && self.0.is_guarded() {
             self.0.terminate();
             std::thread::sleep(Duration::from_millis(50));

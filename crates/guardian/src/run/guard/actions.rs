@@ -1,9 +1,9 @@
-//! Carries out the actions of the state machine.
+//! Execution of the actions that the state machine of a subject (a protected process tree) has decided.
 //!
-//! Owns: how each action is carried out, and the event that answers it.
-//! Invariants: actions are carried out in their order. An action that fails ends the run. An action that may block goes
-//! to a worker.
-//! Does not: decide.
+//! Owns: how each action is executed, and the event that reports its result.
+//! Invariants: actions are executed in their order. An action that fails ends the run. A worker thread executes an
+//! action that may block.
+//! Does not: decide on actions; `supervise` does.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,12 +24,11 @@ use crate::record::FreshReport;
 use crate::signals::KILL;
 use crate::time;
 
-/// Why the last restart that the limit permits is one from the beginning.
-const LAST_RESTART: &str =
-    "restarts from its checkpoints end soon, and this is the last one that --max-restarts permits";
+/// Why the last restart that the limit permits is a start from the beginning.
+const LAST_RESTART: &str = "incarnations restored from its checkpoints die soon, and this is the last restart that --max-restarts permits";
 
 impl Guard {
-    /// Carries out the decided actions and those that follow, until an action goes to a worker.
+    /// Executes the decided actions and their consequences, until a worker has to execute an action.
     pub(super) fn act(&mut self) -> Result<()> {
         loop {
             while matches!(self.driver.progress, Progress::Own)
@@ -130,7 +129,7 @@ impl Guard {
         }
     }
 
-    /// Has a worker do something, and `after` what follows from it.
+    /// Orders work from a worker. Afterwards, `after` handles the result in the guard.
     fn order<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&Rebuild) -> T + Send + 'static,
@@ -156,12 +155,13 @@ impl Guard {
         self.order(work, |_, survey| survey.map(Event::Surveyed));
     }
 
-    /// The log drops unwritten data; an incarnation from an older checkpoint has other data.
+    /// Drops checkpoints that are not written yet. The next incarnation starts from an older checkpoint, so that
+    /// incarnation has different data.
     fn leave_behind(&mut self, dropped: &[Sequence], newest: Sequence) {
         self.taking.pending.clear();
         dropped.iter().for_each(|sequence| self.report(RunEvent::Dropped { seq: sequence.get() }));
         if let Some(log) = self.taking.tracer.log() {
-            // A failed log writes nothing more, and is opened again.
+            // An error means that the log has failed. A failed log writes nothing more, and is opened again.
             let _ = log.void_above(newest);
         }
     }
@@ -189,7 +189,8 @@ impl Guard {
         }
         let work = move |rebuild: &Rebuild| rebuild.start(&words, &requests, is_with_files);
         self.order(work, move |guard, attempt| {
-            // What has failed before is the reason, and an attempt that fails has another.
+            // The earlier error is the reason for this start. If the attempt fails, the error of the attempt is kept
+            // instead.
             let before = guard.driver.last_error.take();
             if let Some(error) = guard.take_built(attempt?) {
                 return Ok(Event::NotStarted(error));
@@ -201,7 +202,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Takes over the subject that an attempt has brought back; else gives why there is none.
+    /// Takes over the subject that an attempt has started or restored. Otherwise returns why the attempt has failed.
     fn take_built(&mut self, attempt: Attempt) -> Option<supervise::RestoreError> {
         attempt.events.into_iter().for_each(|event| self.report(event));
         match attempt.outcome {

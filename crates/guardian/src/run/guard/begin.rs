@@ -1,9 +1,9 @@
-//! Starting or adopting a subject, and building its guard.
+//! Starting or adopting a subject (a protected process tree), and building its guard.
 //!
 //! Owns: the steps from a request to a guarded subject, their order, and the first reports.
-//! Invariants: a name is claimed before anything is started. A program that was started continues if a later step
+//! Invariants: a name is claimed before a program is started. A program that was started continues if a later step
 //! fails.
-//! Does not: guard it.
+//! Does not: guard the subject; the other modules of the guard do.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -39,13 +39,13 @@ use crate::streams::Streams;
 use crate::subject::Subject;
 use crate::time;
 
-/// Carries out a request until its subject runs and is guarded. Waits for the disk and for the program to be executed.
+/// Executes a request until its subject runs and is guarded. Waits for the disk, and until the program is executed.
 ///
 /// # Errors
 ///
-/// When it cannot be started or watched. A running program continues.
+/// The subject cannot be started or watched. A running program continues.
 pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Foreground) -> Result<Guard> {
-    // It may have ended since it was found.
+    // The process may have ended since it was found.
     request.runs_already =
         request.runs_already.filter(|key| procfs::key(key.pid).is_ok_and(|now| now == *key));
     if let Some(pid) = request.adopted() {
@@ -113,7 +113,7 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     Ok(guard)
 }
 
-/// The root, the socket name in its environment, and the number of its first checkpoint.
+/// The root, the socket for requests, and the sequence number of the first checkpoint.
 type Begun = (Subject, Requests, Sequence);
 
 fn run_or_adopt(
@@ -134,13 +134,13 @@ fn run_or_adopt(
     }
 }
 
-/// What there is before the program is started.
+/// The values that are prepared before the program is started.
 struct Ground {
     store: Store,
     claim: Claim,
     streams: Arc<Streams>,
     watching: Option<Arc<Watching>>,
-    /// Where checkpoints go, if any are taken.
+    /// The log of the checkpoints, if checkpoints are taken.
     log: Option<(Place, LogWriter)>,
 }
 
@@ -163,7 +163,7 @@ impl Ground {
     }
 }
 
-/// Begins to watch the files of a subject that is to be started.
+/// Starts to watch the files of a subject that is to be started.
 fn watch(request: &RunRequest, claim: &Claim, host: &Shared, streams: &Streams) -> Result<Arc<Watching>> {
     let holder = ListenerHolder::start()?;
     host.reaper.exempt(holder.pid());
@@ -178,7 +178,7 @@ impl Taking {
 }
 
 impl Driver {
-    /// The subject runs already.
+    /// Returns the driver for a subject that already runs.
     fn begin(plan: Plan, beginning: Beginning, now: Instant) -> Self {
         let mut machine = supervise::Subject::new(plan, beginning, now);
         Self {
@@ -193,7 +193,7 @@ impl Driver {
 }
 
 impl Guard {
-    /// Reports the subject, and why its files do not go back unless that was requested.
+    /// Reports the start of the subject. `no_rewind` is the reason why files are not rolled back, and is reported too.
     fn tell_begin(&mut self, no_rewind: Option<&str>) {
         match self.request.adopted() {
             Some(pid) => {
@@ -274,7 +274,7 @@ fn claim(store: &Store, request: &RunRequest) -> Result<Claim> {
     }
 }
 
-/// The name of a program, in the form that a store accepts.
+/// Returns the name of a program in the form that a store accepts.
 fn valid(program: &str) -> String {
     let is_plain = |letter: char| letter.is_alphanumeric() || "-_.+".contains(letter);
     let name: String = program.chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
@@ -282,10 +282,10 @@ fn valid(program: &str) -> String {
     if name.is_empty() { "subject".to_owned() } else { name.to_owned() }
 }
 
-/// The name under which a process was guarded before.
+/// Returns the name under which a process was guarded before.
 fn name_of(store: &Store, pid: Pid) -> Result<Option<SubjectName>> {
     for name in store.names()? {
-        // What cannot be read is no record of this process.
+        // A record that cannot be read is not a record of this process.
         let record = Record::read(&store.root().join(name.as_str())).ok().flatten();
         if record.is_some_and(|record| record.has_root() && record.root.pid == pid.get()) {
             return Ok(Some(name));
@@ -294,7 +294,8 @@ fn name_of(store: &Store, pid: Pid) -> Result<Option<SubjectName>> {
     Ok(None)
 }
 
-/// Ends the rest of an incarnation whose guardian died before it: its addresses and files would be in the way.
+/// Ends the remaining processes of an incarnation whose guardian died first. These processes would still occupy
+/// addresses and files.
 fn end_leftovers(request: &RunRequest, claim: &Claim) -> Result<()> {
     match Record::read(&claim.directory).ok().flatten() {
         Some(record) if request.ends_tree && record.is_of_this_boot() && !record.has_root() => {
@@ -304,8 +305,8 @@ fn end_leftovers(request: &RunRequest, claim: &Claim) -> Result<()> {
     }
 }
 
-/// A process that runs already, with what its last guardian has recorded of this very process: the socket for requests
-/// that it knows, and the first checkpoint in the store that is one of its own.
+/// Adopts a running process. If its last guardian has recorded this very process, two recorded values are reused. These
+/// are the name of the request socket, which the process knows, and the first checkpoint of the process.
 fn adopt(pid: Pid, request: &RunRequest, store: &Store, claim: &Claim) -> Result<Begun> {
     let subject = Subject::stranger(pid).map_err(|_| engine::EngineError::NoProcess(pid))?;
     if request.runs_already.is_some_and(|expected| expected != subject.key()) {

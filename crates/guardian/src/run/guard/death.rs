@@ -1,6 +1,6 @@
-//! A death, the incarnation that follows, and the end of a guard.
+//! The death of a subject (a protected process tree), the next incarnation, and the end of a guard.
 //!
-//! Owns: the report of a death, the values that begin anew with an incarnation, the result of the run.
+//! Owns: the report of a death, the values that are reset for an incarnation, and the result of the run.
 //! Invariants: when a death is reported, no thread of this process traces the dead subject.
 //! Does not: decide what follows a death; `supervise` does.
 
@@ -17,17 +17,17 @@ use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::record::{Death, ProcessName};
 
-/// A run that is over.
+/// The result of a run that is over.
 pub(crate) struct Left {
     /// How the subject has ended.
     pub(crate) outcome: Result<SubjectStatus>,
-    /// Reports that are still pending, under this name.
+    /// Name of the subject. The reports in `told` are still pending, and belong to this name.
     pub(crate) name: String,
     pub(crate) told: Vec<RunEvent>,
 }
 
 impl Guard {
-    /// Reports a death, after every event that decides its meaning.
+    /// Reports a death to the state machine, after every event that decides the meaning of the death.
     pub(super) fn died(&mut self, status: SubjectStatus) -> Result<()> {
         self.tree.death = None;
         self.taking.tracer.call_off_waits(false);
@@ -44,7 +44,7 @@ impl Guard {
         self.act()
     }
 
-    /// Reports failures of other processes of the subject.
+    /// Receives the failures of other processes of the subject, and reports them to the state machine.
     pub(super) fn hear_children(&mut self) -> Result<()> {
         while let Some(heard) = self.tree.children.as_mut().map(Children::poll).transpose()?.flatten() {
             match heard {
@@ -61,7 +61,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Drops the values of the previous incarnation.
+    /// Resets the values of the previous incarnation.
     pub(super) fn begin_incarnation(&mut self) -> Result<()> {
         self.driver.incarnation = self.driver.machine.incarnation();
         if let Some(children) = &mut self.tree.children {
@@ -80,7 +80,8 @@ impl Guard {
         self.hear_children()
     }
 
-    /// Reports the processes that have left the tree since the last call: after a checkpoint, or at the end of the run.
+    /// Reports the processes that have left the tree since the last call. Called after a checkpoint, and at the end of
+    /// the run.
     pub(super) fn report_departed(&mut self, sequence: Sequence, is_end: bool) {
         if !self.tree.departed.is_due(self.rebuild.host.clock.now()) && !is_end {
             return;
@@ -92,22 +93,22 @@ impl Guard {
         }
     }
 
-    /// The subject has ended for good, or can no longer be watched.
+    /// Ends the guard. The subject has ended for good, or can no longer be watched.
     pub(crate) fn leave(mut self) -> Left {
         let outcome = self.outcome();
         self.connections.end();
         for news in self.taking.tracer.leave_subject() {
             self.note_news(news);
         }
-        // The newest state of a program that was told to end is as valuable as any other.
+        // The newest state of a program that was asked to end is as valuable as any other state.
         self.await_commits();
         self.taking.tracer.end();
         if let Ok(status) = outcome {
             let (pid, signal, exit) = (self.rebuild.subject.pid().get(), status.signal(), status.exit());
             self.voice.journal.tell(RunEvent::Ended { pid, signal, exit });
             if self.request.ends_tree {
-                // What it leaves would keep its addresses and files. The error is that of a process that hangs in the
-                // kernel, which has no address any more.
+                // The remaining processes would occupy addresses and files. An error means that a process hangs in the
+                // kernel. The hanging process occupies no address any more.
                 let _ = self.rebuild.clear(&self.tree.known, &HashSet::new());
             }
             self.rebuild.host.reaper.reap_orphans(self.rebuild.owner, Pid(0));
@@ -134,7 +135,7 @@ impl Guard {
             }
             _ => return Err(last.unwrap_or(no_way_back)),
         };
-        // Its number is free for a restore by hand.
+        // The pid must be free for a manual restore.
         self.rebuild.subject.release()?;
         Err(error)
     }

@@ -1,9 +1,9 @@
-//! The guard of one subject: the host of its state machine.
+//! The guard of one subject (a protected process tree): the host of the state machine of the subject.
 //!
-//! Owns: nothing itself; `parts` has the values, `turn` the order in which events are reported.
-//! Invariants: the loop of the host waits for no disk and no dying process in here. Signals and commits that have
-//! arrived are reported before a death. No child is reaped that may be traced.
-//! Does not: trace a running subject, decide, or know the form of the status file; their modules do.
+//! Owns: nothing itself. `parts` contains the values. `turn` defines the order in which events are reported.
+//! Invariants: no function here makes the event loop wait for a disk or a dying process. Signals and commits that have
+//! arrived are reported before a death. A child that may be traced is not reaped.
+//! Does not: trace a running subject, decide what to do, or know the form of the status file; other modules do.
 
 mod actions;
 mod begin;

@@ -1,9 +1,9 @@
-//! Reports of the tracer and the log, and their effect on the guard.
+//! Reports of the tracer thread and of the log, and their effect on the guard.
 //!
-//! Owns: each checkpoint from its capture to its commit: in the status, in the history, and for the callers that
-//! requested it.
+//! Owns: each checkpoint from its capture to its commit: its facts in the status, its event, and the replies to its
+//! requests.
 //! Invariants: each captured checkpoint is reported once: as durable, as failed or as discarded.
-//! Does not: take checkpoints, or judge deaths.
+//! Does not: take checkpoints, or decide what a death means.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::event::{CheckpointEvent, PhaseTimes, RunEvent};
 use crate::record::{Failing, PauseMicroseconds, SlicesReport};
 use crate::time;
 
-/// How long a process takes to begin to die at most, as far as it is waited for.
+/// How long the guard waits to see whether a failure was caused by a dying process.
 const DYING: Duration = Duration::from_millis(20);
 
 impl Guard {
@@ -47,7 +47,7 @@ impl Guard {
                 self.feed(Event::NotTaken(NotTaken::TrackerReplaced));
                 self.voice.record.facts.tracker = name.to_owned();
                 let event = RunEvent::Tracker { tracker: name.to_owned(), reason: error.to_string() };
-                // The one before is tried again now and then.
+                // The better tracker is tried again from time to time. Its repeated failure is reported only once.
                 if self.refusals.reasons.note(&format!("{event:#}")) {
                     self.report(event);
                 }
@@ -57,8 +57,8 @@ impl Guard {
         }
     }
 
-    /// A checkpoint was not taken, or the log not opened. What a dying process is asked fails a little before it has
-    /// ended, so such a failure is judged a little later.
+    /// Handles a checkpoint that was not taken, or a log that was not opened. An access to a dying process fails a
+    /// little before the process has ended. The guard therefore waits before it handles an error of this kind.
     fn note_failed(&mut self, error: GuardianError) {
         let says_gone = matches!(&error, GuardianError::Engine(error) if error.says_gone());
         if says_gone && !self.rebuild.subject.has_ended() {
@@ -68,7 +68,7 @@ impl Guard {
         }
     }
 
-    /// Judges a failure that may have been the death of the subject.
+    /// Handles a failure after the wait, because the death of the subject may have been the cause.
     pub(super) fn settle_recheck(&mut self) {
         let now = self.rebuild.host.clock.now();
         let Some((_, until)) = &mut self.taking.recheck else { return };
@@ -76,7 +76,7 @@ impl Guard {
             if *until > now {
                 return;
             }
-            // To give back gigabytes takes longer.
+            // A process that frees gigabytes of memory takes longer to end.
             if procfs::stat(self.rebuild.subject.pid()).is_ok_and(|stat| stat.is_ending()) {
                 *until = now + DYING;
                 return;
@@ -91,11 +91,11 @@ impl Guard {
         let next = self.driver.machine.next_sequence();
         let was_taking = matches!(self.driver.machine.state(), State::Checkpointing { .. });
         if !was_taking {
-            // They would wait for the log for ever.
+            // The pending requests would otherwise wait for the log forever.
             self.requests.taking(next);
         }
         self.requests.answer_for(next, &refusal(error));
-        // One that has died is no reason against checkpoints; the loop will see.
+        // The death of the subject is no reason against checkpoints. The event loop detects the death itself.
         let is_dying = self.rebuild.subject.has_ended();
         self.feed(match (was_taking, is_dying) {
             (true, true) => Event::NotTaken(NotTaken::Dying),
@@ -107,7 +107,7 @@ impl Guard {
         }
     }
 
-    /// Dirty pages were scanned without a checkpoint.
+    /// Records a scan of dirty pages without a checkpoint.
     fn note_look(&mut self, found: engine::Tracking) {
         let us = time::microseconds;
         let (pages, scan_us, pause_us) = (found.pages.get(), us(found.scan), us(found.pause));
@@ -134,7 +134,8 @@ impl Guard {
         self.keep_idle(connections);
     }
 
-    /// Keeps idle connections, where checkpoints are so often that the program's own close is seen soon.
+    /// Keeps idle connections, if checkpoints are frequent enough to detect soon that the program has closed a
+    /// connection.
     pub(super) fn keep_idle(&mut self, connections: Vec<Arc<OwnedFd>>) {
         let is_often = self.request.every.is_some_and(|every| every <= IdleConnections::INTERVAL_MAX);
         let kept = if is_often && !self.request.once { connections } else { Vec::new() };
@@ -160,7 +161,7 @@ impl Guard {
         let sequence = taken.ticket.sequence();
         self.voice.record.facts.tracker = tracker.to_owned();
         if let Some(children) = &mut self.tree.children {
-            // A process that is born after the pause needs no recheck.
+            // The time since the end of the pause: a process that is born after the pause needs no check.
             let ago = taken.phases.began.elapsed().saturating_sub(taken.phases.pause());
             children.note_taken(sequence, &descendants, ago);
         }
@@ -198,7 +199,7 @@ impl Guard {
                 self.voice.journal.tell_of(committed.commit.time, checkpoint_event(&committed, taken));
                 self.note_commit(sequence);
             }
-            // Left behind with the incarnation that it is of.
+            // The checkpoint was dropped together with its incarnation.
             (Ok(_), None) | (Err(store::Error::CalledOff), _) => self.feed(Event::CalledOff(sequence)),
             (Err(error), _) => {
                 if let Some(output) = &mut self.output {
@@ -248,7 +249,7 @@ impl Guard {
         self.voice.journal.set(&self.voice.record);
     }
 
-    /// A new incarnation is not refused for what the one before held.
+    /// Forgets the failures of the previous incarnation, which do not apply to the new incarnation.
     pub(super) fn forget_failures(&mut self) {
         self.refusals.reasons = Reasons::default();
         self.refusals.is_told = false;
@@ -263,17 +264,17 @@ impl Guard {
     }
 }
 
-/// Whether a checkpoint spent most of its time waiting for the store: buffers return as the store writes.
+/// Reports whether a checkpoint spent most of its time waiting for buffers, which the store returns as it writes.
 fn waited_for_store(phases: &Phases) -> bool {
     phases[Phase::Room] > phases[Phase::Precopy] + phases[Phase::Prepare] + phases.pause()
 }
 
-/// The answer to a request for a checkpoint that was not taken.
+/// Returns the reply to a request for a checkpoint that was not taken.
 fn refusal(error: &GuardianError) -> String {
     format!("error {}\n", error.to_string().lines().next().unwrap_or_default())
 }
 
-/// A checkpoint that has left the subject.
+/// Builds the event of a captured checkpoint that is not durable yet.
 fn taken_event(taken: &Taken, max_pause: Option<Duration>) -> CheckpointEvent {
     let us = time::microseconds;
     CheckpointEvent {
@@ -290,7 +291,7 @@ fn taken_event(taken: &Taken, max_pause: Option<Duration>) -> CheckpointEvent {
     }
 }
 
-/// The same once it is durable.
+/// Completes the event of a captured checkpoint that is now durable.
 fn checkpoint_event(committed: &LogCommitted, taken: CheckpointEvent) -> RunEvent {
     let (commit, us) = (&committed.commit, time::microseconds);
     RunEvent::Checkpoint(CheckpointEvent {

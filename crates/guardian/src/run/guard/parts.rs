@@ -1,7 +1,7 @@
-//! The values of a guard, by topic.
+//! The values of the guard of one subject (a protected process tree), grouped by topic.
 //!
-//! Owns: the values; the modules beside this one change them.
-//! Does not: act.
+//! Owns: the values. The modules beside this module change them.
+//! Does not: act on the values.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ use crate::journal::Journal;
 use crate::record::Record;
 use crate::signals::Request;
 
-/// A subject being guarded.
+/// The guard of one subject.
 pub(crate) struct Guard {
     pub(super) request: RunRequest,
     pub(super) claim: Claim,
@@ -43,82 +43,83 @@ pub(crate) struct Guard {
     pub(super) voice: Voice,
 }
 
-/// Work of a subject that may block.
+/// Work for a subject that may block, so a worker thread does it.
 pub(crate) type Work = Box<dyn FnOnce() -> After + Send>;
 
-/// What the guard makes of the work when it is done.
+/// The continuation after the work, executed by the guard.
 pub(crate) type After = Box<dyn FnOnce(&mut Guard) -> Result<Event> + Send>;
 
-/// The state machine, and its pending decisions.
+/// The state machine and its pending decisions.
 pub(super) struct Driver {
     pub(super) machine: supervise::Subject,
-    /// What is decided, and not done yet.
+    /// Actions that are decided and not executed yet.
     pub(super) actions: VecDeque<Action>,
-    /// The incarnation that the rest of the guard refers to.
+    /// The incarnation that the other values of the guard refer to.
     pub(super) incarnation: u64,
-    /// The error of the action that failed last.
+    /// The error of the last action that failed.
     pub(super) last_error: Option<GuardianError>,
-    /// Signals to the host that were not handed on yet.
+    /// Signals to the host that were not passed on to the subject yet.
     pub(super) signals: VecDeque<Request>,
     pub(super) progress: Progress,
 }
 
-/// Who is at work for the subject.
+/// Which thread works for the subject.
 pub(super) enum Progress {
-    /// The guard itself.
+    /// The guard itself works.
     Own,
-    /// A worker, as soon as it gets this.
+    /// Work is ordered, and no worker has taken it yet.
     Ordered(Work),
-    /// A worker.
+    /// A worker works.
     Away,
-    /// None: an action has failed, and the tracer has to detach from the subject.
+    /// No thread works: an action has failed, and the tracer has to detach from the subject.
     Failing,
 }
 
-/// The processes of the subject besides its root.
+/// The process tree of the subject.
 pub(super) struct Tree {
-    /// Reports failures among them, if these count.
+    /// Reports failures of processes other than the root, if these failures count.
     pub(super) children: Option<Children>,
     /// The failure for which the root is being ended.
     pub(super) child_death: Option<ChildDeath>,
-    /// Those at the last checkpoint, for a root that is not a child of this process.
+    /// Processes at the last checkpoint, for a root that is not a child of this process.
     pub(super) known: Vec<ProcessKey>,
-    /// Those that have left the tree.
+    /// Processes that have left the tree.
     pub(super) departed: Departed,
-    /// None of this incarnation ran before, on CLOCK_MONOTONIC.
+    /// Time on CLOCK_MONOTONIC before which no process of this incarnation ran.
     pub(super) resumed_after: Duration,
-    /// The root has ended, and this was not reported yet.
+    /// The end of the root, if it was detected and not reported yet.
     pub(super) death: Option<SubjectStatus>,
 }
 
 /// How checkpoints are taken and written.
 pub(super) struct Taking {
     pub(super) tracer: Tracer,
-    /// Those that were taken and are not durable yet, rising, as far as they are known.
+    /// Checkpoints that were taken and are not durable yet, in rising order, as far as the guard knows them.
     pub(super) pending: VecDeque<CheckpointEvent>,
-    /// Reports of the log about a checkpoint that the tracer has not reported yet.
+    /// A report of the log about a checkpoint that the tracer has not reported yet.
     pub(super) early: Option<Completion>,
-    /// A failure that may be the death of the subject, and how long that is waited for.
+    /// A failure that the death of the subject may have caused, and the time until which the guard waits for this
+    /// death.
     pub(super) recheck: Option<(GuardianError, Instant)>,
 }
 
-/// Why checkpoints were not taken, or late.
+/// Why checkpoints were not taken, or were taken late.
 #[derive(Default)]
 pub(super) struct Refusals {
     pub(super) reasons: Reasons,
     pub(super) late: Reasons,
-    /// A failure was reported, and no checkpoint after it.
+    /// Whether a failure was reported, and no checkpoint has succeeded since.
     pub(super) is_told: bool,
 }
 
 /// The files that the subject changes.
 #[derive(Default)]
 pub(super) struct WatchedFiles {
-    /// Those that checkpoints have recorded.
+    /// Files that checkpoints have recorded.
     pub(super) written: WrittenFiles,
-    /// Why checkpoints were taken that files cannot go back to.
+    /// Why files cannot be rolled back to some of the taken checkpoints.
     pub(super) deferred: Reasons,
-    /// Why the way back was lost so far.
+    /// Why files could no longer be rolled back to earlier checkpoints.
     pub(super) breaks: Reasons,
 }
 
@@ -129,21 +130,21 @@ pub(super) struct Voice {
     pub(super) told: Told,
     /// Reports that the operator has not received yet.
     pub(super) outbox: Vec<RunEvent>,
-    /// Messages wait until files have gone back, as they may go to one of them.
+    /// Whether messages wait for the end of a rollback, because they may be written to a file that is rolled back.
     pub(super) is_holding: bool,
 }
 
-/// Reports that are made once in a run, and were made.
+/// Flags of reports that are made once in a run. A flag is true after its report.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Told {
-    /// That the status cannot be written.
+    /// The status cannot be written.
     pub(super) status: bool,
     /// Files that can prevent a restart.
     pub(super) files: bool,
     /// Files that prevent every restart.
     pub(super) unknown_files: bool,
-    /// What can be done about a program that kills its own children.
+    /// Advice about a program that kills its own children.
     pub(super) child: bool,
-    /// That the way back of files is lost, and not yet that there is one again.
+    /// Files can no longer be rolled back. Reset by the report that they can be rolled back again.
     pub(super) is_broken: bool,
 }

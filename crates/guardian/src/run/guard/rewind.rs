@@ -1,9 +1,9 @@
-//! The files of a subject while it is guarded.
+//! The files of a guarded subject (a protected process tree) that are rolled back with the subject.
 //!
-//! Owns: reports about them, which checkpoints the store keeps for them, deferred messages.
-//! Invariants: between the end of the subject and the end of going back, nothing is written to standard error if that
-//! is a file, because this file may go back as well.
-//! Does not: take files back; `rebuild` does.
+//! Owns: reports about these files, the checkpoints that the store keeps for a rollback, and deferred messages.
+//! Invariants: between the end of the subject and the end of a rollback, nothing is written to standard error if
+//! standard error is a file. This file may be rolled back as well.
+//! Does not: roll files back; `rebuild` does.
 
 use engine::{Boundary, FileRecord};
 use model::Sequence;
@@ -14,7 +14,7 @@ use crate::event::RunEvent;
 use crate::files::FilesReport;
 use crate::streams;
 
-/// Why the program starts from its beginning although it had checkpoints.
+/// Why the program starts from its beginning although there were checkpoints.
 const NONE_EXACT: &str = "there is no checkpoint that its files can go back to";
 
 impl Guard {
@@ -23,13 +23,13 @@ impl Guard {
         last.map_or_else(|| NONE_EXACT.to_owned(), |why| format!("{NONE_EXACT}: {why}"))
     }
 
-    /// Takes note of the files that a checkpoint has recorded; the first that knows some reports those that can
-    /// prevent a restart.
+    /// Records the files of a checkpoint. The first checkpoint with files that can prevent a restart also reports these
+    /// files.
     pub(super) fn note_files(&mut self, sequence: Sequence, files: &[FileRecord]) {
         self.files.written.note(sequence, files);
         let policy = self.rebuild.policy;
         let report = self.files_report(files);
-        // Once in a run, and once more when a file has come that prevents every restart.
+        // The report is made once in a run, and once more when the first file appears that prevents every restart.
         let has_unknown = !report.unknown.is_empty();
         let is_news = !self.voice.told.files || (has_unknown && !self.voice.told.unknown_files);
         if is_news && policy != ChangedFiles::Keep && !report.is_empty() {
@@ -41,7 +41,7 @@ impl Guard {
         self.voice.record.facts.files = report;
     }
 
-    /// Takes note of whether files can go back to a checkpoint that was just taken.
+    /// Records whether files can be rolled back to a checkpoint that was just taken.
     pub(super) fn note_boundary(&mut self, sequence: Sequence, boundary: Option<&Boundary>) {
         match boundary {
             None => return,
@@ -61,7 +61,7 @@ impl Guard {
         self.note_watch();
     }
 
-    /// Makes the store keep the newest checkpoints that files can go back to, including those in flight.
+    /// Makes the store keep the newest checkpoints to which files can be rolled back, including checkpoints in flight.
     pub(super) fn hold_exact(&mut self) {
         let (Some(watching), Some(log)) = (&self.rebuild.watching, self.taking.tracer.log()) else { return };
         let mut taken = log.status().kept;
@@ -70,8 +70,8 @@ impl Guard {
         log.hold(&watching.held(&taken));
     }
 
-    /// Tells that the way back was lost, also if it begins anew at the very boundary that has found this. Each reason is
-    /// told once.
+    /// Reports that files can no longer be rolled back to earlier checkpoints. The report is made even if rollback is
+    /// possible again from the present checkpoint on. Each reason is reported once.
     fn note_break(&mut self) {
         let Some(report) = self.rebuild.watching.as_ref().map(|watching| watching.watch.report()) else {
             return;
@@ -82,7 +82,7 @@ impl Guard {
         }
     }
 
-    /// Copies the state of the watch to the status.
+    /// Copies the state of the file watch to the status.
     fn note_watch(&mut self) {
         self.note_break();
         let Some(watching) = &self.rebuild.watching else { return };
@@ -90,7 +90,7 @@ impl Guard {
         self.voice.record.facts.files.note_watch(&report);
     }
 
-    /// The report on the files of a checkpoint. Where files go back, it names only the exceptions.
+    /// Returns the report on the files of a checkpoint. If files are rolled back, the report names only the exceptions.
     pub(super) fn files_report(&self, files: &[FileRecord]) -> FilesReport {
         let mut report = match &self.rebuild.watching {
             None => FilesReport::of(self.rebuild.policy, files),
@@ -105,12 +105,12 @@ impl Guard {
         report
     }
 
-    /// From now on messages wait if they may go to a file that goes back.
+    /// Makes messages wait from now on, if they may be written to a file that is rolled back.
     pub(super) fn hold_messages(&mut self) {
         self.voice.is_holding = self.rebuild.watching.is_some() && streams::says_into_file();
     }
 
-    /// Writes the deferred messages, if the subject runs again or never will.
+    /// Releases the waiting messages when the subject runs again, or has ended for good.
     pub(super) fn release_messages(&mut self) {
         let state = self.driver.machine.state();
         let is_alive = state.is_alive() && self.tree.death.is_none();

@@ -1,9 +1,11 @@
-//! One turn of a guard: reports all events that have arrived to the state machine, and begins what is due.
+//! One turn of the guard of a subject: reports all arrived events to the state machine, and begins due actions.
 //!
-//! Owns: the order in which events are reported; what a guard waits for.
-//! Invariants: a turn never blocks. A death is reported in the turn after it was noticed, and only when no thread of
-//! this process traces the dead subject. So signals and commits that had arrived are reported before it.
-//! Does not: carry out actions.
+//! A subject is a protected process tree.
+//!
+//! Owns: the order in which events are reported, and the descriptors and times that a guard waits for.
+//! Invariants: a turn never blocks. A death is reported in the turn after its detection, and only when no thread of
+//! this process traces the dead subject. Therefore signals and commits that had arrived are reported before the death.
+//! Does not: execute actions; `actions` does.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -25,7 +27,7 @@ use crate::signals::Request;
 use crate::time;
 
 impl Guard {
-    /// Reports all events that have arrived, and carries out what is due.
+    /// Reports all arrived events, and executes the due actions.
     pub(crate) fn step(&mut self) {
         match self.driver.progress {
             Progress::Own => {
@@ -37,7 +39,7 @@ impl Guard {
             Progress::Failing => {}
         }
         if matches!(self.driver.progress, Progress::Failing) {
-            // A checkpoint that is being taken is still one of this subject's.
+            // A checkpoint that is being taken still belongs to this subject.
             self.hear();
             if !self.taking.tracer.is_tracing() {
                 self.driver.progress = Progress::Own;
@@ -47,17 +49,17 @@ impl Guard {
         self.release_messages();
     }
 
-    /// Whether the run of this subject is over.
+    /// Reports whether the run of this subject is over.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.driver.machine.state(), State::Ended(_))
     }
 
-    /// The subject.
+    /// Returns the name of the subject.
     pub(crate) fn name(&self) -> &str {
         self.claim.name.as_str()
     }
 
-    /// Work for a worker, if there is some. The guard does nothing until it is done.
+    /// Returns work for a worker, if there is any. The guard does nothing until the work is done.
     pub(crate) fn take_work(&mut self) -> Option<Work> {
         match std::mem::replace(&mut self.driver.progress, Progress::Away) {
             Progress::Ordered(work) => Some(work),
@@ -68,7 +70,7 @@ impl Guard {
         }
     }
 
-    /// The work is done.
+    /// Handles the end of the work of a worker.
     pub(crate) fn work_done(&mut self, after: After) {
         self.driver.progress = Progress::Own;
         let outcome = after(self).and_then(|event| {
@@ -80,22 +82,22 @@ impl Guard {
         }
     }
 
-    /// Reports for the operator now.
+    /// Returns the reports that the operator may receive now.
     pub(crate) fn take_told(&mut self) -> Vec<RunEvent> {
         if self.voice.is_holding { Vec::new() } else { std::mem::take(&mut self.voice.outbox) }
     }
 
-    /// The host has received a signal.
+    /// Queues a signal that the host has received.
     pub(crate) fn signal(&mut self, request: Request) {
         self.driver.signals.push_back(request);
     }
 
-    /// A check from outside finds that the subject is ready.
+    /// Records that a check has found the subject ready.
     pub(crate) fn ready(&mut self) {
         self.feed(Event::Ready);
     }
 
-    /// A check from outside has found a fault: the subject is killed, and its policy decides what follows.
+    /// Records that a check has found a fault. The subject is killed, and its policy decides what follows.
     pub(crate) fn fault(&mut self, fault: Fault) {
         self.feed(Event::Faulted(fault));
         if let Err(error) = self.act() {
@@ -103,35 +105,35 @@ impl Guard {
         }
     }
 
-    /// Updates the status with the facts of the caller.
+    /// Records an event in the journal of the subject.
     pub(crate) fn note(&self, event: &RunEvent) {
         self.voice.journal.tell(event.clone());
     }
 
-    /// The root of the present incarnation.
+    /// Returns the pid of the root of the current incarnation.
     pub(crate) fn root(&self) -> Pid {
         self.rebuild.subject.pid()
     }
 
-    /// Whether a signal that stops the host has to be sent to the subject as well. One that comes while there is no
-    /// subject stops the host alone.
+    /// Reports whether a signal that stops the host must also be sent to the subject. A signal that arrives while there
+    /// is no subject stops only the host.
     pub(crate) fn is_to_stop(&self, from_terminal: bool) -> bool {
         let has_it = from_terminal && crate::signals::shares_group(self.rebuild.subject.pid());
         self.driver.machine.state().is_alive() && !has_it
     }
 
-    /// Sends the subject a signal.
+    /// Sends a signal to the subject.
     pub(crate) fn send(&self, signal: model::Signal) {
-        // One that has ended meanwhile needs none; the loop will see.
+        // A subject that has ended meanwhile needs no signal. The event loop detects its end.
         let _ = self.rebuild.subject.signal(signal);
     }
 
-    /// The host and the subject were stopped together, and continue.
+    /// Records that the host and the subject were stopped together, and have been continued.
     pub(crate) fn continued(&mut self) {
         self.feed(Event::Continued);
     }
 
-    /// What a turn is due for.
+    /// Returns the descriptors for which a turn is due when they are readable.
     pub(crate) fn handles(&self) -> Vec<BorrowedFd<'_>> {
         let (tracer, tree) = (&self.taking.tracer, &self.tree);
         let mut handles = Vec::new();
@@ -156,7 +158,7 @@ impl Guard {
         handles
     }
 
-    /// When a turn is due, whatever else happens.
+    /// Returns the time when a turn is due, even without other events.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         if !matches!(self.driver.progress, Progress::Own) {
             return None;
@@ -172,7 +174,8 @@ impl Guard {
         times.into_iter().flatten().min()
     }
 
-    /// A signal that arrives while the subject is being restored waits for its next incarnation.
+    /// Reports whether a restore waits for checkpoints in flight. A signal that arrives then is for the next
+    /// incarnation.
     fn is_settling(&self) -> bool {
         matches!(self.driver.machine.state(), State::Restoring { step: Step::Settling(_), .. })
     }
@@ -204,7 +207,7 @@ impl Guard {
         if !is_tracing && lock(&self.rebuild.foreground).follow_stop(&self.rebuild.subject)? {
             self.feed(Event::Continued);
         }
-        // After the check whether it lives: events since its death remain pending.
+        // This call follows the check for the death of the subject, so that events after the death stay pending.
         self.connections.turn(self.rebuild.host.clock.now());
         self.release_late_output();
         self.feed(Event::Due);
@@ -213,7 +216,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Peers do not wait for ever.
+    /// Releases output that was held for too long, because peers do not wait forever.
     fn release_late_output(&mut self) {
         let now = self.rebuild.host.clock.now();
         if self.output.as_mut().is_some_and(|output| output.turn(now)) {
@@ -222,14 +225,14 @@ impl Guard {
         }
     }
 
-    /// An action could not be carried out.
+    /// Records that an action could not be executed.
     fn fail(&mut self, error: GuardianError) {
         self.driver.last_error = Some(error);
         self.driver.progress = Progress::Failing;
         self.taking.tracer.call_off_waits(true);
     }
 
-    /// Reports an event to the state machine. What follows is done by `act`.
+    /// Reports an event to the state machine. `act` executes the decided actions.
     pub(super) fn feed(&mut self, event: Event) {
         self.driver.actions.extend(self.driver.machine.step(self.rebuild.host.clock.now(), event));
         let state = self.driver.machine.state();
@@ -238,7 +241,7 @@ impl Guard {
         if self.voice.record.state != shown {
             self.voice.record.state = shown;
             self.voice.record.facts.restarts = self.driver.machine.restart_count();
-            // The rest is written with what else changes then.
+            // Other changes of the state are written together with a later change of the record.
             if !state.is_alive() && !matches!(state, State::Ended(_)) {
                 self.write_record();
             }
@@ -255,7 +258,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Receives the reports of the tracer and the log so far.
+    /// Receives the pending reports of the tracer and of the log.
     fn hear(&mut self) {
         while let Some(news) = self.taking.tracer.hear() {
             self.note_news(news);
@@ -266,7 +269,7 @@ impl Guard {
         }
     }
 
-    /// Carries out requests of the subject.
+    /// Handles the pending requests of the subject.
     fn take_requests(&mut self) {
         let now = self.rebuild.host.clock.now();
         while let Some((word, asker)) = self.requests.poll(self.rebuild.subject.pid()) {
@@ -304,7 +307,7 @@ impl Guard {
         }
     }
 
-    /// The present time, in the form of the status.
+    /// Returns the present time in the form of the status.
     pub(super) fn time(&self) -> String {
         crate::time::rfc3339(self.rebuild.host.clock.wall())
     }
@@ -313,8 +316,8 @@ impl Guard {
         self.voice.journal.set_now(&self.voice.record);
     }
 
-    /// Tells once that the status cannot be written. While a checkpoint is being written the disk may be full of it
-    /// only until that has failed, which is told as well.
+    /// Reports once that the status cannot be written. No report is made while a checkpoint is being written. This
+    /// checkpoint may fill the disk only until its write fails, and the failed write is reported as well.
     fn hear_journal(&mut self) {
         if let Some(error) = self.voice.journal.take_error()
             && self.driver.machine.in_flight().len() == 0
@@ -324,7 +327,8 @@ impl Guard {
         }
     }
 
-    /// Reports to the operator, now or when deferred messages may be written, and to the journal.
+    /// Reports an event to the journal and to the operator. The operator receives the event now, or after the rollback
+    /// of files.
     pub(super) fn report(&mut self, event: RunEvent) {
         self.voice.journal.tell(event.clone());
         self.voice.outbox.push(event);

@@ -1,8 +1,10 @@
-//! The heartbeat of an incarnation that is ready.
+//! The heartbeat of an incarnation that is ready. An incarnation is a component from one start or restore to its next
+//! death.
 //!
-//! Owns: the number of beats missed in a row; the difference between a hang and a failed probe.
-//! Invariants: a fault is found only after as many misses in a row as the file allows, or when the program reports it.
-//! Does not: act.
+//! Owns: the number of successive missed beats, and the difference between a hang and a failed probe.
+//! Invariants: a fault is found only after as many successive misses as the system file allows, or when the program
+//! reports a fault.
+//! Does not: act on a fault.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use supervise::{Fault, Heartbeat};
 use super::repeated::{Repeated, parsed};
 use crate::error::Result;
 
-/// The heartbeat.
+/// The heartbeat of one incarnation.
 #[derive(Debug)]
 pub(super) struct Heart {
     misses: u32,
@@ -24,13 +26,13 @@ pub(super) struct Heart {
 
 #[derive(Debug)]
 enum Source {
-    /// Messages of the program.
+    /// The program sends messages.
     Messages { last: Instant, every: Duration, is_triggered: bool },
-    /// Probes, and what the tree does while they fail.
+    /// Probes are made, and the process tree is inspected while probes fail.
     Probes { probe: Repeated, missed: u32, hang: Hang, inspection: Option<Inspection> },
 }
 
-/// Whether a heartbeat can be watched.
+/// Checks that a heartbeat can be watched.
 pub(super) fn check(heartbeat: Option<&Heartbeat>) -> Result<()> {
     let probe = heartbeat.and_then(|heartbeat| heartbeat.probe.as_ref());
     probe.map_or(Ok(()), |probe| parsed(probe).map(drop))
@@ -49,7 +51,7 @@ impl Heart {
         Self { misses: heartbeat.misses.max(1), source }
     }
 
-    /// The program has reported something.
+    /// Handles a report of the program.
     pub(super) fn heard(&mut self, sign: &Sign, now: Instant) {
         if let Source::Messages { last, every, is_triggered } = &mut self.source {
             match sign {
@@ -80,7 +82,7 @@ impl Heart {
         if let Source::Probes { probe, .. } = &self.source { probe.child() } else { None }
     }
 
-    /// The fault that is found now, if one is.
+    /// Checks the heartbeat, and returns a fault that is found now.
     pub(super) fn advance(&mut self, root: Pid, now: Instant) -> Option<Fault> {
         let misses = self.misses;
         match &mut self.source {
@@ -102,7 +104,7 @@ impl Heart {
                 let usage = inspection.as_mut().and_then(|inspection| inspection.advance(now));
                 let hangs = usage.is_some_and(|usage| hang.note(now, *missed > 0, usage.progress));
                 if *missed >= misses {
-                    // The inspection of the last miss decides which of the two it is.
+                    // The inspection after the last miss decides between a hang and a failed probe.
                     let is_known = inspection.as_ref().is_none_or(|inspection| inspection.due().is_none());
                     return is_known.then_some(if hangs { Fault::Hang } else { Fault::FailedProbe });
                 }

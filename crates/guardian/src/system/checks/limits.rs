@@ -1,7 +1,7 @@
-//! The bounds of a component on memory and descriptors.
+//! The limits of a component on memory and descriptors.
 //!
 //! Owns: the times of the checks.
-//! Does not: count; `health::usage` does.
+//! Does not: measure the use; `health::usage` does.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use health::usage::{Inspection, Usage};
 use model::Pid;
 use supervise::{Fault, Limits};
 
-/// From one inspection to the next: a leak takes longer, and a inspection costs some 20 µs a process.
+/// Interval between two inspections. A leak takes longer, and an inspection costs some 20 µs per process.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The checks of the resource use of a component.
@@ -29,7 +29,7 @@ impl LimitCheck {
         Some(self.inspection.as_ref().and_then(Inspection::due).unwrap_or(self.next))
     }
 
-    /// The bound that is exceeded, if one is.
+    /// Checks the limits, and returns the fault if a limit is exceeded.
     pub(super) fn advance(&mut self, root: Pid, now: Instant) -> Option<Fault> {
         if self.inspection.is_none() && now >= self.next {
             self.next = now + EVERY;

@@ -1,9 +1,9 @@
-//! The checks on one component: when it is ready, and whether it works.
+//! The checks on one component of a system: when it is ready, and whether it works.
 //!
-//! Owns: which checks the keys of a component request, and when each of them is made.
-//! Invariants: no check blocks. A check concerns the present incarnation only. Readiness is reported once for each
-//! incarnation, and no other check is made before.
-//! Does not: decide what follows from a sign; `supervise::Supervisor` does.
+//! Owns: which checks the keys of a component request, and when each check is made.
+//! Invariants: no check blocks. A check concerns only the present incarnation (the component since its last start or
+//! restore). Readiness is reported once for each incarnation, and no other check is made before.
+//! Does not: decide what follows from a result; `supervise::Supervisor` does.
 
 mod heart;
 mod limits;
@@ -29,16 +29,16 @@ use super::request::Means;
 use crate::error::Result;
 use crate::run::{Damaged, ReadyPipe};
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Sign {
     /// The component is ready.
     Ready,
-    /// Something is wrong with it.
+    /// The component has a fault.
     Fault(Fault),
-    /// An executable page of it has changed.
+    /// An executable page of the component has changed.
     Changed(Changed),
-    /// Its own report of its state (`STATUS=`).
+    /// The component has reported its state (`STATUS=`).
     Reports(String),
 }
 
@@ -47,7 +47,7 @@ pub(super) enum Sign {
 pub(super) struct Checks {
     component: Component,
     log: Option<PathBuf>,
-    /// The length of the log before the present incarnation.
+    /// Length of the log before the present incarnation.
     log_before: u64,
     notify: Option<NotifySocket>,
     pipe: Option<Arc<ReadyPipe>>,
@@ -59,13 +59,13 @@ pub(super) struct Checks {
     damaged: Damaged,
 }
 
-/// Whether the checks on a component can be made.
+/// Reports an error if the checks on a component cannot be made.
 pub(super) fn check(component: &Component) -> Result<()> {
     readiness::check(component.ready.as_ref().map(|ready| &ready.condition))?;
     heart::check(component.heartbeat.as_ref())
 }
 
-/// The address that a component has to listen on to be ready.
+/// Returns the address on which a component has to listen to be ready.
 pub(super) fn address(component: &Component) -> Option<String> {
     let Some(Condition::Probe(probe)) = component.ready.as_ref().map(|ready| &ready.condition) else {
         return None;
@@ -73,7 +73,7 @@ pub(super) fn address(component: &Component) -> Option<String> {
     parsed(probe).ok().and_then(|probe| probe.address())
 }
 
-/// The descriptor on which a component reports that it is ready.
+/// Returns the number of the descriptor on which a component reports that it is ready.
 fn pipe_number(component: &Component) -> Option<Fd> {
     match component.ready.as_ref().map(|ready| &ready.condition) {
         Some(Condition::Fd(number)) => Some(Fd(*number as i32)),
@@ -86,9 +86,9 @@ fn pipe(component: &Component) -> Option<Arc<ReadyPipe>> {
 }
 
 impl Checks {
-    /// The checks on a component of a system whose file lies in this directory; `name` is one that no other socket has.
+    /// Creates the checks on a component. The system file lies in `directory`. No other socket has the name `name`.
     pub(super) fn new(component: &Component, directory: &Path, name: &str, now: Instant) -> Result<Self> {
-        // What is wrong with them is found before anything is started.
+        // Errors in the keys are found before a program is started.
         check(component)?;
         Ok(Self {
             component: component.clone(),
@@ -105,18 +105,18 @@ impl Checks {
         })
     }
 
-    /// The socket for sd_notify(3) that a new version of the component's keys needs, if there is none yet.
+    /// Opens the socket for sd_notify(3) that new keys of the component require, if there is no socket yet.
     ///
     /// # Errors
     ///
-    /// When it cannot be made.
+    /// The socket cannot be opened.
     pub(super) fn missing_socket(&self, component: &Component, name: &str) -> Result<Option<NotifySocket>> {
         let is_missing = component.has_notify_socket() && self.notify.is_none();
         Ok(is_missing.then(|| NotifySocket::bind_abstract(name)).transpose()?)
     }
 
-    /// Follows a new version of the component's keys, with the result of `missing_socket`. A living incarnation is
-    /// watched by the new keys from now on; its readiness is not checked again.
+    /// Applies new keys of the component. `socket` is the result of `missing_socket`. A living incarnation is checked
+    /// by the new keys from now on; its readiness is not checked again.
     pub(super) fn revise(
         &mut self,
         component: &Component,
@@ -139,14 +139,14 @@ impl Checks {
         }
     }
 
-    /// What a run of the component is started with, for the checks.
+    /// Returns the values that a run of the component needs for the checks.
     pub(super) fn means(&mut self) -> Means {
         self.note_log();
         let notify = self.notify.as_ref().map(|socket| socket.name().to_string_lossy().into_owned());
         Means { notify, ready: self.pipe.clone(), damaged: self.damaged.clone(), channels: None }
     }
 
-    /// An incarnation runs.
+    /// Begins the checks on an incarnation that runs.
     pub(super) fn begin(&mut self, root: Pid, is_restored: bool, now: Instant) {
         self.forget();
         self.root = Some(root);
@@ -162,7 +162,7 @@ impl Checks {
         }
     }
 
-    /// The incarnation has ended.
+    /// Ends the checks on an incarnation that has ended.
     pub(super) fn end(&mut self) {
         self.forget();
         self.note_log();
@@ -172,12 +172,12 @@ impl Checks {
         (self.root, self.readiness, self.heart, self.limits) = (None, None, None, None);
         self.notify.iter_mut().for_each(|socket| socket.set_root(None));
         if let Some(sweep) = &mut self.sweep {
-            // Without a tree, the time does not matter.
+            // Without a process tree, the time has no meaning.
             sweep.set_root(None, Clock::default().now());
         }
     }
 
-    /// What is waited for.
+    /// Returns the descriptors that the checks wait for.
     pub(super) fn handles(&self) -> Vec<Handle<'_>> {
         let notify = self.notify.as_ref().filter(|_| self.root.is_some());
         let mut handles: Vec<Handle<'_>> = notify.map(NotifySocket::handle).into_iter().collect();
@@ -186,7 +186,7 @@ impl Checks {
         handles
     }
 
-    /// When `advance` has something to do, whatever is ready.
+    /// Returns the time when `advance` is due, even if no descriptor is ready.
     pub(super) fn due(&self) -> Option<Instant> {
         let readiness = self.readiness.as_ref().and_then(Readiness::due);
         let heart = self.heart.as_ref().and_then(Heart::due);
@@ -195,8 +195,8 @@ impl Checks {
         [readiness, heart, limits, sweep].into_iter().flatten().min()
     }
 
-    /// Makes the checks that are due, as far as that is possible without a wait.
-    /// `listens` gives whether the incarnation has begun to listen, where listeners are kept.
+    /// Makes the due checks, as far as possible without waiting. If listeners are kept, `listens` returns whether the
+    /// incarnation has begun to listen.
     pub(super) fn advance(&mut self, now: Instant, listens: impl FnOnce() -> Option<bool>) -> Vec<Sign> {
         let mut signs = Vec::new();
         self.take_messages(now, &mut signs);
@@ -215,7 +215,7 @@ impl Checks {
         changed.iter().filter(|changed| changed.is_flip()).for_each(|changed| self.damaged.note(changed));
         signs.extend(changed.into_iter().map(Sign::Changed));
         if let Some(fault) = fault.or(flip) {
-            // It is being killed for it.
+            // The component is being killed because of this fault.
             (self.heart, self.limits) = (None, None);
             signs.push(Sign::Fault(fault));
         }
@@ -234,7 +234,7 @@ impl Checks {
         }
     }
 
-    /// The program of a probe that runs now.
+    /// Returns the program of a probe that runs now.
     pub(super) fn child(&self) -> Option<Pid> {
         let readiness = self.readiness.as_ref().and_then(Readiness::child);
         readiness.or_else(|| self.heart.as_ref().and_then(Heart::child))
@@ -250,9 +250,9 @@ impl Checks {
     }
 
     fn take_messages(&mut self, now: Instant, signs: &mut Vec<Sign>) {
-        // A program may report before its root is known here. Its messages wait in the socket until then.
+        // A program may send a report before its root is known here. The report then waits in the socket.
         let received = self.notify.as_mut().filter(|_| self.root.is_some()).map(NotifySocket::advance);
-        // A socket that cannot be read has no message: the missed heartbeat shows it.
+        // A socket that cannot be read yields no message. The missed heartbeat then shows the failure.
         for sign in received.and_then(std::result::Result::ok).into_iter().flatten().flat_map(|one| one.signs)
         {
             match sign {

@@ -1,6 +1,6 @@
-//! The readiness of an incarnation.
+//! The readiness of an incarnation of a component (the component from one start or restore to its next death).
 //!
-//! Owns: the condition while it is waited for.
+//! Owns: the condition that is waited for.
 //! Does not: limit the wait; `supervise::Supervisor` does.
 
 use std::path::Path;
@@ -14,24 +14,24 @@ use supervise::Condition;
 use super::repeated::{Repeated, parsed};
 use crate::error::{GuardianError, Result};
 
-/// From one probe to the next, and the time that one may take.
+/// Interval between two probes, and the time limit of one probe.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What is waited for.
+/// The condition that is waited for.
 #[derive(Debug)]
 pub(super) enum Readiness {
-    /// A message to its socket.
+    /// A message to the socket of the component.
     Notify,
     Fd(FdReady),
     Log(LogReady),
     Listen(ListenReady),
     Probe(Repeated),
-    /// It cannot be checked, and the timeout ends it.
+    /// The condition cannot be checked, so the wait ends with the timeout.
     Never,
 }
 
-/// Whether a condition can be waited for.
+/// Reports an error if a condition cannot be waited for.
 pub(super) fn check(condition: Option<&Condition>) -> Result<()> {
     match condition {
         Some(Condition::Probe(probe)) => parsed(probe).map(drop),
@@ -66,7 +66,7 @@ impl Readiness {
         begun.unwrap_or(Self::Never)
     }
 
-    /// Whether a message reports readiness.
+    /// Reports whether a message reports the readiness.
     pub(super) fn is_notified(&self) -> bool {
         matches!(self, Self::Notify)
     }
@@ -92,19 +92,20 @@ impl Readiness {
         if let Self::Probe(probe) = self { probe.child() } else { None }
     }
 
-    /// Whether an attempt proves something only if the incarnation listens: connections wait in a listener that was kept.
+    /// Reports whether the condition is a probe that connects. A connection succeeds as soon as a kept listener exists.
+    /// The connection proves readiness only if the incarnation itself listens.
     pub(super) fn connects(&self) -> bool {
         matches!(self, Self::Probe(probe) if probe.address().is_some())
     }
 
-    /// The incarnation does not listen yet.
+    /// Skips a due probe, because the incarnation does not listen yet.
     pub(super) fn put_off(&mut self, now: Instant) {
         if let Self::Probe(probe) = self {
             probe.put_off(now);
         }
     }
 
-    /// Whether the incarnation is ready now. A failed check is repeated.
+    /// Reports whether the incarnation is ready now. A failed check is repeated.
     pub(super) fn advance(&mut self, now: Instant) -> bool {
         match self {
             Self::Notify | Self::Never => false,

@@ -1,8 +1,8 @@
 //! A probe that is repeated.
 //!
 //! Owns: the time of the next attempt.
-//! Invariants: one attempt at a time; it has ended before the next begins.
-//! Does not: judge a result.
+//! Invariants: only one attempt runs at a time. An attempt has ended before the next attempt begins.
+//! Does not: decide what a result means.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use model::Pid;
 
 use crate::error::{GuardianError, Result};
 
-/// A probe with its times.
+/// A probe, with its interval and its time limit.
 #[derive(Debug)]
 pub(super) struct Repeated {
     probe: Probe,
@@ -22,11 +22,11 @@ pub(super) struct Repeated {
     next: Instant,
 }
 
-/// What a probe of a system file means.
+/// Parses a probe of a system file.
 ///
 /// # Errors
 ///
-/// `BadProbe`, with what to write instead.
+/// `BadProbe`, with the correct form of a probe.
 pub(super) fn parsed(probe: &supervise::Probe) -> Result<Probe> {
     let parsed = match probe {
         supervise::Probe::Tcp(text) => Probe::tcp(text),
@@ -37,7 +37,7 @@ pub(super) fn parsed(probe: &supervise::Probe) -> Result<Probe> {
 }
 
 impl Repeated {
-    /// The first attempt begins at `first`.
+    /// Creates a repeated probe. The first attempt begins at `first`.
     pub(super) fn new(probe: Probe, (every, timeout): (Duration, Duration), first: Instant) -> Self {
         Self { probe, every, timeout, attempt: None, next: first }
     }
@@ -50,24 +50,24 @@ impl Repeated {
         Some(self.attempt.as_ref().and_then(Attempt::due).unwrap_or(self.next))
     }
 
-    /// The program of an attempt that runs now.
+    /// Returns the program of an attempt that runs now.
     pub(super) fn child(&self) -> Option<Pid> {
         self.attempt.as_ref().and_then(Attempt::child)
     }
 
-    /// The address that it connects to.
+    /// Returns the address to which the probe connects.
     pub(super) fn address(&self) -> Option<String> {
         self.probe.address()
     }
 
-    /// No attempt is made before the next one is due.
+    /// Skips an attempt that is due.
     pub(super) fn put_off(&mut self, now: Instant) {
         if self.attempt.is_none() && now >= self.next {
             self.next = now + self.every;
         }
     }
 
-    /// Goes on; the outcome of an attempt that has ended.
+    /// Begins a due attempt, or continues the present attempt. Returns the outcome of an attempt that has ended.
     pub(super) fn advance(&mut self, now: Instant) -> Option<Outcome> {
         if self.attempt.is_none() && now >= self.next {
             self.next = now + self.every;

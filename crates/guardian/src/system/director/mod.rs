@@ -1,8 +1,12 @@
-//! Guards a system: reports events of the components to the state machine, and carries its orders out.
+//! The director of a system: reports events of the components to the state machine, and executes the orders of the
+//! state machine.
 //!
-//! Owns: the subject of each component, the meaning of an order of a caller.
-//! Invariants: nothing here blocks, except that a reload reads the system file. An order of the state machine is carried
-//! out in the turn in which it was given. A caller is answered when the file that `status` reads contains the result.
+//! A component is one subject (a protected process tree) of the system.
+//!
+//! Owns: the subject of each component, and the meaning of a caller's order.
+//! Invariants: nothing here blocks, except that a reload reads the system file. An order of the state machine is
+//! executed in the turn in which it was given. A caller is answered when the file that `status` reads contains the
+//! result.
 //! Does not: decide which component runs; `supervise::Supervisor` does.
 
 mod orders;
@@ -42,18 +46,18 @@ use crate::system::request::{self, Means};
 use crate::time;
 
 const TERM: Signal = Signal(15);
-/// Numbers of descriptors: those of callers, and from there on those of the components.
+/// Numbers that identify descriptors: the number of callers, and the first number of a component.
 const CALLERS: u32 = 0;
 const PARTS: u32 = 1;
-/// Says to a program of `on_give_up = "exec"` which component was given up.
+/// Environment variable that names the system to a program of `on_give_up = "exec"`.
 const OF_SYSTEM: &str = "UNDYING_SYSTEM";
 
-/// Requests by signals.
+/// Requests that were received by signals, or from callers.
 #[derive(Default)]
 struct Asked {
     /// How often signals or callers have requested the end of the system.
     ends: usize,
-    /// To read the file again.
+    /// Whether the system file is to be read again.
     reload: bool,
 }
 
@@ -62,13 +66,13 @@ pub(super) struct SystemDirector<'a> {
     published: Published,
     supervisor: Supervisor,
     parts: Vec<Part>,
-    /// Where the components' checkpoints go.
+    /// The store of the components' checkpoints.
     location: StoreLocation,
     /// The directory of the system file.
     directory: PathBuf,
     callers: Callers,
     network: Network,
-    /// What was reported since the last turn.
+    /// Events since the last turn.
     heard: Vec<SystemEvent>,
     manager: Manager,
     asked: Asked,
@@ -130,7 +134,8 @@ impl<'a> SystemDirector<'a> {
         Ok(director)
     }
 
-    /// Makes the addresses known on which components will listen: of their `ready`, and of the `channels` of others.
+    /// Declares the addresses on which components will listen: from the key `ready` of a component, and from the key
+    /// `channels` of other components.
     fn declare(&self, system: &System, plan: &SystemPlan) -> Result<()> {
         let mut addresses: Vec<Vec<String>> = plan.ids().map(|_| Vec::new()).collect();
         for (name, component) in &system.component {
@@ -143,12 +148,12 @@ impl<'a> SystemDirector<'a> {
         plan.ids().zip(addresses).try_for_each(|(id, addresses)| self.network.declare(id, addresses))
     }
 
-    /// The name of the socket that a component sends messages of sd_notify(3) to.
+    /// Returns the name of the socket to which a component sends messages of sd_notify(3).
     fn notify_name(&self, component: &str) -> String {
         notify_name(self.published.control(), component)
     }
 
-    /// How the system has ended.
+    /// Returns how the system has ended.
     pub(super) fn outcome(mut self, host: &Host) -> Result<()> {
         let is_left = |part: &Part| self.supervisor.state(part.id) == ComponentState::Ended(End::Left);
         if !self.parts.iter().any(is_left) {
@@ -165,7 +170,7 @@ impl<'a> SystemDirector<'a> {
         Ok(())
     }
 
-    /// An incarnation of a component runs.
+    /// Records that an incarnation of a component runs.
     fn began(&mut self, id: ComponentId, root: Pid, is_restored: bool) {
         let part = &mut self.parts[id.index()];
         part.root = Some(root);
@@ -177,7 +182,7 @@ impl<'a> SystemDirector<'a> {
         self.parts.iter().find(|part| part.subject == Some(subject)).map(|part| part.id)
     }
 
-    /// Reports events until no further ones follow.
+    /// Reports events until no further event follows.
     fn report_all(&mut self, now: Instant, host: &mut Host) {
         while !self.heard.is_empty() {
             for event in std::mem::take(&mut self.heard) {
@@ -220,7 +225,7 @@ impl<'a> SystemDirector<'a> {
         part.subject.iter().for_each(|subject| host.end(*subject, signal));
     }
 
-    /// Runs the program of a component that was given up.
+    /// Runs the program that the system file names for a component that was given up.
     fn execute(&mut self, id: ComponentId, host: &Host) {
         let part = &self.parts[id.index()];
         let Some(words) = part.component.restart.exec.as_ref().map(|words| words.get_ref()) else { return };
@@ -239,7 +244,7 @@ impl<'a> SystemDirector<'a> {
         (self.tell)(&name, &event);
     }
 
-    /// Reports a notice of the state machine, and answers the caller that it is about.
+    /// Reports a notice of the state machine, and passes the notice on to the callers that it concerns.
     fn tell_notice(&mut self, notice: SystemNotice, host: &mut Host) {
         self.published.change();
         match notice {
@@ -247,7 +252,7 @@ impl<'a> SystemDirector<'a> {
                 self.network.ready(id);
                 self.parts[id.index()].subject.iter().for_each(|subject| host.ready(*subject));
             }
-            // What comes to an end for a restart keeps its listeners.
+            // A component that is ended for a restart keeps its listeners.
             SystemNotice::Stopped(id) | SystemNotice::Ended { id, .. } => self.network.stopped(id),
             SystemNotice::GaveUp {
                 id, follows: AfterGiveUp::StaysDead | AfterGiveUp::RunsProgram, ..
@@ -275,7 +280,7 @@ impl<'a> SystemDirector<'a> {
         }
     }
 
-    /// Takes the signs of the checks on components.
+    /// Handles the results of the checks on components.
     fn check(&mut self, ready: &[u32], now: Instant, host: &mut Host) {
         for place in 0..self.parts.len() {
             let number = PARTS + place as u32;
@@ -308,7 +313,7 @@ impl<'a> SystemDirector<'a> {
     fn look(&mut self, now: Instant, host: &mut Host) {
         let roots = self.parts.iter().filter_map(|part| Some((part.id, part.root?))).collect();
         if let Some(work) = self.network.look(roots, now) {
-            // Without a worker now there will be one in a second.
+            // If no worker is available now, the scan is repeated in a second.
             let _ = host.aside(work);
         }
         if let Some(reason) = self.network.has_lost() {
@@ -333,7 +338,7 @@ impl Director for SystemDirector<'_> {
     fn started(&mut self, subject: SubjectId, root: Pid) {
         if let Some(id) = self.part_of(subject) {
             let taken_over = self.parts[id.index()].runs_already.take();
-            // A component that was taken over was ready before, and reports that only once.
+            // A component that was taken over was ready before, and reports its readiness only once.
             self.began(id, root, taken_over.is_some());
             if taken_over.is_some_and(|running| running.is_outdated) {
                 self.heard.push(SystemEvent::Restart(id));
@@ -378,8 +383,8 @@ impl Director for SystemDirector<'_> {
         self.heard.push(SystemEvent::Ended { id, end });
     }
 
-    /// One that would stop this program does nothing: a guardian that stands still guards nothing, and calls of its
-    /// components would wait for it.
+    /// Takes every signal. A signal that would stop this program has no effect: a stopped guardian protects nothing,
+    /// and calls of its components would wait for the guardian.
     fn takes(&mut self, signal: Request) -> bool {
         let is_hangup = matches!(signal, Request::End { signal: HUP, from_terminal: false });
         if is_hangup && !has_terminal() {
@@ -417,7 +422,7 @@ impl Director for SystemDirector<'_> {
             }
         }
         if std::mem::take(&mut self.asked.reload) {
-            // A mistake in the file is reported there.
+            // `reload` itself reports an error in the file.
             let _ = self.reload(host);
         }
         self.check(ready, now, host);
@@ -427,7 +432,7 @@ impl Director for SystemDirector<'_> {
             self.look(now, host);
         }
         if self.asked.ends > 1 {
-            // Asked twice: no component gets more time.
+            // The end was requested twice, so no component gets more time.
             let subjects = self.parts.iter().filter_map(|part| part.subject);
             subjects.for_each(|subject| host.end(subject, KILL));
         }

@@ -1,4 +1,4 @@
-//! Orders of callers to a system.
+//! Orders of callers (clients of the control socket) to a system.
 //!
 //! Owns: which caller may give which order, and the meaning of each order.
 //! Does not: answer; `callers` does.
@@ -14,7 +14,7 @@ use crate::system::notices;
 use crate::system::part::Part;
 
 impl SystemDirector<'_> {
-    /// Takes an order, or refuses it.
+    /// Accepts an order, or refuses it.
     pub(super) fn take_order(&mut self, number: u32, caller: Caller, order: SystemOrder, host: &mut Host) {
         let Some(name) = order.component() else {
             if !caller.is_operator {
@@ -55,7 +55,8 @@ impl SystemDirector<'_> {
         self.callers.wait(number, wait);
     }
 
-    /// A component, if the caller is one of its processes; else the operator, if it may be one.
+    /// Returns the component that contains the calling process. Otherwise returns the operator, if the caller is root
+    /// or the user of the guardian.
     fn complainant(&self, caller: Caller) -> Option<Complainant> {
         let is_in = |part: &Part| {
             let tree = part.root.and_then(|root| tracee::tree::descendants(root).ok());

@@ -1,7 +1,7 @@
-//! Follows a system file that was changed while its components run.
+//! Applying the changes of a system file while its components run.
 //!
-//! Owns: what a reload refuses, and how new values of its keys reach a component.
-//! Invariants: a refused file changes nothing. A component with an unchanged table is not touched.
+//! Owns: what a reload refuses, and how new values of keys reach a component.
+//! Invariants: a refused file changes nothing. A component whose table has not changed is not touched.
 //! Does not: decide which component runs; `supervise::Supervisor` does.
 
 use std::path::Path;
@@ -20,11 +20,11 @@ use crate::system::{random, required};
 use crate::time;
 
 impl SystemDirector<'_> {
-    /// Reads the system file again and applies its changes; the outcome in words.
+    /// Reads the system file again and applies its changes. Returns the outcome in words.
     ///
     /// # Errors
     ///
-    /// Why nothing has changed.
+    /// The reason why nothing was changed.
     pub(super) fn reload(&mut self, host: &mut Host) -> Result<String> {
         let outcome = self.try_reload(host);
         if let Err(error) = &outcome {
@@ -40,7 +40,7 @@ impl SystemDirector<'_> {
         }
         let system = self.read_again()?;
         let plan = self.supervisor.plan().revised(&system, random::number()?);
-        // Everything that can fail comes before the first change.
+        // All steps that can fail come before the first change.
         let new: Vec<Part> = plan
             .ids()
             .skip(self.parts.len())
@@ -60,7 +60,7 @@ impl SystemDirector<'_> {
         Ok(what)
     }
 
-    /// The present content of the file, if this system can follow it.
+    /// Returns the present content of the file, if this system can apply it.
     fn read_again(&self) -> Result<System> {
         let path = self.published.file();
         require_regular(path)?;
@@ -84,7 +84,7 @@ impl SystemDirector<'_> {
         Ok(Part::new(id, name, component, checks, time::rfc3339(host.clock().wall())))
     }
 
-    /// Known components whose keys have changed.
+    /// Returns the known components whose keys have changed.
     fn revised_parts(&self, system: &System) -> Result<Vec<RevisedPart>> {
         let mut revised = Vec::new();
         for (name, component) in &system.component {
@@ -105,7 +105,7 @@ impl SystemDirector<'_> {
         (self.tell)(&part.name, &event_of(revised.changes));
     }
 
-    /// Reports what a plan changes; the report in words.
+    /// Reports the changes of a plan. Returns the report in words.
     fn report(&mut self, plan: &SystemPlan, restarted: &[ComponentId]) -> String {
         let old = self.supervisor.plan();
         let was_there = |id: ComponentId| old.ids().any(|known| known == id) && !old[id].is_removed;
@@ -121,12 +121,12 @@ impl SystemDirector<'_> {
     }
 }
 
-/// A known component with new keys.
+/// A known component whose keys have changed.
 struct RevisedPart {
     id: ComponentId,
     component: Component,
     changes: ComponentChanges,
-    /// What its checks lack for them.
+    /// A new socket that the checks need for the new keys.
     socket: Option<NotifySocket>,
 }
 
@@ -139,7 +139,7 @@ fn event_of(changes: ComponentChanges) -> RunEvent {
     }
 }
 
-/// A pipe would hold the guardian up until its other end writes.
+/// Refuses a file that is not regular: a pipe would block the guardian until its other end writes.
 fn require_regular(path: &Path) -> Result<()> {
     let metadata = std::fs::metadata(path).map_err(|error| sys::Error::path("read", path, error))?;
     if metadata.is_file() {

@@ -1,7 +1,7 @@
 //! The state of a system, for `status` and for a service manager.
 //!
-//! Owns: which components are shown, and the facts about each.
-//! Does not: write or send it; `published` and `manager` do.
+//! Owns: which components are shown, and the facts about each component.
+//! Does not: write or send the state; `published` and `manager` do.
 
 use supervise::{ComponentId, ComponentState, End};
 
@@ -14,7 +14,7 @@ use crate::system::record::ComponentFacts;
 use crate::time;
 
 impl SystemDirector<'_> {
-    /// Has the status written, if it has changed.
+    /// Orders a write of the status, if the status has changed.
     pub(super) fn publish(&mut self, host: &mut Host) {
         let time = time::rfc3339(host.clock().wall());
         for part in &mut self.parts {
@@ -36,7 +36,7 @@ impl SystemDirector<'_> {
         }
     }
 
-    /// Whether the file has the component, or an incarnation of it is still being ended.
+    /// Reports whether the system file contains the component, or an incarnation of the component is still being ended.
     fn is_shown(&self, part: &Part) -> bool {
         !self.supervisor.plan()[part.id].is_removed || self.supervisor.state(part.id).has_run()
     }
