@@ -1,7 +1,8 @@
-//! Regular files without a name: unlinked while open, replaced, or created with O_TMPFILE.
+//! Descriptor kind `fd/deleted`: regular files without a name, which were unlinked while open, replaced, or created
+//! with O_TMPFILE.
 //!
-//! Owns: recognizing these files, and refusing those that cannot be saved.
-//! Does not: save extended attributes, or the text after the last `/` of the link in `/proc/PID/fd`.
+//! Owns: recognizing these files, and refusing files that cannot be saved.
+//! Does not: save extended attributes, or restore the last path component of the link in `/proc/PID/fd`.
 
 use std::os::fd::AsFd;
 
@@ -22,10 +23,10 @@ use crate::support::opening::reader;
 use crate::support::path::Name;
 
 const NAME: &str = "fd/deleted";
-/// File systems whose nameless files contain more than readable bytes.
+/// File systems whose files cannot be saved as bytes: magic number (`f_type` of statfs(2)) and name.
 const UNREADABLE: &[(i64, &str)] = &[(0x9584_58f6, "huge pages"), (0x5345_434d, "secret memory")];
 
-/// The kind.
+/// Descriptor kind ([`FdKind`]) of open regular files without a name.
 #[derive(Clone, Copy, Debug)]
 pub struct Deleted;
 
@@ -179,7 +180,7 @@ mod tests {
         };
         link(&built[0]).unwrap();
         assert_eq!(fs::read_to_string(&name).unwrap(), "text");
-        // Once linked it has a name again, which differs from the link in /proc.
+        // The linked file has a name again, but the link in /proc does not show this name. The handle finds the file.
         let again = Subject::new(&[&built[0]]);
         if again.obstacles(&Deleted).is_empty() {
             let built = again.round_trip(&Deleted).unwrap();

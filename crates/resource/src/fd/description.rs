@@ -1,7 +1,8 @@
 //! One open file description of the subject.
 //!
-//! Owns: the facts about it, with and without a duplicate.
-//! Does not: depend on kinds, or open duplicates; `duplicate` does.
+//! Owns: the facts about a description that need no duplicate ([`Known`]), and a description with a duplicate
+//! ([`Description`]).
+//! Does not: depend on descriptor kinds, or open duplicates; the module `duplicate` does.
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,65 +15,66 @@ use tracee::procfs::DescriptorInfo;
 
 use crate::obstacle::Obstacle;
 
-/// Facts about one open file description of the subject that need no duplicate of it.
+/// Facts about one open file description of the subject. Reading these facts needs no duplicate of the description.
 #[derive(Debug)]
 pub struct Known {
-    /// Its id in the image.
+    /// The id of the description in the image.
     pub id: DescriptionId,
-    /// The process in which it was found first.
+    /// The process in which the description was found first.
     pub pid: Pid,
-    /// The descriptor under which it was found in that process.
+    /// The fd of the description in this process.
     pub fd: Fd,
-    /// Content of `/proc/PID/fd/N` and `/proc/PID/fdinfo/N`.
+    /// Content of `/proc/PID/fd/N` (a link) and of `/proc/PID/fdinfo/N`.
     pub info: DescriptorInfo,
-    /// fstat of the description.
+    /// Result of fstat(2) for the description.
     pub stat: Stat,
-    /// Index in the registry of the kind that claims it, once determined.
+    /// Index in the registry of the kind that claims the description, once determined.
     pub(super) kind: OnceLock<Option<usize>>,
 }
 
-/// One open file description of the subject, with a duplicate of it in this process. While the duplicate is open, the
-/// subject's last close() does not release the description. So beside a running subject it must be short-lived.
+/// One open file description of the subject, with a duplicate of its descriptor in this process. While the duplicate
+/// is open, the last close(2) of the subject does not release the description. So a duplicate is dropped at once
+/// while the subject runs.
 #[derive(Debug)]
 pub struct Description {
     known: Arc<Known>,
-    /// The duplicate, which shares position and status flags with the subject's. While the subject runs, it may be an
-    /// O_PATH descriptor of the file instead, see `duplicate`.
+    /// The duplicate. It shares position and status flags with the descriptors of the subject. While the subject
+    /// runs, the duplicate may be an O_PATH descriptor of the file instead; see the module `duplicate`.
     pub duplicate: OwnedFd,
 }
 
 impl Known {
-    /// From the content of `/proc` and fstat(2).
+    /// Creates the facts from the content of `/proc` and the result of fstat(2).
     #[must_use]
     pub fn new(id: DescriptionId, holder: (Pid, Fd), info: DescriptorInfo, stat: Stat) -> Self {
         Self { id, pid: holder.0, fd: holder.1, info, stat, kind: OnceLock::new() }
     }
 
-    /// Device and inode. They identify the file, except that anonymous files share one inode.
+    /// Returns device and inode. They identify a file, but all anonymous files share one inode.
     #[must_use]
     pub fn file(&self) -> (u64, Inode) {
         (self.stat.st_dev, self.inode())
     }
 
-    /// The link in `/proc/PID/fd` as text; empty if it is not UTF-8.
+    /// Returns the target of the link in `/proc/PID/fd` as text; empty if the target is not UTF-8.
     #[must_use]
     pub fn target(&self) -> &str {
         self.info.target.to_str().unwrap_or("")
     }
 
-    /// The inode behind the description.
+    /// Returns the inode number of the file.
     #[must_use]
     pub fn inode(&self) -> Inode {
         Inode(self.stat.st_ino)
     }
 
-    /// The name of this description in an obstacle: `fd 7 (what)`.
+    /// Returns the name of this description in an obstacle: `fd 7 (what)`.
     #[must_use]
     pub fn named(&self, what: &str) -> String {
         format!("fd {} ({what})", self.fd)
     }
 
-    /// An obstacle about this description.
+    /// Creates an obstacle (a reason against a checkpoint) about this description.
     #[must_use]
     pub fn obstacle(&self, what: &str, why: &str, fix: &str) -> Obstacle {
         Obstacle {
@@ -86,13 +88,13 @@ impl Known {
 }
 
 impl Description {
-    /// With a duplicate.
+    /// Combines the facts about a description with a duplicate.
     #[must_use]
     pub fn new(known: Arc<Known>, duplicate: OwnedFd) -> Self {
         Self { known, duplicate }
     }
 
-    /// The facts that need no duplicate.
+    /// Returns the facts that need no duplicate.
     #[must_use]
     pub fn known(&self) -> &Arc<Known> {
         &self.known
@@ -113,10 +115,10 @@ impl AsFd for Description {
     }
 }
 
-/// The kernel's suffix for a removed name.
+/// The suffix that the kernel appends to a removed name.
 pub(super) const GONE: &str = " (deleted)";
 
-/// The path under which a description was opened, without the kernel's suffix for deleted files.
+/// Returns the path under which a description was opened, without the kernel's suffix for removed names.
 #[must_use]
 pub fn path_of(description: &Known) -> PathBuf {
     PathBuf::from(description.target().trim_end_matches(GONE))

@@ -1,8 +1,9 @@
-//! Character devices without state, and the refusal of all other devices.
+//! Saves and restores open character devices without state: the descriptor kind `fd/device`. Refuses all other
+//! devices.
 //!
-//! Owns: the table of devices that can be opened again; nodes without a name.
+//! Owns: the table of devices that can be opened again, and device nodes whose name was removed.
 //! Invariants: an opened file has the recorded device number, whatever its path leads to. A removed node is created
-//! with its mode and owner, opened, and unlinked, once for all its descriptions.
+//! again with its mode and owner, opened, and unlinked. The node is created once for all its open file descriptions.
 //! Does not: handle terminals.
 
 use std::collections::HashMap;
@@ -26,7 +27,7 @@ use crate::support::path::{self, Link, Name};
 
 const NAME: &str = "fd/device";
 
-/// Devices without per-open state: major, minor, usual path.
+/// Devices without state per open: major number, minor number, usual path.
 const STATELESS: &[(u32, u32, &str)] = &[
     (1, 3, "/dev/null"),
     (1, 5, "/dev/zero"),
@@ -35,7 +36,7 @@ const STATELESS: &[(u32, u32, &str)] = &[
     (1, 9, "/dev/urandom"),
 ];
 
-/// One open device as it is in the image.
+/// The payload: one open device as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 struct DevicePayload {
     #[prost(bytes = "vec", tag = "1")]
@@ -44,12 +45,12 @@ struct DevicePayload {
     major: u32,
     #[prost(uint32, tag = "3")]
     minor: u32,
-    /// Set when the node has no name any more.
+    /// The state of a node without a name; `None` for a node with a name.
     #[prost(message, optional, tag = "4")]
     nameless: Option<Nameless>,
 }
 
-/// A node without a name.
+/// A device node whose name was removed.
 #[derive(Clone, PartialEq, Message)]
 struct Nameless {
     #[prost(uint32, tag = "1")]
@@ -58,14 +59,14 @@ struct Nameless {
     user: u32,
     #[prost(uint32, tag = "3")]
     group: u32,
-    /// Device and inode of the node: descriptions with equal values share the node.
+    /// Device number of the file system. Descriptions with equal device and inode share the node.
     #[prost(uint64, tag = "4")]
     device: u64,
     #[prost(uint64, tag = "5")]
     inode: u64,
 }
 
-/// The kind.
+/// Descriptor kind ([`FdKind`]) of open character devices without state.
 #[derive(Clone, Copy, Debug)]
 pub struct Device;
 
@@ -132,7 +133,7 @@ impl FdKind for Device {
     }
 }
 
-/// Link and stat, which can change until the pause.
+/// Link in `/proc/PID/fd` and stat of the node. Both can change until the pause.
 #[derive(Debug)]
 struct DeviceCapture {
     link: Link,
@@ -166,7 +167,7 @@ impl FdCapture for DeviceCapture {
     }
 }
 
-/// Creates a node without a name. The returned descriptor is O_PATH.
+/// Creates a node without a name. The returned descriptor is an O_PATH descriptor.
 fn make(payload: &DevicePayload, nameless: &Nameless) -> Result<OwnedFd> {
     if find(payload.major, payload.minor).is_none() {
         let why = format!("character device {}:{} keeps state", payload.major, payload.minor);
@@ -192,7 +193,7 @@ fn cannot_make(last: &Path, payload: &DevicePayload, error: Error) -> ResourceEr
     }
 }
 
-/// The usual path of a device without state; `None` for other devices.
+/// Returns the usual path of a device without state; `None` for other devices.
 fn usual_path(description: &Description) -> Option<&'static str> {
     if FileType::from_raw_mode(description.stat.st_mode) != FileType::CharacterDevice {
         return None;
@@ -205,7 +206,8 @@ fn find(major: u32, minor: u32) -> Option<&'static str> {
     STATELESS.iter().find(|row| (row.0, row.1) == (major, minor)).map(|row| row.2)
 }
 
-/// Opens with the restorer's rights: a device without state is identified by its number alone.
+/// Opens a device with the rights of the restoring process. The device number alone identifies a device without
+/// state.
 fn open(record: &FdRecord, payload: &DevicePayload) -> Result<OwnedFd> {
     let saved = path::from_bytes(&payload.path);
     let usual = find(payload.major, payload.minor).map(Path::new);

@@ -1,10 +1,11 @@
-//! Open directories, with the position of a listing in progress.
+//! Saves and restores open directories, with the position of a listing in progress: the descriptor kind
+//! `fd/directory`.
 //!
-//! Owns: their payload and opening them again, also for O_PATH descriptors.
+//! Owns: the payload of a directory, and opening the directory again, also with O_PATH.
 //! Invariants: if the path does not lead to a directory, the restore is refused. A removed directory is restored as a
-//! removed one.
-//! Does not: restore entries. A listing in progress may return other entries if the directory has changed. The same
-//! applies on another file system, since the position is specific to it.
+//! removed directory.
+//! Does not: restore entries. A listing in progress may return other entries if the directory has changed. A listing
+//! may also return other entries on another file system, since each file system defines its own positions.
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -27,27 +28,27 @@ use crate::support::opening;
 use crate::support::path::{self, Link, Name};
 
 const NAME: &str = "fd/directory";
-/// Buffer for one entry with the longest name.
+/// Bytes of the buffer for one directory entry. The entry with the longest name fits.
 const LISTING_BYTES: usize = 512;
 
-/// One open directory as it is in the image.
+/// The payload: one open directory as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 struct DirectoryPayload {
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
-    /// Set when the directory has no name any more.
+    /// The state of a removed directory; `None` for a directory with a name.
     #[prost(message, optional, tag = "2")]
     removed: Option<Removed>,
-    /// Identity of the directory; images of earlier versions lack it.
+    /// Identity of the directory. Images of earlier versions lack it.
     #[prost(message, optional, tag = "3")]
     identity: Option<Identity>,
 }
 
-/// Why a removed directory of a pseudo file system is refused.
+/// The reason why a removed directory of a pseudo file system is refused.
 pub(crate) const OF_REMOVED_KERNEL_OBJECT: &str =
     "it belonged to a kernel object (a process, a control group) that no longer exists";
 
-/// The kind.
+/// Descriptor kind ([`FdKind`]) of open directories.
 #[derive(Clone, Copy, Debug)]
 pub struct Directory;
 
@@ -119,7 +120,7 @@ impl FdKind for Directory {
 struct DirectoryCapture {
     link: Link,
     stat: Stat,
-    /// Whether it is a removed directory of a pseudo file system.
+    /// Set for a removed directory of a pseudo file system.
     made_up: bool,
     identity: Identity,
 }
@@ -168,13 +169,13 @@ fn open(record: &FdRecord, payload: &DirectoryPayload) -> Result<OwnedFd> {
     found.open(opening::flags_for(record.flags)).map_err(cannot)
 }
 
-/// Reads the first entries before the position is set.
+/// Reads the first entries of a directory before the position is set.
 ///
-/// ext4 on Linux 6.18 remembers only where the last read ended, initially 0. If a listing is set to the end and then
-/// rewound, it returns no entry. A first read avoids that.
+/// ext4 on Linux 6.18 stores only where the last read has ended, initially at 0. If a new description is set to the
+/// end of the directory and then rewound to 0, the next read returns no entry. A first read avoids this error.
 fn begin_listing(directory: &OwnedFd) {
     let mut buffer = [MaybeUninit::uninit(); LISTING_BYTES];
-    // If it cannot be read now, the program could not read it either.
+    // A failed read is ignored, since the program could not read the directory either.
     let _ = RawDir::new(directory, &mut buffer).next();
 }
 

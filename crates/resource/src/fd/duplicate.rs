@@ -1,11 +1,11 @@
-//! Duplicates of the subject's descriptors, and their lifetime.
+//! Duplicates of the subject's descriptors, and how long they may exist.
 //!
-//! Owns: opening a duplicate of a listed description, and verifying that it is if_same the same.
-//! Invariants: while a duplicate is open, the subject's last close() does not release the description. A port stays
-//! bound, a lock stays held, and a written program cannot be executed (ETXTBSY). So beside a running subject, only
-//! one duplicate is open at a time. For files with a name an O_PATH descriptor is used, which refers to the file and
-//! not to the description. Inside the pause the subject cannot close descriptors.
-//! Does not: find descriptors; the engine lists them.
+//! Owns: opening a duplicate of a listed description, and verifying that the duplicate refers to the same file.
+//! Invariants: while a duplicate is open, the last close(2) of the subject does not release the open file
+//! description. A port then stays bound, a lock stays held, and a written program cannot be executed (ETXTBSY). So
+//! only one duplicate is open at a time while the subject runs. For a file with a name, an O_PATH descriptor is used,
+//! which refers to the file and not to the description. Inside the pause, the subject cannot close descriptors.
+//! Does not: find descriptors; the crate `engine` lists them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use sys::{Errno, Error, Result, pidfd};
 use super::description::{Description, Known};
 use crate::support::identity::FORMAT_MASK;
 
-/// Access bits, compared in the pause to detect that a descriptor number was reused for the same file with another
-/// access mode. The pause reads all other properties anew.
+/// Access bits, compared inside the pause. A difference shows that the fd was reused for the same file with another
+/// access mode. The pause reads all other properties again.
 const ACCESS: OFlags = OFlags::ACCMODE.union(OFlags::PATH);
 
 impl Description {
-    /// For use while the subject runs, to be dropped at once: a duplicate, or an O_PATH descriptor of its file.
-    /// `None` when the descriptor is closed or refers to another file.
+    /// Opens a duplicate, or an O_PATH descriptor of the file, while the subject runs. The caller drops the result at
+    /// once. Returns `None` if the descriptor is closed or refers to another file.
     pub fn beside(known: &Arc<Known>, handle: BorrowedFd<'_>) -> Result<Option<Self>> {
         let opened = if known.is_file() { open_file(known) } else { duplicate(known, handle) };
         if_same(known, opened)
     }
 
-    /// For use while the subject is stopped: a duplicate. `None` when the descriptor is closed or refers to another
-    /// file.
+    /// Opens a duplicate while the subject is stopped. Returns `None` if the descriptor is closed, refers to another
+    /// file, or has another access mode.
     pub fn inside(known: &Arc<Known>, handle: BorrowedFd<'_>) -> Result<Option<Self>> {
         let found = if_same(known, duplicate(known, handle))?;
         let access = |flags: OFlags| flags & ACCESS;
@@ -41,7 +41,7 @@ impl Description {
 }
 
 impl Known {
-    /// Whether an O_PATH descriptor of the file is enough while the subject runs.
+    /// Reports whether an O_PATH descriptor of the file is enough while the subject runs.
     fn is_file(&self) -> bool {
         let has_path = self.target().starts_with('/') && !self.target().starts_with("/memfd:");
         let format = FileType::from_raw_mode(self.stat.st_mode);

@@ -1,9 +1,11 @@
-//! Properties of every open file description, independent of its kind: status flags, position, signal owner, locks.
+//! Properties of every open file description, independent of its descriptor kind: status flags, position, signal
+//! owner, locks.
 //!
-//! Owns: reading them inside the pause, the record with these and the kind's payload, setting them at a restore.
-//! Invariants: a position is saved only where the kernel permits setting it. O_ASYNC is set last, in the process that
+//! Owns: reading these properties inside the pause, setting them in a restore, and the record of a description in the
+//! image. A record contains the properties and the payload of the kind.
+//! Invariants: a position is saved only where the kernel permits setting it. O_ASYNC is set last: by a process that
 //! holds the descriptor, when the process that receives the signals exists.
-//! Does not: depend on kinds. Flags that only open(2) can set are set by the kind.
+//! Does not: depend on descriptor kinds, or set flags that only open(2) can set; the kind sets these flags.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -25,35 +27,35 @@ use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
 
-/// Status flags that fcntl(2) can change without the target process: all but O_ASYNC.
+/// Status flags that fcntl(2) can change from this process: all changeable flags except O_ASYNC.
 const CHANGEABLE: OFlags =
     OFlags::APPEND.union(OFlags::NONBLOCK).union(OFlags::DIRECT).union(OFlags::NOATIME);
 const O_ASYNC: u32 = 0o20_000;
 
-/// A whole description as it is in the image.
+/// A description as it is in the image: its general properties and the payload of its kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Envelope {
-    /// The name of its kind.
+    /// The name of the kind.
     pub kind: String,
-    /// The version of the payload.
+    /// The version of the payload format.
     pub version: u32,
-    /// What the kind saved.
+    /// The payload: the bytes that the kind saved.
     pub payload: Vec<u8>,
-    /// A process and fd that held it, for error messages.
+    /// A process and an fd that held the description, for error messages.
     pub holder: (Pid, Fd),
-    /// Status flags, the access mode included.
+    /// Status flags and access mode.
     pub flags: u32,
-    /// Position; `None` where the kernel has none.
+    /// Position in bytes; `None` for an object without a position.
     pub position: Option<u64>,
-    /// The receiver of its signals.
+    /// The process, thread or process group that receives the signals of the description.
     pub owner: Option<FileOwner>,
-    /// The signal number; `None` for the default.
+    /// The signal number (F_SETSIG); `None` for the default signal.
     pub signal: Option<Signal>,
-    /// Result of [`locks::read`] inside the pause; the caller sets it.
+    /// Result of [`locks::read`] inside the pause. The caller sets this field.
     pub locks: Vec<Lock>,
 }
 
-/// `message Description` of docs/format.md. Kind and version are in the header of its record.
+/// `message Description` of docs/format.md. The header of the record contains kind and version.
 #[derive(Clone, PartialEq, Message)]
 struct EnvelopeMessage {
     #[prost(bytes = "vec", tag = "1")]
@@ -66,7 +68,7 @@ struct EnvelopeMessage {
     flags: u32,
     #[prost(uint64, optional, tag = "5")]
     position: Option<u64>,
-    /// F_OWNER_* of the owner; meaningful if `owner` is not 0.
+    /// The F_OWNER_* type of the owner; meaningful only if `owner` is not 0.
     #[prost(int32, tag = "6")]
     owner_type: i32,
     #[prost(int32, tag = "7")]
@@ -78,7 +80,8 @@ struct EnvelopeMessage {
 }
 
 impl Envelope {
-    /// Inside the pause: reads all but the kind's payload; four system calls, no allocation.
+    /// Reads all properties except locks and the payload of the kind. Called inside the pause. Makes four system
+    /// calls and allocates no memory.
     pub fn inside(description: &Description) -> Result<Self> {
         let file = description.duplicate.as_fd();
         let flags = rustix::fs::fcntl_getfl(file)
@@ -106,24 +109,24 @@ impl Envelope {
         })
     }
 
-    /// Inside the pause: an obstacle that is visible only through a duplicate.
+    /// Returns an obstacle that is visible only through a duplicate. Called inside the pause.
     #[must_use]
     pub fn obstacle(&self, description: &Known, scope: &CaptureScope<'_>) -> Option<Obstacle> {
         owner_outside(description, self.owner, scope)
     }
 
-    /// After the pause: adds the kind's payload.
+    /// Adds name, version and payload of the kind. Called after the pause.
     #[must_use]
     pub fn complete(self, kind: &dyn FdKind, payload: Vec<u8>) -> Self {
         Self { kind: kind.name().to_owned(), version: kind.version(), payload, ..self }
     }
 
-    /// `inside` and `complete` in one call, for a subject that stays stopped.
+    /// Calls `inside` and `complete`, for a subject that stays stopped.
     pub fn capture(description: &Description, kind: &dyn FdKind, payload: Vec<u8>) -> Result<Self> {
         Ok(Self::inside(description)?.complete(kind, payload))
     }
 
-    /// Encodes the record of the image.
+    /// Encodes the envelope as a record of the image.
     #[must_use]
     pub fn into_record(self, owner: Owner) -> Record {
         let (owner_type, number) = self.owner.map_or((0, 0), FileOwner::numbers);
@@ -141,7 +144,7 @@ impl Envelope {
         Record::new(self.kind, self.version, owner, message.encode_to_vec())
     }
 
-    /// Decodes the record of the image.
+    /// Decodes a record of the image.
     pub fn from_record(record: &Record) -> Result<Self> {
         let message: EnvelopeMessage = crate::error::decode("fd/*", &record.payload)?;
         Ok(Self {
@@ -157,7 +160,7 @@ impl Envelope {
         })
     }
 
-    /// The input from which the kind restores the description.
+    /// Returns the input from which the kind restores the description.
     #[must_use]
     pub fn fd_record(&self, id: DescriptionId, opener: Opener) -> FdRecord {
         FdRecord {
@@ -171,8 +174,9 @@ impl Envelope {
         }
     }
 
-    /// Restore, when the kind has created the description: sets flags, position and signal number. O_ASYNC, the owner
-    /// and locks are set by [`Envelope::connect`]. With `stays`, the position is not changed.
+    /// Sets status flags, position and signal number of a restored description. Called when the kind has created the
+    /// description. [`Envelope::connect`] sets O_ASYNC, the owner and the locks. With `stays`, the position is not
+    /// changed.
     pub fn apply(&self, file: BorrowedFd<'_>, stays: bool) -> Result<()> {
         if is_path_only(self.flags) {
             return Ok(());
@@ -197,21 +201,23 @@ impl Envelope {
         Ok(())
     }
 
-    /// Whether [`Envelope::connect`] has anything to set.
+    /// Reports whether [`Envelope::connect`] has a property to set.
     #[must_use]
     pub fn needs_process(&self) -> bool {
         self.owner.is_some() || self.flags & O_ASYNC != 0 || !self.locks.is_empty()
     }
 
-    /// The process that took a lock. [`Envelope::connect`] runs in it if it still holds the description.
+    /// Returns a process that acquired one of the locks. The caller runs [`Envelope::connect`] in this process if the
+    /// process still holds the description.
     #[must_use]
     pub fn taker(&self) -> Option<Pid> {
         self.locks.iter().find_map(Lock::taker)
     }
 
-    /// Restore, once per description: sets signal owner and O_ASYNC, and takes the locks. Runs in one process that
-    /// holds the description, when all processes exist and have the subject's credentials. The kernel records the
-    /// credentials with the owner. A lease goes to the owner.
+    /// Sets signal owner and O_ASYNC of a restored description, and acquires its locks. Called once per description,
+    /// in one process that holds the description, when all processes exist and have the credentials of the subject.
+    /// The kernel stores the credentials of the caller with the owner. The owner is set before a lease is acquired,
+    /// so that the owner receives the signals of the lease.
     pub fn connect(&self, stub: &mut Stub, memory: &ProcessMemory, fd: Fd) -> Result<()> {
         let number = fd.get() as u64;
         if let Some(owner) = self.owner {
@@ -226,8 +232,8 @@ impl Envelope {
         self.locks.iter().try_for_each(|lock| lock.take(stub, memory, fd))
     }
 
-    /// Takes the locks of a description that no process holds because it is in flight in a socket, through a
-    /// descriptor of this process. The owner cannot be set.
+    /// Acquires the locks of a description that no process holds, because the description is in flight in a socket.
+    /// Uses a descriptor of this process. The owner cannot be set.
     pub fn connect_in_flight(&self, file: BorrowedFd<'_>) -> Result<()> {
         self.locks.iter().try_for_each(|lock| lock.take_here(file))
     }
@@ -237,11 +243,11 @@ impl Envelope {
     }
 }
 
-/// Before the pause: the obstacles of a description that do not depend on its kind.
+/// Returns the obstacles of a description that do not depend on its kind. Called before the pause.
 #[must_use]
 pub fn obstacles(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
     let mut found = Vec::new();
-    // An O_PATH descriptor has no owner; that of the description is checked in the pause.
+    // F_GETOWN_EX fails for an O_PATH duplicate. `Envelope::obstacle` checks the owner inside the pause.
     if let Ok(owner) = file_owner::owner(description.as_fd()) {
         found.extend(owner_outside(description, owner, scope));
     }
@@ -253,7 +259,7 @@ pub fn obstacles(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obs
     found
 }
 
-/// The obstacle of a description whose signals go to a process outside the subject.
+/// Returns the obstacle of a description whose signals go to a process outside the subject.
 fn owner_outside(
     description: &Known,
     owner: Option<FileOwner>,
@@ -263,8 +269,10 @@ fn owner_outside(
     let (_, number) = owner.numbers();
     Some(description.obstacle(
         "signal owner",
-        &format!("its signals go to {number}, which is not part of the subject"),
-        "let the program set one of its own processes as owner with F_SETOWN, or none",
+        &format!(
+            "its signals go to process, thread or process group {number}, which is not part of the subject"
+        ),
+        "let the program set one of its own processes as owner with F_SETOWN, or remove the owner",
     ))
 }
 
@@ -284,7 +292,7 @@ fn is_path_only(flags: u32) -> bool {
     OFlags::from_bits_retain(flags).contains(OFlags::PATH)
 }
 
-/// The position; `None` where the kernel has none.
+/// Returns the position of a description; `None` for an object without a position.
 fn position(description: &Description) -> Result<Option<u64>> {
     use rustix::io::Errno as E;
     match rustix::fs::tell(&description.duplicate) {

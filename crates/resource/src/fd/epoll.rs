@@ -1,11 +1,11 @@
-//! Epoll sets.
+//! Saves and restores epoll(7) sets: the descriptor kind `fd/epoll`.
 //!
-//! Owns: the members of a set: fd, watched description, events, data.
-//! Invariants: a member is the pair of a description and the fd under which it was registered, even if that fd is
-//! closed or reused. The watched description is found by its inode, and by kcmp(2) where several share one. Members
-//! are registered last, when all watched descriptions exist.
-//! Does not: save busy-poll settings, or the list of ready members. The kernel recomputes that list, so an edge may
-//! be reported twice but is never lost.
+//! Owns: the members of a set. A member has an fd, a watched open file description, events and data.
+//! Invariants: a member is the pair of a description and the fd under which the description was registered. The
+//! program may have closed or reused this fd. The watched description is found by its inode. If several descriptions
+//! share the inode, kcmp(2) distinguishes them. Members are registered last, when all watched descriptions exist.
+//! Does not: save busy-poll settings, or the list of ready members. The kernel computes this list again, so an
+//! edge-triggered event may be reported twice but is never lost.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,10 +32,10 @@ const EPOLL_CTL_ADD: u64 = 1;
 const ORPHAN: &str = "it watches a file that is open in no process of the tree";
 const ORPHAN_FIX: &str = "close the set, or checkpoint the process that holds the file as well";
 
-/// Epoll sets.
+/// Descriptor kind ([`FdKind`]) of epoll sets.
 #[derive(Debug)]
 pub struct Epoll {
-    /// Finds the kind of a description that a set watches.
+    /// Returns the kind of a description that a set watches.
     pub kind_of: fn(&Description) -> Option<&'static dyn FdKind>,
 }
 
@@ -49,19 +49,19 @@ struct State {
 struct Member {
     #[prost(int32, tag = "1")]
     number: i32,
-    /// The watched description.
+    /// The id of the watched description.
     #[prost(uint32, tag = "2")]
     target: u32,
     #[prost(fixed32, tag = "3")]
     events: u32,
     #[prost(fixed64, tag = "4")]
     data: u64,
-    /// The target is complete only after `connect`.
+    /// Set when the watched description is complete only after [`FdKind::connect`].
     #[prost(bool, tag = "5")]
     late: bool,
 }
 
-/// A member as fdinfo shows it.
+/// A member as a line of fdinfo shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Line {
     number: Fd,
@@ -69,7 +69,7 @@ struct Line {
     data: u64,
     inode: Inode,
     device: u64,
-    /// How many preceding members have the same fd.
+    /// Number of preceding members with the same fd.
     index: u32,
 }
 
@@ -199,11 +199,12 @@ impl FdCapture for Capture {
 
 fn find(created: &HashMap<DescriptionId, OwnedFd>, id: DescriptionId) -> Result<BorrowedFd<'_>> {
     let found = created.get(&id).map(AsFd::as_fd);
-    let why = || format!("it watches description {id}, which the image does not have");
+    let why = || format!("it watches open file description {id}, which the image does not contain");
     found.ok_or_else(|| ResourceError::Malformed { kind: NAME, why: why() })
 }
 
-/// Registers a member from inside the process. EEXIST means that another process has registered it in the shared set.
+/// Registers a member from inside the process. EEXIST means that another process, which shares the set, has already
+/// registered the member.
 fn register_late(member: &Member, set: Fd, context: &mut FdConnect<'_>) -> Result<()> {
     let mut event = member.events.to_ne_bytes().to_vec();
     event.extend(member.data.to_ne_bytes());
@@ -217,7 +218,8 @@ fn register_late(member: &Member, set: Fd, context: &mut FdConnect<'_>) -> Resul
     }
 }
 
-/// Finds the target by its fd in a process that holds the set; this succeeds for most members.
+/// Finds the description that a member watches by the member's fd, in a process that holds the set. Most members are
+/// found in this way.
 fn find_by_number<'a>(
     set: &Description,
     line: &Line,
@@ -240,7 +242,7 @@ fn find_target<'a>(
     scope: &CaptureScope<'a>,
 ) -> Result<Option<&'a Arc<Known>>> {
     let found: Vec<_> = scope.of_file((line.device, line.inode)).collect();
-    // Sockets have an inode of their own; anonymous files share one.
+    // A socket has its own inode, but all anonymous files share one inode.
     if let [only] = found.as_slice()
         && only.target().starts_with("socket:")
     {
@@ -255,7 +257,7 @@ fn find_target<'a>(
     Ok(None)
 }
 
-/// Members whose target no process of the tree has open. The tree may be running.
+/// Returns members whose watched description no process of the subject has open. The subject may be running.
 fn orphans(description: &Description, scope: &CaptureScope<'_>) -> Result<Vec<Line>> {
     let mut info = FdInfo::default();
     info.take(description)?;
@@ -264,24 +266,25 @@ fn orphans(description: &Description, scope: &CaptureScope<'_>) -> Result<Vec<Li
         if matches!(find_by_number(description, &line, scope), Ok(Some(_))) {
             continue;
         }
-        // A file that was opened after the descriptors were listed is not an orphan.
+        // A file that was opened after the descriptors were listed does not count as missing.
         let appeared = || scope.pids.iter().any(|pid| is_open(*pid, &line));
         if matches!(find_target(description, &line, scope), Ok(None)) && !appeared() && !is_ours(&line) {
             found.push(line);
         }
     }
-    // Nor is a member that has left the set meanwhile.
+    // A member that was removed from the set in the meantime does not count either.
     info.take(description)?;
     let still = lines(&info)?;
     found.retain(|line| still.contains(line));
     Ok(found)
 }
 
-/// Whether only this process still has the watched socket: a connection that is kept for the program's next
-/// incarnation. The program has closed it. Without our duplicate, the kernel would have removed the member then.
+/// Reports whether this process has the watched socket open. The socket is then a connection that is kept for the
+/// next incarnation of the program, and the program has closed it. Without our duplicate, the kernel would have
+/// removed the member at this close.
 fn is_ours(line: &Line) -> bool {
     let Ok(own) = std::fs::read_dir("/proc/self/fd") else { return false };
-    // Anonymous files share one inode; a socket has its own.
+    // All anonymous files share one inode, but each socket has its own inode.
     let is_it = |path: std::path::PathBuf| {
         rustix::fs::stat(path).is_ok_and(|stat| {
             let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
@@ -318,13 +321,13 @@ fn lines(info: &FdInfo) -> Result<Vec<Line>> {
     Ok(found)
 }
 
-/// `tfd:        5 events:       1d data: ffffffffffffffff pos:0 ino:61af sdev:7`
+/// Parses a line of fdinfo: `tfd:        5 events:       1d data: ffffffffffffffff pos:0 ino:61af sdev:7`
 fn parse(text: &str) -> Option<Line> {
     let value = |name: &str| {
         let rest = &text[text.find(name)? + name.len()..];
         rest.split_whitespace().next()
     };
-    // The kernel prints its own device number: 12 bits major, 20 bits minor.
+    // The kernel prints its internal device number: 12 bits major, 20 bits minor.
     let device = u64::from_str_radix(value("sdev:")?, 16).ok()?;
     Some(Line {
         number: Fd(value("tfd:")?.parse().ok()?),

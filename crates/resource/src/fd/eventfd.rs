@@ -1,8 +1,9 @@
-//! Event counters.
+//! Saves and restores event counters, created with eventfd(2): the descriptor kind `fd/eventfd`.
 //!
 //! Owns: count and mode of an eventfd.
-//! Invariants: the restored count is that of the pause, limited to the maximum that a write can set.
-//! Does not: handle kernel users of the counter (KVM, asynchronous I/O); their own kinds refuse.
+//! Invariants: the restored count is the count in the pause, but at most the maximum that write(2) can set.
+//! Does not: handle kernel users of the counter (KVM, asynchronous I/O); the descriptor kinds of these objects refuse
+//! the checkpoint.
 
 use std::os::fd::OwnedFd;
 
@@ -17,10 +18,10 @@ use super::scope::CaptureScope;
 use crate::error::Result;
 
 const NAME: &str = "fd/eventfd";
-/// The line of fdinfo with the mode.
+/// The name of the fdinfo line that shows the mode.
 const SEMAPHORE: &str = "eventfd-semaphore";
 
-/// Event counters.
+/// Descriptor kind ([`FdKind`]) of event counters.
 #[derive(Debug)]
 pub struct Eventfd;
 
@@ -35,7 +36,7 @@ struct State {
 #[derive(Debug, Default)]
 struct Capture {
     info: FdInfo,
-    /// Determined by counting, where fdinfo does not show the mode.
+    /// Set when a test read has shown semaphore mode. Used if fdinfo does not show the mode.
     counts_by_one: bool,
 }
 
@@ -70,7 +71,7 @@ impl FdKind for Eventfd {
             let mut flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
             flags.set(EventfdFlags::SEMAPHORE, state.semaphore);
             let counter = eventfd(0, flags).map_err(|errno| Error::new("create an eventfd", errno))?;
-            // The kernel itself can increment once more than a program can.
+            // write(2) can set at most `u64::MAX - 1`. Only the kernel itself can increment the count to `u64::MAX`.
             let count = state.count.min(u64::MAX - 1);
             if count > 0 {
                 rustix::io::write(&counter, &count.to_ne_bytes())
@@ -89,7 +90,7 @@ impl FdCapture for Capture {
 
     fn inside(&mut self, description: &Description) -> Result<()> {
         self.info.take(description)?;
-        // Kernels before 6.5 do not show the mode.
+        // Kernels before 6.5 do not show the mode in fdinfo.
         if self.info.line(SEMAPHORE).is_none() {
             self.counts_by_one = counts_by_one(&description.duplicate, self.count()?)?;
         }
@@ -108,8 +109,9 @@ impl Capture {
     }
 }
 
-/// Whether a read decrements a counter by one or resets it, tried with a count of two or more. The processes that
-/// could observe that are stopped, and the count is restored afterwards.
+/// Reports whether a read decrements a counter by one (semaphore mode) or resets the counter to 0. Determines the
+/// mode with a read, after the count was raised to at least two. Processes that could observe this change are
+/// stopped, and the count is set back afterwards.
 fn counts_by_one(counter: &OwnedFd, count: u64) -> Result<bool> {
     let failed = |errno| Error::new("determine the mode of an eventfd", errno);
     let add = |number: u64| {
@@ -121,7 +123,7 @@ fn counts_by_one(counter: &OwnedFd, count: u64) -> Result<bool> {
         rustix::io::read(counter, &mut bytes).map_err(failed)?;
         Ok::<u64, Error>(u64::from_ne_bytes(bytes))
     };
-    // Only the kernel can count this far, and the count could not be restored.
+    // Only the kernel can increment the count to this value, and write(2) could not set the count back.
     if count == u64::MAX {
         return Ok(false);
     }

@@ -1,9 +1,9 @@
-//! fdinfo of a duplicate, as one kind needs it.
+//! The fdinfo text of one duplicate, as one descriptor kind needs it.
 //!
 //! Owns: reading the text inside the pause into a reused buffer, and finding lines in it afterwards.
-//! Invariants: the text is read for the duplicate in this process, so it needs no access to the subject's `/proc`. A
-//! text that the caller sets is valid for one `take`.
-//! Does not: interpret the lines of one kind.
+//! Invariants: the text is read for the duplicate in this process, so no access to the subject's `/proc` is needed. A
+//! text that the caller sets is valid for one call of [`FdInfo::take`].
+//! Does not: interpret the values of the lines; the descriptor kinds do.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,11 +13,11 @@ use sys::{Errno, Error};
 
 use crate::error::{ResourceError, Result};
 
-/// The text of fdinfo.
+/// The text of `/proc/self/fdinfo/N`.
 #[derive(Debug, Default)]
 pub struct FdInfo {
     raw: Vec<u8>,
-    /// `raw` was set by the caller in this pause.
+    /// Set when the caller has set `raw` in this pause.
     is_set: bool,
 }
 
@@ -29,7 +29,7 @@ impl FdInfo {
         self.is_set = true;
     }
 
-    /// Reads the text of a descriptor of this process, unless the caller has just set it.
+    /// Reads the text for a descriptor of this process, unless the caller has just set the text.
     pub fn take(&mut self, descriptor: impl AsFd) -> Result<()> {
         if std::mem::take(&mut self.is_set) {
             return Ok(());
@@ -42,25 +42,25 @@ impl FdInfo {
         Ok(())
     }
 
-    /// The whole text.
+    /// Returns the whole text.
     #[must_use]
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.raw).unwrap_or_default()
     }
 
-    /// The value of a line `name: value`.
+    /// Returns the value of a line `name: value`.
     #[must_use]
     pub fn line(&self, name: &str) -> Option<&str> {
         self.text().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     }
 
-    /// The parsed value of a line. Fails if the line is missing or does not parse.
+    /// Parses the value of a line. Fails if the line is missing or does not parse.
     pub fn parse<Value>(&self, name: &str, parse: impl FnOnce(&str) -> Option<Value>) -> Result<Value> {
         self.line(name).and_then(parse).ok_or_else(|| unparsable(name))
     }
 }
 
-/// The error for a line that is missing or does not parse.
+/// Returns the error for a line that is missing or does not parse.
 #[must_use]
 pub fn unparsable(name: &str) -> ResourceError {
     Error::path(format!("parse line {name} of"), "/proc/self/fdinfo", Errno::EINVAL).into()

@@ -1,10 +1,11 @@
-//! Named pipes.
+//! Saves and restores named pipes (fifo(7)): the descriptor kind `fd/fifo`.
 //!
-//! Owns: opening them again without blocking; their content; creating those whose name was removed.
-//! Invariants: content is saved when the subject can read it, and written only into an empty pipe. A pipe that an
-//! outside process still has open has kept its content. A reader that never had a writer is restored in that state.
-//! Does not: hold the other end open while the subject does not exist; an outside process sees it close and open
-//! again.
+//! Owns: opening named pipes again without blocking, their content, and creating pipes whose name was removed.
+//! Invariants: content is saved if the subject can read it, and is written only into an empty pipe. A pipe that an
+//! outside process still has open already contains the content. A reader that never had a writer is restored without
+//! a writer, so that poll(2) does not report POLLHUP.
+//! Does not: hold an end open while the subject does not exist. An outside process at the other end sees this end
+//! close and open again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,7 +32,7 @@ use crate::support::pipe_queue::{self, Chunk, QueueCopy};
 const NAME: &str = "fd/fifo";
 const O_DIRECT: u32 = 0o40_000;
 
-/// One end of a named pipe as it is in the image.
+/// The payload: one end of a named pipe as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 struct FifoPayload {
     #[prost(bytes = "vec", tag = "1")]
@@ -40,7 +41,7 @@ struct FifoPayload {
     device: u64,
     #[prost(uint64, tag = "3")]
     inode: u64,
-    /// The name was removed.
+    /// Set when the name was removed.
     #[prost(bool, tag = "4")]
     nameless: bool,
     #[prost(uint32, tag = "5")]
@@ -49,21 +50,21 @@ struct FifoPayload {
     user: u32,
     #[prost(uint32, tag = "7")]
     group: u32,
-    /// Capacity in bytes.
+    /// Capacity of the pipe in bytes.
     #[prost(uint64, tag = "8")]
     capacity: u64,
-    /// Unread content, in the record of one readable end.
+    /// Unread content. Only the record of one readable end contains the content.
     #[prost(message, repeated, tag = "9")]
     chunks: Vec<Chunk>,
-    /// A readable end reports that all writers have closed (POLLHUP).
+    /// Set when poll(2) reports for a readable end that all writers have closed (POLLHUP).
     #[prost(bool, tag = "10")]
     hung_up: bool,
-    /// Identity of the file; images of earlier versions have only device and inode.
+    /// Identity of the file. Images of earlier versions contain only device and inode.
     #[prost(message, optional, tag = "20")]
     identity: Option<Identity>,
 }
 
-/// The kind.
+/// Descriptor kind ([`FdKind`]) of named pipes.
 #[derive(Clone, Copy, Debug)]
 pub struct Fifo;
 
@@ -174,7 +175,7 @@ impl FdCapture for FifoCapture {
     }
 }
 
-/// One named pipe of a restore.
+/// One named pipe in a restore.
 #[derive(Debug, Default)]
 struct FifoEnds {
     ends: Vec<End>,
@@ -221,9 +222,9 @@ impl FifoEnds {
         self.open(context, |end, flags| found[&end.id].open(flags).map_err(cannot))
     }
 
-    /// Opens the ends. A reader that never had a writer is opened before any writer. For the others, a helper end of
-    /// this process that reads and writes keeps each open from blocking. The helper is opened with the rights of the
-    /// holders too, since it writes.
+    /// Opens the ends. A reader that never had a writer is opened before any writer. For the other ends, this process
+    /// first opens helper ends for reading and writing, so that no later open blocks. Each helper end is opened with
+    /// the rights of a holder, since a helper end can write.
     fn open(&self, context: &mut FdCreate<'_>, open: impl Fn(&End, OFlags) -> Result<OwnedFd>) -> Result<()> {
         let has_writer = self.ends.iter().any(|end| may_write(end.flags));
         let (quiet, rest): (Vec<&End>, Vec<&End>) =
@@ -254,7 +255,7 @@ impl FifoEnds {
         Ok(())
     }
 
-    /// Creates a fifo without a name near the path of the removed one.
+    /// Creates a named pipe near the path of the removed pipe, and removes its name.
     fn make_again(&self, removed: &Path) -> Result<OwnedFd> {
         let state = &self.state;
         let ownership = Ownership { mode: state.mode, user: state.user, group: state.group };
@@ -299,7 +300,7 @@ mod tests {
         Ok(bytes)
     }
 
-    /// Captures the ends, closes the originals as at the end of the subject, and restores them.
+    /// Captures the ends, closes them as at the end of the subject, and restores them.
     fn recreate(files: Vec<OwnedFd>) -> Result<Vec<OwnedFd>> {
         let borrowed: Vec<&dyn AsFd> = files.iter().map(|file| file as _).collect();
         let mut subject = Subject::new(&borrowed);

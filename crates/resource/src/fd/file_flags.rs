@@ -1,7 +1,7 @@
-//! Coverage of the fcntl(2) requests and posix_fadvise(2) flags in the kernel's headers.
+//! Test: every fcntl(2) request and posix_fadvise(2) flag in the kernel's headers has a verdict.
 //!
-//! Owns: a verdict for each name; the test that every name has one.
-//! Does not: save anything; the envelope and the kinds do.
+//! Owns: the table of verdicts. A verdict states whether the state behind a name is restored, refused or lost.
+//! Does not: save state; the module `envelope` and the descriptor kinds do.
 
 use crate::support::kernel_headers::Verdict::{Action, Derived, Ignored, Kept, Lost, Same, Value};
 use crate::support::kernel_headers::{Verdict, definitions, judge};
@@ -9,7 +9,7 @@ use crate::support::kernel_headers::{Verdict, definitions, judge};
 const FILE_OWNER: &str = "crates/sys/src/file_owner.rs";
 const FILE_LOCK: &str = "crates/sys/src/file_lock.rs";
 
-/// Requests and flags up to Linux 6.18.
+/// Verdicts for the requests and flags up to Linux 6.18.
 const VERDICTS: &[(&str, Verdict)] = &[
     ("F_DUPFD*", Action),
     ("F_CREATED_QUERY", Derived),
@@ -26,7 +26,7 @@ const VERDICTS: &[(&str, Verdict)] = &[
     ("F_SETOWN*", Kept(FILE_OWNER)),
     ("F_GETOWN", Same("F_SETOWN")),
     ("F_GETOWN_EX", Same("F_SETOWN")),
-    // The process sets the owner when it has its ids again.
+    // A restored process sets the owner after its user ids are restored, so the kernel stores the same user ids.
     ("F_GETOWNER_UIDS", Same("F_SETOWN")),
     ("F_OWNER_*", Value),
     ("F_SETSIG", Kept(FILE_OWNER)),
@@ -39,7 +39,7 @@ const VERDICTS: &[(&str, Verdict)] = &[
     ("F_ADD_SEALS", Kept("testkit/victims/fd_memfd.c")),
     ("F_GET_SEALS", Same("F_ADD_SEALS")),
     ("F_SEAL_*", Value),
-    // State of the file and not of the description; newer kernels no longer have the per-description requests.
+    // These hints are state of the file, not of the description. Newer kernels lack the requests for a description.
     ("F_GET_RW_HINT", Derived),
     ("F_SET_RW_HINT", Derived),
     ("F_GET_FILE_RW_HINT", Ignored),

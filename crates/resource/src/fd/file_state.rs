@@ -1,9 +1,11 @@
-//! State of an open file, with or without a name, since a name may be removed at any time.
+//! The state of an open file, with or without a name. Any file can lose its name before the pause, so both cases
+//! share this code.
 //!
-//! Owns: payload and capture of such a file, and opening it again.
-//! Invariants: a file is opened as it is, and never created, truncated or changed. A missing file or one of another
-//! type refuses the restore.
-//! Does not: compare the content with the checkpoint. [`crate::files`] does so for files that the subject may write,
+//! Owns: payload and capture of an open file, and opening the file again.
+//! Invariants: a file is opened as it is, and is never created, truncated or changed. A missing file or a file of
+//! another type refuses the restore. Only the modules `nameless` (files without a name) and `tmpfs_content` (saved
+//! content) create or write files.
+//! Does not: compare the content with the checkpoint. [`crate::files`] compares files that the subject may write,
 //! before any descriptor is opened.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,7 +29,7 @@ use crate::support::inherited::Inherited;
 use crate::support::opening::{self, may_write};
 use crate::support::path::{self, Link, Name};
 
-/// One open file as it is in the image.
+/// The payload: one open file as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct FilePayload {
     #[prost(bytes = "vec", tag = "1")]
@@ -45,19 +47,19 @@ pub(super) struct FilePayload {
     pub(super) device: u64,
     #[prost(uint64, tag = "7")]
     pub(super) inode: u64,
-    /// It is on a pseudo file system.
+    /// Set when the file is on a pseudo file system.
     #[prost(bool, tag = "8")]
     made_up: bool,
-    /// The restoring process may have inherited it.
+    /// Set when the restoring process may have inherited the file.
     #[prost(bool, tag = "9")]
     inherited: bool,
-    /// Set when the file has no name any more.
+    /// The state of a file without a name; `None` for a file with a name.
     #[prost(message, optional, tag = "10")]
     pub(super) nameless: Option<Nameless>,
-    /// Identity of the file; images of earlier versions have only device and inode.
+    /// Identity of the file. Images of earlier versions contain only device and inode.
     #[prost(message, optional, tag = "20")]
     identity: Option<Identity>,
-    /// Set in one record of each named tmpfs file whose content is in the image.
+    /// The content of a named tmpfs file, if the image contains it. Set in one record per file.
     #[prost(message, optional, tag = "21")]
     saved: Option<SavedFile>,
 }
@@ -191,7 +193,7 @@ pub(super) fn create(kind: &'static str, records: &[FdRecord], context: &mut FdC
             Some(file) => file,
             None => open(record, &payload)?,
         };
-        // A covered file was truncated to the checkpoint, so its position is set too.
+        // A covered file was reverted to the checkpoint by the undo log, so its position is restored too.
         let was_reverted = context.covered.has(payload.device, payload.inode);
         if payload.inherited && may_write(record.flags) && !was_reverted {
             seek_behind_others(&file, record)?;
@@ -202,8 +204,9 @@ pub(super) fn create(kind: &'static str, records: &[FdRecord], context: &mut FdC
     nameless.create(kind, context)
 }
 
-/// Moves the position of a file that other processes write too behind their output. A description shared with them
-/// already has that position; a reopened one starts at zero.
+/// Moves the position of a file to its end, behind the output of other processes that write to the file. A
+/// description that is shared with these processes already has such a position. A reopened description starts at
+/// zero.
 fn seek_behind_others(file: &OwnedFd, record: &FdRecord) -> Result<()> {
     if rustix::fs::tell(file).is_ok_and(|position| position < record.position) {
         rustix::fs::seek(file, SeekFrom::End(0))

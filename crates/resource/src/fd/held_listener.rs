@@ -1,8 +1,8 @@
-//! Listeners that the caller of a restore held open while the subject was dead, with their pending connections.
+//! Listening sockets that were held open, with their pending connections, while the subject was dead.
 //!
-//! Owns: finding the held listener of a saved one.
-//! Invariants: a held listener is used once, and only for the address and type that it has.
-//! Does not: hold listeners; the caller of the restore does.
+//! Owns: finding the held socket that matches a saved listening socket.
+//! Invariants: a held socket is used once, and only if its address and its type match.
+//! Does not: hold sockets open; the caller of the restore does.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -13,7 +13,8 @@ use sys::socket::{self, SocketAddress};
 
 use super::socket_family::Family;
 
-/// Takes the held listener of this address and family, if there is one.
+/// Removes the listening socket with this family and local address from `held`, and returns the socket. Returns
+/// `None` if there is no such socket.
 pub(crate) fn take(held: &mut Vec<OwnedFd>, family: Family, local: &SocketAddress) -> Option<OwnedFd> {
     let is_it = |socket: &OwnedFd| {
         sockopt::socket_acceptconn(socket) == Ok(true)
@@ -24,7 +25,7 @@ pub(crate) fn take(held: &mut Vec<OwnedFd>, family: Family, local: &SocketAddres
     Some(held.remove(place))
 }
 
-/// Whether the path of a bound socket still leads to its file.
+/// Reports whether the path of a bound Unix socket still leads to the socket's own file.
 pub(crate) fn has_its_file(socket: &OwnedFd, path: &[u8]) -> bool {
     let path = Path::new(std::ffi::OsStr::from_bytes(path));
     let Ok(Some(file)) = socket::bound_file(socket.as_fd()) else { return false };

@@ -1,5 +1,6 @@
-//! Maps a descriptor of this process to a description of the subject.
+//! Finds the open file description of the subject to which a descriptor of this process refers.
 //!
+//! Owns: the comparison of a descriptor with all descriptions.
 //! Does not: find descriptors.
 
 use std::cmp::Ordering;
@@ -11,7 +12,7 @@ use sys::{Error, kcmp};
 use super::description::Description;
 use crate::error::Result;
 
-/// The description of the subject to which a descriptor of this process refers, by kcmp(2).
+/// Returns the description of the subject to which a descriptor of this process refers. Compares with kcmp(2).
 pub(super) fn identify(
     descriptions: &[Description],
     descriptor: BorrowedFd<'_>,

@@ -1,9 +1,10 @@
-//! Descriptions without a descriptor in the subject: in flight in a socket, or waiting to be accepted.
+//! Finds open file descriptions without a descriptor in the subject. Such a description is in flight in a socket, or
+//! is a connection that waits to be accepted.
 //!
-//! Owns: finding them at any depth of nesting.
-//! Invariants: each description is listed once. A description found here has the holder of the description through
-//! which it was found, and is in no process's table.
-//! Does not: read the content of a kind; [`super::FdKind::hidden`] does.
+//! Owns: finding these descriptions, also in sockets that are themselves in flight in a socket.
+//! Invariants: each description is listed once. A description found here is in no process's descriptor table. Its
+//! recorded holder is the holder of the socket through which it was found.
+//! Does not: read the queue of a socket; [`super::FdKind::hidden`] does.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -17,10 +18,11 @@ use super::identify::identify;
 use super::kind_of;
 use crate::error::Result;
 
-/// Maximum number of descriptions that are followed; sockets can be in flight in each other without end.
+/// Maximum number of descriptions that are inspected. Sockets can be in flight in each other without end.
 const HIDDEN_MAX: usize = 65_536;
 
-/// Adds descriptions that are reachable only through those listed so far. All listed ones have duplicates.
+/// Adds descriptions that are reachable only through the listed descriptions. All listed descriptions have
+/// duplicates. With `takes`, the subject will be killed, and connections in accept queues are accepted.
 pub fn discover(descriptions: &mut Vec<Description>, takes: bool) -> Result<()> {
     let mut next = 0;
     while next < descriptions.len() && descriptions.len() < HIDDEN_MAX {

@@ -1,6 +1,7 @@
-//! IPv4 and IPv6 socket addresses: conversion between the kernel's bytes and Rust types.
+//! IPv4 and IPv6 socket addresses: conversion between the bytes of the kernel's structures and Rust types.
 //!
-//! Owns: reading and writing `struct sockaddr_in` and `sockaddr_in6`; IPv4-mapped IPv6 addresses.
+//! Owns: reading and writing `struct sockaddr_in` and `struct sockaddr_in6`, and converting IPv4-mapped IPv6
+//! addresses.
 //! Does not: resolve names.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -11,7 +12,7 @@ use super::socket_family::{AF_INET, AF_INET6};
 
 const IPV4_BYTES: usize = 16;
 
-/// Decodes the kernel's bytes of an address; `None` for other families.
+/// Decodes an address from the kernel's bytes. Returns `None` for families other than AF_INET and AF_INET6.
 pub(crate) fn parse(address: &SocketAddress) -> Option<SocketAddr> {
     let bytes = &address.0;
     let port = u16::from_be_bytes(*bytes.get(2..)?.first_chunk()?);
@@ -51,7 +52,8 @@ pub(crate) fn encode(address: SocketAddr) -> SocketAddress {
     SocketAddress(bytes)
 }
 
-/// Converts an IPv4-mapped IPv6 address to IPv4, so that both ends of a connection compare equal.
+/// Converts an IPv4-mapped IPv6 address to IPv4, so that equal addresses compare equal at both ends of a connection.
+/// Clears flow and scope of other IPv6 addresses.
 pub(crate) fn plain(address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V6(host) => match host.to_ipv4_mapped() {
@@ -62,7 +64,7 @@ pub(crate) fn plain(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// `parse` and `plain` in one call.
+/// Calls [`parse`] and then [`plain`].
 pub(crate) fn parse_plain(address: &SocketAddress) -> Option<SocketAddr> {
     parse(address).map(plain)
 }

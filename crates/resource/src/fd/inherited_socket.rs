@@ -1,7 +1,8 @@
-//! Sockets that the restoring process has inherited and passes on: its standard streams and others.
+//! Sockets that the restoring process has inherited and passes on to the subject, such as its standard streams.
 //!
-//! Owns: recognizing such a socket, and finding it among the inherited descriptors.
-//! Invariants: only its identity is saved; it is passed on unchanged.
+//! Owns: recognizing an inherited socket in a capture, and finding this socket in a restore among the inherited
+//! descriptors.
+//! Invariants: only the identity of the socket is saved. The socket is passed on unchanged.
 //! Does not: decide which sockets are passed on; the caller of the restore does.
 
 use std::os::fd::OwnedFd;
@@ -14,7 +15,7 @@ use super::kind::FdCreate;
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 
-/// Identity of an inherited socket.
+/// Identity of an inherited socket, as it is in the image.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(crate) struct InheritedSocket {
     #[prost(uint64, tag = "1")]
@@ -24,13 +25,13 @@ pub(crate) struct InheritedSocket {
 }
 
 impl InheritedSocket {
-    /// The identity, if a description is such a socket.
+    /// Returns the identity of a description's socket, if the restoring process will inherit this socket.
     pub(crate) fn of(description: &Description, scope: &CaptureScope<'_>) -> Option<Self> {
         let stat = &description.stat;
         scope.is_inherited(stat).then_some(Self { device: stat.st_dev, inode: stat.st_ino })
     }
 
-    /// A duplicate of the inherited socket.
+    /// Returns a duplicate of the inherited socket.
     pub(crate) fn take(self, context: &FdCreate<'_>) -> Result<OwnedFd> {
         let found =
             context.inherited.iter().find(|entry| (entry.0, entry.1.get()) == (self.device, self.inode));
@@ -38,7 +39,7 @@ impl InheritedSocket {
             return Err(ResourceError::File {
                 path: format!("socket:[{}]", self.inode),
                 why:
-                    "undying had inherited it when it ran the program, and this process has not inherited it"
+                    "the undying process that ran the program had inherited this socket, and this process has not"
                         .to_owned(),
                 fix: "restore from the shell or service that started the program, with the same descriptors"
                     .to_owned(),

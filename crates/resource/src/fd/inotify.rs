@@ -1,10 +1,10 @@
-//! Inotify instances.
+//! Saves and restores inotify(7) instances: the descriptor kind `fd/inotify`.
 //!
-//! Owns: the watches of an instance: watch descriptor (wd), mask, watched file.
-//! Invariants: a watch is on an inode. The file is found by its handle, even after a rename, and by its name only
-//! where handles do not work. Watches are added last, so that a restore causes no events. Unread events cannot be
-//! restored one by one. The program instead receives one queue overflow, which users of inotify have to expect and
-//! answer with a rescan.
+//! Owns: the watches of an instance. A watch has a watch descriptor (wd), a mask and a watched file.
+//! Invariants: a watch refers to an inode. The file is found by its file handle, even after a rename. The name is
+//! used only where handles do not work. Watches are added last, so that a restore causes no events. Unread events
+//! cannot be restored singly. Instead, the program receives one queue overflow event, after which every user of
+//! inotify must rescan.
 //! Does not: record changes while the subject does not exist.
 
 use std::collections::HashMap;
@@ -34,12 +34,12 @@ use crate::support::opening::reopen;
 
 const NAME: &str = "fd/inotify";
 const QUEUE_LIMIT: &str = "/proc/sys/fs/inotify/max_queued_events";
-/// Maximum queue length that is filled to force an overflow.
+/// Maximum queue length (events) for which an overflow is forced.
 const QUEUE_LIMIT_MAX: usize = 1 << 20;
 /// Bytes of an event without a name.
 const EVENT_BYTES: usize = 16;
 
-/// Watches on files.
+/// Descriptor kind ([`FdKind`]) of inotify instances.
 #[derive(Debug)]
 pub struct Inotify;
 
@@ -47,7 +47,7 @@ pub struct Inotify;
 struct State {
     #[prost(message, repeated, tag = "1")]
     watches: Vec<Watch>,
-    /// Whether events were unread.
+    /// Set when unread events were in the queue.
     #[prost(bool, tag = "2")]
     had_events: bool,
 }
@@ -150,7 +150,7 @@ impl FdCapture for Capture {
                 watch.path = path_of(&file).as_os_str().as_bytes().to_vec();
             }
         }
-        // The kernel assigns watch descriptors in ascending order.
+        // The watches are added in ascending order, as the kernel has assigned their watch descriptors.
         watches.sort_by_key(|watch| watch.number);
         Ok(State { watches, had_events: self.had_events }.encode_to_vec())
     }
@@ -161,11 +161,12 @@ fn watches(info: &FdInfo) -> Result<Vec<Watch>> {
     lines.map(|line| parse(line).ok_or_else(|| unparsable("inotify"))).collect()
 }
 
-/// `inotify wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:7e9e…`
+/// Parses a line of fdinfo: `inotify wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8
+/// fhandle-type:1 f_handle:7e9e…`
 fn parse(line: &str) -> Option<Watch> {
     let value = |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix(':'));
     let number = |name: &str| u64::from_str_radix(value(name)?, 16).ok();
-    // The kernel prints its own device number: 12 bits major, 20 bits minor.
+    // The kernel prints its internal device number: 12 bits major, 20 bits minor.
     let device = number("sdev")?;
     let digits = value("f_handle").unwrap_or_default();
     let byte = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
@@ -180,14 +181,14 @@ fn parse(line: &str) -> Option<Watch> {
     })
 }
 
-/// Why a file was not found.
+/// The reason why a watched file was not found.
 #[derive(Debug)]
 enum Lost {
-    /// It has no name, or no mount leads to it.
+    /// The file has no name, or no mount leads to it.
     Nowhere,
 }
 
-/// Finds the watched file by its handle.
+/// Finds the watched file by its file handle.
 fn find(watch: &Watch) -> std::result::Result<OwnedFd, Lost> {
     let handle = FileHandle { kind: watch.handle_kind, bytes: watch.handle.clone() };
     for mount in mounts(watch.device) {
@@ -204,7 +205,7 @@ fn path_of(file: &OwnedFd) -> PathBuf {
     tracee::procfs::link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default()
 }
 
-/// The mount points of a file system.
+/// Returns the mount points of a file system.
 fn mounts(device: u64) -> Vec<PathBuf> {
     let wanted = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let text = tracee::procfs::read_text("/proc/self/mountinfo").unwrap_or_default();
@@ -217,7 +218,7 @@ fn mounts(device: u64) -> Vec<PathBuf> {
     mounted.collect()
 }
 
-/// Decodes octal escapes such as `\040` for a space.
+/// Decodes octal escapes of mountinfo, such as `\040` for a space.
 fn unescape(text: &str) -> PathBuf {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -237,7 +238,7 @@ fn unescape(text: &str) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(&bytes))
 }
 
-/// Adds a watch under its watch descriptor.
+/// Adds a watch under its saved watch descriptor.
 fn add(instance: &OwnedFd, watch: &Watch, opener: &Opener) -> Result<()> {
     let path = Path::new(OsStr::from_bytes(&watch.path));
     sys::inotify::set_next_watch(instance.as_fd(), watch.number)?;
@@ -255,13 +256,15 @@ fn add(instance: &OwnedFd, watch: &Watch, opener: &Opener) -> Result<()> {
     }
     Err(ResourceError::File {
         path: path.display().to_string(),
-        why: format!("two watches of the program would be on this one file (watch {number})"),
+        why: format!(
+            "this file already has watch {number} of the program, and two watches on one file are not possible"
+        ),
         fix: "put back the files that the program watched, then restore again".to_owned(),
     })
 }
 
-/// Adds a watch by path. Without a handle, device and inode identify the watched file. Watching another file needs
-/// the right to read it.
+/// Adds a watch by path. Device and inode show whether the path leads to the watched file. For another file, the
+/// holders of the description need the right to read it.
 fn add_by_path(
     instance: &OwnedFd,
     watch: &Watch,
@@ -277,7 +280,7 @@ fn add_by_path(
     others.act(|link| inotify::add_watch(instance, link, flags))
 }
 
-/// Fills the queue until it overflows, and reads all other events.
+/// Fills the queue until it overflows, and then reads all events except the overflow event.
 fn overflow(instance: &OwnedFd) -> Result<()> {
     let limit = tracee::procfs::read_text(QUEUE_LIMIT)?.trim().parse().unwrap_or(usize::MAX);
     if limit > QUEUE_LIMIT_MAX {
@@ -296,7 +299,7 @@ fn overflow(instance: &OwnedFd) -> Result<()> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let watch = inotify::add_watch(instance, path, WatchFlags::MODIFY | WatchFlags::ACCESS)
         .map_err(|errno| Error::new("make an inotify queue overflow", errno))?;
-    // Alternate two kinds of events: the kernel merges equal consecutive ones.
+    // Two types of events alternate, since the kernel merges equal consecutive events.
     for _ in 0..=limit / 2 {
         file.rewind().and_then(|()| file.write_all(b"x")).map_err(failed)?;
         file.rewind().and_then(|()| file.read_exact(&mut [0; 1])).map_err(failed)?;
@@ -312,7 +315,7 @@ fn overflow(instance: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// A file without a name on a file system that supports watches.
+/// Creates a file without a name on a file system that supports watches.
 fn tempfile() -> Result<File> {
     let ownership = Ownership {
         mode: 0o600,
@@ -334,7 +337,7 @@ mod tests {
         inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap()
     }
 
-    /// All unread events.
+    /// Returns all unread events.
     fn events(instance: &OwnedFd) -> Vec<(i32, ReadFlags, String)> {
         let mut buffer = [std::mem::MaybeUninit::uninit(); 512];
         let mut reader = inotify::Reader::new(instance, &mut buffer);

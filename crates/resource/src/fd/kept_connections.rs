@@ -1,8 +1,10 @@
-//! Outside connections that may outlive their program: idle ones, and those that are captured completely.
+//! Outside connections (to processes outside the subject) that may stay open after the death of the subject. This
+//! process keeps duplicates of idle connections, and of connections whose whole state is captured.
 //!
-//! Owns: the counters of the last two pauses. A connection is idle if they are equal.
-//! Invariants: a socket that was handed to the caller belongs to it, and is closed when the caller drops it.
-//! Does not: track whether the program still runs.
+//! Owns: the progress counters of the last two pauses. A connection is idle if its counters are equal in both pauses.
+//! Invariants: a socket that was returned to the caller belongs to the caller, and is closed when the caller drops
+//! the socket.
+//! Does not: track whether the program is still running.
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -10,28 +12,28 @@ use std::sync::{Arc, Weak};
 
 use super::tcp_progress::Progress;
 
-/// Maximum number of kept connections of a subject; each uses a descriptor of this process.
+/// Maximum number of kept connections of a subject. Each kept connection uses a descriptor of this process.
 const KEPT_MAX: usize = 1024;
-/// Minimum fd of kept sockets, so that lower numbers stay free for the rest of this process.
+/// Minimum fd of a kept socket, so that lower fds stay free for other descriptors of this process.
 pub(super) const KEPT_NUMBER_MIN: i32 = 1024;
 
-/// Which connections are kept.
+/// The condition under which a connection is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Keep {
-    /// An idle one only.
+    /// The connection is kept only if it is idle.
     Idle,
-    /// Any.
+    /// The connection is always kept.
     Any,
 }
 
-/// Connections by socket cookie.
+/// The connections seen in the last two pauses, by socket cookie.
 #[derive(Debug, Default)]
 pub(super) struct KeptConnections {
     before: HashMap<u64, Seen>,
     now: HashMap<u64, Seen>,
-    /// Sockets of `now` that the caller still has.
+    /// Sockets in `now` that the caller has not dropped.
     known: Vec<Arc<OwnedFd>>,
-    /// New duplicates, by socket cookie.
+    /// Duplicates created in this pause, by socket cookie.
     new: Vec<(u64, OwnedFd)>,
 }
 
@@ -48,7 +50,8 @@ impl KeptConnections {
         self.new.clear();
     }
 
-    /// Inside the pause: records the progress of a connection.
+    /// Records the progress of a connection, and duplicates its socket if the connection is kept. Called inside the
+    /// pause.
     pub(super) fn note(&mut self, progress: Progress, socket: BorrowedFd<'_>, which: Keep) {
         let mut kept = Weak::new();
         let before = self.before.remove(&progress.cookie);
@@ -60,14 +63,14 @@ impl KeptConnections {
                     kept = weak;
                     self.known.push(socket);
                 }
-                // A socket that cannot be duplicated ends with the program.
+                // If a socket cannot be duplicated, the connection ends with the program.
                 None => self.new.extend(socket.try_clone_to_owned().ok().map(|copy| (progress.cookie, copy))),
             }
         }
         self.now.insert(progress.cookie, Seen { progress, kept });
     }
 
-    /// After the pause, while the limit on descriptors is raised: returns the kept sockets.
+    /// Returns the kept sockets. Called after the pause, while the limit on descriptors is raised.
     pub(super) fn take(&mut self) -> Vec<Arc<OwnedFd>> {
         let mut all = std::mem::take(&mut self.known);
         for (cookie, socket) in self.new.drain(..) {

@@ -1,10 +1,10 @@
-//! Locks and leases of an open file description, independent of its kind.
+//! Locks and leases of an open file description, independent of its descriptor kind.
 //!
-//! Owns: reading them from fdinfo, refusing those that cannot be restored, taking them.
-//! Invariants: a lock is taken before any process of the subject runs, by a process that holds the description. The
-//! kernel records that process, and sends a lease's signal to it. A conflicting lock of another process refuses the
-//! restore.
-//! Does not: handle record locks, which belong to a process.
+//! Owns: parsing locks from fdinfo, refusing locks that cannot be restored, and acquiring locks in a restore.
+//! Invariants: a process that holds the description acquires the lock before any process of the subject runs. The
+//! kernel records this process with the lock, and sends the signals of a lease to it, unless the description has
+//! another signal owner. If another process holds a conflicting lock, the restore is refused.
+//! Does not: handle record locks (fcntl(2) F_SETLK), which belong to a process.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -30,10 +30,10 @@ pub struct Lock {
     writes: bool,
     #[prost(int64, tag = "3")]
     start: i64,
-    /// 0 means to the end of the file, also when it grows.
+    /// Length in bytes. 0 means to the end of the file, also when the file grows.
     #[prost(int64, tag = "4")]
     length: i64,
-    /// The process that took it; not positive when unknown.
+    /// The pid of the process that acquired the lock; 0 or negative if unknown.
     #[prost(int32, tag = "5")]
     pid: i32,
 }
@@ -47,34 +47,34 @@ enum Kind {
     Lease = 3,
 }
 
-/// Lock kinds by their name in fdinfo.
+/// Lock types by their name in fdinfo.
 const KINDS: &[(&str, Kind)] = &[("FLOCK", Kind::Flock), ("OFDLCK", Kind::Range), ("LEASE", Kind::Lease)];
 const LEASE: &[u8] = b"LEASE";
 const ACTIVE: &str = "ACTIVE";
 
-/// Facts about the description that decide whether its locks can be restored.
+/// Facts about a description that decide whether its locks can be restored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Holding {
-    /// No process has the description: it is in flight in a socket.
+    /// No process has a descriptor of the description, since the description is in flight in a socket.
     pub in_flight: bool,
-    /// Its file has no name; needed only with a lease ([`has_lease`]).
+    /// The file has no name. This fact is needed only for a lease ([`has_lease`]).
     pub unlinked: bool,
 }
 
-/// Whether the text of fdinfo contains a lease.
+/// Reports whether a text of fdinfo contains a lease.
 #[must_use]
 pub fn has_lease(text: impl AsRef<[u8]>) -> bool {
     let mut lines = text.as_ref().split(|byte| *byte == b'\n');
     lines.any(|line| line.starts_with(b"lock:") && line.windows(LEASE.len()).any(|part| part == LEASE))
 }
 
-/// Whether the file of a descriptor has no name.
+/// Reports whether the file of a descriptor has no name.
 #[must_use]
 pub fn is_unlinked(file: impl AsFd) -> bool {
     rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink == 0)
 }
 
-/// Parses the locks in the fdinfo text of a description. Fails with the obstacle of a lock that cannot be saved.
+/// Parses the locks in the fdinfo text of a description. Fails with an obstacle if a lock cannot be saved.
 pub fn read(
     description: &Known,
     text: &str,
@@ -143,7 +143,7 @@ fn obstacle(description: &Known, what: &str, why: &str) -> Box<Obstacle> {
 }
 
 impl Lock {
-    /// The process that took it.
+    /// Returns the process that acquired the lock, if known.
     pub(super) fn taker(&self) -> Option<Pid> {
         (self.pid > 0).then_some(Pid(self.pid))
     }
@@ -152,7 +152,7 @@ impl Lock {
         RangeLock { writes: self.writes, start: self.start, length: self.length }
     }
 
-    /// Takes the lock in a process under construction.
+    /// Acquires the lock in a process under construction.
     pub(super) fn take(&self, stub: &mut Stub, memory: &ProcessMemory, fd: Fd) -> Result<()> {
         let number = fd.get() as u64;
         let taken = match self.kind() {
@@ -176,7 +176,7 @@ impl Lock {
         }
     }
 
-    /// Takes the lock through a descriptor of this process, for a description that no process holds.
+    /// Acquires the lock through a descriptor of this process, for a description that no process holds.
     pub(super) fn take_here(&self, file: BorrowedFd<'_>) -> Result<()> {
         let taken = match self.kind() {
             Kind::Flock => {
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_lock_taken_after_the_listing_is_read_and_can_be_restored() {
-        // A child process of another test would hold the locked descriptions for a moment.
+        // A child process of another test would share the locked descriptions for a moment.
         let _alone = alone();
         let named = tempfile::NamedTempFile::new().unwrap();
         let (file, other) = (open(named.path()), open(named.path()));

@@ -1,9 +1,10 @@
-//! Memory files created with memfd_create(2).
+//! Saves and restores memory files, created with memfd_create(2): the descriptor kind `fd/memfd`.
 //!
-//! Owns: their name, length, mode and seals; the content of those that are not mapped in the subject.
-//! Invariants: the memory kinds fill a mapped file, and its content is saved once. Seals are set last, since they
-//! forbid filling the file. A file that could be executed still can.
-//! Does not: save memory files of huge pages.
+//! Owns: name, length, mode and seals of a memory file, and the content of files that the subject does not map.
+//! Invariants: the memory kinds (code that saves mappings) save and fill a mapped file, so its content is saved once.
+//! Seals are set last, since they forbid filling the file. A file that could be executed before the checkpoint can be
+//! executed after the restore.
+//! Does not: save memory files with huge pages.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,13 +28,14 @@ use crate::support::ownership::owner;
 const NAME: &str = "fd/memfd";
 const PREFIX: &[u8] = b"/memfd:";
 const SUFFIX: &[u8] = b" (deleted)";
-/// Flags of a description that memfd_create(2) cannot create, since it creates O_RDWR alone. O_APPEND is among them
-/// although it can be set later, because the memory kinds write through the created description.
+/// Mask of flags that identify a description created by memfd_create(2): of these flags, only O_RDWR is set. The mask
+/// contains O_APPEND, although O_APPEND can be set later, since the memory kinds write through the created
+/// description.
 const MADE_WITH: OFlags =
     OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC).union(OFlags::PATH).union(OFlags::APPEND);
 const HUGETLBFS: i64 = 0x9584_58f6;
 
-/// One open memory file as it is in the image.
+/// The payload: one open memory file as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 struct MemfdPayload {
     #[prost(bytes = "vec", tag = "1")]
@@ -51,16 +53,16 @@ struct MemfdPayload {
     user: u32,
     #[prost(uint32, tag = "7")]
     group: u32,
-    /// `None` when the file is mapped, and in all but one record of the same file.
+    /// The content. `None` if the file is mapped, and in all records of the file except one.
     #[prost(message, optional, tag = "8")]
     content: Option<Content>,
 }
 
-/// The kind.
+/// Descriptor kind ([`FdKind`]) of memory files.
 #[derive(Clone, Copy, Debug)]
 pub struct Memfd;
 
-/// Whether a description is of a memory file.
+/// Reports whether a description refers to a memory file.
 pub(super) fn is_memfd(description: &Description) -> bool {
     let link = description.info.target.as_os_str().as_bytes();
     FileType::from_raw_mode(description.stat.st_mode) == FileType::RegularFile
@@ -158,11 +160,11 @@ impl FdKind for Memfd {
     }
 }
 
-/// Adds the missing seals of a memory file. The kernel accepts them through writable descriptions only.
+/// Adds the missing seals of a memory file. The kernel accepts seals only through a writable description.
 fn seal(file: &OwnedFd, wanted: SealFlags) -> Result<()> {
     let writable = reopen(file, OFlags::RDWR | OFlags::CLOEXEC)?;
     let has = rustix::fs::fcntl_get_seals(&writable).map_err(|errno| failed("get the seals", errno))?;
-    // F_SEAL_SEAL forbids further seals, so all are added in one call.
+    // F_SEAL_SEAL forbids further seals, so all seals are added in one call.
     if has.contains(wanted) {
         return Ok(());
     }
@@ -198,7 +200,8 @@ impl FdCapture for MemfdCapture {
         Ok(())
     }
 
-    /// If the file was unmapped after `prepare`, its content is copied here, since the memory kinds do not save it.
+    /// Copies the content of a file that was unmapped after [`FdKind::prepare`], since the memory kinds do not save
+    /// this content.
     fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
         if self.is_carrier && self.copied.is_none() && !scope.maps(description) {
             self.copied = Some(self.copy.copy(self.reader.as_fd())?);
@@ -234,7 +237,7 @@ impl FdCapture for MemfdCapture {
     }
 }
 
-/// One memory file of a restore with all its descriptions.
+/// One memory file of a restore, with all its descriptions.
 #[derive(Default)]
 struct MemoryFile {
     records: Vec<(DescriptionId, u32)>,
@@ -268,8 +271,9 @@ impl MemoryFile {
         Ok(())
     }
 
-    /// The description that is the one created by memfd_create(2): the first with the same flags. It does not count
-    /// as open for writing, but later writable opens do, and a file that is open for writing cannot be executed.
+    /// Returns the description that memfd_create(2) creates: the first description with matching flags. The kernel
+    /// does not count this description as a writer, but counts every later writable open. A file with a counted
+    /// writer cannot be executed.
     fn maker(&self) -> Option<DescriptionId> {
         let is_like = |flags: u32| flags_for(flags) & MADE_WITH == OFlags::RDWR;
         self.records.iter().find(|record| is_like(record.1)).map(|record| record.0)
@@ -412,7 +416,7 @@ mod tests {
         let mut subject = Subject::new(&[&file]);
         let envelopes = subject.capture(&Memfd, || {}).unwrap();
         let inode = rustix::fs::fstat(&file).unwrap().st_ino;
-        // An object of another kind with the same inode number on another file system is skipped.
+        // This object is on another file system and has the same inode number by chance. This object must be skipped.
         subject.objects.insert(inode, OwnedFd::from(tempfile::tempfile().unwrap()));
         assert!(same(&subject.build(&Memfd, &envelopes, &[]).unwrap()[0], &file));
         let object = memfd("mapped", b"");
@@ -430,7 +434,8 @@ mod tests {
             let link = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
             std::process::Command::new(link).status()
         };
-        // A child that another test is forking may still hold the writer that is closed here.
+        // A child process that another test has just forked may still have a duplicate of the writer that is closed
+        // here.
         let runs_soon = |file: &OwnedFd| {
             let busy = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ExecutableFileBusy;
             let pause = || std::thread::sleep(std::time::Duration::from_millis(10));

@@ -1,14 +1,15 @@
-//! Open file descriptions: the registry of descriptor kinds.
+//! Registry of descriptor kinds. A descriptor kind is the code that saves and restores one type of open file
+//! description, such as pipes or TCP sockets.
 //!
-//! Owns: the order of the kinds; the kind of each description.
-//! Invariants: every open file description is saved once, however many descriptors refer to it. The envelope, not the
-//! kind, saves properties of all kinds (status flags, position, owner).
-//! Does not: install descriptors into processes; the engine does.
+//! Owns: the order of the kinds, and which kind handles a description.
+//! Invariants: every open file description is saved once, however many descriptors refer to it. The [`envelope`], not
+//! the kind, saves the properties that all types have (status flags, position, owner).
+//! Does not: install descriptors into processes; the crate `engine` does.
 //!
-//! A restore has two steps. `create` runs in the restoring process before any process of the subject exists. It runs
-//! once per kind with all its records, so that both ends of a pipe are created together. Every process under
-//! construction inherits all descriptions. `connect` runs when every descriptor has its fd in its process, for state
-//! that depends on fds (epoll registrations, record locks).
+//! A restore has two main steps. [`FdKind::create`] runs in the restoring process before any process of the subject
+//! exists. `create` runs once per kind with all records of the kind, so that both ends of a pipe are created
+//! together. Every process under construction inherits all created descriptions. [`FdKind::connect`] runs when each
+//! descriptor has its fd in its process, and restores state that depends on fds (epoll registrations).
 
 pub mod deleted;
 pub(crate) mod description;
@@ -68,9 +69,9 @@ pub use self::kind::{Connections, Constant, FdCapture, FdConnect, FdCreate, FdKi
 pub use self::scope::{CaptureScope, ScopeIndex};
 pub use self::vacated::Vacated;
 
-/// Every descriptor kind. The first that claims a description is its kind.
+/// Every descriptor kind. The first kind that claims a description handles it.
 pub const REGISTRY: &[&dyn FdKind] = &[
-    // Before files and directories, which claim by name.
+    // `ProcFile` precedes the kinds of files and directories, which claim every description with a path.
     &proc_file::ProcFile,
     &directory::Directory,
     &device::Device,
@@ -93,21 +94,21 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &unix::Unix,
 ];
 
-/// The kind that claims a description. The result is cached, since it does not change and `claims` makes system
-/// calls.
+/// Returns the kind that claims a description. The result is cached, since the kind does not change and
+/// [`FdKind::claims`] can make system calls.
 #[must_use]
 pub fn kind_of(description: &Description) -> Option<&'static dyn FdKind> {
     let find = || REGISTRY.iter().position(|kind| kind.claims(description));
     description.known().kind.get_or_init(find).map(|place| REGISTRY[place])
 }
 
-/// The kind that claims a description, if [`kind_of`] has determined it.
+/// Returns the kind that claims a description, if [`kind_of`] has already determined the kind.
 #[must_use]
 pub fn known_kind(known: &Known) -> Option<&'static dyn FdKind> {
     known.kind.get().copied().flatten().map(|place| REGISTRY[place])
 }
 
-/// The kind with this record name.
+/// Returns the kind whose records have this name.
 #[must_use]
 pub fn kind_named(name: &str) -> Option<&'static dyn FdKind> {
     REGISTRY.iter().copied().find(|kind| kind.name() == name)

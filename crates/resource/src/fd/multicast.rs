@@ -1,9 +1,9 @@
 //! Multicast memberships of UDP sockets.
 //!
-//! Owns: finding the groups that a socket has joined, with their source filters, and joining them again.
-//! Invariants: the kernel shows a membership only for a given group and interface, so each group that this machine
-//! has joined (/proc/net/igmp, /proc/net/igmp6) is queried.
-//! Does not: find anycast addresses (IPV6_JOIN_ANYCAST), which no call shows.
+//! Owns: finding the groups that a socket has joined, with their source filters, and joining these groups again.
+//! Invariants: the kernel shows a membership of a socket only for a given group and interface. So each group that
+//! this machine has joined (/proc/net/igmp, /proc/net/igmp6) is queried.
+//! Does not: find anycast addresses (IPV6_JOIN_ANYCAST), which no system call shows.
 
 use std::os::fd::BorrowedFd;
 
@@ -15,13 +15,15 @@ use tracee::procfs;
 use super::socket_family::{AF_INET, AF_INET6, Family, IPPROTO_IP, IPPROTO_IPV6};
 use crate::error::{ResourceError, Result};
 
-/// Exceeds the default limits of a filter (net.ipv4.igmp_max_msf is 10, net.ipv6.mld_max_msf is 64).
+/// Maximum number of sources that are read. Exceeds the default limits of a filter (10 for net.ipv4.igmp_max_msf, 64
+/// for net.ipv6.mld_max_msf).
 const SOURCES_MAX: usize = 256;
-/// `struct group_req`: interface, and the group at its alignment.
+/// Offset of the group in `struct group_req`, behind the interface index.
 const GROUP_AT: usize = 8;
 const ADDRESS_BYTES: usize = 128;
 const REQUEST_BYTES: usize = GROUP_AT + ADDRESS_BYTES;
-/// `struct group_filter`: interface and group as above, mode, number of sources, sources.
+/// Offset of the mode in `struct group_filter`. The order is: interface and group as in `struct group_req`, mode,
+/// number of sources, sources.
 const MODE_AT: usize = REQUEST_BYTES;
 const COUNT_AT: usize = MODE_AT + 4;
 const SOURCES_AT: usize = COUNT_AT + 4;
@@ -29,24 +31,24 @@ const EXCLUDE: u32 = 0;
 const EADDRNOTAVAIL: i32 = 99;
 const IPV4_BYTES: usize = 4;
 
-/// One group that a socket has joined.
+/// One group that a socket has joined, as it is in the image.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct Membership {
-    /// The name of the interface, since its index can change at a boot.
+    /// The name of the interface. The index of an interface can change at a boot.
     #[prost(string, tag = "1")]
     interface: String,
-    /// 4 or 16 bytes.
+    /// The address of the group: 4 bytes (IPv4) or 16 bytes (IPv6).
     #[prost(bytes = "vec", tag = "2")]
     group: Vec<u8>,
     /// MCAST_EXCLUDE or MCAST_INCLUDE.
     #[prost(uint32, tag = "3")]
     mode: u32,
-    /// Excluded or included hosts.
+    /// Addresses of the excluded or included hosts.
     #[prost(bytes = "vec", repeated, tag = "4")]
     sources: Vec<Vec<u8>>,
 }
 
-/// A group that a socket of this machine has joined.
+/// A group that any socket of this machine has joined.
 struct Joined {
     number: u32,
     interface: String,
@@ -62,7 +64,7 @@ pub(crate) fn read(socket: BorrowedFd<'_>, family: Family) -> Result<Vec<Members
         filter[COUNT_AT..SOURCES_AT].copy_from_slice(&(SOURCES_MAX as u32).to_ne_bytes());
         match socket_option::get(socket, filter_option(&one.group), &mut filter) {
             Ok(_) => {}
-            // Not joined by this socket.
+            // This socket has not joined the group.
             Err(error) if error.errno.0 == EADDRNOTAVAIL || error.errno == Errno::EINVAL => continue,
             Err(error) => return Err(error.into()),
         }
@@ -84,14 +86,14 @@ pub(crate) fn read(socket: BorrowedFd<'_>, family: Family) -> Result<Vec<Members
     Ok(found)
 }
 
-/// Joins saved groups.
+/// Joins saved groups with their source filters.
 pub(crate) fn join(socket: BorrowedFd<'_>, memberships: &[Membership]) -> Result<()> {
     for one in memberships {
         let path = format!("/sys/class/net/{}/ifindex", one.interface);
         let number = procfs::read_text(&path).ok().and_then(|text| text.trim().parse().ok());
         let number = number.ok_or_else(|| ResourceError::File {
             path: format!("network interface {}", one.interface),
-            why: "a socket of the program has joined a multicast group on it, and it does not exist"
+            why: "a socket of the program has joined a multicast group on this interface, and the interface does not exist"
                 .to_owned(),
             fix: "create the interface (`ip link add`), then restore again".to_owned(),
         })?;
@@ -127,12 +129,12 @@ fn request(interface: u32, group: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Offset of the host address in the `struct sockaddr` of its family.
+/// Returns the offset of the host address in the `struct sockaddr` of its family.
 fn host_at(host: &[u8]) -> usize {
     if host.len() == IPV4_BYTES { 4 } else { 8 }
 }
 
-/// Encodes a host as `struct sockaddr_storage`.
+/// Encodes a host address as `struct sockaddr_storage`.
 fn address(host: &[u8]) -> [u8; ADDRESS_BYTES] {
     let mut bytes = [0; ADDRESS_BYTES];
     let family = if host.len() == IPV4_BYTES { AF_INET } else { AF_INET6 };
@@ -146,7 +148,8 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
 }
 
-/// All groups that a socket of this family may have joined. The files are missing on a kernel without multicast.
+/// Returns all groups that a socket of this family may have joined. The files are missing on a kernel without
+/// multicast.
 fn joined_here(family: Family) -> Vec<Joined> {
     let text = procfs::read_text("/proc/net/igmp").unwrap_or_default();
     let mut found = parse_ipv4(&text);
@@ -156,7 +159,7 @@ fn joined_here(family: Family) -> Vec<Joined> {
     found
 }
 
-/// Parses a line per interface (index, name), each followed by a line per group.
+/// Parses /proc/net/igmp: a line per interface (index, name), followed by a line for each group of the interface.
 fn parse_ipv4(text: &str) -> Vec<Joined> {
     let mut interface = None;
     let mut found = Vec::new();
@@ -176,7 +179,7 @@ fn parse_ipv4(text: &str) -> Vec<Joined> {
     found
 }
 
-/// Parses a line per group: index and name of the interface, group in hexadecimal.
+/// Parses /proc/net/igmp6: a line per group, with index and name of the interface, and the group in hexadecimal.
 fn parse_ipv6(text: &str) -> Vec<Joined> {
     let read = |line: &str| {
         let mut words = line.split_ascii_whitespace();
@@ -195,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    /// A group that no other program of this machine joins.
+    /// A group that no other program on this machine joins.
     const GROUP: Ipv4Addr = Ipv4Addr::new(239, 77, 12, 5);
 
     fn family(socket: &UdpSocket) -> Family {

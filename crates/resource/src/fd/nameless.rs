@@ -1,11 +1,13 @@
-//! Saving and restoring a regular file without a name.
+//! Saves and restores regular files without a name.
 //!
-//! Owns: its content or its handle in the image; creating it without a name.
-//! Invariants: several descriptions of one file are restored as one file. A file that could be linked again
-//! (O_TMPFILE) still can, and no other. Content of a mapped file is saved by the memory kinds and not twice.
-//! Does not: decide which descriptions are such files.
+//! Owns: the content or the file handle of a file without a name in the image, and creating the file without a name.
+//! Invariants: all open file descriptions of one file are restored as descriptions of one file. A restored file can
+//! be linked to a name only if this was possible before (O_TMPFILE). The memory kinds (code that saves mappings) save
+//! the content of a mapped file, so the content is saved once.
+//! Does not: decide which descriptions refer to files without a name; the descriptor kind `deleted` does.
 //!
-//! A file whose own name was removed but that has other names (hard links) is found by its file handle.
+//! If a removed file still has other names (hard links), the file is found by its file handle, and its content is not
+//! saved.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,10 +33,10 @@ use crate::support::path;
 
 pub(super) const CLOSE_IT: &str = "let the program close it before the checkpoint";
 
-/// A file without a name as it is in the image.
+/// The state of a file without a name, as it is in the image.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Nameless {
-    /// Its content; `None` when memory kinds save it, and in all but one record of the same file.
+    /// The content. `None` if the memory kinds save the content, and in all records of the file except one.
     #[prost(message, optional, tag = "1")]
     pub(super) content: Option<Content>,
     #[prost(uint32, tag = "2")]
@@ -51,17 +53,17 @@ pub(super) struct Nameless {
     modified_s: i64,
     #[prost(int64, tag = "8")]
     modified_ns: i64,
-    /// The file handle; empty when the file has no name at all.
+    /// The file handle. Empty if the file has no name at all.
     #[prost(int32, tag = "9")]
     handle_kind: i32,
     #[prost(bytes = "vec", tag = "10")]
     handle: Vec<u8>,
 }
 
-/// Capture of a file, used if it has no name in the pause.
+/// Capture of one file, used if the file has no name in the pause.
 #[derive(Debug)]
 pub(super) struct NamelessCapture {
-    /// Whether this is the description that saves the content for all descriptions of its file.
+    /// Set for the first description of a file, which saves the content for all descriptions of the file.
     is_carrier: bool,
     is_mapped: bool,
     reader: Option<OwnedFd>,
@@ -90,7 +92,8 @@ impl NamelessCapture {
         Ok(capture)
     }
 
-    /// Inside the pause: copies the content of a file without any name, or the handle of a file with other names.
+    /// Copies the content of a file without any name, or the handle of a file with other names. Called inside the
+    /// pause.
     pub(super) fn inside(&mut self, file: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
         if stat.st_nlink > 0 {
             self.handle = Some(file_handle::of(file)?);
@@ -102,7 +105,7 @@ impl NamelessCapture {
         self.copy_from(file)
     }
 
-    /// Inside the pause, when the mappings are known: copies the content of a file that is no longer mapped.
+    /// Copies the content of a file that is no longer mapped. Called inside the pause, when the mappings are known.
     pub(super) fn relate(
         &mut self,
         description: &Description,
@@ -124,7 +127,7 @@ impl NamelessCapture {
         Ok(())
     }
 
-    /// After the pause: the message.
+    /// Returns the protobuf message for the payload. Called after the pause.
     pub(super) fn after(&self, pid: Pid, description: &Known, stat: &Stat) -> Result<Nameless> {
         if self.copied == Some(Copied::TooMuch) {
             let why = format!(
@@ -159,7 +162,7 @@ fn unsupported(pid: Pid, description: &Known, why: String) -> ResourceError {
     }
 }
 
-/// The nameless files of a restore, each with all its descriptions.
+/// The files without a name in a restore, each with all its descriptions.
 #[derive(Debug, Default)]
 pub(super) struct NamelessFiles {
     files: BTreeMap<(u64, u64), NamelessFile>,
@@ -170,7 +173,7 @@ struct NamelessFile {
     records: Vec<(DescriptionId, u32, Opener)>,
     path: PathBuf,
     holder: Option<Pid>,
-    /// The payload with the content, or the first one.
+    /// The state from the record with the content; without content, from the first record.
     state: Nameless,
 }
 
@@ -211,8 +214,9 @@ impl NamelessFile {
             let why = format!("the content of {} is missing", self.path.display());
             return Err(ResourceError::Malformed { kind, why });
         };
-        // Only the O_TMPFILE description itself shows that its file may be linked, so it is created with the same
-        // flags.
+        // The kernel permits linking a file without a name only if the file was created with O_TMPFILE and without
+        // O_EXCL. So the file is created with the flags of the recorded O_TMPFILE description, and becomes this
+        // description.
         let maker = self.records.iter().find(|record| is_temporary(record.1));
         let made = make_nameless(&home, maker.map(|record| record.1))?;
         let writer = reopen(&made, OFlags::RDWR | OFlags::CLOEXEC)?;
@@ -224,7 +228,7 @@ impl NamelessFile {
         self.set_attributes(writer.as_fd())
     }
 
-    /// Opens all descriptions of a file that exists under another name.
+    /// Opens all descriptions of a file that still exists under another name.
     fn open_found(&self, file: &OwnedFd, was: Identity, context: &mut FdCreate<'_>) -> Result<()> {
         for (id, flags, opener) in &self.records {
             let file = file.try_clone().map_err(|error| Error::new("duplicate a descriptor", error))?;
@@ -280,8 +284,8 @@ fn is_temporary(flags: u32) -> bool {
     OFlags::from_bits_retain(flags).contains(OFlags::TMPFILE)
 }
 
-/// Whether an object of the memory kinds is in the directory of this file, since inode numbers repeat between file
-/// systems.
+/// Reports whether an object of the memory kinds is in the directory of this file. The inode number is not enough,
+/// since two file systems can use the same inode number.
 fn lies_in(object: &OwnedFd, home: &OwnedFd) -> bool {
     let (object, home) = (place_of(object), place_of(home));
     object.is_some() && object.and_then(|object| object.parent().map(Path::to_owned)) == home
@@ -297,7 +301,7 @@ pub(super) fn open_handle(home: &OwnedFd, handle: &FileHandle) -> sys::Result<Ow
     file_handle::open(mount.as_fd(), handle)
 }
 
-/// Creates a file without a name. With flags, creates it as the O_TMPFILE description with these flags.
+/// Creates a file without a name. With flags, creates the file as an O_TMPFILE description with these flags.
 fn make_nameless(home: &OwnedFd, maker: Option<u32>) -> Result<OwnedFd> {
     let mode = Mode::RUSR | Mode::WUSR;
     let flags = match maker {

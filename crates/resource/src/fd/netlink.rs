@@ -1,12 +1,13 @@
-//! Netlink sockets of protocols without other per-socket state in the kernel.
+//! Saves and restores netlink(7) sockets of protocols without other per-socket state in the kernel: the descriptor
+//! kind `fd/netlink`.
 //!
-//! Owns: port, peer, group memberships, options; reporting unread messages as lost.
-//! Invariants: messages that were unread at the checkpoint are restored as one ENOBUFS, as after an overrun. A
-//! program has to query the kernel again then (netlink(7)). A few acknowledgements of NLMSG_NOOP with sequence number
-//! zero follow it.
-//! Does not: restore a partly read dump, or queues and logs of the packet filter that are bound to the port. Does not
-//! restore protocols with state elsewhere (connector, audit with a port), or sockets connected to another program.
-//! These are refused.
+//! Owns: port, peer, group memberships and options of a socket, and reporting its unread messages as lost.
+//! Invariants: messages that were unread at the checkpoint are restored as one error ENOBUFS, as after an overrun.
+//! After ENOBUFS, a program must query the kernel again (netlink(7)). A few acknowledgements of NLMSG_NOOP requests
+//! with sequence number 0 follow the error.
+//! Does not: restore a partly read dump, or queues and logs of the packet filter that are bound to the port.
+//! Protocols with other state (connector, audit with a port), and sockets that are connected to another program, are
+//! not restored either. All these sockets are refused.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -36,17 +37,17 @@ const EADDRINUSE: i32 = 98;
 const GENERIC: i32 = 16;
 const AUDIT: i32 = 9;
 const NETFILTER: i32 = 12;
-/// Protocols that only answer requests: NETLINK_ROUTE, NETLINK_SOCK_DIAG, NETLINK_XFRM, NETLINK_NETFILTER,
-/// NETLINK_KOBJECT_UEVENT, NETLINK_GENERIC.
+/// Supported protocols, which only answer requests: NETLINK_ROUTE, NETLINK_SOCK_DIAG, NETLINK_XFRM,
+/// NETLINK_NETFILTER, NETLINK_KOBJECT_UEVENT, NETLINK_GENERIC.
 const PROTOCOLS: &[i32] = &[0, 4, 6, NETFILTER, 15, GENERIC];
 const ADD_MEMBERSHIP: SocketOption =
     SocketOption { level: SOL_NETLINK, number: 1, name: "NETLINK_ADD_MEMBERSHIP" };
 const LIST_MEMBERSHIPS: SocketOption =
     SocketOption { level: SOL_NETLINK, number: 9, name: "NETLINK_LIST_MEMBERSHIPS" };
 const NO_ENOBUFS: SocketOption = SocketOption { level: SOL_NETLINK, number: 5, name: "NETLINK_NO_ENOBUFS" };
-/// Buffer for the membership bits of 8,192 groups; the kernel has some hundred.
+/// Size of the buffer for membership bits, for up to 8,192 groups. The kernel has some hundred groups.
 const MEMBERSHIP_BYTES_MAX: usize = 1024;
-/// Maximum number of acknowledgements sent to fill the smallest receive buffer; four are enough on Linux 6.18.
+/// Maximum number of acknowledgements requested to fill the smallest receive buffer. Four are enough on Linux 6.18.
 const ACKNOWLEDGEMENTS_MAX: usize = 64;
 const ADDRESS_BYTES: usize = 12;
 const DUMPING: (&str, &str) =
@@ -57,7 +58,7 @@ const BOUND_AUDIT: (&str, &str) = (
      must close it first",
 );
 
-/// Netlink sockets.
+/// Descriptor kind ([`FdKind`]) of netlink sockets.
 #[derive(Debug)]
 pub struct Netlink;
 
@@ -67,18 +68,18 @@ struct State {
     family: Family,
     #[prost(message, required, tag = "2")]
     options: Options,
-    /// Zero for a socket without a port.
+    /// The port; 0 for a socket without a port.
     #[prost(uint32, tag = "3")]
     port: u32,
-    /// One bit for each group, the first group in the lowest bit of the first byte.
+    /// One bit per group. The first group is the lowest bit of the first byte.
     #[prost(bytes = "vec", tag = "4")]
     groups: Vec<u8>,
-    /// Whether messages or an error were unread.
+    /// Set when messages or an error were unread.
     #[prost(bool, tag = "5")]
     lost: bool,
     #[prost(message, optional, tag = "6")]
     inherited: Option<InheritedSocket>,
-    /// The boot id for which the numbers of NETLINK_GENERIC families are valid; empty for other protocols.
+    /// The id of the boot in which the numbers of NETLINK_GENERIC families are valid. Empty for other protocols.
     #[prost(string, tag = "7")]
     boot: String,
 }
@@ -167,20 +168,20 @@ impl FdCapture for Capture {
     }
 }
 
-/// Why a socket cannot be saved, and the fix; `None` when it can.
+/// Returns the reason why a socket cannot be saved, and the fix. Returns `None` if the socket can be saved.
 fn refusal(description: &Description) -> Result<Option<(&'static str, &'static str)>> {
     let socket = description.as_fd();
     let family = Family::of(socket)?;
     let own = port(&socket::local(socket)?);
-    // Audit events are sent only to a socket with a port. Programs such as dbus-daemon open one without a port to
-    // write events.
+    // The kernel sends audit events only to a socket with a port. Programs such as dbus-daemon open a socket without
+    // a port to write events.
     let is_unused_audit = family.protocol == AUDIT && own == 0;
     if family.protocol == AUDIT && !is_unused_audit {
         return Ok(Some(BOUND_AUDIT));
     }
     if !PROTOCOLS.contains(&family.protocol) && !is_unused_audit {
         return Ok(Some((
-            "its protocol keeps state of the socket in the kernel that cannot be read back",
+            "its protocol keeps state of the socket in the kernel, and this state cannot be read back",
             "let the program close it before the checkpoint",
         )));
     }
@@ -202,7 +203,7 @@ fn refusal(description: &Description) -> Result<Option<(&'static str, &'static s
     Ok(None)
 }
 
-/// The port in a `struct sockaddr_nl`.
+/// Returns the port in a `struct sockaddr_nl`.
 fn port(address: &SocketAddress) -> u32 {
     address.0.get(4..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
@@ -214,7 +215,7 @@ fn memberships(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
     Ok(bits)
 }
 
-/// Whether a dump for a socket is in progress: column `Dump` of /proc/net/netlink.
+/// Reports whether a dump for a socket is in progress (column `Dump` of /proc/net/netlink).
 fn is_dumping(inode: Inode) -> Result<bool> {
     const DUMP: usize = 6;
     const INODE: usize = 9;
@@ -226,7 +227,7 @@ fn is_dumping(inode: Inode) -> Result<bool> {
     }))
 }
 
-/// Whether NFQUEUE or NFLOG sends packets to a port. Without these modules the files are missing.
+/// Reports whether NFQUEUE or NFLOG sends packets to a port. Without these kernel modules, the files are missing.
 fn has_packet_queue(port: u32) -> bool {
     const PORT: usize = 1;
     let files = ["/proc/net/netfilter/nfnetlink_queue", "/proc/net/netfilter/nfnetlink_log"];
@@ -237,7 +238,7 @@ fn has_packet_queue(port: u32) -> bool {
     })
 }
 
-/// The id of this boot.
+/// Returns the id of this boot.
 fn boot() -> Result<String> {
     Ok(procfs::read_text("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
@@ -278,7 +279,7 @@ fn bind(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
         EADDRINUSE => refused(
             state,
             "another socket has this port",
-            "end the program that has it (`ss -f netlink -p`), then restore again",
+            "end the program that uses this port (`ss -f netlink -p`), then restore again",
         ),
         _ => error.into(),
     })
@@ -289,8 +290,8 @@ fn refused(state: &State, why: &str, fix: &str) -> ResourceError {
     ResourceError::File { path, why: why.to_owned(), fix: fix.to_owned() }
 }
 
-/// Makes a socket report ENOBUFS, by requests whose answers fill the receive buffer. Messages with the kernel as
-/// sender cannot be injected, and reading any would also clear the error.
+/// Makes a socket report ENOBUFS: sends requests whose acknowledgements fill the receive buffer. Messages with the
+/// kernel as sender cannot be injected. The acknowledgements are not read, since a read would also clear the error.
 fn overrun(socket: BorrowedFd<'_>) -> Result<()> {
     const NOOP: u16 = 1;
     const REQUEST_AND_ACKNOWLEDGE: u16 = 5;
@@ -311,6 +312,7 @@ fn overrun(socket: BorrowedFd<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use model::DescriptionId;
 
@@ -321,16 +323,21 @@ mod tests {
     const EXTENDED_ACK: SocketOption =
         SocketOption { level: SOL_NETLINK, number: 11, name: "NETLINK_EXT_ACK" };
 
+    /// A socket with a port of its own. A port that the kernel chooses is the pid if that is free, and another test could
+    /// get the pid while this test restores its socket.
     fn bound(family: Family, groups: &[i32]) -> OwnedFd {
+        static PORTS: AtomicU32 = AtomicU32::new(0x4000_0000);
+        let own = std::process::id() << 4;
+        let port = PORTS.fetch_add(1, Ordering::Relaxed) + own;
         let socket = family.create().unwrap();
-        bind(socket.as_fd(), &State::default()).unwrap();
+        bind(socket.as_fd(), &State { port, ..State::default() }).unwrap();
         for group in groups {
             socket_option::set_int(socket.as_fd(), ADD_MEMBERSHIP, *group).unwrap();
         }
         socket
     }
 
-    /// Requests one link by its index, or all links.
+    /// Requests one link by its index, or all links (a dump).
     fn ask(socket: &OwnedFd, all: bool) {
         const GET_LINK: u16 = 18;
         let flags: u16 = if all { 0x301 } else { 1 };

@@ -1,8 +1,9 @@
-//! Unread messages of a socket.
+//! Reads the unread messages of a socket without consuming them (MSG_PEEK).
 //!
-//! Owns: reading all of them with MSG_PEEK, without consuming any.
-//! Invariants: message boundaries are preserved; the program's own peek offset is restored.
-//! Does not: read empty messages that were peeked before (the kernel skips them), or out-of-band bytes.
+//! Owns: reading all messages in the receive queue.
+//! Invariants: message boundaries are preserved. The program's own peek offset (SO_PEEK_OFF) is restored.
+//! Does not: read out-of-band bytes, or empty messages that the program has already peeked; the kernel skips these
+//! messages.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -16,23 +17,23 @@ use super::socket_family::{SOCK_SEQPACKET, SOCK_STREAM};
 use super::socket_options::PEEK_OFFSET;
 use crate::error::Result;
 
-/// Initial size of the peek buffer; it grows for longer messages.
+/// Initial size of the peek buffer in bytes. The buffer grows for longer messages.
 const PEEK_BYTES: usize = 64 * 1024;
-/// Maximum size of the peek buffer; no message or queue exceeds the largest socket buffer.
+/// Maximum size of the peek buffer in bytes. No message or queue exceeds the largest socket buffer.
 const PEEK_BYTES_MAX: usize = 1 << 30;
 
-/// A message with duplicates of the descriptors in it.
+/// A message, with duplicates of the descriptors that it carries.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) bytes: Vec<u8>,
     pub(crate) from: SocketAddress,
     pub(crate) rights: Vec<OwnedFd>,
     pub(crate) credentials: Option<Credentials>,
-    /// The destination address, where the socket receives it.
+    /// The destination address, if the socket receives destination addresses; otherwise empty.
     pub(crate) destination: Vec<u8>,
 }
 
-/// Peeks all messages in a socket's queue; `kind` is SOCK_STREAM and so on.
+/// Peeks all messages in the queue of a socket. `kind` is the socket type (SOCK_STREAM and so on).
 pub(crate) fn peek_all(socket: BorrowedFd<'_>, kind: i32) -> Result<Vec<Seen>> {
     if !events(socket)?.contains(PollFlags::IN) {
         return Ok(Vec::new());
@@ -72,9 +73,9 @@ fn peek_at(socket: BorrowedFd<'_>, position: usize, buffer: &mut [u8]) -> Result
     let offset = i32::try_from(position).unwrap_or(i32::MAX);
     socket_option::set_int(socket, PEEK_OFFSET, offset)?;
     match socket::peek(socket, buffer) {
-        // An unconnected socket can have no message.
+        // An unconnected socket has no message.
         Err(error) if error.errno == Errno::EINVAL || error.errno.0 == ENOTCONN => Ok(None),
-        // A pending reset is reported before the bytes.
+        // The kernel reports a pending reset before the bytes. A second call peeks the bytes.
         Err(error) if error.errno.0 == ECONNRESET => Ok(socket::peek(socket, buffer)?),
         outcome => Ok(outcome?),
     }
@@ -83,7 +84,7 @@ fn peek_at(socket: BorrowedFd<'_>, position: usize, buffer: &mut [u8]) -> Result
 const ENOTCONN: i32 = 107;
 const ECONNRESET: i32 = 104;
 
-/// Whether an empty read means the end of the connection and not an empty message.
+/// Reports whether an empty read means the end of the connection, and not an empty message.
 fn is_at_end(socket: BorrowedFd<'_>, kind: i32) -> Result<bool> {
     Ok(kind == SOCK_SEQPACKET && events(socket)?.contains(PollFlags::RDHUP))
 }

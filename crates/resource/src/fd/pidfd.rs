@@ -1,10 +1,11 @@
-//! Process file descriptors (pidfds).
+//! Saves and restores process file descriptors (pidfds), created with pidfd_open(2) or clone(2): the descriptor kind
+//! `fd/pidfd`.
 //!
 //! Owns: the process to which a pidfd refers.
-//! Invariants: a process that holds the pidfd opens it when the target process exists again. All holders of the
-//! description get the same one.
-//! Does not: handle processes outside the tree and threads other than leaders (both refused), or the exit status of a
-//! reaped process.
+//! Invariants: one of the processes that hold the pidfd opens the pidfd again, when the target process exists. All
+//! holders share this open file description.
+//! Does not: handle processes outside the subject, or threads other than thread group leaders (both are refused). The
+//! exit status of a reaped process is not restored.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -31,16 +32,16 @@ const O_CLOEXEC: u64 = 0o2_000_000;
 const PIDFD_FLAGS: u32 = 0o4_000 | 0o200;
 const PIDFD_THREAD: u32 = 0o200;
 
-/// Process file descriptors.
+/// Descriptor kind ([`FdKind`]) of process file descriptors.
 #[derive(Debug)]
 pub struct Pidfd;
 
 #[derive(Clone, PartialEq, Eq, Message)]
 struct State {
-    /// The process; -1 for a process that has ended and was reaped.
+    /// The pid of the target; -1 for a process that has ended and was reaped.
     #[prost(sint32, tag = "1")]
     pid: i32,
-    /// Inode of the pidfd: equal for the same process, where pidfds have inodes.
+    /// Inode of the pidfd. Pidfds of one process have equal inodes on kernels where pidfds have their own inodes.
     #[prost(uint64, tag = "2")]
     inode: u64,
 }
@@ -60,7 +61,7 @@ impl FdKind for Pidfd {
     }
 
     fn claims(&self, description: &Description) -> bool {
-        // Since Linux 6.9 pidfds have a file system of their own; the link is unchanged.
+        // Since Linux 6.9, pidfds are on their own file system. The link in `/proc/PID/fd` is unchanged.
         description.target().starts_with("anon_inode:[pidfd]") || description.target().starts_with("pidfd:")
     }
 
@@ -80,7 +81,7 @@ impl FdKind for Pidfd {
                 "let the program close it before the checkpoint",
             )];
         }
-        // A child that was forked after the processes were listed is in the tree too.
+        // A child process that was forked after the processes were listed is in the subject too.
         if !scope.pids.contains(&pid) && !descends(pid, scope) {
             return vec![about(
                 "the process it refers to is outside the tree",
@@ -147,7 +148,7 @@ impl FdCapture for Capture {
     }
 }
 
-/// The pid of the target in this process's pid namespace.
+/// Returns the pid of the target in the pid namespace of this process.
 fn target(description: &Description) -> Result<Pid> {
     let mut info = FdInfo::default();
     info.take(description)?;
@@ -159,7 +160,7 @@ fn is_dead(pid: Pid) -> bool {
 }
 
 fn descends(mut pid: Pid, scope: &CaptureScope<'_>) -> bool {
-    /// No process tree is deeper than the default number of pids.
+    /// Maximum number of ancestors that are inspected. No process tree is deeper than the default number of pids.
     const DEPTH_MAX: usize = 32_768;
     for _ in 0..DEPTH_MAX {
         match tracee::procfs::stat(pid) {
@@ -171,7 +172,7 @@ fn descends(mut pid: Pid, scope: &CaptureScope<'_>) -> bool {
     false
 }
 
-/// A placeholder for the pidfd in every process until `connect`.
+/// Creates a placeholder: an eventfd that every holder of the pidfd has until [`FdKind::connect`].
 fn placeholder() -> Result<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC)
         .map_err(|errno| Error::new("create a placeholder descriptor", errno).into())
@@ -188,7 +189,7 @@ fn connect(record: &FdRecord, target: Pid, context: &mut FdConnect<'_>) -> Resul
     put(handle, record, context)
 }
 
-/// Duplicates a description from its holder, which is the first of the processes that share it.
+/// Duplicates a description from its recorded holder, the first of the processes that share the description.
 pub(super) fn fetch(record: &FdRecord, context: &mut FdConnect<'_>) -> Result<u64> {
     let (holder, held) = record.holder;
     let process = context.stub.call(nr::PIDFD_OPEN, [holder.get() as u64, 0, 0, 0, 0, 0])?;
@@ -197,7 +198,8 @@ pub(super) fn fetch(record: &FdRecord, context: &mut FdConnect<'_>) -> Result<u6
     Ok(handle)
 }
 
-/// Moves a descriptor of a process to all its fds, replacing placeholders.
+/// Duplicates a descriptor of a process to all fds of the record, and so replaces the placeholders. Then closes the
+/// descriptor.
 pub(super) fn put(handle: u64, record: &FdRecord, context: &mut FdConnect<'_>) -> Result<()> {
     for fd in numbers(context.table, record.id) {
         let fd = fd.get() as u64;

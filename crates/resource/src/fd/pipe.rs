@@ -1,10 +1,10 @@
-//! Pipes without a name.
+//! Saves and restores pipes without a name (pipe(2)): the descriptor kind `fd/pipe`.
 //!
-//! Owns: the ends and the content of a pipe, and creating them together.
-//! Invariants: content is copied without consuming it, once per pipe. An end that all processes have closed stays
-//! closed (end of file, SIGPIPE). An end that a process outside the subject holds is refused, unless the restoring
-//! process has inherited it.
-//! Does not: detect later changes of pages that vmsplice(2) put into the pipe.
+//! Owns: the ends and the content of a pipe, and creating the ends together.
+//! Invariants: content is copied without consuming it, once per pipe. If all processes have closed an end, the end
+//! stays closed (end of file, SIGPIPE). If only a process outside the subject holds the other end, the checkpoint is
+//! refused, except when the restoring process will inherit this pipe.
+//! Does not: detect later changes of pages that vmsplice(2) has put into the pipe.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -29,29 +29,29 @@ use crate::support::pipe_queue::{self, Chunk, QueueCopy, QueueError};
 
 const NAME: &str = "fd/pipe";
 const O_DIRECT: u32 = 0o40_000;
-/// The names of the ends in an error message.
+/// The names of the two ends in an error message.
 const READING: &str = "reading";
 const WRITING: &str = "writing";
 
-/// One end of a pipe as it is in the image.
+/// The payload: one end of a pipe as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 struct PipePayload {
     #[prost(uint64, tag = "1")]
     device: u64,
     #[prost(uint64, tag = "2")]
     inode: u64,
-    /// Capacity in bytes.
+    /// Capacity of the pipe in bytes.
     #[prost(uint64, tag = "3")]
     capacity: u64,
-    /// Unread content, in the record of one readable end.
+    /// Unread content. Only the record of one readable end contains the content.
     #[prost(message, repeated, tag = "4")]
     chunks: Vec<Chunk>,
-    /// The restoring process has inherited the other end.
+    /// Set when the restoring process inherits this pipe.
     #[prost(bool, tag = "5")]
     inherited: bool,
 }
 
-/// The kind.
+/// Descriptor kind ([`FdKind`]) of pipes without a name.
 #[derive(Clone, Copy, Debug)]
 pub struct Pipe;
 
@@ -127,7 +127,7 @@ impl FdKind for Pipe {
     }
 }
 
-/// The descriptions of the subject that are ends of the same pipe.
+/// Returns the descriptions of the subject that are ends of the same pipe.
 fn ends<'a>(
     description: &'a Description,
     scope: &'a CaptureScope<'_>,
@@ -135,14 +135,14 @@ fn ends<'a>(
     scope.of_file(description.file())
 }
 
-/// Whether this is the readable end that saves the content.
+/// Reports whether this description is the readable end whose record contains the content of the pipe.
 pub(super) fn is_carrier(description: &Description, scope: &CaptureScope<'_>) -> bool {
     let first = ends(description, scope).find(|end| may_read(end.info.flags));
     first.is_some_and(|first| first.id == description.id)
 }
 
-/// The end that a process outside the subject holds, if any. The kernel counts the ends: without a writer poll(2)
-/// reports POLLHUP, without a reader POLLERR.
+/// Returns the name of an end that only processes outside the subject hold; `None` without such an end. The function
+/// poll(2) shows whether the kernel counts an end: it reports POLLHUP without a writer, and POLLERR without a reader.
 fn missing_end(description: &Description, scope: &CaptureScope<'_>) -> Option<&'static str> {
     let mut ends = ends(description, scope);
     let reads = may_read(description.info.flags);
@@ -158,7 +158,7 @@ fn missing_end(description: &Description, scope: &CaptureScope<'_>) -> Option<&'
     (!is_there && !events(description).intersects(closed)).then_some(name)
 }
 
-/// The poll(2) events of a description.
+/// Returns the poll(2) events of a description.
 pub(super) fn events(description: &Description) -> PollFlags {
     let mut polled = [PollFd::new(&description.duplicate, PollFlags::IN | PollFlags::OUT)];
     match poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
@@ -210,7 +210,7 @@ impl FdCapture for PipeCapture {
     }
 }
 
-/// The content of a queue that was copied in the pause; `what` names the object in an error.
+/// Returns the content of a queue that was copied in the pause. `what` names the object in an error message.
 pub(super) fn content(
     queue: &mut QueueCopy,
     packets: bool,
@@ -222,13 +222,13 @@ pub(super) fn content(
         QueueError::Mixed => ResourceError::Unsupported {
             pid: description.pid,
             what: description.named(what),
-            why: "it contains packets behind bytes, whose boundary is not visible".to_owned(),
+            why: "it contains packets behind bytes, and the boundary between them is not visible".to_owned(),
             fix: "let the program set O_DIRECT when it creates the pipe, not later".to_owned(),
         },
     })
 }
 
-/// One pipe of a restore.
+/// One pipe in a restore.
 #[derive(Debug, Default)]
 struct PipeEnds {
     ends: Vec<(DescriptionId, u32)>,
@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn an_outside_end_is_refused_with_the_name_of_its_holder() {
         let (reader, writer) = pipe(PipeFlags::empty());
-        // Started first, so that a search that accepts either end would find it first.
+        // This process is started first. A search that accepts either end would find it first.
         let mut other = std::process::Command::new("sleep")
             .arg("60")
             .stdout(std::process::Stdio::from(writer.try_clone().unwrap()))

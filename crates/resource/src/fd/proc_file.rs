@@ -1,9 +1,11 @@
-//! Files and directories below `/proc/PID` of processes of the tree.
+//! Saves and restores open files and directories below `/proc/PID` of processes of the subject: the descriptor kind
+//! `fd/proc_file`.
 //!
-//! Owns: their paths.
-//! Invariants: a process that holds the description opens it when the target process exists again. All holders of the
-//! description get the same one. No link is followed.
-//! Does not: handle files of processes outside the tree, or of threads other than leaders (both refused).
+//! Owns: the recorded paths of these files.
+//! Invariants: one of the processes that hold the open file description opens the file again, when process PID
+//! exists. All holders share this description. No symbolic link is followed.
+//! Does not: handle files of processes outside the subject, or of threads other than thread group leaders. Both are
+//! refused.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -25,18 +27,18 @@ use crate::support::{outside, path};
 
 const NAME: &str = "fd/proc_file";
 
-/// Flags with which a file of `/proc` is opened: access mode, O_NONBLOCK, O_DIRECTORY and O_PATH.
+/// Flags that are kept when a file of `/proc` is opened: access mode, O_NONBLOCK, O_DIRECTORY and O_PATH.
 const OPEN_FLAGS: u32 = 0o3 | 0o4_000 | 0o200_000 | 0o10_000_000;
-/// Flags that are valid together with O_PATH.
+/// Flags that are kept when O_PATH is set: O_DIRECTORY and O_PATH.
 const PATH_FLAGS: u32 = 0o200_000 | 0o10_000_000;
 const O_PATH: u32 = 0o10_000_000;
 /// RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS of openat2(2).
 const NO_LINKS: u64 = 0x02 | 0x04;
 const AT_FDCWD: u64 = -100_i64 as u64;
-/// Bytes of `struct open_how`.
+/// Size of `struct open_how` in bytes.
 const HOW_BYTES: u64 = 24;
 
-/// Files below `/proc/PID`.
+/// Descriptor kind ([`FdKind`]) of open files below `/proc/PID`.
 #[derive(Debug)]
 pub struct ProcFile;
 
@@ -112,7 +114,7 @@ impl FdKind for ProcFile {
         }
     }
 
-    /// Creates placeholders, since the target process does not exist yet.
+    /// Creates placeholder descriptors, since the target process does not exist yet.
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
             context.created.insert(record.id, placeholder()?);
@@ -144,20 +146,22 @@ impl FdCapture for Capture {
     }
 }
 
-/// The process in whose directory a path is.
+/// Returns the process whose `/proc` directory contains a path.
 fn process_of(target: &str) -> Option<Pid> {
     let name = target.strip_prefix("/proc/")?.split(['/', ' ']).next()?;
     name.parse().ok().filter(|number| *number > 0).map(Pid)
 }
 
-/// Whether a path does not lead through `task/TID` of a thread other than the leader.
+/// Reports whether a path belongs to the thread group leader. Such a path does not lead through `task/TID` of another
+/// thread.
 fn is_of_leader(target: &str, pid: Pid) -> bool {
     let below = format!("/proc/{pid}/task/");
     let Some(rest) = target.strip_prefix(&below) else { return true };
     rest.split('/').next() == Some(pid.to_string().as_str())
 }
 
-/// A placeholder for the file in every process until `connect`. It supports a position, as the file does.
+/// Creates a placeholder: a memfd that every holder of the description has until [`FdKind::connect`]. Like the file,
+/// a memfd has a position.
 fn placeholder() -> Result<OwnedFd> {
     rustix::fs::memfd_create("stand-in", MemfdFlags::CLOEXEC)
         .map_err(|errno| Error::new("create a placeholder descriptor", errno).into())
@@ -177,12 +181,13 @@ fn open(record: &FdRecord, path: &[u8], context: &mut FdConnect<'_>) -> Result<u
         ResourceError::File {
             path: path::from_bytes(path).display().to_string(),
             why: format!("it cannot be opened: {error}"),
-            fix: "restore an earlier checkpoint, or as a user that may open it".to_owned(),
+            fix: "restore an earlier checkpoint, or restore as a user that may open this file".to_owned(),
         }
     })?;
     if record.position != 0 {
         match context.stub.call(LSEEK, [file, record.position, 0, 0, 0, 0]) {
-            // The file is shorter than before: the program reads its end.
+            // EINVAL: the file is shorter than at the checkpoint, and a read at the position would return end of
+            // file.
             Ok(_) | Err(RemoteError::Refused { errno: Errno::EINVAL, .. }) => {}
             Err(error) => return Err(error.into()),
         }

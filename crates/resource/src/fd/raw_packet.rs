@@ -1,8 +1,9 @@
-//! Packets with the sender address of a peer, for a socket of this machine.
+//! Sends packets with the sender address of a peer to a socket of this machine.
 //!
-//! Owns: building IP packets around a segment or datagram, and sending them through a raw socket.
-//! Invariants: the destination is a local address, so no packet leaves the machine. Needs CAP_NET_RAW.
-//! Does not: choose the content: a FIN or a datagram that a peer had sent before the checkpoint.
+//! Owns: building an IP packet around a TCP segment or a datagram, and sending the packet through a raw socket.
+//! Invariants: the destination is a local address, so no packet leaves the machine. Sending needs CAP_NET_RAW.
+//! Does not: choose the content. The caller passes a FIN segment, or a datagram that a peer had sent before the
+//! checkpoint.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -19,7 +20,7 @@ const IPV4_HEADER_BYTES: u16 = 20;
 const TIME_TO_LIVE: u8 = 64;
 const EMSGSIZE: i32 = 90;
 
-/// Sends a segment or datagram; fills in its checksum at offset `checksum_at`.
+/// Sends a segment or datagram. Writes its checksum at offset `checksum_at`.
 pub(crate) fn inject(
     from: SocketAddr,
     to: SocketAddr,
@@ -31,7 +32,7 @@ pub(crate) fn inject(
         return Err(Error::new("send a packet", Errno(EMSGSIZE)).into());
     }
     let sum = checksum(from.ip(), to.ip(), protocol, &content);
-    // For a sum of zero UDP sends all ones, which TCP accepts too.
+    // For a sum of zero, UDP sends all ones. TCP accepts all ones too.
     let sum = if sum == 0 { u16::MAX } else { sum };
     content[checksum_at..checksum_at + 2].copy_from_slice(&sum.to_be_bytes());
     let family = if to.is_ipv4() { AF_INET } else { AF_INET6 };
@@ -43,7 +44,7 @@ pub(crate) fn inject(
     Ok(())
 }
 
-/// The checksum of TCP and UDP (RFC 9293, RFC 768, RFC 8200): over addresses, protocol, length and content.
+/// Returns the checksum of TCP and UDP (RFC 9293, RFC 768, RFC 8200) over addresses, protocol, length and content.
 fn checksum(from: IpAddr, to: IpAddr, protocol: u8, content: &[u8]) -> u16 {
     let mut all = octets(from);
     all.extend(octets(to));
@@ -68,7 +69,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Builds an IP packet; the kernel fills in the checksum of an IPv4 header.
+/// Builds an IP packet. The kernel fills in the checksum of an IPv4 header.
 fn packet(from: IpAddr, to: IpAddr, protocol: u8, content: &[u8]) -> Vec<u8> {
     let length = content.len() as u16;
     let mut bytes = Vec::with_capacity(content.len() + 40);

@@ -1,7 +1,8 @@
-//! Regular files with a name, and O_PATH descriptors of other files except directories and links.
+//! Descriptor kind `fd/regular`: regular files with a name, and O_PATH descriptors of all file types except
+//! directories and symbolic links.
 //!
-//! Owns: recognizing these descriptions, and refusing those that cannot be saved.
-//! Does not: open them again; `file_state` does, also for files whose name was removed.
+//! Owns: recognizing these open file descriptions, and refusing descriptions that cannot be saved.
+//! Does not: open the files again; the module `file_state` does, also for files whose name was removed.
 
 use std::path::Path;
 
@@ -18,7 +19,7 @@ use crate::support::path::{self, Name};
 
 const NAME: &str = "fd/regular";
 
-/// The kind.
+/// Descriptor kind ([`FdKind`]) of open regular files with a name.
 #[derive(Clone, Copy, Debug)]
 pub struct Regular;
 
@@ -70,7 +71,7 @@ impl FdKind for Regular {
     }
 }
 
-/// Whether a path is below `/proc/PID`.
+/// Reports whether a path is below `/proc/PID`.
 pub(super) fn belongs_to_process(path: &Path) -> bool {
     let Ok(below) = path.strip_prefix("/proc") else { return false };
     let first = below.components().next().and_then(|part| part.as_os_str().to_str());
@@ -165,7 +166,7 @@ mod tests {
         subject.inherited = vec![(stat.st_dev, Inode(stat.st_ino))];
         let envelopes = subject.capture(&Regular, || {}).unwrap();
         write(&mut file, b"line 2\n");
-        // The undo log truncates it the same way.
+        // The undo log truncates the file in the same way.
         file.set_len(7).unwrap();
         subject.covered = Covered::AllBut(HashSet::new());
         let handed = [(stat.st_dev, Inode(stat.st_ino), OwnedFd::from(file.try_clone().unwrap()))];
@@ -234,7 +235,7 @@ mod tests {
         assert!(found.len() == 1 && found[0].why.contains("belongs to a process"), "{found:?}");
     }
 
-    /// A process with an open file that only its own mount namespace shows.
+    /// Starts a process with an open file that is visible only in the process's own mount namespace.
     fn elsewhere(folder: &Path) -> std::process::Child {
         let script = r#"mount -t tmpfs none "$PWD" && exec 7<>"$PWD/file" && echo ready && exec sleep 60"#;
         std::process::Command::new("unshare")

@@ -1,9 +1,10 @@
-//! What a kind can query about the rest of the subject during a capture.
+//! Queries of a descriptor kind about the other open file descriptions and the mappings of the subject, during a
+//! capture.
 //!
-//! Owns: queries over all descriptions and mappings, and their indexes, so that no kind searches all descriptions for
-//! each description.
+//! Owns: queries over all descriptions and mappings, and the indexes for them. Without an index, a kind would search
+//! all descriptions for each description.
 //! Invariants: each index is built at its first use, from a scope that does not change.
-//! Does not: depend on kinds.
+//! Does not: depend on descriptor kinds.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -19,40 +20,43 @@ use tracee::procfs::{Area, Backing};
 use super::description::{Description, GONE, Known, path_of};
 use super::sockets::Sockets;
 
-/// The whole subject, as kinds see it during a capture.
+/// The whole subject, as the kinds see it during a capture.
 #[derive(Debug)]
 pub struct CaptureScope<'a> {
     /// Processes of the subject.
     pub pids: &'a [Pid],
     /// All descriptions of the subject, by id.
     pub descriptions: &'a [Arc<Known>],
-    /// Duplicates of all of them, in the same order, while the subject is stopped; empty while it runs.
+    /// Duplicates of all descriptions, in the same order, while the subject is stopped; empty while the subject runs.
     pub open: &'a [Description],
-    /// Files that the restoring process will have open itself (its standard streams): device and inode.
+    /// Device and inode of the files that the restoring process will have open itself (its standard streams).
     pub inherited: &'a [(u64, Inode)],
-    /// Every descriptor of every process with its description. The rows of a process are consecutive, sorted by fd.
+    /// Every descriptor of every process: pid, fd and description. The rows of a process are consecutive and sorted
+    /// by fd.
     pub table: &'a [(Pid, Fd, DescriptionId)],
-    /// The checkpoint kills the subject, so its TCP connections may be taken over.
+    /// Set when the checkpoint kills the subject, so that its TCP connections may be taken over.
     pub kills: bool,
-    /// Connections to processes outside the tree are restored as closed by the peer.
+    /// Set when connections to processes outside the subject are restored as closed by the peer.
     pub loses_connections: bool,
-    /// State that its sockets share.
+    /// Capture state that all sockets of the subject share.
     pub sockets: &'a Sockets,
-    /// The mappings of every process: those of the pause, or before it the known ones.
+    /// The mappings of every process. Inside the pause: the mappings of this pause. Before the pause: the last known
+    /// mappings.
     pub areas: Vec<(Pid, Cow<'a, [Area]>)>,
     /// Indexes over all descriptions.
     pub index: ScopeIndex,
 }
 
 impl CaptureScope<'_> {
-    /// Whether the restoring process will have this file open itself.
+    /// Reports whether the restoring process will have this file open itself.
     #[must_use]
     pub fn is_inherited(&self, stat: &Stat) -> bool {
         self.inherited.contains(&(stat.st_dev, Inode(stat.st_ino)))
     }
 
-    /// Whether the subject maps the file of a description, so that the memory kinds save its content. Inode numbers
-    /// repeat between file systems, so the name is compared too, whether or not it was removed.
+    /// Reports whether the subject maps the file of a description, so that the memory kinds (code that saves
+    /// mappings) save the content of the file. Two file systems can use the same inode number, so the names are
+    /// compared too. The suffix of removed names is ignored.
     #[must_use]
     pub fn maps(&self, description: &Known) -> bool {
         let name = path_of(description);
@@ -66,8 +70,9 @@ impl CaptureScope<'_> {
         self.areas.iter().any(|(_, areas)| areas.iter().any(is_shown))
     }
 
-    /// Whether the subject can write to the file of a description through a shared mapping. The memory kinds then
-    /// save the content, even of a file with a name. Flags of mappings that are new in the pause are unknown.
+    /// Reports whether the subject can write to the file of a description through a shared mapping. The memory kinds
+    /// then save the content of the file, even if the file has a name. The flags of a mapping that is first seen in
+    /// the pause are unknown; such a mapping counts as writable.
     #[must_use]
     pub(crate) fn saves_shared(&self, description: &Known) -> bool {
         let name = path_of(description);
@@ -80,8 +85,8 @@ impl CaptureScope<'_> {
         self.areas.iter().any(|(_, areas)| areas.iter().any(saves))
     }
 
-    /// Calls `use_it` with a duplicate: that of the pause, or else a temporary one. `None` when the description no
-    /// longer exists.
+    /// Calls `use_it` with a duplicate of a description. Inside the pause, uses the duplicate of this pause,
+    /// otherwise a temporary duplicate. Returns `None` if the description no longer exists.
     pub(crate) fn with_duplicate<T>(
         &self,
         known: &Arc<Known>,
@@ -94,8 +99,8 @@ impl CaptureScope<'_> {
         Description::beside(known, handle.as_fd()).ok()?.map(|description| use_it(&description))
     }
 
-    /// A descriptor of a description: that of the duplicate in this process if there is one. A running subject may
-    /// have reused its own fd for another description.
+    /// Returns a process and an fd that refer to a description. If there is a duplicate, returns this process and the
+    /// fd of the duplicate. The fd of a running subject may already refer to another description.
     pub(crate) fn place_of(&self, known: &Known) -> (Pid, Fd) {
         let open = self.open.get(known.id.get() as usize);
         let own = open.map(|open| (Pid(std::process::id() as i32), Fd(open.duplicate.as_raw_fd())));
@@ -103,7 +108,7 @@ impl CaptureScope<'_> {
     }
 }
 
-/// The indexes of one scope; initially empty.
+/// The indexes of one scope. All indexes are empty at first.
 #[derive(Debug, Default)]
 pub struct ScopeIndex {
     by_file: OnceCell<HashMap<(u64, Inode), Vec<usize>>>,
@@ -113,7 +118,7 @@ pub struct ScopeIndex {
 }
 
 impl<'a> CaptureScope<'a> {
-    /// The descriptions of one file (device and inode), sorted by id.
+    /// Returns the descriptions of one file (device and inode), sorted by id.
     pub fn of_file(&self, file: (u64, Inode)) -> impl Iterator<Item = &'a Arc<Known>> + use<'a, '_> {
         let by_file = self.index.by_file.get_or_init(|| {
             let mut found: HashMap<_, Vec<usize>> = HashMap::new();
@@ -126,7 +131,7 @@ impl<'a> CaptureScope<'a> {
         by_file.get(&file).into_iter().flatten().map(move |index| &descriptions[*index])
     }
 
-    /// The description of the subject that is the socket with this inode.
+    /// Returns the description of the subject that is the socket with this inode.
     #[must_use]
     pub fn socket(&self, inode: Inode) -> Option<&'a Arc<Known>> {
         let sockets = self.index.sockets.get_or_init(|| {
@@ -141,13 +146,14 @@ impl<'a> CaptureScope<'a> {
         sockets.get(&inode).map(|index| &self.descriptions[*index])
     }
 
-    /// Whether a process has a descriptor of a description; a description in flight in a socket may have none.
+    /// Reports whether any process has a descriptor of a description. A description that is in flight in a socket may
+    /// have no descriptor.
     #[must_use]
     pub fn is_held(&self, id: DescriptionId) -> bool {
         self.index.held.get_or_init(|| self.table.iter().map(|row| row.2).collect()).contains(&id)
     }
 
-    /// The description behind a descriptor of a process.
+    /// Returns the description to which a descriptor of a process refers.
     #[must_use]
     pub fn description_of(&self, pid: Pid, fd: Fd) -> Option<DescriptionId> {
         let first_rows = self.index.first_rows.get_or_init(|| {

@@ -1,8 +1,8 @@
-//! Signal file descriptors (signalfd).
+//! Saves and restores signal file descriptors, created with signalfd(2): the descriptor kind `fd/signalfd`.
 //!
-//! Owns: the mask of a signalfd.
-//! Invariants: the mask is that of the pause.
-//! Does not: save pending signals, which belong to the processes; their state kinds do.
+//! Owns: the signal mask of a signalfd.
+//! Invariants: the restored mask is the mask in the pause.
+//! Does not: save pending signals, which are state of processes and threads; [`crate::state`] does.
 
 use prost::Message;
 
@@ -14,7 +14,7 @@ use crate::error::Result;
 
 const NAME: &str = "fd/signalfd";
 
-/// Signal file descriptors.
+/// Descriptor kind ([`FdKind`]) of signal file descriptors.
 #[derive(Debug)]
 pub struct Signalfd;
 

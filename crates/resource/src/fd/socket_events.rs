@@ -1,7 +1,7 @@
-//! Present poll events of a socket.
+//! The present poll(2) events of a socket.
 //!
-//! Owns: one poll without waiting, which does not change the socket.
-//! Does not: wait.
+//! Owns: one poll(2) call with a timeout of zero. The call does not change the socket.
+//! Does not: wait for events.
 
 use std::os::fd::AsFd;
 
@@ -10,7 +10,7 @@ use sys::Error;
 
 use crate::error::Result;
 
-/// Polls for: readable, hung up, in error, closed by the peer, or with an urgent byte.
+/// Returns the present events: readable, hung up, in error, closed by the peer, urgent byte.
 pub(crate) fn events(socket: impl AsFd) -> Result<PollFlags> {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut polled =

@@ -1,7 +1,7 @@
 //! Domain, type and protocol of a socket.
 //!
-//! Owns: numbers of families, types, protocols and option levels from the kernel's headers.
-//! Does not: handle options.
+//! Owns: the numbers of families, types, protocols and option levels from the kernel's headers.
+//! Does not: read or set socket options.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -30,7 +30,7 @@ pub(crate) const SOCK_SEQPACKET: i32 = 5;
 /// Domain, type and protocol with which a socket was created.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
 pub(crate) struct Family {
-    /// AF_UNIX, AF_INET or AF_INET6.
+    /// AF_UNIX, AF_INET, AF_INET6 or AF_NETLINK.
     #[prost(int32, tag = "1")]
     pub(crate) domain: i32,
     /// SOCK_STREAM and so on.

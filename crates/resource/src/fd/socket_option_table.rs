@@ -1,9 +1,10 @@
 //! Table of the socket options that are saved and restored.
 //!
-//! Owns: the options of each socket family, the order in which they are set, and when.
-//! Invariants: each option of the kernel's headers (asm-generic/socket.h, linux/in.h, in6.h, tcp.h, udp.h, netlink.h,
-//! mptcp.h) that can be read and set has a row here. The others are read-only, handled by the kind of socket,
-//! refused, or listed in docs/limits.md. The tests have a verdict for each, and probe this kernel too.
+//! Owns: the options of each socket family, and when and in which order a restore sets them.
+//! Invariants: every option in the kernel's headers that can be read and set has a row here. The headers are
+//! asm-generic/socket.h, linux/in.h, in6.h, tcp.h, udp.h, netlink.h and mptcp.h. An option without a row is
+//! read-only, refused, handled by the descriptor kind of the socket, or listed in docs/limits.md. A test demands a
+//! verdict for each option without a row. Another test probes the options of the running kernel.
 //! Does not: read or set options; `socket_options` does.
 
 use sys::socket_option::SocketOption;
@@ -18,13 +19,13 @@ use super::socket_family::{
 pub(super) enum When {
     /// When the socket exists and has no address.
     Early,
-    /// As `Early`, but only for sockets without a connection; a connection has its own value of the option.
+    /// As [`When::Early`], but only for a socket without a connection. A connection has its own value of the option.
     Unconnected,
-    /// When the socket's queues are filled.
+    /// After the queues of the socket were filled.
     Late,
 }
 
-/// One option.
+/// One option that is saved and restored.
 pub(super) struct Row {
     pub(super) option: SocketOption,
     pub(super) when: When,
@@ -90,7 +91,7 @@ const SOCKET: &[Row] = &[
     late(SOL_SOCKET, 83, "SO_PASSRIGHTS"),
 ];
 
-/// Options of the IPv4 level; IPv6 sockets have them too, for mapped addresses.
+/// Options of the IPv4 level. IPv6 sockets have these options too, for IPv4-mapped addresses.
 const IPV4: &[Row] = &[
     early(IPPROTO_IP, 1, "IP_TOS"),
     early(IPPROTO_IP, 2, "IP_TTL"),
@@ -152,7 +153,7 @@ const IPV6: &[Row] = &[
     early(IPPROTO_IPV6, 78, "IPV6_FREEBIND"),
 ];
 
-/// Options for datagrams; connections have their own values of them.
+/// Options for datagrams. A connection has its own values of these options.
 const IPV4_MULTICAST: &[Row] = &[
     early(IPPROTO_IP, 32, "IP_MULTICAST_IF"),
     early(IPPROTO_IP, 33, "IP_MULTICAST_TTL"),
@@ -206,7 +207,7 @@ const UDP: &[Row] = &[
 const UDPLITE: &[Row] =
     &[early(IPPROTO_UDPLITE, 10, "UDPLITE_SEND_CSCOV"), early(IPPROTO_UDPLITE, 11, "UDPLITE_RECV_CSCOV")];
 
-/// Memberships of groups are restored by the kind `netlink`.
+/// Options of the netlink level. The kind `netlink` restores the memberships of groups.
 const NETLINK: &[Row] = &[
     early(SOL_NETLINK, 3, "NETLINK_PKTINFO"),
     early(SOL_NETLINK, 4, "NETLINK_BROADCAST_ERROR"),
@@ -217,7 +218,7 @@ const NETLINK: &[Row] = &[
     early(SOL_NETLINK, 12, "NETLINK_GET_STRICT_CHK"),
 ];
 
-/// The options of sockets of a family.
+/// Returns the options of a socket family.
 pub(super) fn rows(family: Family) -> impl Iterator<Item = &'static Row> {
     let is_ip = family.domain == AF_INET || family.domain == AF_INET6;
     let is_tcp = [IPPROTO_TCP, IPPROTO_MPTCP].contains(&family.protocol);
@@ -268,7 +269,7 @@ mod tests {
     const TCP_REPAIR: &str = "crates/sys/src/tcp_repair.rs";
     const RAW: Verdict = Refused("refuse_raw_socket");
 
-    /// Header names without a row, up to Linux 6.18.
+    /// Verdicts for the names in the headers that have no row, up to Linux 6.18.
     const VERDICTS: &[(&str, Verdict)] = &[
         ("SO_TYPE", Kept(SOCKET_FAMILY)),
         ("SO_PROTOCOL", Kept(SOCKET_FAMILY)),
@@ -345,7 +346,7 @@ mod tests {
         ("IPV6_CHECKSUM", RAW),
         ("IPV6_HDRINCL", RAW),
         ("IPV6_ROUTER_ALERT", RAW),
-        // Messages of sendmsg(2) and recvmsg(2).
+        // Control messages of sendmsg(2) and recvmsg(2).
         ("IPV6_NEXTHOP", Value),
         ("IPV6_HOPLIMIT", Value),
         ("IPV6_AUTHHDR", Ignored),
@@ -365,7 +366,7 @@ mod tests {
         ("TCP_INFO", Derived),
         ("TCP_CC_INFO", Derived),
         ("TCP_IS_MPTCP", Derived),
-        // Not permanent, see tcp(7).
+        // This option is not permanent, see tcp(7).
         ("TCP_QUICKACK", Action),
         ("TCP_THIN_DUPACK", Ignored),
         ("TCP_MD5SIG*", Refused(TCP_KIND)),
@@ -395,7 +396,7 @@ mod tests {
         ("MPTCP_ATTR_*", Value),
     ];
 
-    /// Netlink protocols; the kind has the list of supported ones.
+    /// Names of netlink protocols. The kind `netlink` contains the list of supported protocols.
     const PROTOCOLS: &[&str] = &[
         "ROUTE",
         "UNUSED",
@@ -445,7 +446,7 @@ mod tests {
         }
     }
 
-    /// Options without a row that a socket accepts and returns; `VERDICTS` has the reasons.
+    /// Options without a row that a socket accepts and returns: level and number. `VERDICTS` contains the reasons.
     const RETURNED_WITHOUT_ROW: &[(i32, i32)] = &[
         (SOL_SOCKET, 14),
         (SOL_SOCKET, 44),
@@ -456,10 +457,10 @@ mod tests {
         (IPPROTO_TCP, 19),
     ];
 
-    /// Exceeds the number of every option.
+    /// Upper limit of the probed option numbers. No option has a larger number.
     const NUMBER_MAX: i32 = 256;
 
-    /// Probes the kernel, which may be newer than the headers.
+    /// Probes the running kernel, which may be newer than the headers.
     #[test]
     fn every_option_that_this_kernel_accepts_and_returns_has_a_row() {
         let families = [
@@ -489,7 +490,7 @@ mod tests {
         assert!(found.is_empty(), "no row for {found:?}");
     }
 
-    /// Whether a new socket returns another value of an option after it was set.
+    /// Reports whether a new socket returns another value of an option after the option was set.
     fn is_accepted_and_returned(family: Family, level: i32, number: i32) -> bool {
         let option = SocketOption { level, number, name: "an option" };
         let Ok(socket) = family.create() else { return false };

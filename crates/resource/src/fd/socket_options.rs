@@ -1,10 +1,10 @@
-//! Socket options of every family, and those of the IP families.
+//! Socket options: capture and restore of the options of every socket family.
 //!
-//! Owns: reading the options that differ from those of a new socket, setting them; the owner of a socket.
-//! Invariants: an option that was never changed is neither saved nor set. Options that affect packets sent by the
-//! restore itself (filters, cork, peek offset) are set late, when the socket's queues are filled.
-//! Does not: save state that no option returns: extended packet filters are refused here, other state by the kind of
-//! socket.
+//! Owns: reading the options that differ from the options of a new socket, setting them, and the owner of a socket.
+//! Invariants: an option that was never changed is neither saved nor set. Options that affect packets of the restore
+//! itself (filters, cork, peek offset) are set late, after the socket's queues were filled.
+//! Does not: save state that no option returns. Extended BPF filters are refused here. The descriptor kind of the
+//! socket saves or refuses other state that no option returns.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -20,10 +20,11 @@ use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::support::ownership::owner;
 
-/// Exceeds the length of every option.
+/// Maximum length of an option value in bytes. No option is longer.
 const VALUE_BYTES_MAX: usize = 64;
 
-/// Buffer sizes are set with other option numbers than they are read with, and may be locked.
+/// Buffer sizes are read with the options SO_SNDBUF and SO_RCVBUF, but set with SO_SNDBUFFORCE and SO_RCVBUFFORCE if
+/// privileges permit. The sizes may be locked (SO_BUF_LOCK).
 pub(crate) const SEND_BUFFER: SocketOption = SocketOption { level: SOL_SOCKET, number: 7, name: "SO_SNDBUF" };
 pub(crate) const RECEIVE_BUFFER: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 8, name: "SO_RCVBUF" };
@@ -38,27 +39,27 @@ pub(crate) const PEEK_OFFSET: SocketOption =
 pub(crate) const REUSE_ADDRESS: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 2, name: "SO_REUSEADDR" };
 
-/// Marks a socket's packets for the packet filter.
+/// The mark of a socket's packets, for packet filters.
 const MARK: SocketOption = SocketOption { level: SOL_SOCKET, number: 36, name: "SO_MARK" };
 pub(crate) const REUSE_PORT: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 15, name: "SO_REUSEPORT" };
 
-/// Options of one socket that differ from those of a new socket.
+/// Options of one socket that differ from the options of a new socket.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct Options {
     #[prost(message, repeated, tag = "1")]
     values: Vec<Value>,
-    /// A classic packet filter.
+    /// The classic BPF filter of the socket; empty without a filter.
     #[prost(bytes = "vec", tag = "2")]
     filter: Vec<u8>,
     #[prost(bool, tag = "3")]
     filter_locked: bool,
-    /// Absent in images of earlier versions.
+    /// The owner of the socket; `None` in images of earlier versions.
     #[prost(message, optional, tag = "4")]
     owner: Option<Owner>,
 }
 
-/// Owner of a socket (fchown(2)): only sockets of one user can share a port with SO_REUSEPORT.
+/// Owner of a socket (fchown(2)). Only sockets of one user can share a port with SO_REUSEPORT.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 struct Owner {
     #[prost(uint32, tag = "1")]
@@ -73,7 +74,7 @@ impl Owner {
         Ok(Self { user: stat.st_uid, group: stat.st_gid })
     }
 
-    /// Sets the owner. Without the privilege to do so, the restorer stays the owner.
+    /// Sets the owner. Without the privilege to change the owner, the restoring process stays the owner.
     fn apply(self, socket: BorrowedFd<'_>) -> Result<()> {
         if Self::of(socket)? == self {
             return Ok(());
@@ -96,7 +97,7 @@ struct Value {
     bytes: Vec<u8>,
 }
 
-/// Obstacles in the options of a socket: a filter of SO_ATTACH_BPF.
+/// Returns the obstacles in the options of a socket. The only obstacle is a filter of SO_ATTACH_BPF.
 pub(crate) fn obstacles(description: &Description, what: &str) -> Vec<Obstacle> {
     match socket_option::filter(description.as_fd()) {
         Err(error) if error.errno == Errno::EACCES => vec![description.obstacle(
@@ -108,10 +109,10 @@ pub(crate) fn obstacles(description: &Description, what: &str) -> Vec<Obstacle> 
     }
 }
 
-/// Options of a new socket of a family, with their values.
+/// The options of a new socket of one family, with their values.
 #[derive(Debug)]
 pub(crate) struct Fresh {
-    /// `None` for an option without a value in this state.
+    /// Each option with its value; `None` if a new socket has no value of the option.
     values: Vec<(SocketOption, Option<Bytes>)>,
 }
 
@@ -129,13 +130,13 @@ impl Bytes {
 }
 
 impl Fresh {
-    /// Creates a new socket and reads its options, without those that the family never has.
+    /// Creates a new socket and reads its options. Omits options that no socket of the family has.
     pub(crate) fn of(family: Family) -> Result<Self> {
         let socket = family.create()?;
         let mut values = Vec::new();
         for row in rows(family) {
             match read(socket.as_fd(), row.option)? {
-                // An IPv6 socket with an IPv4 peer may have options that a new one lacks.
+                // An IPv6 socket with an IPv4 peer may have IPv4 options that a new socket lacks.
                 Answer::Unknown if row.option.level != IPPROTO_IP || family.domain != AF_INET6 => {}
                 Answer::Unknown | Answer::NotNow => values.push((row.option, None)),
                 Answer::Value(bytes) => values.push((row.option, Some(bytes))),
@@ -146,8 +147,8 @@ impl Fresh {
 }
 
 impl Options {
-    /// Reads the options of a socket that differ from those of a new one. Makes one system call per option of the
-    /// family, and allocates for those that differ.
+    /// Reads the options of a socket that differ from the options of a new socket. Makes one system call per option
+    /// of the family, and allocates memory only for different options.
     pub(crate) fn read(socket: impl AsFd, fresh: &Fresh) -> Result<Self> {
         let socket = socket.as_fd();
         let mut values = Vec::new();
@@ -169,12 +170,12 @@ impl Options {
         Ok(Self { values, filter: socket_option::filter(socket)?, filter_locked, owner })
     }
 
-    /// The classic packet filter; empty if there is none.
+    /// Returns the classic BPF filter; empty if there is none.
     pub(crate) fn filter(&self) -> &[u8] {
         &self.filter
     }
 
-    /// The saved value of an `int` option; `None` for an unchanged one.
+    /// Returns the saved value of an `int` option; `None` for an unchanged option.
     pub(crate) fn int(&self, option: SocketOption) -> Option<i32> {
         let value = self.find(option)?;
         Some(i32::from_ne_bytes(*value.bytes.first_chunk()?))
@@ -184,7 +185,7 @@ impl Options {
         self.values.iter().find(|value| (value.level, value.number) == (option.level, option.number))
     }
 
-    /// Sets owner and options that precede the socket's address.
+    /// Sets the owner, and the options that must be set before the socket has an address.
     pub(crate) fn apply_early(&self, socket: impl AsFd, family: Family) -> Result<()> {
         let socket = socket.as_fd();
         if let Some(owner) = self.owner {
@@ -193,12 +194,12 @@ impl Options {
         self.apply(socket, family, When::Early)
     }
 
-    /// Sets the options that only sockets without a connection have; after `apply_early`.
+    /// Sets the options that only a socket without a connection has. Called after [`Options::apply_early`].
     pub(crate) fn apply_unconnected(&self, socket: impl AsFd, family: Family) -> Result<()> {
         self.apply(socket.as_fd(), family, When::Unconnected)
     }
 
-    /// Sets the options that follow the filling of the socket's queues.
+    /// Sets the options that must be set after the socket's queues were filled, and attaches the filter.
     pub(crate) fn apply_late(&self, socket: impl AsFd, family: Family) -> Result<()> {
         let socket = socket.as_fd();
         self.apply(socket, family, When::Late)?;
@@ -211,7 +212,7 @@ impl Options {
         Ok(())
     }
 
-    /// Restores the saved buffer sizes after `make_room`.
+    /// Sets the saved buffer sizes, after [`make_room`] has enlarged the buffers.
     pub(crate) fn restore_buffers(&self, socket: impl AsFd, family: Family) -> Result<()> {
         let socket = socket.as_fd();
         let fresh = family.create()?;
@@ -237,7 +238,7 @@ impl Options {
                 option => set(socket, option, &value.bytes)?,
             }
         }
-        // Setting a size locks it; a buffer that the kernel had grown automatically must stay unlocked.
+        // Setting a buffer size locks the size. A buffer that the kernel had grown automatically must stay unlocked.
         let grown = self.find(SEND_BUFFER).is_some() || self.find(RECEIVE_BUFFER).is_some();
         if when == When::Early && grown && self.find(BUFFER_LOCK).is_none() {
             set(socket, BUFFER_LOCK, &[0; 4])?;
@@ -246,7 +247,7 @@ impl Options {
     }
 }
 
-/// Whether a mark was set by a guardian and not by the program.
+/// Reports whether a guardian (the process of `undying run`) has set a mark, and not the program.
 fn is_guardians(mark: &[u8]) -> bool {
     mark.first_chunk().is_some_and(|mark| SocketMark(u32::from_ne_bytes(*mark)).is_ours())
 }
@@ -256,7 +257,7 @@ enum Answer {
     Value(Bytes),
     /// No socket of the family has the option.
     Unknown,
-    /// The socket has no value of it in its present state.
+    /// The socket has no value of the option in its present state.
     NotNow,
 }
 
@@ -272,14 +273,14 @@ fn read(socket: BorrowedFd<'_>, option: SocketOption) -> Result<Answer> {
 
 fn set(socket: BorrowedFd<'_>, option: SocketOption, bytes: &[u8]) -> Result<()> {
     match socket_option::set(socket, option, bytes) {
-        // The kernel is older than that of the checkpoint and lacks the option.
+        // The kernel is older than the kernel of the checkpoint, and lacks the option.
         Err(error) if error.errno.0 == ENOPROTOOPT => Ok(()),
         outcome => Ok(outcome?),
     }
 }
 
-/// Sets an option, ignoring EINVAL: a socket that was connected once may return a value of its connection that the
-/// kernel does not accept.
+/// Sets an option, and ignores EINVAL. A socket that was connected once may return a value of its connection, and the
+/// kernel may not accept this value.
 fn set_if_valid(socket: BorrowedFd<'_>, option: SocketOption, bytes: &[u8]) -> Result<()> {
     match socket_option::set(socket, option, bytes) {
         Err(error) if error.errno.0 == ENOPROTOOPT || error.errno == Errno::EINVAL => Ok(()),
@@ -291,17 +292,19 @@ const ENOPROTOOPT: i32 = 92;
 const EOPNOTSUPP: i32 = 95;
 const ENOTCONN: i32 = 107;
 
-/// Sets the size of a buffer; the kernel doubles the argument.
+/// Sets the size of a buffer to `bytes`. The kernel doubles the argument of the option, so half of the size is
+/// passed.
 fn set_buffer(socket: BorrowedFd<'_>, plain: SocketOption, force: SocketOption, bytes: &[u8]) -> Result<()> {
     let size = bytes.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
     match socket_option::set_int(socket, force, size / 2) {
-        // Without privilege the system's limit applies, as when the program set it.
+        // Without privilege, the limit of the system applies. The same limit applied when the program set the size.
         Err(error) if error.errno == Errno::EPERM => Ok(socket_option::set_int(socket, plain, size / 2)?),
         outcome => Ok(outcome?),
     }
 }
 
-/// Enlarges a buffer for a queue that will be filled; `restore_buffers` reverts it.
+/// Enlarges a buffer to at least `bytes` bytes, for a queue that will be filled. [`Options::restore_buffers`] sets
+/// the saved size again.
 pub(crate) fn make_room(socket: impl AsFd, option: SocketOption, bytes: usize) -> Result<()> {
     let socket = socket.as_fd();
     let wanted = i32::try_from(bytes).unwrap_or(i32::MAX / 2);
@@ -334,7 +337,7 @@ mod tests {
         rustix::net::sockopt::set_ip_ttl(&socket, 33).unwrap();
         let saved = read_options(&socket, family).unwrap();
         let numbers: Vec<_> = saved.values.iter().map(|value| (value.level, value.number)).collect();
-        // The listener of the standard library sets SO_REUSEADDR itself.
+        // The standard library sets SO_REUSEADDR for a listener.
         assert_eq!(numbers, [(1, 2), (1, 8), (1, 72), (0, 2), (6, 6)]);
         let copy = family.create().unwrap();
         saved.apply_early(&copy, family).unwrap();

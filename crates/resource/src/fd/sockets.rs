@@ -1,10 +1,10 @@
 //! State that the sockets of a subject share during a capture, and from one checkpoint to the next.
 //!
-//! Owns: the sock_diag(7) connection, the options of new sockets, the connection ends seen in one pause, and cached
-//! options of connections.
+//! Owns: the sock_diag(7) connection, the options of new sockets, the ends of connections seen in one pause, and
+//! cached options of connections.
 //! Invariants: cached options are at most `AGE_MAX` old when a checkpoint is prepared. So a reused inode number does
-//! not return options of another socket. Connection ends are those of one pause.
-//! Does not: decide which sockets may use cached options; the kind of socket does.
+//! not return options of another socket. The ends of connections are valid for one pause.
+//! Does not: decide which sockets may use cached options; the descriptor kind of the socket does.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -28,7 +28,7 @@ use crate::error::Result;
 /// Maximum age of cached options.
 const AGE_MAX: Duration = Duration::from_secs(1);
 
-/// State of one subject; clones share it.
+/// The shared state of the sockets of one subject. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct Sockets(Rc<Shared>);
 
@@ -38,10 +38,10 @@ struct Shared {
     diag: RefCell<Option<Rc<SockDiag>>>,
     fresh: RefCell<HashMap<Family, Aged<Fresh>>>,
     options: RefCell<HashMap<Inode, Aged<Options>>>,
-    /// Local and peer address of each connection of the subject.
+    /// Local and peer address of each connection of the subject, seen in this pause.
     ends: RefCell<HashSet<(SocketAddr, SocketAddr)>>,
     kept: RefCell<KeptConnections>,
-    /// Holds the output of the sockets until it is part of a checkpoint.
+    /// The hold on the output packets of the sockets. A packet is held until its data is part of a checkpoint.
     hold: RefCell<Option<Arc<PacketHold>>>,
     /// The last packet that was held before the pause.
     held_through: Cell<Option<PacketNumber>>,
@@ -62,52 +62,53 @@ impl<T> Aged<T> {
 }
 
 impl Sockets {
-    /// Begins preparing all sockets: drops cached options that were not used in the last preparation.
+    /// Begins the preparation of all sockets: drops cached options that were not used in the last preparation.
     pub fn begin_preparing(&self) {
         self.0.options.borrow_mut().retain(|_, known| std::mem::take(&mut known.is_used));
     }
 
-    /// Begins a pause: the subject is stopped, and `inside` has not been called.
+    /// Begins a pause. Called when the subject is stopped, before any call of `FdCapture::inside`.
     pub fn begin_pause(&self) {
         self.0.ends.borrow_mut().clear();
         self.0.kept.borrow_mut().begin_pause();
-        // Packets queued before any socket is read are covered by what is read.
+        // A packet queued before any socket is read belongs to the state that this pause reads.
         let hold = self.0.hold.borrow();
         self.0.held_through.set(hold.as_ref().and_then(|hold| hold.queued().ok().flatten()));
     }
 
-    /// From the next pause on, holds the output of the subject's TCP sockets, and captures outside connections
-    /// completely.
+    /// Switches output holding on, from the next pause on. The output of the subject's TCP sockets is then held, and
+    /// outside connections are captured with their whole state.
     pub fn hold_output(&self, hold: Arc<PacketHold>) {
         *self.0.hold.borrow_mut() = Some(hold);
     }
 
-    /// The mark of sockets whose output is held.
+    /// Returns the mark of sockets whose output is held.
     pub(crate) fn mark(&self) -> Option<SocketMark> {
         self.0.hold.borrow().as_ref().map(|hold| hold.mark())
     }
 
-    /// The last packet of the subject that was held before the last pause.
+    /// Returns the last packet of the subject that was held before the last pause.
     #[must_use]
     pub fn held_through(&self) -> Option<PacketNumber> {
         self.0.held_through.get()
     }
 
-    /// Inside the pause: records the progress of an outside connection. A completely captured connection is always
-    /// kept.
+    /// Records the progress of an outside connection. Called inside the pause. With [`Keep::Any`], the connection is
+    /// kept even if it is not idle.
     pub(crate) fn note_progress(&self, progress: Progress, socket: BorrowedFd<'_>, which: Keep) {
         self.0.kept.borrow_mut().note(progress, socket, which);
     }
 
-    /// After a pause, while the limit on descriptors is raised: returns the kept outside connections. These are
-    /// completely captured ones, and those that the program has neither read nor written since the previous pause.
-    /// While the duplicate is open here, the program's own close does not end the connection for the peer.
+    /// Returns the kept outside connections. Called after a pause, while the limit on descriptors is raised. A
+    /// connection is kept if its whole state was captured, or if the program has neither read nor written since the
+    /// previous pause. While the duplicate is open here, a close by the program does not end the connection for the
+    /// peer.
     #[must_use]
     pub fn take_connections(&self) -> Vec<Arc<OwnedFd>> {
         self.0.kept.borrow_mut().take()
     }
 
-    /// The sock_diag(7) connection.
+    /// Returns the sock_diag(7) connection. The first call opens the connection.
     pub(crate) fn diag(&self) -> Result<Rc<SockDiag>> {
         let mut diag = self.0.diag.borrow_mut();
         if diag.is_none() {
@@ -116,7 +117,7 @@ impl Sockets {
         Ok(diag.as_ref().map(Rc::clone).expect("it was opened above"))
     }
 
-    /// The options of a new socket.
+    /// Returns the options of a new socket of a family.
     pub(crate) fn fresh(&self, family: Family) -> Result<Rc<Fresh>> {
         let mut all = self.0.fresh.borrow_mut();
         let now = self.0.clock.now();
@@ -129,7 +130,7 @@ impl Sockets {
         Ok(value)
     }
 
-    /// Options of a socket, at most [`AGE_MAX`] old.
+    /// Returns the options of a socket, at most [`AGE_MAX`] old.
     pub(crate) fn recent_options(
         &self,
         inode: Inode,
@@ -148,17 +149,18 @@ impl Sockets {
         Ok(value)
     }
 
-    /// Inside the pause: records that the subject has this end of a connection.
+    /// Records that the subject has this end of a connection. Called inside the pause.
     pub(crate) fn note_end(&self, local: SocketAddr, peer: SocketAddr) {
         self.0.ends.borrow_mut().insert((local, peer));
     }
 
-    /// Whether the subject has the other end of a connection too; valid when all ends are recorded.
+    /// Reports whether the subject also has the other end of a connection. The result is valid when all ends are
+    /// recorded.
     pub(crate) fn has_other_end(&self, local: SocketAddr, peer: SocketAddr) -> bool {
         self.0.ends.borrow().contains(&(peer, local))
     }
 
-    /// Whether this process has CAP_NET_ADMIN.
+    /// Reports whether this process has CAP_NET_ADMIN. Caches the result.
     pub(crate) fn may_repair(&self) -> bool {
         let may = self.0.may_repair.get().unwrap_or_else(may_repair);
         self.0.may_repair.set(Some(may));
@@ -166,7 +168,7 @@ impl Sockets {
     }
 }
 
-/// Whether this process has CAP_NET_ADMIN.
+/// Reports whether this process has CAP_NET_ADMIN.
 pub(super) fn may_repair() -> bool {
     const CAP_NET_ADMIN: u64 = 1 << 12;
     let us = Pid(std::process::id() as i32);

@@ -1,8 +1,11 @@
-//! Symbolic links opened with O_PATH and O_NOFOLLOW, with or without a name.
+//! Saves and restores symbolic links that are open themselves (O_PATH and O_NOFOLLOW), with or without a name: the
+//! descriptor kind `fd/symlink`.
 //!
-//! Owns: the target of a link as text; creating a link whose name was removed.
-//! Invariants: descriptions of one nameless link are restored as one link. The target is never followed.
-//! Does not: restore a link that had a name at the checkpoint and has none at the restore (refused).
+//! Owns: the target of a link as text, and creating a link whose name was removed.
+//! Invariants: all open file descriptions of a link without a name are restored as descriptions of one link. The
+//! target is never followed.
+//! Does not: restore a link that had a name at the checkpoint but is missing at the restore. Such a restore is
+//! refused.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -26,18 +29,18 @@ use crate::support::ownership::owner;
 use crate::support::path::{self, Link, Name};
 
 const NAME: &str = "fd/symlink";
-/// Its name inside a private directory.
+/// Name of a created link inside a private directory.
 const MADE: &str = "link";
 
-/// One open link as it is in the image.
+/// The payload: one open symbolic link as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 struct SymlinkPayload {
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
-    /// Set when the link has no name any more.
+    /// The state of a link without a name; `None` for a link with a name.
     #[prost(message, optional, tag = "2")]
     nameless: Option<Nameless>,
-    /// Identity of the link; images of earlier versions lack it.
+    /// Identity of the link. Images of earlier versions lack it.
     #[prost(message, optional, tag = "3")]
     identity: Option<Identity>,
 }
@@ -47,7 +50,7 @@ struct Nameless {
     /// The target of the link.
     #[prost(bytes = "vec", tag = "1")]
     target: Vec<u8>,
-    /// Device and inode: descriptions with equal values share the link.
+    /// Device number of the file system. Descriptions with equal device and inode share the link.
     #[prost(uint64, tag = "2")]
     device: u64,
     #[prost(uint64, tag = "3")]
@@ -66,7 +69,7 @@ struct Nameless {
     modified_ns: i64,
 }
 
-/// The kind.
+/// Descriptor kind ([`FdKind`]) of open symbolic links.
 #[derive(Clone, Copy, Debug)]
 pub struct Symlink;
 
@@ -168,7 +171,7 @@ impl FdCapture for SymlinkCapture {
 }
 
 fn open(path: &Path, identity: Option<Identity>, record: &FdRecord) -> Result<OwnedFd> {
-    // An image of an earlier version has no identity, so any symbolic link matches.
+    // An image of an earlier version contains no identity. Then any symbolic link at the path matches.
     let wanted = identity.unwrap_or_else(|| Identity::from_numbers(0, 0, FileType::Symlink));
     let cannot = |refusal: Refusal| {
         let usual = "create the link again, or restore on the machine that has it";
@@ -198,7 +201,8 @@ fn make_and_open(payload: &SymlinkPayload, records: &[&FdRecord], context: &mut 
     let made = private.make(MADE, |directory, name| rustix::fs::symlinkat(&target, directory, name))?;
     open_made(&private, &made, records, context)?;
     set_attributes(&made, state)?;
-    // `/proc` shows the last name of the link, so it gets its former name if that is free.
+    // `/proc` shows the last name of the link. So the link gets its former name, if this name is free, before it is
+    // unlinked.
     let is_home = wanted.parent() == Some(private.parent_path());
     let outcome = match wanted.file_name().filter(|_| is_home) {
         Some(last) => private.unlink_as(Path::new(MADE), last, AtFlags::empty()),

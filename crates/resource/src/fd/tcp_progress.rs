@@ -1,9 +1,10 @@
-//! Progress of a program on a connection, and whether a kept socket has made none since.
+//! Progress of a program on a TCP connection: the number of bytes that the program has read and written.
 //!
-//! Owns: the counters of a connection; finding the kept socket of a saved connection.
-//! Invariants: a kept socket replaces a saved connection only if nothing was read from it or written to it since.
-//! Data that has arrived since is still in the socket. The peer has received nothing that the program sent after the
-//! checkpoint.
+//! Owns: the progress counters of a connection, and finding the kept socket (held while the subject is dead) of a
+//! saved connection.
+//! Invariants: a kept socket replaces a saved connection only if the program has neither read nor written since the
+//! checkpoint. Data that has arrived since then is still in the socket. The peer has received nothing that the
+//! program sent after the checkpoint.
 //! Does not: keep sockets while a subject is dead; the caller of the restore does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +20,7 @@ use crate::error::Result;
 /// Maximum number of reads of the counters while packets arrive.
 const TRIES: u32 = 8;
 
-/// The bytes that a program has read from a connection and written to it.
+/// The number of bytes that a program has read from a connection and written to it.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(crate) struct Progress {
     /// SO_COOKIE, which identifies the socket until the next boot.
@@ -32,8 +33,8 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Computes the counters after TCP_INFO was read. A packet that arrives in between lowers them, so that no later
-    /// counters equal them.
+    /// Computes the counters after TCP_INFO was read into `info`. A packet that arrives after this read makes the
+    /// counters too low. Such counters never equal later counters.
     pub(super) fn after(info: &Info, socket: BorrowedFd<'_>, cookie: u64) -> Result<Self> {
         let (unread, unacknowledged) =
             (socket::readable_bytes(socket)?, socket::unacknowledged_bytes(socket)?);
@@ -46,13 +47,13 @@ impl Progress {
         })
     }
 
-    /// The counters of a connection on which no packet arrives meanwhile.
+    /// Returns the counters of a connection on which no packet arrives during the call.
     #[cfg(test)]
     pub(crate) fn of(socket: BorrowedFd<'_>) -> Result<Self> {
         Self::after(&tcp_repair::info(socket)?, socket, socket::cookie(socket)?)
     }
 
-    /// The exact counters; `None` while packets keep arriving.
+    /// Returns TCP_INFO and the exact counters; `None` while packets keep arriving.
     fn exact(socket: BorrowedFd<'_>) -> Result<Option<(Info, Self)>> {
         let cookie = socket::cookie(socket)?;
         for _ in 0..TRIES {
@@ -66,22 +67,23 @@ impl Progress {
     }
 }
 
-/// Whether the peer has sent a FIN.
+/// Reports whether the peer has sent a FIN.
 fn has_ended(info: &Info) -> bool {
     TcpState::from_number(info.state) == Some(TcpState::CloseWait)
 }
 
-/// Whether a connection in this state can be kept: its sending half is open.
+/// Reports whether a connection in this state can be kept: its sending direction is open.
 pub(super) fn is_open(state: Option<TcpState>) -> bool {
     matches!(state, Some(TcpState::Established | TcpState::CloseWait))
 }
 
-/// The kept socket of a saved connection.
+/// Returns the kept socket of a saved connection.
 pub(super) fn find(kept: &[Arc<OwnedFd>], saved: Progress) -> Option<&Arc<OwnedFd>> {
     kept.iter().find(|socket| socket::cookie(socket.as_fd()).is_ok_and(|own| own == saved.cookie))
 }
 
-/// Like `find`, if the program has neither read nor written since.
+/// Returns a duplicate of the kept socket of a saved connection, if the program has neither read nor written since
+/// the checkpoint.
 pub(super) fn keep(kept: &[Arc<OwnedFd>], saved: Progress) -> Result<Option<OwnedFd>> {
     let Some(socket) = find(kept, saved) else { return Ok(None) };
     let is_unchanged = Progress::exact(socket.as_fd())?

@@ -1,7 +1,7 @@
-//! Test support for descriptor kinds: descriptions of this process's own descriptors.
+//! Test support for descriptor kinds. The tests use descriptors of the test process as the subject's descriptors.
 //!
 //! Owns: running capture and creation of one kind inside one process.
-//! Does not: install descriptors under given fds, which needs a process of its own.
+//! Does not: install descriptors under given fds, which needs another process.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,8 +15,8 @@ use super::scope::CaptureScope;
 use super::sockets::Sockets;
 use crate::{Opener, Result};
 
-/// A lock for tests that start programs, or that close sockets and restore them. A starting program holds copies of
-/// all descriptors for a moment.
+/// Acquires a lock for tests that start programs, or that close and restore sockets. A starting program has
+/// duplicates of all descriptors for a moment.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -26,7 +26,7 @@ thread_local! {
     static LOSES_CONNECTIONS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Runs `capture` with outside connections being lost.
+/// Runs [`capture`] with `loses_connections` set, so that outside connections are lost.
 pub(crate) fn capture_losing(
     kind: &dyn FdKind,
     descriptions: &[Description],
@@ -38,12 +38,12 @@ pub(crate) fn capture_losing(
     outcome
 }
 
-/// This process.
+/// Returns the pid of this process.
 pub(crate) fn us() -> Pid {
     Pid(std::process::id() as i32)
 }
 
-/// A description of a descriptor of this process.
+/// Returns a description of a descriptor of this process.
 pub(crate) fn describe(id: u32, fd: impl AsFd) -> Description {
     let fd = fd.as_fd();
     let number = Fd(fd.as_raw_fd());
@@ -52,22 +52,22 @@ pub(crate) fn describe(id: u32, fd: impl AsFd) -> Description {
     Description::new(Arc::new(known), fd.try_clone_to_owned().unwrap())
 }
 
-/// Descriptions with ids from zero.
+/// Returns descriptions of several descriptors, with ids from zero.
 pub(crate) fn describe_all(fds: &[BorrowedFd<'_>]) -> Vec<Description> {
     fds.iter().enumerate().map(|(id, fd)| describe(id as u32, fd)).collect()
 }
 
-/// The facts without duplicates.
+/// Returns the facts of descriptions, without the duplicates.
 pub(crate) fn known_of(descriptions: &[Description]) -> Vec<Arc<Known>> {
     descriptions.iter().map(|one| Arc::clone(one.known())).collect()
 }
 
-/// Runs `inside`, `relate` and `after` of all descriptions that the kind claims.
+/// Runs `prepare`, `inside`, `relate` and `after` of all descriptions that the kind claims.
 pub(crate) fn capture(kind: &dyn FdKind, descriptions: &[Description], kills: bool) -> Result<Vec<FdRecord>> {
     capture_again(kind, descriptions, kills, &Sockets::default(), || {})
 }
 
-/// Like `capture`, for one of several checkpoints; `meanwhile` runs just before the pause.
+/// Runs [`capture`] for one of several checkpoints. `meanwhile` runs just before the pause.
 pub(crate) fn capture_again(
     kind: &dyn FdKind,
     descriptions: &[Description],
@@ -118,7 +118,7 @@ pub(crate) fn capture_again(
         .collect()
 }
 
-/// Runs `create` with existing descriptions.
+/// Runs `create` of a kind. `created` contains descriptions that already exist.
 pub(crate) fn create(
     kind: &dyn FdKind,
     records: &[FdRecord],
@@ -143,7 +143,7 @@ pub(crate) fn create(
     Ok(created)
 }
 
-/// Captures one descriptor and restores it.
+/// Captures one descriptor, and returns the restored descriptor.
 pub(crate) fn round_trip(kind: &dyn FdKind, fd: impl AsFd) -> OwnedFd {
     let description = describe(0, fd);
     assert!(kind.claims(&description), "{description:?}");

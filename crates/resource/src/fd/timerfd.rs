@@ -1,10 +1,10 @@
-//! Timer file descriptors (timerfd).
+//! Saves and restores timer file descriptors, created with timerfd_create(2): the descriptor kind `fd/timerfd`.
 //!
 //! Owns: clock, setting, interval and unread expirations of a timerfd.
 //! Invariants: a relative timer continues with its remaining time. An absolute timer on the wall clock expires at its
-//! time. An absolute timer on another clock does so within the same boot, and otherwise continues with its remaining
-//! time.
-//! Does not: shift clocks.
+//! saved time. An absolute timer on another clock expires at its saved time within the same boot; in another boot,
+//! the timer continues with its remaining time.
+//! Does not: adjust clocks.
 
 use std::time::Duration;
 
@@ -26,16 +26,16 @@ const SECOND_NS: i64 = 1_000_000_000;
 /// Maximum number of additional reads of a timer that may be expiring.
 const REREADS_MAX: usize = 10;
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
-/// The shortest remaining time, since zero means a disarmed timer.
+/// The shortest remaining time of an armed timer. Zero means a disarmed timer.
 const SOONEST: Time = Time { seconds: 0, nanoseconds: 1 };
 
-/// Timer file descriptors.
+/// Descriptor kind ([`FdKind`]) of timer file descriptors.
 #[derive(Debug)]
 pub struct Timerfd;
 
 #[derive(Clone, PartialEq, Eq, Message)]
 struct State {
-    /// The kernel's number of the clock.
+    /// The kernel's number of the clock (CLOCK_*).
     #[prost(uint32, tag = "1")]
     clock: u32,
     /// TFD_TIMER_ABSTIME and TFD_TIMER_CANCEL_ON_SET, as passed to timerfd_settime(2).
@@ -51,7 +51,7 @@ struct State {
     /// The time of the timer's clock in the pause.
     #[prost(message, required, tag = "6")]
     now: Time,
-    /// The boot id of `now`.
+    /// The id of the boot in which `now` was read.
     #[prost(string, tag = "7")]
     boot: String,
 }
@@ -67,7 +67,7 @@ struct Time {
 #[derive(Debug)]
 struct Capture {
     info: FdInfo,
-    /// Whether the timer was armed before the pause.
+    /// Set when the timer was armed before the pause.
     was_armed: bool,
     clock: u32,
     now: Time,
@@ -133,20 +133,22 @@ impl FdKind for Timerfd {
 }
 
 impl Capture {
-    /// Reads the timer. A periodic timer is stopped between its expiration and the next read, which restarts it.
+    /// Reads the timer. The kernel stops a periodic timer at its expiration, and restarts the timer at the next read.
+    /// Here, timerfd_gettime(2) is this read.
     fn reread(&mut self, description: &Description) -> Result<()> {
         timerfd_gettime(description).map_err(|errno| Error::new("read a timerfd", errno))?;
         self.info.take(description)
     }
 
-    /// Whether no time remains and no expiration is counted. The timer is disarmed, or its interrupt is not handled
-    /// yet; the kernel shows both in the same way.
+    /// Reports whether no time remains and no expiration is counted. Such a timer is disarmed, or the kernel has not
+    /// yet handled its interrupt. fdinfo does not show the difference.
     fn is_silent(&self) -> Result<bool> {
         Ok(self.left()? == Time::default() && self.expirations()? == 0)
     }
 
-    /// The remaining time. Disarming clears expirations, so a periodic timer with expirations is armed, even if no
-    /// time remains. A timer with a short period may expire at every read.
+    /// Returns the remaining time. A periodic timer with expirations is armed even if no time remains, since
+    /// disarming clears the expirations. Such a timer gets the time [`SOONEST`]. A timer with a short period may
+    /// expire at every read.
     fn left(&self) -> Result<Time> {
         let left = self.info.parse("it_value", Time::parse)?;
         let is_just_due =
@@ -191,7 +193,7 @@ impl FdCapture for Capture {
     }
 }
 
-/// The arguments of timerfd_settime(2).
+/// Returns the arguments of timerfd_settime(2).
 fn setting(state: &State, boot: &str) -> Result<(TimerfdTimerFlags, Itimerspec)> {
     let flags = TimerfdTimerFlags::from_bits_truncate(state.flags);
     let (_, clock) = clocks(state.clock)?;
@@ -205,7 +207,7 @@ fn setting(state: &State, boot: &str) -> Result<(TimerfdTimerFlags, Itimerspec)>
     Ok((flags, Itimerspec { it_value: it_value.into(), it_interval: state.interval.into() }))
 }
 
-/// The clock of a timerfd, and the clock that returns its time.
+/// Returns the clock of a timerfd, and the clock of clock_gettime(2) that returns its time.
 fn clocks(number: u32) -> Result<(TimerfdClockId, ClockId)> {
     Ok(match number {
         0 => (TimerfdClockId::Realtime, ClockId::Realtime),
@@ -225,14 +227,14 @@ fn boot() -> Result<String> {
 }
 
 impl Time {
-    /// `(seconds, nanoseconds)`.
+    /// Parses a time in the form `(seconds, nanoseconds)`.
     fn parse(text: &str) -> Option<Self> {
         let (seconds, nanoseconds) = text.strip_prefix('(')?.strip_suffix(')')?.split_once(',')?;
         Some(Self { seconds: seconds.trim().parse().ok()?, nanoseconds: nanoseconds.trim().parse().ok()? })
     }
 
     fn plus(self, other: Self) -> Self {
-        // Saturating, since the image may be damaged or forged; the kernel refuses invalid times.
+        // The sum saturates, since the image may be damaged or forged. The kernel refuses invalid times.
         let nanoseconds = self.nanoseconds.saturating_add(other.nanoseconds);
         let carried = nanoseconds / SECOND_NS;
         Self {
@@ -340,7 +342,7 @@ mod tests {
             spec.it_value.tv_sec - target.seconds
         };
         assert!((-1..=1).contains(&distance(&state, &boot)));
-        // In another boot, the remaining time counts from now.
+        // In another boot, the timer expires after its remaining time.
         state.left.seconds += 1000;
         assert!((999..=1001).contains(&distance(&state, "another boot")));
     }

@@ -1,10 +1,12 @@
-//! Content of named tmpfs files that the subject has open for writing and does not map.
+//! Content of named tmpfs files that the subject has open for writing, but does not map for writing.
 //!
-//! Owns: copying it inside the pause, and writing it back before the descriptions are opened.
-//! Invariants: one description of a file saves the content. Content of a mapped file is saved by the memory kinds.
-//! Does not: save content above the limit of an image; such a file is treated as any other file. A file that a
-//! process outside the tree can write at the restore is not written; if its content has changed, the restore is
-//! refused.
+//! Owns: copying the content inside the pause, and writing the content back before the open file descriptions of the
+//! file are restored.
+//! Invariants: one description of a file saves the content. The memory kinds (code that saves mappings) save the
+//! content of a mapped file.
+//! Does not: save content above the limit of an image. A file with more content is treated as a file on a disk. If a
+//! process outside the subject can write to the file at the restore, the file is not written. The restore is then
+//! refused if the content differs from the checkpoint.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +23,7 @@ use crate::support::opening::may_write;
 use crate::support::opening::reader;
 use crate::support::tmpfs::{self, Found, TmpfsFile};
 
-/// A named tmpfs file with its content as it is in the image.
+/// A named tmpfs file with its content, as it is in the image.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct SavedFile {
     #[prost(message, optional, tag = "1")]
@@ -34,7 +36,7 @@ pub(super) struct SavedFile {
     modified_ns: i64,
 }
 
-/// Capture of the content of one file that has a name.
+/// Capture of the content of one tmpfs file with a name.
 #[derive(Debug)]
 pub(super) struct TmpfsCapture {
     is_mapped: bool,
@@ -44,7 +46,8 @@ pub(super) struct TmpfsCapture {
 }
 
 impl TmpfsCapture {
-    /// Before the pause: prepares the copy, if this description is the one that saves the content of such a file.
+    /// Prepares the copy before the pause, if this description saves the content of a tmpfs file. This is the first
+    /// writable description of the file. Returns `None` for other descriptions.
     pub(super) fn new(
         description: &Description,
         system: i64,
@@ -68,13 +71,14 @@ impl TmpfsCapture {
         Ok(Some(Self { is_mapped, reader, copy, copied: None }))
     }
 
-    /// Inside the pause: copies the content unless it is mapped.
+    /// Copies the content, unless the file is mapped. Called inside the pause.
     pub(super) fn inside(&mut self) -> Result<()> {
         self.copied = if self.is_mapped { None } else { Some(self.copy.copy(self.reader.as_fd())?) };
         Ok(())
     }
 
-    /// Inside the pause, when the mappings are known: copies a file that was unmapped after `prepare`.
+    /// Copies the content of a file that was unmapped after the preparation. Called inside the pause, when the
+    /// mappings are known.
     pub(super) fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
         if self.copied.is_none() && !scope.saves_shared(description) {
             self.copied = Some(self.copy.copy(self.reader.as_fd())?);
@@ -82,7 +86,7 @@ impl TmpfsCapture {
         Ok(())
     }
 
-    /// After the pause: the message, if the content was copied.
+    /// Returns the protobuf message, if the content was copied. Called after the pause.
     pub(super) fn after(&self, path: &Path, stat: &Stat) -> Result<Option<SavedFile>> {
         if self.copied != Some(Copied::Whole) {
             return Ok(None);
@@ -96,12 +100,12 @@ impl TmpfsCapture {
     }
 }
 
-/// Files of a restore whose content was written: device and inode at the checkpoint.
+/// Files whose content a restore has written: device and inode at the checkpoint.
 #[derive(Debug, Default)]
 pub(super) struct WrittenFiles(BTreeSet<(u64, u64)>);
 
 impl WrittenFiles {
-    /// Writes the content of a file, creating it if it is missing. `key` is its device and inode at the checkpoint.
+    /// Writes the content of a file; creates the file if it is missing. `key` is device and inode at the checkpoint.
     pub(super) fn write(&mut self, key: (u64, u64), saved: &SavedFile) -> Result<()> {
         let (Some(file), Some(content)) = (&saved.file, &saved.content) else { return Ok(()) };
         let opened = match file.find_or_make()? {
@@ -197,7 +201,7 @@ mod tests {
         let Some((path, file)) = scratch("another") else { return };
         let subject = Subject::new(&[&file]);
         let envelopes = subject.capture(&Regular, || {}).unwrap();
-        // This descriptor represents one of another process.
+        // The test's own descriptor stands for a descriptor of another process.
         drop(subject.build(&Regular, &envelopes, &[]).unwrap());
         file.write_all_at(b"of a later time, and longer", 0).unwrap();
         let error = subject.build(&Regular, &envelopes, &[]).unwrap_err().to_string();

@@ -1,7 +1,7 @@
-//! UDP and UDP-Lite sockets.
+//! Saves and restores UDP and UDP-Lite sockets: the descriptor kind `fd/udp`.
 //!
-//! Owns: address, peer, options, multicast memberships, shut halves, and unread datagrams.
-//! Invariants: an unread datagram is restored with its boundary and its sender's address.
+//! Owns: address, peer, options, multicast memberships, shut directions, and unread datagrams.
+//! Invariants: an unread datagram is restored with its boundary and the address of its sender.
 //! Does not: guarantee more than UDP does. Unread datagrams are lost without CAP_NET_RAW, or if a filter or device
 //! drops them. Datagrams that arrive while no socket exists are lost too.
 
@@ -43,14 +43,14 @@ const CHECKSUM_AT: usize = 6;
 const ROOM_EXTRA: usize = 64 * 1024;
 /// Timeout for one datagram from this process to itself.
 const DELIVERY_TIMEOUT: Duration = Duration::from_millis(100);
-/// Lost datagrams of one socket after which the rest is not tried.
+/// Maximum number of lost datagrams of one socket. After more losses, the remaining datagrams are not sent.
 const LOST_MAX: usize = 8;
 const EADDRINUSE: i32 = 98;
 const PACKET_INFO: SocketOption = SocketOption { level: IPPROTO_IP, number: 8, name: "IP_PKTINFO" };
 const PACKET_INFO6: SocketOption = SocketOption { level: IPPROTO_IPV6, number: 49, name: "IPV6_RECVPKTINFO" };
 const MEMORY: SocketOption = SocketOption { level: SOL_SOCKET, number: 55, name: "SO_MEMINFO" };
 
-/// UDP and UDP-Lite sockets.
+/// Descriptor kind ([`FdKind`]) of UDP and UDP-Lite sockets.
 #[derive(Debug)]
 pub struct Udp;
 
@@ -62,10 +62,10 @@ struct State {
     options: Options,
     #[prost(bytes = "vec", tag = "3")]
     local: Vec<u8>,
-    /// Empty for an unconnected socket.
+    /// The address of the peer; empty for an unconnected socket.
     #[prost(bytes = "vec", tag = "4")]
     peer: Vec<u8>,
-    /// Shut halves: 1 receiving, 2 sending.
+    /// Bits of the shut directions: 1 for receiving, 2 for sending.
     #[prost(uint32, tag = "5")]
     shut: u32,
     #[prost(message, repeated, tag = "6")]
@@ -82,7 +82,7 @@ struct Datagram {
     bytes: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     from: Vec<u8>,
-    /// The local host address to which it was sent: 4 or 16 bytes; empty when unknown.
+    /// The local host address to which the datagram was sent: 4 or 16 bytes; empty if unknown.
     #[prost(bytes = "vec", tag = "3")]
     to: Vec<u8>,
 }
@@ -174,8 +174,7 @@ impl FdCapture for Capture {
         self.state.peer = socket::peer(socket)?.unwrap_or_default().0;
         self.state.shut = u32::from(shut.unwrap_or(0));
         self.state.memberships = multicast::read(socket, self.family)?;
-        // Unread datagrams can be peeked only while receiving is not shut; otherwise the program cannot read them
-        // either.
+        // If receiving is shut down, the program cannot read the unread datagrams. They cannot be peeked either.
         let is_readable = events(socket)?.contains(rustix::event::PollFlags::IN) && self.state.shut & 1 == 0;
         self.seen = if is_readable { peek_with_destination(socket, self.family)? } else { Vec::new() };
         Ok(())
@@ -191,7 +190,7 @@ impl FdCapture for Capture {
     }
 }
 
-/// Peeks all datagrams with their destination addresses, for which an option is set meanwhile.
+/// Peeks all datagrams with their destination addresses. Sets the option for destination addresses during the peek.
 fn peek_with_destination(socket: BorrowedFd<'_>, family: Family) -> Result<Vec<Seen>> {
     let option = if family.domain == AF_INET { PACKET_INFO } else { PACKET_INFO6 };
     let before = socket_option::get_int(socket, option)?;
@@ -201,12 +200,12 @@ fn peek_with_destination(socket: BorrowedFd<'_>, family: Family) -> Result<Vec<S
     outcome
 }
 
-/// The local host address in the kernel's packet information.
+/// Returns the local host address in a `struct in_pktinfo` or `struct in6_pktinfo`.
 fn host_bytes(information: &[u8]) -> Vec<u8> {
     const IPV4_BYTES: usize = 12;
     const IPV6_BYTES: usize = 20;
     match information.len() {
-        // Index of the interface, our address (present only if the program enables it), destination.
+        // The fields are: interface index, our address (present only if the program enables it), destination.
         IPV4_BYTES => information[8..].to_vec(),
         IPV6_BYTES => information[..16].to_vec(),
         _ => Vec::new(),
@@ -219,7 +218,8 @@ impl State {
     }
 }
 
-/// Builds one socket. `earlier` sockets share its port (SO_REUSEPORT) and already have their datagrams.
+/// Builds one socket. `earlier` is the number of sockets of the same port (SO_REUSEPORT) that already have their
+/// datagrams.
 fn build(state: &State, earlier: u32) -> Result<OwnedFd> {
     let socket = state.family.create()?;
     state.options.apply_early(&socket, state.family)?;
@@ -233,7 +233,7 @@ fn build(state: &State, earlier: u32) -> Result<OwnedFd> {
     multicast::join(socket.as_fd(), &state.memberships)?;
     let bytes: usize = state.queue.iter().map(|datagram| 2 * datagram.bytes.len() + 1024).sum();
     make_room(&socket, RECEIVE_BUFFER, bytes + ROOM_EXTRA)?;
-    // Otherwise the kernel chooses a socket of the group for each datagram.
+    // Without steering, the kernel chooses a socket of the group for each datagram.
     let must_steer = earlier > 0 && !state.queue.is_empty();
     let is_steered = must_steer && socket_option::steer_to(socket.as_fd(), earlier).is_ok();
     fill(state, &socket);
@@ -250,7 +250,7 @@ fn build(state: &State, earlier: u32) -> Result<OwnedFd> {
         _ => None,
     };
     if let Some(how) = how {
-        // On an unconnected socket it takes effect and returns ENOTCONN.
+        // On an unconnected socket, the call takes effect and returns ENOTCONN.
         let _ = rustix::net::shutdown(&socket, how);
     }
     state.options.restore_buffers(&socket, state.family)?;
@@ -258,7 +258,7 @@ fn build(state: &State, earlier: u32) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Fills the queue of a socket. Lost datagrams are not an error.
+/// Fills the queue of a socket with the saved datagrams. A lost datagram is not an error.
 fn fill(state: &State, socket: &OwnedFd) {
     let mut lost = 0;
     for datagram in &state.queue {
@@ -269,13 +269,13 @@ fn fill(state: &State, socket: &OwnedFd) {
     }
 }
 
-/// Sends a datagram to the socket with its original sender's address; returns whether it arrived.
+/// Sends a datagram to the socket, with the address of its original sender. Reports whether the datagram arrived.
 fn deliver(state: &State, datagram: &Datagram, socket: BorrowedFd<'_>) -> bool {
     let from = parse_plain(&SocketAddress(datagram.from.clone()));
     let to = destination(state, datagram, from);
     let (Some(from), Some(to)) = (from, to) else { return false };
     let length = HEADER_BYTES + datagram.bytes.len();
-    // In UDP-Lite this field is the checksum coverage; zero covers all.
+    // In UDP-Lite, this field is the checksum coverage. 0 covers the whole datagram.
     let covered = if state.family.protocol == IPPROTO_UDP { length as u16 } else { 0 };
     let mut content = Vec::with_capacity(length);
     content.extend(from.port().to_be_bytes());
@@ -297,7 +297,7 @@ fn deliver(state: &State, datagram: &Datagram, socket: BorrowedFd<'_>) -> bool {
     true
 }
 
-/// The destination for a datagram: its original one, or else the socket's address.
+/// Returns the destination for a datagram: the original destination if known, otherwise the address of the socket.
 fn destination(state: &State, datagram: &Datagram, from: Option<SocketAddr>) -> Option<SocketAddr> {
     let local = parse_plain(&SocketAddress(state.local.clone()))?;
     let original = match datagram.to.len() {
@@ -315,7 +315,7 @@ fn destination(state: &State, datagram: &Datagram, from: Option<SocketAddr>) -> 
         .filter(|to| from.is_some_and(|from| from.is_ipv4() == to.is_ipv4()))
 }
 
-/// Memory that the socket's receive queue uses.
+/// Returns the memory in bytes that the receive queue of a socket uses.
 fn used(socket: BorrowedFd<'_>) -> u32 {
     let mut bytes = [0; 4];
     socket_option::get(socket, MEMORY, &mut bytes).map_or(0, |_| u32::from_ne_bytes(bytes))
@@ -328,7 +328,7 @@ fn in_use(local: &SocketAddress, error: Error) -> ResourceError {
     ResourceError::File {
         path: format!("UDP {}", show(local)),
         why: "another socket has this address".to_owned(),
-        fix: "end the program that has it (`ss -ulnp` lists it), then restore again".to_owned(),
+        fix: "end the program that uses this address (`ss -ulnp` lists it), then restore again".to_owned(),
     }
 }
 
@@ -432,7 +432,7 @@ mod tests {
             return println!("unsupported: multicast");
         }
         let socket = restore(socket);
-        // Only a member of the group can leave it.
+        // Only a member of the group can leave the group.
         socket.leave_multicast_v4(&group, &Ipv4Addr::LOCALHOST).unwrap();
         assert!(socket.leave_multicast_v4(&group, &Ipv4Addr::LOCALHOST).is_err());
     }
@@ -446,7 +446,7 @@ mod tests {
         assert!(error.contains(&socket.local_addr().unwrap().to_string()), "{error}");
     }
 
-    /// Sockets that share one port, with unread datagrams of several senders in those that the kernel chose.
+    /// Returns `count` sockets that share one port (SO_REUSEPORT).
     fn sharing_one_port(count: usize) -> Vec<UdpSocket> {
         let family = Family { domain: AF_INET, kind: SOCK_DGRAM, protocol: 17 };
         let mut sockets: Vec<UdpSocket> = Vec::new();
@@ -505,7 +505,7 @@ mod tests {
         drop(socket);
         let mut state: State = crate::error::decode(NAME, &records[0].payload).unwrap();
         let from = super::super::inet_address::encode("127.0.0.1:9".parse().unwrap()).0;
-        // Not an address of the socket.
+        // The destination is not an address of the socket.
         let datagram = Datagram { bytes: Vec::new(), from, to: vec![127, 0, 0, 77] };
         state.queue = vec![datagram; 10 * LOST_MAX];
         records[0].payload = state.encode_to_vec();

@@ -1,15 +1,15 @@
-//! Names and fixes for descriptions that no kind claims.
+//! Names of open file descriptions that no descriptor kind handles, with advice for the operator.
 //!
-//! Owns: the name of such a description and the fix, for the obstacle that refuses it.
-//! Invariants: there is a name and a fix for every description; unknown objects have the kernel's name.
-//! Does not: refuse it; the engine does.
+//! Owns: the name of each such description, and the advice (fix). Both are shown when the checkpoint is refused.
+//! Invariants: every description gets a name and a fix. An unknown object gets the kernel's name.
+//! Does not: refuse the checkpoint; the crate `engine` does.
 
 use rustix::fs::FileType;
 
 use super::description::Description;
 use super::socket_family::{AF_INET, AF_INET6, Family, SOCK_RAW};
 
-/// Address families and their names.
+/// Address families: number and name.
 const FAMILIES: &[(i32, &str)] = &[
     (1, "Unix socket"),
     (2, "IPv4 socket"),
@@ -27,9 +27,9 @@ const FAMILIES: &[(i32, &str)] = &[
     (44, "XDP socket"),
     (45, "MCTP socket"),
 ];
-/// Protocols of the IP families that are not TCP or UDP.
+/// Protocols of the IP families other than TCP and UDP: number and name.
 const PROTOCOLS: &[(i32, &str)] = &[(1, "ICMP"), (33, "DCCP"), (58, "ICMPv6"), (132, "SCTP"), (262, "MPTCP")];
-/// Files without a name, by the kernel's name for them.
+/// Anonymous files: a part of the kernel's name, and our name.
 const ANONYMOUS: &[(&str, &str)] = &[
     ("[io_uring]", "io_uring instance"),
     ("[userfaultfd]", "userfaultfd"),
@@ -47,7 +47,7 @@ const ANONYMOUS: &[(&str, &str)] = &[
     ("[secretmem]", "secret memory"),
 ];
 
-/// Name of a description: `netlink socket`, `io_uring instance` and so on.
+/// Returns the name of a description: `netlink socket`, `io_uring instance` and so on.
 #[must_use]
 pub fn describe_unclaimed(description: &Description) -> String {
     let kind = FileType::from_raw_mode(description.stat.st_mode);
@@ -82,7 +82,7 @@ fn describe_anonymous(target: &str) -> String {
     known.map_or_else(|| format!("kernel object {name}"), str::to_owned)
 }
 
-/// The fix for a description, by a part of its name.
+/// Fixes: a part of the name of a description, and the advice for it.
 const FIXES: &[(&str, &str)] = &[
     ("io_uring", crate::memory::WITHOUT_IO_URING),
     ("userfaultfd", "start the program without its own userfaultfd (garbage collectors, live migration)"),
@@ -109,7 +109,7 @@ const FIXES: &[(&str, &str)] = &[
     ("device", "configure the program to run without this device"),
 ];
 
-/// The fix for a description with this name from `describe_unclaimed`.
+/// Returns the fix for a description with this name from [`describe_unclaimed`].
 #[must_use]
 pub fn advise(what: &str) -> &'static str {
     const CLOSE: &str = "take the checkpoint at a time when the program has closed it";

@@ -1,10 +1,12 @@
-//! Outside connections without a socket between its end and its restore, and dropping their packets.
+//! Drops packets of outside TCP connections (to processes outside the subject) while their sockets are being
+//! replaced.
 //!
-//! Owns: the packet filter table that drops packets for these connections. The kernel would answer a packet without a
-//! socket with a reset.
-//! Invariants: only packets of the given connections are dropped. Each locked connection is unlocked when its socket
-//! starts again. If a restore never follows, the table affects no other connections.
-//! Does not: lock without the `nft` command. Then a connection survives only if no packet arrives meanwhile.
+//! Owns: the packet filter table that drops these packets. Without this table, the kernel would answer such a packet
+//! with a reset, since the connection has no socket.
+//! Invariants: only packets of the given connections are dropped. A locked connection (its packets are dropped) is
+//! unlocked when its restored socket starts. A table that remains after a failed restore affects no other connection.
+//! Does not: lock without the `nft` command. Without a lock, a connection survives only if no packet arrives before
+//! the restore.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -21,7 +23,7 @@ use crate::error::Result;
 const COMMAND: &str = "nft";
 const TABLE: &str = "inet undying";
 
-/// Locks connections: drops their packets. Each is given by its local and its peer's address.
+/// Locks connections: their packets are dropped. A connection is a pair of the local address and the peer's address.
 pub(super) fn lock(connections: &[(SocketAddr, SocketAddr)]) -> Result<()> {
     if connections.is_empty() {
         return Ok(());
@@ -48,18 +50,18 @@ pub(super) fn lock(connections: &[(SocketAddr, SocketAddr)]) -> Result<()> {
     run(&script)
 }
 
-/// Unlocks connections; those that are not locked are ignored.
+/// Unlocks connections. Ignores connections that are not locked.
 pub(super) fn unlock(connections: &[(SocketAddr, SocketAddr)]) -> Result<()> {
     if connections.is_empty() || !is_there() {
         return Ok(());
     }
-    // Deleting a missing element would fail the whole script, so all are added first.
+    // Deleting a missing element would fail the whole script, so the script first adds all elements.
     run(&format!("{}{}", elements("add", connections), elements("delete", connections)))
 }
 
-/// Connections whose old sockets were disconnected in favour of restored ones. Their packets are dropped until they
-/// start. Sockets of a failed restore are kept for the next attempt. When the last clone is dropped, their peers are
-/// reset.
+/// Connections whose old sockets were disconnected, so that restored sockets can take them over. Packets of these
+/// connections are dropped until the restored sockets start. The sockets of a failed restore are kept for the next
+/// attempt. When the last clone is dropped, the sockets are closed and the kernel resets the peers.
 #[derive(Clone, Debug, Default)]
 pub struct Vacated(Arc<Mutex<Locked>>);
 
@@ -83,12 +85,12 @@ impl Vacated {
         self.lock().built.push(socket);
     }
 
-    /// Sockets that an earlier attempt has built.
+    /// Removes and returns the sockets that an earlier restore attempt has built.
     pub(super) fn take_built(&self) -> Vec<Arc<OwnedFd>> {
         std::mem::take(&mut self.lock().built)
     }
 
-    /// Forgets the connections, which have started and belong to a running program.
+    /// Removes all connections from this list, since their restored sockets have started in the running program.
     pub fn forget(&self) {
         let mut locked = self.lock();
         locked.connections.clear();

@@ -1,13 +1,14 @@
-//! Connections that wait to be accepted, in the record of a listener.
+//! The accept queue in the record of a listening socket: connections that wait to be accepted.
 //!
-//! Owns: the check of such a list.
-//! Does not: connect; the socket kinds do.
+//! Owns: the check of the list of connections.
+//! Does not: connect sockets; the descriptor kinds `tcp` and `unix` do.
 
 use std::collections::HashSet;
 
 use crate::error::{ResourceError, Result};
 
-/// Refuses a list with a duplicate: each connection is made once, and the queue has no room for more.
+/// Refuses a list that contains a socket twice. Each connection is created once, and the accept queue has room only
+/// for the listed connections.
 pub(super) fn check(kind: &'static str, waiting: &[u32]) -> Result<()> {
     let mut known = HashSet::new();
     match waiting.iter().find(|id| !known.insert(**id)) {

@@ -1,9 +1,9 @@
-//! Binding a TCP socket to its saved address.
+//! Binds a TCP socket to its saved address.
 //!
-//! Owns: bind(2) and listen(2) while closed connections still occupy the address; ending these or waiting for their
-//! end.
-//! Invariants: a socket that a process holds is never touched. SO_REUSEADDR has its saved value afterwards. Every
-//! wait has a limit, and the error names the occupant.
+//! Owns: bind(2) and listen(2) while closed connections still occupy the address; destroying these connections, or
+//! waiting until they have ended.
+//! Invariants: a socket that a process holds is never destroyed. SO_REUSEADDR has its saved value afterwards. Every
+//! wait has a limit, and the error names the occupant of the address.
 //! Does not: build connections; `connection` does.
 
 use std::net::SocketAddr;
@@ -29,14 +29,16 @@ const EADDRNOTAVAIL: i32 = 99;
 /// Interval between two attempts.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Timeouts by the kind of socket that occupies an address.
+/// Timeouts, by the type of socket that occupies an address.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// A socket of a process; a killed process closes its sockets within this time.
+    /// Timeout for a socket of a process. A killed process closes its sockets within this time.
     held: Duration,
-    /// A closed socket with bytes that its peer has not acknowledged. After the timeout it is reset.
+    /// Timeout for a closed socket with bytes that its peer has not acknowledged. After the timeout, the socket is
+    /// reset.
     unsent: Duration,
-    /// TIME_WAIT and FIN_WAIT_2, where they cannot be ended: the kernel drops them after 60 seconds.
+    /// Timeout for a socket in TIME_WAIT or FIN_WAIT_2 that cannot be destroyed. The kernel drops such a socket after
+    /// 60 seconds.
     ended: Duration,
 }
 
@@ -51,8 +53,8 @@ pub(super) fn bind(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
     Claim { socket, state, backlog: None, bound: false, limits: LIMITS }.run()
 }
 
-/// Binds a listener to its saved address, and listens. SO_REUSEADDR is set meanwhile, since connections of the
-/// address may still exist.
+/// Binds a listener to its saved address, and listens. SO_REUSEADDR is set during both calls, since connections of
+/// the address may still exist.
 pub(super) fn bind_and_listen(socket: BorrowedFd<'_>, state: &State, backlog: u32) -> Result<()> {
     let reuse = state.options.int(REUSE_ADDRESS).unwrap_or(0);
     socket_option::set_int(socket, REUSE_ADDRESS, 1)?;
@@ -66,8 +68,8 @@ pub(super) fn listen(socket: BorrowedFd<'_>, backlog: u32) -> Result<()> {
     Ok(rustix::net::listen(socket, backlog).map_err(|errno| Error::new("listen", errno))?)
 }
 
-/// Ends a closed connection between two addresses, if no process holds it. Where that is not permitted, the caller
-/// waits.
+/// Destroys a closed connection between two addresses, if no process holds its socket. Without the permission to
+/// destroy it, the caller waits until the connection has ended.
 pub(super) fn end_remains(local: &SocketAddress, peer: &SocketAddress) {
     let Ok(diag) = SockDiag::open() else { return };
     if let Ok(Some(socket)) = diag.tcp_socket(local, peer)
@@ -77,13 +79,13 @@ pub(super) fn end_remains(local: &SocketAddress, peer: &SocketAddress) {
     }
 }
 
-/// The error for an address that a socket cannot get.
+/// Returns the error for an address to which a socket cannot be bound.
 pub(super) fn refused(state: &State, error: ResourceError) -> ResourceError {
     match error {
         ResourceError::Kernel(error) if error.errno.0 == EADDRINUSE => in_use(
             state,
             "another socket has this address",
-            "end the program that has it (`ss -tlnp`), then restore again",
+            "end the program that uses this address (`ss -tlnp`), then restore again",
         ),
         ResourceError::Kernel(error) if error.errno.0 == EADDRNOTAVAIL => in_use(
             state,
@@ -103,7 +105,7 @@ fn in_use(state: &State, why: &str, fix: &str) -> ResourceError {
 struct Claim<'a> {
     socket: BorrowedFd<'a>,
     state: &'a State,
-    /// Set for a listener.
+    /// The backlog of a listener; `None` for other sockets.
     backlog: Option<u32>,
     bound: bool,
     limits: Limits,
@@ -145,12 +147,12 @@ impl Claim<'_> {
         self.backlog.map_or(Ok(()), |backlog| listen(self.socket, backlog))
     }
 
-    /// Other sockets that occupy the address.
+    /// Returns the other sockets that occupy the address.
     fn holders(&self, diag: &SockDiag) -> Result<Vec<TcpSocketOfPort>> {
         let Some(wanted) = parse_plain(&self.state.local()) else { return Ok(Vec::new()) };
         let own = rustix::fs::fstat(self.socket).map_err(|errno| Error::new("inspect a socket", errno))?;
         let mut found = diag.tcp_sockets_of_port(AF_INET, wanted.port())?;
-        // A kernel without IPv6 has no such sockets.
+        // A kernel without IPv6 has no IPv6 sockets and returns an error.
         found.extend(diag.tcp_sockets_of_port(AF_INET6, wanted.port()).unwrap_or_default());
         found.retain(|one| {
             one.socket.inode != Inode(own.st_ino)
@@ -160,7 +162,8 @@ impl Claim<'_> {
     }
 }
 
-/// Ends the sockets that may be ended now. Failures are ignored: the caller waits for those sockets.
+/// Destroys the sockets that may be destroyed now. Ignores failures, since the caller waits for the remaining
+/// sockets.
 fn end(diag: &SockDiag, holders: &[TcpSocketOfPort], is_late: bool) {
     for one in holders {
         let is_finished =
@@ -171,7 +174,7 @@ fn end(diag: &SockDiag, holders: &[TcpSocketOfPort], is_late: bool) {
     }
 }
 
-/// Whether a socket was closed by its process and only has to finish its connection.
+/// Reports whether a process has closed this socket, and only the kernel still finishes the connection.
 fn has_ended(socket: TcpSocket) -> bool {
     let state = TcpState::from_number(socket.state);
     socket.inode == Inode(0)
@@ -201,7 +204,8 @@ mod tests {
     use super::super::super::test_support::alone;
     use super::*;
 
-    /// A listener without SO_REUSEADDR that has closed a connection first, and the client's end of it.
+    /// Returns a listener, and a client whose connection the listener's side has closed first. SO_REUSEADDR is not
+    /// set.
     fn listener_with_ended_connection() -> (TcpListener, TcpStream) {
         let listener = socket::create(AF_INET, 1, 0).unwrap();
         let any = super::super::super::inet_address::encode("127.0.0.1:0".parse().unwrap());
@@ -225,7 +229,8 @@ mod tests {
         (socket, outcome)
     }
 
-    /// Without SOCK_DESTROY or CAP_NET_ADMIN, the bind waits for closed connections and then names them.
+    /// Checks the outcome of a bind. Without SOCK_DESTROY or CAP_NET_ADMIN, the bind waits for closed connections
+    /// until its timeout, and the error names these connections.
     fn assert_taken(outcome: Result<()>) {
         if let Err(error) = outcome {
             assert!(!may_destroy() && error.to_string().contains("TIME-WAIT"), "{error}");
@@ -233,7 +238,7 @@ mod tests {
         }
     }
 
-    /// Whether rights and kernel permit SOCK_DESTROY; tried with a listener.
+    /// Reports whether privileges and kernel permit SOCK_DESTROY. Tries to destroy a listener.
     fn may_destroy() -> bool {
         const EOPNOTSUPP: i32 = 95;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -250,7 +255,7 @@ mod tests {
             let (listener, client) = listener_with_ended_connection();
             let state = state_of(&listener);
             drop(listener);
-            // FIN_WAIT_2 while the client is open, TIME_WAIT afterwards.
+            // The connection is in FIN_WAIT_2 while the client is open, and in TIME_WAIT afterwards.
             let _open = (!finished).then_some(client);
             let (_socket, outcome) = claim(&state, Limits { ended: Duration::from_millis(500), ..LIMITS });
             assert_taken(outcome);

@@ -1,9 +1,9 @@
-//! Capturing a TCP socket.
+//! Captures a TCP socket.
 //!
-//! Owns: the order of reads, and reverting their effects on the live socket.
-//! Invariants: with `kills`, no packet changes a connection between its capture and its end, and its end sends no
-//! packet.
-//! Does not: decide how the socket is restored.
+//! Owns: the order of the reads, and reverting their effects on the live socket.
+//! Invariants: with `kills` (the checkpoint kills the subject), no packet changes a connection after its capture, and
+//! the end of the connection sends no packet.
+//! Does not: decide how the socket is restored; `restore` does.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -35,40 +35,40 @@ use super::connection::{self, After};
 use super::state::{Ended, Listener, NAME, State};
 use crate::error::{ResourceError, Result};
 
-/// Why an MPTCP connection is refused, and the fix.
+/// The reason why an MPTCP connection is refused, and the fix.
 pub(super) const MULTIPATH: (&str, &str) = (
     "it is an MPTCP connection, whose sequence numbers the kernel does not show",
     "let the program or its client use TCP (GODEBUG=multipathtcp=0 for a Go program)",
 );
 
-/// Connections whose packets have to be dropped before their process is killed. Each run of the packet filter command
-/// locks all connections in this list, whichever socket runs it.
+/// Connections whose packets must be dropped before their process is killed. The first socket that runs the packet
+/// filter command locks all connections of this list at once.
 static TO_LOCK: Mutex<Vec<(SocketAddr, SocketAddr)>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 pub(super) struct Capture {
     family: Family,
     kills: bool,
-    /// Outside connections are not taken over although the subject is killed.
+    /// Set when outside connections are not taken over although the subject is killed.
     loses: bool,
     inherited: Option<InheritedSocket>,
     sockets: Sockets,
     fresh: Rc<Fresh>,
-    /// Facts read before the pause, for a connection that continues.
+    /// Facts that were read before the pause. Set only for a connection of a subject that continues.
     recent: Option<Recent>,
-    /// Options read in the pause.
+    /// Options that were read in the pause.
     options: Option<Options>,
     seen: Seen,
     state: Option<State>,
     held: Option<Held>,
 }
 
-/// Facts read by `inside`.
+/// Facts that `inside` has read.
 #[derive(Debug, Default)]
 struct Seen {
     info: Option<Info>,
     addresses: Option<(SocketAddress, SocketAddress)>,
-    /// Its output is held, from this pause on or earlier.
+    /// Set when the output of the socket is held, from this pause or an earlier pause on.
     is_held: bool,
 }
 
@@ -80,7 +80,7 @@ struct Recent {
     cookie: u64,
 }
 
-/// Changes made to the live socket.
+/// Changes that the capture has made to the live socket.
 #[derive(Debug)]
 struct Held {
     reuse: i32,
@@ -121,7 +121,7 @@ impl Capture {
         let addresses = self.seen.addresses.take();
         let ends = addresses.as_ref().and_then(|(local, peer)| ends(local, peer));
         let is_inside = ends.is_some_and(|ends| self.sockets.has_other_end(ends.0, ends.1));
-        // For an outside connection the result of `inside` is used, whatever has arrived since.
+        // For an outside connection, the result of `inside` is used, even if packets have arrived since then.
         let seen = self.seen.info.filter(|_| addresses.is_some() && !is_inside && !self.kills);
         let info = seen.map_or_else(|| tcp_repair::info(socket), Ok)?;
         let state = TcpState::from_number(info.state);
@@ -157,7 +157,7 @@ impl Capture {
         Ok(saved)
     }
 
-    /// Restores the program's own packet filter, or removes ours.
+    /// Restores the program's own BPF filter, or removes our filter if the program had none.
     fn remove_filter(&mut self, socket: BorrowedFd<'_>) {
         let is_filtered = self.held.as_mut().is_some_and(|held| std::mem::take(&mut held.filtered));
         if is_filtered {
@@ -168,7 +168,7 @@ impl Capture {
         }
     }
 
-    /// Reads the options in the pause, once.
+    /// Reads the options in the pause, if they have not been read yet.
     fn read_options(&mut self, socket: BorrowedFd<'_>) -> Result<()> {
         if self.options.is_none() {
             self.options = Some(Options::read(socket, &self.fresh)?);
@@ -214,7 +214,8 @@ impl Capture {
         Ok(())
     }
 
-    /// Sets the mark that makes the packet filter hold the socket's output, unless the program has set its own mark.
+    /// Sets the mark that makes the packet filter hold the socket's output. A mark that the program itself has set is
+    /// not replaced.
     fn mark(&mut self, socket: BorrowedFd<'_>) -> Result<()> {
         let Some(mark) = self.sockets.mark().filter(|_| self.inherited.is_none()) else { return Ok(()) };
         if self.family.protocol == IPPROTO_TCP {
@@ -227,8 +228,8 @@ impl Capture {
         Ok(())
     }
 
-    /// Saves the progress of an outside connection. The socket is kept if the progress is that of the previous
-    /// checkpoint, or if `which` says so.
+    /// Saves the progress of an outside connection. The socket is kept if the progress has not changed since the
+    /// previous checkpoint. With [`Keep::Any`], the socket is always kept.
     fn note_progress(&self, socket: BorrowedFd<'_>, saved: &mut State, which: Keep) -> Result<()> {
         let (Some(recent), Some(info)) = (&self.recent, &self.seen.info) else { return Ok(()) };
         if tcp_progress::is_open(saved.tcp_state()) && self.family.protocol == IPPROTO_TCP {
@@ -244,7 +245,7 @@ impl FdCapture for Capture {
     fn inside(&mut self, description: &Description) -> Result<()> {
         let socket = description.as_fd();
         (self.held, self.options, self.seen) = (None, None, Seen::default());
-        // Before reading, so that output sent meanwhile is held.
+        // The mark is set before the state is read, so that output sent in the meantime is held.
         self.mark(socket)?;
         let info = tcp_repair::info(socket)?;
         let state = TcpState::from_number(info.state);
@@ -257,10 +258,11 @@ impl FdCapture for Capture {
             self.seen.addresses = Some(addresses);
         }
         if self.kills && is_connected(state) && self.inherited.is_none() {
-            // Before our filter is attached, which is one of the options.
+            // The options are read before our filter is attached, since a filter is one of the options.
             self.read_options(socket)?;
             let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
-            // A filter that the program has locked stays; then only the packet filter table drops packets.
+            // A filter that the program has locked cannot be replaced. Then only the table of `vacated` drops
+            // packets.
             let filtered = socket_option::attach_filter(socket, &FILTER_DROPS_ALL).is_ok();
             self.held = Some(Held { reuse, filtered, repaired: false, locked: None });
         }
@@ -291,7 +293,7 @@ impl FdCapture for Capture {
     fn release(&mut self, description: &Description) {
         let Some(held) = self.held.take() else { return };
         let socket = description.as_fd();
-        // The subject continues even if a step fails, so errors are ignored.
+        // Errors are ignored, since the subject continues even if a step fails.
         if held.repaired {
             let _ = connection::leave(socket, held.reuse, Repair::Off);
         }
@@ -302,7 +304,7 @@ impl FdCapture for Capture {
     }
 }
 
-/// Whether a socket in this state is one end of a connection.
+/// Reports whether a socket in this state is one end of a connection.
 pub(super) fn is_connected(state: Option<TcpState>) -> bool {
     matches!(
         state,
@@ -317,14 +319,14 @@ pub(super) fn is_connected(state: Option<TcpState>) -> bool {
     )
 }
 
-/// Whether the other end of a connection is a socket of the subject too.
+/// Reports whether the other end of a connection is a socket of the subject too.
 fn is_inside(diag: &SockDiag, scope: &CaptureScope<'_>, ends: (SocketAddr, SocketAddr)) -> bool {
     let (local, peer) = (encode(ends.0), encode(ends.1));
     let other = diag.tcp_socket(&peer, &local).ok().flatten();
     other.is_some_and(|other| scope.socket(other.inode).is_some())
 }
 
-/// Like [`is_inside`], for the connection of a description.
+/// Calls [`is_inside`] for the connection of a description.
 pub(super) fn has_peer_inside(description: &Description, scope: &CaptureScope<'_>) -> bool {
     let socket = description.as_fd();
     let local = socket::local(socket).ok();
@@ -334,7 +336,8 @@ pub(super) fn has_peer_inside(description: &Description, scope: &CaptureScope<'_
     diag.zip(ends).is_some_and(|(diag, ends)| is_inside(&diag, scope, ends))
 }
 
-/// Accepted connections of a queue have the listener's own holder.
+/// Returns backlog and accept queue of a listener. The accepted connections of the queue have the listener's own
+/// holder (process and fd).
 fn read_listener(description: &Description, scope: &CaptureScope<'_>, backlog: u32) -> Listener {
     let holder: (Pid, Fd) = (description.pid, description.fd);
     let waiting = scope
@@ -345,7 +348,7 @@ fn read_listener(description: &Description, scope: &CaptureScope<'_>, backlog: u
     Listener { backlog, waiting: waiting.collect() }
 }
 
-/// A closed socket was never connected (`None`), or its connection has ended.
+/// Returns how the connection of a closed socket has ended; `None` if the socket was never connected.
 fn read_ended(socket: BorrowedFd<'_>) -> Result<Option<Ended>> {
     let events = events(socket)?;
     if !events.contains(PollFlags::RDHUP) {
@@ -354,7 +357,7 @@ fn read_ended(socket: BorrowedFd<'_>) -> Result<Option<Ended>> {
     Ok(Some(Ended { received: peek(socket)?, failed: events.contains(PollFlags::ERR) }))
 }
 
-/// Peeks the readable bytes. Does not peek when there are none, since that would consume a pending error.
+/// Peeks the readable bytes. Does not peek if there are none, since a peek would then consume a pending error.
 fn peek(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
     let length = socket::readable_bytes(socket)?;
     let mut bytes = vec![0; length];
@@ -378,7 +381,7 @@ fn unsupported(description: &Description, why: &str, fix: &str) -> ResourceError
     }
 }
 
-/// Both ends of a saved connection as comparable addresses.
+/// Returns both ends of a connection as addresses that can be compared.
 pub(super) fn ends(local: &SocketAddress, peer: &SocketAddress) -> Option<(SocketAddr, SocketAddr)> {
     parse_plain(local).zip(parse_plain(peer))
 }

@@ -1,8 +1,8 @@
 //! One end of an established or half-closed TCP connection.
 //!
-//! Owns: reading it from a live socket, and building a socket with its state, by TCP_REPAIR.
-//! Invariants: neither sends a packet; a built socket stays in repair mode until it is started.
-//! Does not: drop packets of the connection in between; `vacated` does.
+//! Owns: reading the state of a live socket, and building a socket with this state, both in repair mode (TCP_REPAIR).
+//! Invariants: reading and building send no packet. A built socket stays in repair mode until it is started.
+//! Does not: drop packets of the connection between capture and start; `vacated` does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -19,25 +19,26 @@ use super::state::{Connection, State};
 use super::{address, segment};
 use crate::error::{ResourceError, Result};
 
-/// Maximum bytes written into a queue in one call; more would need one huge buffer in the kernel.
+/// Maximum number of bytes that are written into a queue in one call. A larger write would need one huge buffer in
+/// the kernel.
 const WRITE_BYTES: usize = 64 * 1024;
-/// Added to twice the bytes of a queue, since the kernel counts the overhead of its buffers.
+/// Bytes added to twice the length of a queue, since the kernel counts the overhead of its buffers.
 const ROOM_EXTRA: usize = 256 * 1024;
-/// Maximum number of reads when packets change the state.
+/// Maximum number of reads of a connection whose state is changed by arriving packets.
 const READS_MAX: usize = 8;
 
-/// What happens to the live socket after the read.
+/// The state of the live socket after the read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum After {
-    /// It stays in repair mode, so that its end sends no packet.
+    /// The socket stays in repair mode, so that closing it sends no packet.
     StaysInRepair,
-    /// It continues.
+    /// The socket leaves repair mode and continues.
     GoesOn,
 }
 
 /// Reads one end of a connection.
 pub(super) fn read(socket: BorrowedFd<'_>, after: After) -> Result<Connection> {
-    // Leaving repair mode clears SO_REUSEADDR.
+    // Leaving repair mode clears SO_REUSEADDR, so the value is saved.
     let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
     tcp_repair::set_repair(socket, Repair::On)?;
     let outcome = read_stable(socket);
@@ -54,9 +55,9 @@ pub(super) fn leave(socket: BorrowedFd<'_>, reuse: i32, how: Repair) -> Result<(
     Ok(socket_option::set_int(socket, REUSE_ADDRESS, i32::from(reuse != 0))?)
 }
 
-/// Reads an outside connection, which may receive packets meanwhile. The program is stopped, so it neither reads nor
-/// writes. An arriving packet only appends to the receive queue or removes acknowledged bytes from the front of the
-/// send queue.
+/// Reads an outside connection, which may receive packets during the read. The program is stopped, so it neither
+/// reads nor writes. An arriving packet only appends to the receive queue, or removes acknowledged bytes from the
+/// front of the send queue.
 pub(super) fn read_moving(socket: BorrowedFd<'_>) -> Result<Connection> {
     let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
     tcp_repair::set_repair(socket, Repair::On)?;
@@ -91,7 +92,8 @@ fn read_stable(socket: BorrowedFd<'_>) -> Result<Connection> {
     Err(Error::new("read a TCP connection without changes by packets", Errno(EBUSY)).into())
 }
 
-/// A socket in TIME_WAIT frees its addresses after a second.
+/// Maximum number of attempts to connect; together they take 1.2 seconds. A socket in TIME_WAIT frees its addresses
+/// after one second.
 const CONNECT_ATTEMPTS_MAX: u32 = 120;
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 
@@ -105,7 +107,8 @@ fn read_once(socket: BorrowedFd<'_>) -> Result<Connection> {
     read_queues(socket, &info, end, socket::readable_bytes(socket)?)
 }
 
-/// Reads the rest; `end` and `unread` describe the receive queue.
+/// Reads the remaining state of one end. `end` is the sequence number at the end of the receive queue, and `unread`
+/// is the number of bytes in this queue.
 fn read_queues(socket: BorrowedFd<'_>, info: &Info, end: u32, unread: usize) -> Result<Connection> {
     let state = TcpState::from_number(info.state);
     let fin_received = matches!(state, Some(TcpState::CloseWait | TcpState::Closing | TcpState::LastAck));
@@ -120,7 +123,7 @@ fn read_queues(socket: BorrowedFd<'_>, info: &Info, end: u32, unread: usize) -> 
     let send_end = tcp_repair::sequence(socket)?.wrapping_sub(u32::from(fin_sent));
     let waiting = socket::unacknowledged_bytes(socket)?.saturating_sub(usize::from(fin_waits));
     let written = peek(socket, waiting)?;
-    // An unsent FIN is behind unsent bytes.
+    // An unsent FIN follows the unsent bytes and may be counted with them.
     let unsent = socket::unsent_bytes(socket)?.min(written.len());
     let window = tcp_repair::window(socket)?;
     Ok(Connection {
@@ -144,7 +147,7 @@ fn read_queues(socket: BorrowedFd<'_>, info: &Info, end: u32, unread: usize) -> 
     })
 }
 
-/// Peeks the bytes of the chosen queue.
+/// Peeks the bytes of the queue that was chosen in repair mode.
 fn peek(socket: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     if length == 0 {
@@ -163,7 +166,7 @@ fn peek(socket: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Builds one end; it stays in repair mode.
+/// Builds one end of a connection. The socket stays in repair mode.
 pub(super) fn build(state: &State, connection: &Connection) -> Result<OwnedFd> {
     let owned = state.family.create()?;
     let socket = owned.as_fd();
@@ -193,7 +196,8 @@ pub(super) fn build(state: &State, connection: &Connection) -> Result<OwnedFd> {
     Ok(owned)
 }
 
-/// Connects. A remainder of the earlier connection may occupy its addresses for a moment.
+/// Connects a socket to its peer. A closed socket of the earlier connection may occupy the addresses for a short
+/// time.
 pub(super) fn connect(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
     for _ in 1..CONNECT_ATTEMPTS_MAX {
         match socket::connect(socket, &state.peer()) {
@@ -208,13 +212,16 @@ pub(super) fn connect(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
         Errno(EADDRNOTAVAIL) => ResourceError::File {
             path: format!("TCP {} - {}", show(&state.local()), show(&state.peer())),
             why: "a connection with these addresses still exists".to_owned(),
-            fix: "end the program that has it (`ss -tanp` lists it), then restore again".to_owned(),
+            fix:
+                "end the program that has this connection (`ss -tanp` lists the program), then restore again"
+                    .to_owned(),
         },
         _ => error.into(),
     })
 }
 
-/// Whether a live socket can be replaced by the saved state: its peer has acknowledged no byte written since.
+/// Reports whether a live socket can be replaced by a socket with the saved state. This is possible if the peer has
+/// acknowledged no byte that was written after the checkpoint.
 pub(super) fn can_rewind(socket: BorrowedFd<'_>, to: &Connection) -> Result<bool> {
     tcp_repair::set_repair(socket, Repair::On)?;
     tcp_repair::choose_queue(socket, Queue::Send)?;
@@ -225,14 +232,14 @@ pub(super) fn can_rewind(socket: BorrowedFd<'_>, to: &Connection) -> Result<bool
     Ok(acknowledged.wrapping_sub(to.send_end) as i32 <= 0)
 }
 
-/// Disconnects a socket without sending a packet; all its duplicates are disconnected too.
+/// Disconnects a socket without sending a packet. All duplicates of the socket are disconnected too.
 pub(super) fn vanish(socket: BorrowedFd<'_>) -> Result<()> {
     tcp_repair::set_repair(socket, Repair::On)?;
     Ok(socket::disconnect(socket)?)
 }
 
-/// Starts a built end: it leaves repair mode, sends and receives. For an outside peer, a window probe checks whether
-/// the peer still has the connection.
+/// Starts a built end: the socket leaves repair mode, sends and receives. For an outside peer, a window probe checks
+/// whether the peer still has the connection.
 pub(super) fn start(
     socket: BorrowedFd<'_>,
     state: &State,
@@ -245,7 +252,8 @@ pub(super) fn start(
     write(socket, &connection.written[sent..])
 }
 
-/// Shuts down the halves that were shut, after both ends of a connection inside the subject have started.
+/// Shuts down the directions that were shut at the checkpoint, and sets buffer sizes and late options. Called after
+/// both ends of a connection inside the subject have started.
 pub(super) fn shut(
     socket: BorrowedFd<'_>,
     state: &State,

@@ -1,8 +1,9 @@
-//! Sockets whose connection has ended: by the peer's FIN, by a reset, or with the process that held it.
+//! Builds TCP sockets whose connection has ended: by the peer's FIN, by a reset, or by the death of the process that
+//! held the socket.
 //!
 //! Owns: creating such sockets through a connection of this process to itself.
-//! Invariants: the program observes a lost peer: unread bytes, then end of file or ECONNRESET; poll reports readable
-//! and hung up. It never blocks forever.
+//! Invariants: the program observes a lost peer. It first reads the unread bytes, then end of file or ECONNRESET.
+//! poll(2) reports readable and hung up. A call on the socket never blocks forever.
 //! Does not: keep the addresses of the ended connection.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,14 +26,14 @@ const PACKET_TIMEOUT: Duration = Duration::from_secs(2);
 const ROOM_EXTRA: usize = 256 * 1024;
 const LINGER: SocketOption = SocketOption { level: SOL_SOCKET, number: 13, name: "SO_LINGER" };
 
-/// How the connection ended.
+/// How the connection has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
-    /// The next call returns ECONNRESET.
+    /// The connection was reset: the next call returns ECONNRESET.
     Reset,
-    /// The peer sends no more. With `both`, neither does this end.
+    /// The peer has sent its FIN.
     Finished {
-        /// This end is shut too.
+        /// Set when this end is shut down for writing too.
         both: bool,
     },
 }

@@ -1,10 +1,11 @@
-//! TCP sockets: listeners, connections, and sockets before or after a connection.
+//! Descriptor kind `fd/tcp`: TCP listeners, TCP connections, and TCP sockets before or after a connection.
 //!
-//! Owns: which of these a socket is, and the order in which all are built.
+//! Owns: classifying a socket, and the order in which the sockets are built.
 //! Invariants: a connection between two sockets of the subject is restored with all data in flight. A connection to
-//! the outside is restored if the checkpoint killed the subject (`kills`); its packets are dropped until it starts
-//! again. In any other case it was lost with its process, and is restored as a socket that reports an error.
-//! Does not: restore outside clients that waited to be accepted (they are reset), or urgent data. Kernel TLS, signed
+//! an outside process is restored if the checkpoint killed the subject (`kills`). Its packets are dropped until the
+//! restored socket starts. Otherwise, the connection was lost with its process, and is restored as a socket that
+//! reports an error.
+//! Does not: restore urgent data, or outside clients that waited to be accepted (these are reset). Kernel TLS, signed
 //! segments, and MPTCP connections that would have to be taken over are refused.
 
 mod address;
@@ -41,7 +42,7 @@ const UPPER_PROTOCOL: SocketOption = SocketOption { level: IPPROTO_TCP, number: 
 
 const AUTHENTICATION: SocketOption = SocketOption { level: IPPROTO_TCP, number: 40, name: "TCP_AO_INFO" };
 
-/// TCP sockets.
+/// Descriptor kind ([`FdKind`]) of TCP sockets.
 #[derive(Debug)]
 pub struct Tcp;
 
@@ -135,17 +136,18 @@ impl FdKind for Tcp {
     }
 }
 
-/// Whether connections to the outside are taken over.
+/// Reports whether connections to outside processes are taken over.
 fn takes_outside(scope: &CaptureScope<'_>) -> bool {
     scope.kills && !scope.loses_connections
 }
 
-/// Whether a socket is an MPTCP socket. A connection that an MPTCP listener accepted from a TCP client is not one.
+/// Reports whether a socket is an MPTCP socket. A connection that an MPTCP listener has accepted from a TCP client is
+/// not an MPTCP socket.
 fn is_multipath(description: &Description) -> bool {
     Family::of(description).is_ok_and(|family| family.protocol == IPPROTO_MPTCP)
 }
 
-/// The obstacle of state that no interface returns.
+/// Returns the obstacle of state that no interface returns.
 fn unreadable(description: &Description, scope: &CaptureScope<'_>) -> Option<Obstacle> {
     let socket = description.as_fd();
     let mut bytes = [0; 64];

@@ -1,8 +1,9 @@
-//! Building TCP sockets.
+//! Builds TCP sockets in a restore.
 //!
-//! Owns: the order: listeners, unconnected sockets, connections, then clients that wait to be accepted.
-//! Invariants: until `start` no connection sends a packet, so a failed restore does not affect any.
-//! Does not: read sockets.
+//! Owns: the order of building: listeners, unconnected sockets, connections, then clients whose server side waits to
+//! be accepted.
+//! Invariants: no connection sends a packet before `start`, so a failed restore does not affect any connection.
+//! Does not: read sockets; `capture` does.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -37,9 +38,9 @@ const EINPROGRESS: i32 = 115;
 /// All TCP sockets of an image.
 struct Image {
     states: Vec<(DescriptionId, State)>,
-    /// The ends in the image, by local and peer address.
+    /// The ends of connections in the image: local and peer address.
     ends: HashSet<(SocketAddr, SocketAddr)>,
-    /// Connections waiting to be accepted.
+    /// Connections that wait to be accepted.
     waiting: HashSet<DescriptionId>,
 }
 
@@ -64,12 +65,12 @@ impl Image {
         self.states.iter().find(|row| row.0 == id).map(|row| &row.1)
     }
 
-    /// Whether the other end is in the image too.
+    /// Reports whether the other end of a connection is in the image too.
     fn is_inside(&self, state: &State) -> bool {
         ends(&state.local(), &state.peer()).is_some_and(|(local, peer)| self.ends.contains(&(peer, local)))
     }
 
-    /// The client of a connection that waits to be accepted.
+    /// Returns the client of a connection that waits to be accepted.
     fn client_of(&self, server: &State) -> Option<DescriptionId> {
         let (local, peer) = ends(&server.local(), &server.peer())?;
         let found = self.states.iter().find(|(_, state)| {
@@ -78,13 +79,13 @@ impl Image {
         found.map(|row| row.0)
     }
 
-    /// Clients whose server side waits to be accepted: they connect again.
+    /// Returns the clients whose server side waits to be accepted. These clients connect again.
     fn reconnecting(&self) -> HashSet<DescriptionId> {
         self.waiting.iter().filter_map(|id| self.client_of(self.state(*id)?)).collect()
     }
 }
 
-/// Builds all sockets.
+/// Builds all TCP sockets of an image.
 pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
     let image = Image::read(records)?;
     let reconnecting = image.reconnecting();
@@ -118,7 +119,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
             reconnect(&image, DescriptionId(*server), context)?;
         }
         drop(steered);
-        // Until now the backlog had room for all waiting clients; set the program's own limit.
+        // For the reconnecting clients, the backlog may have been larger. This call sets the program's own backlog.
         if let (Some(socket), false) = (context.created.get(&id), listener.waiting.is_empty()) {
             address::listen(socket.as_fd(), listener.backlog)?;
         }
@@ -126,8 +127,8 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
     Ok(())
 }
 
-/// Disconnects the sockets of connections that are rewound to the checkpoint, so that their addresses are free, and
-/// drops packets for them. Returns these connections.
+/// Vacates the addresses of connections that are rewound to the checkpoint: disconnects their old sockets, and drops
+/// packets for them. Returns these connections.
 fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<DescriptionId>> {
     let Kept { sockets, rewinds: Some(hold), vacated } = context.kept else { return Ok(HashSet::new()) };
     let built = vacated.take_built();
@@ -135,7 +136,7 @@ fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<Descripti
     for (id, state) in &image.states {
         let (Some(saved), Some(progress)) = (&state.connection, state.progress) else { continue };
         let Some(ends) = ends(&state.local(), &state.peer()) else { continue };
-        // A connection that was rewound before has another socket between the same ends.
+        // If an earlier attempt has rewound the connection, `built` contains its socket.
         let mut live = built.iter().chain(sockets);
         let Some(old) = live.find(|socket| ends_of(socket.as_fd()) == Some(ends)) else {
             if vacated.has(ends) {
@@ -143,7 +144,7 @@ fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<Descripti
             }
             continue;
         };
-        // An unused connection needs no rewind.
+        // A connection without traffic since the checkpoint needs no rewind.
         if tcp_progress::keep(sockets, progress)?.is_some() {
             continue;
         }
@@ -151,14 +152,14 @@ fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<Descripti
             rewound.insert(*id);
             leaving.push((old, ends));
         } else {
-            // The peer must not see a regular end.
+            // The connection cannot be rewound. The peer must receive a reset, and not a FIN.
             ended::reset_when_closed(old.as_fd())?;
         }
     }
     let ends: Vec<_> = leaving.iter().map(|row| row.1).collect();
     vacated.add(&ends)?;
     leaving.iter().try_for_each(|(old, _)| connection::vanish(old.as_fd()))?;
-    // Before, the kernel sent packets for these sockets: answers to arriving packets, and retransmissions.
+    // Discards packets that the kernel has sent for these sockets: acknowledgements and retransmissions.
     hold.discard_all()?;
     Ok(rewound)
 }
@@ -167,7 +168,7 @@ fn ends_of(socket: BorrowedFd<'_>) -> Option<(SocketAddr, SocketAddr)> {
     ends(&socket::local(socket).ok()?, &socket::peer(socket).ok()??)
 }
 
-/// Builds the socket of a connection as it was at the checkpoint.
+/// Builds the socket of a connection in its state at the checkpoint.
 fn rewind(state: &State, saved: &Connection, context: &mut FdCreate<'_>) -> Result<OwnedFd> {
     let socket = connection::build(state, saved).map_err(|error| address::refused(state, error))?;
     if let Some(hold) = &context.kept.rewinds {
@@ -180,14 +181,14 @@ fn rewind(state: &State, saved: &Connection, context: &mut FdCreate<'_>) -> Resu
     Ok(socket)
 }
 
-/// Keeps a duplicate, in case the program dies again before its next checkpoint.
+/// Keeps a duplicate of a socket, for another death of the program before its next checkpoint.
 fn note(socket: &OwnedFd, context: &mut FdCreate<'_>) -> Option<Arc<OwnedFd>> {
     let copy = rustix::io::fcntl_dupfd_cloexec(socket, KEPT_NUMBER_MIN).map(Arc::new).ok();
     context.connections.sockets.extend(copy.clone());
     copy
 }
 
-/// Returns the socket of an outside connection if it was kept, or else builds an ended or unconnected one.
+/// Returns the kept socket of an outside connection. Without a kept socket, builds an ended or unconnected socket.
 fn keep_or_build(state: &State, context: &mut FdCreate<'_>) -> Result<OwnedFd> {
     let Some(progress) = state.progress else { return build_unconnected(state) };
     if let Some(kept) = tcp_progress::keep(&context.kept.sockets, progress)? {
@@ -209,11 +210,12 @@ fn build_listener(state: &State, listener: &Listener) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Makes listeners that share a port deliver all new connections to one of them, whose clients connect again.
+/// Makes all listeners of a shared port deliver new connections to listener `id`, while its clients connect again.
+/// Returns `None` if no client waits, or if no other listener shares the port.
 fn steer(image: &Image, id: DescriptionId, context: &FdCreate<'_>) -> Result<Option<Steered>> {
     let Some(state) = image.state(id) else { return Ok(None) };
     let waits = state.listener.as_ref().is_some_and(|listener| !listener.waiting.is_empty());
-    // In the order of their listen(2) calls.
+    // The listeners of the port, in the order of their listen(2) calls.
     let group: Vec<_> = image.states.iter().filter(|(_, other)| shares_port(state, other)).collect();
     let place = group.iter().position(|row| row.0 == id);
     let (Some(place), Some(socket)) = (place, context.created.get(&id)) else { return Ok(None) };
@@ -230,7 +232,7 @@ fn shares_port(one: &State, other: &State) -> bool {
     shares(one) && shares(other) && one.local == other.local
 }
 
-/// A listener that receives all new connections of its port until this is dropped.
+/// A listener that receives all new connections of its port until this value is dropped.
 struct Steered(OwnedFd);
 
 impl Drop for Steered {
@@ -275,13 +277,13 @@ fn build_unconnected(state: &State) -> Result<OwnedFd> {
 /// Connects a client of the subject to its listener again, and sends its bytes again.
 fn reconnect(image: &Image, server: DescriptionId, context: &mut FdCreate<'_>) -> Result<()> {
     let Some(waiting) = image.state(server) else { return Ok(()) };
-    // An outside client was reset when its listener was closed.
+    // An outside client has no state in the image; `start` resets it.
     let Some(client) = image.client_of(waiting) else { return Ok(()) };
     let Some(state) = image.state(client) else { return Ok(()) };
     let (Some(connection), Some(other)) = (&state.connection, &waiting.connection) else { return Ok(()) };
     let socket = state.family.create()?;
     state.options.apply_early(&socket, state.family)?;
-    // Repair mode permits the bind although the earlier connection may still occupy the address.
+    // Repair mode permits bind(2) even if the earlier connection still occupies the address.
     tcp_repair::set_repair(socket.as_fd(), Repair::On)?;
     socket::bind(socket.as_fd(), &state.local()).map_err(|error| address::refused(state, error.into()))?;
     connection::leave(socket.as_fd(), state.options.int(REUSE_ADDRESS).unwrap_or(0), Repair::Off)?;
@@ -343,18 +345,18 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
     Ok(())
 }
 
-/// Resets an outside client that waited to be accepted. Its connection cannot be put back into the queue, and was
-/// ended without a packet, so the client would wait forever.
+/// Resets an outside client that waited to be accepted. Its connection cannot be put back into the accept queue. The
+/// connection was ended without a packet, so the client would wait forever without a reset.
 fn reset_client(server: &State) {
     let Some(connection) = &server.connection else { return };
-    // The program has not accepted this client, so a failure does not affect the restore.
+    // A failure does not affect the restore, since the program has not accepted this client.
     let _ = connection::build(server, connection).and_then(|socket| {
         connection::leave(socket.as_fd(), 0, Repair::Off)?;
         ended::reset_when_closed(socket.as_fd())
     });
 }
 
-/// Sends the SYN of a connection again; the program waits for the answer.
+/// Sends the SYN of a connection again. The program waits for the answer.
 fn begin_connecting(socket: &OwnedFd, state: &State) -> Result<()> {
     let failed = |errno| Error::new("change the flags of a socket", errno);
     let flags = fcntl_getfl(socket).map_err(failed)?;
@@ -363,7 +365,7 @@ fn begin_connecting(socket: &OwnedFd, state: &State) -> Result<()> {
     fcntl_setfl(socket, flags).map_err(failed)?;
     match outcome {
         Err(Error { errno: Errno(EINPROGRESS), .. }) => Ok(()),
-        // The program gets an immediate refusal at its next call.
+        // If the peer refuses at once, the program receives the error at its next call.
         Err(_) | Ok(()) => state.options.apply_late(socket, state.family),
     }
 }

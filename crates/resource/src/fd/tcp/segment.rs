@@ -1,7 +1,7 @@
-//! The FIN of a peer, which the peer does not send again.
+//! Builds and sends the FIN of a peer, which the peer itself does not send again.
 //!
-//! Owns: building the segment.
-//! Invariants: it carries no data, and acknowledges nothing new.
+//! Owns: building the TCP segment.
+//! Invariants: the segment carries no data, and acknowledges no further bytes.
 //! Does not: build other segments with a peer's address.
 
 use super::super::inet_address::parse_plain;
@@ -14,7 +14,7 @@ const HEADER_BYTES: u8 = 20;
 const CHECKSUM_AT: usize = 16;
 const FIN_ACK: u8 = 0x11;
 
-/// Sends a started socket the FIN that its peer had sent before the checkpoint.
+/// Sends to a started socket the FIN that its peer had sent before the checkpoint.
 pub(super) fn inject_fin(state: &State, connection: &Connection) -> Result<()> {
     let (Some(local), Some(peer)) = (parse_plain(&state.local()), parse_plain(&state.peer())) else {
         return Err(ResourceError::Malformed {

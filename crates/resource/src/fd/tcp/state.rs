@@ -1,7 +1,7 @@
 //! Saved state of a TCP socket.
 //!
 //! Owns: the payload of a record.
-//! Invariants: addresses are the kernel's bytes.
+//! Invariants: addresses are stored as the bytes of the kernel's structures.
 //! Does not: read or set the state of a socket.
 
 use prost::Message;
@@ -15,22 +15,22 @@ use super::super::tcp_progress::Progress;
 
 pub(super) const NAME: &str = "fd/tcp";
 
-/// One TCP socket.
+/// The payload: one TCP socket as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct State {
     #[prost(message, required, tag = "1")]
     pub(super) family: Family,
     #[prost(message, required, tag = "2")]
     pub(super) options: Options,
-    /// The kernel's number of its state.
+    /// The kernel's number of the TCP state.
     #[prost(uint32, tag = "3")]
     pub(super) state: u32,
     #[prost(bytes = "vec", tag = "4")]
     pub(super) local: Vec<u8>,
-    /// Empty without a connection.
+    /// The address of the peer; empty without a connection.
     #[prost(bytes = "vec", tag = "5")]
     pub(super) peer: Vec<u8>,
-    /// Device and inode of a socket that the restoring process has inherited.
+    /// The identity of a socket that the restoring process has inherited; `None` for other sockets.
     #[prost(message, optional, tag = "6")]
     pub(super) inherited: Option<InheritedSocket>,
     #[prost(message, optional, tag = "7")]
@@ -39,7 +39,7 @@ pub(super) struct State {
     pub(super) connection: Option<Connection>,
     #[prost(message, optional, tag = "9")]
     pub(super) ended: Option<Ended>,
-    /// Set for an outside connection that continues after the checkpoint.
+    /// The progress of an outside connection that continues after the checkpoint; `None` for other sockets.
     #[prost(message, optional, tag = "10")]
     pub(super) progress: Option<Progress>,
 }
@@ -49,7 +49,7 @@ pub(super) struct State {
 pub(super) struct Listener {
     #[prost(uint32, tag = "1")]
     pub(super) backlog: u32,
-    /// Descriptions of connections that waited to be accepted, in accept order.
+    /// Ids of the descriptions of connections that waited to be accepted, in accept order.
     #[prost(uint32, repeated, tag = "2")]
     pub(super) waiting: Vec<u32>,
 }
@@ -57,16 +57,16 @@ pub(super) struct Listener {
 /// State of a connection. Sequence numbers do not count FINs.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Connection {
-    /// The sequence number behind the last received byte.
+    /// The sequence number after the last received byte.
     #[prost(fixed32, tag = "1")]
     pub(super) receive_end: u32,
-    /// The sequence number behind the last written byte.
+    /// The sequence number after the last written byte.
     #[prost(fixed32, tag = "2")]
     pub(super) send_end: u32,
-    /// Received and unread bytes.
+    /// Bytes that were received but not read.
     #[prost(bytes = "vec", tag = "3")]
     pub(super) received: Vec<u8>,
-    /// Written and unacknowledged bytes.
+    /// Bytes that were written but not acknowledged.
     #[prost(bytes = "vec", tag = "4")]
     pub(super) written: Vec<u8>,
     /// Number of bytes at the end of `written` that were never sent.
@@ -101,10 +101,10 @@ pub(super) struct Connection {
 /// State of a connection that has ended.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Ended {
-    /// Received and unread bytes.
+    /// Bytes that were received but not read.
     #[prost(bytes = "vec", tag = "1")]
     pub(super) received: Vec<u8>,
-    /// Whether an error is pending.
+    /// Set when an error is pending.
     #[prost(bool, tag = "2")]
     pub(super) failed: bool,
 }
@@ -122,7 +122,7 @@ impl State {
         TcpState::from_number(self.state as u8)
     }
 
-    /// Whether this end has sent a FIN.
+    /// Reports whether this end has sent a FIN.
     pub(super) fn has_shut(&self) -> bool {
         matches!(
             self.tcp_state(),
@@ -130,7 +130,7 @@ impl State {
         )
     }
 
-    /// Whether the peer has sent a FIN.
+    /// Reports whether the peer has sent a FIN.
     pub(super) fn was_shut(&self) -> bool {
         matches!(self.tcp_state(), Some(TcpState::CloseWait | TcpState::Closing | TcpState::LastAck))
     }
@@ -146,7 +146,7 @@ impl Connection {
         }
     }
 
-    /// The windows, limited to the end of a receive queue without FIN.
+    /// Returns the windows. Their sequence numbers are limited to the end of the receive queue without FIN.
     pub(super) fn window(&self) -> Window {
         let limit = |sequence: u32| {
             let beyond = sequence.wrapping_sub(self.receive_end) as i32 > 0;

@@ -1,4 +1,4 @@
-//! Connections of this process, captured and restored.
+//! Tests: sockets of this process are captured and restored.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -18,8 +18,8 @@ use super::super::test_support::{
 };
 use super::*;
 
-/// Captures sockets for a kill, disconnects them silently, restores and starts them; results are in the order of the
-/// sockets.
+/// Captures sockets for a kill of the subject, disconnects them without a packet, restores them and starts them. The
+/// results are in the order of the sockets.
 fn end_and_restore(sockets: Vec<OwnedFd>, lost: bool) -> Vec<Option<TcpStream>> {
     let fds: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
     let mut descriptions = describe_all(&fds);
@@ -110,7 +110,7 @@ fn an_outside_peer_does_not_notice_the_restore() {
     let records = capture(&Tcp, &descriptions, true).unwrap();
     drop(descriptions);
     drop(server);
-    // Packets of this period are lost, and the peer retransmits them.
+    // Packets sent now are lost, and the peer retransmits them.
     client.write_all(b" and meanwhile").unwrap();
     std::thread::sleep(Duration::from_millis(20));
     let mut created = create(&Tcp, &records, HashMap::new(), false).unwrap();
@@ -183,7 +183,7 @@ fn a_connection_lost_in_a_crash_reports_it_at_once() {
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     assert!(is_at_end(&lost));
     drop(client);
-    // Without `kills` an outside connection is not saved.
+    // Without `kills`, the state of an outside connection is not saved.
     let (client, server) = pair("127.0.0.1:0");
     let descriptions = describe_all(&[server.as_fd()]);
     let records = capture(&Tcp, &descriptions, false).unwrap();
@@ -334,7 +334,7 @@ fn options_are_read_in_the_pause_except_those_of_outside_connections() {
     assert_eq!(take(&|| set(5)), [Some(5), None, Some(3), Some(5)]);
     std::thread::sleep(Duration::from_millis(1100));
     assert_eq!(take(&|| {}), [Some(5), None, Some(5), Some(5)]);
-    // A socket that is no longer a connection in the pause is read in the pause.
+    // A socket that is no longer connected in the pause is read in the pause.
     let gone = take(&|| {
         set(7);
         rustix::net::connect_unspec(&held).unwrap();
@@ -467,7 +467,7 @@ fn listeners_that_share_a_port_keep_their_owner_and_their_waiting_clients() {
         listeners.push(listener);
     }
     let waiting = |listener: &OwnedFd| tcp_repair::info(listener.as_fd()).unwrap().unacknowledged;
-    // All clients wait at the second listener, since the first does not listen yet.
+    // All clients wait in the queue of the second listener, since the first does not listen yet.
     rustix::net::listen(&listeners[1], 16).unwrap();
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| TcpStream::connect(inet_address::parse(&address).unwrap()).unwrap().into())
@@ -489,7 +489,7 @@ fn options_of_a_listener_are_restored() {
     let _alone = alone();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let option = |level, number| SocketOption { level, number, name: "an option" };
-    // TCP_MAXSEG, TCP_WINDOW_CLAMP, SO_INCOMING_CPU.
+    // The options are TCP_MAXSEG, TCP_WINDOW_CLAMP and SO_INCOMING_CPU.
     let wanted = [(option(IPPROTO_TCP, 2), 1000), (option(IPPROTO_TCP, 10), 60_000), (option(1, 49), 0)];
     for (option, value) in wanted {
         socket_option::set_int(listener.as_fd(), option, value).unwrap();
@@ -506,7 +506,7 @@ fn an_outside_connection_that_may_be_lost_is_not_taken_over() {
     let (mut client, server) = pair("127.0.0.1:0");
     let records = capture_losing(&Tcp, &describe_all(&[server.as_fd()]), true).unwrap();
     drop(server);
-    // The peer observes the end of a process.
+    // The peer receives end of file, as at the end of any process.
     assert!(matches!(client.read(&mut [0; 1]), Ok(0)));
     let mut created = create(&Tcp, &records, HashMap::new(), false).unwrap();
     Tcp.start(&records, &created).unwrap();

@@ -1,8 +1,10 @@
-//! Terminals: pseudo terminal pairs of the program, and the terminal in which it was started.
+//! Descriptor kind `fd/tty`: pseudo terminal pairs of the program, and outside terminals, such as the terminal in
+//! which the program was started.
 //!
-//! Owns: distinguishing these, payload and capture; the relation of a session to its controlling terminal.
+//! Owns: distinguishing pairs and outside terminals, payload and capture, and the controlling terminal of a session.
 //! Invariants: a pair is restored with its number, since programs store the path of a terminal. An outside terminal
-//! is opened again only if it is the same one; otherwise the restorer's own terminal replaces it.
+//! is opened again only if it is the same terminal. Otherwise, the terminal of the restoring process replaces the
+//! outside terminal.
 //! Does not: save unread bytes of a terminal whose master is outside the subject.
 
 mod outside;
@@ -37,7 +39,7 @@ use role::{
     Role, SLAVE_MAJOR, device_of, encode, has_slave, is_hung_up, is_terminal_that, master_number, role_of,
 };
 
-/// The kind.
+/// Descriptor kind ([`FdKind`]) of terminals.
 #[derive(Clone, Copy, Debug)]
 pub struct Tty;
 
@@ -135,7 +137,7 @@ impl FdKind for Tty {
         Ok(())
     }
 
-    /// Runs when the process groups exist: the leader sets the foreground group.
+    /// Sets the foreground group through the session leader. Runs when the process groups exist.
     fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
         let leader = context.stub.pid();
         for record in records {
@@ -165,8 +167,8 @@ fn slave_outside(description: &Description, scope: &CaptureScope<'_>) -> Option<
     ))
 }
 
-/// The obstacle of a session leader without a descriptor of its terminal, which it needs to set the foreground group.
-/// Without one, only its own group can be in the foreground.
+/// Returns the obstacle of a session leader that has no descriptor of its controlling terminal. The leader needs a
+/// descriptor to set a foreground group other than its own group.
 fn leader_without_descriptor(description: &Description, scope: &CaptureScope<'_>) -> Option<Obstacle> {
     if master_number(description).is_some() {
         return None;
@@ -183,13 +185,13 @@ fn leader_without_descriptor(description: &Description, scope: &CaptureScope<'_>
     (!holds).then(|| {
         description.obstacle(
             "controlling terminal",
-            &format!("pid {leader} leads its session, has no descriptor of it, and another group is in the foreground"),
+            &format!("pid {leader} leads the session of this terminal, has no descriptor of the terminal, and another process group is in the foreground"),
             "let the session leader keep its terminal open",
         )
     })
 }
 
-/// The session leader of the subject whose controlling terminal is this device.
+/// Returns the session leader of the subject whose controlling terminal is this device.
 fn leader_of(device: (u32, u32), scope: &CaptureScope<'_>) -> Option<Pid> {
     let number = encode(device);
     scope
@@ -199,15 +201,15 @@ fn leader_of(device: (u32, u32), scope: &CaptureScope<'_>) -> Option<Pid> {
         .find(|pid| procfs::stat(*pid).is_ok_and(|stat| stat.session == *pid && stat.tty_nr == number))
 }
 
-/// The foreground group of a session leader's terminal: field 8 of `/proc/PID/stat`.
+/// Returns the foreground group of a session leader's terminal: field 8 of `/proc/PID/stat`.
 fn foreground_of(leader: Pid) -> Result<i32> {
     let text = procfs::read_text(format!("/proc/{leader}/stat"))?;
     let behind_name = text.rsplit_once(')').map_or("", |(_, rest)| rest);
     Ok(behind_name.split_whitespace().nth(5).and_then(|word| word.parse().ok()).unwrap_or(0))
 }
 
-/// Makes the terminal the controlling terminal of a session leader, before it has children that inherit it. Does
-/// nothing when it already is.
+/// Makes a terminal the controlling terminal of a session leader, before the leader has children that inherit it. Has
+/// no effect if the leader already has this controlling terminal.
 fn take_control(payload: &TtyPayload, fd: Fd, leader: &mut Stub) -> Result<()> {
     let taken = leader.call(IOCTL, [fd.get() as u64, terminal::TAKE_CONTROL_REQUEST, 0, 0, 0, 0]);
     taken.map(drop).map_err(|error| ResourceError::Unsupported {
@@ -225,7 +227,7 @@ fn set_foreground(payload: &TtyPayload, fd: Fd, context: &mut FdConnect<'_>) -> 
         let group = payload.foreground.to_ne_bytes();
         let call = |at: Address| [number, terminal::SET_FOREGROUND_REQUEST, at.get(), 0, 0, 0];
         match context.stub.call_with(context.memory, IOCTL, &group, call) {
-            // The group has no process left: no group is in the foreground, as before.
+            // The process group has no process left. As at the checkpoint, no existing group is in the foreground.
             Err(RemoteError::Refused { errno: Errno::ESRCH, .. }) => {}
             outcome => drop(outcome?),
         }
@@ -307,7 +309,8 @@ fn state_of_pair(master: BorrowedFd<'_>, slaves: Slaves) -> Result<State> {
         ..State::of(master)?
     };
     if slaves != Slaves::Never && !state.locked {
-        // Open only for this moment: our slave would hide that the subject closes its last one.
+        // The slave is closed again at once. While it is open, the master does not report that the subject has closed
+        // its last slave.
         let slave = terminal::open_slave(master, (OFlags::RDWR | OFlags::NONBLOCK).bits())?;
         let pair = Pair { master, slave: slave.as_fd() };
         state.queues = Some(pair.copy(&state.modes()?)?);
@@ -315,7 +318,7 @@ fn state_of_pair(master: BorrowedFd<'_>, slaves: Slaves) -> Result<State> {
     Ok(state)
 }
 
-/// Tests of this process share the numbers of pseudo terminals.
+/// A lock for tests, since all tests of this process share the numbers of pseudo terminals.
 #[cfg(test)]
 static NUMBERS: std::sync::Mutex<()> = std::sync::Mutex::new(());
 

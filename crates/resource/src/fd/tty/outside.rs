@@ -1,12 +1,12 @@
-//! Outside terminals: the one in which the program was started, serial lines, consoles.
+//! Outside terminals: the terminal in which the program was started, serial lines, consoles.
 //!
 //! Owns: finding such a terminal again, and setting the modes that the program had set.
-//! Invariants: only the same terminal is opened by its path. An inherited terminal of the restorer replaces a
-//! terminal that no longer exists. It also replaces a standard stream whose terminal now controls another session;
-//! without a replacement the restore is refused, since the program would read that session's input. The window size
-//! is not changed. Modes are set neither from the background nor on a terminal that controls a session of other
-//! processes.
-//! Does not: save or replace its unread bytes.
+//! Invariants: a terminal is opened by its path only if it is the same terminal. If the terminal no longer exists, an
+//! inherited terminal of the restoring process replaces it. An inherited terminal also replaces a standard stream
+//! whose terminal now controls another session. Without a replacement, the restore is refused, since the program
+//! would read the input of that session. The window size is not changed. Modes are not set from a background process
+//! group, or on a terminal that controls a session of other processes.
+//! Does not: save or restore unread bytes of the terminal.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,17 +30,17 @@ use crate::support::path;
 /// The highest fd of a standard stream.
 const STANDARD_MAX: i32 = 2;
 
-/// The usual path of a terminal.
+/// Returns the usual path of a terminal.
 fn usual_path(device: (u32, u32), saved: &Path) -> PathBuf {
     if device.0 == SLAVE_MAJOR { slave_path(device.1) } else { saved.to_owned() }
 }
 
-/// The obstacle of a terminal that could not be found at a restore.
+/// Returns the obstacle of a terminal that a restore would not find.
 pub(super) fn obstacle(description: &Description) -> Option<Obstacle> {
     let device = device_of(description);
     let path = usual_path(device, Path::new(description.target()));
     let found = rustix::fs::stat(&path).is_ok_and(|stat| {
-        // /dev/console and /dev/tty refer to another device than their own.
+        // The device number of /dev/console and /dev/tty is not the device number of the terminal behind them.
         let own = (major(stat.st_rdev), minor(stat.st_rdev));
         own == device || stat.st_rdev == description.stat.st_rdev
     });
@@ -53,16 +53,17 @@ pub(super) fn obstacle(description: &Description) -> Option<Obstacle> {
     })
 }
 
-/// Opens the terminals outside the tree.
+/// Opens the outside terminals of an image.
 #[derive(Debug, Default)]
 pub(super) struct Outsiders {
     inherited: Inherited,
-    /// Terminals of the program's standard streams that control neither its session nor that of the restorer.
+    /// Terminals of the program's standard streams that control neither the program's session nor the session of the
+    /// restoring process.
     foreign: HashSet<(u32, u32)>,
 }
 
 impl Outsiders {
-    /// Finds the terminals of these records that now belong to another session.
+    /// Finds the terminals of these records that may now control another session.
     pub(super) fn of(records: &[(&FdRecord, TtyPayload)]) -> Self {
         let outside = || records.iter().filter(|(_, payload)| payload.role() == Role::Outside);
         let device = |payload: &TtyPayload| (payload.major, payload.minor);
@@ -102,7 +103,7 @@ impl Outsiders {
         }
         let device = (payload.major, payload.minor);
         if self.foreign.contains(&device) {
-            // Terminals that do not control our session return ENOTTY.
+            // For a terminal that does not control our session, tcgetpgrp(3) fails with ENOTTY.
             let is_own = |entry: &Entry| rustix::termios::tcgetpgrp(&entry.2).is_ok();
             if let Some(file) = self.inherited.take_if(context, record.flags, is_own)? {
                 return Ok(file);
@@ -118,7 +119,7 @@ impl Outsiders {
     }
 }
 
-/// An inherited descriptor of the restorer, with device and inode.
+/// An inherited descriptor of the restoring process: device, inode, descriptor.
 type Entry = (u64, Inode, OwnedFd);
 
 fn two_readers(record: &FdRecord, device: (u32, u32), other: Pid) -> ResourceError {
@@ -127,7 +128,7 @@ fn two_readers(record: &FdRecord, device: (u32, u32), other: Pid) -> ResourceErr
         pid: record.holder.0,
         what: format!("terminal {}", slave_path(device.1).display()),
         why: format!(
-            "it controls the session of pid {other}{name}, and the program would read the input of that session"
+            "this terminal controls the session of pid {other}{name}, and the restored program would read the input of that session"
         ),
         fix: "restore with a terminal as standard input, which the program then uses (`script -qc COMMAND /dev/null` \
               creates one)"
@@ -146,8 +147,8 @@ fn reopen(record: &FdRecord, payload: &TtyPayload) -> Result<OwnedFd> {
             .to_owned(),
     }
     };
-    // A new terminal can have number and inode of a closed one, so the identity proves nothing: the holders' rights
-    // decide.
+    // A new terminal can have the number and the inode of a closed terminal. Equal numbers prove nothing, so the
+    // terminal is opened with the rights of the holders.
     let found = record
         .opener
         .find(&path, None)
@@ -164,8 +165,8 @@ fn reopen(record: &FdRecord, payload: &TtyPayload) -> Result<OwnedFd> {
     found.open(opening::flags_for(record.flags)).map_err(|refusal| gone(refusal.to_string()))
 }
 
-/// Whether the modes of a terminal may be set. In the background of our own session, the kernel would stop this
-/// process. A terminal that controls another session is not changed.
+/// Reports whether the modes of a terminal may be set. From a background process group of its session, the kernel
+/// would stop this process. A terminal that controls another session is not changed.
 fn may_set_modes(file: &OwnedFd) -> bool {
     match rustix::termios::tcgetpgrp(file) {
         Ok(foreground) => {
@@ -176,7 +177,7 @@ fn may_set_modes(file: &OwnedFd) -> bool {
     }
 }
 
-/// A process in the session that a terminal controls; the leader if it exists.
+/// Returns a process in the session that a terminal controls; the session leader if it exists.
 fn controlled_by(device: (u32, u32)) -> Option<Pid> {
     let number = encode(device);
     let of_terminal = |pid: &Pid| procfs::stat(*pid).is_ok_and(|stat| stat.tty_nr == number);

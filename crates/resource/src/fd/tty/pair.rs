@@ -1,9 +1,11 @@
-//! Pseudo terminal pairs of a restore.
+//! Restores pseudo terminal pairs.
 //!
-//! Owns: creating pairs with their numbers, opening their slaves, restoring the state of both ends.
-//! Invariants: a pair whose number is in use is refused by name; masters opened before the wanted number is reached
-//! are closed. Modes are set before bytes are written; modes that forbid opening are set last.
-//! Does not: choose other numbers, except where the master is closed and the slave cannot be opened by path.
+//! Owns: creating pairs with their saved numbers, opening their slaves, and restoring the state of both ends.
+//! Invariants: if the number of a pair is in use, the restore is refused by name. Masters that were opened before the
+//! wanted number was reached are closed. Modes are set before bytes are written. Modes that forbid opening are set
+//! last.
+//! Does not: choose another number for a pair whose master is open. If the master is closed, the slave cannot be
+//! opened by path, so the pair may have any number.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,10 +25,10 @@ use crate::support::opening::{self, flags_for};
 use crate::support::ownership::owner;
 use crate::support::path;
 
-/// Paths of the master device, tried in this order when the path of the image does not work.
+/// Paths of the master device, tried in this order if the path of the image does not work.
 const FRONTS: [&str; 2] = ["/dev/ptmx", "/dev/pts/ptmx"];
 
-/// All pairs of a restore.
+/// All pseudo terminal pairs of a restore, by number.
 #[derive(Debug, Default)]
 pub(super) struct PairFiles {
     pairs: BTreeMap<u32, PairFile>,
@@ -74,14 +76,15 @@ impl PairFiles {
     }
 }
 
-/// Masters opened before the wanted number was reached: the kernel assigns the lowest free number.
+/// Opens masters with wanted numbers. The kernel assigns the lowest free number, so masters with lower numbers are
+/// kept open until the wanted number is reached.
 #[derive(Debug, Default)]
 struct Masters {
     spare: BTreeMap<u32, OwnedFd>,
 }
 
 impl Masters {
-    /// The master of a number; `None` if another program uses the number.
+    /// Returns the master with a number; `None` if another program uses the number.
     fn open(&mut self, wanted: u32, path: &Path) -> Result<Option<OwnedFd>> {
         loop {
             if let Some(master) = self.spare.remove(&wanted) {
@@ -97,7 +100,7 @@ impl Masters {
     }
 }
 
-/// Opens the master device. The paths may be symbolic links; their directories belong to root.
+/// Opens the master device. The paths may be symbolic links. Their directories belong to root.
 fn open_master(saved: &Path) -> Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opener = Opener::default();
@@ -132,7 +135,7 @@ impl PairFile {
             terminal::set_packet_mode(master.as_fd(), state.packets)?;
             terminal::set_locked(master.as_fd(), state.locked)?;
         }
-        // If the subject has no master, closing ours hangs up its slaves, as they were.
+        // If the subject has no master, the drop of this master hangs up the slaves, as at the checkpoint.
         if let Some(id) = self.master {
             context.created.insert(id, master);
         }

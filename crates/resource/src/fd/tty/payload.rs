@@ -1,7 +1,7 @@
-//! A terminal as it is in the image.
+//! State of a terminal, as it is in the image.
 //!
-//! Owns: the payload, its messages, and reading them from a terminal.
-//! Does not: determine the role of a terminal.
+//! Owns: the payload and its protobuf messages, and reading their content from a terminal.
+//! Does not: determine the role of a terminal; `role` does.
 
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub(super) const NAME: &str = "fd/tty";
 /// Directory of the slaves' files.
 const SLAVES: &str = "/dev/pts";
 
-/// Whether slaves of a pair are open.
+/// Whether slaves of a pair are open, or were ever open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum Slaves {
@@ -33,37 +33,37 @@ pub(super) enum Slaves {
     Closed = 2,
 }
 
-/// One open terminal as it is in the image.
+/// The payload: one open terminal as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TtyPayload {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) path: Vec<u8>,
     #[prost(enumeration = "Role", tag = "2")]
     pub(super) role: i32,
-    /// Device number of the terminal itself; the minor is the number of the pair.
+    /// Major device number of the terminal itself. For a pseudo terminal, the minor number is the number of the pair.
     #[prost(uint32, tag = "3")]
     pub(super) major: u32,
     #[prost(uint32, tag = "4")]
     pub(super) minor: u32,
-    /// Device and inode of the opened file, by which an inherited descriptor is recognized.
+    /// Device number of the file system. Device and inode of the opened file identify an inherited descriptor.
     #[prost(uint64, tag = "5")]
     pub(super) file_system: u64,
     #[prost(uint64, tag = "6")]
     pub(super) inode: u64,
     #[prost(bool, tag = "7")]
     pub(super) inherited: bool,
-    /// Owner and mode of a slave's file.
+    /// Owner, mode and ctime of a slave's file.
     #[prost(message, optional, tag = "8")]
     pub(super) node: Option<Node>,
-    /// State of a pair, in the master's record; for an outside terminal only the modes.
+    /// State of a pair, in the record of the master. For an outside terminal, only modes and window size.
     #[prost(message, optional, tag = "9")]
     pub(super) state: Option<State>,
-    /// The session leader of the subject that it controls (0 for none), and the foreground group.
+    /// The session leader of the subject whose controlling terminal this is; 0 if there is none.
     #[prost(int32, tag = "10")]
     pub(super) session: i32,
     #[prost(int32, tag = "11")]
     pub(super) foreground: i32,
-    /// Further opens are refused (TIOCEXCL).
+    /// Set when the kernel refuses further opens (TIOCEXCL).
     #[prost(bool, tag = "12")]
     pub(super) exclusive: bool,
 }
@@ -76,7 +76,7 @@ pub(super) struct Node {
     pub(super) group: u32,
     #[prost(uint32, tag = "3")]
     pub(super) mode: u32,
-    /// ctime of the file: when the terminal was created, or its owner changed.
+    /// ctime of the file in seconds: the time when the terminal was created, or its owner last changed.
     #[prost(int64, tag = "4")]
     pub(super) changed_s: i64,
     #[prost(uint64, tag = "5")]
@@ -85,7 +85,7 @@ pub(super) struct Node {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct State {
-    /// Input, output, control, local modes, line, input speed, output speed.
+    /// Input, output, control and local modes, line discipline, input speed, output speed.
     #[prost(uint32, repeated, tag = "1")]
     pub(super) modes: Vec<u32>,
     #[prost(bytes = "vec", tag = "2")]
@@ -115,7 +115,8 @@ impl Node {
     }
 }
 
-/// The file of the slave with this device number. A descriptor of `/dev/tty` has the stat of that file instead.
+/// Returns owner, mode and ctime of the file of the slave with this device number. The stat of a descriptor of
+/// `/dev/tty` describes `/dev/tty` instead, so the usual path is tried.
 pub(super) fn node_of(opened: &Stat, device: (u32, u32)) -> Option<Node> {
     let is_slave =
         |stat: &Stat| (major(stat.st_rdev), minor(stat.st_rdev)) == device && device.0 == SLAVE_MAJOR;
@@ -126,13 +127,13 @@ pub(super) fn node_of(opened: &Stat, device: (u32, u32)) -> Option<Node> {
     is_slave(&stat).then(|| Node::of(&stat))
 }
 
-/// The usual path of a slave.
+/// Returns the usual path of a slave.
 pub(super) fn slave_path(number: u32) -> PathBuf {
     Path::new(SLAVES).join(number.to_string())
 }
 
 impl State {
-    /// Modes and window of a terminal; for a master, those of its slave.
+    /// Reads modes and window size of a terminal. For a master, reads modes and window size of its slave.
     pub(super) fn of(terminal: BorrowedFd<'_>) -> Result<Self> {
         let modes = terminal::modes(terminal)?;
         let window = rustix::termios::tcgetwinsize(terminal)

@@ -1,13 +1,12 @@
 //! Unread bytes of a pseudo terminal, in both directions.
 //!
-//! Owns: reading and rewriting them within the pause, and writing them into a new pair.
-//! Invariants: bytes are rewritten exactly as they were read. Where the modes would change, echo or discard them,
-//! neutral modes are set meanwhile. No operation blocks.
+//! Owns: reading and rewriting these bytes within the pause, and writing them into a new pair.
+//! Invariants: bytes are rewritten exactly as they were read. If the modes would change, echo or discard them,
+//! neutral modes are set during the write. No operation blocks.
 //! Does not: read an unfinished line (canonical mode), or a control status of packet mode.
 //!
-//! The kernel has no way to peek these bytes. If this program is killed between reading and rewriting them, a few
-//! microseconds, the subject loses them.
-//! and putting back, a few microseconds, they are lost to the subject.
+//! The kernel has no way to peek these bytes. If this program is killed in the few microseconds between reading and
+//! rewriting them, the subject loses the bytes.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -18,11 +17,11 @@ use sys::clock::Deadline;
 use sys::terminal::{self, Modes, NO_CHARACTER};
 use sys::{Errno, Error, Result};
 
-/// Maximum number of lines or reads from one direction; the kernel holds a few pages.
+/// Maximum number of lines or reads from one direction. The kernel holds a few pages.
 const READS_MAX: usize = 65_536;
-/// Longest line that the kernel holds.
+/// Length of the longest line that the kernel holds, in bytes.
 const LINE_BYTES_MAX: usize = 4096;
-/// Timeout for the kernel's worker to transfer written bytes to the other end; it needs microseconds.
+/// Timeout for the kernel's worker to transfer written bytes to the other end. The worker needs microseconds.
 const TRANSFER_TIMEOUT: Duration = Duration::from_millis(500);
 
 // Modes of termios(3).
@@ -54,7 +53,8 @@ const USUAL_EOF: u8 = 4;
 pub(super) struct Input {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) bytes: Vec<u8>,
-    /// Ended by the end-of-file character: a read returns these bytes, or none, without waiting.
+    /// Set when the end-of-file character ended the bytes. A read returns these bytes without waiting, even if there
+    /// are none.
     #[prost(bool, tag = "2")]
     pub(super) ended: bool,
 }
@@ -68,7 +68,7 @@ pub(super) struct Queues {
     pub(super) to_master: Vec<u8>,
 }
 
-/// The two ends; the slave must be a non-blocking description of this process.
+/// The two ends of a pair. The slave must be a non-blocking description of this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair<'a> {
     pub(super) master: BorrowedFd<'a>,
@@ -76,7 +76,7 @@ pub(super) struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Inside the pause: copies the unread bytes by reading and rewriting them.
+    /// Copies the unread bytes: reads and rewrites them. Called inside the pause.
     pub(super) fn copy(&self, modes: &Modes) -> Result<Queues> {
         let to_slave = take_input(self.slave, modes)?;
         self.put_input(&to_slave, modes)?;
@@ -85,13 +85,13 @@ impl Pair<'_> {
         Ok(Queues { to_slave, to_master })
     }
 
-    /// Fills an empty pair that has its modes.
+    /// Fills an empty pair whose modes are set.
     pub(super) fn fill(&self, queues: &Queues, modes: &Modes) -> Result<()> {
         self.put_input(&queues.to_slave, modes)?;
         self.put_output(&queues.to_master, modes)
     }
 
-    /// Reads the output. Output of a stopped terminal (Ctrl-S) is not read, since it could not be rewritten.
+    /// Reads the output. The output of a stopped terminal (Ctrl-S) is not read, since it could not be rewritten.
     fn take_output(&self) -> Result<Vec<u8>> {
         let mut taken = Vec::new();
         let waiting = waiting(self.master)?;
@@ -105,7 +105,7 @@ impl Pair<'_> {
                 break;
             }
             let bytes = read(self.master, count + usize::from(packets))?;
-            // In packet mode the first byte is 0 if data follow.
+            // In packet mode, the first byte is 0 if data follow.
             match bytes.first() {
                 Some(0) if packets => taken.extend(&bytes[1..]),
                 Some(_) if packets => {}
@@ -139,7 +139,8 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// Waits until a worker of the kernel has transferred the bytes, since it applies the modes of that moment.
+    /// Waits until a worker of the kernel has transferred the bytes. The worker applies the modes that are set during
+    /// the transfer.
     fn await_input(&self, inputs: &[Input]) -> Result<()> {
         let wanted: usize = inputs.iter().map(|input| input.bytes.len()).sum();
         let deadline = Deadline::after(TRANSFER_TIMEOUT);
@@ -166,7 +167,7 @@ impl Pair<'_> {
     }
 }
 
-/// Reads complete lines in canonical mode, all bytes otherwise.
+/// Reads the input: complete lines in canonical mode, otherwise all bytes.
 fn take_input(slave: BorrowedFd<'_>, modes: &Modes) -> Result<Vec<Input>> {
     let mut taken = Vec::new();
     let by_line = modes.local & (ICANON | EXTPROC) == ICANON;
@@ -201,7 +202,7 @@ fn end_of_file(modes: &Modes) -> u8 {
     }
 }
 
-/// Whether a terminal in these modes accepts the bytes unchanged and echoes nothing.
+/// Reports whether a terminal in these modes accepts the bytes unchanged and echoes nothing.
 fn passes_unchanged(modes: &Modes, bytes: &[u8]) -> bool {
     if modes.local & (ECHO | ECHONL) != 0
         || (modes.local & ICANON != 0 && modes.characters[VEOF] == NO_CHARACTER)
@@ -225,7 +226,7 @@ fn is_special(modes: &Modes, byte: u8) -> bool {
     byte != NO_CHARACTER && active.any(|(_, character)| *character == byte)
 }
 
-/// Modes that change no byte, but keep canonical mode and the characters that end a line.
+/// Returns modes that change no byte. Canonical mode and the characters that end a line are kept.
 fn neutral_for_input(modes: &Modes) -> Modes {
     let mut neutral = Modes { input: 0, local: modes.local & (ICANON | EXTPROC), ..*modes };
     for (index, character) in neutral.characters.iter_mut().enumerate() {
@@ -237,7 +238,7 @@ fn neutral_for_input(modes: &Modes) -> Modes {
     neutral
 }
 
-/// The bytes for which output processing yields exactly `bytes`; `None` if there are none.
+/// Returns bytes from which output processing produces exactly `bytes`; `None` if no such bytes exist.
 fn source_of_output(modes: &Modes, bytes: &[u8]) -> Option<Vec<u8>> {
     if modes.output & OPOST == 0 {
         return Some(bytes.to_vec());
@@ -264,7 +265,7 @@ fn ready(terminal: BorrowedFd<'_>, wanted: PollFlags) -> bool {
     poll(&mut polled, Some(&at_once)).is_ok() && polled[0].revents().contains(wanted)
 }
 
-/// Bytes that a read returns now. The poll makes the kernel transfer pending bytes.
+/// Returns the number of bytes that a read would return now. The poll makes the kernel transfer pending bytes.
 fn waiting(terminal: BorrowedFd<'_>) -> Result<usize> {
     ready(terminal, PollFlags::IN);
     let count = rustix::io::ioctl_fionread(terminal)
@@ -370,7 +371,8 @@ mod tests {
         modes.characters[VMIN] = 3;
     }
 
-    /// Asserts that the bytes are unread as before after a copy, and in a new pair after a fill.
+    /// Asserts that the unread bytes are unchanged after a copy, and that a new pair has the same unread bytes after
+    /// a fill.
     fn check(change: impl Fn(&mut Modes), prepare: impl Fn(&Ends)) -> (Vec<Vec<u8>>, Vec<u8>) {
         let expected = Ends::new(&change);
         prepare(&expected);

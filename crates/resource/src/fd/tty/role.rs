@@ -1,4 +1,4 @@
-//! Role of a description of a terminal: master, slave, or outside terminal.
+//! Role of an open file description of a terminal: master of a pair, slave of a pair, or outside terminal.
 //!
 //! Owns: determining the role, and finding the other end of a pair.
 //! Does not: read the state of a terminal.
@@ -17,14 +17,14 @@ use crate::support::opening;
 
 /// Major number of the slaves of pseudo terminals.
 pub(super) const SLAVE_MAJOR: u32 = 136;
-/// Minors of `/dev/tty`, `/dev/console`, `/dev/ptmx`.
+/// Minor numbers of `/dev/tty`, `/dev/console` and `/dev/ptmx`.
 const FRONTS: std::ops::RangeInclusive<u32> = 0..=2;
 
 /// Role of a description of a terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum Role {
-    /// Another terminal: its master is outside the subject, or it has none.
+    /// An outside terminal: its master is outside the subject, or it has no master (a serial line).
     Outside = 0,
     /// The master of a pair.
     Master = 1,
@@ -32,7 +32,7 @@ pub(super) enum Role {
     Slave = 2,
 }
 
-/// Whether a description is of a terminal.
+/// Reports whether a description refers to a terminal.
 pub(crate) fn is_terminal(description: &Description) -> bool {
     let number = description.stat.st_rdev;
     let is_known = match major(number) {
@@ -45,7 +45,7 @@ pub(crate) fn is_terminal(description: &Description) -> bool {
         && (is_known || terminal::modes(description.as_fd()).is_ok())
 }
 
-/// Whether another description is of a terminal that satisfies `is_such`.
+/// Reports whether another description refers to a terminal that satisfies `is_such`.
 pub(super) fn is_terminal_that(
     other: &Arc<Known>,
     scope: &CaptureScope<'_>,
@@ -55,13 +55,13 @@ pub(super) fn is_terminal_that(
         && scope.with_duplicate(other, |other| is_terminal(other) && is_such(other)).unwrap_or(false)
 }
 
-/// The number of the pair, if a description is its master.
+/// Returns the number of a pair, if the description is the master of the pair.
 pub(super) fn master_number(description: &Description) -> Option<u32> {
     let is_front = description.stat.st_rdev == makedev(5, 2);
     is_front.then(|| terminal::pair_number(description.as_fd()).ok())?
 }
 
-/// The device of the terminal of a slave description; `/dev/tty` is resolved to its terminal.
+/// Returns the device number of a slave description. `/dev/tty` is resolved to the terminal behind it.
 pub(super) fn device_of(description: &Description) -> (u32, u32) {
     let number = description.stat.st_rdev;
     terminal::device(description.as_fd()).unwrap_or((major(number), minor(number)))
@@ -90,7 +90,7 @@ pub(super) fn role_of(description: &Description, scope: &CaptureScope<'_>) -> Ro
     }
 }
 
-/// Whether a slave of the pair is among the subject's descriptions.
+/// Reports whether the subject has a description of a slave of the pair.
 pub(super) fn has_slave(number: u32, scope: &CaptureScope<'_>) -> bool {
     let is_slave =
         |other: &Description| master_number(other).is_none() && device_of(other) == (SLAVE_MAJOR, number);

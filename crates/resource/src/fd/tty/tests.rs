@@ -12,7 +12,8 @@ use crate::support::testing::{Subject, describe, flags};
 
 const RDWR: u32 = 2;
 
-/// Number of spare pairs, so that pairs of other programs get lower numbers than ours.
+/// Number of pairs that are opened first and closed again. Other programs then get lower numbers than the test's
+/// pairs.
 const LOWER_NUMBERS: usize = 24;
 
 fn open_pair() -> (OwnedFd, OwnedFd) {
@@ -42,7 +43,7 @@ fn read(file: &OwnedFd) -> rustix::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Captures the ends, closes the originals as at the end of the subject, and restores them.
+/// Captures the ends, closes them as at the end of the subject, and restores them.
 fn recreate(files: Vec<OwnedFd>) -> Result<Vec<OwnedFd>> {
     let borrowed: Vec<&dyn AsFd> = files.iter().map(|file| file as _).collect();
     let mut subject = Subject::new(&borrowed);
@@ -168,7 +169,8 @@ fn an_outside_terminal_is_opened_by_path_or_passed_on() {
     drop((built, handed, slave, master));
     let error = subject.build(&Tty, &envelopes, &[]).unwrap_err().to_string();
     assert!(error.contains("help:"), "{error}");
-    // A new terminal with the same number is another one; the restorer's own terminal replaces the saved one.
+    // A new terminal with the same number is another terminal. The terminal of the restoring process replaces the
+    // saved terminal.
     let (master, slave) = open_pair();
     let error = subject.build(&Tty, &envelopes, &[]).unwrap_err().to_string();
     assert!(error.contains("another terminal") || error.contains("does not exist"), "{error}");

@@ -1,10 +1,11 @@
-//! Binding a Unix socket to its address, and giving its file its present names.
+//! Binds a Unix socket to its address, and gives the socket's file its present names.
 //!
-//! Owns: the bind inside a private directory, the move of the file to its names, the refusal where another file has
-//! one.
-//! Invariants: the address is the saved one, byte for byte, whatever the present name of the file. The file gets its
-//! names when all sockets are connected. A socket file is replaced only when no socket is bound to it; it is put back
-//! when the restore fails. A directory that another user could have replaced since the checkpoint is refused.
+//! Owns: the bind(2) inside a private directory, moving the file to its names, and the refusal if another file has a
+//! name.
+//! Invariants: the address is the saved address, byte for byte, whatever the present name of the file. The file gets
+//! its names when all sockets are connected. An existing socket file is replaced only if no socket is bound to it,
+//! and is put back if the restore fails. If another user could have replaced a directory since the checkpoint, the
+//! restore is refused.
 //! Does not: find the names; `names` does.
 
 use std::ffi::OsStr;
@@ -27,30 +28,31 @@ use crate::support::path;
 
 pub(super) const EADDRINUSE: i32 = 98;
 const ECONNREFUSED: i32 = 111;
-/// Mode bits for writes of other users; in a sticky directory they cannot rename files of another owner.
+/// Mode bits that permit writes by group and others. In a sticky directory, these users cannot rename files of
+/// another owner.
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 const LINK: &str = ".link";
 
-/// How a bound socket is reached while sockets are built.
+/// How a bound socket is reached while the other sockets are built.
 #[derive(Debug, Default)]
 pub(super) struct Bound {
-    /// `None` for an address that is not a path.
+    /// The file of the socket; `None` for an address that is not a path.
     file: Option<PrivateFile>,
 }
 
-/// The file of a socket, in a private directory until all sockets are connected.
+/// The file of a socket. It is in a private directory until all sockets are connected.
 #[derive(Debug)]
 struct PrivateFile {
     private: PrivateDirectory,
-    /// Its path inside the directory.
+    /// Path of the file inside the directory.
     inside: PathBuf,
     file: OwnedFd,
     saved: Option<BoundFile>,
 }
 
 impl Bound {
-    /// An address that leads to the socket in every process with this process's descriptors.
+    /// Returns an address that leads to the socket in every process with the descriptors of this process.
     pub(super) fn address(&self, name: &SocketAddress) -> SocketAddress {
         let Some(PrivateFile { file, .. }) = &self.file else { return name.clone() };
         address_of(file.as_fd())
@@ -64,7 +66,7 @@ fn address_of(file: BorrowedFd<'_>) -> SocketAddress {
     SocketAddress(bytes)
 }
 
-/// Binds a socket. Until `finish`, its file is reached through the result only.
+/// Binds a socket. Until [`finish`], the file of the socket is reached only through the returned value.
 pub(super) fn bind(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&BoundFile>) -> Result<Bound> {
     if !is_path(name) {
         socket::bind(socket, name).map_err(|error| in_use(name, error))?;
@@ -73,7 +75,7 @@ pub(super) fn bind(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&B
     let saved = file.filter(|file| !file.gone).cloned();
     let private = match saved.as_ref().and_then(BoundFile::first) {
         Some(place) => private_beside(&place, saved.as_ref())?,
-        // Its name was removed, or its file belongs to another program.
+        // The name of the file was removed, or the file belongs to another program.
         None => {
             let last = file.map(|file| path::from_bytes(&file.path));
             PrivateDirectory::near(&last.unwrap_or_else(|| std::env::temp_dir().join("socket")))?
@@ -83,13 +85,14 @@ pub(super) fn bind(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&B
     working_directory::within_root(private.directory(), || socket::bind(socket, name))
         .map_err(|error| needs_root(name, error))??;
     let file = private.open(&inside)?;
-    // Any user of the subject must be able to connect again; the directory keeps other users out.
+    // Any user of the subject must be able to connect again. The private directory keeps other users out.
     chmod(own_link(&file), Mode::from_raw_mode(0o666))
         .map_err(|errno| Error::path("set the mode of", &inside, errno))?;
     Ok(Bound { file: Some(PrivateFile { private, inside, file, saved }) })
 }
 
-/// Like `bind`, for a temporary listener of past connections. If another file has its name, it is bound without one.
+/// Binds a temporary listener of past connections. If another file has the listener's name, the listener is bound
+/// without a name. Otherwise, does the same as [`bind`].
 pub(super) fn bind_passing(
     socket: BorrowedFd<'_>,
     name: &SocketAddress,
@@ -99,7 +102,7 @@ pub(super) fn bind_passing(
     bind(socket, name, file.filter(is_free))
 }
 
-/// After all connections: sets owner, mode and names of the files. Files without a name are removed.
+/// Sets owner, mode and names of the files, after all connections were made. Removes files without a name.
 pub(super) fn finish(bound: impl Iterator<Item = Bound>, shared: &mut Shared) -> Result<()> {
     for PrivateFile { private, inside, file, saved } in bound.filter_map(|one| one.file) {
         let Some((saved, first)) = saved.and_then(|saved| saved.first().map(|first| (saved, first))) else {
@@ -126,8 +129,8 @@ fn put(private: PrivateDirectory, from: &Path, place: &Place) -> Result<Placed> 
     Placed::new(private, from, name, |old| may_replace(old, &path))
 }
 
-/// Creates the directories of a socket's address below a private directory as root directory. Returns the path of the
-/// address inside.
+/// Creates the directories of a socket's address below a private directory, which serves as root directory for
+/// bind(2). Returns the path of the address inside the private directory.
 fn make_parents(private: &PrivateDirectory, address: &Path) -> Result<PathBuf> {
     let mut inside = PathBuf::new();
     for component in address.components() {
@@ -165,8 +168,8 @@ fn private_beside(place: &Place, file: Option<&BoundFile>) -> Result<PrivateDire
     Ok(PrivateDirectory::new(directory, parent)?)
 }
 
-/// Whether a directory may differ from that of the checkpoint: the socket's owner owns it, or only the restorer and
-/// root can have replaced it.
+/// Reports whether a directory may differ from the directory at the checkpoint. A different directory is permitted if
+/// the socket's owner owns it, or if only the restoring user and root can have replaced it.
 fn may_differ(path: &Path, directory: &Stat, user: u32) -> bool {
     let own = rustix::process::geteuid();
     let is_trusted = |stat: &Stat| {
@@ -198,8 +201,8 @@ fn may_replace(old: &OwnedFd, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a socket is bound to a file. Probes with connect on a datagram socket, which has no effect on the other; a
-/// socket of another type returns EPROTOTYPE.
+/// Reports whether a socket is bound to a file. Probes with connect(2) on a datagram socket, which has no effect on
+/// the bound socket. For a bound socket of another type, connect(2) returns EPROTOTYPE.
 fn is_bound(file: &OwnedFd) -> Result<bool> {
     let probe = socket::create(AF_UNIX, SOCK_DGRAM, 0)?;
     let outcome = socket::connect(probe.as_fd(), &address_of(file.as_fd()));

@@ -1,7 +1,7 @@
-//! Calls on Unix sockets with the credentials of the saved program's caller where possible, and calls that must not
-//! block.
+//! System calls on Unix sockets in a restore: calls with the credentials of the original caller, and calls that must
+//! not block.
 //!
-//! Owns: calls by a helper process with these credentials (SO_PEERCRED); non-blocking calls.
+//! Owns: calls by a helper process with the saved credentials (SO_PEERCRED), and non-blocking calls.
 //! Does not: decide the order in which sockets are built.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,7 +21,7 @@ pub(super) fn new(state: &State) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Two connected sockets, created with the saved credentials.
+/// Creates two connected sockets with the saved credentials.
 pub(super) fn pair(state: &State) -> Result<(OwnedFd, OwnedFd)> {
     let (first, second) = (state.family.create()?, state.family.create()?);
     let act = Act::Pair { kind: state.family.kind, first: first.as_fd(), second: second.as_fd() };
@@ -35,8 +35,9 @@ pub(super) fn listen(socket: BorrowedFd<'_>, backlog: i32, maker: Option<Maker<'
     Ok(rustix::net::listen(socket, backlog).map_err(|errno| Error::new("listen", errno))?)
 }
 
-/// Performs a call with the saved credentials; returns whether it succeeded. It fails without the privilege to choose
-/// pids, and when the pid is in use. The caller then makes the call itself.
+/// Performs a call with the saved credentials. Reports whether the call succeeded. The call fails without the
+/// privilege to choose pids, or if the pid is in use. The caller then performs the call without the saved
+/// credentials.
 fn perform_as(maker: Option<Maker<'_>>, act: Act<'_>) -> bool {
     maker.is_some_and(|maker| perform(maker.credentials, maker.groups, act).is_ok())
 }
@@ -51,8 +52,9 @@ pub(super) fn shut(socket: BorrowedFd<'_>, halves: u32) -> Result<()> {
     Ok(rustix::net::shutdown(socket, how).map_err(|errno| Error::new("shut a Unix socket", errno))?)
 }
 
-/// Makes calls on a socket fail where they would block. Waiting clients fit into the queue of a new listener. If the
-/// system's limit is now lower, or a record is forged, a call would block forever.
+/// Runs `act` while the socket is non-blocking, so that no call blocks. Usually, the waiting clients fit into the
+/// queue of a new listener. A call would block forever if the limit of the system is lower now, or if a record is
+/// forged.
 fn without_waiting<T>(socket: BorrowedFd<'_>, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let failed = |errno| Error::new("change the flags of a socket", errno);
     let flags = fcntl_getfl(socket).map_err(failed)?;

@@ -1,8 +1,8 @@
-//! Capturing a Unix socket.
+//! Captures a Unix socket.
 //!
-//! Owns: the order of reads, and finding the other sockets and descriptions that it refers to.
+//! Owns: the order of the reads, and finding the other sockets and open file descriptions to which a socket refers.
 //! Invariants: no message is consumed.
-//! Does not: decide how the socket is restored.
+//! Does not: decide how the socket is restored; `restore` does.
 
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -29,7 +29,7 @@ use super::queue;
 use super::state::{Listener, NAME, Peer, Queued, Sender, State};
 use crate::error::{ResourceError, Result};
 
-/// Why a socket with an urgent byte is refused: peeking its queue shows neither the byte nor its position.
+/// The reason why a socket with an urgent byte is refused. A peek shows neither the byte nor its position.
 pub(super) const URGENT: &str = "it contains an unread urgent byte (MSG_OOB), whose position is not visible";
 pub(super) const URGENT_FIX: &str = "retry when the program has read it";
 
@@ -94,7 +94,7 @@ impl Capture {
         })
     }
 
-    /// The process that made the connection, or listens; `None` for other sockets.
+    /// Returns the process that made the connection, or called listen(2). Returns `None` for other sockets.
     fn read_maker(&self, description: &Description) -> Result<Option<Sender>> {
         let has_one = matches!(self.socket.state, sock_diag::CONNECTED | sock_diag::LISTENING);
         let maker = socket::peer_credentials(description.as_fd())?;
@@ -113,7 +113,8 @@ impl Capture {
         if i32::from(self.socket.kind) == SOCK_DGRAM && is_named {
             return Ok(Some(Peer::Outside(true)));
         }
-        // An outside client of a server may be lost; preflight refuses other outside peers.
+        // A connection of an outside client to a server of the subject may be lost. Before the pause, other outside
+        // peers are obstacles.
         if scope.loses_connections || (may_end(description, scope) && is_server(&self.diag, &self.socket)?) {
             return Ok(Some(Peer::Closed(true)));
         }
@@ -125,7 +126,7 @@ impl Capture {
         })
     }
 
-    /// A peer without a descriptor was closed, or waits to be accepted.
+    /// Returns the state of a peer without a descriptor. Such a peer was closed, or waits to be accepted.
     fn read_closed_peer(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Peer> {
         let Some(listener) = waits_for(&self.diag, description, scope)? else {
             return Ok(Peer::Closed(true));
@@ -203,7 +204,8 @@ fn relate_message(description: &Description, seen: Seen, scope: &CaptureScope<'_
         let id = identify(scope.open, right.as_fd())?.ok_or_else(|| ResourceError::Unsupported {
             pid: description.pid,
             what: description.named("Unix socket"),
-            why: "a descriptor in flight in it refers to no known description of the tree".to_owned(),
+            why: "a descriptor in flight in this socket refers to no known open file description of the tree"
+                .to_owned(),
             fix: "retry in a moment".to_owned(),
         })?;
         rights.push(id.get());
@@ -211,13 +213,13 @@ fn relate_message(description: &Description, seen: Seen, scope: &CaptureScope<'_
     Ok(Queued { bytes: seen.bytes, from: seen.from.0, rights, sender: seen.credentials.map(Sender::from) })
 }
 
-/// Why these bytes cannot be saved without a kill: only accept(2) gives access to them, and an accepted connection
-/// cannot be put back.
+/// The reason why these bytes cannot be saved without a kill. Only accept(2) gives access to them, and an accepted
+/// connection cannot be put back into the queue.
 pub(super) const UNACCEPTED_BYTES: &str = "it has sent bytes to a listener of the tree that has not accepted it; \
                                          such bytes can be saved only with --kill";
 pub(super) const RETRY: &str = "retry in a moment";
 
-/// The listener of the subject that has not accepted a client.
+/// Returns the listener of the subject that has not yet accepted a client.
 pub(super) fn waits_for<'a>(
     diag: &SockDiag,
     client: &Description,
@@ -228,13 +230,13 @@ pub(super) fn waits_for<'a>(
     Ok(found.and_then(|listener| find(scope, listener.inode)))
 }
 
-/// Whether the connection of an outside client to this server may be dropped: the server continues, or has not
-/// accepted it.
+/// Reports whether the connection of an outside client to this server may be dropped: the server continues, or has
+/// not yet accepted the connection.
 pub(super) fn may_end(description: &Description, scope: &CaptureScope<'_>) -> bool {
     !scope.kills || !scope.is_held(description.id)
 }
 
-/// The kernel's data about the socket of a description.
+/// Returns the kernel's data about the socket of a description.
 pub(super) fn look_up(diag: &SockDiag, description: &Description) -> Result<UnixSocket> {
     let found = diag.unix_socket(description.inode())?;
     Ok(found.ok_or_else(|| {
@@ -242,17 +244,18 @@ pub(super) fn look_up(diag: &SockDiag, description: &Description) -> Result<Unix
     })?)
 }
 
-/// The description of the subject that is the socket with this inode.
+/// Returns the description of the subject that is the socket with this inode.
 pub(super) fn find<'a>(scope: &CaptureScope<'a>, inode: Inode) -> Option<&'a Arc<Known>> {
     scope.socket(inode)
 }
 
-/// Whether an urgent byte is unread in a socket.
+/// Reports whether a socket contains an unread urgent byte.
 pub(super) fn is_urgent(description: &Description) -> Result<bool> {
     Ok(events(description)?.contains(PollFlags::PRI))
 }
 
-/// Whether a socket was accepted from a listener: it is connected and has the listener's name.
+/// Reports whether a socket was accepted from a listener. An accepted socket is connected and has the name of its
+/// listener.
 pub(super) fn is_server(diag: &SockDiag, own: &UnixSocket) -> Result<bool> {
     if own.state != sock_diag::CONNECTED || own.name.is_none() || i32::from(own.kind) == SOCK_DGRAM {
         return Ok(false);

@@ -1,11 +1,12 @@
-//! Unix sockets: pairs, named ones, listeners, datagram sockets, with their unread messages.
+//! Descriptor kind `fd/unix`: Unix socket pairs, named sockets, listeners and datagram sockets, with their unread
+//! messages.
 //!
-//! Owns: which of these a socket is, and the order in which all are built.
-//! Invariants: a connection is restored when both its ends are sockets of the subject. It keeps the messages of both
-//! directions, descriptors in flight, names, shut halves, and clients waiting to be accepted.
+//! Owns: classifying a socket, and the order in which the sockets are built.
+//! Invariants: a connection is restored if both of its ends are sockets of the subject. The messages of both
+//! directions, descriptors in flight, names, shut directions, and clients that wait to be accepted are restored too.
 //! Does not: restore a connection to an outside process, which cannot be given a new socket. Such a connection is
-//! refused with the name of the peer. With `loses_connections`, and for clients of a server that continues, it is
-//! restored as closed.
+//! refused with the name of the peer. With `loses_connections`, such a connection is restored as closed instead. The
+//! connection of an outside client to a server that continues is always restored as closed.
 
 mod bind;
 mod calls;
@@ -38,7 +39,7 @@ use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::support::outside;
 
-/// Unix sockets.
+/// Descriptor kind ([`FdKind`]) of Unix sockets.
 #[derive(Debug)]
 pub struct Unix;
 
@@ -111,14 +112,14 @@ fn urgent_byte(description: &Description) -> Option<Obstacle> {
     is_urgent.then(|| description.obstacle("Unix socket", capture::URGENT, capture::URGENT_FIX))
 }
 
-/// The obstacle of a client that has sent bytes and is not accepted.
+/// Returns the obstacle of a client that has sent bytes, but was not accepted.
 fn unaccepted_bytes(
     diag: &SockDiag,
     own: &UnixSocket,
     description: &Description,
     scope: &CaptureScope<'_>,
 ) -> Option<Obstacle> {
-    // It is connected to a socket without a descriptor.
+    // The peer of such a client is a socket without a descriptor.
     own.peer.filter(|peer| *peer == Inode(0) && !scope.kills)?;
     capture::waits_for(diag, description, scope).ok()??;
     let bytes = socket::unacknowledged_bytes(description.as_fd()).ok()?;
@@ -126,7 +127,7 @@ fn unaccepted_bytes(
     (bytes > 0).then(obstacle)
 }
 
-/// The obstacle of a socket that is connected to an outside process.
+/// Returns the obstacle of a socket that is connected to an outside process.
 fn outside_peer(
     diag: &SockDiag,
     own: &UnixSocket,

@@ -1,8 +1,9 @@
 //! Names of the file to which a Unix socket is bound.
 //!
-//! Owns: finding them at a checkpoint, also after a rename, and after the first of several names was removed.
-//! Invariants: a socket file has no name, or all its names are known; otherwise it is refused.
-//! Does not: search directories other than that of the last known name and that of the address.
+//! Owns: finding the names at a checkpoint, also after a rename, or after the first of several names was removed.
+//! Invariants: a socket file without a name, or with only known names, is saved. A socket file with an unknown name
+//! is refused.
+//! Does not: search directories other than the directory of the last known name and the directory of the address.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -23,11 +24,11 @@ const PERMISSIONS: u32 = 0o7777;
 const WHAT: &str = "Unix socket";
 const FIX: &str = "remove the other names of the socket's file, or keep all of them in one directory";
 
-/// The file of a socket with its names.
+/// The file of a socket, with its names.
 #[derive(Debug)]
 struct Found {
     stat: Stat,
-    /// The first of its names, or the last one that it had.
+    /// The first name of the file; if the file has no name, its last name.
     path: PathBuf,
     /// All names that were found.
     names: Vec<PathBuf>,
@@ -44,14 +45,14 @@ impl Found {
     }
 }
 
-/// The obstacle of a socket whose file has an unknown name.
+/// Returns the obstacle of a socket whose file has an unknown name.
 pub(super) fn obstacle(description: &Description) -> Option<Obstacle> {
     let name = socket::local(description.as_fd()).ok()?;
     let found = find(description, &name).ok()??;
     (found.missing() > 0).then(|| description.obstacle(WHAT, &found.why(), FIX))
 }
 
-/// Saved state of the file to which a socket is bound.
+/// Returns the state of the file to which a socket is bound, as it is saved. Fails if the file has an unknown name.
 pub(super) fn read_file(description: &Description, name: &SocketAddress) -> Result<Option<BoundFile>> {
     let Some(found) = find(description, name)? else { return Ok(None) };
     if found.missing() > 0 {
@@ -107,13 +108,14 @@ fn find(description: &Description, name: &SocketAddress) -> Result<Option<Found>
     Ok(Some(Found { stat, path, names }))
 }
 
-/// The directory of a socket's address, relative to the process's working directory.
+/// Returns the directory of a socket's address. A relative address is resolved from the working directory of the
+/// process.
 fn address_directory(description: &Description, name: &SocketAddress) -> Option<PathBuf> {
     let own = tracee::procfs::link(format!("/proc/{}/cwd", description.pid)).ok()?;
     own.as_path().join(OsStr::from_bytes(text(name))).parent()?.canonicalize().ok()
 }
 
-/// Adds the names of a file in a directory.
+/// Adds the names that a file has in a directory.
 fn search(directory: &Path, wanted: &Stat, names: &mut Vec<PathBuf>) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(opened) = openat(rustix::fs::CWD, directory, flags, Mode::empty()) else { return };

@@ -1,9 +1,10 @@
 //! Unread messages of a Unix socket.
 //!
-//! Owns: sending them into a new socket, and finding the bytes of a stream to which descriptors in flight belong.
-//! Invariants: message boundaries are preserved. Descriptors in flight in a stream stay with the bytes with which
-//! they were sent, where the kernel shows the boundary to earlier bytes. Otherwise they are sent with the last of
-//! these bytes, never too early.
+//! Owns: sending saved messages into a new socket, and finding the bytes of a stream to which descriptors in flight
+//! belong.
+//! Invariants: message boundaries are preserved. If the kernel shows the boundary to earlier bytes, descriptors in a
+//! stream stay with the bytes with which they were sent. Otherwise, the descriptors are sent with the last of these
+//! bytes, so they never arrive too early.
 //! Does not: peek queues; `peek_queue` does.
 
 use std::collections::HashMap;
@@ -20,12 +21,12 @@ use super::super::socket_options::{SEND_BUFFER, make_room};
 use super::state::{NAME, Queued};
 use crate::error::{ResourceError, Result};
 
-/// Added per message, since the kernel counts the overhead of its buffers.
+/// Bytes added per message, since the kernel counts the overhead of its buffers.
 const MESSAGE_OVERHEAD: usize = 1024;
 
-/// Splits a stream before the bytes with which descriptors were sent. A peek ends at descriptors, so it shows where
-/// their message ends, but not where it begins. The memory use of the sender's messages shows whether there were
-/// earlier bytes.
+/// Splits a stream before the last byte of each piece with descriptors, unless the pieces are whole messages. A peek
+/// ends at descriptors, so a peek shows the end of their message, but not its start. The memory use of the sender's
+/// messages shows whether a piece also contains earlier bytes.
 pub(super) fn split_stream(seen: Vec<Seen>, sender: Option<BorrowedFd<'_>>) -> Result<Vec<Seen>> {
     let has_rights = seen.iter().any(|piece| !piece.rights.is_empty());
     if !has_rights || sender.is_some_and(|sender| takes_as_much(&seen, sender).unwrap_or(false)) {
@@ -46,7 +47,7 @@ pub(super) fn split_stream(seen: Vec<Seen>, sender: Option<BorrowedFd<'_>>) -> R
     Ok(parted)
 }
 
-/// Whether these pieces, sent as one message each, use as much memory as the sender's messages.
+/// Reports whether these pieces, sent as one message each, use as much memory as the sender's messages.
 fn takes_as_much(seen: &[Seen], sender: BorrowedFd<'_>) -> Result<bool> {
     let (from, _to) = socket::pair(SOCK_STREAM)?;
     let bytes: usize = seen.iter().map(|piece| 2 * piece.bytes.len() + MESSAGE_OVERHEAD).sum();
@@ -57,12 +58,12 @@ fn takes_as_much(seen: &[Seen], sender: BorrowedFd<'_>) -> Result<bool> {
     Ok(socket::unacknowledged_bytes(from.as_fd())? == socket::unacknowledged_bytes(sender)?)
 }
 
-/// The path of queued messages.
+/// Sender and destination of queued messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Route<'a> {
-    /// The socket that sends them.
+    /// The socket that sends the messages.
     pub(super) from: BorrowedFd<'a>,
-    /// The address they are sent to; the sender's peer if `None`.
+    /// The destination address; `None` for the peer of the sender.
     pub(super) to: Option<&'a SocketAddress>,
 }
 
@@ -107,13 +108,13 @@ fn send(route: Route<'_>, message: &Queued, rights: &[BorrowedFd<'_>]) -> Result
     }
 }
 
-/// Sends with the saved sender's credentials: from a process with its pid, or else with as many of them as the kernel
-/// permits.
+/// Sends a message with the credentials of the saved sender: from a helper process with the sender's pid. If this
+/// fails, sends the message itself with as many of these credentials as the kernel permits.
 fn send_as(route: Route<'_>, mut piece: Message<'_>) -> Result<usize> {
     let Some(sender) = piece.credentials else { return Ok(socket::send(route.from, &piece)?) };
     match perform(sender, &[], Act::Send { socket: route.from, message: piece }) {
         Ok(()) => return Ok(piece.bytes.len()),
-        // A part of the message is in the queue, so it must not be sent again.
+        // A part of the message is already in the queue, so the message must not be sent again.
         Err(error) if error.errno == Errno::ENOBUFS => return Err(error.into()),
         Err(_) => {}
     }

@@ -1,9 +1,9 @@
-//! Building Unix sockets.
+//! Builds Unix sockets in a restore.
 //!
-//! Owns: the order: listeners, connections, other sockets, waiting clients, queues, then settings that would affect
-//! the queues.
+//! Owns: the order of building: listeners, connections, other sockets, waiting clients, queues, then settings that
+//! would affect the queues.
 //! Invariants: while queues are filled, only the binds and connections that the messages need exist.
-//! Does not: read sockets.
+//! Does not: read sockets; `capture` does.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,10 +20,10 @@ use super::queue::{Route, fill};
 use super::state::{Listener, NAME, Peer, Queued, State, is_path, text};
 use crate::error::{ResourceError, Result};
 
-/// Backlog while all clients connect; afterwards the program's own limit applies.
+/// Backlog while all clients connect. Afterwards, the program's own backlog applies.
 const BACKLOG_MAX: i32 = 4096;
 
-/// Builds all sockets.
+/// Builds all Unix sockets of an image.
 pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
     let mut states = HashMap::new();
     let mut order = Vec::new();
@@ -51,7 +51,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
     builder.finish()
 }
 
-/// A socket with its description id, if it is in the image.
+/// State of a socket, with the id of its description if the image contains the socket.
 type Numbered<'a> = (&'a State, Option<DescriptionId>);
 
 /// The address of a listener, and the path of its file.
@@ -65,11 +65,12 @@ struct Builder<'a, 'b> {
     others: HashMap<DescriptionId, OwnedFd>,
     /// How named sockets are reached while sockets are built.
     names: HashMap<DescriptionId, Bound>,
-    /// Bound names of sockets that are not in the image.
+    /// Bound names of sockets that the image does not contain.
     unowned: Vec<Bound>,
-    /// Listeners that were held open: outside clients wait in them, and must not be accepted here.
+    /// Listeners that were held open. Outside clients wait in them, and must not be accepted here.
     kept: HashSet<DescriptionId>,
-    /// Temporary listeners, by address and file, which only accept connections made here, and how they are reached.
+    /// Temporary listeners, by address and file, and how they are reached. These listeners accept only connections
+    /// that this process makes.
     passing: HashMap<AddressAndFile, (OwnedFd, Bound)>,
 }
 
@@ -114,7 +115,7 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    /// The listener itself, if it was held open and is reachable by its name.
+    /// Returns the listener that was held open for this socket, if its name still leads to it.
     fn take_kept(&mut self, id: DescriptionId) -> Option<OwnedFd> {
         let state = &self.states[&id];
         let local = state.local();
@@ -130,7 +131,7 @@ impl Builder<'_, '_> {
         Some(kept)
     }
 
-    /// Binds a socket to its name.
+    /// Binds a socket to its name, if it has a name.
     fn name(&mut self, socket: BorrowedFd<'_>, state: &State, id: Option<DescriptionId>) -> Result<()> {
         if state.is_named() {
             let bound = bind(socket, &state.local(), state.file.as_ref())?;
@@ -142,13 +143,14 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    /// An address that leads to a bound socket.
+    /// Returns an address that leads to a bound socket.
     fn address(&self, id: DescriptionId) -> Result<SocketAddress> {
         let name = self.state(id)?.local();
         Ok(self.names.get(&id).map_or_else(|| name.clone(), |bound| bound.address(&name)))
     }
 
-    /// Whether it is a server side waiting to be accepted, or its client; `queue_clients` builds these.
+    /// Reports whether a socket is a server side that waits to be accepted, or the client of such a server side.
+    /// `queue_clients` builds both.
     fn waits(&self, id: DescriptionId) -> bool {
         let is_listed = |listener: &Listener| {
             listener.waiting.iter().any(|waiting| {
@@ -186,7 +188,7 @@ impl Builder<'_, '_> {
 
     fn build_inside(&mut self, id: DescriptionId, other: DescriptionId) -> Result<()> {
         let (state, peer) = (&self.states[&id], self.state(other)?.clone());
-        // A named datagram socket is connected by its name after the queues are filled, even to itself.
+        // A named datagram socket is connected by its name after the queues were filled, even to itself.
         if other == id
             || self.is_built(other)
             || (state.is_datagram() && peer.is_named() && peer.peer_inside() != Some(id.get()))
@@ -224,7 +226,8 @@ impl Builder<'_, '_> {
         state.is_named() && self.listener_of(state).is_some()
     }
 
-    /// The listener from which a socket was accepted. Several listeners may have had one name, one after the other.
+    /// Returns the listener from which a socket was accepted. Several listeners may have had the same address, one
+    /// after the other.
     fn listener_of(&self, server: &State) -> Option<DescriptionId> {
         let listens = |id: &&DescriptionId| {
             self.states.get(*id).is_some_and(|state| {
@@ -234,13 +237,14 @@ impl Builder<'_, '_> {
         self.order.iter().find(listens).copied()
     }
 
-    /// Builds a client and the server's side, which gets its name from the listener that accepts it.
+    /// Builds a client and the server side of its connection. The server side gets its name from the listener that
+    /// accepts it.
     fn connect(&mut self, client: Numbered<'_>, server: &State) -> Result<(OwnedFd, OwnedFd)> {
         let own = new(client.0)?;
         self.name(own.as_fd(), client.0, client.1)?;
         let accepted = match self.listener_of(server) {
             Some(id) if self.kept.contains(&id) && !is_path(&server.local()) => {
-                // No other socket can have an abstract name that is in use, so the accepted end has none.
+                // The abstract name is in use, and no other socket can have it. So the accepted end has no name.
                 let (one, other) = socket::pair(server.family.kind)?;
                 client.0.options.apply_early(&one, client.0.family)?;
                 server.options.apply_early(&other, server.family)?;
@@ -257,7 +261,7 @@ impl Builder<'_, '_> {
         Ok((own, accepted))
     }
 
-    /// Connects a client through a temporary listener with the server's name.
+    /// Connects a client through a temporary listener with the server's name, and returns the accepted end.
     fn pass(&mut self, client: BorrowedFd<'_>, state: &State, server: &State) -> Result<OwnedFd> {
         let key = (server.local.clone(), server.file.as_ref().map(|file| file.path.clone()));
         if !self.passing.contains_key(&key) {
@@ -297,7 +301,7 @@ impl Builder<'_, '_> {
                 }
                 let client = state.peer_inside().map(DescriptionId);
                 if client.is_none() && self.kept.contains(id) {
-                    // It still waits in the held listener, or was accepted since.
+                    // The client still waits in the held listener, or was accepted since the checkpoint.
                     continue;
                 }
                 let local = state.peer_name.clone();
@@ -370,8 +374,8 @@ impl Builder<'_, '_> {
         fill(Route { from: temporary.as_fd(), to }, messages, self.context.created)
     }
 
-    /// Applies the settings that would affect the queues: a connected datagram socket receives from its peer only,
-    /// and a shut half receives nothing.
+    /// Applies the settings that would affect the queues. A connected datagram socket receives only from its peer,
+    /// and a shut direction receives nothing.
     fn finish(mut self) -> Result<()> {
         self.others.clear();
         for id in self.order {
@@ -404,7 +408,7 @@ impl Builder<'_, '_> {
         match state.peer {
             Some(Peer::Inside(other)) => connect_to(socket, &self.address(DescriptionId(other))?, None),
             _ => {
-                // The outside peer may not exist any more; the program gets the error at its next call.
+                // The outside peer may no longer exist. The program then receives the error at its next call.
                 let name = SocketAddress(state.peer_name.clone());
                 let _ = connect_to(socket, &name, None);
                 Ok(())
@@ -413,7 +417,7 @@ impl Builder<'_, '_> {
     }
 }
 
-/// Whether an outside socket uses the name of the lost peer; only abstract names are unique.
+/// Reports whether an outside socket uses the name of the lost peer. Only abstract names are unique.
 fn is_taken(state: &State) -> Result<bool> {
     let name = SocketAddress(state.peer_name.clone());
     if state.peer_name.is_empty() || is_path(&name) {
@@ -426,7 +430,7 @@ fn is_taken(state: &State) -> Result<bool> {
     }
 }
 
-/// Whether two sockets are bound to one file; true if unknown.
+/// Reports whether two sockets are bound to one file. Returns true if unknown.
 fn has_same_file(one: &State, other: &State) -> bool {
     match (&one.file, &other.file) {
         (Some(one), Some(other)) => (&one.path, one.gone) == (&other.path, other.gone),

@@ -1,8 +1,8 @@
 //! Saved state of a Unix socket.
 //!
 //! Owns: the payload of a record.
-//! Invariants: addresses are the kernel's bytes; other sockets and descriptors in flight are identified by
-//! description id.
+//! Invariants: addresses are stored as the bytes of the kernel's structures. Other sockets and descriptors in flight
+//! are stored as ids of open file descriptions.
 //! Does not: read or set the state of a socket.
 
 use std::path::{Path, PathBuf};
@@ -18,23 +18,23 @@ use crate::support::path;
 
 pub(super) const NAME: &str = "fd/unix";
 
-/// One Unix socket.
+/// The payload: one Unix socket as it is in the image.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct State {
     #[prost(message, required, tag = "1")]
     pub(super) family: Family,
     #[prost(message, required, tag = "2")]
     pub(super) options: Options,
-    /// The kernel's number of its state.
+    /// The kernel's number of the socket state.
     #[prost(uint32, tag = "3")]
     pub(super) state: u32,
-    /// Shut halves: 1 receiving, 2 sending.
+    /// Bits of the shut directions: 1 for receiving, 2 for sending.
     #[prost(uint32, tag = "4")]
     pub(super) shut: u32,
-    /// Its address; only the family for an unnamed socket.
+    /// The address. An unnamed socket has only the bytes of the address family.
     #[prost(bytes = "vec", tag = "5")]
     pub(super) local: Vec<u8>,
-    /// Its peer's address, while it is connected.
+    /// The address of the peer; empty unless the socket is connected.
     #[prost(bytes = "vec", tag = "6")]
     pub(super) peer_name: Vec<u8>,
     #[prost(message, optional, tag = "7")]
@@ -45,13 +45,13 @@ pub(super) struct State {
     pub(super) queue: Vec<Queued>,
     #[prost(message, optional, tag = "12")]
     pub(super) listener: Option<Listener>,
-    /// Device and inode of a socket that the restoring process has inherited.
+    /// The identity of a socket that the restoring process has inherited; `None` for other sockets.
     #[prost(message, optional, tag = "13")]
     pub(super) inherited: Option<InheritedSocket>,
-    /// SO_PEERCRED: the process that made the connection, or listens.
+    /// SO_PEERCRED: the process that made the connection, or called listen(2).
     #[prost(message, optional, tag = "14")]
     pub(super) maker: Option<Sender>,
-    /// SO_PEERGROUPS: the supplementary groups of that process.
+    /// SO_PEERGROUPS: the supplementary groups of this process.
     #[prost(uint32, repeated, tag = "15")]
     pub(super) maker_groups: Vec<u32>,
 }
@@ -59,13 +59,13 @@ pub(super) struct State {
 /// The peer of a connected socket.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Oneof)]
 pub(super) enum Peer {
-    /// A socket of the subject.
+    /// A socket of the subject: the id of its description.
     #[prost(uint32, tag = "8")]
     Inside(u32),
-    /// The peer was closed; bytes that it had sent may be unread.
+    /// A closed socket. Bytes that the closed socket had sent may be unread.
     #[prost(bool, tag = "9")]
     Closed(bool),
-    /// An outside socket, identified by its name.
+    /// A socket of an outside process, which is identified by its name.
     #[prost(bool, tag = "10")]
     Outside(bool),
 }
@@ -73,7 +73,7 @@ pub(super) enum Peer {
 /// The file to which a socket is bound.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct BoundFile {
-    /// The first of its names, or the last one that it had.
+    /// The first name of the file; if the file has no name, its last name.
     #[prost(bytes = "vec", tag = "1")]
     pub(super) path: Vec<u8>,
     #[prost(uint32, tag = "3")]
@@ -82,13 +82,13 @@ pub(super) struct BoundFile {
     pub(super) user: u32,
     #[prost(uint32, tag = "5")]
     pub(super) group: u32,
-    /// It has no name any more.
+    /// Set when the file has no name any more.
     #[prost(bool, tag = "6")]
     pub(super) gone: bool,
-    /// The first of its names; missing in images of earlier versions.
+    /// The first name of the file. `None` if the file has no name, and in images of earlier versions.
     #[prost(message, optional, tag = "7")]
     pub(super) place: Option<Place>,
-    /// Its other names.
+    /// The other names of the file.
     #[prost(message, repeated, tag = "8")]
     pub(super) others: Vec<Place>,
 }
@@ -98,7 +98,7 @@ pub(super) struct BoundFile {
 pub(super) struct Place {
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
-    /// Device and inode of its directory.
+    /// Device number of the name's directory; `inode` is the inode number of this directory.
     #[prost(uint64, tag = "2")]
     pub(super) device: u64,
     #[prost(uint64, tag = "3")]
@@ -106,7 +106,7 @@ pub(super) struct Place {
 }
 
 impl BoundFile {
-    /// The first of its names; `None` if it has no name.
+    /// Returns the first name of the file; `None` if the file has no name.
     pub(super) fn first(&self) -> Option<Place> {
         let unknown = || Place { path: self.path.clone(), ..Place::default() };
         (!self.gone).then(|| self.place.clone().unwrap_or_else(unknown))
@@ -114,12 +114,12 @@ impl BoundFile {
 }
 
 impl Place {
-    /// A name, with device and inode of its directory.
+    /// Creates a name from a path, and device and inode of the path's directory.
     pub(super) fn new(path: &Path, directory: (u64, u64)) -> Self {
         Self { path: path::to_bytes(path), device: directory.0, inode: directory.1 }
     }
 
-    /// The whole path.
+    /// Returns the whole path.
     pub(super) fn path(&self) -> PathBuf {
         path::from_bytes(&self.path)
     }
@@ -130,21 +130,21 @@ impl Place {
 pub(super) struct Listener {
     #[prost(uint32, tag = "1")]
     pub(super) backlog: u32,
-    /// Waiting connections in order: descriptions of the server sides where these were accepted by the checkpoint,
-    /// else of the clients.
+    /// Ids of the descriptions of waiting connections, in accept order. An id is the id of the server side if the
+    /// checkpoint has accepted the connection, otherwise the id of the client.
     #[prost(uint32, repeated, tag = "2")]
     pub(super) waiting: Vec<u32>,
 }
 
-/// An unread message, or piece of a stream.
+/// An unread message, or a piece of a stream.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Queued {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) bytes: Vec<u8>,
-    /// The sender's address; empty for none.
+    /// The address of the sender; empty if the sender has no address.
     #[prost(bytes = "vec", tag = "2")]
     pub(super) from: Vec<u8>,
-    /// Descriptions in flight in it.
+    /// Ids of the descriptions in flight in the message.
     #[prost(uint32, repeated, tag = "3")]
     pub(super) rights: Vec<u32>,
     #[prost(message, optional, tag = "4")]
@@ -174,14 +174,14 @@ impl From<Sender> for Credentials {
     }
 }
 
-/// Credentials and groups of the process that made a connection, or listens.
+/// Credentials and supplementary groups of the process that made a connection, or called listen(2).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Maker<'a> {
     pub(super) credentials: Credentials,
     pub(super) groups: &'a [u32],
 }
 
-/// Bytes of the address family before a name.
+/// Bytes of the address family, which precede the name in an address.
 const FAMILY_BYTES: usize = 2;
 
 impl State {
@@ -209,7 +209,7 @@ impl State {
         self.state == u32::from(sock_diag::LISTENING)
     }
 
-    /// The other end, where that is a socket of the subject.
+    /// Returns the id of the peer's description, if the peer is a socket of the subject.
     pub(super) fn peer_inside(&self) -> Option<u32> {
         match self.peer {
             Some(Peer::Inside(id)) => Some(id),
@@ -218,12 +218,12 @@ impl State {
     }
 }
 
-/// Whether an address is a path.
+/// Reports whether an address is a path.
 pub(super) fn is_path(address: &SocketAddress) -> bool {
     address.body().first().is_some_and(|byte| *byte != 0)
 }
 
-/// The path of an address, without its terminating zero.
+/// Returns the path of an address, without its terminating zero byte.
 pub(super) fn text(address: &SocketAddress) -> &[u8] {
     let body = address.body();
     let end = body.iter().position(|byte| *byte == 0).unwrap_or(body.len());

@@ -1,4 +1,4 @@
-//! Unix sockets of this process, captured and restored.
+//! Tests: Unix sockets of this process are captured and restored.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -18,7 +18,8 @@ use super::super::test_support::{alone, capture, create, describe_all, known_of,
 use super::*;
 use crate::support::testing::Watched;
 
-/// Captures, closes and restores sockets; results are in the order of the sockets, then the hidden ones.
+/// Captures, closes and restores sockets. The results are in the order of the sockets, followed by the others and the
+/// sockets found in flight.
 fn end_and_restore(sockets: Vec<OwnedFd>, others: Vec<OwnedFd>) -> Vec<Option<OwnedFd>> {
     let fds: Vec<BorrowedFd<'_>> = sockets.iter().chain(&others).map(AsFd::as_fd).collect();
     let mut descriptions = describe_all(&fds);
@@ -249,7 +250,8 @@ fn an_outside_peer_is_an_obstacle_with_its_process() {
     assert!(Unix.obstacles(&both[0], &scope).is_empty());
 }
 
-/// Captures a client of an outside server whose connection may be lost, and restores it while the server exists.
+/// Captures a client of an outside server, and restores it while the server exists. The connection may be lost.
+/// Asserts that the restored client reads the remaining bytes and then end of file.
 fn assert_at_its_end(client: UnixStream, mut server: UnixStream) {
     server.write_all(b"last").unwrap();
     let descriptions = describe_all(&[client.as_fd()]);
@@ -301,7 +303,7 @@ fn a_relative_name_stays_relative() {
     assert!(path.join("relative").exists());
 }
 
-/// The sorted names in a directory.
+/// Returns the sorted names in a directory.
 fn names_in(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap().flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
@@ -313,7 +315,7 @@ fn inode(path: &Path) -> u64 {
     std::fs::symlink_metadata(path).unwrap().ino()
 }
 
-/// A listener bound to `first` in a folder, and the folder's canonical path.
+/// Returns a listener that is bound to `first` in a folder, and the canonical path of the folder.
 fn bound_first(folder: &tempfile::TempDir) -> (UnixListener, PathBuf) {
     let path = folder.path().canonicalize().unwrap();
     (UnixListener::bind(path.join("first")).unwrap(), path)
@@ -357,7 +359,7 @@ fn a_listener_whose_first_name_was_replaced_by_a_link_is_restored_with_the_link(
     let listener = restored_listener(listener);
     assert_eq!(names_in(&path), ["link"]);
     assert_reachable(&listener, &path.join("link"));
-    // Both names, one of which is the address.
+    // The file now has two names, and one of them is the address.
     std::fs::hard_link(path.join("link"), path.join("first")).unwrap();
     let listener = restored_listener(listener);
     assert_eq!(names_in(&path), ["first", "link"]);
@@ -425,7 +427,7 @@ fn a_failed_restore_puts_existing_files_back() {
     assert!(error.contains("directory of this socket does not exist"), "{error}");
     assert_eq!(names_in(&path), ["first"]);
     assert_eq!(inode(&path.join("first")), before);
-    // Another kind fails after this one.
+    // A failure of another kind follows after this kind has created its sockets.
     let fail_later = || {
         let (mut created, objects, mut shared) = (HashMap::new(), HashMap::new(), crate::Shared::default());
         let mut context = FdCreate {
@@ -452,7 +454,7 @@ fn a_failed_restore_puts_existing_files_back() {
     assert!(names_in(&path).is_empty());
 }
 
-/// A held listener has clients of its own, so connections of the image must use another listener.
+/// A held listener has its own waiting clients, so connections of the image must use another listener.
 #[test]
 fn clients_of_a_held_listener_are_not_given_to_old_connections() {
     use std::io::{Read, Write};
@@ -540,7 +542,7 @@ fn a_replaced_directory_is_refused() {
     let error = refuse();
     assert!(error.contains("another directory"), "{error}");
     assert!(names_in(&directory).is_empty());
-    // Where only root can have done that, the directory is accepted.
+    // If only root can have replaced the directory, the directory is accepted.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     create(&Unix, &records, HashMap::new(), false).unwrap();
     assert_eq!(names_in(&directory), ["socket"]);
@@ -621,7 +623,7 @@ fn the_groups_of_the_connecting_process_are_restored() {
     assert_eq!(sys::socket::peer_groups(server.as_fd()).unwrap(), [5, 1000]);
 }
 
-/// Runs a creation in a thread, and fails the test if it blocks.
+/// Runs `create` in a thread, and fails the test if the call blocks.
 fn create_in_time(records: Vec<FdRecord>) -> crate::Result<()> {
     const LIMIT: std::time::Duration = std::time::Duration::from_secs(20);
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -636,7 +638,7 @@ fn a_queue_that_does_not_fit_is_refused_without_blocking() {
     left.send(b"one").unwrap();
     let mut records = capture(&Unix, &describe_all(&[left.as_fd(), right.as_fd()]), true).unwrap();
     let mut state: state::State = crate::error::decode(NAME, &records[1].payload).unwrap();
-    // net.unix.max_dgram_qlen is 10 or 512.
+    // The limit net.unix.max_dgram_qlen is 10 or 512.
     state.queue = vec![state.queue[0].clone(); 100_000];
     records[1].payload = prost::Message::encode_to_vec(&state);
     let error = create_in_time(records).unwrap_err();
@@ -654,7 +656,7 @@ fn more_clients_than_the_backlog_are_refused_without_blocking() {
     drop((listener, client));
     std::fs::remove_file(path).unwrap();
     let mut state: state::State = crate::error::decode(NAME, &records[0].payload).unwrap();
-    // net.core.somaxconn is 128 or 4096.
+    // The limit net.core.somaxconn is 128 or 4096.
     state.listener.as_mut().unwrap().waiting = vec![1; 10_000];
     records[0].payload = prost::Message::encode_to_vec(&state);
     assert!(Unix.check(1, &records[0].payload).unwrap_err().to_string().contains("twice"));
