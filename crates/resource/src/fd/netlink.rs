@@ -312,7 +312,7 @@ fn overrun(socket: BorrowedFd<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::{Duration, Instant};
 
     use model::DescriptionId;
 
@@ -323,14 +323,9 @@ mod tests {
     const EXTENDED_ACK: SocketOption =
         SocketOption { level: SOL_NETLINK, number: 11, name: "NETLINK_EXT_ACK" };
 
-    /// A socket with a port of its own. A port that the kernel chooses is the pid if that is free, and another test could
-    /// get the pid while this test restores its socket.
     fn bound(family: Family, groups: &[i32]) -> OwnedFd {
-        static PORTS: AtomicU32 = AtomicU32::new(0x4000_0000);
-        let own = std::process::id() << 4;
-        let port = PORTS.fetch_add(1, Ordering::Relaxed) + own;
         let socket = family.create().unwrap();
-        bind(socket.as_fd(), &State { port, ..State::default() }).unwrap();
+        bind(socket.as_fd(), &State::default()).unwrap();
         for group in groups {
             socket_option::set_int(socket.as_fd(), ADD_MEMBERSHIP, *group).unwrap();
         }
@@ -353,7 +348,15 @@ mod tests {
     fn restore(socket: OwnedFd) -> OwnedFd {
         let records = capture(&Netlink, &describe_all(&[socket.as_fd()]), false).unwrap();
         drop(socket);
-        create(&Netlink, &records, HashMap::new(), false).unwrap().remove(&DescriptionId(0)).unwrap()
+        // A child that another test forks has the socket, and so the port, until the child executes its program.
+        let begun = Instant::now();
+        loop {
+            match create(&Netlink, &records, HashMap::new(), false) {
+                Ok(mut created) => return created.remove(&DescriptionId(0)).unwrap(),
+                Err(error) => assert!(begun.elapsed() < Duration::from_secs(10), "{error}"),
+            }
+            std::thread::yield_now();
+        }
     }
 
     #[test]
