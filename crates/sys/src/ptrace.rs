@@ -1,9 +1,10 @@
-//! Tracing threads of other processes.
+//! Traces threads of other processes.
 //!
-//! Owns: ptrace(2) requests, and waitpid(2) as the tracer sees it; a module for each topic.
-//! Invariants: calls act on the calling thread's own tracees only (ptrace is bound to the tracer thread);
-//! buffers handed to the kernel are owned here or borrowed for the whole call.
-//! Does not: know which stop a thread is in; the typestate above does.
+//! Owns: ptrace(2) requests and the waitpid(2) calls of a tracer, with one module for each topic.
+//! Invariants: a ptrace(2) request acts only on a tracee of the calling thread, because the kernel binds a tracee
+//! to one tracer thread. Buffers that are passed to the kernel are owned by this module or borrowed for the whole
+//! call.
+//! Does not: record which stop a thread is in; the types of the crate `tracee` do.
 
 mod context;
 mod requests;

@@ -1,26 +1,27 @@
-//! Which areas of a process hold nothing at all.
+//! Finds mappings (VMAs) of a process that contain no page. Such a mapping is called "bare" here.
 //!
-//! Owns: the amounts in `/proc/PID/smaps` and `/proc/PID/statm`.
-//! Invariants: an area is called bare only if it is anonymous memory and the kernel, which goes through its page
-//! tables for the answer and skips what has none, met neither a page nor a swapped-out page. It does not count the
-//! shared page of zeros, nor pages that broken memory took away, nor guard regions.
-//! Does not: say where in an area its pages lie; the page map does.
+//! Owns: reading the page counts in `/proc/PID/smaps` and `/proc/PID/statm`.
+//! Invariants: a mapping is reported as bare only if the mapping is anonymous memory and the kernel counts neither
+//! a resident nor a swapped-out page. The kernel counts by walking its page tables, and skips ranges without page
+//! tables. The count does not include the shared zero page, pages lost to a memory failure, and guard regions.
+//! Does not: find the pages inside a mapping; `pagemap` does.
 //!
 //! Man page: proc_pid_smaps(5), proc_pid_statm(5)
 //! Since: Linux 2.6.25
-//! Probe: none needed; without the files no area is called bare
-//! Fallback: the page map, entry by entry
+//! Probe: none needed; without these files no mapping is reported as bare
+//! Fallback: every entry of the page map is read
 
 use std::fs;
 
 use model::{Address, AddressRange, PageCount, Pid};
 
-/// Pages of an area from which on it pays to ask: their entries in the page map take a millisecond.
+/// Smallest mapping, in pages, for which smaps is read. The page map entries of this many pages take one
+/// millisecond to read.
 const ASK_MIN: PageCount = PageCount(1 << 18);
-/// A page that is there costs this many times as much in smaps as an entry of the page map: 32 ns and 3.3 ns.
+/// Cost of a resident page in smaps (32 ns), divided by the cost of an entry of the page map (3.3 ns).
 const SMAPS_COST: u64 = 10;
 
-/// Whether asking for the bare areas of a range costs less than reading its entries.
+/// Reports whether finding the bare mappings of a range costs less than reading the page map entries of the range.
 pub(crate) fn is_worth_asking(pid: Pid, range: AddressRange) -> bool {
     let resident = || {
         let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
@@ -30,7 +31,7 @@ pub(crate) fn is_worth_asking(pid: Pid, range: AddressRange) -> bool {
         && resident().is_some_and(|resident| range.pages().get() / SMAPS_COST >= resident)
 }
 
-/// The large areas inside of a range that hold nothing, rising; none if they cannot be told.
+/// Returns the large bare mappings inside a range, in rising order. The list is empty if smaps cannot be read.
 pub(crate) fn bare_areas(pid: Pid, range: AddressRange) -> Vec<AddressRange> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
     bare_in(&text, range)
@@ -45,7 +46,7 @@ fn bare_in(text: &str, range: AddressRange) -> Vec<AddressRange> {
         let Some(first) = words.next() else { continue };
         match first {
             "Rss:" | "Swap:" if words.next() == Some("0") => amounts += 1,
-            // The last line of every area.
+            // `VmFlags:` begins the last line of every entry.
             "VmFlags:" => {
                 found.extend(area.take().filter(|_| amounts == 2));
                 amounts = 0;
@@ -57,7 +58,7 @@ fn bare_in(text: &str, range: AddressRange) -> Vec<AddressRange> {
     found
 }
 
-/// The range of an area without a file behind it.
+/// Parses the range of a mapping from the first line of its smaps entry; `None` if a file is mapped.
 fn anonymous(line: &str) -> Option<AddressRange> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
@@ -83,7 +84,7 @@ mod tests {
         Pid(std::process::id() as i32)
     }
 
-    /// Whether all of a range is inside of bare areas.
+    /// Reports whether bare mappings cover the whole range.
     fn is_bare(range: AddressRange) -> bool {
         let bare = bare_areas(own(), range);
         bare.iter().map(|part| part.pages().get()).sum::<u64>() == range.pages().get()
@@ -92,7 +93,7 @@ mod tests {
     #[test]
     fn an_area_is_bare_until_one_page_of_it_is_written_and_after_it_was_given_back() {
         let mut memory = Scratch::new(ASK_MIN).unwrap();
-        // Otherwise it may become one area with what other tests map.
+        // The advice keeps the kernel from merging this mapping with a mapping of another test.
         memory.prefer_huge_pages();
         assert!(is_bare(memory.range()));
         memory.write(PageCount(ASK_MIN.get() / 2 + 3), 1);
@@ -117,7 +118,7 @@ mod tests {
         assert_eq!(bare_in(&area("77", "0", "0"), around), []);
         let two = area("0", "0", "8") + &area("0", "0", "0");
         assert_eq!(bare_in(&two, around), [whole]);
-        // What an area lacks of the amounts is not taken from the next one.
+        // An amount that is missing for one mapping is not replaced by an amount of the next mapping.
         let cut = area("0", "0", "0").replace("Swap:  0 kB\n", "") + &area("0", "0", "4");
         assert_eq!(bare_in(&cut, around), []);
         let page = AddressRange::new(whole.start, whole.start + ByteCount(4096));

@@ -1,8 +1,8 @@
-//! The robust mutex list of another thread.
+//! Finds the robust futex list of another thread.
 //!
 //! Owns: get_robust_list(2).
-//! Invariants: reads only.
-//! Does not: walk the list.
+//! Invariants: nothing in the thread is changed.
+//! Does not: read the entries of the list.
 //!
 //! Man page: get_robust_list(2)
 //! Since: Linux 2.6.17
@@ -13,7 +13,7 @@ use model::{Address, ByteCount, Tid};
 
 use crate::error::{Errno, Error, Result};
 
-/// The list's head and the length that was registered with it.
+/// Reads the address of the list head of a thread, and the length that was registered with the head.
 pub fn get(tid: Tid) -> Result<(Address, ByteCount)> {
     let mut head = 0_u64;
     let mut length = 0_u64;

@@ -1,8 +1,8 @@
-//! How a thread is scheduled, read and set from outside.
+//! Reads and sets how another thread is scheduled.
 //!
-//! Owns: sched_getattr(2), sched_setattr(2), affinity and I/O priority by thread number.
-//! Invariants: structures live here or are borrowed for the whole call.
-//! Does not: judge values; the kernel refuses what a user may not set.
+//! Owns: sched_getattr(2), sched_setattr(2), and CPU affinity and I/O priority by tid.
+//! Invariants: structures that are passed to the kernel are owned by this module or borrowed for the whole call.
+//! Does not: check values; the kernel refuses values that a user may not set.
 //!
 //! Man page: sched_setattr(2), sched_setaffinity(2), ioprio_set(2)
 //! Since: Linux 3.14
@@ -15,30 +15,31 @@ use model::Tid;
 
 use crate::error::{Errno, Error, Result};
 
-/// Words of a set of processors: the most that the kernel can be built for (8192) and one thread can use.
+/// Size of a processor set in 64-bit words, for 8192 processors, the most that a kernel can be built for.
 const AFFINITY_WORDS_MAX: usize = 128;
-/// IOPRIO_WHO_PROCESS.
+/// IOPRIO_WHO_PROCESS of ioprio_set(2).
 const WHO_PROCESS: libc::c_int = 1;
 
-/// `struct sched_attr` of sched_setattr(2); what older kernels do not know is zero.
+/// `struct sched_attr` of sched_setattr(2). Fields that an older kernel does not know are zero.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
-    /// Bytes of this structure.
+    /// Size of this structure in bytes.
     pub size: u32,
-    /// SCHED_*.
+    /// Scheduling policy (SCHED_*).
     pub policy: u32,
-    /// SCHED_FLAG_*.
+    /// Flags (SCHED_FLAG_*).
     pub flags: u64,
-    /// For the ordinary policies, -20 to 19.
+    /// Nice value for the normal policies, -20 to 19.
     pub nice: i32,
-    /// For the real-time policies, 1 to 99.
+    /// Priority for the real-time policies, 1 to 99.
     pub priority: u32,
-    /// SCHED_DEADLINE: nanoseconds; ordinary policies: the slice in nanoseconds, since Linux 6.12.
+    /// Runtime of SCHED_DEADLINE in nanoseconds. For the normal policies: the time slice in nanoseconds, since
+    /// Linux 6.12.
     pub runtime: u64,
-    /// SCHED_DEADLINE: nanoseconds.
+    /// Deadline of SCHED_DEADLINE in nanoseconds.
     pub deadline: u64,
-    /// SCHED_DEADLINE: nanoseconds.
+    /// Period of SCHED_DEADLINE in nanoseconds.
     pub period: u64,
     /// Lower clamp of the utilisation, 0 to 1024.
     pub utilisation_min: u32,
@@ -50,7 +51,7 @@ const _: () = assert!(size_of::<Attributes>() == 56);
 const _: () = assert!(offset_of!(Attributes, runtime) == 24);
 const _: () = assert!(offset_of!(Attributes, utilisation_max) == 52);
 
-/// Reads the policy of a thread and what belongs to it.
+/// Reads the scheduling policy of a thread and the parameters of the policy.
 pub fn attributes(tid: Tid) -> Result<Attributes> {
     let mut attributes = Attributes::default();
     let size = size_of::<Attributes>();
@@ -60,7 +61,7 @@ pub fn attributes(tid: Tid) -> Result<Attributes> {
     done("read the scheduling", tid, result).map(|_| attributes)
 }
 
-/// Sets the policy of a thread and what belongs to it.
+/// Sets the scheduling policy of a thread and the parameters of the policy.
 pub fn set_attributes(tid: Tid, attributes: &Attributes) -> Result<()> {
     let attributes = Attributes { size: size_of::<Attributes>() as u32, ..*attributes };
     // SAFETY: the kernel reads `size` bytes of a live structure of that size.
@@ -68,7 +69,7 @@ pub fn set_attributes(tid: Tid, attributes: &Attributes) -> Result<()> {
     done("set the scheduling", tid, result).map(drop)
 }
 
-/// The processors a thread may run on, one bit each.
+/// Reads the processors that a thread may run on, with one bit for each processor.
 pub fn affinity(tid: Tid) -> Result<Vec<u64>> {
     let mut words = [0_u64; AFFINITY_WORDS_MAX];
     let size = size_of_val(&words);
@@ -78,7 +79,7 @@ pub fn affinity(tid: Tid) -> Result<Vec<u64>> {
     Ok(words[..bytes as usize / size_of::<u64>()].to_vec())
 }
 
-/// Sets the processors a thread may run on; those that do not exist are left out by the kernel.
+/// Sets the processors that a thread may run on. The kernel ignores processors that do not exist.
 pub fn set_affinity(tid: Tid, words: &[u64]) -> Result<()> {
     let size = size_of_val(words);
     // SAFETY: the kernel reads `size` bytes of a live slice of that size.
@@ -86,14 +87,14 @@ pub fn set_affinity(tid: Tid, words: &[u64]) -> Result<()> {
     done("set the affinity", tid, result).map(drop)
 }
 
-/// The I/O priority of a thread: class and level as ioprio_set(2) packs them.
+/// Reads the I/O priority of a thread: class and level in the encoding of ioprio_set(2).
 pub fn io_priority(tid: Tid) -> Result<u32> {
     // SAFETY: plain numbers.
     let result = unsafe { libc::syscall(libc::SYS_ioprio_get, WHO_PROCESS, tid.get()) };
     done("read the I/O priority", tid, result).map(|priority| priority as u32)
 }
 
-/// Sets the I/O priority of a thread.
+/// Sets the I/O priority of a thread, in the encoding of ioprio_set(2).
 pub fn set_io_priority(tid: Tid, priority: u32) -> Result<()> {
     // SAFETY: plain numbers.
     let result = unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, tid.get(), priority) };
@@ -110,7 +111,7 @@ mod tests {
 
     #[test]
     fn what_is_read_can_be_set() {
-        // The calling thread.
+        // Tid 0 is the calling thread.
         let tid = Tid(0);
         let attributes = attributes(tid).unwrap();
         assert!(attributes.size >= 48);

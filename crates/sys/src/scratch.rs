@@ -1,12 +1,12 @@
-//! Memory of our own to try kernel features on.
+//! Memory of this process for trying kernel features.
 //!
-//! Owns: a private anonymous mapping, reads and writes of its pages, discarding them.
-//! Invariants: begins on the boundary of a huge page; nothing else of the process lies in it.
-//! Does not: serve as a buffer; `page_buffer` does.
+//! Owns: a private anonymous mapping, and the reading, writing and discarding of its pages.
+//! Invariants: the pages begin on a huge page boundary. The mapping contains no other data of the process.
+//! Does not: provide buffers; `page_buffer` does.
 //!
 //! Man page: mmap(2), madvise(2)
 //! Since: Linux 2.6
-//! Probe: its use
+//! Probe: none; creating the mapping reports the error
 //! Fallback: none needed
 
 use std::ptr::{self, NonNull};
@@ -15,13 +15,13 @@ use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
 
 use crate::error::{Errno, Error, Result};
 
-/// Bytes of a huge page on x86-64; page tables of this much are freed together.
+/// Size of a huge page on x86-64 in bytes. One page table covers a range of this size, and is freed as a whole.
 pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// A few pages to play with.
+/// A mapping of a few pages for trials.
 #[derive(Debug)]
 pub struct Scratch {
-    /// What was mapped: more than is used, for the alignment.
+    /// Start of the mapping. The mapping is longer than `pages`, so that `start` can be aligned.
     mapped: NonNull<u8>,
     mapped_bytes: usize,
     start: NonNull<u8>,
@@ -32,7 +32,7 @@ pub struct Scratch {
 unsafe impl Send for Scratch {}
 
 impl Scratch {
-    /// So many pages, none of them touched yet.
+    /// Maps this number of pages, and touches no page.
     pub fn new(pages: PageCount) -> Result<Self> {
         let mapped_bytes = (pages.bytes().get() + HUGE_PAGE_BYTES) as usize;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -45,36 +45,36 @@ impl Scratch {
         }
         let mapped = NonNull::new(mapped.cast::<u8>()).ok_or_else(failed)?;
         let offset = mapped.as_ptr().align_offset(HUGE_PAGE_BYTES as usize);
-        // SAFETY: the offset is below HUGE_PAGE_BYTES, which the mapping is longer than its pages.
+        // SAFETY: the offset is below HUGE_PAGE_BYTES, and the mapping is longer than its pages by HUGE_PAGE_BYTES.
         let start = unsafe { mapped.add(offset) };
         Ok(Self { mapped, mapped_bytes, start, pages })
     }
 
-    /// Where it lies.
+    /// Returns the address range of the pages.
     #[must_use]
     pub fn range(&self) -> AddressRange {
         let start = Address(self.start.as_ptr() as u64);
         AddressRange::new(start, start + self.pages.bytes())
     }
 
-    /// A part of it: `count` pages from page `first` on.
+    /// Returns the address range of `count` pages, from page `first` on.
     #[must_use]
     pub fn part(&self, first: PageCount, count: PageCount) -> AddressRange {
         let start = self.range().start + first.bytes();
         AddressRange::new(start, start + count.bytes())
     }
 
-    /// Asks for huge pages; whether the kernel gives any is its own affair.
+    /// Asks the kernel for huge pages. The kernel may provide base pages instead.
     pub fn prefer_huge_pages(&mut self) {
-        // Without huge pages the tests of them see base pages, which is what the process would have too.
+        // If the advice fails, the memory has base pages, like the memory of any other process here.
         let _ = self.advise(PageCount(0), self.pages, libc::MADV_HUGEPAGE);
     }
 
     /// Writes the first byte of a page.
     pub fn write(&mut self, page: PageCount, byte: u8) {
         let at = self.at(page);
-        // SAFETY: `at` checks that the page is inside of the mapping, which is writable and ours exclusively;
-        // volatile, since the write itself is what matters.
+        // SAFETY: `at` checks that the page is inside of the mapping, which is writable and exclusively ours. The
+        // write is volatile, so that the compiler does not remove the memory access.
         unsafe { ptr::write_volatile(at, byte) }
     }
 
@@ -86,7 +86,7 @@ impl Scratch {
         unsafe { ptr::read_volatile(at) }
     }
 
-    /// Discards pages: they read as zero afterwards.
+    /// Discards pages. Afterwards the pages read as zero.
     pub fn discard(&mut self, first: PageCount, count: PageCount) -> Result<()> {
         self.advise(first, count, libc::MADV_DONTNEED)
     }
@@ -94,8 +94,8 @@ impl Scratch {
     fn advise(&mut self, first: PageCount, count: PageCount, advice: i32) -> Result<()> {
         assert!(first.get() + count.get() <= self.pages.get(), "the pages are inside");
         let at = self.start.as_ptr().wrapping_add(first.bytes().get() as usize);
-        // SAFETY: the range is inside of the mapping, checked above; no reference into it exists, and all bytes
-        // are valid afterwards.
+        // SAFETY: the range is inside of the mapping, as checked above. No reference into the range exists, and all
+        // bytes are valid afterwards.
         let result = unsafe { libc::madvise(at.cast(), count.bytes().get() as usize, advice) };
         if result < 0 { Err(Error::new("advise on scratch memory", Errno::last())) } else { Ok(()) }
     }
@@ -108,7 +108,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new`, and no reference into it exists.
+        // SAFETY: `new` mapped the range, and no reference into the range exists.
         unsafe { libc::munmap(self.mapped.as_ptr().cast(), self.mapped_bytes) };
     }
 }

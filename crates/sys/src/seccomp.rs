@@ -1,13 +1,13 @@
-//! The seccomp filters of a stopped tracee.
+//! Reads the seccomp filters of a stopped tracee.
 //!
 //! Owns: PTRACE_SECCOMP_GET_FILTER and PTRACE_SECCOMP_GET_METADATA.
-//! Invariants: reads only; the tracee is one of the calling thread.
-//! Does not: install filters or understand their code.
+//! Invariants: filters are only read. The thread must be a tracee of the calling thread.
+//! Does not: install filters or interpret their code.
 //!
 //! Man page: ptrace(2), seccomp(2)
 //! Since: Linux 4.4 (metadata 4.16; both with CONFIG_CHECKPOINT_RESTORE)
-//! Probe: none; it needs CAP_SYS_ADMIN and a caller without filters of its own
-//! Fallback: none; subjects with filters are refused
+//! Probe: none; the requests need CAP_SYS_ADMIN and a caller without seccomp filters
+//! Fallback: none; subjects (protected programs) with filters are refused
 
 use std::mem::{offset_of, size_of};
 use std::ptr;
@@ -20,7 +20,7 @@ use crate::watch_filter::{OWN_INSTRUCTIONS_MAX, is_own};
 
 const PTRACE_SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
 const PTRACE_SECCOMP_GET_METADATA: libc::c_uint = 0x420d;
-/// BPF_MAXINSNS.
+/// Most instructions of a classic BPF program (BPF_MAXINSNS).
 const INSTRUCTIONS_MAX: usize = 4096;
 
 #[repr(C)]
@@ -33,10 +33,11 @@ const _: () = assert!(size_of::<Metadata>() == 16);
 const _: () = assert!(offset_of!(Metadata, flags) == 8);
 const _: () = assert!(size_of::<libc::sock_filter>() == INSTRUCTION_BYTES);
 
-/// The code of one filter of a thread, oldest first; `None` behind the last.
+/// Reads the code of one filter of a thread. Index 0 is the oldest filter. Returns `None` if the index is too
+/// large.
 pub fn filter(tid: Tid, index: usize) -> Result<Option<Vec<u8>>> {
     let mut code = vec![0_u8; INSTRUCTIONS_MAX * INSTRUCTION_BYTES];
-    // SAFETY: a classic filter has at most INSTRUCTIONS_MAX instructions, for all of which `code` has room.
+    // SAFETY: a classic filter has at most INSTRUCTIONS_MAX instructions, and `code` has room for all of these.
     let result = unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, tid.get(), index, code.as_mut_ptr()) };
     if result < 0 {
         let errno = Errno::last();
@@ -47,21 +48,23 @@ pub fn filter(tid: Tid, index: usize) -> Result<Option<Vec<u8>>> {
     Ok(Some(code))
 }
 
-/// Whether the oldest filter of a thread is the one by which this program watches its subjects. Allocates nothing.
+/// Reports whether the oldest filter of a thread is a filter by which this program watches its subjects. Allocates
+/// nothing.
 pub fn is_watched(tid: Tid) -> Result<bool> {
     let mut code = [0_u8; OWN_INSTRUCTIONS_MAX * INSTRUCTION_BYTES];
-    // SAFETY: without memory for the code, the kernel gives the number of its instructions and writes nothing.
+    // SAFETY: with a null pointer, the kernel returns the number of instructions and writes nothing.
     let length = unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, tid.get(), 0, ptr::null_mut::<u8>()) };
     let length = match length {
         0.. => length as usize,
-        // No such filter, or none at all.
+        // The thread has no filter with this index, or has no filters at all.
         _ if matches!(Errno::last(), Errno::ENOENT | Errno::EINVAL) => return Ok(false),
         _ => return Err(Error::thread("measure a seccomp filter", tid, Errno::last())),
     };
     if length > OWN_INSTRUCTIONS_MAX {
         return Ok(false);
     }
-    // SAFETY: filters do not change, so that this one has as many instructions as before, for which `code` has room.
+    // SAFETY: a filter never changes, so it still has `length` instructions. `code` has room for these
+    // instructions.
     let result = unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, tid.get(), 0, code.as_mut_ptr()) };
     if result < 0 {
         return Err(Error::thread("read a seccomp filter", tid, Errno::last()));
@@ -69,10 +72,11 @@ pub fn is_watched(tid: Tid) -> Result<bool> {
     Ok(is_own(&code[..length * INSTRUCTION_BYTES]))
 }
 
-/// The flags (SECCOMP_FILTER_FLAG_*) that one filter of a thread was installed with, as far as the kernel tells.
+/// Reads the flags (SECCOMP_FILTER_FLAG_*) that one filter of a thread was installed with. The kernel does not
+/// report every flag.
 pub fn filter_flags(tid: Tid, index: usize) -> Result<u64> {
     let mut metadata = Metadata { filter_offset: index as u64, flags: 0 };
-    // SAFETY: the kernel reads and writes at most the size that is given, which is that of the live structure.
+    // SAFETY: the kernel reads and writes at most the given size, which is the size of the live structure.
     let result = unsafe {
         libc::ptrace(PTRACE_SECCOMP_GET_METADATA, tid.get(), size_of::<Metadata>(), &raw mut metadata)
     };

@@ -1,14 +1,17 @@
-//! The notifications of a seccomp filter, and installing the filter in a program that is about to be executed.
+//! Seccomp notifications: installs a filter with a listener, receives reported calls and answers these calls.
 //!
-//! Owns: SECCOMP_FILTER_FLAG_NEW_LISTENER, the SECCOMP_IOCTL_NOTIF_* requests, SECCOMP_IOCTL_NOTIF_ADDFD among them.
-//! Invariants: nothing of a call is done before its notification is answered; a listener is close-on-exec and is in no
-//! program that is watched.
-//! Does not: decide about calls. What the arguments point to can change between the answer and the call.
+//! A thread whose system call is reported waits for an answer that is sent through the listener.
+//!
+//! Owns: SECCOMP_FILTER_FLAG_NEW_LISTENER, and the SECCOMP_IOCTL_NOTIF_* requests with SECCOMP_IOCTL_NOTIF_ADDFD.
+//! Invariants: the kernel does not begin a reported call before its notification is answered. A listener is
+//! close-on-exec, and no watched program has a descriptor of a listener.
+//! Does not: decide about calls. Memory that the arguments point to can change between the answer and the execution
+//! of the call.
 //!
 //! Man page: seccomp(2), seccomp_unotify(2)
-//! Since: Linux 5.5 (the answer that a call continues), 5.9 (ADDFD), 5.19 (WAIT_KILLABLE_RECV), 6.6 (SYNC_WAKE_UP)
+//! Since: Linux 5.5 (SECCOMP_USER_NOTIF_FLAG_CONTINUE), 5.9 (ADDFD), 5.19 (WAIT_KILLABLE_RECV), 6.6 (SYNC_WAKE_UP)
 //! Probe: `features::REGISTRY` entry "file-notify"
-//! Fallback: none; files do not go back with a program that is not watched
+//! Fallback: none; files of an unwatched program are not rolled back
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -20,12 +23,13 @@ use crate::error::{Errno, Error, Result};
 use crate::watch_filter::{AUDIT_ARCH_I386, AUDIT_ARCH_X86_64, X32_BIT};
 pub use crate::watch_filter::{FilterProgram, Reported, filter_program, is_own, watch_program};
 
-/// SECCOMP_SET_MODE_FILTER.
+/// The operation SECCOMP_SET_MODE_FILTER of seccomp(2).
 pub const SET_FILTER: u64 = 1;
-/// Flags of the filter: a listener; a call whose notification was received waits for the answer and for SIGKILL alone;
-/// the filter changes nothing about speculative execution.
+/// Flags of a filter. The filter has a listener and does not change speculative execution. A call whose
+/// notification was received waits only for the answer or for SIGKILL.
 pub const FLAGS: u64 = FLAG_NEW_LISTENER | FLAG_SPECULATION | FLAG_WAIT_KILLABLE;
-/// The same for kernels before 5.19: a signal breaks the wait off, and the call is reported once more.
+/// Flags of an interruptible filter, and of every filter on kernels before 5.19. A signal interrupts the wait for
+/// the answer, and the call is reported again.
 pub const FLAGS_INTERRUPTIBLE: u64 = FLAG_NEW_LISTENER | FLAG_SPECULATION;
 const FLAG_SPECULATION: u64 = 1 << 2;
 const FLAG_NEW_LISTENER: u64 = 1 << 3;
@@ -38,18 +42,18 @@ const ID_VALID: libc::c_ulong = 0x4008_2102;
 const ADD_FD: libc::c_ulong = 0x4018_2103;
 const SET_FLAGS: libc::c_ulong = 0x4008_2104;
 const SYNC_WAKE_UP: u64 = 1;
-/// SECCOMP_ADDFD_FLAG_SETFD.
+/// SECCOMP_ADDFD_FLAG_SETFD: the new descriptor gets a given number.
 const AT_NUMBER: u32 = 1;
 const CONTINUE: u32 = 1;
 
-/// Which notification is answered. Zero is none.
+/// The id of a notification. Zero means no notification.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[repr(transparent)]
 pub struct NotificationId(pub u64);
 
 const _: () = assert!(size_of::<NotificationId>() == 8);
 
-/// `struct seccomp_data`.
+/// `struct seccomp_data`: the system call of a notification.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct CallData {
@@ -62,7 +66,7 @@ struct CallData {
 const _: () = assert!(size_of::<CallData>() == 64);
 const _: () = assert!(offset_of!(CallData, arguments) == 16);
 
-/// `struct seccomp_notif`: a call that waits for its answer.
+/// `struct seccomp_notif`: a reported call that waits for its answer.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Notification {
@@ -75,7 +79,7 @@ pub struct Notification {
 const _: () = assert!(size_of::<Notification>() == 80);
 const _: () = assert!(offset_of!(Notification, data) == 16);
 
-/// `struct seccomp_notif_resp`.
+/// `struct seccomp_notif_resp`: the answer to a notification.
 #[repr(C)]
 struct Answer {
     id: NotificationId,
@@ -87,7 +91,7 @@ struct Answer {
 const _: () = assert!(size_of::<Answer>() == 24);
 const _: () = assert!(offset_of!(Answer, flags) == 20);
 
-/// `struct seccomp_notif_addfd`.
+/// `struct seccomp_notif_addfd`: a descriptor that the calling process gets.
 #[repr(C)]
 struct AddedFd {
     id: NotificationId,
@@ -100,7 +104,7 @@ struct AddedFd {
 const _: () = assert!(size_of::<AddedFd>() == 24);
 const _: () = assert!(offset_of!(AddedFd, number_flags) == 20);
 
-/// `struct seccomp_notif_sizes`.
+/// `struct seccomp_notif_sizes`: the sizes of the structures in the kernel.
 #[repr(C)]
 #[derive(Default)]
 struct Sizes {
@@ -112,7 +116,7 @@ struct Sizes {
 const _: () = assert!(size_of::<Sizes>() == 6);
 const _: () = assert!(offset_of!(Sizes, data) == 4);
 
-/// `struct sock_fprog`.
+/// `struct sock_fprog`: the program of a filter.
 #[repr(C)]
 struct Program {
     length: u16,
@@ -122,60 +126,61 @@ struct Program {
 const _: () = assert!(size_of::<Program>() == 16);
 const _: () = assert!(offset_of!(Program, instructions) == 8);
 
-/// Which table of numbers a call is from.
+/// The system call table that the number of a call belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CallTable {
-    /// 64-bit calls.
+    /// 64-bit calls of x86-64.
     X86_64,
-    /// 64-bit calls with 32-bit pointers.
+    /// 64-bit calls with 32-bit pointers (x32).
     X32,
-    /// 32-bit calls.
+    /// 32-bit calls of i386.
     I386,
-    /// Unknown.
+    /// A table that this module does not know.
     Other,
 }
 
-/// What `Listener::receive` found.
+/// The result of [`Listener::receive`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Receipt {
-    /// A call waits for its answer.
+    /// A call was received and waits for its answer.
     Call,
-    /// None: the call is gone, or a signal came.
+    /// No call was received: the call no longer waits, or a signal interrupted the receiver.
     Nothing,
 }
 
-/// What a listener waits with.
+/// The result of [`Listener::wait`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waited {
     /// A notification can be received.
     Ready,
-    /// No task uses the filter, and none will again.
+    /// No task uses the filter, and no task will use the filter again.
     Gone,
-    /// Nothing came in time.
+    /// No notification came before the time limit, or a signal interrupted the wait.
     TimedOut,
 }
 
 impl Notification {
-    /// By what it is answered.
+    /// Returns the id that an answer must name.
     #[must_use]
     pub fn id(&self) -> NotificationId {
         self.id
     }
 
-    /// The thread that makes the call, in the pid namespace of the receiver; 0 if it is not visible there.
+    /// Returns the thread that makes the call, in the pid namespace of the receiver. The tid is 0 if the thread is
+    /// not visible in this namespace.
     #[must_use]
     pub fn tid(&self) -> Tid {
         Tid(self.tid as i32)
     }
 
-    /// The number of the call in its table.
+    /// Returns the number of the call in its table.
     #[must_use]
     pub fn call(&self) -> i64 {
         let number = self.data.number;
         i64::from(if self.table() == CallTable::X32 { number & !(X32_BIT as i32) } else { number })
     }
 
-    /// Its table.
+    /// Returns the table of the call.
     #[must_use]
     pub fn table(&self) -> CallTable {
         match self.data.architecture {
@@ -186,40 +191,41 @@ impl Notification {
         }
     }
 
-    /// The arguments of the call; the upper halves of 32-bit ones mean nothing.
+    /// Returns the arguments of the call. The upper halves of 32-bit arguments mean nothing.
     #[must_use]
     pub fn arguments(&self) -> [u64; 6] {
         self.data.arguments
     }
 }
 
-/// The receiving end of a filter.
+/// The descriptor that receives and answers the notifications of a filter.
 #[derive(Debug)]
 pub struct Listener {
     descriptor: OwnedFd,
 }
 
 impl Listener {
-    /// Takes a descriptor that a filter's installation has given.
+    /// Creates a listener from the descriptor that the installation of a filter returned.
     ///
     /// # Errors
     ///
-    /// ENOSYS if the kernel's structures have other sizes than those known here.
+    /// ENOSYS if a structure of the kernel has another size than the structure in this module.
     pub fn new(descriptor: OwnedFd) -> Result<Self> {
         check_sizes()?;
         Ok(Self { descriptor })
     }
 
-    /// Has the kernel wake the receiver and the caller on the processor of the other: 5 instead of 66 us a
-    /// notification. Whether it did; kernels before 6.6 cannot.
+    /// Makes the kernel wake the receiver on the processor of the caller, and the caller on the processor of the
+    /// receiver. A notification then takes 5 µs instead of 66 µs. Returns whether the kernel supports this mode;
+    /// kernels before 6.6 do not support it.
     #[must_use]
     pub fn use_sync_wake_up(&self) -> bool {
         // SAFETY: plain numbers; the argument of this request is a value.
         unsafe { libc::ioctl(self.descriptor.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) == 0 }
     }
 
-    /// Waits until there is something to receive or no process left to receive it from. Without a limit, as long as
-    /// it takes.
+    /// Waits until a notification can be received, or until no task uses the filter. Without a limit, the wait
+    /// never times out.
     pub fn wait(&self, limit: Option<Duration>) -> Result<Waited> {
         let mut wait = libc::pollfd { fd: self.descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let milliseconds = limit.map_or(-1, |limit| i32::try_from(limit.as_millis()).unwrap_or(i32::MAX));
@@ -234,14 +240,15 @@ impl Listener {
         }
     }
 
-    /// Receives the next call, and waits for it if there is none. When no task is left, kernels before 6.11 wait for
-    /// ever: call `wait` before.
+    /// Receives the next call, and blocks until a call is reported. If no task uses the filter, kernels before 6.11
+    /// block forever, so call [`Self::wait`] first.
     ///
-    /// A buffer of the listener holder keeps the call answerable after the death of this process.
+    /// If `into` is a buffer of the listener holder, the call can still be answered after the death of this
+    /// process. The holder is a separate process; see [`crate::listener_holder`].
     pub fn receive(&self, into: &mut Notification) -> Result<Receipt> {
-        // The kernel refuses a buffer that is not zero.
+        // The kernel refuses a buffer that is not zeroed.
         *into = Notification::default();
-        // SAFETY: the request number says that the structure has 80 bytes, which is that of the live one.
+        // SAFETY: the request number encodes a structure of 80 bytes, which is the size of the live structure.
         let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), RECEIVE, &raw mut *into) };
         if result == 0 {
             return Ok(Receipt::Call);
@@ -252,28 +259,29 @@ impl Listener {
         }
     }
 
-    /// Lets a call happen. False if no thread waits for the answer: the thread was killed, or a signal broke the wait
-    /// off.
+    /// Lets a call continue. Returns false if no thread waits for the answer: the thread was killed, or a signal
+    /// interrupted its wait.
     pub fn answer_continue(&self, id: NotificationId) -> Result<bool> {
         self.answer(&Answer { id, value: 0, error: 0, flags: CONTINUE })
     }
 
-    /// Has a call fail without happening. False as above.
+    /// Makes a call fail with `errno`, without executing the call. Returns false like [`Self::answer_continue`].
     pub fn answer_errno(&self, id: NotificationId, errno: Errno) -> Result<bool> {
         self.answer(&Answer { id, value: 0, error: -errno.0, flags: 0 })
     }
 
-    /// Has a call succeed with this result without happening. False as above.
+    /// Makes a call return `value`, without executing the call. Returns false like [`Self::answer_continue`].
     pub fn answer_value(&self, id: NotificationId, value: i64) -> Result<bool> {
         self.answer(&Answer { id, value, error: 0, flags: 0 })
     }
 
-    /// Puts a duplicate of a descriptor over one of the caller, which stays open until then. The caller still waits for
-    /// its answer afterwards.
+    /// Replaces the descriptor `at` of the caller with a duplicate of `source`. The old descriptor stays open until
+    /// it is replaced. The caller still waits for its answer afterwards.
     ///
     /// # Errors
     ///
-    /// ENOENT if the call is gone, EBADF if the number is above the caller's limit, EINVAL before Linux 5.9.
+    /// ENOENT if the call no longer waits, EBADF if `at` is above the descriptor limit of the caller, EINVAL before
+    /// Linux 5.9.
     pub fn replace_descriptor(
         &self,
         id: NotificationId,
@@ -300,12 +308,13 @@ impl Listener {
         }
     }
 
-    /// Makes a request about a call, again for as long as a signal to this thread keeps it from taking the kernel's lock
-    /// of the filter: a call whose answer is given up would wait for ever.
+    /// Makes a request about a call, and repeats the request as long as it fails with EINTR. A signal to this
+    /// thread can interrupt the wait for the kernel's lock of the filter. Without the repetition, the call could
+    /// stay without an answer and wait forever.
     fn request<T>(&self, number: libc::c_ulong, structure: *const T) -> std::result::Result<(), Errno> {
         loop {
-            // SAFETY: the kernel reads as many bytes as the number of the request says, which is the size of `T`; the
-            // callers pass structures that live.
+            // SAFETY: the kernel reads as many bytes as the request number encodes, which is the size of `T`. The
+            // callers pass live structures.
             let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), number, structure) };
             match Errno::last() {
                 _ if result >= 0 => return Ok(()),
@@ -315,16 +324,18 @@ impl Listener {
         }
     }
 
-    /// Whether the call still waits: what was read of its thread by the thread's number since the receipt is of this
-    /// thread and of no later one with the same number.
+    /// Reports whether a call still waits for its answer. If the call waits, its thread still has the tid of the
+    /// notification. So data that was read by this tid after the receipt belongs to this thread, and not to a later
+    /// thread with the same tid.
     #[must_use]
     pub fn is_valid(&self, id: NotificationId) -> bool {
         self.request(ID_VALID, &raw const id).is_ok()
     }
 }
 
-/// Whether what poll(2) says of a listener means that no task uses its filter. POLLERR means a signal to the thread that
-/// asks, while another task has the kernel's lock of the filter (`seccomp_notify_poll`, Linux 6.18).
+/// Reports whether the poll(2) events of a listener mean that no task uses its filter. POLLERR means something
+/// else: the polling thread got a signal while another task held the kernel's lock of the filter
+/// (`seccomp_notify_poll`, Linux 6.18).
 pub(crate) fn is_gone(events: i16) -> bool {
     events & (libc::POLLHUP | libc::POLLNVAL) != 0
 }
@@ -350,28 +361,33 @@ fn check_sizes() -> Result<()> {
     }
 }
 
-/// The flags that a filter is installed with, and those for a kernel that refuses them with EINVAL.
+/// Returns the flags to install a filter with. The second element is for kernels that refuse the first element with
+/// EINVAL.
 ///
-/// A call of an interruptible filter that waits for its answer is broken off by a signal and by the stop of a tracer, as
-/// connect(2) is. It is then repeated and reported once more, unless the signal has a handler without SA_RESTART: the
-/// call fails with EINTR. A call of any other filter waits for the answer and for SIGKILL alone.
+/// In an interruptible filter, a signal or a stop by a tracer interrupts a call that waits for its answer, as it
+/// interrupts connect(2). The kernel then repeats the call, and the call is reported again. If the signal has a
+/// handler without SA_RESTART, the call fails with EINTR instead. A call of any other filter waits only for the
+/// answer or for SIGKILL.
 #[must_use]
 pub fn flags_of(program: &FilterProgram) -> [u64; 2] {
     [if program.is_interruptible() { FLAGS_INTERRUPTIBLE } else { FLAGS }, FLAGS_INTERRUPTIBLE]
 }
 
-/// Installs a filter in the calling thread, and in those that it creates later. Needs CAP_SYS_ADMIN: without
-/// no_new_privs, the program that is executed keeps what set-user-ID bits give. The listener is close-on-exec.
+/// Installs a filter in the calling thread. Threads that this thread creates later inherit the filter. The returned
+/// listener is close-on-exec.
+///
+/// This function needs CAP_SYS_ADMIN, because it does not set no_new_privs. Without no_new_privs, set-user-ID bits
+/// still work for a program that is executed later.
 ///
 /// # Errors
 ///
-/// EACCES without the privilege, EBUSY if the thread has a filter with a listener already.
+/// EACCES without CAP_SYS_ADMIN, EBUSY if the thread already has a filter with a listener.
 pub fn install(program: &FilterProgram) -> Result<OwnedFd> {
     let (instructions, all_flags) = (program.instructions(), flags_of(program));
     let program = Program { length: instructions.len() as u16, instructions: instructions.as_ptr() };
     let mut result = -1;
     for flags in all_flags {
-        // SAFETY: the kernel reads the program, whose length is that of the live slice behind it.
+        // SAFETY: the kernel reads the program, whose length is the length of the live slice.
         result = unsafe { libc::syscall(libc::SYS_seccomp, SET_FILTER, flags, &raw const program) };
         if result >= 0 || Errno::last() != Errno::EINVAL {
             break;

@@ -1,13 +1,13 @@
-//! System V shared memory segments: their state, making one with a chosen id, a descriptor of their memory.
+//! System V shared memory segments: reads their state, creates a segment with a chosen id, and opens their memory.
 //!
-//! Owns: shmget(2), shmctl(2), shmat(2) of this process, and the file that chooses the next id.
-//! Invariants: an attachment made here is gone when the function returns; a segment that did not get the wanted id is
-//! removed again.
+//! Owns: shmget(2), shmctl(2), shmat(2) of this process, and the file that sets the id of the next segment.
+//! Invariants: an attachment that a function makes is detached when the function returns. A segment that did not
+//! get the wanted id is removed.
 //! Does not: attach segments in other processes.
 //!
 //! Man page: shmget(2), shmctl(2), shmop(2), sysvipc(7)
 //! Since: Linux 3.8 (`/proc/sys/kernel/shm_next_id`)
-//! Probe: none needed; a segment that cannot have its id is refused
+//! Probe: none needed; a segment that cannot get its id is refused
 //! Fallback: none
 
 use std::fs::OpenOptions;
@@ -17,52 +17,53 @@ use model::{ByteCount, Pid};
 
 use crate::error::{Errno, Error, Result};
 
-/// The file that chooses the id of the next segment. Needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN.
+/// The file that sets the id of the next segment. Writing needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN.
 const NEXT_ID: &str = "/proc/sys/kernel/shm_next_id";
-/// Attempts to get a wanted id. Another process may make a segment between the choice and the call.
+/// Most attempts to get a wanted id. Between the write to `NEXT_ID` and shmget(2), another process may create a
+/// segment.
 const TRIES_MAX: u32 = 10;
 const PERMISSIONS: u32 = 0o777;
 const REMOVED: u32 = 0o1000;
 const LOCKED: u32 = 0o2000;
-/// IPC_PRIVATE: no key leads to the segment.
+/// IPC_PRIVATE: the segment has no key.
 const NO_KEY: i32 = 0;
 
 /// The id of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentId(pub i32);
 
-/// The key that leads to a segment; 0 for none.
+/// The key of a segment; 0 for no key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentKey(pub i32);
 
-/// What shmctl(2) says of a segment.
+/// The state of a segment, as shmctl(2) reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// The key.
+    /// The key of the segment.
     pub key: SegmentKey,
-    /// The length that the program asked for.
+    /// The length in bytes that the program asked for.
     pub length: ByteCount,
-    /// Permission bits.
+    /// The permission bits.
     pub mode: u32,
     /// User and group of the owner.
     pub owner: (u32, u32),
-    /// User and group of the process that made it.
+    /// User and group of the process that created the segment.
     pub maker: (u32, u32),
-    /// The process that made it.
+    /// The process that created the segment.
     pub maker_pid: Pid,
-    /// It goes with its last attachment.
+    /// The segment is marked for removal, and is freed with its last attachment.
     pub is_removed: bool,
-    /// It cannot be swapped out (SHM_LOCK).
+    /// The segment cannot be swapped out (SHM_LOCK).
     pub is_locked: bool,
-    /// How many mappings it has in all processes.
+    /// The number of attachments in all processes.
     pub attachments: u64,
 }
 
-/// The state of a segment.
+/// Reads the state of a segment.
 ///
 /// # Errors
 ///
-/// EINVAL if there is no such segment, EACCES without the right to read it.
+/// EINVAL if no segment has this id, EACCES without read permission.
 pub fn status(id: SegmentId) -> Result<Segment> {
     let raw = raw_status(id)?;
     let mode = u32::from(raw.shm_perm.mode);
@@ -79,7 +80,7 @@ pub fn status(id: SegmentId) -> Result<Segment> {
     })
 }
 
-/// The id that a key leads to.
+/// Returns the id of the segment with a key; `None` if no segment has this key.
 #[must_use]
 pub fn find(key: SegmentKey) -> Option<SegmentId> {
     if key.0 == NO_KEY {
@@ -90,11 +91,11 @@ pub fn find(key: SegmentKey) -> Option<SegmentId> {
     (id >= 0).then_some(SegmentId(id))
 }
 
-/// Makes a segment with a wanted id, and gives it key, length, mode, owner and maker.
+/// Creates a segment with a wanted id, and sets its key, length, mode, owner and creator.
 ///
 /// # Errors
 ///
-/// EEXIST if the id or the key is taken; EPERM, EACCES or EROFS if this user may not choose ids.
+/// EEXIST if the id or the key is in use; EPERM, EACCES or EROFS if this user may not choose ids.
 pub fn make(wanted: SegmentId, segment: &Segment) -> Result<()> {
     for _ in 0..TRIES_MAX {
         std::fs::write(NEXT_ID, wanted.0.to_string())
@@ -111,11 +112,11 @@ pub fn make(wanted: SegmentId, segment: &Segment) -> Result<()> {
     Err(Error::new(format!("make the segment with id {}", wanted.0), Errno::EEXIST))
 }
 
-/// Removes a segment: it goes with its last attachment.
+/// Marks a segment for removal. The kernel frees the segment with its last attachment.
 ///
 /// # Errors
 ///
-/// What shmctl(2) says.
+/// The errors of shmctl(2).
 pub fn remove(id: SegmentId) -> Result<()> {
     // SAFETY: IPC_RMID ignores its buffer.
     if unsafe { libc::shmctl(id.0, libc::IPC_RMID, std::ptr::null_mut()) } < 0 {
@@ -124,11 +125,11 @@ pub fn remove(id: SegmentId) -> Result<()> {
     Ok(())
 }
 
-/// A descriptor of the memory of a segment, open for reading and writing. It is no attachment.
+/// Opens the memory of a segment for reading and writing. The descriptor does not count as an attachment.
 ///
 /// # Errors
 ///
-/// What shmat(2) or the link to the mapping says.
+/// The errors of shmat(2), and of opening the link to the mapping.
 pub fn memory(id: SegmentId) -> Result<OwnedFd> {
     let length = raw_status(id)?.shm_segsz as u64;
     let attachment = Attachment::make(id, 0)?;
@@ -139,54 +140,55 @@ pub fn memory(id: SegmentId) -> Result<OwnedFd> {
     Ok(opened.map_err(|error| Error::path("open the memory of a segment at", &link, error))?.into())
 }
 
-/// The bytes between the end of a segment and the end of its last page. Programs can use them, and they are no part of
-/// what [`memory`] gives.
+/// Returns the bytes between the end of a segment and the end of its last page. Programs can use these bytes, but
+/// the file that [`memory`] opens does not contain them.
 ///
 /// # Errors
 ///
-/// What shmat(2) says.
+/// The errors of shmat(2).
 pub fn tail(id: SegmentId) -> Result<Vec<u8>> {
     let (from, length) = tail_of(id)?;
     let mut bytes = vec![0; length];
     if length > 0 {
         let attachment = Attachment::make(id, libc::SHM_RDONLY)?;
-        // SAFETY: the attachment reaches to the end of the last page, and lives until the copy is made. Nothing in this
-        // process refers to its memory; `bytes` has the length.
+        // SAFETY: the attachment reaches to the end of the last page, and lives until the copy is made. No
+        // reference in this process points into the attachment. `bytes` has `length` bytes.
         unsafe { std::ptr::copy(attachment.address.byte_add(from).cast::<u8>(), bytes.as_mut_ptr(), length) };
     }
     Ok(bytes)
 }
 
-/// Writes the bytes behind the end of a segment; what exceeds its last page is left out.
+/// Writes bytes after the end of a segment. Bytes that exceed the last page of the segment are ignored.
 ///
 /// # Errors
 ///
-/// What shmat(2) says.
+/// The errors of shmat(2).
 pub fn set_tail(id: SegmentId, bytes: &[u8]) -> Result<()> {
     let (from, length) = tail_of(id)?;
     let length = length.min(bytes.len());
     if length > 0 {
         let attachment = Attachment::make(id, 0)?;
-        // SAFETY: as in `tail`, the other way.
+        // SAFETY: as in `tail`, with source and destination exchanged.
         unsafe { std::ptr::copy(bytes.as_ptr(), attachment.address.byte_add(from).cast::<u8>(), length) };
     }
     Ok(())
 }
 
-/// Where the tail begins, and its length.
+/// Returns the offset and the length of the bytes after the end of a segment.
 fn tail_of(id: SegmentId) -> Result<(usize, usize)> {
     let length = raw_status(id)?.shm_segsz;
     Ok((length, length.next_multiple_of(model::PAGE_BYTES as usize) - length))
 }
 
-/// An attachment in this process, until it is dropped.
+/// An attachment of a segment in this process. Dropping this value detaches the segment.
 struct Attachment {
     address: *mut libc::c_void,
 }
 
 impl Attachment {
     fn make(id: SegmentId, flags: libc::c_int) -> Result<Self> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice; nothing else refers to it.
+        // SAFETY: shmat makes a new mapping at an address of the kernel's choice. No reference points into the
+        // mapping.
         let address = unsafe { libc::shmat(id.0, std::ptr::null(), flags) };
         if address as isize == -1 {
             return Err(failed("attach", id));
@@ -197,22 +199,23 @@ impl Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        // SAFETY: the attachment was made by `make`, and no reference into it outlives it.
+        // SAFETY: `make` made the attachment, and no reference into the attachment outlives this value.
         unsafe { libc::shmdt(self.address) };
     }
 }
 
 fn raw_status(id: SegmentId) -> Result<libc::shmid_ds> {
-    // SAFETY: a structure of integers; all zero is one of its values.
+    // SAFETY: the structure contains only integers, for which zero is valid.
     let mut raw: libc::shmid_ds = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one `struct shmid_ds`, which `raw` is.
+    // SAFETY: the kernel writes one `struct shmid_ds` to `raw`.
     if unsafe { libc::shmctl(id.0, libc::IPC_STAT, &raw mut raw) } < 0 {
-        return Err(failed("look at", id));
+        return Err(failed("read the state of", id));
     }
     Ok(raw)
 }
 
-/// Makes a segment as its maker would. A thread of its own takes the maker's ids, which only that thread gets.
+/// Creates a segment in the name of its recorded creator. A new thread takes on the uid and gid of the creator and
+/// calls shmget(2). The other threads of this process keep their ids.
 fn get(segment: &Segment) -> Result<SegmentId> {
     let flags = libc::IPC_CREAT | libc::IPC_EXCL | segment.mode as i32;
     let (key, length, (user, group)) = (segment.key.0, segment.length.get() as usize, segment.maker);
@@ -221,8 +224,8 @@ fn get(segment: &Segment) -> Result<SegmentId> {
     let make = move || {
         const UNCHANGED: u32 = u32::MAX;
         if !is_own {
-            // SAFETY: the calls take integers. Made directly, they change this thread alone. Without the right to
-            // change them, the segment's maker is this process.
+            // SAFETY: the calls take integers. A raw system call changes the ids of this thread alone. If the
+            // thread may not change its ids, this process is the creator of the segment.
             unsafe {
                 libc::syscall(libc::SYS_setresgid, UNCHANGED, group, UNCHANGED);
                 libc::syscall(libc::SYS_setresuid, UNCHANGED, user, UNCHANGED);
@@ -241,7 +244,7 @@ fn set_owner(id: SegmentId, segment: &Segment) -> Result<()> {
     raw.shm_perm.uid = segment.owner.0;
     raw.shm_perm.gid = segment.owner.1;
     raw.shm_perm.mode = segment.mode as u16;
-    // SAFETY: the kernel reads one `struct shmid_ds`, which `raw` is.
+    // SAFETY: the kernel reads one `struct shmid_ds` from `raw`.
     if unsafe { libc::shmctl(id.0, libc::IPC_SET, &raw mut raw) } < 0 {
         return Err(failed("set the owner of", id));
     }

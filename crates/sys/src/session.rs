@@ -1,26 +1,27 @@
-//! The session and the process group of a process.
+//! Reads the session and the process group of a process.
 //!
 //! Owns: getsid(2), getpgid(2).
-//! Invariants: 0 is an answer: the leader is outside our PID namespace. (`rustix::process` takes it for impossible.)
-//! Does not: tell sessions apart that both lead out of the namespace.
+//! Invariants: a result of 0 is valid: the leader is outside the pid namespace of this process. (`rustix::process`
+//! treats 0 as impossible.)
+//! Does not: distinguish two sessions whose leaders are both outside the namespace.
 //!
 //! Man page: getsid(2), getpgid(2), pid_namespaces(7)
 //! Since: Linux 2.0
-//! Probe: none, they are never missing
+//! Probe: none needed; no kernel lacks these calls
 //! Fallback: none
 
 use model::Pid;
 
 use crate::error::{Errno, Error, Result};
 
-/// The session of a process.
+/// Returns the session id of a process.
 pub fn of(pid: Pid) -> Result<Pid> {
     // SAFETY: getsid takes a number and touches no memory.
     let session = unsafe { libc::getsid(pid.get()) };
     answered("get the session", pid, session)
 }
 
-/// The process group of a process.
+/// Returns the process group id of a process.
 pub fn group_of(pid: Pid) -> Result<Pid> {
     // SAFETY: getpgid takes a number and touches no memory.
     let group = unsafe { libc::getpgid(pid.get()) };

@@ -1,13 +1,14 @@
-//! Shared anonymous memory objects that can be handed on as descriptors.
+//! Shared anonymous memory objects, as descriptors that can be passed to other processes.
 //!
-//! Owns: mmap(2) of shared anonymous memory and the `map_files` link that leads to the object.
-//! Invariants: the mapping made for it is gone when the function returns; the descriptor keeps the object.
+//! Owns: mmap(2) of shared anonymous memory, and the link in `/proc/self/map_files` that leads to the object.
+//! Invariants: the temporary mapping of the object is removed when the function returns. The descriptor keeps the
+//! object alive.
 //! Does not: fill the object.
 //!
 //! Man page: mmap(2), proc_pid_map_files(5)
 //! Since: Linux 4.3 (map_files without CONFIG_CHECKPOINT_RESTORE)
 //! Probe: `features::REGISTRY` entry "map-files"
-//! Fallback: a memory file (memfd), which behaves alike but has another name in `/proc/PID/maps`
+//! Fallback: a memory file (memfd), which behaves in the same way but has another name in `/proc/PID/maps`
 
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
@@ -16,10 +17,10 @@ use model::ByteCount;
 
 use crate::error::{Errno, Error, Result};
 
-/// A new shared anonymous object of a length in whole pages.
+/// Creates a shared anonymous object. `length` is a multiple of the page size.
 pub fn anonymous(length: ByteCount) -> Result<OwnedFd> {
     let bytes = length.get() as usize;
-    // SAFETY: a fresh mapping at an address of the kernel's choice; nothing else refers to it.
+    // SAFETY: mmap makes a new mapping at an address of the kernel's choice. No reference points into the mapping.
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -36,7 +37,7 @@ pub fn anonymous(length: ByteCount) -> Result<OwnedFd> {
     let start = address as u64;
     let link = format!("/proc/self/map_files/{start:x}-{:x}", start + length.get());
     let object = OpenOptions::new().read(true).write(true).open(&link);
-    // SAFETY: the mapping was made above with this length and no reference points into it.
+    // SAFETY: the mapping was made above with this length, and no reference points into the mapping.
     unsafe { libc::munmap(address, bytes) };
     match object {
         Ok(file) => Ok(file.into()),

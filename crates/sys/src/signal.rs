@@ -1,8 +1,9 @@
-//! Signals sent to others, and which of them reach the calling thread.
+//! Sends signals, and sets the signal mask of the calling thread and the signal actions of this process.
 //!
 //! Owns: tgkill(2), rt_sigqueueinfo(2), rt_tgsigqueueinfo(2), kill(2), rt_sigprocmask(2), rt_sigaction(2).
-//! Invariants: a thread is named by process and thread number, so that a reused number is not hit.
-//! Does not: handle signals; a thread that waits for signals blocks them and reads a signalfd.
+//! Invariants: a thread is named by its pid and its tid, so that no signal reaches another process that reuses the
+//! tid.
+//! Does not: handle signals; a thread that waits for signals blocks these signals and reads a signalfd.
 //!
 //! Man page: tgkill(2), rt_sigqueueinfo(2), rt_sigprocmask(2)
 //! Since: Linux 2.6.31
@@ -28,7 +29,8 @@ pub fn send(pid: Pid, signal: Signal) -> Result<()> {
     if result == 0 { Ok(()) } else { Err(Error::process("send a signal", pid, Errno::last())) }
 }
 
-/// Sends a signal to all processes of a group. The group 1 cannot be named: -1 stands for every process.
+/// Sends a signal to all processes of a process group. Fails with EINVAL for group 1, because kill(2) with -1 means
+/// every process.
 pub fn send_to_group(group: Pid, signal: Signal) -> Result<()> {
     if group.get() <= 1 {
         return Err(Error::process("send a signal to the group", group, Errno(libc::EINVAL)));
@@ -39,14 +41,14 @@ pub fn send_to_group(group: Pid, signal: Signal) -> Result<()> {
     if result == 0 { Ok(()) } else { Err(failed()) }
 }
 
-/// Sends a signal to all processes of our own group.
+/// Sends a signal to all processes of the process group of this process.
 pub fn send_to_own_group(signal: Signal) -> Result<()> {
-    // SAFETY: kill takes plain numbers; 0 stands for the group of the caller.
+    // SAFETY: kill takes plain numbers; 0 means the process group of the caller.
     let result = unsafe { libc::kill(0, signal.get()) };
     if result == 0 { Ok(()) } else { Err(Error::new("send a signal to our process group", Errno::last())) }
 }
 
-/// Queues a signal with its information to a process.
+/// Queues a signal with its `siginfo_t` to a process.
 pub fn queue(pid: Pid, signal: Signal, information: &SiginfoBytes) -> Result<()> {
     // SAFETY: the kernel reads 128 bytes of the borrowed array.
     let result =
@@ -54,19 +56,20 @@ pub fn queue(pid: Pid, signal: Signal, information: &SiginfoBytes) -> Result<()>
     if result == 0 { Ok(()) } else { Err(Error::process("queue a signal", pid, Errno::last())) }
 }
 
-/// Blocks the signals of a set in the calling thread and in those it creates later; gives the set that was blocked
-/// before. Bit 0 is signal 1.
+/// Blocks the signals of a set in the calling thread; threads that this thread creates later inherit the mask.
+/// Returns the set that was blocked before. Bit 0 stands for signal 1.
 pub fn block(signals: u64) -> Result<u64> {
     change_mask(libc::SIG_BLOCK, signals)
 }
 
-/// Unblocks the signals of a set in the calling thread, and gives the set that was blocked before. Bit 0 is signal 1.
+/// Unblocks the signals of a set in the calling thread. Returns the set that was blocked before. Bit 0 stands for
+/// signal 1.
 pub fn unblock(signals: u64) -> Result<u64> {
     change_mask(libc::SIG_UNBLOCK, signals)
 }
 
-/// Lets a program that is about to be started block the signals of one set, and no others, and meet those of another
-/// with their default actions. Bit 0 is signal 1.
+/// Sets up a command so that its program starts with the signal mask `blocked`. The signals of `defaults` get their
+/// default actions. Bit 0 of each set stands for signal 1.
 pub fn start_with(
     command: &mut std::process::Command,
     blocked: u64,
@@ -83,14 +86,14 @@ pub fn start_with(
             .map(drop)
             .map_err(|error| std::io::Error::from_raw_os_error(error.errno.0))
     };
-    // SAFETY: between fork and exec it makes system calls only; it takes no lock and, unless a call fails,
-    // allocates nothing.
+    // SAFETY: between fork and exec, the closure makes system calls only. The closure takes no lock, and allocates
+    // nothing unless a call fails.
     unsafe { command.pre_exec(prepare) }
 }
 
 fn change_mask(how: i32, signals: u64) -> Result<u64> {
     let mut before = 0_u64;
-    // SAFETY: the kernel reads eight bytes at the address of `signals` and writes eight to that of `before`; both
+    // SAFETY: the kernel reads eight bytes from `signals` and writes eight bytes to `before`. Both variables
     // outlive the call.
     let result = unsafe {
         libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const signals, &raw mut before, size_of::<u64>())
@@ -105,13 +108,14 @@ pub fn set_default(signal: Signal) -> Result<()> {
     if result == libc::SIG_ERR { Err(Error::new("reset a signal action", Errno::last())) } else { Ok(()) }
 }
 
-/// Sets whether the kernel sends SIGCHLD for stops of children and tracees; it sends it for their ends in any case.
+/// Sets whether the kernel sends SIGCHLD for stops of children and tracees. For their ends, the kernel always sends
+/// SIGCHLD.
 ///
-/// The action becomes a handler that does nothing: the default action would discard a signal that is pending, also one
-/// that a signalfd is about to read.
+/// The action of SIGCHLD becomes a handler that does nothing. The default action would discard a pending SIGCHLD,
+/// even if a signalfd is about to read the signal.
 pub fn report_child_stops(is_reported: bool) -> Result<()> {
     extern "C" fn nothing(_: libc::c_int) {}
-    // SAFETY: all-zero bytes are a valid sigaction: no flags, an empty mask.
+    // SAFETY: an all-zero sigaction is valid: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = nothing as *const () as libc::sighandler_t;
     action.sa_flags = libc::SA_RESTART | if is_reported { 0 } else { libc::SA_NOCLDSTOP };
@@ -120,7 +124,7 @@ pub fn report_child_stops(is_reported: bool) -> Result<()> {
     if result == 0 { Ok(()) } else { Err(Error::new("set the action of SIGCHLD", Errno::last())) }
 }
 
-/// Lets a signal have no effect on this process.
+/// Makes this process ignore a signal.
 pub fn set_ignored(signal: Signal) -> Result<()> {
     // SAFETY: ignoring a signal runs no code of this process.
     let result = unsafe { libc::signal(signal.get(), libc::SIG_IGN) };

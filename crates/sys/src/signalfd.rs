@@ -1,12 +1,12 @@
-//! Descriptors that signals are read from.
+//! Creates and reads signalfd(2) descriptors.
 //!
 //! Owns: signalfd4(2).
 //! Invariants: returned descriptors are owned and close-on-exec.
-//! Does not: block the signals; a signalfd alone does not keep them from being delivered.
+//! Does not: block the signals; a signalfd alone does not prevent the delivery of a signal.
 //!
 //! Man page: signalfd(2)
 //! Since: Linux 2.6.27
-//! Probe: none; older kernels are refused by `doctor`
+//! Probe: none; `doctor` refuses older kernels
 //! Fallback: none
 
 use std::mem::offset_of;
@@ -16,15 +16,15 @@ use model::{Pid, Signal};
 
 use crate::error::{Errno, Error, Result};
 
-/// Bytes of the kernel's signal set.
+/// Size of the kernel's signal set in bytes.
 const SET_BYTES: usize = 8;
 
-/// A descriptor for the signals of a set: bit 0 is signal 1.
+/// Creates a descriptor for the signals of a set. Bit 0 stands for signal 1.
 pub fn create(signals: u64) -> Result<OwnedFd> {
     create_with(signals, libc::SFD_CLOEXEC)
 }
 
-/// The same, for reading without waiting.
+/// Creates a non-blocking descriptor for the signals of a set. Bit 0 stands for signal 1.
 pub fn create_nonblocking(signals: u64) -> Result<OwnedFd> {
     create_with(signals, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
 }
@@ -39,14 +39,14 @@ fn create_with(signals: u64, flags: i32) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
-/// A signal as a signalfd tells it.
+/// A signal that was read from a signalfd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Received {
-    /// Which.
+    /// The signal.
     pub signal: Signal,
-    /// Where it came from, as `si_code`: above zero, the kernel itself.
+    /// The origin of the signal (`si_code`). Above zero, the kernel sent the signal.
     pub code: i32,
-    /// Who sent it, when it was a process.
+    /// The pid of the sender, if a process sent the signal.
     pub sender: Pid,
 }
 
@@ -54,7 +54,7 @@ const _: () = assert!(size_of::<libc::signalfd_siginfo>() == 128);
 const _: () = assert!(offset_of!(libc::signalfd_siginfo, ssi_code) == 8);
 const _: () = assert!(offset_of!(libc::signalfd_siginfo, ssi_pid) == 12);
 
-/// Takes the next signal out of a signalfd; `None` when a non-blocking one has none.
+/// Reads and removes the next pending signal. Returns `None` if a non-blocking descriptor has no signal.
 pub fn read(signals: BorrowedFd<'_>) -> Result<Option<Received>> {
     let mut bytes = [0_u8; size_of::<libc::signalfd_siginfo>()];
     let length = match rustix::io::retry_on_intr(|| rustix::io::read(signals, &mut bytes)) {

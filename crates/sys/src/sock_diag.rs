@@ -1,14 +1,15 @@
-//! What the kernel knows of sockets beyond their descriptors: peers, names, files, queues.
+//! Asks the kernel about sockets by sock_diag(7): peers, names, files and queues.
 //!
-//! Owns: the sock_diag(7) protocol for Unix sockets, for TCP sockets of an address or a port, for shut halves of UDP
-//! sockets; ending TCP sockets that no process holds (SOCK_DESTROY).
-//! Invariants: an answer that cannot be understood is an error, never a guess.
-//! Does not: see sockets of other network namespaces than this process's.
+//! Owns: the sock_diag(7) requests for Unix sockets, for TCP sockets by address or port, and for shut halves of UDP
+//! sockets. Owns also SOCK_DESTROY, which ends TCP sockets that no process holds.
+//! Invariants: a reply that cannot be parsed is an error, never a guess.
+//! Does not: see sockets outside of the network namespace of this process.
 //!
 //! Man page: sock_diag(7)
 //! Since: Linux 3.3 (CONFIG_UNIX_DIAG), shutdown state 3.7, SOCK_DESTROY 4.5 (CONFIG_INET_DIAG_DESTROY)
-//! Probe: none; without it the request fails with ENOENT
-//! Fallback: none; Unix sockets are refused by name. Without SOCK_DESTROY the caller waits
+//! Probe: none; without the interface a request fails with ENOENT
+//! Fallback: none; a checkpoint refuses Unix sockets and names them. Without SOCK_DESTROY, the caller waits until
+//! the kernel ends the socket
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -24,7 +25,8 @@ use crate::socket::SocketAddress;
 mod listening;
 
 const NAME: &str = "ask the kernel for sockets";
-/// Bytes of one piece of an answer; the kernel fills at most 32 KiB.
+/// Size of the receive buffer in bytes. The buffer receives one piece (datagram) of a reply; the kernel fills at
+/// most 32 KiB.
 const PIECE_BYTES: usize = 64 * 1024;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -40,83 +42,84 @@ const SHOW_PEER: u32 = 4;
 const SHOW_WAITING: u32 = 8;
 const SHOW_QUEUES: u32 = 16;
 const HEADER_BYTES: usize = 16;
-/// Where the number of the request stands in a header.
+/// Offset of the sequence number in a netlink header.
 const SEQUENCE: usize = 8;
 const ANSWER_BYTES: usize = HEADER_BYTES + 16;
-/// Where the attributes of an answer about an IP socket begin.
+/// Offset of the attributes in a reply about an IP socket.
 const FIXED_BYTES: usize = HEADER_BYTES + 72;
 
-/// State number of a listening socket.
+/// State number of a listening socket (TCP_LISTEN).
 pub const LISTENING: u8 = 10;
-/// State number of a connected socket.
+/// State number of a connected socket (TCP_ESTABLISHED).
 pub const CONNECTED: u8 = 1;
 
-/// What the kernel tells of one Unix socket.
+/// The state of one Unix socket, as the kernel reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct UnixSocket {
-    /// Its inode.
+    /// Inode of the socket.
     pub inode: Inode,
-    /// SOCK_STREAM, SOCK_DGRAM or SOCK_SEQPACKET.
+    /// Socket type: SOCK_STREAM, SOCK_DGRAM or SOCK_SEQPACKET.
     pub kind: u8,
-    /// [`CONNECTED`], [`LISTENING`] or another number of the TCP states.
+    /// State: [`CONNECTED`], [`LISTENING`] or another number of the TCP states.
     pub state: u8,
-    /// The address it is bound to, without the family.
+    /// Address that the socket is bound to, without the family.
     pub name: Option<Vec<u8>>,
-    /// The file it is bound to: low 32 bits of its inode, and the device in the kernel's encoding.
+    /// File that the socket is bound to: the low 32 bits of its inode, and the device in the kernel's encoding.
     pub file: Option<(u32, u32)>,
-    /// The socket it is connected to; inode 0 when that one has no descriptor (closed, or not accepted yet).
+    /// Inode of the peer. The inode is 0 when the peer has no descriptor (closed, or not accepted yet).
     pub peer: Option<Inode>,
-    /// Clients that wait to be accepted, in their order.
+    /// Inodes of the clients that wait to be accepted, in the order of the queue.
     pub waiting: Vec<Inode>,
-    /// Bytes that can be read; for a listener how many clients wait.
+    /// Number of bytes that can be read. For a listener: the number of waiting clients.
     pub receive_queue: u32,
-    /// Memory that unread bytes of this sender take; for a listener how many clients may wait.
+    /// Memory in bytes that unread data of this sender uses. For a listener: the most clients that may wait.
     pub send_queue: u32,
-    /// Halves that are shut: 1 receiving, 2 sending.
+    /// Shut halves as bits: 1 for receiving, 2 for sending.
     pub shut: u8,
 }
 
-/// What the kernel tells of one TCP socket.
+/// The state of one TCP socket, as the kernel reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TcpSocket {
-    /// Its inode; 0 when no descriptor refers to it (closed, or not accepted yet).
+    /// Inode of the socket. The inode is 0 when no descriptor refers to the socket (closed, or not accepted yet).
     pub inode: Inode,
-    /// The number of its state.
+    /// State number of the socket.
     pub state: u8,
-    /// The kernel's identity of the socket, never given to another one.
+    /// Identity of the socket in the kernel, which is never reused for another socket.
     cookie: [u8; 8],
 }
 
 /// A TCP socket with its addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TcpSocketOfPort {
-    /// Inode and state.
+    /// Inode and state of the socket.
     pub socket: TcpSocket,
-    /// Its own address.
+    /// Local address of the socket.
     pub local: SocketAddress,
-    /// Its peer's; all zeroes for none.
+    /// Address of the peer; all zeroes without a peer.
     pub peer: SocketAddress,
 }
 
-/// A connection to the kernel's socket directory.
+/// A netlink socket for sock_diag(7) requests.
 #[derive(Debug)]
 pub struct SockDiag {
     socket: OwnedFd,
-    /// Numbers requests: an answer to an earlier one, broken off by an error, is none to this.
+    /// Number of the last request. After an error, replies to an earlier request may still arrive; this number
+    /// identifies these replies.
     sequence: Cell<u32>,
-    /// Room for answers.
+    /// Receive buffer for replies.
     piece: RefCell<Vec<u8>>,
 }
 
 impl SockDiag {
-    /// Opens it, for this process's network namespace.
+    /// Opens a netlink socket for the network namespace of this process.
     pub fn open() -> Result<Self> {
         socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(SOCK_DIAG))
             .map(|socket| Self { socket, sequence: Cell::new(0), piece: RefCell::new(vec![0; PIECE_BYTES]) })
             .map_err(|errno| Error::new(NAME, errno))
     }
 
-    /// One Unix socket; `None` when there is none with this inode here.
+    /// Returns the Unix socket with this inode; `None` when the network namespace has no such socket.
     pub fn unix_socket(&self, inode: Inode) -> Result<Option<UnixSocket>> {
         match self.ask(REQUEST, u32::MAX, inode) {
             Ok(found) => Ok(found.into_iter().next()),
@@ -125,13 +128,13 @@ impl SockDiag {
         }
     }
 
-    /// All Unix sockets that are in one of the states whose bits are set.
+    /// Returns all Unix sockets in the given states. Bit N of `states` stands for state number N.
     pub fn unix_sockets(&self, states: u32) -> Result<Vec<UnixSocket>> {
         self.ask(REQUEST | DUMP, states, Inode(0))
     }
 
-    /// The TCP socket of a connection, by the addresses of its two ends (both IPv4, or both IPv6); `None` when
-    /// the other end is not on this machine.
+    /// Returns the TCP socket with these local and remote addresses (both IPv4, or both IPv6). Returns `None` when
+    /// this machine has no such socket.
     pub fn tcp_socket(&self, local: &SocketAddress, remote: &SocketAddress) -> Result<Option<TcpSocket>> {
         let mut body = vec![local.family() as u8, libc::IPPROTO_TCP as u8, 0, 0];
         body.extend(u32::MAX.to_ne_bytes());
@@ -142,18 +145,18 @@ impl SockDiag {
             found.is_some()
         });
         match outcome {
-            // Without such a connection the kernel answers with the listener that would accept it.
+            // Without such a connection, the kernel replies with the listener that would accept the connection.
             Ok(()) => Ok(found.filter(|socket| socket.state != LISTENING)),
             Err(error) if error.errno == Errno::ENOENT => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Whether TCP-MD5 keys are set on the socket with these addresses; for a listener `remote` is the unspecified
-    /// address. The kernel shows them to CAP_NET_ADMIN only.
+    /// Reports whether TCP-MD5 keys are set on the socket with these addresses. For a listener, `remote` is the
+    /// unspecified address. The kernel shows the keys only to a caller with CAP_NET_ADMIN.
     pub fn has_md5_keys(&self, local: &SocketAddress, remote: &SocketAddress) -> Result<bool> {
         const MD5_KEYS: u16 = 18;
-        /// INET_DIAG_INFO, with which keys are shown.
+        /// INET_DIAG_INFO: a reply shows the keys only together with this attribute.
         const SHOW_INFO: u8 = 1 << 1;
         let mut body = vec![local.family() as u8, libc::IPPROTO_TCP as u8, SHOW_INFO, 0];
         body.extend(u32::MAX.to_ne_bytes());
@@ -171,7 +174,7 @@ impl SockDiag {
         }
     }
 
-    /// All TCP sockets of one address family with a local port, in any state (TIME_WAIT too).
+    /// Returns all TCP sockets of one address family with a local port, in any state (also TIME_WAIT).
     pub fn tcp_sockets_of_port(&self, family: i32, port: u16) -> Result<Vec<TcpSocketOfPort>> {
         const REST_OF_IDENTITY_BYTES: usize = 46;
         let mut body = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
@@ -189,8 +192,10 @@ impl SockDiag {
         Ok(found)
     }
 
-    /// Ends a TCP socket. Its peer is reset if it still waits for something. Needs CAP_NET_ADMIN; fails with
-    /// EOPNOTSUPP where the kernel is built without it, with ENOENT or ESTALE when the socket is gone already.
+    /// Ends a TCP socket. The kernel sends a reset to a peer that still waits for data.
+    ///
+    /// Needs CAP_NET_ADMIN. Fails with EOPNOTSUPP on a kernel without SOCK_DESTROY, and with ENOENT or ESTALE when
+    /// the socket no longer exists.
     pub fn destroy_tcp(
         &self,
         socket: TcpSocket,
@@ -203,9 +208,9 @@ impl SockDiag {
         self.request(SOCK_DESTROY, REQUEST | ACKNOWLEDGE, &body, |_| true)
     }
 
-    /// Ends TCP connections with a mark that no process has any more, and that have still something to send.
+    /// Ends the TCP connections that have this mark, that no process holds any more, and that are not yet closed.
     pub fn end_orphans(&self, mark: SocketMark) -> Result<()> {
-        /// FIN_WAIT1, FIN_WAIT2, LAST_ACK, CLOSING.
+        /// Bits of the states FIN_WAIT1, FIN_WAIT2, LAST_ACK and CLOSING.
         const CLOSING: u32 = 1 << 4 | 1 << 5 | 1 << 9 | 1 << 11;
         const ADDRESSES_BYTES: usize = 48;
         const MARK: u16 = 15;
@@ -236,7 +241,7 @@ impl SockDiag {
         Ok(())
     }
 
-    /// Where a TCP socket that is just connecting (SYN_SENT) wants to; getpeername(2) does not tell.
+    /// Returns the destination of a TCP socket in state SYN_SENT. getpeername(2) does not return this address.
     pub fn connecting_to(&self, family: i32, inode: Inode) -> Result<Option<SocketAddress>> {
         const SYN_SENT: u32 = 1 << 2;
         const ADDRESSES_BYTES: usize = 48;
@@ -253,7 +258,8 @@ impl SockDiag {
         Ok(found)
     }
 
-    /// Halves of a UDP socket that are shut: 1 receiving, 2 sending; `None` when the kernel does not tell.
+    /// Returns the shut halves of a UDP socket as bits: 1 for receiving, 2 for sending. Returns `None` when the
+    /// kernel does not report the halves.
     pub fn shut_halves(&self, family: i32, protocol: i32, inode: Inode) -> Result<Option<u8>> {
         const SHOW_SHUT: u8 = 1 << 7;
         const SHUT: u16 = 8;
@@ -275,7 +281,7 @@ impl SockDiag {
         });
         match outcome {
             Ok(()) => Ok(found),
-            // The kernel is built without a directory of UDP sockets.
+            // The kernel is built without sock_diag(7) for UDP sockets.
             Err(error) if error.errno == Errno::ENOENT || error.errno == Errno::EINVAL => Ok(None),
             Err(error) => Err(error),
         }
@@ -294,7 +300,8 @@ impl SockDiag {
         Ok(found)
     }
 
-    /// Asks about sockets and gives every answer to `read`, which says whether it understood.
+    /// Sends a request about sockets, and passes every reply message to `read`. `read` returns whether it could
+    /// parse the message.
     fn exchange(&self, flags: u16, body: &[u8], read: impl FnMut(&[u8]) -> bool) -> Result<()> {
         self.request(SOCK_DIAG_BY_FAMILY, flags, body, read)
     }
@@ -315,7 +322,7 @@ impl SockDiag {
         loop {
             let (length, _) = recv(&self.socket, &mut piece[..], RecvFlags::empty())
                 .map_err(|errno| Error::new(NAME, errno))?;
-            // All messages of one piece are of one answer.
+            // All messages of one piece belong to one reply.
             if word(&piece[..length], SEQUENCE) != sequence {
                 continue;
             }
@@ -326,10 +333,10 @@ impl SockDiag {
     }
 }
 
-/// Matches every socket (INET_DIAG_NOCOOKIE).
+/// A cookie that matches every socket (INET_DIAG_NOCOOKIE).
 const ANY_COOKIE: [u8; 8] = [0xff; 8];
 
-/// `struct inet_diag_sockid` of a socket with these addresses, on any interface.
+/// Returns the `struct inet_diag_sockid` of a socket with these addresses, on any interface.
 fn identity(local: &SocketAddress, remote: &SocketAddress, cookie: [u8; 8]) -> Result<Vec<u8>> {
     let (Some(source), Some(target)) = (port_and_host(local), port_and_host(remote)) else {
         return Err(Error::new(NAME, Errno::EINVAL));
@@ -341,7 +348,7 @@ fn identity(local: &SocketAddress, remote: &SocketAddress, cookie: [u8; 8]) -> R
     Ok(bytes)
 }
 
-/// Port in network order and 16 bytes of host address.
+/// Returns the port of an IP socket address in network byte order, and the host address in 16 bytes.
 fn port_and_host(address: &SocketAddress) -> Option<([u8; 2], [u8; 16])> {
     let port = *address.0.get(2..)?.first_chunk()?;
     let mut host = [0; 16];
@@ -362,7 +369,7 @@ fn read_tcp_socket(message: &[u8]) -> Option<TcpSocket> {
     Some(TcpSocket { inode: Inode(u64::from(word(fixed, INODE))), state: fixed[STATE], cookie })
 }
 
-/// Reads the messages of one piece; the result is whether it was the last.
+/// Parses the messages of one piece. Returns whether the piece was the last piece of the reply.
 fn read_piece(mut piece: &[u8], read: &mut impl FnMut(&[u8]) -> bool) -> Result<bool> {
     let malformed = || Error::new(NAME, Errno::EINVAL);
     while piece.len() >= HEADER_BYTES {
@@ -402,14 +409,14 @@ fn read_socket(message: &[u8]) -> Option<UnixSocket> {
     Some(socket)
 }
 
-/// An end of a connection.
+/// One end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {
     Local,
     Peer,
 }
 
-/// An address of an answer about a TCP socket, as a `struct sockaddr`.
+/// Returns one address in a reply about a TCP socket, as a `struct sockaddr`.
 fn read_end(message: &[u8], which: Which) -> Option<SocketAddress> {
     const SCOPE: usize = HEADER_BYTES + 40;
     let (port, host) = match which {
@@ -430,7 +437,7 @@ fn read_end(message: &[u8], which: Which) -> Option<SocketAddress> {
     Some(SocketAddress(bytes))
 }
 
-/// Gives every attribute to `read`; the result is whether all were whole.
+/// Passes every attribute to `read`. Returns whether all attributes were complete.
 fn each_attribute(mut rest: &[u8], mut read: impl FnMut(u16, &[u8])) -> bool {
     while rest.len() >= 4 {
         let length = usize::from(u16::from_ne_bytes([rest[0], rest[1]]));
@@ -546,7 +553,7 @@ mod tests {
             Ok(()) => assert_eq!(left(), None),
             Err(error) => return println!("unsupported: {error}"),
         }
-        // The listener has the same address, and is another socket.
+        // The listener has the same address, but it is another socket.
         assert!(diag.destroy_tcp(ended, &here, &there).is_err());
         std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     }

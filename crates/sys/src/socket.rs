@@ -1,13 +1,14 @@
-//! Sockets with addresses as the kernel's bytes, and messages with everything that travels in them.
+//! Sockets with addresses as raw bytes, and messages with descriptors, credentials and addresses.
 //!
-//! Owns: bind(2), connect(2), getsockname(2), getpeername(2), recvmsg(2) that only peeks or only takes, sendmsg(2), the
-//! ioctls that tell how full a socket's queues are.
-//! Invariants: an address is given back to the kernel byte for byte as it came; received descriptors are owned.
+//! Owns: bind(2), connect(2), getsockname(2), getpeername(2), sendmsg(2), recvmsg(2) that only peeks, recv(2) that
+//! discards messages, and the ioctls that return the fill level of socket queues.
+//! Invariants: an address is passed back to the kernel byte for byte as the kernel returned it. Received
+//! descriptors are owned.
 //! Does not: interpret addresses or data.
 //!
 //! Man page: socket(2), recv(2), send(2), unix(7), tcp(7)
 //! Since: Linux 4.20 (SIOCUNIXFILE)
-//! Probe: none; older kernels are refused by `doctor`
+//! Probe: none; `doctor` refuses older kernels
 //! Fallback: none
 
 use std::mem::{offset_of, size_of, size_of_val, zeroed};
@@ -17,71 +18,71 @@ use std::ptr;
 use crate::error::{Errno, Error, Result};
 use crate::socket_option::{self, SocketOption};
 
-/// Bytes of the largest address (struct sockaddr_storage).
+/// Size of the largest address in bytes (struct sockaddr_storage).
 const ADDRESS_BYTES_MAX: usize = 128;
-/// The most descriptors one message carries (SCM_MAX_FD).
+/// Most descriptors that one message carries (SCM_MAX_FD).
 pub const RIGHTS_MAX: usize = 253;
-/// Room for the largest set of descriptors, credentials, and a destination address.
+/// Size of the control buffer in bytes, enough for the most descriptors, credentials and a destination address.
 const CONTROL_BYTES: usize = 2048;
 
 /// A socket address: the bytes of a `struct sockaddr`, family first.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct SocketAddress(pub Vec<u8>);
 
-/// Who sent a message: pid, uid and gid.
+/// Pid, uid and gid of a process, for example of the sender of a message.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Credentials {
-    /// The process.
+    /// The pid of the process.
     pub pid: i32,
-    /// Its user.
+    /// The user id of the process.
     pub uid: u32,
-    /// Its group.
+    /// The group id of the process.
     pub gid: u32,
 }
 
 const _: () = assert!(size_of::<Credentials>() == 12);
 const _: () = assert!(offset_of!(Credentials, gid) == 8);
 
-/// A message that was looked at and is still in its queue.
+/// A message that was read with MSG_PEEK and is still in its queue.
 #[derive(Debug, Default)]
 pub struct Peeked {
-    /// Bytes of it that are in the caller's buffer.
+    /// The number of bytes that were copied to the buffer of the caller.
     pub length: usize,
     /// The message has more bytes than the buffer.
     pub truncated: bool,
-    /// Its sender's address; empty for none.
+    /// The address of the sender; empty without an address.
     pub from: SocketAddress,
-    /// Duplicates of the descriptors in it.
+    /// Duplicates of the descriptors in the message.
     pub rights: Vec<OwnedFd>,
-    /// Its sender, on a socket with SO_PASSCRED.
+    /// The credentials of the sender, on a socket with SO_PASSCRED.
     pub credentials: Option<Credentials>,
-    /// The address it was sent to, on a socket with IP_PKTINFO or IPV6_RECVPKTINFO.
+    /// The packet information with the destination address, on a socket with IP_PKTINFO or IPV6_RECVPKTINFO.
     pub destination: Vec<u8>,
 }
 
 impl SocketAddress {
-    /// AF_UNIX, AF_INET …; zero for no address.
+    /// Returns the address family: AF_UNIX, AF_INET …; zero for no address.
     #[must_use]
     pub fn family(&self) -> u16 {
         self.0.first_chunk().map_or(0, |bytes| u16::from_ne_bytes(*bytes))
     }
 
-    /// What lies behind the family: path or name of a Unix socket.
+    /// Returns the bytes after the family. For a Unix socket, these bytes are its path or name.
     #[must_use]
     pub fn body(&self) -> &[u8] {
         self.0.get(2..).unwrap_or_default()
     }
 }
 
-/// A new socket, close-on-exec.
+/// Creates a socket that is close-on-exec.
 pub fn create(family: i32, kind: i32, protocol: i32) -> Result<OwnedFd> {
     // SAFETY: plain numbers.
     let result = unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) };
     owned(result, "create a socket")
 }
 
-/// Two connected Unix sockets, close-on-exec.
+/// Creates two connected Unix sockets that are close-on-exec.
 pub fn pair(kind: i32) -> Result<(OwnedFd, OwnedFd)> {
     let mut ends = [0_i32; 2];
     // SAFETY: the kernel writes two descriptor numbers into the array.
@@ -99,7 +100,7 @@ fn owned(result: i32, operation: &'static str) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(result) })
 }
 
-/// Gives a socket an address.
+/// Binds a socket to an address.
 pub fn bind(socket: BorrowedFd<'_>, address: &SocketAddress) -> Result<()> {
     let bytes = &address.0;
     // SAFETY: the kernel reads `len` bytes from the vector.
@@ -107,7 +108,7 @@ pub fn bind(socket: BorrowedFd<'_>, address: &SocketAddress) -> Result<()> {
     done(result, "bind a socket")
 }
 
-/// Connects a socket.
+/// Connects a socket to an address.
 pub fn connect(socket: BorrowedFd<'_>, address: &SocketAddress) -> Result<()> {
     let bytes = &address.0;
     // SAFETY: the kernel reads `len` bytes from the vector.
@@ -115,7 +116,7 @@ pub fn connect(socket: BorrowedFd<'_>, address: &SocketAddress) -> Result<()> {
     done(result, "connect a socket")
 }
 
-/// The number of a socket that no other one has until the system is started again.
+/// Returns the cookie of a socket (SO_COOKIE). No other socket gets this number until the next boot.
 pub fn cookie(socket: BorrowedFd<'_>) -> Result<u64> {
     const COOKIE: SocketOption =
         SocketOption { level: libc::SOL_SOCKET, number: libc::SO_COOKIE, name: "SO_COOKIE" };
@@ -124,14 +125,14 @@ pub fn cookie(socket: BorrowedFd<'_>) -> Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Makes a connected socket one that is not; in repair mode its peer is told nothing.
+/// Disconnects a connected socket. In repair mode, the peer receives no packet.
 pub fn disconnect(socket: BorrowedFd<'_>) -> Result<()> {
     connect(socket, &SocketAddress((libc::AF_UNSPEC as u16).to_ne_bytes().repeat(8)))
 }
 
-/// Takes the first connection that waits.
+/// Accepts the first waiting connection.
 pub fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd> {
-    // SAFETY: no address is asked for.
+    // SAFETY: the call passes no buffer for an address.
     let result =
         unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC) };
     owned(result, "accept a connection")
@@ -141,7 +142,7 @@ fn done(result: i32, operation: &'static str) -> Result<()> {
     if result < 0 { Err(Error::new(operation, Errno::last())) } else { Ok(()) }
 }
 
-/// The socket's own address; for an unbound Unix socket the family alone.
+/// Returns the local address of a socket. For an unbound Unix socket, the address contains only the family.
 pub fn local(socket: BorrowedFd<'_>) -> Result<SocketAddress> {
     let mut buffer = [0_u8; ADDRESS_BYTES_MAX];
     let mut length = ADDRESS_BYTES_MAX as u32;
@@ -152,7 +153,7 @@ pub fn local(socket: BorrowedFd<'_>) -> Result<SocketAddress> {
     Ok(SocketAddress(buffer[..(length as usize).min(ADDRESS_BYTES_MAX)].to_vec()))
 }
 
-/// The address of the socket's peer; `None` when it is not connected.
+/// Returns the address of the peer of a socket; `None` when the socket is not connected.
 pub fn peer(socket: BorrowedFd<'_>) -> Result<Option<SocketAddress>> {
     let mut buffer = [0_u8; ADDRESS_BYTES_MAX];
     let mut length = ADDRESS_BYTES_MAX as u32;
@@ -173,8 +174,8 @@ struct Control([u8; CONTROL_BYTES]);
 const _: () = assert!(size_of::<Control>() == CONTROL_BYTES);
 const _: () = assert!(offset_of!(Control, 0) == 0);
 
-/// Looks at the next message (or at bytes of a stream) without taking it and without waiting; `None` when there
-/// is nothing, or nothing any more at the socket's SO_PEEK_OFF.
+/// Reads the next message, or bytes of a stream, without removing the data and without blocking. Returns `None`
+/// when the queue is empty, or has no data at the peek offset of the socket (SO_PEEK_OFF).
 pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<Peeked>> {
     let mut from = [0_u8; ADDRESS_BYTES_MAX];
     let mut control = Control([0; CONTROL_BYTES]);
@@ -188,7 +189,8 @@ pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<Peeked>>
     header.msg_control = control.0.as_mut_ptr().cast();
     header.msg_controllen = CONTROL_BYTES;
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: every pointer of the header leads to a buffer of the length given beside it, alive for the call.
+    // SAFETY: every pointer of the header leads to a buffer of the length in the header. The buffers live through
+    // the call.
     let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
     if result < 0 {
         let errno = Errno::last();
@@ -204,10 +206,10 @@ pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<Peeked>>
     Ok(Some(peeked))
 }
 
-/// Takes all messages that wait in a socket for datagrams, with what travels in them, and forgets them.
+/// Discards all messages in the queue of a datagram socket, with their descriptors.
 pub fn forget_messages(socket: BorrowedFd<'_>) -> Result<()> {
     loop {
-        // SAFETY: no buffer is given, none is written.
+        // SAFETY: the call passes no buffer, so the kernel writes no memory.
         let result = unsafe { libc::recv(socket.as_raw_fd(), ptr::null_mut(), 0, libc::MSG_DONTWAIT) };
         if result < 0 {
             let errno = Errno::last();
@@ -217,8 +219,8 @@ pub fn forget_messages(socket: BorrowedFd<'_>) -> Result<()> {
 }
 
 fn read_control(header: &libc::msghdr, peeked: &mut Peeked) {
-    // SAFETY: the header is one that recvmsg has just filled; its control data is alive and holds whole headers,
-    // each followed by as many bytes as its length says. Descriptors in it are new and have no owner.
+    // SAFETY: recvmsg has just filled the header. The control data is alive and contains complete control headers,
+    // each with as many bytes as its length says. Descriptors in the control data are new and have no owner.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(header);
         while !at.is_null() {
@@ -247,23 +249,23 @@ fn read_control(header: &libc::msghdr, peeked: &mut Peeked) {
 /// A message to be sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Message<'a> {
-    /// Its bytes.
+    /// The bytes of the message.
     pub bytes: &'a [u8],
-    /// Where to; nowhere in particular on a connected socket.
+    /// The destination address; `None` on a connected socket.
     pub to: Option<&'a SocketAddress>,
-    /// Descriptors that travel with it, at most [`RIGHTS_MAX`].
+    /// The descriptors that the message carries, at most [`RIGHTS_MAX`].
     pub rights: &'a [BorrowedFd<'a>],
-    /// As whom it is sent.
+    /// The credentials that the message carries.
     pub credentials: Option<Credentials>,
 }
 
-/// Sends one message without waiting; the result is how many of its bytes went.
+/// Sends one message without blocking. Returns the number of bytes that were sent.
 pub fn send(socket: BorrowedFd<'_>, message: &Message<'_>) -> Result<usize> {
     let sent = PreparedMessage::new(*message)?.send(socket);
     usize::try_from(sent).map_err(|_| Error::new("send into a socket", Errno::last()))
 }
 
-/// A message that takes nothing but one system call to be sent.
+/// A message that can be sent with one system call, without allocation.
 pub(crate) struct PreparedMessage<'a> {
     message: Message<'a>,
     control: Control,
@@ -277,12 +279,12 @@ impl<'a> PreparedMessage<'a> {
         Ok(Self { message, control, control_bytes })
     }
 
-    /// Bytes of the message.
+    /// Returns the number of bytes of the message.
     pub(crate) fn len(&self) -> usize {
         self.message.bytes.len()
     }
 
-    /// The result of sendmsg(2); allocates nothing.
+    /// Calls sendmsg(2) and returns its result. Allocates nothing.
     pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> isize {
         let bytes = self.message.bytes;
         let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -299,8 +301,8 @@ impl<'a> PreparedMessage<'a> {
             header.msg_controllen = self.control_bytes;
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: every pointer of the header leads to a buffer of the length given beside it, alive for the
-        // call; the kernel only reads them.
+        // SAFETY: every pointer of the header leads to a buffer of the length in the header. The buffers live
+        // through the call, and the kernel only reads from them.
         unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, flags) }
     }
 }
@@ -324,7 +326,8 @@ fn write_control(control: &mut Control, message: &Message<'_>) -> Result<usize> 
     Ok(used)
 }
 
-/// Writes one control header of the socket level with its data; the result is the room it takes.
+/// Writes one control header of level SOL_SOCKET with its data. Returns the number of bytes that the header and the
+/// data occupy.
 fn put(control: &mut [u8], kind: i32, data: &[u8]) -> usize {
     const HEADER: usize = size_of::<libc::cmsghdr>();
     let length = HEADER + data.len();
@@ -337,29 +340,29 @@ fn put(control: &mut [u8], kind: i32, data: &[u8]) -> usize {
 
 fn ask(socket: BorrowedFd<'_>, request: libc::c_ulong, operation: &'static str) -> Result<usize> {
     let mut value = 0_i32;
-    // SAFETY: the requests used here write one int.
+    // SAFETY: the requests of all callers write one int.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut value) };
     done(result, operation)?;
     Ok(usize::try_from(value).unwrap_or(0))
 }
 
-/// Bytes that can be read; of a datagram socket those of the next message (SIOCINQ).
+/// Returns the number of bytes that can be read (SIOCINQ). For a datagram socket: the bytes of the next message.
 pub fn readable_bytes(socket: BorrowedFd<'_>) -> Result<usize> {
     ask(socket, libc::FIONREAD, "read the length of a receive queue")
 }
 
-/// Bytes that were written and not taken or acknowledged (SIOCOUTQ).
+/// Returns the number of written bytes that the peer has not yet read or acknowledged (SIOCOUTQ).
 pub fn unacknowledged_bytes(socket: BorrowedFd<'_>) -> Result<usize> {
     ask(socket, libc::TIOCOUTQ, "read the length of a send queue")
 }
 
-/// Bytes that were written to a TCP socket and not yet sent once (SIOCOUTQNSD).
+/// Returns the number of bytes that were written to a TCP socket and were never sent (SIOCOUTQNSD).
 pub fn unsent_bytes(socket: BorrowedFd<'_>) -> Result<usize> {
     const SIOCOUTQNSD: libc::c_ulong = 0x894b;
-    ask(socket, SIOCOUTQNSD, "read the length of what is not sent")
+    ask(socket, SIOCOUTQNSD, "read the number of unsent bytes")
 }
 
-/// Who made the connection of a Unix socket, or listens on it.
+/// Returns the credentials of the process that made the connection of a Unix socket, or that listens on the socket.
 pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
     let mut bytes = [0; size_of::<Credentials>()];
     let option = crate::socket_option::SocketOption {
@@ -376,8 +379,8 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
     })
 }
 
-/// The supplementary groups of the process that made the connection of a Unix socket, or listens on it. Empty where
-/// the kernel has no SO_PEERGROUPS (before Linux 4.13), or knows no process.
+/// Returns the supplementary groups of the process that made the connection of a Unix socket, or that listens on
+/// the socket. The list is empty if the kernel has no SO_PEERGROUPS (before Linux 4.13) or knows no process.
 pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>> {
     const GROUPS_MAX: usize = 65_536;
     const SO_PEERGROUPS: i32 = 59;
@@ -402,7 +405,8 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>> {
     }
 }
 
-/// The file that a Unix socket is bound to, opened with O_PATH; `None` when it is not bound to a path.
+/// Opens the file that a Unix socket is bound to, with O_PATH. Returns `None` when the socket is not bound to a
+/// path.
 pub fn bound_file(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
     const SIOCUNIXFILE: libc::c_ulong = 0x89e0;
     // SAFETY: the request takes no argument and returns a new descriptor.

@@ -1,10 +1,13 @@
-//! Calls that name the address of a socket, as a filter reports them.
+//! Reads socket calls (bind, listen, connect) from the notifications of a seccomp filter.
 //!
-//! Owns: bind(2), listen(2) and connect(2) of x86-64, x32 and i386 as one type; the interface of what handles them.
-//! Invariants: what cannot be read in full is no call: the kernel judges it then.
-//! Does not: receive notifications, or answer them.
+//! Owns: bind(2), listen(2) and connect(2) of x86-64, x32 and i386 as one type, and the trait for handlers of these
+//! calls.
+//! Invariants: if the arguments of a call cannot be read completely, [`read`] returns `None`, and the kernel
+//! decides about the call.
+//! Does not: receive or answer notifications.
 //!
-//! What the arguments point to can change between the look and the call. So a handler is no security boundary.
+//! Memory that the arguments point to can change after a handler has read it and before the kernel executes the
+//! call. So a handler is no security boundary.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,15 +19,16 @@ use crate::process_memory;
 use crate::seccomp_listener::{CallTable, Listener, Notification};
 use crate::socket::SocketAddress;
 
-/// Bytes of the largest address (struct sockaddr_storage).
+/// Size of the largest address in bytes (struct sockaddr_storage).
 const ADDRESS_BYTES_MAX: u64 = 128;
-/// socketcall(2) of i386.
+/// Call number of socketcall(2) on i386.
 const SOCKETCALL: i64 = 102;
-/// Words that it has for bind(2) and connect(2); listen(2) has two.
+/// Number of words that socketcall(2) reads for bind(2) and connect(2). For listen(2), socketcall(2) reads two
+/// words.
 const WORDS: usize = 3;
 const WORD_BYTES: usize = 4;
 
-/// Which call it is.
+/// The kind of a socket call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CallKind {
     /// bind(2).
@@ -35,46 +39,48 @@ pub enum CallKind {
     Connect,
 }
 
-/// A call with its arguments.
+/// A socket call with its arguments.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SocketCall {
-    /// Which call it is.
+    /// The kind of the call.
     pub kind: CallKind,
-    /// The socket, in the table of the caller.
+    /// The descriptor of the socket in the calling process.
     pub socket: Fd,
     /// The address of bind(2) or connect(2); empty for listen(2).
     pub address: SocketAddress,
 }
 
-/// What became of a reported call.
+/// The outcome of handling a reported call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Handled {
-    /// The handler has answered it.
+    /// The handler has answered the call.
     Answered,
-    /// The handler has noted it in the table of held calls, and answers it later.
+    /// The handler has recorded the call in the table of held calls, and answers the call later.
     Held,
-    /// The receiver answers that it continues.
+    /// The handler does not answer. The receiver lets the call continue.
     Pass,
 }
 
-/// A call that was received, and what it is answered with.
+/// A received call, and the objects that are needed to answer the call.
 #[derive(Clone, Copy, Debug)]
 pub struct ReportedCall<'a> {
-    /// The call.
+    /// The notification of the call.
     pub notification: &'a Notification,
-    /// Where it is answered.
+    /// The listener through which the call is answered.
     pub listener: &'a Arc<Listener>,
-    /// Where it is noted if it is answered later, so that the listener holder knows it.
+    /// The table that records calls that are answered later. The listener holder, which shares the table, can then
+    /// let these calls continue after the death of this process.
     pub held: &'a HeldCalls,
 }
 
-/// Handles the calls of one program that name addresses of sockets.
+/// A handler of the socket calls of one program.
 pub trait CallHandler: Send + Sync + fmt::Debug {
-    /// Judges a call for which [`kind_of`] is some. It must not wait: other calls wait behind it.
+    /// Decides about a call for which [`kind_of`] returns a kind. The handler must not block, because other calls
+    /// wait until the handler returns.
     fn handle(&self, call: &ReportedCall<'_>) -> Handled;
 }
 
-/// Which of these calls a notification is; `None` for any other.
+/// Returns the kind of the socket call of a notification; `None` for any other call.
 #[must_use]
 pub fn kind_of(notification: &Notification) -> Option<CallKind> {
     let number = notification.call();
@@ -86,7 +92,7 @@ pub fn kind_of(notification: &Notification) -> Option<CallKind> {
         (CallTable::X86_64 | CallTable::X32, libc::SYS_listen) | (CallTable::I386, 363) => {
             Some(CallKind::Listen)
         }
-        // The kernel takes the request as an int.
+        // The kernel reads the request as an int.
         (CallTable::I386, SOCKETCALL) => match notification.arguments()[0] as u32 {
             2 => Some(CallKind::Bind),
             3 => Some(CallKind::Connect),
@@ -97,15 +103,16 @@ pub fn kind_of(notification: &Notification) -> Option<CallKind> {
     }
 }
 
-/// Reads a call with its address. `None` for another call, for memory that cannot be read, and for an address of a
-/// length that the kernel refuses. Check [`Listener::is_valid`] afterwards if the answer depends on what was read.
+/// Reads a socket call with its address. Returns `None` for any other call, for memory that cannot be read, and for
+/// an address length that the kernel refuses. If the answer depends on the result, check [`Listener::is_valid`]
+/// afterwards.
 #[must_use]
 pub fn read(notification: &Notification) -> Option<SocketCall> {
     let kind = kind_of(notification)?;
     let process = Pid(notification.tid().get());
     let is_socketcall = (notification.table(), notification.call()) == (CallTable::I386, SOCKETCALL);
     let [socket, at, length] = if is_socketcall {
-        // The third word of listen(2) need not be there.
+        // For listen(2), the memory after the second word need not be readable.
         let mut words = [0; WORDS * WORD_BYTES];
         let count = if kind == CallKind::Listen { 2 } else { WORDS };
         let from = Address(u64::from(notification.arguments()[1] as u32));
@@ -116,7 +123,7 @@ pub fn read(notification: &Notification) -> Option<SocketCall> {
         let [socket, at, length, ..] = notification.arguments();
         [socket, at, length]
     };
-    // Both are ints.
+    // The kernel reads the descriptor and the length as ints.
     let (socket, length) = (Fd(socket as i32), u64::from(length as u32));
     if kind == CallKind::Listen {
         return Some(SocketCall { kind, socket, address: SocketAddress::default() });

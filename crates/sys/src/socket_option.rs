@@ -1,38 +1,38 @@
-//! Options of sockets, as bytes.
+//! Reads and sets socket options as raw bytes.
 //!
-//! Owns: getsockopt(2), setsockopt(2), classic packet filters of sockets and of groups that share a port.
-//! Invariants: values are passed through unchanged; no option has a meaning here.
-//! Does not: know which options a socket family has.
+//! Owns: getsockopt(2), setsockopt(2), and the classic packet filters of sockets and of groups that share a port.
+//! Invariants: values are passed through unchanged. This module does not interpret any option.
+//! Does not: know which options a socket family supports.
 //!
 //! Man page: getsockopt(2), socket(7)
 //! Since: Linux 3.8 (SO_GET_FILTER), 4.5 (SO_ATTACH_REUSEPORT_CBPF), 5.3 (SO_DETACH_REUSEPORT_BPF)
 //! Probe: none; an unknown option fails with ENOPROTOOPT
-//! Fallback: the caller leaves such an option out
+//! Fallback: the caller leaves out an unknown option
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::error::{Errno, Error, Result};
 
-/// An option by its numbers, with the name that messages use.
+/// A socket option, with its name for error messages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SocketOption {
-    /// SOL_SOCKET, IPPROTO_TCP …
+    /// Level of the option: SOL_SOCKET, IPPROTO_TCP …
     pub level: i32,
-    /// The option within its level.
+    /// Number of the option within its level.
     pub number: i32,
-    /// The name in the manual page.
+    /// Name of the option in the manual page.
     pub name: &'static str,
 }
 
-/// SO_GET_FILTER and SO_ATTACH_FILTER.
+/// The option for reading a filter (SO_GET_FILTER) and for attaching a filter (SO_ATTACH_FILTER).
 const FILTER: SocketOption =
     SocketOption { level: libc::SOL_SOCKET, number: libc::SO_ATTACH_FILTER, name: "SO_ATTACH_FILTER" };
-/// Bytes of one instruction of a classic packet filter.
+/// Size of one instruction of a classic packet filter in bytes.
 const INSTRUCTION_BYTES: usize = 8;
-/// The most instructions the kernel takes (BPF_MAXINSNS).
+/// Most instructions that the kernel accepts (BPF_MAXINSNS).
 const INSTRUCTIONS_MAX: usize = 4096;
-/// `ret 0`: no byte of any packet passes.
+/// A packet filter that drops every packet: the instruction `ret 0`.
 pub const FILTER_DROPS_ALL: [u8; INSTRUCTION_BYTES] = [0x06, 0, 0, 0, 0, 0, 0, 0];
 
 #[repr(C)]
@@ -44,10 +44,10 @@ struct FilterProgram {
 const _: () = assert!(size_of::<FilterProgram>() == 16);
 const _: () = assert!(offset_of!(FilterProgram, instructions) == 8);
 
-/// Reads an option into `buffer`; the result is how many bytes it has.
+/// Reads an option into `buffer`. Returns the length of the value in bytes.
 pub fn get(socket: BorrowedFd<'_>, option: SocketOption, buffer: &mut [u8]) -> Result<usize> {
     let mut length = buffer.len() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes, which is what the buffer holds.
+    // SAFETY: the kernel writes at most `length` bytes, which is the length of the buffer.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -81,26 +81,27 @@ pub fn set(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result
     Ok(())
 }
 
-/// Reads an option that is an `int`.
+/// Reads an option of type `int`.
 pub fn get_int(socket: BorrowedFd<'_>, option: SocketOption) -> Result<i32> {
     let mut value = [0; 4];
     let length = get(socket, option, &mut value)?;
-    // A few options of the IP level answer with one byte.
+    // For a few options of the IP level, the kernel returns one byte.
     Ok(if length == 1 { i32::from(value[0]) } else { i32::from_ne_bytes(value) })
 }
 
-/// Sets an option that is an `int`.
+/// Sets an option of type `int`.
 pub fn set_int(socket: BorrowedFd<'_>, option: SocketOption, value: i32) -> Result<()> {
     set(socket, option, &value.to_ne_bytes())
 }
 
-/// The classic packet filter of a socket, empty when there is none. A filter that was loaded as an extended
-/// program cannot be read back: EACCES.
+/// Reads the classic packet filter of a socket; empty without a filter. Fails with EACCES for a filter that was
+/// loaded as an extended program (eBPF), because the kernel cannot return the program.
 pub fn filter(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
     let read = |buffer: &mut [u8]| {
-        // The length counts instructions here.
+        // For this option, the length is a number of instructions.
         let mut length = (buffer.len() / INSTRUCTION_BYTES) as libc::socklen_t;
-        // SAFETY: the kernel writes at most `length` instructions of eight bytes, which is what the buffer holds.
+        // SAFETY: the kernel writes at most `length` instructions of eight bytes, which is the length of the
+        // buffer.
         let result = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),
@@ -122,14 +123,14 @@ pub fn filter(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
     Ok(program)
 }
 
-/// Attaches a classic packet filter, in place of any other.
+/// Attaches a classic packet filter, which replaces any other filter.
 pub fn attach_filter(socket: BorrowedFd<'_>, program: &[u8]) -> Result<()> {
     attach(socket, FILTER, program)
 }
 
-/// Has a group of sockets that share a port by SO_REUSEPORT hand every new connection or datagram to one of them, by
-/// its place in the order in which listeners began to listen, or UDP sockets were bound. It takes the place of a
-/// program that the group has.
+/// Makes a group of sockets that share a port by SO_REUSEPORT hand every new connection or datagram to one socket.
+/// `place` is the position of this socket in the order in which listeners began to listen, or in which UDP sockets
+/// were bound. The filter replaces any other program of the group.
 pub fn steer_to(member: BorrowedFd<'_>, place: u32) -> Result<()> {
     let option = SocketOption {
         level: libc::SOL_SOCKET,
@@ -141,7 +142,7 @@ pub fn steer_to(member: BorrowedFd<'_>, place: u32) -> Result<()> {
     attach(member, option, &program)
 }
 
-/// Has a group of sockets that share a port choose by the hash of the addresses again.
+/// Makes a group of sockets that share a port choose a socket by the hash of the addresses again.
 pub fn stop_steering(member: BorrowedFd<'_>) -> Result<()> {
     const SO_DETACH_REUSEPORT_BPF: i32 = 68;
     let name = "SO_DETACH_REUSEPORT_BPF";
@@ -151,7 +152,7 @@ pub fn stop_steering(member: BorrowedFd<'_>) -> Result<()> {
 fn attach(socket: BorrowedFd<'_>, option: SocketOption, program: &[u8]) -> Result<()> {
     let length = program.len() / INSTRUCTION_BYTES;
     let raw = FilterProgram { length: length as u16, instructions: program.as_ptr() };
-    // SAFETY: the structure and the instructions it points to live through the call; its length counts whole
+    // SAFETY: the structure and its instructions live through the call. The length in the structure counts whole
     // instructions inside the slice.
     let result = unsafe {
         libc::setsockopt(
@@ -168,7 +169,7 @@ fn attach(socket: BorrowedFd<'_>, option: SocketOption, program: &[u8]) -> Resul
     Ok(())
 }
 
-/// Takes the packet filter of a socket away.
+/// Removes the packet filter of a socket.
 pub fn detach_filter(socket: BorrowedFd<'_>) -> Result<()> {
     let option =
         SocketOption { level: libc::SOL_SOCKET, number: libc::SO_DETACH_FILTER, name: "SO_DETACH_FILTER" };

@@ -1,15 +1,18 @@
-//! A process with a chosen number and user that lives just long enough to make sockets in its name.
+//! A stand-in: a short-lived process with a chosen pid and user that makes one socket call in the name of another
+//! process.
 //!
-//! Owns: what such a process does, and its end. The kernel remembers who made a connection (SO_PEERCRED) by the
-//! caller of socketpair(2), connect(2) and listen(2), and who sent a message by the caller of sendmsg(2).
-//! Invariants: it shares our descriptor table and nothing else; it makes system calls only, never returns, and
-//! is reaped here, so its number is free again.
-//! Does not: take capabilities or security labels.
+//! Owns: the execution of a stand-in, and its end. As the peer of a connection (SO_PEERCRED), the kernel records
+//! the caller of socketpair(2), connect(2) or listen(2). As the sender of a message, the kernel records the caller
+//! of sendmsg(2).
+//! Invariants: a stand-in shares the descriptor table of this process and nothing else. A stand-in makes system
+//! calls only and never returns. This module reaps the stand-in, so that its pid is free again.
+//! Does not: assume the capabilities or security labels of the other process.
 //!
 //! Man page: clone3(2), unix(7)
 //! Since: Linux 5.5 (`set_tid`)
-//! Probe: none; without the right, or while the number is taken, the call fails with EPERM or EEXIST
-//! Fallback: the caller makes the sockets in its own name
+//! Probe: none; the call fails with EPERM without the right to choose a pid, and with EEXIST while the pid is in
+//! use
+//! Fallback: the caller makes the socket call itself
 
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -18,48 +21,49 @@ use crate::clone::{self, CloneArguments};
 use crate::error::{Errno, Error, Result};
 use crate::socket::{Credentials, Message, PreparedMessage, SocketAddress};
 
-/// What is done in another's name.
+/// An action that a stand-in performs in the name of another process.
 #[derive(Clone, Copy, Debug)]
 pub enum Act<'a> {
-    /// Two connected Unix sockets, in place of two descriptors.
+    /// Makes two connected Unix sockets, which replace two descriptors.
     Pair {
-        /// SOCK_STREAM …
+        /// Socket type: SOCK_STREAM …
         kind: i32,
-        /// Becomes one end.
+        /// Descriptor that becomes one end of the connection.
         first: BorrowedFd<'a>,
-        /// Becomes the other.
+        /// Descriptor that becomes the other end of the connection.
         second: BorrowedFd<'a>,
     },
-    /// listen(2).
+    /// Calls listen(2).
     Listen {
         /// A bound socket.
         socket: BorrowedFd<'a>,
-        /// How many clients may wait.
+        /// Most clients that may wait.
         backlog: i32,
     },
-    /// connect(2).
+    /// Calls connect(2).
     Connect {
         /// The socket.
         socket: BorrowedFd<'a>,
-        /// Where to.
+        /// Destination address.
         address: &'a SocketAddress,
     },
-    /// sendmsg(2) of a message that the socket has room for; ENOBUFS if a part of it was sent.
+    /// Calls sendmsg(2) for a message that fits into the queue of the socket. Fails with ENOBUFS if only a part was
+    /// sent.
     Send {
         /// The socket.
         socket: BorrowedFd<'a>,
-        /// What is sent; as whom it is sent is decided by who sends it.
+        /// The message. The credentials of the stand-in replace the credentials in the message.
         message: Message<'a>,
     },
 }
 
-/// What is left to do once there may be no allocation.
+/// A prepared action, whose execution does not allocate memory.
 enum Step<'a> {
     Act(Act<'a>),
     Send(BorrowedFd<'a>, PreparedMessage<'a>),
 }
 
-/// Does one thing as the process `who`, which must not exist, with these supplementary groups.
+/// Performs one action as the process `who` with these supplementary groups. No process may have the pid of `who`.
 pub fn perform(who: Credentials, groups: &[u32], act: Act<'_>) -> Result<()> {
     const NAME: &str = "make a socket in the name of a process";
     let step = match act {
@@ -74,9 +78,9 @@ pub fn perform(who: Credentials, groups: &[u32], act: Act<'_>) -> Result<()> {
         set_tid_size: 1,
         ..CloneArguments::default()
     };
-    // SAFETY: without CLONE_VM the child gets a copy of this address space; it makes system calls only and ends
-    // in `run`, so it never takes a lock of a thread that is not there. The descriptors it changes in the shared
-    // table are those that `act` borrows.
+    // SAFETY: without CLONE_VM the child gets a copy of this address space. The child makes system calls only and
+    // ends in `run`, so it never takes a lock of a thread that does not exist in the child. In the shared
+    // descriptor table, the child changes only the descriptors that `act` borrows.
     let child = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
     match child {
         -1 => return Err(Error::process(NAME, model::Pid(who.pid), Errno::last())),
@@ -90,10 +94,10 @@ pub fn perform(who: Credentials, groups: &[u32], act: Act<'_>) -> Result<()> {
     }
 }
 
-/// The life of the stand-in; it ends with errno as its status.
+/// Runs the stand-in. Its exit status is 0, or the errno of a failed system call.
 fn run(who: Credentials, groups: &[u32], step: &Step<'_>) -> ! {
-    // SAFETY: system calls on numbers and on memory that `groups` and `step` borrow, in a process of our own that never
-    // returns from here. The identity is set by raw calls, which change this process alone.
+    // SAFETY: the system calls use numbers, and memory that `groups` and `step` borrow. This process is a child of
+    // ours that never returns from here. The raw system calls change the identity of this process alone.
     unsafe {
         let (uid, gid) = (who.uid, who.gid);
         let changed = libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) == 0
@@ -112,7 +116,7 @@ fn take(step: &Step<'_>) -> bool {
         Step::Send(socket, message) => {
             let sent = message.send(*socket);
             if sent >= 0 && sent as usize != message.len() {
-                // SAFETY: the errno of this thread, the only one of its process.
+                // SAFETY: errno belongs to this thread, the only thread of the process.
                 unsafe { *libc::__errno_location() = libc::ENOBUFS };
             }
             return sent >= 0 && sent as usize == message.len();
@@ -139,7 +143,7 @@ fn take(step: &Step<'_>) -> bool {
 }
 
 fn place(from: RawFd, to: RawFd) -> bool {
-    // SAFETY: plain numbers: the first was just made here, the second is borrowed from the caller for this.
+    // SAFETY: plain numbers. `from` was just created here, and `to` is a borrowed descriptor that may be replaced.
     unsafe { libc::dup3(from, to, libc::O_CLOEXEC) >= 0 && libc::close(from) == 0 }
 }
 

@@ -1,13 +1,14 @@
-//! Fields of the kernel's own structures of a thread, read without its help.
+//! Reads fields of the kernel's structures of a thread, without executing code in the thread.
 //!
-//! Owns: the BPF program that copies them, and how it is run.
-//! Invariants: the program reads and changes nothing; a thread that has ended is an error, not old bytes.
-//! Does not: say what a field means.
+//! Owns: the BPF program that copies the fields, and its execution.
+//! Invariants: the program reads and does not change kernel structures. For a thread that has ended, the result is
+//! an error, not old data.
+//! Does not: interpret a field.
 //!
 //! Man page: bpf(2); the kernel's documentation of BTF and of kfuncs
 //! Since: Linux 6.13 with CONFIG_DEBUG_INFO_BTF (`bpf_task_from_vpid` in programs of type BPF_PROG_TYPE_SYSCALL)
 //! Probe: `features::REGISTRY` entry "task-reader"
-//! Fallback: asking the thread by remote calls
+//! Fallback: system calls that the thread is made to execute (remote calls)
 
 mod layout;
 mod program;
@@ -26,18 +27,20 @@ use crate::feature::{Feature, enabled};
 const BPF_PROG_LOAD: i32 = 5;
 const BPF_PROG_RUN: i32 = 10;
 const BPF_PROG_TYPE_SYSCALL: u32 = 31;
-/// Programs of that type must be allowed to sleep.
+/// Flag of programs that may sleep. A program of type BPF_PROG_TYPE_SYSCALL must have this flag.
 const BPF_F_SLEEPABLE: u32 = 1 << 4;
-/// The helpers that read kernel memory ask for a licence that the kernel's allows.
+/// Licence of the program. The helpers that read kernel memory require a licence that is compatible with the
+/// kernel's licence.
 const LICENCE: &CStr = c"Dual MIT/GPL";
-/// The thread's number, at the start of what the program is given. Fields follow.
+/// Size in bytes of the head of the context (the memory that is passed to the program). The head contains the tid;
+/// the fields follow.
 const HEAD_BYTES: usize = 8;
 
-/// Reads the same fields of any thread.
+/// A reader of the same fields for any thread.
 #[derive(Debug)]
 pub struct TaskReader {
     program: OwnedFd,
-    /// What the program is given, and writes.
+    /// The memory that is passed to the program, and that the program writes to.
     context: Vec<u8>,
 }
 
@@ -70,7 +73,8 @@ struct RunArguments {
     repeat: u32,
     duration: u32,
     context_bytes: [u32; 2],
-    /// What the program is given, which it writes, too; and a place for results of other kinds of programs.
+    /// Addresses of the input memory and the output memory. The program reads and writes the input memory; the
+    /// output memory is for other types of programs.
     context: [u64; 2],
     flags: u32,
     processor: u32,
@@ -82,14 +86,18 @@ const _: () = assert!(size_of::<RunArguments>() == 80);
 const _: () = assert!(offset_of!(RunArguments, context) == 48);
 
 impl TaskReader {
-    /// A reader of these fields, in this order.
+    /// Creates a reader of these fields, in this order.
     ///
     /// # Errors
     ///
-    /// ENOENT for a field that this kernel has not; what the kernel says where programs may not be loaded.
+    /// ENOENT for a field that this kernel does not have, ENOSYS if the feature is switched off, and the errors of
+    /// bpf(2) if this process may not load programs.
     pub fn new(fields: &[Field]) -> Result<Self> {
         if !enabled(Feature::TaskReader) {
-            return Err(Error::new("read kernel structures: it is switched off", Errno::ENOSYS));
+            return Err(Error::new(
+                "read kernel structures: the feature task-reader is switched off",
+                Errno::ENOSYS,
+            ));
         }
         let layout = Layout::open()?;
         let ways = fields.iter().map(|field| layout.find(*field)).collect::<Result<Vec<_>>>()?;
@@ -102,26 +110,26 @@ impl TaskReader {
             flags: BPF_F_SLEEPABLE,
             ..LoadArguments::default()
         };
-        // SAFETY: the pointers lead to as many instructions and to a string that outlive the call; the size is that
-        // of the structure.
+        // SAFETY: the pointers lead to `instructions` instructions and to a string, which all outlive the call. The
+        // size is the size of the structure.
         let fd = unsafe {
             libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const arguments, size_of::<LoadArguments>())
         };
         if fd < 0 {
             return Err(Error::new("load a program that reads kernel structures", Errno::last()));
         }
-        // SAFETY: the call has just made this descriptor, which nothing else owns.
+        // SAFETY: bpf(2) has just created this descriptor, which has no other owner.
         let program = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         let bytes = ways.iter().map(|way| way.length.next_multiple_of(program::WORD_BYTES)).sum::<usize>();
         Ok(Self { program, context: vec![0; HEAD_BYTES + bytes] })
     }
 
-    /// Reads the fields of a thread, one after the other, each filled up with zeros to a multiple of 8 bytes. Of a
-    /// thread that runs they need not fit each other.
+    /// Reads the fields of a thread, one after the other. Each field is padded with zeros to a multiple of 8 bytes.
+    /// If the thread runs, the fields can be from different moments.
     ///
     /// # Errors
     ///
-    /// ESRCH when there is no such thread; EFAULT when a structure has gone while it was read.
+    /// ESRCH if the thread does not exist; EFAULT if a structure was freed during the read.
     pub fn read(&mut self, tid: Tid) -> Result<&[u8]> {
         let failed = |errno: Errno| Error::thread("read kernel structures of", tid, errno);
         self.context[..HEAD_BYTES].copy_from_slice(&i64::from(tid.get()).to_ne_bytes());
@@ -132,8 +140,8 @@ impl TaskReader {
             context: [at, 0],
             ..RunArguments::default()
         };
-        // SAFETY: the context is as long as its length says, for reading and writing, and borrowed exclusively; the
-        // size is that of the structure.
+        // SAFETY: the context is exclusively borrowed, and readable and writable over its whole length. The size is
+        // the size of the structure.
         let outcome = unsafe {
             libc::syscall(libc::SYS_bpf, BPF_PROG_RUN, &raw mut arguments, size_of::<RunArguments>())
         };

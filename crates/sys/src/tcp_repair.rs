@@ -1,13 +1,13 @@
-//! The inner state of a TCP connection.
+//! Reads and sets the internal state of a TCP connection.
 //!
-//! Owns: the TCP_REPAIR family of options, TCP_INFO.
+//! Owns: the TCP_REPAIR family of options, and TCP_INFO.
 //! Invariants: values are passed through unchanged.
-//! Does not: decide in which order they are read or written.
+//! Does not: decide the order in which the values are read or set.
 //!
 //! Man page: tcp(7); TCP_REPAIR itself is described in the kernel's `include/uapi/linux/tcp.h`
-//! Since: Linux 3.5, TCP_REPAIR_WINDOW 4.8, TCP_REPAIR_OFF without probe 4.19
-//! Probe: none; needs CAP_NET_ADMIN, and fails with EPERM without
-//! Fallback: established connections are refused by name
+//! Since: Linux 3.5; TCP_REPAIR_WINDOW since 4.8; leaving repair mode without a probe since 4.19
+//! Probe: none; without CAP_NET_ADMIN the options fail with EPERM
+//! Fallback: none; a checkpoint refuses established connections and names them
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::BorrowedFd;
@@ -28,29 +28,29 @@ const REPAIR_OPTIONS: SocketOption = option(22, "TCP_REPAIR_OPTIONS");
 const TIMESTAMP: SocketOption = option(24, "TCP_TIMESTAMP");
 const REPAIR_WINDOW: SocketOption = option(29, "TCP_REPAIR_WINDOW");
 
-/// How a socket enters and leaves repair mode.
+/// A way to enter or leave repair mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Repair {
-    /// From now on calls change the socket's state without any packet.
+    /// Enters repair mode: later calls change the state of the socket, and the kernel sends no packet.
     On = 1,
-    /// Back to normal, and the peer is asked for its window.
+    /// Leaves repair mode, and asks the peer for its window with a probe packet.
     OffWithProbe = 0,
-    /// Back to normal without a packet.
+    /// Leaves repair mode without sending a packet.
     Off = -1,
 }
 
-/// A queue of a connection.
+/// A queue of a connection in repair mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Queue {
-    /// Neither.
+    /// No queue.
     Neither = 0,
-    /// What was received and not read.
+    /// Data that was received and not yet read.
     Receive = 1,
-    /// What was written and not acknowledged.
+    /// Data that was written and not yet acknowledged.
     Send = 2,
 }
 
-/// State of a TCP socket; the numbers are the kernel's.
+/// The state of a TCP socket, with the kernel's numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the names are those of RFC 9293")]
 pub enum State {
@@ -68,7 +68,7 @@ pub enum State {
 }
 
 impl State {
-    /// The state behind the kernel's number.
+    /// Returns the state with this kernel number; `None` for an unknown number.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         [
@@ -89,19 +89,19 @@ impl State {
     }
 }
 
-/// Windows of a connection, as TCP_REPAIR_WINDOW gives and takes them.
+/// The windows of a connection, in the layout of TCP_REPAIR_WINDOW.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Window {
     /// Sequence number of the packet that last changed the send window.
     pub send_update: u32,
-    /// The window the peer offers.
+    /// Send window in bytes, which the peer offers.
     pub send: u32,
-    /// The largest it ever offered.
+    /// Largest send window in bytes that the peer ever offered.
     pub send_max: u32,
-    /// The window offered to the peer.
+    /// Receive window in bytes, which is offered to the peer.
     pub receive: u32,
-    /// The receive sequence number at which it was offered.
+    /// Receive sequence number at which the receive window was offered.
     pub receive_update: u32,
 }
 
@@ -135,35 +135,35 @@ impl Window {
     }
 }
 
-/// What TCP_INFO tells that is needed here.
+/// The fields of TCP_INFO that this program uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Info {
-    /// The state's number.
+    /// Number of the state.
     pub state: u8,
     /// Both sides send timestamps.
     pub timestamps: bool,
-    /// Both sides may acknowledge selectively.
+    /// Both sides support selective acknowledgement.
     pub selective_acknowledgement: bool,
-    /// Both sides scale their windows.
+    /// Both sides use window scaling.
     pub scaling: bool,
-    /// Shift of the peer's window.
+    /// Shift count of the peer's window.
     pub send_scale: u8,
-    /// Shift of our window.
+    /// Shift count of our window.
     pub receive_scale: u8,
-    /// Segments that are not acknowledged; for a listener, connections that wait to be accepted.
+    /// Number of segments that are not acknowledged. For a listener: the connections that wait to be accepted.
     pub unacknowledged: u32,
-    /// For a listener, how many may wait.
+    /// Backlog of a listener: the most connections that may wait.
     pub backlog: u32,
-    /// Bytes that the peer has acknowledged; its SYN may count as one.
+    /// Number of bytes that the peer has acknowledged. A SYN may count as one byte.
     pub acknowledged_bytes: u64,
-    /// Bytes that have arrived in their order; the peer's FIN counts as one.
+    /// Number of bytes that have arrived in order. The FIN of the peer counts as one byte.
     pub received_bytes: u64,
 }
 
-/// Bytes of `struct tcp_info` that are read.
+/// Number of bytes of `struct tcp_info` that are read.
 const INFO_BYTES: usize = 136;
 
-/// Reads TCP_INFO.
+/// Reads TCP_INFO of a socket.
 pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
     const STATE: usize = 0;
     const OPTIONS: usize = 5;
@@ -175,7 +175,7 @@ pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
     let mut bytes = [0; INFO_BYTES];
     get(socket, INFO, &mut bytes)?;
     let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    // As the kernel aligns it on this architecture: the lower half first.
+    // The kernel stores the lower half first on this architecture.
     let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
     Ok(Info {
         state: bytes[STATE],
@@ -191,17 +191,17 @@ pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
     })
 }
 
-/// Enters or leaves repair mode. Leaving clears SO_REUSEADDR.
+/// Enters or leaves repair mode. Leaving repair mode clears SO_REUSEADDR.
 pub fn set_repair(socket: BorrowedFd<'_>, repair: Repair) -> Result<()> {
     set_int(socket, REPAIR, repair as i32)
 }
 
-/// Chooses the queue that sequence numbers, peeks and writes refer to.
+/// Chooses the queue for later calls: sequence numbers, peeks and writes refer to this queue.
 pub fn choose_queue(socket: BorrowedFd<'_>, queue: Queue) -> Result<()> {
     set_int(socket, REPAIR_QUEUE, queue as i32)
 }
 
-/// The sequence number behind the end of the chosen queue.
+/// Returns the sequence number after the end of the chosen queue.
 pub fn sequence(socket: BorrowedFd<'_>) -> Result<u32> {
     get_int(socket, QUEUE_SEQUENCE).map(|value| value as u32)
 }
@@ -211,47 +211,47 @@ pub fn set_sequence(socket: BorrowedFd<'_>, sequence: u32) -> Result<()> {
     set_int(socket, QUEUE_SEQUENCE, sequence as i32)
 }
 
-/// The connection's windows.
+/// Returns the windows of a connection.
 pub fn window(socket: BorrowedFd<'_>) -> Result<Window> {
     let mut bytes = [0; WINDOW_BYTES];
     get(socket, REPAIR_WINDOW, &mut bytes)?;
     Ok(Window::from_bytes(bytes))
 }
 
-/// Sets the connection's windows.
+/// Sets the windows of a connection.
 pub fn set_window(socket: BorrowedFd<'_>, window: Window) -> Result<()> {
     set(socket, REPAIR_WINDOW, &window.to_bytes())
 }
 
-/// The connection's clock for timestamps, in the kernel's own encoding.
+/// Returns the timestamp clock of a connection, in the kernel's encoding.
 pub fn timestamp(socket: BorrowedFd<'_>) -> Result<u32> {
     get_int(socket, TIMESTAMP).map(|value| value as u32)
 }
 
-/// Sets the connection's clock for timestamps.
+/// Sets the timestamp clock of a connection.
 pub fn set_timestamp(socket: BorrowedFd<'_>, timestamp: u32) -> Result<()> {
     set_int(socket, TIMESTAMP, timestamp as i32)
 }
 
-/// In repair mode: the largest segment agreed upon.
+/// Returns the agreed maximum segment size in bytes. The socket must be in repair mode.
 pub fn segment_limit(socket: BorrowedFd<'_>) -> Result<u32> {
     get_int(socket, MAXIMUM_SEGMENT).map(|value| value as u32)
 }
 
-/// What both sides agreed upon when the connection was made.
+/// The options that both sides agreed on when the connection was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Agreement {
-    /// Largest segment.
+    /// Maximum segment size in bytes.
     pub segment_limit: u32,
-    /// Shifts of the peer's and our window.
+    /// Shift counts of the peer's window and of our window; `None` without window scaling.
     pub scales: Option<(u8, u8)>,
-    /// Selective acknowledgement.
+    /// Both sides use selective acknowledgement.
     pub selective_acknowledgement: bool,
-    /// Timestamps.
+    /// Both sides use timestamps.
     pub timestamps: bool,
 }
 
-/// Sets what both sides agreed upon.
+/// Sets the options that both sides agreed on.
 pub fn set_agreement(socket: BorrowedFd<'_>, agreement: Agreement) -> Result<()> {
     const SEGMENT: u32 = 2;
     const SCALES: u32 = 3;

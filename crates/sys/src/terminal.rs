@@ -1,7 +1,7 @@
-//! Terminals: modes, pseudo terminal pairs, what is queued.
+//! Reads and sets the modes and other properties of terminals and pseudo terminal pairs.
 //!
 //! Owns: the ioctl requests of terminals that `rustix` lacks, and `struct termios2`.
-//! Invariants: modes are the kernel's, speeds as plain numbers included.
+//! Invariants: modes have the kernel's values, and speeds are plain numbers.
 //! Does not: interpret modes.
 //!
 //! Man page: ioctl_tty(2), TCSETS2(2const), TIOCGPTPEER(2const)
@@ -31,18 +31,19 @@ const TIOCGPTLCK: libc::c_ulong = 0x8004_5439;
 const TIOCGEXCL: libc::c_ulong = 0x8004_5440;
 const TIOCGPTPEER: libc::c_ulong = 0x5441;
 
-/// The request by which a session leader takes a terminal, for a call made by another process.
+/// TIOCSCTTY: the request by which a session leader acquires a terminal. Used in a call that another process
+/// executes.
 pub const TAKE_CONTROL_REQUEST: u64 = 0x540e;
-/// The request that sets the foreground process group; its argument points to an `i32`.
+/// TIOCSPGRP: the request that sets the foreground process group. Its argument points to an `i32`.
 pub const SET_FOREGROUND_REQUEST: u64 = 0x5410;
 
-/// Control characters of a terminal.
+/// Number of control characters of a terminal.
 pub const CONTROL_CHARACTERS: usize = 19;
 
-/// What stands for "no such control character".
+/// Value that means "no such control character" (_POSIX_VDISABLE).
 pub const NO_CHARACTER: u8 = 0;
 
-/// Modes of a terminal: `struct termios2`.
+/// Modes of a terminal (`struct termios2`).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Modes {
@@ -54,7 +55,7 @@ pub struct Modes {
     pub control: u32,
     /// Local modes (c_lflag).
     pub local: u32,
-    /// Line discipline.
+    /// Line discipline (c_line).
     pub line: u8,
     /// Control characters (c_cc).
     pub characters: [u8; CONTROL_CHARACTERS],
@@ -86,7 +87,7 @@ fn set_number(
     if result < 0 { Err(Error::new(operation, Errno::last())) } else { Ok(()) }
 }
 
-/// The modes of a terminal; asked of a master, those of its slave.
+/// Returns the modes of a terminal. For a master, returns the modes of its slave.
 pub fn modes(terminal: BorrowedFd<'_>) -> Result<Modes> {
     let mut modes = Modes::default();
     // SAFETY: the kernel writes one `struct termios2`, which `modes` is.
@@ -94,22 +95,22 @@ pub fn modes(terminal: BorrowedFd<'_>) -> Result<Modes> {
     if result < 0 { Err(Error::new("get the modes of a terminal", Errno::last())) } else { Ok(modes) }
 }
 
-/// Sets the modes at once, without waiting for output to drain.
+/// Sets the modes of a terminal at once, without waiting until the output is sent.
 pub fn set_modes(terminal: BorrowedFd<'_>, modes: &Modes) -> Result<()> {
     // SAFETY: the kernel reads one `struct termios2`, which `modes` is.
     let result = unsafe { libc::ioctl(terminal.as_raw_fd(), TCSETS2, &raw const *modes) };
     if result < 0 { Err(Error::new("set the modes of a terminal", Errno::last())) } else { Ok(()) }
 }
 
-/// The number of a pseudo terminal, asked of its master.
+/// Returns the number of the pseudo terminal of a master.
 pub fn pair_number(master: BorrowedFd<'_>) -> Result<u32> {
     get_number(master, TIOCGPTN, "get the number of a pseudo terminal").map(i32::cast_unsigned)
 }
 
-/// Opens the slave of a master without going through its path; `flags` are those of open(2).
+/// Opens the slave of a master without using the path of the slave. `flags` are the flags of open(2).
 ///
-/// The kernel would keep O_CLOEXEC among the flags of the description, where `/proc` shows it for every
-/// descriptor of it; so the descriptor gets it afterwards.
+/// The kernel would store O_CLOEXEC in the flags of the open file description, and `/proc` would show this flag for
+/// every descriptor of the description. So O_CLOEXEC is set on the descriptor afterwards.
 pub fn open_slave(master: BorrowedFd<'_>, flags: u32) -> Result<OwnedFd> {
     let operation = "open the other end of a pseudo terminal";
     let flags = (flags as libc::c_int & !libc::O_CLOEXEC) | libc::O_NOCTTY;
@@ -125,64 +126,66 @@ pub fn open_slave(master: BorrowedFd<'_>, flags: u32) -> Result<OwnedFd> {
     Ok(slave)
 }
 
-/// Whether the slave cannot be opened, asked of the master.
+/// Reports whether the slave of a master is locked, so that it cannot be opened.
 pub fn is_locked(master: BorrowedFd<'_>) -> Result<bool> {
     Ok(get_number(master, TIOCGPTLCK, "get the lock of a pseudo terminal")? != 0)
 }
 
-/// Locks or unlocks the slave.
+/// Locks or unlocks the slave of a master.
 pub fn set_locked(master: BorrowedFd<'_>, locked: bool) -> Result<()> {
     set_number(master, TIOCSPTLCK, i32::from(locked), "lock a pseudo terminal")
 }
 
-/// Whether reads of the master give packets with a status byte.
+/// Reports whether packet mode is on: a read of the master then begins with a status byte.
 pub fn is_packet_mode(master: BorrowedFd<'_>) -> Result<bool> {
     Ok(get_number(master, TIOCGPKT, "get the packet mode of a pseudo terminal")? != 0)
 }
 
-/// Switches packet mode.
+/// Switches packet mode on or off.
 pub fn set_packet_mode(master: BorrowedFd<'_>, on: bool) -> Result<()> {
     set_number(master, TIOCPKT, i32::from(on), "set the packet mode of a pseudo terminal")
 }
 
-/// Whether further opens are refused.
+/// Reports whether a terminal is in exclusive mode, in which the kernel refuses further opens.
 pub fn is_exclusive(terminal: BorrowedFd<'_>) -> Result<bool> {
     Ok(get_number(terminal, TIOCGEXCL, "get the exclusive mode of a terminal")? != 0)
 }
 
-/// Refuses further opens.
+/// Puts a terminal into exclusive mode, in which the kernel refuses further opens.
 pub fn set_exclusive(terminal: BorrowedFd<'_>) -> Result<()> {
     // SAFETY: the request takes no argument.
     let result = unsafe { libc::ioctl(terminal.as_raw_fd(), TIOCEXCL) };
     if result < 0 { Err(Error::new("set the exclusive mode of a terminal", Errno::last())) } else { Ok(()) }
 }
 
-/// The number of the line discipline; 0 is the usual one.
+/// Returns the number of the line discipline. 0 is the usual line discipline.
 pub fn line_discipline(terminal: BorrowedFd<'_>) -> Result<i32> {
     get_number(terminal, TIOCGETD, "get the line discipline of a terminal")
 }
 
-/// The device number of the terminal itself, also when it was opened as `/dev/tty` or `/dev/console`:
-/// major and minor.
+/// Returns the major and minor device number of the terminal itself, also if the terminal was opened as `/dev/tty`
+/// or `/dev/console`.
 pub fn device(terminal: BorrowedFd<'_>) -> Result<(u32, u32)> {
     let number = get_number(terminal, TIOCGDEV, "get the device of a terminal")?.cast_unsigned();
     Ok(((number & 0xf_ff00) >> 8, (number & 0xff) | ((number >> 12) & 0xf_ff00)))
 }
 
-/// The foreground process group; asked of a master, that of its slave. `None` when there is none.
+/// Returns the foreground process group of a terminal; `None` without a foreground group. For a master, returns the
+/// group of its slave.
 pub fn foreground(terminal: BorrowedFd<'_>) -> Result<Option<Pid>> {
     let number = get_number(terminal, TIOCGPGRP, "get the foreground group of a terminal")?;
     Ok((number > 0).then_some(Pid(number)))
 }
 
-/// Makes a process group of our session the foreground one of our controlling terminal. From the background, SIGTTOU
-/// must be blocked.
+/// Makes a process group of our session the foreground group of our controlling terminal. A caller in the
+/// background must block SIGTTOU.
 pub fn set_foreground(terminal: BorrowedFd<'_>, group: Pid) -> Result<()> {
     let request = SET_FOREGROUND_REQUEST as libc::c_ulong;
     set_number(terminal, request, group.get(), "set the foreground group of a terminal")
 }
 
-/// The session that a terminal controls; asked of a master, that of its slave.
+/// Returns the session that a terminal controls; `None` without a session. For a master, returns the session of its
+/// slave.
 pub fn session(terminal: BorrowedFd<'_>) -> Result<Option<Pid>> {
     let number = get_number(terminal, TIOCGSID, "get the session of a terminal")?;
     Ok((number > 0).then_some(Pid(number)))

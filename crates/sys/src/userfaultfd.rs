@@ -1,15 +1,16 @@
-//! Write protection of another process's memory, and filling it when it is first used, by userfaultfd.
+//! Write-protects the memory of another process, and fills missing pages at their first access, by userfaultfd(2).
 //!
 //! Owns: userfaultfd(2), its requests and its messages.
-//! Invariants: the descriptor acts on the address space of the process that created it, whichever process has it; closing
-//! the last duplicate removes every registration, and wakes waiting threads.
-//! Does not: create it in another process; a remote call does, and pidfd_getfd(2) fetches it.
+//! Invariants: a descriptor acts on the address space of the process that created it, even if another process holds
+//! it. Closing the last duplicate removes every registration and wakes the waiting threads.
+//! Does not: create a descriptor in another process. The crate `tracee` makes the other process create the
+//! descriptor, and pidfd_getfd(2) duplicates the descriptor.
 //!
 //! Man page: userfaultfd(2), ioctl_userfaultfd(2)
-//! Since: Linux 6.7 (async), 6.4 (sync, with memory that is not there yet), 6.1 (the device)
+//! Since: Linux 6.7 (async mode), 6.4 (sync mode with missing pages), 6.1 (the device)
 //! Probe: `features::REGISTRY` entries "userfaultfd-async", "userfaultfd-sync" and
 //! "userfaultfd-missing"
-//! Fallback: other trackers; memory is filled before the program runs
+//! Fallback: other trackers of written pages; memory is filled before the program runs
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -21,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, epoll, poll};
 
 use crate::error::{Errno, Error, Result};
 
-/// Messages that one read fetches.
+/// Most messages that one read fetches.
 const MESSAGES_PER_READ: usize = 32;
 
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
@@ -31,19 +32,20 @@ const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
 const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
 const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
 const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
-/// Creates a descriptor for the process that makes this request on the device; its argument are the flags.
+/// The ioctl(2) request on the device that creates a descriptor for the calling process. Its argument is the flags.
 pub const CREATE_REQUEST: u64 = 0xaa00;
 const DEVICE: &str = "/dev/userfaultfd";
-/// The protocol's only version.
+/// The only version of the protocol.
 const API: u64 = 0xaa;
 const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_WP: u64 = 1 << 1;
 const WRITEPROTECT_MODE_WP: u64 = 1;
 
-/// What the members of an inbox are marked with.
+/// Epoll data of the members of an [`Inbox`]: `ENDING` marks the pipe that ends the waits, `MESSAGE` marks a
+/// userfaultfd.
 const ENDING: u64 = 0;
 const MESSAGE: u64 = 1;
-/// As many as an inbox usually has members.
+/// Most events that one wait fetches. An inbox usually has this many members.
 const EVENTS_PER_WAIT: usize = 3;
 
 const EVENT_PAGEFAULT: u8 = 0x12;
@@ -52,26 +54,28 @@ const EVENT_REMAP: u8 = 0x14;
 const EVENT_REMOVE: u8 = 0x15;
 const EVENT_UNMAP: u8 = 0x16;
 
-/// Serves faults of the program's own code alone; needs no privilege. Enough where no thread waits for an answer.
+/// UFFD_USER_MODE_ONLY: the descriptor serves only faults in user mode. The flag needs no privilege, and is enough
+/// where no thread waits for an answer.
 pub const USER_MODE_ONLY: u64 = 1;
-/// Close-on-exec and non-blocking, as every descriptor made here is.
+/// Flags of every descriptor that is created here: close-on-exec and non-blocking.
 pub const CREATE_FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
 
-/// What a write to a protected page does.
+/// The effect of a write to a protected page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// The kernel lifts the protection by itself, and remembers it.
+    /// The kernel lifts the protection by itself, and records the write.
     Async,
-    /// The writer waits until the protection is lifted by request.
+    /// The writing thread waits until a request lifts the protection.
     Sync,
 }
 
-/// What discarding watched pages does (MADV_DONTNEED, MADV_REMOVE).
+/// The effect of discarding watched pages (MADV_DONTNEED, MADV_REMOVE).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Discards {
-    /// Nothing.
+    /// The kernel sends no message.
     Silent,
-    /// Who discards them waits until the message of it has been read, and does it then.
+    /// The kernel sends a message. The thread that discards pages waits until the message was read, and then
+    /// discards the pages.
     Announced,
 }
 
@@ -138,7 +142,8 @@ struct ZeroPage {
 const _: () = assert!(size_of::<ZeroPage>() == 32);
 const _: () = assert!(offset_of!(ZeroPage, zeroed) == 24);
 
-/// `struct uffd_msg`: the kind, then up to three words of which each kind uses its own.
+/// `struct uffd_msg`: the kind of the message, then up to three words. The meaning of the words depends on the
+/// kind.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct RawMessage {
@@ -150,46 +155,46 @@ struct RawMessage {
 const _: () = assert!(size_of::<RawMessage>() == 32);
 const _: () = assert!(offset_of!(RawMessage, words) == 8);
 
-/// What the kernel has to say.
+/// A message of the kernel about write-protected pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// A thread waits to write to a protected page.
+    /// A thread waits to write to the protected page at this address.
     Fault(Address),
-    /// Pages are about to be discarded.
+    /// Pages in this range are about to be discarded.
     Remove(AddressRange),
-    /// Nothing that was asked for.
+    /// A message of a kind that this program did not ask for.
     Other,
 }
 
-/// What the process does whose missing pages are ours to fill. All but faults are done by the process once they
-/// have been read.
+/// An event of a process whose missing pages this program fills. After an event other than a fault was read, the
+/// process continues without an answer.
 #[derive(Debug)]
 pub enum Event {
-    /// A thread waits for a page.
+    /// A thread waits for the missing page at this address.
     Fault(Address),
-    /// It forked; the descriptor does for the child what this one does for the parent.
+    /// The process forked. The new descriptor serves the memory of the child.
     Fork(OwnedFd),
-    /// Pages have been moved.
+    /// Pages were moved.
     Remap {
-        /// Where they were.
+        /// Range of the pages before the move.
         from: AddressRange,
-        /// Where they are.
+        /// Start of the pages after the move.
         to: Address,
     },
-    /// Pages are about to be discarded.
+    /// Pages in this range are about to be discarded.
     Remove(AddressRange),
-    /// Pages have been unmapped.
+    /// Pages in this range were unmapped.
     Unmap(AddressRange),
 }
 
-/// Room for messages.
+/// A buffer for messages.
 #[derive(Default)]
 pub struct Messages {
     raw: [RawMessage; MESSAGES_PER_READ],
     used: usize,
 }
 
-/// A new descriptor for our own memory.
+/// Creates a descriptor for the memory of this process.
 pub fn create(flags: u64) -> Result<OwnedFd> {
     // SAFETY: userfaultfd takes plain numbers.
     let result = unsafe { libc::syscall(libc::SYS_userfaultfd, flags | CREATE_FLAGS) };
@@ -200,14 +205,14 @@ pub fn create(flags: u64) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
-/// The device whose holder may create descriptors that serve all faults, whatever its privileges. Since Linux 6.1;
-/// opening it takes its access rights, which by default root has alone.
+/// Opens the device, which lets its holder create descriptors that serve all faults, without other privileges. The
+/// device exists since Linux 6.1. Only root has access rights to the device by default.
 pub fn open_device() -> Result<OwnedFd> {
     let file = std::fs::OpenOptions::new().read(true).write(true).open(DEVICE);
     file.map(OwnedFd::from).map_err(|error| Error::path("open", DEVICE, error))
 }
 
-/// Agrees on what a new descriptor does; once.
+/// Sets the features of a new descriptor for write protection. Must be called once for each descriptor.
 pub fn begin(fd: BorrowedFd<'_>, mode: Mode, discards: Discards) -> Result<()> {
     const EVENT_REMOVE: u64 = 1 << 3;
     const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
@@ -224,9 +229,10 @@ pub fn begin(fd: BorrowedFd<'_>, mode: Mode, discards: Discards) -> Result<()> {
     agree(fd, WP_UNPOPULATED | mode | events)
 }
 
-/// Agrees that a new descriptor tells of missing pages, and of all that makes pages move, go or have children; once.
+/// Sets the features of a new descriptor for missing pages. The descriptor also reports when pages are moved,
+/// discarded or unmapped, and when the process forks. Must be called once for each descriptor.
 ///
-/// EPERM: to be told of forks takes CAP_SYS_PTRACE.
+/// Fails with EPERM without CAP_SYS_PTRACE, which reports of forks need.
 pub fn begin_for_missing(fd: BorrowedFd<'_>) -> Result<()> {
     const EVENT_FORK: u64 = 1 << 1;
     const EVENT_REMAP: u64 = 1 << 2;
@@ -236,29 +242,31 @@ pub fn begin_for_missing(fd: BorrowedFd<'_>) -> Result<()> {
     agree(fd, features)
 }
 
-/// Agrees that a new descriptor fills missing pages and tells of nothing; once.
+/// Sets the features of a new descriptor that only fills missing pages. The descriptor reports no moves, discards,
+/// unmaps or forks. Must be called once for each descriptor.
 pub fn begin_for_filling(fd: BorrowedFd<'_>) -> Result<()> {
     agree(fd, 0)
 }
 
 fn agree(fd: BorrowedFd<'_>, features: u64) -> Result<()> {
     let mut handshake = Handshake { api: API, features, requests: 0 };
-    // SAFETY: the structure is the one that the request number names, and ours alone during the call.
+    // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut handshake) };
     outcome("agree on the features of a userfaultfd", result)
 }
 
-/// Watches writes to a range of whole pages; mapped areas in it are split at its ends.
+/// Watches writes to a range of whole pages. The kernel splits mappings at the ends of the range.
 ///
-/// EBUSY: another descriptor watches there. EINVAL: memory that cannot be watched. EPERM: never writable.
+/// Fails with EBUSY if another descriptor watches this memory, with EINVAL for memory that cannot be watched, and
+/// with EPERM for memory that can never be writable.
 pub fn register(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     register_for(fd, range, REGISTER_MODE_WP)
 }
 
-/// Watches a range for the first use of pages that are not there, and for writes no longer: the thread of such a use
-/// waits. Pages stay as they are, protected ones too.
+/// Watches a range for the first access to missing pages. A watch for writes to the range ends. The thread that
+/// makes such an access waits. Present pages do not change, and protected pages stay protected.
 ///
-/// EINVAL: neither anonymous nor shared memory.
+/// Fails with EINVAL for memory that is neither anonymous nor shared.
 pub fn register_for_missing(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     register_for(fd, range, REGISTER_MODE_MISSING)
 }
@@ -266,25 +274,25 @@ pub fn register_for_missing(fd: BorrowedFd<'_>, range: AddressRange) -> Result<(
 fn register_for(fd: BorrowedFd<'_>, range: AddressRange, mode: u64) -> Result<()> {
     let (start, length) = (range.start.get(), range.len().get());
     let mut register = Register { start, length, mode, requests: 0 };
-    // SAFETY: the structure is the one that the request number names, and ours alone during the call.
+    // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
     outcome("watch memory", result)
 }
 
-/// Ends watching, lifts the protection and wakes who waits.
+/// Ends the watch of a range, lifts its protection and wakes the waiting threads.
 pub fn unregister(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     let mut span = Span { start: range.start.get(), length: range.len().get() };
-    // SAFETY: the structure is the one that the request number names; the kernel only reads it.
+    // SAFETY: the structure has the type that the request number names. The kernel only reads the structure.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_UNREGISTER, &raw mut span) };
     outcome("end watching memory", result)
 }
 
-/// Wakes who waits for a page of a range; they fault again if nothing has changed.
+/// Wakes the threads that wait for a page in a range. If the page has not changed, a woken thread faults again.
 pub fn wake(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     let mut span = Span { start: range.start.get(), length: range.len().get() };
-    // SAFETY: the structure is the one that the request number names; the kernel only reads it.
+    // SAFETY: the structure has the type that the request number names. The kernel only reads the structure.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_WAKE, &raw mut span) };
-    outcome("wake who waits for memory", result)
+    outcome("wake the threads that wait for memory", result)
 }
 
 /// Protects every page of a watched range against writes.
@@ -292,31 +300,34 @@ pub fn protect(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     change(fd, range, WRITEPROTECT_MODE_WP)
 }
 
-/// Lifts the protection and wakes who waits.
+/// Lifts the protection of a range and wakes the waiting threads.
 pub fn lift(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     change(fd, range, 0)
 }
 
-/// Fills missing pages of a watched range that begins there, and wakes who waits for them: how many bytes, and what
-/// stopped it.
+/// Fills missing pages of a watched range from `to` on, and wakes the threads that wait for these pages. Returns
+/// the number of filled bytes, and the error that stopped the call.
 ///
-/// EEXIST: there is a page. EAGAIN: the process is changing its memory, which it goes on with when the message of that
-/// has been read; or something else stopped it half-way. ENOENT: not all of it is in one watched area. ESRCH: the
-/// address space is gone.
+/// - EEXIST: a page is already present.
+/// - EAGAIN: the process is changing its mappings, and continues after the message about this change was read.
+///   EAGAIN can also mean that the call was interrupted.
+/// - ENOENT: the range is not inside of one watched mapping.
+/// - ESRCH: the address space no longer exists.
 pub fn copy(fd: BorrowedFd<'_>, to: Address, bytes: &[u8]) -> (ByteCount, std::result::Result<(), Errno>) {
     let (from, length) = (bytes.as_ptr() as u64, bytes.len() as u64);
     let mut copy = Copy { to: to.get(), from, length, mode: 0, copied: 0 };
-    // SAFETY: the structure is the one that the request number names, and ours alone during the call; the kernel
-    // reads `length` bytes of the borrowed slice, and writes to the process that the descriptor acts on, at
-    // addresses that it checks.
+    // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
+    // The kernel reads `length` bytes of the borrowed slice. The kernel writes to the process of the descriptor, at
+    // addresses that the kernel checks.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_COPY, &raw mut copy) };
     filled(result, copy.copied)
 }
 
-/// The same with a page of zeros.
+/// Fills one missing page with zeros, and wakes the threads that wait for this page. The errors are those of
+/// [`copy`].
 pub fn zero(fd: BorrowedFd<'_>, page: Address) -> std::result::Result<(), Errno> {
     let mut zero = ZeroPage { start: page.get(), length: PAGE_BYTES, mode: 0, zeroed: 0 };
-    // SAFETY: the structure is the one that the request number names, and ours alone during the call.
+    // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_ZEROPAGE, &raw mut zero) };
     filled(result, zero.zeroed).1
 }
@@ -329,20 +340,20 @@ fn filled(result: libc::c_int, count: i64) -> (ByteCount, std::result::Result<()
 
 fn change(fd: BorrowedFd<'_>, range: AddressRange, mode: u64) -> Result<()> {
     let mut change = WriteProtect { start: range.start.get(), length: range.len().get(), mode };
-    // SAFETY: the structure is the one that the request number names, and ours alone during the call.
+    // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw mut change) };
     outcome("change the write protection", result)
 }
 
-/// What a thread waits with for messages of descriptors. It does not hold them: a closed one is gone at once,
-/// also while a thread waits.
+/// An epoll set in which a thread waits for messages of several descriptors. The set does not keep a descriptor
+/// open: a closed descriptor is removed at once, also while a thread waits.
 #[derive(Debug)]
 pub struct Inbox {
     epoll: OwnedFd,
 }
 
 impl Inbox {
-    /// An inbox that is of use until the other end of the pipe `ending` is closed.
+    /// Creates an inbox. [`Self::wait`] returns false once the other end of the pipe `ending` is closed.
     pub fn new(ending: BorrowedFd<'_>) -> Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
         let inbox = Self { epoll: epoll.map_err(|errno| Error::new("create an epoll set", errno))? };
@@ -350,7 +361,7 @@ impl Inbox {
         Ok(inbox)
     }
 
-    /// Waits for messages of this one too, until it is closed.
+    /// Adds a descriptor to the inbox. Closing the descriptor removes it from the inbox.
     pub fn add(&self, fd: BorrowedFd<'_>) -> Result<()> {
         self.put(fd, MESSAGE)
     }
@@ -360,7 +371,7 @@ impl Inbox {
             .map_err(|errno| Error::new("wait for a userfaultfd", errno))
     }
 
-    /// Waits for a message; false once the pipe's other end is closed.
+    /// Waits for a message. Returns false once the other end of the pipe `ending` is closed.
     pub fn wait(&self) -> Result<bool> {
         let mut events = Vec::with_capacity(EVENTS_PER_WAIT);
         loop {
@@ -373,7 +384,8 @@ impl Inbox {
     }
 }
 
-/// Waits for messages of any descriptor, at most so long; false once the other end of the pipe `ending` is closed.
+/// Waits for a message of any descriptor, at most for `timeout`. Returns false once the other end of the pipe
+/// `ending` is closed.
 pub fn wait_any(fds: &[BorrowedFd<'_>], ending: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<bool> {
     let mut sources: Vec<PollFd<'_>> =
         [ending].iter().chain(fds).map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
@@ -387,7 +399,7 @@ pub fn wait_any(fds: &[BorrowedFd<'_>], ending: BorrowedFd<'_>, timeout: Option<
     }
 }
 
-/// Fetches messages that have come; none is not an error.
+/// Reads the messages that have arrived. It is no error if no message has arrived.
 pub fn read(fd: BorrowedFd<'_>, messages: &mut Messages) -> Result<()> {
     messages.used = 0;
     // SAFETY: the raw messages are plain numbers of which any bytes are valid, borrowed exclusively.
@@ -403,7 +415,7 @@ pub fn read(fd: BorrowedFd<'_>, messages: &mut Messages) -> Result<()> {
 }
 
 impl Messages {
-    /// What the last read fetched.
+    /// Returns the messages of the last read.
     pub fn iter(&self) -> impl Iterator<Item = Message> {
         self.raw[..self.used].iter().map(|raw| match raw.event {
             EVENT_PAGEFAULT => Message::Fault(Address(raw.words[1])),
@@ -412,7 +424,7 @@ impl Messages {
         })
     }
 
-    /// Takes what the last read fetched, from a descriptor for missing pages.
+    /// Removes and returns the events of the last read from a descriptor for missing pages.
     pub fn take(&mut self) -> impl Iterator<Item = Event> {
         let used = std::mem::take(&mut self.used);
         self.raw[..used].iter().filter_map(|raw| {
@@ -420,7 +432,8 @@ impl Messages {
             let range = AddressRange::new(Address(first), Address(second));
             Some(match raw.event {
                 EVENT_PAGEFAULT => Event::Fault(Address(second)),
-                // SAFETY: the kernel made this descriptor for the reader of the message, which is forgotten here.
+                // SAFETY: the kernel made this descriptor for the reader of the message. The message is removed
+                // here, so the descriptor has no other owner.
                 EVENT_FORK => Event::Fork(unsafe { OwnedFd::from_raw_fd(first as u32 as i32) }),
                 EVENT_REMAP => {
                     let from = AddressRange::new(Address(first), Address(first) + ByteCount(third));
@@ -479,8 +492,8 @@ mod tests {
         assert_eq!(writer.join().unwrap(), 2);
     }
 
-    /// What it ends with. The other tests change the memory of this process meanwhile, and the kernel asks to try again
-    /// where a page table went away under its hands.
+    /// Repeats `fill` while it fails with EAGAIN, and returns its final result. Other tests change the memory of
+    /// this process at the same time. The kernel returns EAGAIN if a page table is removed during the call.
     fn settled(mut fill: impl FnMut() -> std::result::Result<(), Errno>) -> std::result::Result<(), Errno> {
         loop {
             match fill() {
@@ -501,7 +514,7 @@ mod tests {
         register_for_missing(fd.as_fd(), range).unwrap();
         let reader = std::thread::spawn(move || {
             let found = scratch.read(PageCount(2));
-            // Told, and waited for.
+            // The write waits until its page is filled, and the drop waits until its event is read.
             scratch.write(PageCount(3), 1);
             drop(scratch);
             found
@@ -521,10 +534,10 @@ mod tests {
         assert_eq!(settled(|| copy(fd.as_fd(), page, &[8; 4096]).1), Err(Errno::EEXIST));
         let Event::Fault(address) = next() else { panic!("no fault") };
         settled(|| zero(fd.as_fd(), address.page_floor())).unwrap();
-        let Event::Unmap(gone) = next() else { panic!("the end was not told") };
+        let Event::Unmap(gone) = next() else { panic!("the unmapping was not reported") };
         assert!(range.start >= gone.start && range.end <= gone.end, "{gone}");
         assert_eq!(reader.join().unwrap(), 7);
-        // Not where it was: another test may have memory there by now that it watches.
+        // The old address is not used: another test may have mapped memory at this address and may watch it.
         let other = Scratch::new(PageCount(1)).unwrap();
         assert_eq!(copy(fd.as_fd(), other.range().start, &[9; 4096]).1, Err(Errno::ENOENT));
     }
@@ -545,7 +558,7 @@ mod tests {
         inbox.add(first.as_fd()).unwrap();
         let waiter = std::thread::spawn(move || inbox.wait().unwrap());
         std::thread::sleep(Duration::from_millis(20));
-        assert!(register(second.as_fd(), scratch.range()).is_err(), "somebody else watches there");
+        assert!(register(second.as_fd(), scratch.range()).is_err(), "another descriptor watches this memory");
         drop(first);
         register(second.as_fd(), scratch.range()).unwrap();
         assert!(!waiter.is_finished());

@@ -1,15 +1,15 @@
-//! Deadlines for system calls that block.
+//! Deadlines for blocking system calls, by a timer that sends signals ("ticks") to a thread.
 //!
-//! Owns: timer_create(2) with SIGEV_THREAD_ID, and the handler of its signal.
-//! Invariants: a tick interrupts the thread that started it, and no other; the timer repeats, so that a tick before
-//! the call blocks is not the last one; a thread has one timer, armed only while a `Ticks` exists. The handler makes
-//! system calls only, takes no lock and leaves errno as it was.
+//! Owns: timer_create(2) with SIGEV_THREAD_ID, and the handler of the timer's signal.
+//! Invariants: a tick interrupts only the thread that started the timer. The timer repeats: if one tick comes
+//! before the call blocks, the next tick interrupts the call. A thread has one timer, which is armed only while a
+//! `Ticks` exists. The handler makes system calls only, takes no lock and preserves errno.
 //! Does not: wait.
 //!
 //! Man page: timer_create(2), timer_settime(2), signal(7)
 //! Since: Linux 2.6.12 (SIGEV_THREAD_ID)
 //! Probe: none needed
-//! Fallback: none; without a timer (RLIMIT_SIGPENDING) nothing can wait with a deadline
+//! Fallback: none; without a timer (RLIMIT_SIGPENDING), no wait can have a deadline
 
 use std::cell::{Cell, OnceCell};
 use std::marker::PhantomData;
@@ -27,28 +27,29 @@ use crate::error::{Errno, Error, Result};
 const TICK: libc::c_int = 63;
 
 thread_local! {
-    /// Threads whose ends a tick takes; null for none. One word, so that a tick never sees half of it.
+    /// Threads that a tick reaps if they have ended; null for no threads. The value is one word, so that a tick
+    /// never reads a partial value.
     static ENDING: AtomicPtr<&'static [Tid]> = const { AtomicPtr::new(null_mut()) };
     static TIMER: OnceCell<Timer> = const { OnceCell::new() };
 }
 
-/// A timer of the kernel that signals the thread that created it.
+/// A kernel timer that signals the thread that created the timer.
 struct Timer {
     id: libc::c_int,
-    /// Zero while it is not armed.
+    /// Period of the timer; zero while the timer is not armed.
     period: Cell<Duration>,
 }
 
-/// Interrupts blocking system calls of the calling thread at a fixed period: they fail with EINTR.
+/// Interrupts blocking system calls of the calling thread at a fixed period. An interrupted call fails with EINTR.
 #[derive(Debug)]
 pub struct Ticks {
-    /// The period of the `Ticks` around this one, or zero.
+    /// Period of the `Ticks` that existed before this value, or zero.
     before: Duration,
     bound_to_thread: PhantomData<*const ()>,
 }
 
 impl Ticks {
-    /// Starts the ticks of this thread. A `Ticks` that exists already pauses meanwhile.
+    /// Starts the ticks of this thread. A `Ticks` that already exists pauses until the new `Ticks` is dropped.
     ///
     /// # Errors
     ///
@@ -69,8 +70,8 @@ impl Ticks {
     }
 }
 
-/// Makes a system call that the kernel enters anew after a tick, and has each tick take the ends of some threads, which
-/// the call may wait for.
+/// Makes a system call that the kernel restarts after a tick. During the call, each tick reaps the threads of
+/// `threads` that have ended. The reaping is needed if the call waits until such a thread is reaped.
 pub fn taking_ends<T>(threads: &[Tid], call: impl FnOnce() -> T) -> T {
     struct Clear;
     impl Drop for Clear {
@@ -86,7 +87,7 @@ pub fn taking_ends<T>(threads: &[Tid], call: impl FnOnce() -> T) -> T {
 
 impl Drop for Ticks {
     fn drop(&mut self) {
-        // A timer that exists can be set; at the end of the thread it is gone.
+        // Setting an existing timer does not fail. At the end of the thread, the timer no longer exists.
         let _ = TIMER.try_with(|slot| slot.get().map(|timer| timer.set(self.before)));
     }
 }
@@ -108,7 +109,7 @@ impl Timer {
         if result != 0 {
             return Err(Error::new("create a timer for waits", Errno::last()));
         }
-        // SAFETY: the call succeeded, so the kernel wrote the number.
+        // SAFETY: the call succeeded, so the kernel wrote the id.
         Ok(Self { id: unsafe { id.assume_init() }, period: Cell::new(Duration::ZERO) })
     }
 
@@ -139,12 +140,12 @@ impl Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        // SAFETY: the number is that of a timer of this process, deleted once.
+        // SAFETY: the id names a timer of this process, which is deleted only here.
         unsafe { libc::syscall(libc::SYS_timer_delete, self.id) };
     }
 }
 
-/// Interrupts the call; takes the ends of the threads that were named for it.
+/// Interrupts the blocking call, and reaps the ended threads of the list that `taking_ends` has stored.
 extern "C" fn on_tick(_: libc::c_int) {
     let ending = ENDING.with(|ending| ending.load(Ordering::SeqCst));
     if ending.is_null() {
@@ -154,9 +155,9 @@ extern "C" fn on_tick(_: libc::c_int) {
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let before = unsafe { *errno };
-    // SAFETY: `taking_ends` keeps what it points to alive until it has set null; it runs in this very thread.
+    // SAFETY: `taking_ends` keeps the list alive until it has stored null. It runs in this same thread.
     for tid in unsafe { *ending } {
-        // ECHILD means that there is nothing to take. Neither outcome allocates.
+        // ECHILD means that there is no task to reap. No outcome allocates.
         let _ = crate::ptrace::take_end(*tid);
     }
     // SAFETY: as above.
@@ -166,10 +167,10 @@ extern "C" fn on_tick(_: libc::c_int) {
 fn install_handler() -> Result<()> {
     static INSTALLED: OnceLock<std::result::Result<(), Errno>> = OnceLock::new();
     let outcome = INSTALLED.get_or_init(|| {
-        // SAFETY: all-zero bytes are a valid sigaction: no flags (SA_RESTART above all), an empty mask.
+        // SAFETY: an all-zero sigaction is valid: an empty mask and no flags, above all no SA_RESTART.
         let mut action: libc::sigaction = unsafe { zeroed() };
         action.sa_sigaction = on_tick as *const () as libc::sighandler_t;
-        // SAFETY: the action outlives the call, and its handler is safe at any point of this thread.
+        // SAFETY: the action outlives the call, and its handler is safe at any point of a thread.
         match unsafe { libc::sigaction(TICK, &raw const action, null_mut()) } {
             0 => Ok(()),
             _ => Err(Errno::last()),
@@ -186,9 +187,9 @@ mod tests {
 
     const PERIOD: Duration = Duration::from_millis(2);
 
-    /// Blocks without end; whether a signal has ended that.
+    /// Blocks for up to 10 seconds, and returns whether a signal interrupted the call.
     fn is_interrupted() -> bool {
-        // SAFETY: no descriptors, no memory.
+        // SAFETY: the call passes no descriptors and no memory.
         let result = unsafe { libc::poll(null_mut(), 0, 10_000) };
         result == -1 && Errno::last().0 == libc::EINTR
     }
@@ -207,7 +208,7 @@ mod tests {
     fn other_threads_are_not_interrupted() {
         let _ticks = Ticks::start(PERIOD).unwrap();
         let other = std::thread::spawn(|| {
-            // SAFETY: no descriptors, no memory.
+            // SAFETY: the call passes no descriptors and no memory.
             unsafe { libc::poll(null_mut(), 0, 50) }
         });
         assert!(is_interrupted());
@@ -220,7 +221,7 @@ mod tests {
         drop(Ticks::start(Duration::from_secs(1000)).unwrap());
         assert!(is_interrupted());
         drop(outer);
-        // SAFETY: no descriptors, no memory.
+        // SAFETY: the call passes no descriptors and no memory.
         assert_eq!(unsafe { libc::poll(null_mut(), 0, 20) }, 0);
     }
 }

@@ -1,11 +1,13 @@
-//! The seccomp filters of this program: which system calls may change files, and which name the address of a socket.
+//! Seccomp filters that report system calls that may change files, and calls that name the address of a socket.
 //!
-//! Owns: the classic BPF programs, their mark, the evaluation of arguments.
-//! Invariants: a call that can change a name, an attribute or the length of a file gives SECCOMP_RET_USER_NOTIF in the
-//! filter of a watched subject. bind(2), listen(2) and connect(2) do in a filter of channels. Every other call gives
-//! SECCOMP_RET_ALLOW. Calls that need no look at an argument use only instructions that the kernel can
-//! evaluate in advance, so that an allowed call costs nothing (Linux 5.11 and later).
-//! Does not: report changes of content through a descriptor (write(2) and its kin); `fanotify` does.
+//! Owns: the classic BPF programs, their mark, and the tests of arguments.
+//! Invariants: the filter of a watched subject (a protected program) returns SECCOMP_RET_USER_NOTIF for each call
+//! that can change a name, an attribute or the length of a file. A filter of channels (listeners that outlive their
+//! program) returns SECCOMP_RET_USER_NOTIF for bind(2), listen(2) and connect(2). A filter returns
+//! SECCOMP_RET_ALLOW for every other call. For a call whose arguments are not tested, a filter executes only
+//! instructions that the kernel can evaluate in advance. So such a call costs nothing if it is allowed (Linux 5.11
+//! and later).
+//! Does not: report changes of content through a descriptor, such as write(2); `fanotify` does.
 
 mod calls;
 
@@ -16,7 +18,7 @@ use calls::When::{
 };
 use calls::{I386, I386_CHANNELS, NATIVE, NATIVE_CHANNELS, When};
 
-/// Instructions that a filter of ours has at most; a longer filter of a thread is not ours.
+/// Most instructions of a filter of this program. A longer filter of a thread was not made by this program.
 pub(crate) const OWN_INSTRUCTIONS_MAX: usize = 512;
 
 const LOAD_ABSOLUTE: u16 = 0x20;
@@ -29,7 +31,7 @@ const RETURN: u16 = 0x06;
 const ALLOW: u32 = 0x7fff_0000;
 const NOTIFY: u32 = 0x7fc0_0000;
 
-/// Offsets in `struct seccomp_data`.
+/// Offsets of fields in `struct seccomp_data`.
 const NUMBER_AT: u32 = 0;
 const ARCHITECTURE_AT: u32 = 4;
 const ARGUMENTS_AT: u32 = 16;
@@ -38,15 +40,17 @@ pub(crate) const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 pub(crate) const AUDIT_ARCH_I386: u32 = 0x4000_0003;
 pub(crate) const X32_BIT: u32 = 0x4000_0000;
 
-/// What a filter of ours begins with: comparisons that lead to the next instruction either way. A load of a constant
-/// would keep the kernel from evaluating the filter in advance.
+/// Constants of the first instructions of every filter of this program, by which the filter is recognised. These
+/// instructions are comparisons that lead to the next instruction in either case. A load of a constant would
+/// prevent the kernel from evaluating the filter in advance.
 const MARK: [u32; 2] = [0x756e_6479, 0x696e_6701];
 
-/// O_WRONLY, O_RDWR, O_CREAT, O_TRUNC and the bit of O_TMPFILE that O_DIRECTORY has not.
+/// Flags of an open that can change a file: O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, and the bit of O_TMPFILE that is
+/// not in O_DIRECTORY.
 const OPENS_TO_CHANGE: u32 = 0x1 | 0x2 | 0x40 | 0x200 | 0x0040_0000;
 const F_SETFL: u32 = 4;
 const O_APPEND: u32 = 0x400;
-/// MAP_SHARED, which MAP_SHARED_VALIDATE has as well.
+/// MAP_SHARED, a bit that is also set in MAP_SHARED_VALIDATE.
 const MAP_SHARED_BIT: u32 = 1;
 const MAP_ANONYMOUS: u32 = 0x20;
 const RWF_NOAPPEND: u32 = 0x20;
@@ -80,7 +84,7 @@ const REQUESTS: &[u32] = &[
     0x5000_943f, // BTRFS_IOC_SNAP_DESTROY_V2
 ];
 
-/// Bytes of one instruction (`struct sock_filter`).
+/// Size of one instruction (`struct sock_filter`) in bytes.
 pub const INSTRUCTION_BYTES: usize = 8;
 
 /// One instruction (`struct sock_filter`).
@@ -104,25 +108,27 @@ pub struct FilterProgram {
     is_interruptible: bool,
 }
 
-/// Which calls a filter reports. A task can have only one filter with a listener, so that one filter reports both kinds.
+/// The kinds of calls that a filter reports. A task can have only one filter with a listener, so one filter can
+/// report both kinds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reported {
-    /// Calls that can change files, bind(2) and io_uring_setup(2) among them.
+    /// Calls that can change files, with bind(2) and io_uring_setup(2).
     Files,
     /// bind(2), listen(2) and connect(2).
     Channels,
-    /// The calls of both.
+    /// The calls of `Files` and the calls of `Channels`.
     FilesAndChannels,
 }
 
-/// The filter of a watched subject. Beside the calls that the names of its module's tables say, it reports bind(2),
-/// which makes the names of Unix sockets, and io_uring_setup(2), whose requests no filter sees.
+/// Returns the filter of a watched subject. Besides calls that change files by themselves, the filter reports
+/// bind(2), which creates the names of Unix sockets. It also reports io_uring_setup(2), because no filter sees the
+/// requests of an io_uring.
 #[must_use]
 pub fn watch_program() -> FilterProgram {
     filter_program(Reported::Files)
 }
 
-/// The filter that reports these calls.
+/// Returns the filter that reports these kinds of calls.
 #[must_use]
 pub fn filter_program(reported: Reported) -> FilterProgram {
     let mut builder = Builder::default();
@@ -132,7 +138,7 @@ pub fn filter_program(reported: Reported) -> FilterProgram {
     builder.push(LOAD_ABSOLUTE, ARCHITECTURE_AT);
     builder.jump_if_equal(AUDIT_ARCH_I386, Label::I386);
     builder.push(LOAD_ABSOLUTE, NUMBER_AT);
-    // A call of x32 is judged as the call of x86-64 with the same number.
+    // An x32 call is handled like the x86-64 call with the same number.
     builder.push(AND, !X32_BIT);
     builder.calls(&table(reported, NATIVE, NATIVE_CHANNELS));
     builder.place(Label::I386);
@@ -145,7 +151,8 @@ pub fn filter_program(reported: Reported) -> FilterProgram {
     builder.finish(reported)
 }
 
-/// The rows of one table of numbers. A call of both kinds is judged as one of channels, which report all of it.
+/// Returns the rows of one call table. A call in both tables gets its row from `channels`, which reports every use
+/// that `files` reports.
 fn table(reported: Reported, files: &[(u32, When)], channels: &[(u32, When)]) -> Vec<(u32, When)> {
     let of_channels = |call: &(u32, When)| channels.iter().any(|other| other.0 == call.0);
     match reported {
@@ -157,8 +164,8 @@ fn table(reported: Reported, files: &[(u32, When)], channels: &[(u32, When)]) ->
     }
 }
 
-/// Whether the code of a filter, as `seccomp::filter` reads it, is one that `filter_program` made, also of another
-/// version of this program.
+/// Reports whether a filter was made by [`filter_program`], also by another version of this program. `code` is the
+/// code of the filter, as `seccomp::filter` reads it.
 #[must_use]
 pub fn is_own(code: &[u8]) -> bool {
     let marks = MARK.map(|constant| Instruction::new(JUMP_IF_EQUAL, constant).to_bytes()).concat();
@@ -166,7 +173,7 @@ pub fn is_own(code: &[u8]) -> bool {
 }
 
 impl FilterProgram {
-    /// The instructions as the kernel lays them out.
+    /// Returns the instructions in the layout of the kernel.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         self.instructions.iter().flat_map(|instruction| instruction.to_bytes()).collect()
@@ -176,13 +183,14 @@ impl FilterProgram {
         &self.instructions
     }
 
-    /// Which calls it reports.
+    /// Returns which kinds of calls the filter reports.
     #[must_use]
     pub fn reported(&self) -> Reported {
         self.reported
     }
 
-    /// The same filter, whose calls can be broken off while they wait for the answer; see `flags_of`.
+    /// Returns the filter as an interruptible filter: a signal can interrupt a call that waits for its answer. See
+    /// `flags_of`.
     #[must_use]
     pub fn interruptible(self) -> Self {
         Self { is_interruptible: true, ..self }
@@ -205,21 +213,21 @@ impl Instruction {
     }
 }
 
-/// A place in a program that is jumped to.
+/// A position in a program that a jump leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Label {
     I386,
     Test(When),
 }
 
-/// A program whose jumps are completed in the end.
+/// A program under construction. The jumps get their distances at the end.
 #[derive(Default)]
 struct Builder {
     instructions: Vec<Instruction>,
-    /// Jumps, by index, and where they go.
+    /// Jumps: the index of the instruction and the target.
     jumps: Vec<(usize, Label)>,
     places: Vec<(Label, usize)>,
-    /// Tests of arguments that are jumped to.
+    /// Tests of arguments that a jump leads to.
     wanted: Vec<When>,
 }
 
@@ -228,7 +236,7 @@ impl Builder {
         self.instructions.push(Instruction::new(code, constant));
     }
 
-    /// A comparison, and how many instructions it skips if it holds and if it does not.
+    /// Appends a comparison. `if_true` and `if_false` are the numbers of instructions that the comparison skips.
     fn skip(&mut self, code: u16, constant: u32, if_true: u8, if_false: u8) {
         self.instructions.push(Instruction { code, if_true, if_false, constant });
     }
@@ -237,14 +245,14 @@ impl Builder {
         self.places.push((label, self.instructions.len()));
     }
 
-    /// A jump of any length: those of comparisons reach 255 instructions only.
+    /// Appends a jump of any length. A comparison itself can skip at most 255 instructions.
     fn jump_if_equal(&mut self, constant: u32, label: Label) {
         self.skip(JUMP_IF_EQUAL, constant, 0, 1);
         self.jumps.push((self.instructions.len(), label));
         self.push(JUMP, 0);
     }
 
-    /// Judges the call whose number is loaded.
+    /// Appends the decision about the call whose number is loaded.
     fn calls(&mut self, table: &[(u32, When)]) {
         for &(number, when) in table {
             if when == Always {
@@ -261,11 +269,11 @@ impl Builder {
     }
 
     fn load_argument(&mut self, index: u32) {
-        // The low half: every argument that is tested has at most 32 bits.
+        // Only the low half is loaded, because every tested argument has at most 32 bits.
         self.push(LOAD_ABSOLUTE, ARGUMENTS_AT + 8 * index);
     }
 
-    /// Judges a call by its arguments.
+    /// Appends the test of a call by its arguments.
     fn test(&mut self, when: When) {
         match when {
             Always => {}
@@ -319,7 +327,7 @@ impl Builder {
         self.push(RETURN, NOTIFY);
     }
 
-    /// Allows the call if the argument has none of these bits.
+    /// Appends instructions that allow the call if the argument has none of these bits.
     fn allow_without(&mut self, argument: u32, bits: u32) {
         self.load_argument(argument);
         self.skip(JUMP_IF_ANY_BIT, bits, 1, 0);

@@ -1,7 +1,8 @@
-//! Starting a program whose calls are reported from its first one on.
+//! Starts a program under a seccomp filter, and receives the listener of the filter before the program runs.
 //!
-//! Owns: the way of the listener from the child, before it executes the program, to this process and to the holder.
-//! Invariants: the program gets no descriptor by this.
+//! Owns: the transfer of the listener from the child to this process and to the listener holder, before the child
+//! executes the program. The holder is a process that lets calls continue after the death of this process.
+//! Invariants: the program inherits no additional descriptor.
 //! Does not: receive calls.
 //!
 //! Man page: seccomp_unotify(2), unix(7) SCM_RIGHTS
@@ -19,19 +20,23 @@ use crate::listener_holder::{self, ListenerHolder};
 use crate::seccomp_listener::{FilterProgram, Listener, install};
 use crate::socket;
 
-/// A listener on its way from a program that is being started.
+/// The receiving end for the listener of a program that is being started.
 #[derive(Debug)]
 pub struct PendingListener {
     from: OwnedFd,
 }
 
-/// Has a command install the filter right before it is executed, and hand the listener to this process and, with the
-/// file that it marks as broken, to the holder. The first call of the program that is reported waits until the listener
-/// is served. The program gets no descriptor by this.
+/// Makes the child of a command install the filter right before the child executes the program. The child sends the
+/// listener to this process. If there is a holder, the child first sends the holder the listener and the file that
+/// the holder marks as broken.
+///
+/// The first reported call of the program waits until the listener is served. The program inherits no additional
+/// descriptor.
 ///
 /// # Errors
 ///
-/// Why there is no pair of sockets. What fails in the child is the error of `Command::spawn`.
+/// Fails if the pair of sockets or a duplicate descriptor cannot be created. `Command::spawn` returns the errors of
+/// the child.
 pub fn watch_from_start(
     command: &mut Command,
     program: FilterProgram,
@@ -51,20 +56,20 @@ pub fn watch_from_start(
     let prepare = move || {
         let raw = |error: Error| std::io::Error::from_raw_os_error(error.errno.0);
         let listener = install(&program).map_err(raw)?;
-        // The holder first: from then on, the death of this program's parent harms no call.
+        // The holder gets the listener first. From then on, the death of the parent process does not harm a call.
         if let Some((socket, broken)) = &holder {
             send_descriptors(socket.as_fd(), &[listener.as_raw_fd(), broken.as_raw_fd()]).map_err(raw)?;
         }
         send_descriptors(to.as_fd(), &[listener.as_raw_fd()]).map_err(raw)
     };
-    // SAFETY: between fork and exec it makes system calls only; it takes no lock and allocates nothing. Dropping the
-    // listener closes one descriptor.
+    // SAFETY: between fork and exec, the closure makes system calls only. The closure takes no lock and allocates
+    // nothing. Dropping the listener closes one descriptor.
     unsafe { command.pre_exec(prepare) };
     Ok(PendingListener { from })
 }
 
 impl PendingListener {
-    /// The listener of a program that `Command::spawn` has started.
+    /// Receives the listener of a program that `Command::spawn` has started.
     ///
     /// # Errors
     ///

@@ -1,12 +1,12 @@
-//! Calls that depend on a working directory or a root directory, without changing this process's own.
+//! Runs work in another working directory or root directory, without changing the directories of the other threads.
 //!
 //! Owns: a thread with a private working directory and root directory.
-//! Invariants: the rest of the process keeps its root directory, working directory and umask.
-//! Does not: say what is done there.
+//! Invariants: all other threads of the process keep their root directory, working directory and umask.
+//! Does not: define the work; the caller does.
 //!
 //! Man page: unshare(2), chdir(2), chroot(2)
 //! Since: Linux 2.6.16
-//! Probe: none; older kernels are refused by `doctor`
+//! Probe: none; `doctor` refuses older kernels
 //! Fallback: none
 
 use std::os::fd::BorrowedFd;
@@ -36,7 +36,8 @@ pub fn within_root<Output: Send>(
 
 fn elsewhere<Output: Send>(work: impl FnOnce() -> Result<Output> + Send) -> Result<Output> {
     let there = || {
-        // SAFETY: takes no pointers; only this thread's view of the file system becomes private.
+        // SAFETY: unshare takes no pointers. Only the root directory, working directory and umask of this thread
+        // become private.
         if unsafe { libc::unshare(libc::CLONE_FS) } < 0 {
             return Err(Error::new("get a private working directory", Errno::last()));
         }

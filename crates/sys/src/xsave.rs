@@ -1,7 +1,7 @@
-//! The standard layout of extended register state, as this processor has it.
+//! The standard layout of the extended register state on this processor.
 //!
-//! Owns: the CPUID leaf that describes XSAVE components.
-//! Invariants: sizes are those of the standard (not the compacted) format, which signal frames and ptrace use.
+//! Owns: the CPUID leaf that describes the XSAVE components.
+//! Invariants: sizes are those of the standard (not compacted) format, which signal frames and ptrace(2) use.
 //! Does not: read any state.
 //!
 //! Man page: none; Intel SDM volume 1 chapter 13, AMD APM volume 2 section 11.5
@@ -12,21 +12,22 @@
 use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
-/// Legacy area and header.
+/// Size of the legacy area and the header in bytes.
 const BASE_BYTES: usize = 512 + 64;
-/// The leaf of XSAVE components.
+/// CPUID leaf of the XSAVE components.
 const LEAF: u32 = 0xd;
-/// Components 0 and 1 (x87, SSE) lie in the legacy area.
+/// First component outside of the legacy area. Components 0 and 1 (x87, SSE) are in the legacy area.
 const FIRST_EXTENDED: u32 = 2;
-/// Component numbers are bits of a word, of which the highest is reserved.
+/// Number of components. A component number is a bit of a 64-bit word, whose highest bit is reserved.
 const COMPONENTS: u32 = 63;
 
-/// Asks the processor now, rather than when it first matters, inside a pause.
+/// Reads the layout from the processor now. Otherwise the first use would read the layout, inside the pause of a
+/// checkpoint.
 pub fn prepare() {
     ends();
 }
 
-/// Bytes of a state that holds the components whose bits are set.
+/// Returns the size in bytes of a state with the components whose bits are set.
 #[must_use]
 pub fn bytes_of(components: u64) -> usize {
     let ends = ends();
@@ -36,7 +37,8 @@ pub fn bytes_of(components: u64) -> usize {
         .fold(BASE_BYTES, usize::max)
 }
 
-/// Where each component ends; asked once, because a virtual machine answers each question with an exit.
+/// Returns the end offset of each component in bytes. The processor is asked once, because on a virtual machine
+/// each CPUID instruction causes an exit.
 fn ends() -> &'static [usize; COMPONENTS as usize] {
     static ENDS: OnceLock<[usize; COMPONENTS as usize]> = OnceLock::new();
     ENDS.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! SIGCHLD comes for the stops of children only where they are reported, and always for their ends.
+//! Tests that SIGCHLD is sent for stops of children only where stops are reported, and always for their ends.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -18,7 +18,7 @@ fn is_pending() -> bool {
     u64::from_str_radix(set.trim(), 16).unwrap() & CHLD_BIT != 0
 }
 
-/// Whether SIGCHLD is pending after the stop of a tracee, and after its end.
+/// Returns whether SIGCHLD is pending after the stop of a tracee, and after the end of the tracee.
 fn pending_after_stop_and_end() -> (bool, bool) {
     let mut child = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
     let (pid, tid) = (Pid(child.id() as i32), Tid(child.id() as i32));
@@ -40,7 +40,7 @@ fn stops_of_tracees_are_reported_only_where_asked_for() {
         for role in ["reported", "unreported", "kept"] {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.args(["--exact", test]).env(ROLE, role).stdout(Stdio::null());
-            // In all threads of the helper.
+            // SIGCHLD is blocked in all threads of the started test process.
             let status = signal::start_with(&mut command, CHLD_BIT, 0).status().unwrap();
             assert!(status.success(), "{role}");
         }
@@ -51,6 +51,6 @@ fn stops_of_tracees_are_reported_only_where_asked_for() {
     if role == "kept" {
         signal::report_child_stops(false).unwrap();
         signal::report_child_stops(true).unwrap();
-        assert!(is_pending(), "a signal that had come is lost");
+        assert!(is_pending(), "a pending SIGCHLD is lost");
     }
 }

@@ -1,13 +1,16 @@
-//! Guardians that are killed, and what their subjects notice.
+//! Tests that calls of a subject (a watched program) neither fail nor hang when its guardian is killed.
+//!
+//! The guardian is the process that answers the reported calls of a subject. When the guardian dies, the listener
+//! holder, a separate process, lets the calls continue.
 //!
 //! Owns: tests.
 //! Invariants: guardian and subject are forks of the test that make system calls and small allocations only.
-//! Does not: run programs.
+//! Does not: execute other programs.
 //!
 //! Man page: fork(2), seccomp_unotify(2)
 //! Since: Linux 5.9
 //! Probe: `features::REGISTRY` entry "file-notify"
-//! Fallback: none; without the feature the tests say so
+//! Fallback: none; without the feature the tests print `unsupported`
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ffi::CString;
@@ -32,7 +35,7 @@ mod common;
 use common::{Directory, is_supported};
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// What a subject writes in the end.
+/// The byte that a process of a subject writes at its end if all calls succeeded.
 const WELL: u8 = b'.';
 const FAILED: u8 = b'F';
 
@@ -42,9 +45,9 @@ fn ends_within(process: BorrowedFd<'_>, milliseconds: i32) -> bool {
     unsafe { libc::poll(&raw mut wait, 1, milliseconds) == 1 }
 }
 
-/// Runs a function in a child, which ends behind it.
+/// Runs a function in a child process, which exits afterwards.
 fn fork(work: impl FnOnce()) -> Pid {
-    // SAFETY: the child runs `work`, which takes no lock but that of the allocator, which fork keeps usable.
+    // SAFETY: the child runs `work`, which takes only the lock of the allocator. fork keeps this lock usable.
     match unsafe { libc::fork() } {
         0 => {
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
@@ -56,7 +59,7 @@ fn fork(work: impl FnOnce()) -> Pid {
 }
 
 fn kill(pid: Pid) {
-    // SAFETY: plain numbers, of a child that is reaped here.
+    // SAFETY: plain numbers; the pid names a child that is reaped here.
     unsafe {
         libc::kill(pid.get(), libc::SIGKILL);
         libc::waitpid(pid.get(), ptr::null_mut(), 0);
@@ -69,12 +72,13 @@ fn signal(process: &OwnedFd, number: i32) {
     assert_eq!(result, 0);
 }
 
-/// Waits until a holder has left what it was born with.
+/// Waits until a holder has closed the descriptors that it inherited.
 fn await_settled(holder: &OwnedFd) {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", holder.as_raw_fd())).unwrap();
     let pid = text.lines().find_map(|line| line.strip_prefix("Pid:")).unwrap().trim().to_owned();
     let started = Instant::now();
-    // Its own socket and handle, and a listener with its file.
+    // The remaining descriptors are the socket and the handle of the holder, a listener, and the file of the
+    // listener.
     while std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count) > 4 {
         assert!(started.elapsed() < LIMIT);
         std::thread::sleep(Duration::from_millis(1));
@@ -91,7 +95,7 @@ fn write(to: &OwnedFd, bytes: &[u8]) {
     unsafe { libc::write(to.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
 }
 
-/// Reads until no writer is left; fails if that takes too long.
+/// Reads until no writer is left. Fails after the time limit.
 fn read_all(mut from: &File) -> Vec<u8> {
     let started = Instant::now();
     let mut bytes = Vec::new();
@@ -110,7 +114,7 @@ fn read_all(mut from: &File) -> Vec<u8> {
     }
 }
 
-/// Makes calls that are reported; whether all of them succeeded.
+/// Makes calls that are reported. Returns whether all calls succeeded.
 fn change_files(directory: &Path, name: &str, rounds: usize) -> bool {
     let at = |name: &str| CString::new(directory.join(name).to_str().unwrap()).unwrap();
     let (made, renamed) = (at(name), at(&format!("{name}-renamed")));
@@ -129,8 +133,8 @@ fn change_files(directory: &Path, name: &str, rounds: usize) -> bool {
     })
 }
 
-/// Starts a subject of two processes, which says in the end how it went. It is what a command does before it would
-/// execute a program.
+/// Starts a subject of two processes. Each process writes its result to `result` at the end. The subject runs in
+/// the child of a command, at the point before the child would execute a program.
 fn start_subject(
     holder: &ListenerHolder,
     directory: &Directory,
@@ -145,7 +149,8 @@ fn start_subject(
         for name in ["one", "two"] {
             fork(|| {
                 let number = result.as_raw_fd() as u32;
-                // SAFETY: closes copies of descriptors that this child does not use, so that their owners notice ends.
+                // SAFETY: the closed descriptors are copies that this child does not use. Closing the copies lets
+                // the owners of the other ends detect the end.
                 unsafe {
                     libc::syscall(libc::SYS_close_range, 3, number - 1, 0);
                     libc::syscall(libc::SYS_close_range, number + 1, u32::MAX, 0);
@@ -156,19 +161,19 @@ fn start_subject(
         // SAFETY: a plain number.
         unsafe { libc::_exit(0) }
     };
-    // SAFETY: the closure forks and ends; nothing of the command is used behind it.
+    // SAFETY: the closure forks and exits. The command is not used afterwards.
     unsafe { command.pre_exec(be_two) };
     command.spawn().unwrap().wait().unwrap();
     pending.receive().unwrap()
 }
 
-/// Answers until no process asks.
+/// Answers calls until no task uses the filter.
 fn serve(holder: &ListenerHolder, listener: &Listener) {
     let mut buffer = holder.buffer().unwrap();
     let _ = listener.use_sync_wake_up();
     while listener.wait(None).unwrap() != Waited::Gone {
         if listener.receive(&mut buffer) == Ok(Receipt::Call) {
-            // As much as a receiver does.
+            // This loop takes about as long as the work of a real receiver.
             for _ in 0..500 {
                 std::hint::spin_loop();
             }
@@ -181,7 +186,8 @@ fn mark_in(directory: &Directory) -> String {
     std::fs::read_to_string(directory.0.join("broken")).unwrap_or_default()
 }
 
-/// A guardian with its subject; how to know the end of the holder, and what the subject says.
+/// Starts a guardian with its subject. Returns the guardian, a pidfd of the holder, and the pipe with the results
+/// of the subject.
 fn start_guardian(
     directory: &Directory,
     rounds: usize,
@@ -220,7 +226,7 @@ fn no_call_fails_or_hangs_when_the_guardian_is_killed() {
         let said = read_all(&results);
         assert!(said.iter().all(|byte| *byte == WELL), "round {round}: {said:?}");
         assert!(said.is_empty() || said.len() == 2, "round {round}: {said:?}");
-        assert!(ends_within(holder.as_fd(), 10_000), "round {round}: the holder stays");
+        assert!(ends_within(holder.as_fd(), 10_000), "round {round}: the holder does not exit");
         finished += said.len();
         let mark = mark_in(&directory);
         assert!(mark.is_empty() || mark.as_bytes() == BROKEN_LINE, "round {round}: {mark}");
@@ -255,7 +261,7 @@ fn a_call_that_was_received_and_not_answered_continues() {
     assert_eq!(mark_in(&directory).as_bytes(), BROKEN_LINE);
 }
 
-/// Both calls are received into one buffer: the table alone knows the first one.
+/// Both calls are received into one buffer, so that only the table of held calls contains the first call.
 #[test]
 fn a_call_that_was_put_aside_continues() {
     if !is_supported() {
@@ -311,7 +317,8 @@ fn a_guardian_that_outlives_its_subject_leaves_no_mark_and_no_holder() {
     assert_eq!(mark_in(&directory), "");
 }
 
-/// The holder finds both dead at once: it cannot know that nothing happened in between, unless the guardian said so.
+/// The holder finds guardian and subject dead at the same time. The holder cannot know whether the subject made
+/// calls in between, unless the guardian has reported an orderly end.
 #[test]
 fn deaths_that_cannot_be_told_apart_leave_a_mark() {
     if !is_supported() {
@@ -329,7 +336,7 @@ fn deaths_that_cannot_be_told_apart_leave_a_mark() {
             drop(result);
             told.read_exact(&mut [0]).unwrap();
             serve(&holder, &listener);
-            // All calls are answered, and the holder has not looked since.
+            // All calls are answered, but the holder is stopped and has not checked the listener since.
             if is_orderly {
                 drop(holder);
             }
@@ -387,14 +394,15 @@ fn buffers_are_taken_once_and_given_back() {
     assert_eq!(buffers.len(), BUFFERS_MAX);
     buffers.pop();
     assert!(holder.buffer().is_some());
-    // SAFETY: plain numbers; a holder that is killed is what is tested.
+    // SAFETY: plain numbers. The test kills a holder on purpose.
     unsafe { libc::kill(holder.pid().get(), libc::SIGKILL) };
     let started = Instant::now();
     while holder.is_alive() {
         assert!(started.elapsed() < LIMIT);
     }
     let null = File::open("/dev/null").unwrap();
-    // A holder that another test starts at this moment has a copy of the socket until it closes what it has inherited.
+    // A holder that another test is just starting has a copy of the socket until it closes its inherited
+    // descriptors.
     let refused = loop {
         match holder.hold(null.as_fd(), null.as_fd()) {
             Err(refused) => break refused,
@@ -402,6 +410,6 @@ fn buffers_are_taken_once_and_given_back() {
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    // The latter where messages were still unread when the last copy was closed.
+    // The error is ECONNRESET if messages were still unread when the last copy of the socket was closed.
     assert!([libc::EPIPE, libc::ECONNRESET].contains(&refused.errno.0), "{refused}");
 }

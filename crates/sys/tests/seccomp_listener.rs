@@ -1,13 +1,13 @@
-//! Notifications of threads and of programs.
+//! Tests of the seccomp notifications of threads and of programs.
 //!
 //! Owns: tests.
-//! Invariants: a test that needs CAP_SYS_ADMIN says so and returns.
-//! Does not: test the filter call by call; `watch_filter` does.
+//! Invariants: without CAP_SYS_ADMIN, a test that needs this capability prints `unsupported` and returns.
+//! Does not: test the filter call by call; the tests of `watch_filter` do.
 //!
 //! Man page: seccomp_unotify(2)
 //! Since: Linux 5.5
 //! Probe: `features::REGISTRY` entry "file-notify"
-//! Fallback: none; without the feature the tests say so
+//! Fallback: none; without the feature the tests print `unsupported`
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ffi::CString;
@@ -42,14 +42,14 @@ fn make_directory(path: &CString) -> i32 {
     if result == 0 { 0 } else { Errno::last().0 }
 }
 
-/// Does something in a thread with the filter, and gives its listener.
+/// Runs `work` in a thread with the watch filter. Returns the listener of the filter, and the thread.
 fn watched<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> (Listener, std::thread::JoinHandle<T>) {
     watched_by(watch_program(), work)
 }
 
-/// The same with another filter.
+/// Runs `work` in a thread with another filter, as [`watched`] does.
 fn watched_by<T: Send + 'static>(
     program: FilterProgram,
     work: impl FnOnce() -> T + Send + 'static,
@@ -90,7 +90,7 @@ fn a_call_waits_for_its_answer_and_does_what_it_says() {
     assert_eq!(listener.answer_continue(second.id()), Ok(true));
     assert_eq!(thread.join().unwrap(), (libc::ENOSPC, 0));
     assert!(!directory.0.join("refused").exists() && directory.0.join("made").exists());
-    // Answered twice, and from a thread that is gone.
+    // The call is already answered, and its thread has ended.
     assert_eq!(listener.answer_continue(second.id()), Ok(false));
     assert!(!listener.is_valid(second.id()));
     assert_eq!(listener.wait(LIMIT), Ok(Waited::Gone));
@@ -129,7 +129,7 @@ fn a_program_is_watched_from_its_first_call_and_has_nothing_of_ours() {
     let pending = watch_from_start(&mut command, watch_program(), None).unwrap();
     let mut child = command.spawn().unwrap();
     let listener = pending.receive().unwrap();
-    // Mappings of what the C library reads come first.
+    // The first reported calls are mappings of files that the C library reads.
     let opens = std::iter::repeat_with(|| next(&listener)).find(|call| {
         let is_open = call.call() == libc::SYS_openat;
         assert!(is_open || call.call() == libc::SYS_mmap, "{call:?}");
@@ -161,7 +161,7 @@ fn a_program_that_cannot_be_executed_leaves_no_listener() {
     let pending = watch_from_start(&mut command, watch_program(), None).unwrap();
     assert_eq!(command.spawn().unwrap_err().raw_os_error(), Some(libc::ENOENT));
     let listener = pending.receive();
-    // The filter came before the program was looked for.
+    // The filter was installed before the program was looked up.
     assert!(listener.is_ok_and(|listener| listener.wait(LIMIT) == Ok(Waited::Gone)));
 }
 
@@ -202,7 +202,8 @@ fn calls_of_channels_are_read_with_their_addresses() {
     let (listener, thread) = watched_by(filter_program(Reported::Channels), move || {
         let socket = left.as_raw_fd();
         let address = [1_u8; 200];
-        // SAFETY: the kernel reads at most the bytes of the array; the last address is none, and is refused.
+        // SAFETY: the kernel reads at most the bytes of the array. The last address is null, and the kernel refuses
+        // this address.
         unsafe {
             libc::connect(socket, address.as_ptr().cast(), 3);
             libc::listen(socket, 1);
@@ -227,7 +228,8 @@ fn calls_of_channels_are_read_with_their_addresses() {
     thread.join().unwrap();
 }
 
-/// Answers calls until there is no task any more, as a receiver does whose thread gets signals.
+/// Answers calls until no task uses the filter, like a receiver whose thread gets signals. Returns the number of
+/// answers.
 fn answer_all(listener: &Listener) -> usize {
     let mut answered = 0;
     loop {
@@ -256,7 +258,8 @@ fn signals_to_the_receiver_leave_no_call_unanswered() {
     let directory = Directory::new("listener-signals");
     let existing = at(&directory, ".");
     let work = move || {
-        // Several callers, so that one has the kernel's lock of the filter while another is answered.
+        // There are several callers, so that one caller holds the kernel's lock of the filter while another call is
+        // answered.
         let call = || (0..CALLS).all(|_| make_directory(&existing) == libc::EEXIST);
         std::thread::scope(|scope| {
             let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(call)).collect();
@@ -265,18 +268,18 @@ fn signals_to_the_receiver_leave_no_call_unanswered() {
     };
     let (listener, thread) = watched(work);
     let _ = listener.use_sync_wake_up();
-    // SAFETY: the handler does nothing; the signal is used by no other test.
+    // SAFETY: the handler does nothing. No other test uses the signal.
     unsafe { libc::signal(libc::SIGUSR1, nothing as *const () as libc::sighandler_t) };
     let (give, take) = std::sync::mpsc::channel();
     let receiver = std::thread::spawn(move || {
-        // SAFETY: no arguments.
+        // SAFETY: the call has no arguments.
         give.send(unsafe { libc::gettid() }).unwrap();
         answer_all(&listener)
     });
     let tid = take.recv().unwrap();
     let own = std::process::id();
     while !receiver.is_finished() {
-        // SAFETY: plain numbers; the thread is one of this process, which has a handler.
+        // SAFETY: plain numbers. The thread belongs to this process, which has a handler for the signal.
         unsafe { libc::syscall(libc::SYS_tgkill, own, tid, libc::SIGUSR1) };
         (0..4000).for_each(|_| std::hint::spin_loop());
     }

@@ -76,7 +76,7 @@ impl fmt::Display for RunEvent {
                 write!(f, "pid {pid} {}", SubjectStatus::of(*signal, *exit))
             }
             Self::Faulted { pid, fault } => {
-                write!(f, "pid {pid} {fault}, and is killed because of this fault")
+                write!(f, "pid {pid} {fault}, and is killed for it")
             }
             Self::BackOff { wait_us } => {
                 let wait = Duration::from_micros(*wait_us).as_secs_f64();
@@ -90,10 +90,7 @@ impl fmt::Display for RunEvent {
                 write!(f, "checkpoint {seq} cannot be restored: {}", shown(reason, f))
             }
             Self::Poisoned { seq } => {
-                write!(
-                    f,
-                    "a restore from checkpoint {seq} led to another death; the previous checkpoint is used"
-                )
+                write!(f, "checkpoint {seq} led to another death; the previous checkpoint is used")
             }
             Self::GaveUp { restarts, within_us } => {
                 let within = Duration::from_micros(*within_us).as_secs();

@@ -1,12 +1,12 @@
-//! The processor's state of a stopped thread: general and extended registers, restartable sequence.
+//! The processor state of a stopped thread: general registers, extended registers and rseq registration.
 //!
-//! Owns: the x86-64 register structure of the kernel.
-//! Does not: know what a register means for a system call or a signal frame.
+//! Owns: the kernel's layout of the x86-64 general registers and of the rseq registration.
+//! Does not: interpret registers as arguments of a system call or as a signal frame.
 //!
 //! Man page: ptrace(2), rseq(2)
 //! Since: Linux 5.4 (PTRACE_GETREGSET 2.6.34, PTRACE_GET_RSEQ_CONFIGURATION 5.13)
 //! Probe: `features::REGISTRY` entry "ptrace"
-//! Fallback: none; without the registers there is no checkpoint
+//! Fallback: none; a checkpoint needs the registers
 
 use std::mem::{offset_of, size_of, transmute};
 
@@ -15,13 +15,13 @@ use model::Tid;
 use super::requests::request;
 use crate::error::Result;
 
-/// Most bytes of extended register state the kernel is asked for (AMX needs about 11 KiB).
+/// Most bytes of extended register state that are read from the kernel. With AMX, the state has about 11 KiB.
 pub const XSTATE_BYTES_MAX: usize = 16 * 1024;
 
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 const NT_X86_XSTATE: usize = 0x202;
 
-/// General registers of a 64-bit thread, as PTRACE_GETREGS lays them out.
+/// General registers of a 64-bit thread, in the layout of PTRACE_GETREGS.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the field names are the register names")]
@@ -62,32 +62,32 @@ const _: () = assert!(offset_of!(Registers, rip) == 128);
 const _: () = assert!(offset_of!(Registers, fs_base) == 168);
 
 impl Registers {
-    /// The registers as words, in the order of the structure.
+    /// Returns the registers as words, in the order of the structure.
     #[must_use]
     pub fn to_words(&self) -> [u64; 27] {
         // SAFETY: the structure is `repr(C)` and has 27 fields of type u64, thus no padding.
         unsafe { transmute::<Self, [u64; 27]>(*self) }
     }
 
-    /// Registers from the words of [`Self::to_words`].
+    /// Builds the registers from words in the order of [`Self::to_words`].
     #[must_use]
     pub fn from_words(words: &[u64; 27]) -> Self {
-        // SAFETY: as above, and each of the fields may have any value.
+        // SAFETY: the layout is that of `to_words`, and every u64 is a valid value of a field.
         unsafe { transmute::<[u64; 27], Self>(*words) }
     }
 }
 
-/// The restartable-sequence area a thread registered (`rseq_cs` and all).
+/// The rseq(2) registration of a thread, in the layout of PTRACE_GET_RSEQ_CONFIGURATION.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RseqConfiguration {
-    /// Address of the area; zero when none is registered.
+    /// Address of the registered `struct rseq`; zero without a registration.
     pub address: u64,
-    /// Its length in bytes.
+    /// Length of the registered `struct rseq` in bytes.
     pub length: u32,
-    /// The signature that precedes abort handlers.
+    /// Signature that precedes each abort handler.
     pub signature: u32,
-    /// Registration flags.
+    /// Flags of the registration.
     pub flags: u32,
     /// Padding of the kernel's structure.
     pub pad: u32,
@@ -96,7 +96,7 @@ pub struct RseqConfiguration {
 const _: () = assert!(size_of::<RseqConfiguration>() == 24);
 const _: () = assert!(offset_of!(RseqConfiguration, signature) == 12);
 
-/// General registers of a stopped tracee.
+/// Reads the general registers of a stopped tracee.
 pub fn registers(tid: Tid) -> Result<Registers> {
     let mut registers = Registers::default();
     request("read the registers", libc::PTRACE_GETREGS, tid, 0, (&raw mut registers) as usize)?;
@@ -109,7 +109,8 @@ pub fn set_registers(tid: Tid, registers: &Registers) -> Result<()> {
         .map(drop)
 }
 
-/// Extended state (x87, SSE, AVX …) in the XSAVE layout of the user ABI; returns the bytes that are valid.
+/// Reads the extended state (x87, SSE, AVX …) of a stopped tracee into `buffer`, in the XSAVE layout of the user
+/// ABI. Returns the number of valid bytes.
 pub fn extended_state(tid: Tid, buffer: &mut [u8; XSTATE_BYTES_MAX]) -> Result<usize> {
     let mut vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     request(
@@ -135,7 +136,7 @@ pub fn set_extended_state(tid: Tid, state: &[u8]) -> Result<()> {
     .map(drop)
 }
 
-/// The rseq registration of a stopped tracee.
+/// Reads the rseq registration of a stopped tracee.
 pub fn rseq_configuration(tid: Tid) -> Result<RseqConfiguration> {
     let mut configuration = RseqConfiguration::default();
     request(

@@ -1,12 +1,12 @@
-//! The signals of a stopped thread: its mask, those that wait for it, and the one that it is stopped at.
+//! The signals of a stopped thread: the signal mask, the pending signals, and the signal of the current stop.
 //!
-//! Owns: the layout of PTRACE_PEEKSIGINFO's arguments.
+//! Owns: the argument structure of PTRACE_PEEKSIGINFO.
 //! Does not: interpret a `siginfo_t`.
 //!
 //! Man page: ptrace(2), sigaction(2)
 //! Since: Linux 5.4 (PTRACE_PEEKSIGINFO 3.10, PTRACE_GETSIGMASK 3.11)
 //! Probe: `features::REGISTRY` entry "ptrace"
-//! Fallback: none; without the pending signals a checkpoint would lose them
+//! Fallback: none; without these requests a checkpoint would lose pending signals
 
 use std::mem::{offset_of, size_of};
 
@@ -15,7 +15,7 @@ use model::Tid;
 use super::requests::request;
 use crate::error::Result;
 
-/// Most queued signals read by one request.
+/// Most queued signals that one request reads.
 const SIGNALS_PER_PEEK: usize = 32;
 
 const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
@@ -31,41 +31,41 @@ struct PeekSiginfoArguments {
 const _: () = assert!(size_of::<PeekSiginfoArguments>() == 16);
 const _: () = assert!(offset_of!(PeekSiginfoArguments, count) == 12);
 
-/// The 128 bytes of a `siginfo_t`, kept as the kernel gave them.
+/// The 128 bytes of a `siginfo_t`, as returned by the kernel.
 pub type SiginfoBytes = [u8; 128];
 
 const _: () = assert!(size_of::<libc::siginfo_t>() == size_of::<SiginfoBytes>());
 
-/// Which queue of pending signals.
+/// A queue of pending signals.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SignalQueue {
-    /// Sent to this thread.
+    /// The queue of signals that were sent to this thread.
     Thread,
-    /// Sent to the process.
+    /// The queue of signals that were sent to the process.
     Process,
 }
 
-/// Blocked signals of a stopped tracee, one bit a signal, bit 0 for signal 1.
+/// Reads the signal mask of a stopped tracee. Bit 0 stands for signal 1.
 pub fn signal_mask(tid: Tid) -> Result<u64> {
     let mut mask = 0_u64;
     request("read the signal mask", PTRACE_GETSIGMASK, tid, size_of::<u64>(), (&raw mut mask) as usize)?;
     Ok(mask)
 }
 
-/// Sets the blocked signals of a stopped tracee.
+/// Sets the signal mask of a stopped tracee. Bit 0 stands for signal 1.
 pub fn set_signal_mask(tid: Tid, mask: u64) -> Result<()> {
     request("write the signal mask", PTRACE_SETSIGMASK, tid, size_of::<u64>(), (&raw const mask) as usize)
         .map(drop)
 }
 
-/// The signal information of a signal stop.
+/// Reads the `siginfo_t` of the signal that a tracee is stopped at.
 pub fn signal_information(tid: Tid) -> Result<SiginfoBytes> {
     let mut bytes: SiginfoBytes = [0; 128];
     request("read the signal information", libc::PTRACE_GETSIGINFO, tid, 0, bytes.as_mut_ptr() as usize)?;
     Ok(bytes)
 }
 
-/// Signals that wait in a queue of a stopped tracee, oldest first, without taking them out.
+/// Reads the pending signals in one queue of a stopped tracee, oldest first. The signals stay in the queue.
 pub fn pending_signals(tid: Tid, queue: SignalQueue) -> Result<Vec<SiginfoBytes>> {
     let flags = if queue == SignalQueue::Process { 1 } else { 0 };
     let mut found = Vec::new();

@@ -1,13 +1,14 @@
-//! Waiting for tracees and children, and what they stopped or ended for.
+//! Waits for tracees and children, and decodes why a tracee or child stopped or ended.
 //!
-//! Owns: decoding of wait(2) statuses into typed stops.
-//! Invariants: only [`wait`], [`poll`], [`take_end`] and [`await_end`] take a change; all others leave it in place.
+//! Owns: the decoding of wait(2) statuses into typed stops.
+//! Invariants: only [`wait`], [`poll`], [`take_end`] and [`await_end`] consume a wait status. After a call of
+//! any other function, a later wait reports the same status again.
 //! Does not: set a deadline; `wait_timer` interrupts a wait.
 //!
 //! Man page: wait(2), ptrace(2)
 //! Since: Linux 5.4 (waitid(2) with __WALL 4.7)
 //! Probe: `features::REGISTRY` entry "ptrace"
-//! Fallback: none; a stop is seen by waiting only
+//! Fallback: none; a tracer learns of a stop only by waiting
 
 use std::mem::MaybeUninit;
 
@@ -16,38 +17,39 @@ use model::{Signal, Tid};
 use super::requests::request;
 use crate::error::{Errno, Error, Result};
 
-/// A change of a tracee or child, as wait(2) reports it.
+/// A change of state of a tracee or child, as wait(2) reports the change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitStatus {
-    /// It exited with this status.
+    /// The tracee or child exited with this status.
     Exited(i32),
-    /// It was killed by this signal.
+    /// The tracee or child was killed by this signal.
     Killed(Signal),
-    /// It is stopped.
+    /// The tracee or child is stopped.
     Stopped(Stop),
 }
 
-/// Why a tracee is stopped.
+/// The reason why a tracee is stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stop {
-    /// It was interrupted, or is a new thread that was attached with its creator.
+    /// The tracee was interrupted, or is a new thread that was attached together with its creator.
     Event,
-    /// A signal has stopped its whole process.
+    /// A signal stopped the whole process of the tracee (group-stop).
     Group(Signal),
-    /// A signal is about to be delivered.
+    /// This signal is about to be delivered (signal-delivery-stop).
     Delivery(Signal),
-    /// It enters or leaves a system call.
+    /// The tracee enters or leaves a system call.
     Syscall,
-    /// It has created a thread or process; [`event_message`] gives its tid.
+    /// The tracee created a thread or process. [`event_message`] returns the tid of the new thread or process.
     Creation,
-    /// It exits; [`event_message`] gives the status.
+    /// The tracee exits. [`event_message`] returns the exit status.
     Exit,
-    /// Another event, by its PTRACE_EVENT number.
+    /// Another event, with its PTRACE_EVENT_* number.
     Other(i32),
 }
 
 impl Stop {
-    /// The signal that the tracee must be resumed with, so that none is lost.
+    /// Returns the signal of a signal-delivery-stop. The tracer must resume the tracee with this signal, or the
+    /// signal is lost.
     #[must_use]
     pub const fn carried(self) -> Option<Signal> {
         if let Self::Delivery(signal) = self { Some(signal) } else { None }
@@ -69,14 +71,14 @@ impl Stop {
     }
 }
 
-/// The number that came with the last event stop: tid of a new thread or process, exit status.
+/// Reads the number that came with the last event stop: the tid of a new thread or process, or an exit status.
 pub fn event_message(tid: Tid) -> Result<u64> {
     let mut message: libc::c_ulong = 0;
     request("read the event message", libc::PTRACE_GETEVENTMSG, tid, 0, (&raw mut message) as usize)?;
     Ok(message)
 }
 
-/// Waits for the next change of one tracee or child.
+/// Waits for the next change of one tracee or child, and consumes the wait status.
 pub fn wait(tid: Tid) -> Result<WaitStatus> {
     loop {
         match wait_with(tid, libc::__WALL) {
@@ -88,40 +90,42 @@ pub fn wait(tid: Tid) -> Result<WaitStatus> {
     }
 }
 
-/// Takes the change of one tracee or child, if there is one already.
+/// Consumes the wait status of one tracee or child without blocking; `None` if no change has happened.
 pub fn poll(tid: Tid) -> Result<Option<WaitStatus>> {
     wait_with(tid, libc::__WALL | libc::WNOHANG)
 }
 
-/// Reports whether a tracee is stopped or has ended, and takes neither.
+/// Returns the status of a tracee that is stopped or has ended, without consuming the status.
 ///
-/// A stop that was taken carries no signal any more: if the tracer dies at this moment, the signal that the
-/// tracee stopped at is lost. The signal of an untaken stop is delivered.
+/// After the status of a stop was consumed, the kernel no longer stores the signal of the stop. If the tracer then
+/// dies, the signal is lost. If the status was not consumed, the kernel delivers the signal.
 pub fn peek(tid: Tid) -> Result<Option<WaitStatus>> {
     inspect(libc::P_PID, tid, libc::WNOHANG).map(|seen| seen.map(|(_, status)| status))
 }
 
-/// Blocks until a tracee of the calling thread is stopped or has ended, and takes neither; `None` when a signal
-/// interrupted the wait.
+/// Blocks until a tracee of the calling thread is stopped or has ended. Does not consume the status. Returns `None`
+/// when a signal interrupted the wait.
 pub fn await_change(tid: Tid) -> Result<Option<WaitStatus>> {
     await_one(libc::P_PID, tid).map(|seen| seen.map(|(_, status)| status))
 }
 
-/// Blocks until any tracee or child of the calling thread is stopped or has ended, and takes neither; `None` when a
-/// signal interrupted the wait.
+/// Blocks until any tracee or child of the calling thread is stopped or has ended. Does not consume the status.
+/// Returns `None` when a signal interrupted the wait.
 pub fn await_any() -> Result<Option<Tid>> {
     await_one(libc::P_ALL, Tid(0)).map(|seen| seen.map(|(tid, _)| tid))
 }
 
-/// Whether the calling thread has tracees, or children.
+/// Reports whether the calling thread has tracees or children.
 #[must_use]
 pub fn has_tracees() -> bool {
-    // Errors other than ECHILD tell nothing.
+    // ECHILD means that the thread has no tracees and no children. Any other error is treated like ECHILD.
     inspect(libc::P_ALL, Tid(0), libc::WNOHANG | libc::__WNOTHREAD).is_ok()
 }
 
-/// Takes the end of a tracee or child of this process when it has ended; whether it has. A stop stays untaken: wait(2)
-/// reports the stops of a tracee even where only ends are asked for.
+/// Reaps a task (a tracee or child of this process) if the task has ended. Returns whether the task has ended.
+///
+/// The status of a stop is not consumed. A call of wait(2) alone would consume the status, because wait(2) reports
+/// the stops of a tracee even to a caller that asks only for ends.
 pub fn take_end(tid: Tid) -> Result<bool> {
     match peek(tid)? {
         Some(WaitStatus::Exited(_) | WaitStatus::Killed(_)) => poll(tid).map(|_| true),
@@ -129,8 +133,8 @@ pub fn take_end(tid: Tid) -> Result<bool> {
     }
 }
 
-/// Blocks until a tracee or child of this process has ended, and takes its end; false when it is stopped, or a signal
-/// interrupted the wait.
+/// Blocks until a task (a tracee or child of this process) has ended, and reaps the task. Returns false when the
+/// task is stopped, or when a signal interrupted the wait.
 pub fn await_end(tid: Tid) -> Result<bool> {
     match inspect(libc::P_PID, tid, 0) {
         Ok(_) => take_end(tid),
@@ -149,14 +153,15 @@ fn await_one(kind: libc::idtype_t, tid: Tid) -> Result<Option<(Tid, WaitStatus)>
 fn inspect(kind: libc::idtype_t, tid: Tid, flags: libc::c_int) -> Result<Option<(Tid, WaitStatus)>> {
     let mut information = MaybeUninit::<libc::siginfo_t>::zeroed();
     let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | libc::__WALL | flags;
-    // SAFETY: `information` is writable for one siginfo_t; the kernel checks the number.
+    // SAFETY: `information` is writable for one siginfo_t. The kernel checks the tid.
     let result = unsafe { libc::waitid(kind, tid.get() as libc::id_t, information.as_mut_ptr(), flags) };
     if result == -1 {
         return Err(Error::thread("wait for a change", tid, Errno::last()));
     }
-    // SAFETY: it was zeroed, and any bytes are a valid siginfo_t.
+    // SAFETY: `information` was zeroed, and any bytes are a valid siginfo_t.
     let information = unsafe { information.assume_init() };
-    // SAFETY: the fields of a child's change; all bytes are initialised whatever the kernel filled in.
+    // SAFETY: the fields are those of a siginfo_t for a change of a child. All bytes were initialised before the
+    // call.
     let (changed, status) = unsafe { (information.si_pid(), information.si_status()) };
     let seen = match information.si_code {
         _ if changed == 0 => return Ok(None),
@@ -171,7 +176,7 @@ fn inspect(kind: libc::idtype_t, tid: Tid, flags: libc::c_int) -> Result<Option<
 
 fn wait_with(tid: Tid, flags: libc::c_int) -> Result<Option<WaitStatus>> {
     let mut status = MaybeUninit::<libc::c_int>::uninit();
-    // SAFETY: `status` is writable for one int; the kernel fills it when it returns a pid.
+    // SAFETY: `status` is writable for one int. The kernel fills `status` when it returns a pid.
     let result = unsafe { libc::waitpid(tid.get(), status.as_mut_ptr(), flags) };
     match result {
         0 => Ok(None),

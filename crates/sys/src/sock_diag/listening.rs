@@ -1,7 +1,7 @@
-//! Which sockets listen.
+//! Finds listening sockets.
 //!
-//! Owns: the requests for all listening TCP, MPTCP and Unix sockets of this network namespace.
-//! Does not: say which process holds a socket; `/proc/PID/fd` does.
+//! Owns: the requests for all listening TCP, MPTCP and Unix sockets of the network namespace of this process.
+//! Does not: find the process that holds a socket; `/proc/PID/fd` shows the process.
 
 use std::collections::HashSet;
 
@@ -10,19 +10,20 @@ use model::Inode;
 use super::{DUMP, LISTENING, REQUEST, SockDiag, read_tcp_socket};
 use crate::error::{Errno, Result};
 
-/// Attribute of a request: a protocol number above 255 (INET_DIAG_REQ_PROTOCOL).
+/// Request attribute for a protocol number above 255 (INET_DIAG_REQ_PROTOCOL).
 const PROTOCOL: u16 = 3;
-/// Bytes of `struct inet_diag_sockid`; all zeroes match any socket.
+/// Size of `struct inet_diag_sockid` in bytes. All zeroes match any socket.
 const IDENTITY_BYTES: usize = 48;
-/// Connections through a path or a name, and those with packets: SOCK_STREAM and SOCK_SEQPACKET.
+/// Types of Unix sockets that accept connections.
 const CONNECTING_KINDS: [i32; 2] = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET];
 
 impl SockDiag {
-    /// The inodes of all TCP, MPTCP and Unix sockets in state LISTEN. Kinds that the kernel cannot list are left out.
+    /// Returns the inodes of all TCP, MPTCP and Unix sockets in state LISTEN. Kinds of sockets that the kernel
+    /// cannot list are left out.
     ///
     /// # Errors
     ///
-    /// If none of the kinds can be listed.
+    /// Fails if the kernel can list none of these kinds of sockets.
     pub fn listening(&self) -> Result<HashSet<Inode>> {
         let mut found = HashSet::new();
         let mut outcomes = vec![self.listening_unix(&mut found)];
@@ -60,7 +61,7 @@ impl SockDiag {
             true
         });
         match outcome {
-            // A kernel without such sockets, or without a directory of them.
+            // The kernel has no MPTCP sockets, or cannot list MPTCP sockets.
             Err(error) if short.is_err() && [Errno::ENOENT, Errno::EINVAL].contains(&error.errno) => Ok(()),
             outcome => outcome,
         }

@@ -1,13 +1,13 @@
-//! Where fields are in the structures of the kernel that runs.
+//! Finds the offsets of fields in the structures of the running kernel.
 //!
-//! Owns: resolving names by the kernel's BTF.
-//! Invariants: a name that is not there is an error; no offset is guessed.
+//! Owns: the lookup of names in BTF, the type information of the kernel.
+//! Invariants: a name that is missing in BTF is an error; no offset is guessed.
 //! Does not: read the fields.
 //!
 //! Man page: the kernel's documentation of BTF
-//! Since: as the module above
-//! Probe: as the module above
-//! Fallback: as the module above
+//! Since: as in the module `task_reader`
+//! Probe: as in the module `task_reader`
+//! Fallback: as in the module `task_reader`
 
 use btf_rs::{Backend, Btf, Member, Type};
 
@@ -17,33 +17,35 @@ const TYPES: &str = "/sys/kernel/btf/vmlinux";
 const TASK: &str = "task_struct";
 const POINTER_BYTES: usize = 8;
 
-/// A field by the way from `struct task_struct`, as in C: `pdeath_signal`, `signal->it`, `thread_info.flags`.
+/// A field, named by its path from `struct task_struct` as in C: `pdeath_signal`, `signal->it`,
+/// `thread_info.flags`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Field(pub &'static str);
 
-/// The types of the kernel.
+/// The type information of the kernel.
 pub(super) struct Layout {
     types: Btf,
     task: Type,
 }
 
-/// The way from a task to a field.
+/// The path from a task to a field.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Way {
-    /// Offsets of the pointers to follow, each in the structure that the one before leads to.
+    /// Offsets of the pointers to follow, in bytes. The first offset is in the task, and each other offset is in
+    /// the structure that the previous pointer leads to.
     pub(super) pointers: Vec<usize>,
-    /// Where the field is in the last structure.
+    /// Offset of the field in the last structure, in bytes.
     pub(super) offset: usize,
-    /// Its bytes.
+    /// Length of the field in bytes.
     pub(super) length: usize,
 }
 
-/// BTF ids of kernel functions.
+/// BTF ids of kernel functions (kfuncs).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kfuncs {
-    /// A task by its number in the caller's namespace, with a reference.
+    /// `bpf_task_from_vpid`, which returns a reference to the task with a tid of the caller's namespace.
     pub(super) find: i32,
-    /// Gives the reference back.
+    /// `bpf_task_release`, which releases this reference.
     pub(super) release: i32,
 }
 
@@ -68,7 +70,7 @@ impl Layout {
         ids.into_iter().find(is_function).map(|id| id as i32).ok_or_else(|| missing(name))
     }
 
-    /// The way to a field.
+    /// Returns the path to a field.
     pub(super) fn find(&self, field: Field) -> Result<Way> {
         self.way(field).ok_or_else(|| missing(field.0))
     }
@@ -88,7 +90,7 @@ impl Layout {
         }
     }
 
-    /// Offset, size and type of a member, or of a member of a member (`a.b`).
+    /// Returns offset, size and type of a member, or of a nested member (`a.b`).
     fn within(&self, structure: &Type, names: &str) -> Option<(usize, usize, Type)> {
         let (name, rest) = names.split_once('.').map_or((names, None), |(name, rest)| (name, Some(rest)));
         let (offset, length, inner) = self.member(structure, name)?;
@@ -101,7 +103,7 @@ impl Layout {
         }
     }
 
-    /// A member by its name, also of a structure without a name inside of this one.
+    /// Returns a member by its name, also a member of an unnamed structure inside of `structure`.
     fn member(&self, structure: &Type, name: &str) -> Option<(usize, usize, Type)> {
         let (Type::Struct(composite) | Type::Union(composite)) = structure else { return None };
         composite.members.iter().find_map(|member| {
@@ -117,7 +119,7 @@ impl Layout {
         })
     }
 
-    /// The bytes of a member; of a bit field those that it is in.
+    /// Returns the length of a member in bytes. For a bit field: the bytes that contain its bits.
     fn length(&self, member: &Member, inner: &Type) -> Option<usize> {
         match member.bitfield_size() {
             None | Some(0) => self.size(inner),
@@ -139,7 +141,7 @@ impl Layout {
         })
     }
 
-    /// A type without its other names and qualifiers.
+    /// Returns the type behind typedefs and qualifiers.
     fn plain(&self, one: Type) -> Option<Type> {
         match &one {
             Type::Typedef(_) | Type::Const(_) | Type::Volatile(_) | Type::Restrict(_) | Type::TypeTag(_) => {

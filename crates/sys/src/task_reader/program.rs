@@ -1,24 +1,24 @@
-//! The program that copies fields of a thread's structures.
+//! Generates the BPF program that copies fields of a thread's kernel structures.
 //!
-//! Owns: its instructions.
-//! Invariants: it has no loop; the reference to the thread is given back on every way out.
-//! Does not: load or run it.
+//! Owns: the instructions of the program.
+//! Invariants: the program has no loop. The program releases its reference to the thread on every path.
+//! Does not: load or run the program.
 //!
 //! Man page: the kernel's documentation of the BPF instruction set; bpf-helpers(7)
-//! Since: as the module above
-//! Probe: as the module above
-//! Fallback: as the module above
+//! Since: as in the module `task_reader`
+//! Probe: as in the module `task_reader`
+//! Fallback: as in the module `task_reader`
 
 use std::mem::offset_of;
 
 use super::layout::{Kfuncs, Way};
 
-/// What the program returns.
+/// Result of the program: all fields were read. `NO_THREAD` and `FAULT` are the other results.
 pub(super) const READ: u32 = 0;
 pub(super) const NO_THREAD: u32 = 1;
 const FAULT: i32 = 2;
 
-/// Registers: result, arguments, then those that calls preserve, and the frame pointer.
+/// Registers: the result, the arguments of calls, the registers that calls preserve, and the frame pointer.
 const RESULT: u8 = 0;
 const FIRST: u8 = 1;
 const SECOND: u8 = 2;
@@ -40,14 +40,16 @@ const JUMP_UNLESS_ZERO: u8 = 0x55;
 const JUMP_IF_ZERO: u8 = 0x15;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
-/// In the place of the source register: the constant of a call is the BTF id of a kernel function.
+/// Value of the source register of a call (BPF_PSEUDO_KFUNC_CALL). The constant of such a call is the BTF id of a
+/// kernel function.
 const KFUNC: u8 = 2;
-/// BPF_FUNC_probe_read_kernel.
+/// BPF_FUNC_probe_read_kernel: the helper that copies kernel memory.
 const PROBE_READ_KERNEL: i32 = 113;
-/// Bytes on the stack of the program that helpers write to: they do not write to the context.
+/// Size in bytes of a buffer on the stack of the program. Helpers write to this buffer, because they cannot write
+/// to the context.
 const BUFFER_BYTES: usize = 256;
 const BUFFER_AT: i16 = -(BUFFER_BYTES as i16);
-/// The context is written in aligned words.
+/// Size of a word in bytes. The program writes the context in aligned words.
 pub(super) const WORD_BYTES: usize = 8;
 
 /// One instruction (`struct bpf_insn`).
@@ -55,7 +57,7 @@ pub(super) const WORD_BYTES: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Instruction {
     code: u8,
-    /// Destination in the low half, source in the high one.
+    /// Destination register in the low half, source register in the high half.
     registers: u8,
     offset: i16,
     constant: i32,
@@ -67,8 +69,8 @@ const _: () = assert!(offset_of!(Instruction, constant) == 4);
 #[derive(Default)]
 struct Builder(Vec<Instruction>);
 
-/// A program that takes the number of a thread at the start of its context, and copies to behind `head` bytes what these
-/// ways lead to, each in whole words.
+/// Returns a program that copies fields of one thread to its context. The context begins with the tid. After `head`
+/// bytes, the program writes the fields that `ways` lead to, each in whole words.
 pub(super) fn copy_fields(ways: &[Way], kfuncs: Kfuncs, head: usize) -> Vec<Instruction> {
     let mut builder = Builder::default();
     builder.push(MOVE, CONTEXT, FIRST, 0, 0);
@@ -109,9 +111,9 @@ impl Builder {
         self.0.push(Instruction { code, registers: source << 4 | destination, offset, constant });
     }
 
-    /// Copies kernel memory to the buffer. What cannot be read is zero, and noted.
+    /// Copies kernel memory to the buffer. Memory that cannot be read becomes zero, and the status becomes FAULT.
     fn read(&mut self, length: usize, from: (u8, usize)) {
-        // What is behind a field in its last word.
+        // Clears the last word, because the field may fill only a part of this word.
         let last = (length - 1) / WORD_BYTES * WORD_BYTES;
         self.push(STORE_CONSTANT, FRAME, 0, BUFFER_AT + last as i16, 0);
         self.push(MOVE, FIRST, FRAME, 0, 0);

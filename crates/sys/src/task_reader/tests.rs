@@ -1,8 +1,8 @@
-//! Fields of threads of these tests are as calls have set them.
+//! Tests that the fields of a thread have the values that system calls have set.
 //!
-//! Owns: nothing that outlasts a test.
-//! Invariants: what a test sets it sets back.
-//! Does not: know the kernel's structures; where they cannot be read it says so.
+//! Owns: tests.
+//! Invariants: a test restores every setting that it changes.
+//! Does not: know the kernel's structures. A test prints `unsupported` where these structures cannot be read.
 
 use super::*;
 
@@ -26,11 +26,11 @@ fn fields_are_those_that_calls_have_set() {
     let Some(mut reader) = reader(&fields.map(Field)) else { return };
     let mut stack = vec![0_u8; 1 << 16];
     let wanted = libc::stack_t { ss_sp: stack.as_mut_ptr().cast(), ss_flags: 0, ss_size: stack.len() };
-    // SAFETY: no signal is handled on the stack before the old one is back.
+    // SAFETY: no signal is handled on the new stack before the old stack is set again.
     let mut before = unsafe { std::mem::zeroed::<libc::stack_t>() };
     // SAFETY: as above.
     assert_eq!(unsafe { libc::sigaltstack(&raw const wanted, &raw mut before) }, 0);
-    // SAFETY: a request that takes a number; it concerns the end of the thread that started this one.
+    // SAFETY: the request takes a number, and takes effect only when the thread that started this thread ends.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGURG) }, 0);
     let bytes = reader.read(own()).unwrap().to_vec();
     // SAFETY: as above.
@@ -50,10 +50,10 @@ fn handlers_of_a_process_are_read_whole() {
     let Some(mut reader) = reader(&[Field("sighand->action")]) else { return };
     let of = |bytes: &[u8], signal: i32| bytes[32 * (signal as usize - 1)..32 * signal as usize].to_vec();
     let before = of(reader.read(own()).unwrap(), libc::SIGUSR2);
-    // SAFETY: the signal is ignored for a moment, which no other test cares for.
+    // SAFETY: the signal is ignored for a moment. No other test uses this signal.
     let old = unsafe { libc::signal(libc::SIGUSR2, libc::SIG_IGN) };
     let between = of(reader.read(own()).unwrap(), libc::SIGUSR2);
-    // SAFETY: what was there comes back.
+    // SAFETY: the call sets the previous action again.
     unsafe { libc::signal(libc::SIGUSR2, old) };
     assert_eq!(between[..8], (libc::SIG_IGN as u64).to_ne_bytes());
     assert_ne!(before, between);

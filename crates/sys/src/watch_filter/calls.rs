@@ -1,41 +1,42 @@
-//! Which system calls the filters report, by number.
+//! The system calls that the filters report, by number.
 //!
 //! Owns: the tables of x86-64, x32 and i386.
-//! Invariants: a number is in a table once.
-//! Does not: judge arguments; a row names what has to be judged.
+//! Invariants: a table contains a number at most once.
+//! Does not: test arguments; a row names the required test.
 
 use When::{Always, Has, HasOrZero, IgnoresAppend, Is, MapsShared, OneOfThree, Opens, Requests, SetsFlags};
 
 pub(super) const CLONE_NEWNS: u32 = 0x0002_0000;
 const OPEN_TREE_CLONE: u32 = 1;
 
-/// When a call that can change files does.
+/// The condition under which a call is reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum When {
-    /// Whatever its arguments are.
+    /// Every call, with any arguments.
     Always,
-    /// The flags of open(2) in this argument say so.
+    /// The argument contains flags of open(2) with which a file can change. The field is the index of the argument.
     Opens(u32),
-    /// fcntl(2): F_SETFL without O_APPEND.
+    /// fcntl(2) sets flags (F_SETFL) without O_APPEND.
     SetsFlags,
-    /// mmap(2): a shared mapping of a file.
+    /// mmap(2) makes a shared mapping of a file.
     MapsShared,
-    /// ioctl(2): one of `REQUESTS`.
+    /// ioctl(2) makes a request that is in `REQUESTS`.
     Requests,
-    /// pwritev2(2): RWF_NOAPPEND.
+    /// pwritev2(2) has the flag RWF_NOAPPEND.
     IgnoresAppend,
-    /// The argument is this number.
+    /// The argument equals a number. The fields are the index of the argument and the number.
     Is(u32, u32),
-    /// The argument is one of three numbers that follow each other from this one on.
+    /// The argument equals one of three consecutive numbers. The fields are the index of the argument and the
+    /// smallest number.
     OneOfThree(u32, u32),
-    /// The argument has this bit.
+    /// The argument has a bit set. The fields are the index of the argument and the bit.
     Has(u32, u32),
-    /// The argument has this bit, or is zero.
+    /// The argument has a bit set, or is zero. The fields are the index of the argument and the bit.
     HasOrZero(u32, u32),
 }
 
-/// Calls of x86-64 by number; x32 has the same with a bit set, besides some numbers of its own. Those that are made
-/// often and mostly allowed come first.
+/// Calls of x86-64 by number. x32 has the same numbers with an additional bit, and some numbers of its own. Calls
+/// that are frequent and mostly allowed come first.
 pub(super) const NATIVE: &[(u32, When)] = &[
     (257, Opens(2)),                  // openat
     (9, MapsShared),                  // mmap
@@ -175,9 +176,10 @@ pub(super) const I386: &[(u32, When)] = &[
     (467, Always),                    // open_tree_attr
 ];
 
-/// bind(2), connect(2) and listen(2) of x86-64 and x32.
+/// connect(2), bind(2) and listen(2) of x86-64 and x32, by number.
 pub(super) const NATIVE_CHANNELS: &[(u32, When)] = &[(42, Always), (49, Always), (50, Always)];
 
-/// The same of i386: socketcall(2) has them as its requests 2, 3 and 4.
+/// bind(2), connect(2) and listen(2) of i386, by number. The requests 2, 3 and 4 of socketcall(2) are the same
+/// calls.
 pub(super) const I386_CHANNELS: &[(u32, When)] =
     &[(102, OneOfThree(0, 2)), (361, Always), (362, Always), (363, Always)];

@@ -1,8 +1,8 @@
-//! Which calls the filter reports, by an interpreter of classic BPF.
+//! Tests which calls the filters report, with an interpreter of classic BPF.
 //!
 //! Owns: tests.
-//! Invariants: the interpreter knows the instructions that the filter uses, and fails on others.
-//! Does not: install the filter.
+//! Invariants: the interpreter supports the instructions that the filters use, and fails on any other instruction.
+//! Does not: install a filter.
 
 use super::calls::CLONE_NEWNS;
 use super::*;
@@ -13,12 +13,13 @@ fn load(data: &[u8], at: u32) -> u32 {
     u32::from_ne_bytes(data[at as usize..at as usize + 4].try_into().unwrap())
 }
 
-/// The action of the filter of a watched subject for a call; `None` if it loads an argument and there are none.
+/// Returns the action of the filter of a watched subject for a call; `None` if the filter loads an argument and
+/// `arguments` is `None`.
 fn run(architecture: u32, number: u32, arguments: Option<[u64; 6]>) -> Option<u32> {
     run_program(&watch_program(), architecture, number, arguments)
 }
 
-/// The same of any filter.
+/// Returns the action of any filter for a call, as [`run`] does.
 fn run_program(
     program: &FilterProgram,
     architecture: u32,
@@ -65,7 +66,7 @@ fn with(index: usize, value: u64) -> [u64; 6] {
     arguments
 }
 
-/// All filters of this program.
+/// The kinds of all filters of this program.
 const ALL: [Reported; 3] = [Reported::Files, Reported::Channels, Reported::FilesAndChannels];
 
 #[test]
@@ -113,7 +114,7 @@ fn opens_are_reported_if_they_can_change_something() {
     assert!(!native(libc::SYS_openat, with(2, reads as u64)));
     assert!(!native(libc::SYS_open_by_handle_at, with(2, reads as u64)));
     assert!(!notifies(AUDIT_ARCH_I386, 5, with(1, reads as u64)));
-    // The mode of a file that is not created.
+    // Argument 3 is the mode, which is unused without O_CREAT.
     assert!(!native(libc::SYS_openat, with(3, 0o666)));
 }
 
@@ -203,7 +204,7 @@ fn calls_that_change_nothing_cost_nothing() {
     for call in calls {
         assert_eq!(run(AUDIT_ARCH_X86_64, call as u32, None), Some(ALLOW), "{call}");
     }
-    // Of i386: read, write, close, execve, mprotect.
+    // The calls of i386 are read, write, close, execve and mprotect.
     for call in [3, 4, 6, 11, 125] {
         assert_eq!(run(AUDIT_ARCH_I386, call, None), Some(ALLOW), "{call}");
     }
@@ -243,7 +244,7 @@ fn flags_requests_and_namespaces_are_looked_at() {
     assert!(native(libc::SYS_openat, with(2, RDWR_CREAT)));
 }
 
-/// bind, connect and listen: architecture, number and arguments of every entry.
+/// Returns architecture, number and arguments of every way to call bind, connect or listen.
 fn socket_calls() -> Vec<(u32, i64, [u64; 6])> {
     let mut calls = Vec::new();
     for number in [libc::SYS_bind, libc::SYS_connect, libc::SYS_listen] {
@@ -268,7 +269,7 @@ fn channels_are_reported_by_their_filters_alone() {
     let allows = |architecture, number: i64, arguments| {
         run_program(&program, architecture, number as u32, arguments) == Some(ALLOW)
     };
-    // Without a look at an argument, so that the kernel allows them in advance.
+    // The filter must not load an argument, so that the kernel can allow these calls in advance.
     for number in (0..500).filter(|number| ![42, 49, 50].contains(number)) {
         assert!(allows(AUDIT_ARCH_X86_64, number, None), "{number}");
     }

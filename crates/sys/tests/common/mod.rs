@@ -1,13 +1,13 @@
-//! What tests of watched calls share.
+//! Code that several tests of watched calls share.
 //!
-//! Owns: the question whether there are listeners here, and directories that are removed in the end.
-//! Does not: test.
+//! Owns: the check whether filters with a listener are supported, and directories that are removed when dropped.
+//! Does not: contain tests.
 
 use std::path::PathBuf;
 
 use undying_sys::features;
 
-/// Whether filters with a listener can be installed; says so if not.
+/// Reports whether filters with a listener can be installed. Prints the reason if they cannot.
 pub(crate) fn is_supported() -> bool {
     match (features::entry(features::Feature::FileNotify).probe)(&std::env::temp_dir()) {
         Ok(_) => true,
@@ -18,12 +18,12 @@ pub(crate) fn is_supported() -> bool {
     }
 }
 
-/// A directory that is removed in the end.
+/// A directory that is removed when this value is dropped.
 pub(crate) struct Directory(pub(crate) PathBuf);
 
 impl Directory {
     pub(crate) fn new(name: &str) -> Self {
-        // In memory where there is such a place: the holder waits until its mark is on disk.
+        // The directory is in memory if possible, because the holder waits until its mark is on disk.
         let memory = PathBuf::from("/dev/shm");
         let place = if memory.is_dir() { memory } else { std::env::temp_dir() };
         let path = place.join(format!("undying-{name}-{}", std::process::id()));
