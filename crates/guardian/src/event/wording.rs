@@ -78,24 +78,11 @@ impl fmt::Display for RunEvent {
             Self::Faulted { pid, fault } => {
                 write!(f, "pid {pid} {fault}, and is killed for it")
             }
-            Self::BackOff { wait_us } => {
-                let wait = Duration::from_micros(*wait_us).as_secs_f64();
-                write!(f, "the restart waits {wait:.2} s, since two incarnations in succession were short")
-            }
-            Self::Restored { pid, seq, took_us } => {
-                let took = Duration::from_micros(*took_us).as_secs_f64() * 1e3;
-                write!(f, "pid {pid} is back at checkpoint {seq} after {took:.1} ms")
-            }
-            Self::RestoreFailed { seq, reason } => {
-                write!(f, "checkpoint {seq} cannot be restored: {}", shown(reason, f))
-            }
-            Self::Poisoned { seq } => {
-                write!(f, "checkpoint {seq} led to another death; the previous checkpoint is used")
-            }
-            Self::GaveUp { restarts, within_us } => {
-                let within = Duration::from_micros(*within_us).as_secs();
-                write!(f, "gave up after {restarts} restarts within {within} s")
-            }
+            Self::BackOff { .. }
+            | Self::Restored { .. }
+            | Self::RestoreFailed { .. }
+            | Self::Poisoned { .. }
+            | Self::GaveUp { .. } => of_restarts(self, f),
             Self::StatusUnwritable { reason } => {
                 write!(f, "the status cannot be written: {}", shown(reason, f))
             }
@@ -135,6 +122,30 @@ impl fmt::Display for RunEvent {
             Self::Connections { .. } | Self::OutputReleased { .. } => of_connections(self, f),
             _ => of_checkpoints(self, f),
         }
+    }
+}
+
+fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match event {
+        RunEvent::BackOff { wait_us } => {
+            let wait = Duration::from_micros(*wait_us).as_secs_f64();
+            write!(f, "the restart waits {wait:.2} s, since two incarnations in succession were short")
+        }
+        RunEvent::Restored { pid, seq, took_us } => {
+            let took = Duration::from_micros(*took_us).as_secs_f64() * 1e3;
+            write!(f, "pid {pid} is back at checkpoint {seq} after {took:.1} ms")
+        }
+        RunEvent::RestoreFailed { seq, reason } => {
+            write!(f, "checkpoint {seq} cannot be restored: {}", shown(reason, f))
+        }
+        RunEvent::Poisoned { seq } => {
+            write!(f, "checkpoint {seq} led to another death; the previous checkpoint is used")
+        }
+        RunEvent::GaveUp { restarts, within_us } => {
+            let within = Duration::from_micros(*within_us).as_secs();
+            write!(f, "gave up after {restarts} restarts within {within} s")
+        }
+        _ => Ok(()),
     }
 }
 
