@@ -36,7 +36,7 @@ use crate::system::before::Before;
 use crate::system::callers::Callers;
 use crate::system::checks::{self, Checks, Sign};
 use crate::system::control::Control;
-use crate::system::manager::Manager;
+use crate::system::manager::{Manager, Tally};
 use crate::system::network::Network;
 use crate::system::notices;
 use crate::system::part::Part;
@@ -155,6 +155,8 @@ impl<'a> SystemDirector<'a> {
 
     /// Returns how the system has ended.
     pub(super) fn outcome(mut self, host: &Host) -> Result<()> {
+        // All components can end in the turn in which the request to end arrives.
+        self.manager.report(Tally { is_stopping: true, ..self.tally() });
         let is_left = |part: &Part| self.supervisor.state(part.id) == ComponentState::Ended(End::Left);
         if !self.parts.iter().any(is_left) {
             let count = host.end_rest()?;
