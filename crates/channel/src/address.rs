@@ -1,7 +1,8 @@
-//! Addresses of listening sockets and of callers.
+//! Addresses of listening sockets and of callers (threads that call connect(2)).
 //!
-//! Owns: their forms in memory of a program, in a system file and in a report; which listener a caller reaches.
-//! Invariants: bytes that cannot be parsed give no address.
+//! Owns: the forms of an address in the memory of a program, in a system file and in a report; the check whether a
+//! caller reaches a listening socket.
+//! Invariants: bytes that cannot be parsed result in no address.
 //! Does not: resolve names, or follow paths.
 
 use std::ffi::OsStr;
@@ -15,36 +16,37 @@ use sys::socket::SocketAddress;
 
 use crate::error::{ChannelError, Result};
 
-/// Bytes of `struct sockaddr_in`, and of `struct sockaddr_in6` without the scope (SIN6_LEN_RFC2133).
+/// Size in bytes of `struct sockaddr_in`, and of `struct sockaddr_in6` without the scope (SIN6_LEN_RFC2133).
 const INET_BYTES: usize = 16;
 const INET6_BYTES: usize = 24;
-/// A name for both loopback addresses.
+/// A name that stands for both loopback addresses.
 const LOCALHOST: &str = "localhost";
 
 /// The address of a stream socket.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Address {
-    /// TCP.
+    /// A TCP address.
     Inet(SocketAddr),
-    /// A path, as the program gave it.
+    /// A path, exactly as the program has passed it to the kernel.
     Path(Vec<u8>),
-    /// A name in the abstract namespace, without its leading zero.
+    /// A name in the abstract namespace, without its leading zero byte.
     Abstract(Vec<u8>),
 }
 
-/// How a caller of one address reaches a listener at another.
+/// Whether a caller that connects to one address reaches a listening socket at another address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reach {
-    /// It does.
+    /// The caller reaches the socket.
     Yes,
-    /// It does if the address of the caller's target is one of this machine.
+    /// The caller reaches the socket if the target of the caller is an address of this machine.
     IfLocal,
-    /// It does not.
+    /// The caller does not reach the socket.
     No,
 }
 
 impl Address {
-    /// Reads the bytes that the kernel or a program uses. `None` for no address, and for another family.
+    /// Parses the bytes that the kernel or a program uses. Returns `None` if the bytes contain no address, or an
+    /// address of another family.
     pub(crate) fn from_bytes(address: &SocketAddress) -> Option<Self> {
         let bytes = &address.0;
         let port = || bytes.get(2..)?.first_chunk().copied().map(u16::from_be_bytes);
@@ -71,12 +73,12 @@ impl Address {
         }
     }
 
-    /// Reads an address of a system file: `127.0.0.1:80`, `[::1]:80`, `localhost:80` (both loopback addresses), `/path`,
-    /// `@abstract`, each also behind `tcp:` or `unix:`.
+    /// Parses an address of a system file: `127.0.0.1:80`, `[::1]:80`, `localhost:80` (both loopback addresses),
+    /// `/path` or `@abstract`. The prefix `tcp:` or `unix:` is optional.
     ///
     /// # Errors
     ///
-    /// `BadAddress`; names other than `localhost` are not resolved.
+    /// `BadAddress`, also for a host name other than `localhost`, because host names are not resolved.
     pub(crate) fn parse(text: &str) -> Result<Vec<Self>> {
         let bad = |why| ChannelError::BadAddress { text: text.to_owned(), why };
         let bare = text.strip_prefix("tcp:").or_else(|| text.strip_prefix("unix:")).unwrap_or(text);
@@ -95,7 +97,7 @@ impl Address {
         Ok(vec![Self::Inet(inet)])
     }
 
-    /// The path, for a Unix socket that has one.
+    /// Returns the path of a Unix socket, if the address has a path.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
             Self::Path(path) => Some(Path::new(OsStr::from_bytes(path))),
@@ -103,8 +105,8 @@ impl Address {
         }
     }
 
-    /// Whether a socket at this address keeps another one from being bound to `other`, as far as addresses and IPV6_V6ONLY
-    /// of both say.
+    /// Reports whether a socket at this address prevents a bind of another socket to `other`. Only the addresses and
+    /// IPV6_V6ONLY of both sockets are considered.
     pub(crate) fn conflicts(&self, is_v6_only: bool, other: &Self, other_is_v6_only: bool) -> bool {
         match (self, other) {
             (Self::Inet(one), Self::Inet(two)) => {
@@ -116,7 +118,7 @@ impl Address {
     }
 }
 
-/// Whether two sockets serve a host in common.
+/// Reports whether the two sockets serve at least one common host address.
 fn overlap((one, two): (IpAddr, IpAddr), is_v6_only: (bool, bool)) -> bool {
     match (one, two) {
         (IpAddr::V6(six), IpAddr::V4(_)) => six.is_unspecified() && !is_v6_only.0,
@@ -125,7 +127,7 @@ fn overlap((one, two): (IpAddr, IpAddr), is_v6_only: (bool, bool)) -> bool {
     }
 }
 
-/// Whether a caller of `target` reaches a TCP listener at `listener`.
+/// Reports whether a caller that connects to `target` reaches a TCP socket that listens at `listener`.
 pub(crate) fn reach(listener: SocketAddr, is_v6_only: bool, target: SocketAddr) -> Reach {
     if listener.port() != target.port() {
         return Reach::No;
@@ -144,7 +146,7 @@ pub(crate) fn reach(listener: SocketAddr, is_v6_only: bool, target: SocketAddr) 
     }
 }
 
-/// A caller of the unspecified address reaches the loopback address.
+/// Replaces the unspecified address by the loopback address, because the kernel does so for connect(2).
 fn loopback_for_any(host: IpAddr) -> IpAddr {
     match host {
         IpAddr::V4(any) if any.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

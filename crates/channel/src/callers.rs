@@ -1,9 +1,9 @@
-//! Callers that wait for a provider.
+//! Callers: threads whose connect(2) is held until the called component is ready.
 //!
-//! Owns: the calls that were put aside, with their limits.
-//! Invariants: at most `callers_max` calls; a thread has one call at most; a call that is taken out is answered by the
-//! caller of this module.
-//! Does not: know whether a provider is ready.
+//! Owns: the held calls and their time limits.
+//! Invariants: there are at most `callers_max` held calls, and at most one for each thread. The user of this module
+//! must answer each call that is removed from the table.
+//! Does not: check whether a provider (the called component) is ready.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,18 +16,18 @@ use tracee::procfs;
 use crate::id::ComponentId;
 use crate::route::Target;
 
-/// How long an interrupted call stays in the table. Meanwhile a signal handler runs or a checkpoint is taken. The kernel
-/// then restarts the call, which waits for the rest of its limit.
+/// Time for which an interrupted call stays in the table. In this time, a signal handler runs or a checkpoint is taken.
+/// The kernel then restarts the call, and the call waits for the remaining part of its limit.
 const REPEAT_LIMIT: Duration = Duration::from_secs(1);
-/// Check interval for few callers; longer for many.
+/// Fixed part of the check interval.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// What one caller adds to the interval, so that a thousand cost a few per cent of a processor.
+/// Increase of the check interval for each caller. A thousand callers then use a few per cent of a CPU.
 const CHECK_INTERVAL_PER_CALLER: Duration = Duration::from_micros(200);
 
-/// SIGSTOP, SIGTSTP, SIGTTIN and SIGTTOU, bit 0 for signal 1.
+/// Signal set of SIGSTOP, SIGTSTP, SIGTTIN and SIGTTOU. Bit 0 is signal 1.
 const STOPS: u64 = 0b1111 << 18;
 
-/// A call that was put aside.
+/// A held call of connect(2).
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) component: ComponentId,
@@ -37,21 +37,22 @@ pub(crate) struct Caller {
     pub(crate) since: Instant,
     pub(crate) deadline: Instant,
     pub(crate) call: Call,
-    /// A signal interrupts the call in the kernel.
+    /// Whether a signal interrupts the held call in the kernel.
     is_interruptible: bool,
     gone_since: Option<Instant>,
 }
 
-/// How a call is answered.
+/// The data for the answer to a call.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) id: NotificationId,
     pub(crate) listener: Arc<Listener>,
-    /// The listener holder answers it, should this process die.
+    /// The entry of the call in the listener holder, a helper process. If this process dies, the holder answers the
+    /// call.
     pub(crate) _row: HeldCall,
 }
 
-/// All calls that were put aside.
+/// All held calls.
 #[derive(Debug, Default)]
 pub(crate) struct Callers {
     list: Vec<Caller>,
@@ -69,9 +70,9 @@ impl Caller {
         Self { component, thread, provider, target, since, deadline, call, is_interruptible, gone_since }
     }
 
-    /// Lets the call happen.
+    /// Lets the kernel execute the call.
     pub(crate) fn proceed(self) {
-        // A call that was broken off needs no answer.
+        // An error means that the call was interrupted. Such a call needs no answer.
         let _ = self.call.listener.answer_continue(self.call.id);
     }
 }
@@ -81,7 +82,7 @@ impl Callers {
         self.list.len()
     }
 
-    /// Callers whose calls were not interrupted at the last check.
+    /// Returns the callers whose calls were not interrupted at the last check.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = &Caller> {
         self.list.iter().filter(|caller| caller.gone_since.is_none())
     }
@@ -90,19 +91,19 @@ impl Callers {
         self.list.push(caller);
     }
 
-    /// Takes out the earlier call of a thread that repeats it.
+    /// Removes and returns the earlier call of a thread that repeats the call.
     pub(crate) fn take_earlier(&mut self, thread: Tid) -> Option<Caller> {
         let index = self.list.iter().position(|caller| caller.thread == thread)?;
         Some(self.list.swap_remove(index))
     }
 
-    /// Takes out the calls that `ends` says.
+    /// Removes and returns the calls for which `ends` returns true.
     pub(crate) fn take(&mut self, ends: impl Fn(&Caller) -> bool) -> Vec<Caller> {
         self.list.extract_if(.., |caller| ends(caller)).collect()
     }
 
-    /// Takes out the calls whose limits have passed or whose threads have a signal to handle, and forgets those that were
-    /// broken off and not repeated.
+    /// Removes and returns the calls whose limit has passed, and the calls that delay a pending signal of their thread.
+    /// Also removes calls that were interrupted and not repeated.
     pub(crate) fn take_due(&mut self, now: Instant) -> Vec<Caller> {
         for caller in &mut self.list {
             if caller.gone_since.is_none() && !caller.call.listener.is_valid(caller.call.id) {
@@ -118,7 +119,7 @@ impl Callers {
         })
     }
 
-    /// When they have to be checked next; `None` if there are none.
+    /// Returns the time until the next check; `None` without callers.
     pub(crate) fn next_look(&self, now: Instant) -> Option<Duration> {
         let first = self.list.iter().map(|caller| caller.deadline).min()?;
         let interval = CHECK_INTERVAL + CHECK_INTERVAL_PER_CALLER * self.list.len() as u32;
@@ -126,7 +127,8 @@ impl Callers {
     }
 }
 
-/// Whether a signal is pending for a thread that leads to a handler or to a stop. A deadly signal ends the call by itself.
+/// Reports whether a pending signal of a thread has a handler or stops the thread. A fatal signal is not considered,
+/// because it ends the call by itself.
 fn has_signal(thread: Tid) -> bool {
     let Ok(status) = procfs::read(format!("/proc/{thread}/status")) else { return false };
     let set = |name| procfs::signal_set(&status, name);

@@ -1,8 +1,9 @@
-//! The channels of all components of one guardian.
+//! The channels (listening sockets and waiting callers) of all components of one guardian.
 //!
-//! Owns: the interface of this crate, and the threads behind it.
-//! Invariants: a program never runs with a filter that no thread answers: where that would be, it is ended.
-//! Does not: decide when a component is started, ready, dead or given up.
+//! Owns: the public interface of this crate, and its threads.
+//! Invariants: a program with a filter never runs without a thread that answers its calls. If the thread cannot be
+//! started, the program is killed.
+//! Does not: decide when a component is started, ready, dead or stopped permanently.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,19 +32,20 @@ use crate::search;
 use crate::serve::{Source, receive_calls};
 use crate::state::{Outcome, Pending};
 
-/// The channels of all components of one guardian. Shared by its threads.
+/// The channels of all components of one guardian. The threads of the guardian share this value.
 ///
-/// Dropping it lets every held caller proceed and closes the held listeners; calls of programs that still run continue
-/// as if there were no filter.
+/// On drop, all held callers proceed, and the held listening sockets are closed. Later calls of running programs
+/// continue as if the programs had no filter.
 #[derive(Debug)]
 pub struct Channels {
     inner: Arc<Inner>,
-    /// The thread that ends waits.
+    /// The thread that ends the waits of callers.
     waits: Option<JoinHandle<()>>,
 }
 
 impl Channels {
-    /// Why calls cannot be reported here, if they cannot: privilege or kernel feature by name.
+    /// Returns the reason if this machine cannot report socket calls. The text names the missing privilege or kernel
+    /// feature.
     #[must_use]
     pub fn missing() -> Option<String> {
         let entry = features::entry(Feature::FileNotify);
@@ -54,12 +56,12 @@ impl Channels {
         outcome.err().map(|error| format!("{}: {error}", entry.name()))
     }
 
-    /// No components yet. The holder lets the calls of all of them continue, should this process die; it was made before
-    /// this process had threads.
+    /// Creates channels without components. The holder is a helper process: if this process dies, the holder lets the
+    /// calls of all components continue. The holder must have been started before this process had threads.
     ///
     /// # Errors
     ///
-    /// Why there is no thread.
+    /// An error if /dev/null cannot be opened, or if the thread cannot be started.
     pub fn new(holder: ListenerHolder, limits: Limits, clock: Clock) -> Result<Self> {
         let null = File::options()
             .write(true)
@@ -71,13 +73,13 @@ impl Channels {
         Ok(Self { inner, waits: Some(waits) })
     }
 
-    /// Makes callers of these addresses wait for a component before it has ever listened there: `127.0.0.1:80`,
-    /// `[::1]:80`, `localhost:80`, `/path`, `@abstract`, each also behind `tcp:` or `unix:`. They replace those of an
-    /// earlier call.
+    /// Declares addresses of a component, so that callers wait before the component has ever listened there. The forms
+    /// are `127.0.0.1:80`, `[::1]:80`, `localhost:80`, `/path` and `@abstract`, with an optional prefix `tcp:` or
+    /// `unix:`. The addresses replace the addresses of an earlier call.
     ///
     /// # Errors
     ///
-    /// `BadAddress`, before anything is changed.
+    /// `BadAddress`. In this case, nothing is changed.
     pub fn declare(&self, component: ComponentId, addresses: &[impl AsRef<str>]) -> Result<()> {
         let mut routes = Vec::new();
         for address in addresses {
@@ -87,7 +89,7 @@ impl Channels {
         Ok(())
     }
 
-    /// Whether `declare` takes an address.
+    /// Checks whether [`Channels::declare`] accepts an address.
     ///
     /// # Errors
     ///
@@ -96,22 +98,24 @@ impl Channels {
         Address::parse(address).map(drop)
     }
 
-    /// Makes held calls of a component interruptible, for a component that a tracer stops for checkpoints: a held call
-    /// then does not delay the stop. Call it before the component is started for the first time.
+    /// Makes the held calls of a component interruptible. This is for a component that a tracer stops for checkpoints:
+    /// a held call then does not delay the stop. Call this function before the first start of the component.
     ///
-    /// The price: a signal whose handler lacks SA_RESTART makes a held connect(2) fail with EINTR, and no connection is in
+    /// A signal whose handler lacks SA_RESTART then makes a held connect(2) fail with EINTR, and no connection is in
     /// progress. For other components, a signal makes the held connect(2) proceed.
     pub fn expect_stops(&self, component: ComponentId) {
         self.inner.state().component(component).is_traced = true;
     }
 
-    /// Starts a program as the next incarnation of a component. Its bind(2), listen(2) and connect(2) are handled from
-    /// its first instruction on. A `Command` can be started once: the filter stays in it.
+    /// Starts a program as the next incarnation (run) of a component. The program's calls of bind(2), listen(2) and
+    /// connect(2) are handled from its first instruction. A `Command` can be started only once, because the filter
+    /// stays in the `Command`.
     ///
     /// # Errors
     ///
-    /// `Spawn` if the program is not executed; otherwise why its filter is not served, ENOSPC if processes of
-    /// [`sys::listener_holder::BUFFERS_MAX`] incarnations live. No program is left running.
+    /// `Spawn` if the program cannot be executed. ENOSPC if processes of [`sys::listener_holder::BUFFERS_MAX`]
+    /// incarnations are alive. Other errors if the calls of the program cannot be received. After an error, the program
+    /// does not run.
     pub fn start(&self, component: ComponentId, command: &mut Command) -> Result<Child> {
         let pending = self.prepare(component, command)?;
         let mut child = command.spawn().map_err(|source| ChannelError::Spawn {
@@ -119,7 +123,7 @@ impl Channels {
             source,
         })?;
         if let Err(error) = self.started(component, pending) {
-            // Its calls would wait for ever.
+            // Without a thread that answers, the calls of the program would block forever.
             let _ = child.kill();
             let _ = child.wait();
             return Err(error);
@@ -127,30 +131,31 @@ impl Channels {
         Ok(child)
     }
 
-    /// The first half of `start`, for a caller that spawns the command itself.
+    /// Prepares a command for [`Channels::started`]. The caller spawns the command between the two functions.
     ///
     /// # Errors
     ///
-    /// Why the filter cannot be prepared.
+    /// An error if the filter cannot be prepared.
     pub fn prepare(&self, component: ComponentId, command: &mut Command) -> Result<PendingListener> {
         let program = self.filter(component);
         let held = Some((&self.inner.holder, self.inner.null.as_fd()));
         Ok(watch_from_start(command, program, held)?)
     }
 
-    /// The second half of `start`.
+    /// Begins to handle the calls of a program that was prepared by [`Channels::prepare`] and then spawned.
     ///
     /// # Errors
     ///
-    /// Why the filter is not served. The calls of the program then wait, so that it has to be ended.
+    /// An error if the calls of the program cannot be received. The calls would then block, so the caller must kill the
+    /// program.
     pub fn started(&self, component: ComponentId, pending: PendingListener) -> Result<()> {
         let listener = pending.receive()?;
         self.begin(component, false);
         self.serve(component, listener)
     }
 
-    /// The filter of an incarnation that is being restored, whose listener is for `attach`. Install it with
-    /// [`sys::seccomp_listener::flags_of`].
+    /// Returns the filter for an incarnation that is being restored. Install the filter with
+    /// [`sys::seccomp_listener::flags_of`], and pass its listener to [`Channels::attach`].
     #[must_use]
     pub fn filter(&self, component: ComponentId) -> FilterProgram {
         let program = filter_program(Reported::Channels);
@@ -160,28 +165,31 @@ impl Channels {
         }
     }
 
-    /// Whether the holder lives that was given to `new`. Without it no program can be started with a filter.
+    /// Reports whether the holder that was passed to [`Channels::new`] is alive. Without the holder, no program can be
+    /// started with a filter.
     pub fn has_holder(&self) -> bool {
         self.inner.holder.is_alive()
     }
 
-    /// Handles the calls of an incarnation that was restored, from now on. The first `look` finds which listeners it has.
+    /// Begins to handle the calls of a restored incarnation. The first call of [`Channels::look`] then finds the
+    /// listening sockets of the incarnation.
     ///
     /// # Errors
     ///
-    /// As for `started`.
+    /// The same errors as for [`Channels::started`].
     pub fn attach(&self, component: ComponentId, listener: OwnedFd) -> Result<()> {
         self.inner.holder.hold(listener.as_fd(), self.inner.null.as_fd())?;
         self.begin(component, true);
         self.serve(component, Listener::new(listener)?)
     }
 
-    /// Takes duplicates of the listeners of an incarnation that an earlier guardian has started. Its calls are not
-    /// reported here: what it binds from now on is not held, and it does not wait for others.
+    /// Duplicates the listening sockets of an incarnation that an earlier guardian has started. The calls of this
+    /// incarnation are not reported to this process. Its later sockets are therefore not held, and its callers do not
+    /// wait.
     ///
     /// # Errors
     ///
-    /// If the kernel lists no sockets.
+    /// An error if the kernel cannot list the listening sockets.
     pub fn take_over(&self, component: ComponentId, root: Pid) -> Result<()> {
         self.begin(component, true);
         let listeners = search::listeners(root)?;
@@ -198,15 +206,15 @@ impl Channels {
         Ok(())
     }
 
-    /// The handler of a component whose notifications another crate receives, such as the watch over files. The guardian
-    /// then calls `begin` for each incarnation.
+    /// Returns the handler of a component whose notifications another crate receives, for example the crate that
+    /// watches files. The guardian then calls [`Channels::begin`] for each incarnation.
     #[must_use]
     pub fn handler(&self, component: ComponentId) -> Arc<dyn CallHandler> {
         Arc::new(Handler::new(Arc::clone(&self.inner), component))
     }
 
-    /// Begins the next incarnation of a component, fresh or restored from an image. `start`, `started` and `attach` call
-    /// it themselves.
+    /// Begins the next incarnation of a component: a new start, or a restore from an image. [`Channels::start`],
+    /// [`Channels::started`] and [`Channels::attach`] call this function themselves.
     pub fn begin(&self, component: ComponentId, is_restored: bool) {
         let claim_until = self.inner.after(self.inner.limits.unclaimed);
         self.inner.state().component(component).begin(is_restored, claim_until);
@@ -223,12 +231,12 @@ impl Channels {
         Outcome { callers, ..Outcome::default() }.settle();
     }
 
-    /// Reports that the incarnation has ended and another one follows. Its listeners stay open. Call it as soon as the death
-    /// is known, and before the next incarnation is started.
+    /// Reports that the incarnation has ended and that another incarnation follows. The listening sockets stay open.
+    /// Call this function as soon as the death is detected, and before the start of the next incarnation.
     pub fn died(&self, component: ComponentId) {
         let outcome = {
             let mut state = self.inner.state();
-            // A listener may be as young as its last instruction.
+            // The last instruction of the program may have been a call of listen(2).
             let outcome = state.confirm(self.inner.clock.now());
             state.component(component).die();
             outcome
@@ -236,7 +244,8 @@ impl Channels {
         outcome.settle();
     }
 
-    /// Reports that no incarnation follows. Listeners are closed, held callers proceed, and new callers are refused.
+    /// Reports that no further incarnation follows. The listening sockets are closed, held callers proceed, and new
+    /// callers are refused.
     pub fn stopped(&self, component: ComponentId) {
         let mut state = self.inner.state();
         let closed = state.component(component).stop();
@@ -246,11 +255,13 @@ impl Channels {
         Outcome { callers, closed }.settle();
     }
 
-    /// Releases listeners that no process has any more: the program has closed them on purpose. Until then, clients of
-    /// such a listener queue and are not served: two scans in a row have to miss it, so at a scan each second it takes one to
-    /// two seconds. Listeners that the incarnation has not taken in time ([`Limits::unclaimed`]) are released as well.
+    /// Releases listening sockets that no process has open, because the program has closed them. Two successive scans
+    /// must miss a socket. With one scan in a second, the release therefore takes one to two seconds. In this time,
+    /// clients queue at the socket and are not served. Also releases sockets that the incarnation has not claimed in
+    /// time ([`Limits::unclaimed`]).
     ///
-    /// `root` is the first process of the incarnation. A listener is looked for in its tree, then in every process.
+    /// `root` is the first process of the incarnation. The scan covers the tree of `root`, and then all other
+    /// processes.
     pub fn look(&self, component: ComponentId, root: Pid) {
         let Some(wanted) = self.inner.state().component(component).wanted() else { return };
         let found = wanted.find(root, search::find);
@@ -261,14 +272,14 @@ impl Channels {
         Outcome { callers, closed }.settle();
     }
 
-    /// Whether the present incarnation has begun to listen somewhere: a sign that it is ready. Of a restored one, `look` finds
-    /// that.
+    /// Reports whether the current incarnation listens at an address, which indicates that it is ready. For a restored
+    /// incarnation, [`Channels::look`] detects this.
     #[must_use]
     pub fn listens(&self, component: ComponentId) -> bool {
         self.inner.state().components.get(&component).is_some_and(|component| component.listens)
     }
 
-    /// The addresses of a component, for `status`.
+    /// Returns the addresses of a component, for `undying status`.
     #[must_use]
     pub fn held(&self, component: ComponentId) -> Vec<HeldListener> {
         let state = self.inner.state();
@@ -288,7 +299,7 @@ impl Channels {
         listeners.chain(bare).collect()
     }
 
-    /// Callers that wait, of all components.
+    /// Returns the waiting callers of all components.
     #[must_use]
     pub fn waiting(&self) -> Vec<WaitingCaller> {
         let now = self.inner.clock.now();
@@ -303,12 +314,13 @@ impl Channels {
         state.callers.waiting().map(row).collect()
     }
 
-    /// Duplicates of the held listeners of a component: its next incarnation, restored from an image, gets them under the
-    /// numbers that it had. The checkpoint must have noted them as inherited, by device and inode.
+    /// Returns duplicates of the held listening sockets of a component. A restore from an image gives each socket to
+    /// the next incarnation, under the descriptor number from the checkpoint. The checkpoint must have recorded the
+    /// sockets as inherited, by device and inode.
     ///
     /// # Errors
     ///
-    /// EMFILE if this process has no descriptor left.
+    /// EMFILE if this process has no free descriptor.
     pub fn inherit(&self, component: ComponentId) -> Result<Vec<InheritedListener>> {
         let state = self.inner.state();
         let held = state.components.get(&component).map_or(&[][..], |component| component.held());
@@ -322,7 +334,7 @@ impl Channels {
     }
 
     fn serve(&self, component: ComponentId, listener: Listener) -> Result<()> {
-        // Slower without it, and right.
+        // An error only makes notifications slower.
         let _ = listener.use_sync_wake_up();
         let buffer = self.inner.holder.buffer().ok_or_else(|| {
             sys::Error::new("find a free buffer for calls of the component", sys::Errno::ENOSPC)
@@ -343,7 +355,7 @@ impl Drop for Channels {
         drop(closed);
         self.inner.wake();
         if let Some(waits) = self.waits.take() {
-            // It has panicked if this fails, and the callers are those of programs that outlive this.
+            // An error means that the thread has panicked. Held calls then end with the listener holder.
             let _ = waits.join();
         }
     }

@@ -1,8 +1,8 @@
-//! One component: its listeners, its addresses and its phase.
+//! One component: a supervised program with its listening sockets, its addresses and its phase.
 //!
-//! Owns: the phase of a component, its held listeners, its routes.
-//! Invariants: at most `ROUTES_MAX` learned routes and `LISTENERS_MAX` listeners; a listener that leaves the list is
-//! closed by the caller, outside of the lock.
+//! Owns: the phase of a component, its held listening sockets, and its routes (addresses).
+//! Invariants: there are at most `ROUTES_MAX` learned routes and `LISTENERS_MAX` sockets. The caller closes a socket
+//! that is removed from the list, after the caller has released the lock.
 //! Does not: answer calls.
 
 use std::collections::VecDeque;
@@ -15,29 +15,31 @@ use crate::held::{Claim, Held, Slot};
 use crate::place::Identity;
 use crate::route::{Route, Target};
 
-/// Addresses that are remembered for one component beside declared ones: a program that listens at ever new ports gets
-/// the oldest forgotten.
+/// Maximum number of stored addresses of one component, in addition to the declared addresses. If a program listens at
+/// more ports, the oldest address is removed.
 const ROUTES_MAX: usize = 256;
-/// Listeners of one component that are held: one or two descriptors of this process each. Further ones are not.
+/// Maximum number of held sockets of one component. Each socket uses one or two descriptors of this process. Further
+/// sockets are not held.
 const LISTENERS_MAX: usize = 256;
-/// Sockets bound to port 0 that are remembered until they listen: a program listens right after it has bound.
+/// Maximum number of stored sockets that are bound to port 0. A socket is stored until it listens, and programs usually
+/// call listen(2) immediately after bind(2).
 const EPHEMERAL_MAX: usize = 256;
-/// Scans in a row without a process that has a listener until it is released.
+/// Number of successive scans without a process that has the socket open, after which the socket is released.
 const ABSENCES_MAX: u32 = 2;
 
 /// The phase of a component.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Phase {
-    /// It was never started.
+    /// The component was never started.
     #[default]
     Expected,
-    /// It runs and is not ready; from an image or from its beginning.
+    /// The component runs and is not ready. `is_restored` is true after a restore from an image.
     Running { is_restored: bool },
-    /// It is ready.
+    /// The component is ready.
     Ready { is_restored: bool },
-    /// It died and will come back.
+    /// The component has died and will be restarted.
     Dead,
-    /// It is not going to come back.
+    /// The component will not be restarted.
     Stopped,
 }
 
@@ -45,13 +47,13 @@ pub(crate) enum Phase {
 #[derive(Debug, Default)]
 pub(crate) struct Component {
     phase: Phase,
-    /// A tracer stops its threads, for checkpoints.
+    /// Whether a tracer stops the threads of the component for checkpoints.
     pub(crate) is_traced: bool,
-    /// The incarnation listens somewhere.
+    /// Whether the current incarnation listens at an address.
     pub(crate) listens: bool,
-    /// How many incarnations have begun.
+    /// Number of incarnations that have begun.
     incarnation: u64,
-    /// When listeners that the incarnation has not taken are released.
+    /// The time after which unclaimed sockets are released.
     claim_until: Option<Instant>,
     held: Vec<Held>,
     declared: Vec<Route>,
@@ -67,7 +69,7 @@ pub(crate) struct Wanted {
     sockets: Vec<(Identity, Option<Slot>)>,
 }
 
-/// What a scan has found.
+/// The result of a scan.
 #[derive(Debug)]
 pub(crate) struct Found {
     incarnation: u64,
@@ -75,7 +77,7 @@ pub(crate) struct Found {
 }
 
 impl Wanted {
-    /// Looks for each of them.
+    /// Searches for each socket.
     pub(crate) fn find(self, root: Pid, find: impl Fn(Identity, Option<Slot>, Pid) -> Option<Slot>) -> Found {
         let slot = |(identity, last)| (identity, find(identity, last, root));
         Found { incarnation: self.incarnation, slots: self.sockets.into_iter().map(slot).collect() }
@@ -83,7 +85,7 @@ impl Wanted {
 }
 
 impl Component {
-    /// An incarnation begins.
+    /// Begins an incarnation.
     pub(crate) fn begin(&mut self, is_restored: bool, claim_until: Instant) {
         self.phase = Phase::Running { is_restored };
         self.incarnation += 1;
@@ -92,7 +94,7 @@ impl Component {
         self.held.iter_mut().for_each(|held| held.claim = Claim::Open);
     }
 
-    /// The incarnation is ready: it does not claim the listeners that it has not taken by then.
+    /// Records that the incarnation is ready. Sockets that are still unclaimed at `claim_until` are released.
     pub(crate) fn ready(&mut self, claim_until: Instant) {
         let is_restored = matches!(self.phase, Phase::Running { is_restored: true });
         if !matches!(self.phase, Phase::Ready { .. }) {
@@ -101,16 +103,17 @@ impl Component {
         }
     }
 
-    /// The incarnation has ended, and another one follows.
+    /// Records that the incarnation has ended and that another incarnation follows.
     pub(crate) fn die(&mut self) {
         self.phase = Phase::Dead;
         self.claim_until = None;
-        // Files of a component with checkpoints are compared when it is restored, which gives it its listeners.
+        // A restore of a component with checkpoints compares its files. The restore also provides the listening
+        // sockets.
         let keeps_path = !self.is_traced;
         self.held.iter_mut().for_each(|held| held.prepare_wait(keeps_path));
     }
 
-    /// No incarnation follows. The result is to be closed.
+    /// Records that no further incarnation follows. The caller must close the returned sockets.
     pub(crate) fn stop(&mut self) -> Vec<Held> {
         self.phase = Phase::Stopped;
         self.learned.clear();
@@ -129,12 +132,12 @@ impl Component {
         &mut self.held
     }
 
-    /// Whether it is not going to come back.
+    /// Reports whether the component will not be restarted.
     pub(crate) fn is_stopped(&self) -> bool {
         self.phase == Phase::Stopped
     }
 
-    /// Notes a socket that the program binds to port 0. The next incarnation gets another port.
+    /// Records a socket that the program binds to port 0. The next incarnation gets another port.
     pub(crate) fn bind_anywhere(&mut self, socket: Identity) {
         if self.ephemeral.len() == EPHEMERAL_MAX {
             self.ephemeral.pop_front();
@@ -142,12 +145,13 @@ impl Component {
         self.ephemeral.push_back(socket);
     }
 
-    /// Whether a listener is of use to the next incarnation. One from a checkpoint gets it by its number.
+    /// Reports whether the next incarnation can use a socket. A component with checkpoints can use any socket, because
+    /// a restore passes the socket by its descriptor number.
     pub(crate) fn is_lasting(&self, socket: Identity) -> bool {
         self.is_traced || !self.ephemeral.contains(&socket)
     }
 
-    /// Adds a listener, unless there are too many; the result, if any, is to be closed.
+    /// Adds a listening socket. If there are too many sockets, returns the socket, and the caller must close it.
     pub(crate) fn hold(&mut self, held: Held) -> Option<Held> {
         if self.held.len() == LISTENERS_MAX {
             return Some(held);
@@ -162,41 +166,42 @@ impl Component {
         None
     }
 
-    /// Its addresses.
+    /// Returns the addresses of the component.
     pub(crate) fn routes(&self) -> impl Iterator<Item = &Route> {
         self.declared.iter().chain(&self.learned)
     }
 
-    /// Addresses at which no listener is held.
+    /// Returns the addresses at which no listening socket is held.
     pub(crate) fn bare_routes(&self) -> impl Iterator<Item = &Route> {
         let is_held = |route: &Route| self.held.iter().any(|held| Route::of(held).as_ref() == Some(route));
         self.routes().filter(move |route| !self.is_stopped() && !is_held(route))
     }
 
-    /// Whether callers of the target reach it, by its addresses.
+    /// Reports whether a caller of the target reaches the component at one of its addresses.
     pub(crate) fn serves(&self, target: &Target) -> Reach {
         self.routes().map(|route| route.reach(target)).find(|reach| *reach != Reach::No).unwrap_or(Reach::No)
     }
 
-    /// Whether callers of the target have to wait for it: it is expected to listen and does not yet.
+    /// Reports whether callers of the target must wait, because the component is expected to listen but does not listen
+    /// yet.
     pub(crate) fn is_awaited(&self, target: &Target) -> bool {
         let is_coming = matches!(self.phase, Phase::Expected | Phase::Running { .. } | Phase::Dead);
         is_coming && !self.held_for(target).any(Held::is_reachable)
     }
 
-    /// Whether callers of the target would queue at a listener that no incarnation has.
+    /// Reports whether callers of the target would queue at a socket that no incarnation has open.
     pub(crate) fn is_unserved(&self, target: &Target) -> bool {
         let mut held = self.held_for(target).peekable();
         held.peek().is_some() && held.all(|held| held.claim == Claim::Open)
     }
 
-    /// The listeners that callers of the target reach.
+    /// Returns the held sockets that callers of the target reach.
     fn held_for(&self, target: &Target) -> impl Iterator<Item = &Held> {
         self.held.iter().filter(|held| Route::of(held).is_some_and(|route| route.reach(target) != Reach::No))
     }
 
-    /// What a scan has to look for now; `None` while no incarnation runs. Only a restored incarnation can have listeners
-    /// that were not handed out here.
+    /// Returns the sockets for the next scan; `None` while no incarnation runs. For an incarnation that was not
+    /// restored, sockets that were not handed over are left out, because the incarnation cannot have them.
     pub(crate) fn wanted(&self) -> Option<Wanted> {
         let (Phase::Running { is_restored } | Phase::Ready { is_restored }) = self.phase else { return None };
         let is_wanted = |held: &&Held| is_restored || held.claim != Claim::Open;
@@ -204,8 +209,8 @@ impl Component {
         Some(Wanted { incarnation: self.incarnation, sockets })
     }
 
-    /// Takes what a scan has found, and takes out listeners that no process has any more, or that were not taken in time.
-    /// The result is to be closed.
+    /// Applies the result of a scan. Removes sockets that no process has open and sockets that were not claimed in
+    /// time. The caller must close the returned sockets.
     pub(crate) fn judge(&mut self, found: &Found, now: Instant) -> Vec<Held> {
         if found.incarnation != self.incarnation || matches!(self.phase, Phase::Dead | Phase::Stopped) {
             return Vec::new();
@@ -213,14 +218,14 @@ impl Component {
         self.listens |= found.slots.iter().any(|slot| slot.1.is_some());
         let is_late = self.claim_until.is_some_and(|until| until <= now);
         let released: Vec<Held> = self.held.extract_if(.., |held| is_over(held, found, is_late)).collect();
-        // Callers do not wait for a listener that was closed on purpose.
+        // Callers do not wait for a socket that the program has closed on purpose.
         let routes: Vec<Route> = released.iter().filter_map(Route::of).collect();
         self.learned.retain(|route| !routes.contains(route));
         released
     }
 }
 
-/// Takes what a scan has found of one listener; whether it is to be released.
+/// Applies the result of a scan to one socket. Reports whether the socket must be released.
 fn is_over(held: &mut Held, found: &Found, is_late: bool) -> bool {
     let slot = found.slots.iter().find(|slot| slot.0 == held.identity).map(|slot| slot.1);
     match (held.claim, slot) {
@@ -233,7 +238,7 @@ fn is_over(held: &mut Held, found: &Found, is_late: bool) -> bool {
             held.absences += 1;
             held.absences >= ABSENCES_MAX
         }
-        // It was added during the scan.
+        // The socket was added during the scan.
         (_, None) => false,
     }
 }

@@ -1,8 +1,8 @@
-//! What goes wrong with channels.
+//! Errors of channels.
 //!
 //! Owns: `ChannelError`.
 //! Invariants: every error names its operation and its object.
-//! Does not: report what goes wrong with a single call of a program: that call then continues.
+//! Does not: report a failure while a single call of a program is handled. In this case, the call continues.
 
 use model::Escaped;
 
@@ -12,20 +12,20 @@ pub enum ChannelError {
     /// A kernel call failed.
     #[error(transparent)]
     Kernel(#[from] sys::Error),
-    /// A program was not started.
+    /// A program cannot be started.
     #[error("cannot start {}: {source}", Escaped(program))]
     Spawn {
-        /// Its first word.
+        /// The first word of the command.
         program: String,
-        /// Why.
+        /// The error of the start.
         source: std::io::Error,
     },
-    /// An address of a system file is not understood.
+    /// An address in a system file is not valid.
     #[error("cannot understand the address `{}`: {why}", Escaped(text))]
     BadAddress {
         /// The address.
         text: String,
-        /// Why.
+        /// The defect of the address.
         why: &'static str,
     },
 }

@@ -1,7 +1,8 @@
-//! What becomes of each bind(2), listen(2) and connect(2) of a component.
+//! The handling of each bind(2), listen(2) and connect(2) of a component.
 //!
-//! Owns: handing a held listener over, taking a duplicate of a new one, holding a caller.
-//! Invariants: never waits for a program; what fails lets the call happen as if this crate were not there.
+//! Owns: the hand-over of a held socket at bind(2), the duplicate of a new socket at listen(2), and the hold of a
+//! caller at connect(2).
+//! Invariants: a handler never waits for a program. If a step fails, the kernel executes the call unchanged.
 //! Does not: receive calls.
 
 use std::os::fd::AsFd;
@@ -21,7 +22,7 @@ use crate::route::Target;
 use crate::search::find;
 use crate::state::{Outcome, Pending, State};
 
-/// Handles the calls of one component.
+/// The handler for the calls of one component.
 #[derive(Debug)]
 pub(crate) struct Handler {
     inner: Arc<Inner>,
@@ -45,13 +46,14 @@ impl CallHandler for Handler {
     }
 }
 
-/// The thread that makes a call.
+/// Returns the thread that has made the call.
 fn thread_of(reported: &ReportedCall<'_>) -> Tid {
     reported.notification.tid()
 }
 
 impl Handler {
-    /// Puts a held listener over the socket of the program, or gives up those that are in the way of its address.
+    /// Handles bind(2): replaces the socket of the program by a held socket. Otherwise releases held sockets that would
+    /// block the address.
     fn bind(&self, reported: &ReportedCall<'_>, call: &SocketCall) -> Handled {
         let Some(address) = Address::from_bytes(&call.address) else { return Handled::Pass };
         if matches!(&address, Address::Inet(address) if address.port() == 0) {
@@ -72,7 +74,7 @@ impl Handler {
                 .filter(|held| gone.contains(&held.identity))
                 .for_each(|held| held.claim = Claim::Open);
             let handled = bind_held(reported, &binding, all, &mut outcome);
-            // Callers of a path that the program had unlinked have waited for this.
+            // Callers of a path that the program had unlinked have waited for this bind(2).
             outcome.callers = state.release(self.component);
             handled
         };
@@ -80,8 +82,8 @@ impl Handler {
         handled
     }
 
-    /// Listeners that the program has closed before it binds their addresses again, and that no scan has missed yet. This
-    /// looks through processes, without the lock.
+    /// Returns held sockets that the program has closed before a new bind(2) to the same address, and that no scan has
+    /// missed yet. The search inspects processes, so the lock is not held.
     fn closed_meanwhile(&self, binding: &Binding) -> Vec<Identity> {
         let is_asked = |held: &&Held| !held.is_open() && binding.meets(held);
         let asked: Vec<(Identity, Option<Slot>)> = {
@@ -94,7 +96,7 @@ impl Handler {
         asked.into_iter().filter(is_gone).map(|asked| asked.0).collect()
     }
 
-    /// Notes a socket that is bound to a port of the kernel's choice.
+    /// Records a socket that is bound to port 0, for which the kernel chooses the port.
     fn bind_anywhere(&self, reported: &ReportedCall<'_>, call: &SocketCall) {
         let path = format!("/proc/{}/fd/{}", thread_of(reported), call.socket);
         if let Ok(stat) = rustix::fs::stat(&path)
@@ -105,7 +107,7 @@ impl Handler {
         }
     }
 
-    /// Takes a duplicate of a socket that is about to listen.
+    /// Handles listen(2): duplicates a socket that is about to listen.
     fn listen(&self, reported: &ReportedCall<'_>, call: &SocketCall) -> Handled {
         let thread = thread_of(reported);
         let Some(taken) = Taken::of_thread(thread, call.socket) else { return Handled::Pass };
@@ -140,8 +142,9 @@ impl Handler {
         Handled::Pass
     }
 
-    /// Holds a caller whose provider does not listen yet. A component that looks for an earlier instance of itself is
-    /// refused: the listener that it would reach waits for it.
+    /// Handles connect(2): holds a caller whose provider does not listen yet. A component that connects to its own
+    /// address searches for an earlier instance of itself. Such a call is refused, because the held socket waits for
+    /// this component.
     fn connect(&self, reported: &ReportedCall<'_>, call: &SocketCall) -> Handled {
         let thread = thread_of(reported);
         let Some(address) = Address::from_bytes(&call.address) else { return Handled::Pass };
@@ -155,7 +158,8 @@ impl Handler {
         if !is_unserved && awaited.is_none() {
             return Handled::Pass;
         }
-        // A datagram socket has nothing to do with listeners: the C library connects such ones to sort addresses.
+        // A datagram socket never reaches a listening socket. The C library connects datagram sockets to sort
+        // addresses.
         let Some(socket) = Taken::of_thread(thread, call.socket) else { return Handled::Pass };
         if is_unserved {
             let refused = sys::Errno(libc::ECONNREFUSED);
@@ -187,7 +191,7 @@ impl Handler {
             && (earlier.provider, &earlier.target) == (wanted.0, &wanted.1)
             && earlier.component == self.component
         {
-            // A signal or a checkpoint has interrupted it; its limit continues.
+            // A signal or a checkpoint has interrupted the earlier call. Its limit continues.
             (since, deadline) = (earlier.since, deadline.min(earlier.deadline));
         }
         if deadline <= now || state.callers.len() >= limits.callers_max {
@@ -204,7 +208,7 @@ impl Handler {
     }
 }
 
-/// Answers that bind(2) has succeeded, and marks the listener as taken.
+/// Reports success of bind(2) to the program, and marks the held socket as claimed.
 fn answer_success(reported: &ReportedCall<'_>, held: &mut Held, slot: Slot) -> Handled {
     let answered = reported.listener.answer_value(reported.notification.id(), 0);
     match answered {
@@ -214,35 +218,36 @@ fn answer_success(reported: &ReportedCall<'_>, held: &mut Held, slot: Slot) -> H
     Handled::Answered
 }
 
-/// A bind(2) with the address of a held listener, or with one that overlaps.
+/// A bind(2) whose address is equal to the address of a held socket, or overlaps it.
 struct Binding {
     thread: Tid,
     address: Address,
-    /// The name that a path leads to.
+    /// The directory and the name, if the address is a path.
     place: Option<Place>,
     program: Taken,
     closes_on_exec: bool,
 }
 
 impl Binding {
-    /// `None` for a socket of an unknown kind, and for an interrupted call.
+    /// Reads the socket of the call. Returns `None` for an unknown kind of socket and for an interrupted call.
     fn read(reported: &ReportedCall<'_>, call: &SocketCall, address: Address) -> Option<Self> {
         let thread = thread_of(reported);
         let place = address.path().and_then(|path| Place::of_thread(thread, path));
         let program = Taken::of_thread(thread, call.socket)?;
         let closes_on_exec = closes_on_exec(thread, call.socket)?;
-        // What was read is of this thread.
+        // If the notification is still valid, the data was read from the calling thread.
         let is_valid = reported.listener.is_valid(reported.notification.id());
         is_valid.then_some(Self { thread, address, place, program, closes_on_exec })
     }
 
-    /// Whether another socket is in its way.
+    /// Reports whether a held socket would block this bind(2).
     fn meets(&self, held: &Held) -> bool {
         held.identity != self.program.identity && held.is_in_the_way(&self.address, self.program.kind)
     }
 }
 
-/// Puts the listener that fits over the socket of the program, or takes out those that are in the way.
+/// Replaces the socket of the program by the matching held socket. Otherwise removes the held sockets that block the
+/// address.
 fn bind_held(
     reported: &ReportedCall<'_>,
     binding: &Binding,
@@ -251,7 +256,7 @@ fn bind_held(
 ) -> Handled {
     let (program, address) = (&binding.program, &binding.address);
     if let Some(held) = all.iter_mut().find(|held| held.identity == program.identity) {
-        // The call was broken off after its socket was replaced, and is repeated.
+        // The program repeats a call that was interrupted after its socket was replaced.
         if held.claim != Claim::Interrupted(binding.thread) || held.address != *address {
             return Handled::Pass;
         }
@@ -267,7 +272,7 @@ fn bind_held(
             return answer_success(reported, held, program.slot);
         }
     }
-    // They are closed before the call happens: else the address is taken.
+    // The sockets must be closed before the kernel executes the call. Otherwise the call fails with EADDRINUSE.
     outcome.closed.extend(all.extract_if(.., |held| held.is_open() && binding.meets(held)));
     Handled::Pass
 }

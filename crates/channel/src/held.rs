@@ -1,8 +1,8 @@
-//! Listening sockets that outlive their program.
+//! Held sockets: listening sockets that stay open after their program has died.
 //!
-//! Owns: the duplicate of one listener with what a later incarnation has to match to get it back.
-//! Invariants: the duplicate is of the same open file description that the program has.
-//! Does not: decide when it is released; `state` does.
+//! Owns: the duplicate of one listening socket, and the properties that a new socket must match to be replaced by it.
+//! Invariants: the duplicate refers to the same open file description as the socket of the program.
+//! Does not: decide when the socket is released; `component` does.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,8 +18,8 @@ use tracee::procfs;
 use crate::address::Address;
 use crate::place::{BoundPath, Identity, Place};
 
-/// Connections that wait for a dead program: as many as net.core.somaxconn allows. Programs often ask for far less, since
-/// they expect to accept at once.
+/// Backlog of the socket of a dead program. The kernel limits the value to net.core.somaxconn. Programs often request a
+/// much shorter backlog, because they expect to accept connections immediately.
 const BACKLOG_OF_DEAD: i32 = i32::MAX;
 
 const DOMAIN: SocketOption = option(libc::SOL_SOCKET, libc::SO_DOMAIN, "SO_DOMAIN");
@@ -27,7 +27,7 @@ const TYPE: SocketOption = option(libc::SOL_SOCKET, libc::SO_TYPE, "SO_TYPE");
 const PROTOCOL: SocketOption = option(libc::SOL_SOCKET, libc::SO_PROTOCOL, "SO_PROTOCOL");
 const V6_ONLY: SocketOption = option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, "IPV6_V6ONLY");
 const INTERFACE: SocketOption = option(libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, "SO_BINDTOIFINDEX");
-/// SO_NETNS_COOKIE, since Linux 5.14.
+/// SO_NETNS_COOKIE, available since Linux 5.14.
 const NAMESPACE: SocketOption = option(libc::SOL_SOCKET, 71, "SO_NETNS_COOKIE");
 const LISTENS: SocketOption = option(libc::SOL_SOCKET, libc::SO_ACCEPTCONN, "SO_ACCEPTCONN");
 
@@ -35,7 +35,7 @@ const fn option(level: i32, number: i32, name: &'static str) -> SocketOption {
     SocketOption { level, number, name }
 }
 
-/// The properties that two sockets must share so that one can replace the other.
+/// The properties that must be equal so that one socket can replace another socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Kind {
     domain: i32,
@@ -43,12 +43,13 @@ pub(crate) struct Kind {
     protocol: i32,
     is_v6_only: bool,
     interface: i32,
-    /// The network namespace; zero if the kernel does not report it.
+    /// The cookie of the network namespace; zero if the kernel does not report the cookie.
     namespace: u64,
 }
 
 impl Kind {
-    /// The kind of a stream or seqpacket socket of TCP (MPTCP too) or of a Unix socket; `None` for others.
+    /// Returns the kind of a TCP or MPTCP socket, or of a Unix stream or seqpacket socket. Returns `None` for other
+    /// sockets.
     pub(crate) fn of(socket: BorrowedFd<'_>) -> Option<Self> {
         let get = |option| socket_option::get_int(socket, option).ok();
         let (domain, kind) = (get(DOMAIN)?, get(TYPE)?);
@@ -74,7 +75,7 @@ impl Kind {
         self.domain != libc::AF_UNIX
     }
 
-    /// For `status`.
+    /// Returns the name of the kind, for `undying status`.
     pub(crate) fn name(self) -> &'static str {
         match (self.domain, self.kind) {
             (libc::AF_INET, _) => "tcp",
@@ -85,7 +86,7 @@ impl Kind {
     }
 }
 
-/// A socket of a thread that waits for the answer to its call.
+/// A duplicate of a socket of a program, with the properties of the socket.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) socket: OwnedFd,
@@ -95,7 +96,7 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// A duplicate of a socket of a thread. `None` if its kind is not held.
+    /// Duplicates a socket of a thread. Returns `None` if sockets of this kind are not held.
     pub(crate) fn of_thread(thread: Tid, fd: Fd) -> Option<Self> {
         let handle = pidfd::open_thread(thread).ok()?;
         let socket = pidfd::duplicate(handle.as_fd(), Pid(thread.get()), fd).ok()?;
@@ -104,7 +105,7 @@ impl Taken {
         Some(Self { socket, kind, identity, slot: (Pid(thread.get()), fd) })
     }
 
-    /// Where its file is, if it is bound to a path.
+    /// Returns the location of the socket file if the socket is bound to a path.
     pub(crate) fn place(&self) -> Option<Place> {
         match Address::from_bytes(&socket::local(self.socket.as_fd()).ok()?)? {
             Address::Path(path) => {
@@ -114,42 +115,43 @@ impl Taken {
         }
     }
 
-    /// Whether its open file description has O_NONBLOCK.
+    /// Reports whether the open file description has O_NONBLOCK.
     pub(crate) fn is_nonblocking(&self) -> bool {
         rustix::fs::fcntl_getfl(&self.socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
     }
 
-    /// Whether it listens.
+    /// Reports whether the socket listens.
     pub(crate) fn listens(&self) -> bool {
         socket_option::get_int(self.socket.as_fd(), LISTENS).is_ok_and(|listens| listens != 0)
     }
 }
 
-/// Device and inode of a socket.
+/// Returns the device and the inode of a socket.
 pub(crate) fn identity_of(socket: BorrowedFd<'_>) -> Option<Identity> {
     rustix::fs::fstat(socket).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-/// Whether a descriptor of a thread closes on exec.
+/// Reports whether a descriptor of a thread has the close-on-exec flag.
 pub(crate) fn closes_on_exec(thread: Tid, fd: Fd) -> Option<bool> {
     procfs::closes_on_exec(&procfs::read_text(format!("/proc/{thread}/fdinfo/{fd}")).ok()?)
 }
 
-/// Which incarnation has a listener.
+/// Whether the current incarnation has claimed a held socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Claim {
-    /// The present one.
+    /// The current incarnation has claimed the socket.
     Taken,
-    /// The present one may have it: it was handed to this thread, and a signal broke the call off that gets it.
+    /// The current incarnation may have the socket. The socket was handed to this thread, but a signal interrupted the
+    /// call of bind(2).
     Interrupted(Tid),
-    /// None since the last one died.
+    /// No incarnation has claimed the socket since the last death.
     Open,
 }
 
-/// Where a descriptor of a listener was found last.
+/// The process and the descriptor number with which a socket was last found.
 pub(crate) type Slot = (Pid, Fd);
 
-/// A listener that is held.
+/// A held listening socket.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) socket: OwnedFd,
@@ -159,12 +161,12 @@ pub(crate) struct Held {
     pub(crate) path: Option<BoundPath>,
     pub(crate) claim: Claim,
     pub(crate) slot: Option<Slot>,
-    /// Scans in a row that have found no process with it.
+    /// Number of successive scans that have found no process with the socket.
     pub(crate) absences: u32,
 }
 
 impl Held {
-    /// A socket that listens. `None` if it has no address.
+    /// Creates a held socket from a listening socket. Returns `None` if the socket has no address.
     pub(crate) fn new(taken: Taken, place: Option<Place>) -> Option<Self> {
         let Taken { socket, kind, identity, slot } = taken;
         let address = Address::from_bytes(&socket::local(socket.as_fd()).ok()?)?;
@@ -176,31 +178,32 @@ impl Held {
         Some(Self { socket, identity, kind, address, path, claim, slot, absences })
     }
 
-    /// Whether a new incarnation may get it: it was not handed out, or no process has it open.
+    /// Reports whether a new incarnation may claim the socket: it was not claimed, or no process has it open.
     pub(crate) fn is_open(&self) -> bool {
         self.claim == Claim::Open || self.absences > 0
     }
 
-    /// Whether it is in the way of a socket of this kind that is bound to this address.
+    /// Reports whether this held socket prevents a bind of a socket of the given kind to the address.
     pub(crate) fn is_in_the_way(&self, address: &Address, kind: Kind) -> bool {
         let is_in_reach = self.kind.is_tcp() == kind.is_tcp() && self.kind.namespace == kind.namespace;
         is_in_reach && self.address.conflicts(self.kind.is_v6_only, address, kind.is_v6_only)
     }
 
-    /// Ends it. One that no incarnation has stops listening at once, although a child of this process that has not
-    /// executed its program yet has a copy.
+    /// Closes the socket. If no incarnation has claimed the socket, shutdown(2) also stops it at once. Without
+    /// shutdown(2), a child of this process that has not executed its program yet would keep a duplicate that listens.
     pub(crate) fn close(self) {
         if self.claim == Claim::Open {
             let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         }
     }
 
-    /// Whether clients that connect now reach it: its path, if it has one, leads to it.
+    /// Reports whether clients that connect now reach the socket. If the socket has a path, the path must lead to the
+    /// socket.
     pub(crate) fn is_reachable(&self) -> bool {
         self.claim == Claim::Taken || self.path.as_ref().is_none_or(BoundPath::is_named)
     }
 
-    /// Whether a socket that a thread binds to this address is the one to put it over.
+    /// Reports whether this held socket can replace a socket that a thread binds to the address.
     pub(crate) fn matches(&mut self, address: &Address, kind: Kind, place: Option<&Place>) -> bool {
         if self.address != *address || self.kind != kind {
             return false;
@@ -215,18 +218,18 @@ impl Held {
         }
     }
 
-    /// Gives it what the program has set on its own socket.
+    /// Copies the settings of the program's own socket to the held socket.
     pub(crate) fn adopt_settings(&self, program: &Taken) {
         crate::options::copy(program.socket.as_fd(), self.socket.as_fd());
         if let Ok(mut flags) = rustix::fs::fcntl_getfl(&self.socket) {
             flags.set(OFlags::NONBLOCK, program.is_nonblocking());
-            // Without it, the program's accept(2) waits or fails where it does not expect to.
+            // If this call fails, accept(2) of the program may block or fail unexpectedly.
             let _ = rustix::fs::fcntl_setfl(&self.socket, flags);
         }
     }
 
-    /// Its program is dead: clients queue for longer than it had planned for. `keeps_path` has a path stay after the next
-    /// incarnation has unlinked it.
+    /// Prepares the socket for the time without a program, in which more clients queue than the program had planned.
+    /// With `keeps_path`, the path stays usable after the next incarnation has unlinked it.
     pub(crate) fn prepare_wait(&mut self, keeps_path: bool) {
         (self.claim, self.slot, self.absences) = (Claim::Open, None, 0);
         if self.kind.is_tcp() {
@@ -238,7 +241,7 @@ impl Held {
         }
     }
 
-    /// It belongs to the present incarnation, and is there.
+    /// Records that the current incarnation has the socket open.
     pub(crate) fn take(&mut self, slot: Slot) {
         (self.claim, self.slot, self.absences) = (Claim::Taken, Some(slot), 0);
         if let Some(path) = &mut self.path {

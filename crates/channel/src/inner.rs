@@ -1,7 +1,7 @@
-//! What the threads of this crate share.
+//! The data that the threads of this crate share.
 //!
-//! Owns: the lock, the thread that ends waits.
-//! Invariants: no thread waits for a program, or closes a socket, while it has the lock.
+//! Owns: the lock, and the loop of the thread that ends the waits of callers.
+//! Invariants: while a thread holds the lock, the thread neither waits for a program nor closes a socket.
 //! Does not: receive calls.
 
 use std::fs::File;
@@ -13,32 +13,35 @@ use sys::listener_holder::{HELD_CALLS_MAX, ListenerHolder};
 
 use crate::state::{Outcome, State};
 
-/// Poll interval for a socket whose listen(2) continues: about as long as the call takes.
+/// Poll interval for a socket whose listen(2) continues in the kernel; about the duration of the call.
 const LISTEN_POLL: Duration = Duration::from_micros(500);
-/// How long a continued listen(2) may take. It takes microseconds, unless its thread is stopped in between.
+/// Maximum duration of a listen(2) that continues in the kernel. The call takes microseconds, unless the thread is
+/// stopped during the call.
 pub(crate) const LISTEN_LIMIT: Duration = Duration::from_secs(5);
 
-/// The limit of a wait that is too long for the clock.
+/// Replacement for a limit that the clock cannot represent.
 const FOREVER: Duration = Duration::from_hours(24 * 365);
 
-/// How long callers wait and listeners are kept.
+/// Limits for callers and for held sockets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// How long connect(2) on a blocking socket is held, unless SO_SNDTIMEO of the socket is shorter.
+    /// Maximum time for which connect(2) on a blocking socket is held. If SO_SNDTIMEO of the socket is shorter, it
+    /// applies.
     pub blocking: Duration,
-    /// How long connect(2) on a socket with O_NONBLOCK is held; zero for not at all. The event loop of the caller is
-    /// blocked meanwhile.
+    /// Maximum time for which connect(2) on a socket with O_NONBLOCK is held. In this time, the event loop of the
+    /// caller is blocked. Zero means that such calls are not held.
     pub nonblocking: Duration,
-    /// Callers that are held at a time; at most [`HELD_CALLS_MAX`]. Further ones are not held.
+    /// Maximum number of callers that are held at the same time, up to [`HELD_CALLS_MAX`]. Further callers are not
+    /// held.
     pub callers_max: usize,
-    /// How long a listener is kept that the new incarnation does not bind again, from its start.
+    /// Time from the start of a new incarnation until sockets that the incarnation has not bound again are released.
     pub unclaimed: Duration,
-    /// The same from the time when the incarnation is ready, if that ends sooner.
+    /// Time from the readiness of the incarnation until such sockets are released, if this time ends earlier.
     pub unclaimed_after_ready: Duration,
 }
 
 impl Default for Limits {
-    /// 60 s, 1 s, 1,024 callers, 60 s and 5 s.
+    /// Returns 60 s, 1 s, 1,024 callers, 60 s and 5 s, in the order of the fields.
     fn default() -> Self {
         Self {
             blocking: Duration::from_secs(60),
@@ -50,14 +53,14 @@ impl Default for Limits {
     }
 }
 
-/// What the threads share.
+/// The data that the threads share.
 #[derive(Debug)]
 pub(crate) struct Inner {
     state: Mutex<State>,
-    /// Something came for the thread that ends waits.
+    /// Notified when the thread that ends waits must check the callers and sockets.
     wake: Condvar,
     pub(crate) holder: ListenerHolder,
-    /// Where the listener holder notes that this process died: nowhere.
+    /// The file into which the listener holder writes if this process dies: /dev/null, because the line is not needed.
     pub(crate) null: File,
     pub(crate) clock: Clock,
     pub(crate) limits: Limits,
@@ -68,23 +71,23 @@ impl Inner {
         Self { state: Mutex::default(), wake: Condvar::new(), holder, null, clock, limits }
     }
 
-    /// The state. A panic of another thread has left it whole: every change is one step.
+    /// Locks the state. A panic of another thread leaves the state consistent, because every change is a single step.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The end of a time that begins now.
+    /// Returns the time that is `limit` from now.
     pub(crate) fn after(&self, limit: Duration) -> Instant {
         let now = self.clock.now();
         now.checked_add(limit).unwrap_or(now + FOREVER)
     }
 
-    /// Makes the thread that ends waits check again.
+    /// Wakes the thread that ends waits.
     pub(crate) fn wake(&self) {
         self.wake.notify_one();
     }
 
-    /// Ends waits, until the channels are dropped. All callers then proceed.
+    /// Ends the waits of callers until the channels are dropped. At the drop, all callers proceed.
     pub(crate) fn end_waits(&self) {
         let mut state = self.state();
         loop {

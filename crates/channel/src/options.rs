@@ -1,17 +1,17 @@
-//! Options that a program sets on a socket before it binds it.
+//! Options that a program sets on a socket before bind(2).
 //!
-//! Owns: the list of the options that are copied to a listener that is handed over.
-//! Invariants: an option is set only where its value differs; an option that one of the sockets does not have is left.
-//! Does not: copy options that change what a socket is bound to; sockets that differ there are not handed over.
+//! Owns: the list of options that are copied to a held socket when the socket is handed to a program.
+//! Invariants: an option is set only if its value differs. An option that one of the two sockets lacks is not set.
+//! Does not: copy options that affect the address of a socket. Sockets that differ in such options are not handed over.
 
 use std::os::fd::BorrowedFd;
 
 use sys::socket_option::{self, SocketOption};
 
-/// Bytes of the largest value (`struct timeval`).
+/// Size in bytes of the largest value (`struct timeval`).
 const VALUE_BYTES: usize = 16;
 
-/// Options that are copied byte for byte.
+/// Options whose values are copied unchanged.
 const COPIED: &[SocketOption] = &[
     option(libc::SOL_SOCKET, libc::SO_REUSEADDR, "SO_REUSEADDR"),
     option(libc::SOL_SOCKET, libc::SO_REUSEPORT, "SO_REUSEPORT"),
@@ -34,7 +34,7 @@ const COPIED: &[SocketOption] = &[
     option(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, "IPV6_TCLASS"),
 ];
 
-/// Sizes of buffers: the kernel returns twice the value that it was given.
+/// Buffer sizes. getsockopt(2) returns twice the value that was set.
 const DOUBLED: &[SocketOption] = &[
     option(libc::SOL_SOCKET, libc::SO_RCVBUF, "SO_RCVBUF"),
     option(libc::SOL_SOCKET, libc::SO_SNDBUF, "SO_SNDBUF"),
@@ -44,7 +44,7 @@ const fn option(level: i32, number: i32, name: &'static str) -> SocketOption {
     SocketOption { level, number, name }
 }
 
-/// Gives one socket the options of another where they differ. One that the kernel refuses stays as it is.
+/// Copies the options that differ from one socket to another socket. An option that the kernel refuses keeps its value.
 pub(crate) fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
     for option in COPIED {
         let (mut wanted, mut present) = ([0; VALUE_BYTES], [0; VALUE_BYTES]);

@@ -1,9 +1,10 @@
-//! Names of Unix sockets in the file system.
+//! Paths of Unix sockets in the file system.
 //!
-//! Owns: the directory and the name that a path of a program leads to, and the second link that keeps a socket
-//! nameable after the program has unlinked its path.
-//! Invariants: a name is only taken for a socket whose file it is, by device and inode; no existing name is replaced.
-//! Does not: follow a symbolic link in the last component: bind(2) does not either.
+//! Owns: the directory and the name of a path, and the second link. Through this link, a socket can get its path again
+//! after the program has unlinked the path.
+//! Invariants: a name belongs to a socket only if its device and inode are equal to the file of the socket. No existing
+//! name is replaced.
+//! Does not: follow a symbolic link in the last component of a path, because bind(2) does not follow it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -14,10 +15,10 @@ use model::Tid;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-/// Device and inode.
+/// Device and inode of a file.
 pub(crate) type Identity = (u64, u64);
 
-/// A name in a directory. The directory is held open, so that its file system stays mounted.
+/// A name in a directory. The directory stays open, so that its file system stays mounted.
 #[derive(Debug)]
 pub(crate) struct Place {
     directory: OwnedFd,
@@ -25,18 +26,18 @@ pub(crate) struct Place {
     name: OsString,
 }
 
-/// The name of a bound socket.
+/// The path of a bound socket.
 #[derive(Debug)]
 pub(crate) struct BoundPath {
     place: Place,
-    /// The file that bind(2) made.
+    /// The file that bind(2) has created.
     file: Identity,
-    /// A second link of the file, in the same directory, while there is one.
+    /// The name of the second link in the same directory, if the link exists.
     aside: Option<OsString>,
 }
 
 impl Place {
-    /// Where a path of a thread leads. `None` if its directory cannot be opened.
+    /// Resolves a path of a thread. Returns `None` if the directory cannot be opened.
     pub(crate) fn of_thread(thread: Tid, path: &Path) -> Option<Self> {
         let start = if path.is_absolute() { "root" } else { "cwd" };
         let base = format!("/proc/{thread}/{start}");
@@ -46,7 +47,7 @@ impl Place {
         Self::open(Path::new(OsStr::from_bytes(&directory)), path)
     }
 
-    /// Where an absolute path leads for this process.
+    /// Resolves an absolute path in the mount namespace of this process.
     pub(crate) fn of_path(path: &Path) -> Option<Self> {
         Self::open(path.parent()?, path)
     }
@@ -59,17 +60,17 @@ impl Place {
         Some(Self { directory, identity: (stat.st_dev, stat.st_ino), name })
     }
 
-    /// Device and inode of the directory.
+    /// Returns the device and the inode of the directory.
     pub(crate) fn directory(&self) -> Identity {
         self.identity
     }
 
-    /// The name in it.
+    /// Returns the name in the directory.
     pub(crate) fn name(&self) -> &OsStr {
         &self.name
     }
 
-    /// The file that a name leads to in the directory.
+    /// Returns the device and the inode of the file with this name in the directory.
     fn file_at(&self, name: &OsStr) -> Result<Identity, Errno> {
         let stat = rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
         Ok((stat.st_dev, stat.st_ino))
@@ -85,7 +86,8 @@ impl BoundPath {
         &self.place
     }
 
-    /// Makes the second link, if the path still leads to the socket. Best effort: a file system can refuse it.
+    /// Creates the second link if the path still leads to the socket. An error is ignored, because a file system may
+    /// refuse links.
     pub(crate) fn link_aside(&mut self) {
         if self.aside.is_some() || !self.is_named() {
             return;
@@ -99,17 +101,17 @@ impl BoundPath {
         if is_there && self.place.file_at(&aside) == Ok(self.file) {
             self.aside = Some(aside);
         } else if made.is_ok() {
-            // The name was given to another file in between.
+            // Between the check and the link, the name was given to another file.
             let _ = rustix::fs::unlinkat(directory, &aside, AtFlags::empty());
         }
     }
 
-    /// Whether a caller reaches the socket by its path.
+    /// Reports whether the path leads to the socket.
     pub(crate) fn is_named(&self) -> bool {
         self.place.file_at(&self.place.name) == Ok(self.file)
     }
 
-    /// Whether a caller reaches the socket by its path, after the second link was moved there if nothing else is.
+    /// Renames the second link to the path if no file has the path. Reports whether the path then leads to the socket.
     pub(crate) fn is_named_again(&mut self) -> bool {
         if self.place.file_at(&self.place.name) == Err(Errno::NOENT)
             && let Some(aside) = &self.aside
@@ -129,7 +131,7 @@ impl BoundPath {
         if let Some(aside) = self.aside.take()
             && self.place.file_at(&aside) == Ok(self.file)
         {
-            // Without the rights it stays; it leads to a socket that is not served.
+            // Without permission, the link stays. It then leads to a socket that is not served.
             let _ = rustix::fs::unlinkat(&self.place.directory, &aside, AtFlags::empty());
         }
     }

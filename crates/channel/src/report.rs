@@ -1,6 +1,6 @@
-//! What `status` shows of channels, and what a restore gets.
+//! The data that `undying status` shows about channels, and the data that a restore receives.
 //!
-//! Owns: plain data.
+//! Owns: plain data types.
 //! Does not: change anything.
 
 use std::fmt;
@@ -11,12 +11,13 @@ use model::{Inode, Tid};
 
 use crate::id::ComponentId;
 
-/// What callers of an address notice of the death of its component.
+/// The protection of clients against the death of a component at one of its addresses.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Level {
-    /// `L0`: the listener is kept, with the connections that wait in it. New connections of any client queue.
+    /// `L0`: the listening socket stays open, with its queued connections. New connections of any client queue.
     Listener,
-    /// `L1`: no listener is held. Callers that are components of this guardian wait for one; others are refused.
+    /// `L1`: no listening socket is held. Callers that are components of this guardian wait for the component. Other
+    /// callers are refused.
     Callers,
 }
 
@@ -32,13 +33,13 @@ impl fmt::Display for Level {
 /// An address of a component.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HeldListener {
-    /// `127.0.0.1:80`, `[::]:80`, `/path`, `@abstract`; control characters are escaped.
+    /// The address: `127.0.0.1:80`, `[::]:80`, `/path` or `@abstract`. Control characters are escaped.
     pub local: String,
-    /// `tcp`, `tcp6`, `unix`, `unix-seqpacket`; empty for an address without a listener.
+    /// `tcp`, `tcp6`, `unix` or `unix-seqpacket`; empty for an address without a held socket.
     pub kind: &'static str,
-    /// What its callers notice.
+    /// The protection of clients of this address.
     pub level: Level,
-    /// The present incarnation has it. Until then, connections wait without being served.
+    /// Whether the current incarnation has the socket open. Otherwise connections queue and are not served.
     pub is_taken: bool,
 }
 
@@ -47,23 +48,24 @@ pub struct HeldListener {
 pub struct WaitingCaller {
     /// The component that calls.
     pub caller: ComponentId,
-    /// Its thread.
+    /// The calling thread.
     pub thread: Tid,
-    /// The component that it waits for.
+    /// The component for which the caller waits.
     pub provider: ComponentId,
-    /// The address that it calls, as in [`HeldListener::local`].
+    /// The target address of the call, in the form of [`HeldListener::local`].
     pub target: String,
-    /// How long it has waited.
+    /// The time since the beginning of the wait.
     pub waited: Duration,
 }
 
-/// A duplicate of a held listener, for a restore or a checkpoint that takes it as inherited.
+/// A duplicate of a held socket. A restore passes the socket to the program, and a checkpoint records the socket as
+/// inherited.
 #[derive(Debug)]
 pub struct InheritedListener {
-    /// Device of the socket.
+    /// The device of the socket.
     pub device: u64,
-    /// Inode of the socket.
+    /// The inode of the socket.
     pub inode: Inode,
-    /// The duplicate, close-on-exec.
+    /// The duplicate, with the close-on-exec flag.
     pub socket: OwnedFd,
 }

@@ -1,8 +1,8 @@
-//! Which component serves an address.
+//! Routes: the assignment of addresses to components.
 //!
-//! Owns: the addresses that a component has listened on or is declared to listen on, and the addresses of callers.
-//! Invariants: two paths are one address if they lead to the same name in the same directory.
-//! Does not: know whether the component serves them now.
+//! Owns: the addresses at which a component has listened or is declared to listen, and the target addresses of callers.
+//! Invariants: two paths are the same address if they lead to the same name in the same directory.
+//! Does not: check whether the component currently serves an address.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -19,26 +19,26 @@ use crate::place::{Identity, Place};
 /// An address of a component.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Route {
-    /// TCP; the second value is IPV6_V6ONLY.
+    /// A TCP address; the second value is IPV6_V6ONLY.
     Inet(SocketAddr, bool),
     /// A name in the abstract namespace.
     Abstract(Vec<u8>),
-    /// A name in a directory.
+    /// A name in the directory with this device and inode.
     Bound(Identity, OsString),
-    /// An absolute path, whose directory need not be there yet.
+    /// An absolute path. Its directory may be created later.
     Declared(PathBuf),
 }
 
-/// The address of a call.
+/// The target address of a call.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Target {
     address: Address,
-    /// Directory and name, for a path.
+    /// The directory and the name, if the address is a path.
     place: Option<(Identity, OsString)>,
 }
 
 impl Route {
-    /// That of a declared address.
+    /// Returns the route of a declared address.
     pub(crate) fn declared(address: Address) -> Self {
         match address {
             Address::Inet(address) => Self::Inet(address, false),
@@ -47,7 +47,7 @@ impl Route {
         }
     }
 
-    /// That of a listener. `None` for a path whose directory is not known.
+    /// Returns the route of a held socket. Returns `None` for a path whose directory is not known.
     pub(crate) fn of(held: &Held) -> Option<Self> {
         Some(match &held.address {
             Address::Inet(address) => Self::Inet(*address, held.kind.is_v6_only()),
@@ -59,7 +59,7 @@ impl Route {
         })
     }
 
-    /// Whether a caller of the target reaches a listener at this address.
+    /// Reports whether a caller of the target reaches a socket that listens at this route.
     pub(crate) fn reach(&self, target: &Target) -> Reach {
         let serves = |serves| if serves { Reach::Yes } else { Reach::No };
         match (self, &target.address) {
@@ -91,19 +91,19 @@ impl fmt::Display for Route {
 }
 
 impl Target {
-    /// The target of a call. No component serves a path that leads nowhere.
+    /// Creates the target of a call. If the directory of a path cannot be opened, no component serves the target.
     pub(crate) fn of_thread(thread: Tid, address: Address) -> Self {
         let place = address.path().and_then(|path| Place::of_thread(thread, path));
         let place = place.map(|place| (place.directory(), place.name().to_owned()));
         Self { address, place }
     }
 
-    /// The address, for `status`.
+    /// Returns the address, for `undying status`.
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Whether its host is one of this machine, as far as a socket can be bound to it.
+    /// Reports whether the host is an address of this machine. The check binds a UDP socket to the host.
     pub(crate) fn is_local(&self) -> bool {
         match &self.address {
             Address::Inet(address) => {

@@ -1,8 +1,8 @@
-//! Which process has a socket.
+//! The search for the process that has a socket open.
 //!
 //! Owns: the scan of descriptor tables.
-//! Invariants: a socket counts as absent only if no process that this one may see has it.
-//! Does not: see descriptors that are in a message on their way to another process.
+//! Invariants: a socket is reported as absent only if no process that is visible to this process has it open.
+//! Does not: find a descriptor that is part of a queued message to another process.
 
 use std::path::Path;
 
@@ -14,8 +14,9 @@ use tracee::tree;
 use crate::held::{Slot, Taken};
 use crate::place::Identity;
 
-/// Looks for a socket: where it was found last, in a tree, then in every process but this one and its copies. The last step
-/// finds processes that left the tree (daemons), and those that got the descriptor in a message.
+/// Searches for a socket: at its last location, then in a process tree, then in all other processes. This process and
+/// its copies are left out. The last step finds processes that have left the tree (daemons), and processes that have
+/// received the descriptor in a message.
 pub(crate) fn find(identity: Identity, last: Option<Slot>, root: Pid) -> Option<Slot> {
     let wanted = format!("socket:[{}]", identity.1);
     let has = |(pid, fd): Slot| {
@@ -37,11 +38,12 @@ pub(crate) fn find(identity: Identity, last: Option<Slot>, root: Pid) -> Option<
     procfs::processes().unwrap_or_default().into_iter().filter(is_other).find_map(in_process)
 }
 
-/// The listening sockets of a tree, each once. Processes and descriptors that are gone by now have none.
+/// Returns the listening sockets of a process tree, without duplicates. Processes and descriptors that no longer exist
+/// are skipped.
 ///
 /// # Errors
 ///
-/// If the kernel lists no sockets.
+/// An error if the kernel cannot list the listening sockets.
 pub(crate) fn listeners(root: Pid) -> sys::Result<Vec<Taken>> {
     let listening = SockDiag::open()?.listening()?;
     let mut found: Vec<Taken> = Vec::new();
@@ -64,7 +66,8 @@ fn socket_in(link: &Path) -> Option<Inode> {
     number.parse().ok().map(Inode)
 }
 
-/// Whether a process is a child of this one that has not executed its program yet: it has copies of all descriptors.
+/// Reports whether a process is a child of this process that has not executed its program yet. Such a child has
+/// duplicates of all descriptors.
 fn is_copy(pid: Pid, own: &Stat) -> bool {
     let layout = |stat: &Stat| (stat.startcode, stat.startstack, stat.start_brk, stat.arg_start);
     procfs::stat(pid).is_ok_and(|stat| stat.ppid == own.pid && layout(&stat) == layout(own))
@@ -83,7 +86,8 @@ mod tests {
         let (kept, passed) = std::os::unix::net::UnixStream::pair().unwrap();
         let identity = identity_of(passed.as_fd()).unwrap();
         let own = Pid(std::process::id() as i32);
-        // In this process alone, and for moments in children of other tests before they execute a program.
+        // Only this process has the socket. For a moment, children of other tests also have duplicates, until they
+        // execute a program.
         let mut other = Command::new("sleep").arg("600").spawn().unwrap();
         let other_pid = Pid(other.id() as i32);
         testkit::until("the end of copies", || find(identity, None, other_pid).is_none().then_some(()));

@@ -1,8 +1,8 @@
-//! The thread that receives the calls of one incarnation.
+//! The thread that receives the socket calls of one incarnation (run of a program).
 //!
-//! Owns: the receipt of calls, and the answer that a call continues.
-//! Invariants: every call is answered, put aside, or broken off; a panic of the handler lets the call continue.
-//! Does not: judge calls.
+//! Owns: the receipt of calls, and the answer that lets a call continue.
+//! Invariants: every call is answered, held or interrupted. If the handler panics, the call continues.
+//! Does not: decide about calls; `handler` does.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use sys::listener_holder::{HeldCalls, NotificationBuffer};
 use sys::seccomp_listener::{Listener, Receipt, Waited};
 use sys::socket_call::{CallHandler, Handled, ReportedCall, kind_of};
 
-/// How long a failure to wait is left alone: memory is missing, and others may give some back.
+/// Delay after a failed wait. The cause is a lack of memory, and other processes may free memory.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// Where calls come from.
+/// The source of the calls.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) listener: Arc<Listener>,
@@ -23,7 +23,7 @@ pub(crate) struct Source {
     pub(crate) held: HeldCalls,
 }
 
-/// Receives calls until no task uses the filter.
+/// Receives calls until no thread uses the filter.
 pub(crate) fn receive_calls(handler: &dyn CallHandler, mut source: Source) {
     loop {
         match source.listener.wait(None) {
@@ -38,7 +38,7 @@ pub(crate) fn receive_calls(handler: &dyn CallHandler, mut source: Source) {
         if matches!(source.listener.receive(&mut source.buffer), Ok(Receipt::Call))
             && source.handle(handler) == Handled::Pass
         {
-            // A call that was broken off needs no answer.
+            // An error means that the call was interrupted. Such a call needs no answer.
             let _ = source.listener.answer_continue(source.buffer.id());
         }
     }

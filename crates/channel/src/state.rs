@@ -1,8 +1,8 @@
-//! All components of one guardian, behind one lock.
+//! The state of all components of one guardian, behind one lock.
 //!
-//! Owns: the components, the callers that wait, the sockets about to listen.
-//! Invariants: a change that ends the wait of callers takes them out of the list under the same lock.
-//! Does not: answer calls or close sockets; that happens outside of the lock.
+//! Owns: the components, the waiting callers, and the sockets that are about to listen.
+//! Invariants: a change that ends the wait of callers also removes these callers from the list, under the same lock.
+//! Does not: answer calls or close sockets. The caller does both after it has released the lock.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -15,38 +15,38 @@ use crate::id::ComponentId;
 use crate::place::Place;
 use crate::route::{Route, Target};
 
-/// Most sockets whose listen(2) continues and is not confirmed yet: one for each thread that calls it.
+/// Maximum number of sockets whose listen(2) is not confirmed yet. Each thread has at most one such socket.
 const PENDING_MAX: usize = 256;
 
-/// A socket whose listen(2) continues and is not confirmed yet.
+/// A socket whose listen(2) continues in the kernel and is not confirmed yet.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) component: ComponentId,
     pub(crate) taken: Taken,
     pub(crate) place: Option<Place>,
-    /// A call that is not confirmed until then has failed.
+    /// If the call is not confirmed until this time, the call has failed.
     pub(crate) deadline: Instant,
 }
 
-/// What is answered and closed once the lock is released.
+/// The callers to answer and the sockets to close after the lock is released.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) callers: Vec<Caller>,
     pub(crate) closed: Vec<Held>,
 }
 
-/// Everything that is known.
+/// The state of all components.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) components: BTreeMap<ComponentId, Component>,
     pub(crate) callers: Callers,
     pub(crate) pending: Vec<Pending>,
-    /// No further call is judged.
+    /// Whether the channels are being dropped. Further calls are then not handled.
     pub(crate) is_ending: bool,
 }
 
 impl Outcome {
-    /// Closes sockets, and lets callers proceed: those of closed sockets are refused.
+    /// Closes the sockets first, and then lets the callers proceed. Callers of a closed socket are therefore refused.
     pub(crate) fn settle(self) {
         self.closed.into_iter().for_each(Held::close);
         self.callers.into_iter().for_each(Caller::proceed);
@@ -58,21 +58,22 @@ impl State {
         self.components.entry(id).or_default()
     }
 
-    /// Takes out the callers of a provider that no longer have to wait.
+    /// Removes and returns the callers of a provider that need not wait any longer.
     pub(crate) fn release(&mut self, provider: ComponentId) -> Vec<Caller> {
         let Some(component) = self.components.get(&provider) else { return Vec::new() };
         let ends = |caller: &Caller| caller.provider == provider && !component.is_awaited(&caller.target);
         self.callers.take(ends)
     }
 
-    /// Whether a component has addresses that are paths.
+    /// Reports whether a component has an address that is a path.
     pub(crate) fn has_paths(&self) -> bool {
         let is_path = |route: &Route| matches!(route, Route::Bound(..) | Route::Declared(_));
         self.components.values().any(|component| component.routes().any(is_path))
     }
 
-    /// The component that a caller has to wait for, and whether only if its target is an address of this machine. `None`
-    /// if some component serves it now, or none is going to.
+    /// Returns the component for which a caller must wait. With [`Reach::IfLocal`], the caller waits only if its target
+    /// is an address of this machine. Returns `None` if a component already serves the target, or if no component will
+    /// serve it.
     pub(crate) fn awaited(&self, own: ComponentId, target: &Target) -> Option<(ComponentId, Reach)> {
         let is_own = self.components.get(&own).is_some_and(|own| own.serves(target) != Reach::No);
         if is_own {
@@ -92,14 +93,14 @@ impl State {
         awaited
     }
 
-    /// Notes a socket whose listen(2) continues.
+    /// Records a socket whose listen(2) continues in the kernel.
     pub(crate) fn expect_listen(&mut self, pending: Pending) {
         if self.pending.len() < PENDING_MAX {
             self.pending.push(pending);
         }
     }
 
-    /// Holds the sockets that listen by now.
+    /// Moves the sockets that now listen to the held sockets.
     pub(crate) fn confirm(&mut self, now: Instant) -> Outcome {
         let mut outcome = Outcome::default();
         let (listening, waiting) = std::mem::take(&mut self.pending)

@@ -1,8 +1,8 @@
-//! Single calls of programs: what is handed over, who waits, and what is released.
+//! Tests of single calls of programs: the hand-over of sockets, the wait of callers, and the release of sockets.
 //!
-//! Owns: tests, and the guardian that one of them kills.
-//! Invariants: a test waits for a state; a limit that a test measures is measured from below alone.
-//! Does not: run servers of others; `programs.rs` does.
+//! Owns: the tests, and the guardian process that one test kills.
+//! Invariants: a test waits for a state. A measured time limit is checked with a lower bound.
+//! Does not: run third-party servers; `programs.rs` does.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::{Ipv4Addr, TcpStream};
@@ -22,8 +22,9 @@ mod common;
 
 use common::{CLIENT, Program, SERVER, await_listening, channels, free_port, python, usual};
 
-/// Listens at the addresses of its arguments, `HOST:PORT` or `HOST:PORT:reuse`, and answers every client with its pid.
-/// A line on its input has it close the listener of that index, or make the first one `again`.
+/// A server that listens at the addresses of its arguments, `HOST|PORT` or `HOST|PORT|reuse`. The server sends its pid
+/// to every client. A line with an index on standard input makes the server close the socket with this index. The line
+/// `again` makes the server close its first socket and create it again.
 const SERVER_TEXT: &str = "
 import os, select, socket, sys
 def make(text):
@@ -58,7 +59,7 @@ while True:
         c.close()
 ";
 
-/// A server of these addresses, and where to write lines.
+/// Starts a server with these addresses. Its standard input is a pipe.
 fn serve(channels: &Channels, addresses: &[String]) -> Option<Program> {
     let mut command = python(SERVER_TEXT)?;
     command.args(addresses).stdin(Stdio::piped());
@@ -70,7 +71,7 @@ fn at(port: u16) -> String {
     format!("127.0.0.1|{port}")
 }
 
-/// The text that a server answers with.
+/// Connects to a port, and returns the text that the server sends.
 fn read(port: u16) -> String {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     let mut text = String::new();
@@ -78,7 +79,8 @@ fn read(port: u16) -> String {
     text
 }
 
-/// Waits until nothing listens. Children of other tests have copies of descriptors before they execute a program.
+/// Waits until connections are refused. Children of other tests have duplicates of descriptors until they execute a
+/// program.
 fn await_refused(port: u16) {
     let error = until("a refusal", || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).err());
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
@@ -125,7 +127,7 @@ fn listeners_of_one_address_are_handed_out_in_their_order() {
     let before = inodes();
     first.kill();
     channels.died(SERVER);
-    // One more than there were: the last one is new.
+    // The new incarnation binds one socket more than the old incarnation. The last socket is new.
     let more = [(); 4].map(|()| format!("127.0.0.1|{port}|reuse"));
     let second = serve(&channels, &more).unwrap();
     await_taken(&channels, 4);
@@ -154,12 +156,12 @@ fn a_listener_that_the_program_closes_is_released() {
         (listeners(&channels).len() == 1).then_some(())
     });
     await_refused(ports[0]);
-    // Callers do not wait for it when the component dies.
+    // When the component dies, callers do not wait for the closed socket.
     assert_eq!(channels.held(SERVER).len(), 1);
     read(ports[1]);
 }
 
-/// As a restore does it: the process has the listener before its filter is attached.
+/// Simulates a restore: the process has the socket before its filter is attached.
 #[test]
 fn a_restored_incarnation_has_its_listeners_already() {
     let limits = Limits { blocking: Duration::MAX, unclaimed: Duration::MAX, ..Limits::default() };
@@ -264,7 +266,7 @@ fn a_listener_that_the_program_closes_is_not_in_its_way() {
     let (before, text) = (inode(), read(port));
     let mut input = server.0.stdin.take().unwrap();
     std::io::Write::write_all(&mut input, b"again\n").unwrap();
-    // It would have ended with EADDRINUSE.
+    // Without the handling, the second bind(2) of the server would fail with EADDRINUSE.
     for _ in 0..3 {
         assert_eq!(read(port), text);
     }
@@ -283,7 +285,7 @@ fn what_a_new_incarnation_does_not_bind_is_released_in_time() {
     await_taken(&channels, 2);
     first.kill();
     channels.died(SERVER);
-    // While it is dead, nothing is released.
+    // While the component is dead, no socket is released.
     clock.advance(limits.unclaimed * 2);
     channels.look(SERVER, first.pid());
     let second = serve(&channels, &[at(ports[1])]).unwrap();
@@ -317,7 +319,7 @@ fn a_held_listener_is_not_in_the_way_of_another_address() {
     read(port);
 }
 
-/// Calls the port of its first argument as its second argument says, and prints what came of it.
+/// A client that connects to the port of its first argument in the mode of its second argument, and prints the result.
 const CLIENT_TEXT: &str = "
 import signal, socket, struct, sys, time
 port, how = int(sys.argv[1]), sys.argv[2]
@@ -352,7 +354,7 @@ fn call(channels: &Channels, port: u16, how: &str) -> Option<Program> {
     Some(Program::start(channels, CLIENT, &mut command))
 }
 
-/// The first word of what a client has printed, and after how many milliseconds.
+/// Returns the result that a client has printed, and the duration of its call.
 fn result(client: &mut Program) -> (String, Duration) {
     let text = client.output();
     let words: Vec<&str> = text.split_whitespace().collect();
@@ -391,7 +393,7 @@ fn a_provider_that_is_ready_without_a_listener_has_callers_proceed() {
     assert_eq!(channels.waiting().len(), 1);
     channels.provider_ready(SERVER);
     assert_eq!(result(&mut client).0, "refused");
-    // It died, and callers wait again until it is given up.
+    // After the death of the component, callers wait again until the component is stopped.
     channels.died(SERVER);
     let mut client = call(&channels, port, "plain").unwrap();
     await_waiting(&channels, 1);
@@ -415,10 +417,10 @@ fn waits_end_by_limits_and_signals() {
         said == format!("errno {}", libc::EINPROGRESS) || said == format!("errno {}", libc::ECONNREFUSED)
     );
     assert!(took >= limit / 2 - Duration::from_millis(1) && took < limits.blocking * 20, "{took:?}");
-    // The call happens at the first signal that is found.
+    // The kernel executes the call after the first check that finds a pending signal.
     let (said, _) = result(&mut call(&short, port, "signals").unwrap());
     assert_eq!(said, "refused");
-    // Signals break the call off again and again, and its limit goes on.
+    // Signals interrupt the call repeatedly, and its limit continues.
     short.expect_stops(CLIENT);
     let (said, took) = result(&mut call(&short, port, "signals").unwrap());
     assert!(said == "refused" && took >= limit - Duration::from_millis(1), "{said} {took:?}");
@@ -427,12 +429,12 @@ fn waits_end_by_limits_and_signals() {
     let (said, _) = result(&mut call(&long, port, "timeout").unwrap());
     assert_eq!(said, "refused");
     let (said, _) = result(&mut call(&long, port, "signal").unwrap());
-    // The exception follows the call.
+    // The signal handler raises the exception after the call has returned.
     assert!(["alarm", "refused"].contains(&&*said), "{said}");
     until("callers that were broken off", || long.waiting().is_empty().then_some(()));
 }
 
-/// As a checkpoint stops it.
+/// Stops the caller like a checkpoint does.
 #[test]
 fn a_caller_that_waits_can_be_stopped() {
     let (Some(channels), port) = (usual(), free_port()) else { return };
@@ -466,7 +468,7 @@ fn no_more_callers_are_held_than_the_limit_says() {
     let mut second = call(&channels, port, "plain").unwrap();
     await_waiting(&channels, 2);
     assert_eq!(result(&mut call(&channels, port, "plain").unwrap()).0, "refused");
-    // The end of the channels has them proceed.
+    // When the channels are dropped, the callers proceed.
     drop(channels);
     assert_eq!(result(&mut first).0, "refused");
     assert_eq!(result(&mut second).0, "refused");
@@ -493,7 +495,8 @@ fn callers_of_a_unix_path_wait() {
     assert_eq!(client.output(), "b'here'\n");
 }
 
-/// Unlinks its path, and binds it when a file is there; before that, it looks for another instance of itself.
+/// A server that first connects to its path to search for another instance. Then the server unlinks the path, waits for
+/// a file, and binds the path.
 const UNLINKING_TEXT: &str = "
 import os, socket, sys, time
 path, go = sys.argv[1], sys.argv[2]
@@ -525,7 +528,7 @@ fn a_path_that_is_unlinked_leads_to_the_held_listener_again() {
     first.kill();
     channels.died(SERVER);
     std::fs::remove_file(&go).unwrap();
-    // It is in the backlog before the path is unlinked.
+    // This connection queues in the backlog before the path is unlinked.
     let mut queued = std::os::unix::net::UnixStream::connect(&path).unwrap();
     let _second = start().unwrap();
     until("the path to be unlinked", || (!path.exists()).then_some(()));
@@ -545,7 +548,8 @@ fn a_path_that_is_unlinked_leads_to_the_held_listener_again() {
     assert_eq!(names.len(), 2, "{names:?}");
 }
 
-/// Binds and listens by socketcall(2) through the 32-bit entry of the kernel, and answers by the 64-bit one.
+/// A program that calls bind(2) and listen(2) by socketcall(2) through the 32-bit entry of the kernel. The program
+/// sends its answers through the 64-bit entry.
 const I386_TEXT: &str = r#"
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -609,11 +613,11 @@ fn calls_through_the_32_bit_entry_are_understood() {
     assert_eq!(read(port), second.pid().to_string());
 }
 
-/// Set for the guardian that is killed: where it writes that its callers wait.
+/// The environment variable of the guardian that is killed. The value is the directory of its output files.
 const GUARDIAN: &str = "UNDYING_TEST_GUARDIAN";
 const CALLERS: usize = 3;
 
-/// The body of the guardian; nothing in any other run.
+/// The body of the guardian process. In other runs, this test does nothing.
 #[test]
 fn guardian_that_is_killed() {
     let Ok(place) = std::env::var(GUARDIAN) else { return };
@@ -658,7 +662,7 @@ fn callers_proceed_when_the_guardian_is_killed() {
     }
 }
 
-/// Connects as often as its second argument says, and prints the median in nanoseconds.
+/// A client that connects the number of times in its second argument, and prints the median duration in nanoseconds.
 const COST_TEXT: &str = "
 import socket, sys, time
 port, count = int(sys.argv[1]), int(sys.argv[2])
@@ -673,7 +677,7 @@ for _ in range(count):
 print(sorted(times)[count // 2])
 ";
 
-/// Prints the cost; what is checked is that it is no scheduling delay of milliseconds.
+/// Prints the cost of a call. The check only excludes scheduling delays of several milliseconds.
 #[test]
 fn the_cost_of_a_call_is_small() {
     const COUNT: usize = 2000;

@@ -1,8 +1,8 @@
-//! Real programs, unmodified, that are killed while clients connect.
+//! Tests of unmodified programs that are killed while clients connect.
 //!
-//! Owns: tests.
-//! Invariants: a program that is not installed is said so.
-//! Does not: look at one call of a program; `calls.rs` does.
+//! Owns: the tests.
+//! Invariants: a test prints a message if its program is not installed.
+//! Does not: test single calls of a program; `calls.rs` does.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::ErrorKind;
@@ -21,14 +21,14 @@ use common::{
 };
 
 const HTTP: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
-/// Deaths of each program.
+/// Number of times that each program is killed.
 const DEATHS: usize = 5;
 const CLIENTS: usize = 4;
-/// Answers between two deaths.
+/// Number of responses between two kills.
 const ANSWERS: usize = 20;
 
-/// Kills a program again and again while clients connect. No connection is refused, and the one that is made while the
-/// program is dead is served by the next incarnation.
+/// Repeatedly kills a program while clients connect. No connection may be refused. The next incarnation must serve a
+/// connection that was established while the program was dead.
 fn survives(
     name: &str,
     server: &Server,
@@ -56,7 +56,7 @@ fn survives(
         assert!(held.iter().any(|row| row.level == Level::Listener && !row.is_taken), "{name}: {held:?}");
         let mut queued = server.connect().unwrap();
         program = start();
-        // Accepted once, whether or not the program waits for more of a request.
+        // A response shows that the connection was accepted. The program may still wait for the end of the request.
         assert!(answer(queued.as_mut(), request).unwrap() > 0, "{name}");
         channels.look(SERVER, program.pid());
     }
@@ -66,7 +66,7 @@ fn survives(
     assert_eq!((Seen::get(&seen.refused), Seen::get(&seen.late)), (0, 0), "{name}: {seen:?}");
     drop(program);
     channels.stopped(SERVER);
-    // Children of other tests have copies of descriptors before they execute a program.
+    // Children of other tests have duplicates of descriptors until they execute a program.
     let gone = until("the end of a listener", || server.connect().err());
     assert!([ErrorKind::ConnectionRefused, ErrorKind::NotFound].contains(&gone.kind()), "{name}: {gone}");
     std::sync::Arc::into_inner(seen)
@@ -120,7 +120,7 @@ fn node() {
     });
 }
 
-/// A configuration of nginx that lives in a directory.
+/// Returns an nginx configuration whose files are all in one directory.
 fn nginx_configuration(directory: &Path, port: u16) -> String {
     let at = directory.display();
     format!(
@@ -145,7 +145,7 @@ fn nginx_with_workers() {
     });
 }
 
-/// Serves a Unix socket; the second argument says what happens to a path that is there.
+/// A server with a Unix socket. With the second argument `unlinks`, the server unlinks an existing path.
 const UNIX_SERVER: &str = "
 import os, socket, sys
 path, unlinks = sys.argv[1], sys.argv[2] == 'unlinks'
@@ -184,7 +184,7 @@ fn a_unix_socket_whose_path_is_unlinked() {
     if python("").is_none() {
         return;
     }
-    // Clients find no file for a moment, and none is refused.
+    // For a moment, clients find no file. No client is refused.
     survives("unix, unlinked", &Server::Unix(path.clone()), b"hello", || {
         let mut command = python(UNIX_SERVER).unwrap();
         command.arg(&path).arg("unlinks");
@@ -194,7 +194,7 @@ fn a_unix_socket_whose_path_is_unlinked() {
     assert!(left.len() <= 1, "{left:?}");
 }
 
-/// Accepts with a long backlog and answers each line.
+/// A server with a short backlog. The server returns the data of each connection.
 const BUSY_SERVER: &str = "
 import socket, sys
 s = socket.socket()
@@ -235,7 +235,7 @@ fn thousands_of_connections_wait_for_a_dead_program() {
     assert!(count >= 256);
 }
 
-/// Killed before it binds, between its calls, and while it serves.
+/// Kills a program at random moments: before bind(2), between its calls, and while it serves clients.
 fn survives_any_moment(name: &str, server: &Server, start: impl Fn() -> Command) {
     const KILLS: usize = 60;
     let Some(channels) = usual() else { return };

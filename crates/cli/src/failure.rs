@@ -1,6 +1,6 @@
-//! What ends a command early, and how it is reported.
+//! Failures that end a command early, and their messages.
 //!
-//! Owns: the form `undying: MESSAGE`, `help: ADVICE` on stderr, and the exit code.
+//! Owns: the form `undying: MESSAGE`, `help: ADVICE` on standard error, and the exit code.
 //! Does not: classify errors; `guardian` does.
 
 use std::process::ExitCode;
@@ -9,14 +9,14 @@ use guardian::GuardianError;
 
 use crate::print;
 
-/// A verb that failed.
+/// The failure of a verb (a subcommand of `undying`).
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// An error of the library.
+    /// An error of the crate `guardian`.
     Guardian(GuardianError),
-    /// Our own output cannot be written. A reader that has gone away is no failure.
+    /// The output of this program cannot be written. If the reader has closed its end, the command still succeeds.
     Output(std::io::Error),
-    /// Nothing can be served at this address.
+    /// The metrics cannot be served at this address.
     Listen(String, std::io::Error),
 }
 
@@ -39,7 +39,7 @@ impl From<serde_json::Error> for Failure {
 }
 
 impl Failure {
-    /// Reports to the operator, and gives the code to end with.
+    /// Prints the failure, and returns the exit code.
     pub(crate) fn report(self) -> ExitCode {
         match self {
             Self::Guardian(error) => {
@@ -61,7 +61,7 @@ impl Failure {
     }
 }
 
-/// Reports subjects that could not be read, after those that could, and gives the code to end with: that of the first.
+/// Prints the errors of subjects that could not be read. Returns the exit code of the first error.
 pub(crate) fn report_left_out(failed: &[(String, GuardianError)]) -> u8 {
     for (name, error) in failed {
         report(Some(name), error);

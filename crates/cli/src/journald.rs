@@ -1,8 +1,8 @@
 //! The journal of systemd, if standard error is connected to it.
 //!
-//! Owns: the detection of the journal, and its native protocol: fields beside the message.
-//! Invariants: a message that the journal does not accept is written to standard error by the caller, and is not lost.
-//! Does not: choose a message.
+//! Owns: the detection of the journal, and its native protocol (fields in addition to the message).
+//! Invariants: if the journal does not accept a message, the caller writes the message to standard error.
+//! Does not: choose the text of a message.
 //!
 //! Protocol: <https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>
 
@@ -17,7 +17,7 @@ use guardian::{RunEvent, Severity};
 use serde_json::Value;
 
 const SOCKET: &str = "/run/systemd/journal/socket";
-/// Device and inode of the stream that systemd has connected to the journal: systemd.exec(5).
+/// The variable that contains the device and inode of the stream to the journal: systemd.exec(5).
 const STREAM: &str = "JOURNAL_STREAM";
 
 /// The socket of the journal.
@@ -42,7 +42,7 @@ impl Journal {
     ///
     /// # Errors
     ///
-    /// Those of send(2), such as EMSGSIZE for a long message or ECONNREFUSED after a restart of the journal.
+    /// The errno of send(2), for example EMSGSIZE for a long message, or ECONNREFUSED after a restart of the journal.
     pub(crate) fn send(&self, message: &str, fields: &[(String, String)]) -> io::Result<()> {
         let mut entry = Vec::new();
         append(&mut entry, "MESSAGE", message);
@@ -79,7 +79,7 @@ fn is_stream(named: &OsStr, device: u64, inode: u64) -> bool {
     named.as_bytes() == format!("{device}:{inode}").as_bytes()
 }
 
-/// Appends a field; a value with line breaks has its length in front.
+/// Appends a field. If the value contains line breaks, its length precedes the value.
 fn append(entry: &mut Vec<u8>, name: &str, value: &str) {
     entry.extend(name.as_bytes());
     if value.contains('\n') {

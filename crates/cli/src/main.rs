@@ -1,8 +1,9 @@
-//! The command line: parses, calls `guardian`, prints.
+//! The command line of `undying`: parses arguments, calls `guardian`, and prints results.
 //!
-//! Owns: exit codes as the process ends with them, what goes to stdout and what to stderr.
-//! Invariants: data goes to stdout, talk to stderr; nothing is done that a program linking `guardian` could not do.
-//! Does not: hold logic; nothing runs before the verb is known, so that a small checkpoint stays fast.
+//! Owns: the exit codes of the process, and the division of output into standard output and standard error.
+//! Invariants: data goes to standard output, messages go to standard error. A program that links `guardian` can do
+//! everything that this program does.
+//! Does not: contain logic. No code runs before the verb (subcommand) is known, so that a small checkpoint stays fast.
 #![forbid(unsafe_code)]
 
 mod failure;
@@ -28,7 +29,8 @@ fn run() -> Result<u8, failure::Failure> {
     let words: Vec<std::ffi::OsString> = std::env::args_os().collect();
     let matches = match verb::command().try_get_matches_from(&words) {
         Ok(matches) => matches,
-        // Help and version are answers, all else is a mistake; clap knows which stream and code each has.
+        // Help and version count as results, and all other errors as mistakes. clap chooses the stream and the exit
+        // code.
         Err(error) => error.exit(),
     };
     let Some((name, arguments)) = matches.subcommand() else { return Ok(0) };

@@ -1,10 +1,10 @@
-//! Reports of a guardian on standard error or in the journal of systemd, which delay the guardian only for a moment.
+//! The reports of a guardian (the process that supervises subjects) on standard error or in the journal of systemd.
 //!
-//! Owns: the messages that have not been written, and the thread that writes them.
-//! Invariants: a reader that hangs (a terminal after Ctrl-S, a pager, a logger) blocks this thread, and delays the
-//! guardian once for at most `TIMEOUT`. Messages that do not fit the queue are counted, and the count is written in
-//! their place.
-//! Does not: word messages.
+//! Owns: the queue of messages, and the thread that writes the messages.
+//! Invariants: a reader that hangs (a terminal after Ctrl-S, a pager, a logger) blocks the thread. It delays the
+//! guardian only once, for at most `TIMEOUT`. Messages that do not fit into the queue are counted, and the count is
+//! written in their place.
+//! Does not: choose the text of messages.
 
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::time::Duration;
@@ -14,12 +14,12 @@ use guardian::RunEvent;
 use crate::journald::{self, Journal};
 use crate::print;
 
-/// The length of the queue, in messages.
+/// Maximum length of the queue, in messages.
 const MESSAGES_MAX: usize = 1024;
-/// How long the guardian waits until a message is written, if all earlier messages are written. While the reader reads,
-/// messages thus keep their place between the lines of the program.
+/// Maximum time for which the guardian waits until a message is written, if all earlier messages are written. If the
+/// reader does not hang, messages therefore keep their place between the lines of the program.
 const TIMEOUT: Duration = Duration::from_millis(100);
-/// How long the end of this program waits for the reader.
+/// Maximum time for which the end of this program waits for the reader.
 const LAST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Writes the reports of a guardian.
@@ -32,27 +32,28 @@ pub(crate) struct Narrator {
 /// A report of the guardian.
 #[derive(Default)]
 struct Message {
-    /// How many messages were dropped before this one.
+    /// Number of messages that were dropped before this message.
     dropped: u64,
     text: String,
     /// Fields for the journal.
     fields: Vec<(String, String)>,
 }
 
-/// The thread that writes, as the guardian sees it.
+/// The interface of the guardian to the writing thread.
 struct Writer {
     messages: SyncSender<Message>,
-    /// One for each message that was written.
+    /// Receives one value for each message that was written.
     written: Receiver<()>,
     waiting: usize,
-    /// Messages need fields.
+    /// Whether the thread writes to the journal, so that messages need fields.
     has_journal: bool,
 }
 
 impl Narrator {
     /// Writes an event of a subject after the earlier messages.
     pub(crate) fn tell(&mut self, subject: Option<&str>, event: &RunEvent) {
-        // Not earlier: while this process has one thread, the guardian creates processes that are copies of it.
+        // The thread is started late. As long as this process has one thread, the guardian creates processes as copies
+        // of it.
         if self.writer.is_none() {
             self.writer = Writer::start(Journal::of_stderr()).ok();
         }
@@ -75,7 +76,7 @@ impl Narrator {
 }
 
 impl Message {
-    /// The message with the count of those dropped before it.
+    /// Returns the message, preceded by the number of dropped messages.
     fn whole(&self, start: &str) -> String {
         let Self { dropped, text, .. } = self;
         match dropped {
@@ -106,14 +107,14 @@ impl Writer {
                 if !is_sent {
                     message.print();
                 }
-                // At the end the receiver is gone.
+                // At the end of the program, the receiver is already dropped.
                 let _ = tell.send(());
             }
         })?;
         Ok(Self { messages, written, waiting: 0, has_journal })
     }
 
-    /// Queues a message; returns whether it fitted the queue.
+    /// Queues a message. Returns whether the message fits into the queue.
     fn write(&mut self, message: Message) -> bool {
         self.waiting -= self.written.try_iter().count();
         if self.messages.try_send(message).is_err() {

@@ -1,7 +1,7 @@
-//! Arguments that several verbs have, and values with units.
+//! Arguments that several verbs (subcommands) share, and values with units.
 //!
-//! Owns: pids, images, names, durations and rates as they are written on the command line.
-//! Does not: check that what they name exists.
+//! Owns: the forms of pids, images, names, durations and rates on the command line.
+//! Does not: check that the named objects exist.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use model::{ByteCount, Pid};
 
 const STORE: &str = "store";
 
-/// `--store`, which every verb has.
+/// Defines `--store`, which every verb has.
 pub(crate) fn store() -> Arg {
     Arg::new(STORE)
         .long("store")
@@ -23,48 +23,48 @@ pub(crate) fn store() -> Arg {
         .help("Where images live [default: $XDG_STATE_HOME/undying, for root /var/lib/undying]")
 }
 
-/// The store that was given, or the default one.
+/// Returns the store from the command line, or the default store.
 pub(crate) fn given_store(matches: &ArgMatches) -> Result<StoreLocation, GuardianError> {
     let named = matches.get_one::<PathBuf>(STORE);
     StoreLocation::new(named.map(PathBuf::as_path))
 }
 
-/// The store that was given, if one was.
+/// Returns the store from the command line; `None` if no store was given.
 pub(crate) fn named_store(matches: &ArgMatches) -> Option<&Path> {
     matches.get_one::<PathBuf>(STORE).map(PathBuf::as_path)
 }
 
-/// A positional PID.
+/// Defines a positional argument PID.
 pub(crate) fn pid(help: &'static str) -> Arg {
     Arg::new("PID").value_parser(parse_pid).help(help)
 }
 
-/// The PID that was given.
+/// Returns the PID from the command line.
 pub(crate) fn given_pid(matches: &ArgMatches) -> Pid {
     matches.get_one::<Pid>("PID").copied().unwrap_or_default()
 }
 
-/// A positional IMAGE.
+/// Defines a positional argument IMAGE.
 pub(crate) fn image() -> Arg {
     Arg::new("IMAGE").required(true).help("A directory, NAME (its newest checkpoint) or NAME@SEQ")
 }
 
-/// The IMAGE that was given.
+/// Returns the IMAGE from the command line.
 pub(crate) fn given_image(matches: &ArgMatches) -> String {
     matches.get_one::<String>("IMAGE").cloned().unwrap_or_default()
 }
 
-/// A positional name.
+/// Defines a positional argument that is a name.
 pub(crate) fn name(id: &'static str, help: &'static str) -> Arg {
     Arg::new(id).required(true).help(help)
 }
 
-/// The name that was given.
+/// Returns the name from the command line.
 pub(crate) fn given(matches: &ArgMatches, id: &str) -> String {
     matches.get_one::<String>(id).cloned().unwrap_or_default()
 }
 
-/// `--lose-connections`.
+/// Defines `--lose-connections`.
 pub(crate) fn lose_connections() -> Arg {
     Arg::new("lose-connections")
         .long("lose-connections")
@@ -72,15 +72,15 @@ pub(crate) fn lose_connections() -> Arg {
         .help("Accept that connections to outside the tree (sockets, pipes) come back as ended by the peer")
 }
 
-/// `--json`.
+/// Defines `--json`.
 pub(crate) fn json() -> Arg {
     Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON")
 }
 
-/// What `--compress` does to an image.
+/// The beginning of the help text of `--compress`, for commands that write an image.
 pub(crate) const COMPRESS_PAGES: &str = "Compress the pages";
 
-/// `--compress`, which does this.
+/// Defines `--compress`. `what` is the beginning of the help text.
 pub(crate) fn compress(what: &str) -> Arg {
     let ways = CODECS.iter().map(|codec| format!("{} ({})", codec.name(), codec.summary()));
     let help = format!("{what}: {}", ways.collect::<Vec<_>>().join(" or "));
@@ -93,12 +93,12 @@ pub(crate) fn compress(what: &str) -> Arg {
         .help(help)
 }
 
-/// The codec that was given.
+/// Returns the codec from the command line.
 pub(crate) fn given_compress(matches: &ArgMatches) -> Option<&'static dyn Codec> {
     guardian::codec(matches.get_one::<String>("compress")?)
 }
 
-/// A value that its argument does not take.
+/// The error for a value that an argument does not accept.
 #[derive(Debug)]
 pub(crate) struct Malformed(&'static str);
 
@@ -110,20 +110,20 @@ impl std::fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// A pid.
+/// Parses a pid.
 pub(crate) fn parse_pid(text: &str) -> Result<Pid, Malformed> {
     let number = text.parse().ok().filter(|number: &i32| *number > 0);
     number.map(Pid).ok_or(Malformed("a pid is a number above 0"))
 }
 
-/// A duration: `10ms`, `2s`, `1m`, `1h 30m`.
+/// Parses a duration: `10ms`, `2s`, `1m`, `1h 30m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, Malformed> {
     const MALFORMED: Malformed = Malformed("a duration is a number with ms, s, m or h behind it");
     let parsed: jiff::SignedDuration = text.parse().map_err(|_| MALFORMED)?;
     Duration::try_from(parsed).map_err(|_| MALFORMED)
 }
 
-/// A time between two checkpoints.
+/// Parses the time between two checkpoints.
 pub(crate) fn every(text: &str) -> Result<Duration, Malformed> {
     match duration(text)? {
         every if every >= EVERY_MIN => Ok(every),
@@ -131,7 +131,7 @@ pub(crate) fn every(text: &str) -> Result<Duration, Malformed> {
     }
 }
 
-/// A pause budget.
+/// Parses a pause budget.
 pub(crate) fn max_pause(text: &str) -> Result<Duration, Malformed> {
     match duration(text)? {
         limit if limit >= MAX_PAUSE_MIN => Ok(limit),
@@ -139,7 +139,7 @@ pub(crate) fn max_pause(text: &str) -> Result<Duration, Malformed> {
     }
 }
 
-/// A limit on restarts: `5/1m`.
+/// Parses a limit on restarts: `5/1m`.
 pub(crate) fn limit(text: &str) -> Result<RestartLimit, Malformed> {
     const MALFORMED: Malformed = Malformed("a limit is a number, a slash and a duration, like 5/1m");
     let (count, window) = text.split_once('/').ok_or(MALFORMED)?;
@@ -147,7 +147,7 @@ pub(crate) fn limit(text: &str) -> Result<RestartLimit, Malformed> {
     Ok(RestartLimit { count, window: duration(window)? })
 }
 
-/// A size: `4096`, `500MiB`, `2GiB`; also `500M` and `2G`, which mean the same.
+/// Parses a size: `4096`, `500MiB`, `2GiB`. `500M` and `2G` mean the same sizes as `500MiB` and `2GiB`.
 pub(crate) fn size(text: &str) -> Result<ByteCount, Malformed> {
     const MALFORMED: Malformed =
         Malformed("a size is a number above 0 with KiB, MiB, GiB or TiB behind it, or of bytes");
@@ -155,7 +155,7 @@ pub(crate) fn size(text: &str) -> Result<ByteCount, Malformed> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let unit = unit.strip_suffix("iB").unwrap_or(unit);
-    // `iB` alone is no unit.
+    // `iB` without a prefix is not a unit.
     let is_bare = unit.is_empty() && digits < text.len();
     let (_, shift) = UNITS.iter().find(|(name, _)| *name == unit && !is_bare).ok_or(MALFORMED)?;
     let number: u64 = number.parse().map_err(|_| MALFORMED)?;
@@ -163,22 +163,22 @@ pub(crate) fn size(text: &str) -> Result<ByteCount, Malformed> {
     bytes.map(ByteCount).ok_or(MALFORMED)
 }
 
-/// A part in percent, as a fraction: `10`, `2.5` or `10%`. Any number above 0: keeping can cost more time than the
-/// program takes.
+/// Parses a percentage, `10`, `2.5` or `10%`, and returns a fraction. The value may exceed 100 %, because keeping files
+/// can cost more time than the program itself needs.
 pub(crate) fn percent(text: &str) -> Result<f64, Malformed> {
     const MALFORMED: Malformed = Malformed("a part of time is a number of percent above 0, like 10 or 2.5");
     let number: f64 = text.strip_suffix('%').unwrap_or(text).parse().map_err(|_| MALFORMED)?;
     if number.is_finite() && number > 0.0 { Ok(number / 100.0) } else { Err(MALFORMED) }
 }
 
-/// A set of processors.
+/// A set of CPUs.
 #[derive(Clone, Debug)]
 pub(crate) struct Processors(pub(crate) Vec<u64>);
 
-/// Processors as `0,2-3`: one bit each.
+/// Parses a set of CPUs like `0,2-3`. Each CPU is one bit.
 pub(crate) fn processors(text: &str) -> Result<Processors, Malformed> {
     const MALFORMED: Malformed = Malformed("processors are numbers below 8192 and ranges, like 0,2-3");
-    /// The most that Linux can be built for.
+    /// Maximum number of CPUs that Linux can be configured for.
     const PROCESSORS_MAX: usize = 8192;
     let mut words = vec![0_u64; PROCESSORS_MAX / 64];
     for part in text.split(',') {

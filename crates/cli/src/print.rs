@@ -1,16 +1,16 @@
-//! How values are shown to people.
+//! The text form of values in output.
 //!
-//! Owns: durations, sizes and tables as text, JSON as one line after another; talk on stderr.
-//! Invariants: a terminal or a reader that is gone ends nothing; what a subject or an image says cannot begin a line or
-//! a control sequence of the terminal (`model::Escaped`).
-//! Does not: decide what is shown.
+//! Owns: durations, sizes and tables as text, JSON values, and messages on standard error.
+//! Invariants: a message to a closed terminal or reader does not end this program. Text of a subject or an image cannot
+//! begin a line or a control sequence of the terminal (`model::Escaped`).
+//! Does not: choose the content of output.
 
 use std::io::Write;
 use std::time::Duration;
 
 use model::{Escaped, EscapedLines};
 
-/// A duration with three figures or so: `843 µs`, `12.3 ms`, `4.56 s`.
+/// Formats a duration with about three digits: `843 µs`, `12.3 ms`, `4.56 s`.
 pub(crate) fn duration(duration: Duration) -> String {
     let microseconds = duration.as_secs_f64() * 1e6;
     if microseconds < 1000.0 {
@@ -22,32 +22,33 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
-/// A size in binary units: `712 B`, `4.00 KiB`, `1.25 GiB`.
+/// Formats a size in binary units: `712 B`, `4.00 KiB`, `1.25 GiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()
 }
 
-/// Reports something to the operator, on stderr, with control characters escaped. Where stderr has no reader, the
-/// work goes on. Line breaks stay: a message has several lines, and escapes what it quotes itself.
+/// Prints a message on standard error, with control characters escaped. An error is ignored, because the command must
+/// continue without a reader. Line breaks stay, so a message can have several lines. A message escapes its quoted text
+/// itself.
 pub(crate) fn say(what: std::fmt::Arguments<'_>) {
-    // With one write: standard error has no buffer, and lines of two programs may meet there.
+    // Standard error has no buffer. A single write prevents that lines of two programs mix.
     let text = what.to_string();
     let _ = std::io::stderr().write_all(format!("{}\n", EscapedLines(&text)).as_bytes());
 }
 
-/// Reports a path without a store: the option may be wrong, or nothing has been run yet.
+/// Prints a message if the store does not exist. Then the option may be wrong, or no program was run yet.
 pub(crate) fn say_if_missing(store: &guardian::StoreLocation) {
     if !store.is_there() {
         say(format_args!("there is no store at {}", store.path().display()));
     }
 }
 
-/// Prints text of several lines that escapes what it quotes itself.
+/// Prints text of several lines. The text must already contain its quotes in escaped form.
 pub(crate) fn lines(text: &str) -> std::io::Result<()> {
     Ok(writeln!(std::io::stdout().lock(), "{}", EscapedLines(text))?)
 }
 
-/// Prints one line of an answer, with control characters escaped, line breaks included.
+/// Prints one line of output. Control characters and line breaks are escaped.
 pub(crate) fn line(what: std::fmt::Arguments<'_>) -> std::io::Result<()> {
     let text = what.to_string();
     Ok(writeln!(std::io::stdout().lock(), "{}", Escaped(&text))?)
@@ -61,7 +62,7 @@ pub(crate) fn json(value: &impl serde::Serialize) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Prints rows with their columns below each other; the last column is not padded. Control characters are escaped.
+/// Prints a table with aligned columns. The last column is not padded. Control characters are escaped.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> std::io::Result<()> {
     let escaped = |row: &Vec<String>| row.iter().map(|cell| Escaped(cell).to_string()).collect();
     let rows: Vec<Vec<String>> = rows.iter().map(escaped).collect();

@@ -1,6 +1,6 @@
-//! How the state of a subject is written, wherever it is shown.
+//! The text form of the state of a subject (a protected process tree).
 //!
-//! Owns: the words for states and rates, the line about a subject that is not protected.
+//! Owns: the words for states and rates, and the line about an unprotected subject.
 //! Does not: read a status.
 
 use guardian::{SubjectReport, SubjectState};
@@ -8,7 +8,7 @@ use guardian::{SubjectReport, SubjectState};
 use crate::failure::Failure;
 use crate::print;
 
-/// What the column for the state shows.
+/// Returns the text of the state column.
 pub(crate) fn state(subject: &SubjectReport) -> String {
     if let Some(component) = &subject.component {
         return component.state.clone();
@@ -17,7 +17,7 @@ pub(crate) fn state(subject: &SubjectReport) -> String {
     if is_unprotected { SubjectState::Unprotected } else { subject.state }.to_string()
 }
 
-/// Prints a line for each subject that would not come back from a checkpoint.
+/// Prints a line for each subject that cannot be restored from a checkpoint.
 pub(crate) fn tell_unprotected(found: &[SubjectReport]) -> Result<(), Failure> {
     for subject in found {
         if let Some(reason) = &subject.unprotected_because {
@@ -27,12 +27,12 @@ pub(crate) fn tell_unprotected(found: &[SubjectReport]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The achieved rate of checkpoints beside the requested one.
+/// Formats the achieved and the requested rate of checkpoints.
 pub(crate) fn rate(subject: &SubjectReport) -> String {
     if subject.state.is_over() || subject.facts.requested_hz == 0.0 {
         return "-".to_owned();
     }
-    // Less than one in ten seconds would be 0.0.
+    // With one digit, a rate below one checkpoint in ten seconds would be shown as 0.0.
     let digits = if subject.facts.requested_hz < 0.1 { 3 } else { 1 };
     format!("{:.digits$}/{:.digits$} Hz", subject.facts.achieved_hz, subject.facts.requested_hz)
 }

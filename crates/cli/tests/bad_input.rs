@@ -1,4 +1,4 @@
-//! Whatever is wrong, `undying` says what, ends with the code of the contract, and changes nothing.
+//! Tests with faulty input: `undying` must name the fault, exit with the documented code, and change nothing.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use common::{Counter, Guarded, Lab, Said, program, rounds, supported, until};
 use rustix::process::Signal;
 
-/// A counter, its image, and whether it was killed with it.
+/// Writes an image of a counter, and returns its path. With `kill`, the checkpoint also kills the counter.
 fn image_of(lab: &Lab, counter: &Counter, kill: bool) -> PathBuf {
     let image = lab.path("image");
     let pid = counter.pid().to_string();
@@ -29,7 +29,7 @@ fn restore(lab: &Lab, image: &Path) -> Said {
     lab.say(["restore", "--detach", image.to_str().unwrap()])
 }
 
-/// The call has failed with a code, and says why and what to do.
+/// Asserts that a call failed with this code, and that its messages contain the reason and a help line.
 fn assert_refused(said: &Said, code: i32, words: &[&str]) {
     assert_eq!(said.code, Some(code), "{said:?}");
     assert!(said.stderr.lines().any(|line| line.starts_with("undying: ")), "{said:?}");
@@ -40,7 +40,7 @@ fn assert_refused(said: &Said, code: i32, words: &[&str]) {
 }
 
 fn copy(image: &Path, to: &Path) {
-    // Of an earlier round there may be one.
+    // An earlier round may have left a directory.
     let _ = std::fs::remove_dir_all(to);
     std::fs::create_dir(to).unwrap();
     for entry in std::fs::read_dir(image).unwrap() {
@@ -206,7 +206,7 @@ fn a_full_disk_costs_the_checkpoint_and_nothing_else() {
     counter.goes_on(3);
 }
 
-/// A tmpfs, unmounted at the end.
+/// A tmpfs that is unmounted on drop.
 struct SmallDisk {
     path: PathBuf,
 }
@@ -229,7 +229,7 @@ fn small_disk(lab: &Lab) -> Option<SmallDisk> {
     Some(SmallDisk { path })
 }
 
-/// An account that owns nothing.
+/// The uid of an account that owns nothing.
 const NOBODY: u32 = 65_534;
 
 #[test]
@@ -293,7 +293,7 @@ fn what_is_not_supported_is_refused_by_name_and_nothing_is_changed() {
         return;
     }
     let lab = Lab::new();
-    // A pipe whose other end belongs to this test.
+    // The other end of this pipe belongs to the test.
     let mut command = Command::new(program());
     lab.detached(command.arg(lab.path("count"))).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -361,7 +361,7 @@ fn a_kernel_thread_is_called_so() {
         return;
     }
     let lab = Lab::new();
-    // Field 9 of proc_pid_stat(5); field 3 is the first behind the name.
+    // Field 9 of proc_pid_stat(5). Field 3 is the first field after the name.
     let flags = |pid: &String| -> Option<u64> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         stat.rsplit_once(')')?.1.split_whitespace().nth(9 - 3)?.parse().ok()

@@ -1,4 +1,5 @@
-//! A chain of components that call each other: any order of starts is right, and a link that is killed is waited for.
+//! Tests with a chain of components that call each other. The order of starts must not matter. Calls to a killed
+//! component must wait until the component is back.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -18,24 +19,25 @@ use testkit::ProcessId;
 
 use self::common::{LIMIT, Lab, supported, until, wait};
 
-/// The links in the order of a request.
+/// The components ("links") in the order in which a request visits them.
 const LINKS: [&str; 4] = ["A", "B", "C", "D"];
-/// What each link waits before it calls the next one and listens, in ms: the last one is the latest.
+/// Delay of each link in milliseconds before it calls the next link and before it listens. The last link is the
+/// slowest.
 const DELAYS_MS: [u64; 4] = [0, 20, 40, 60];
-/// Names of components, in the order of their starts.
+/// Names of the components, in the order of their starts.
 const NAMES: [&str; 4] = ["p", "q", "r", "s"];
 
-/// The chain, its guardian, and where a link is found.
+/// The chain, its guardian, and the data to find a link.
 struct Chain {
     lab: Lab,
     guardian: Child,
     port: u16,
-    /// The names of the components that are A, B, C and D.
+    /// The names of the components that are the links A, B, C and D.
     names: [&'static str; 4],
 }
 
 impl Chain {
-    /// `order` has the place of each link in the order of starts. No component needs another.
+    /// Starts the chain. `order` contains the position of each link in the order of starts. No component has `needs`.
     fn up(order: [usize; 4]) -> Self {
         let (lab, ports, names) = (Lab::new(), free_ports(), order.map(|place| NAMES[place]));
         let mut links: Vec<usize> = (0..LINKS.len()).collect();
@@ -77,7 +79,7 @@ impl Chain {
         assert!(found.is_some(), "{name} is not ready: {:?}\n{}", self.lines(), self.lab.told());
     }
 
-    /// What the links have written.
+    /// Returns the lines that the links have written.
     fn lines(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.lab.path("chain")).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
@@ -98,7 +100,7 @@ impl Chain {
     }
 }
 
-/// The compiled link.
+/// Compiles the link program once, and returns its path.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -111,19 +113,19 @@ fn program() -> &'static Path {
     })
 }
 
-/// Different ones: all are held until the last is known.
+/// Returns four different free ports. All ports stay bound until the last port is known.
 fn free_ports() -> [u16; 4] {
     let held = [(); 4].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     held.map(|listener| listener.local_addr().unwrap().port())
 }
 
-/// All orders of four.
+/// Returns all permutations of the four positions.
 fn orders() -> Vec<[usize; 4]> {
     let all = (0..256).map(|number| [number / 64, number / 16 % 4, number / 4 % 4, number % 4]);
     all.filter(|order| (0..4).all(|place| order.contains(&place))).collect()
 }
 
-/// The third link dies while the last one has its request.
+/// Kills the third link while the last link handles the request.
 fn survives_a_death(order: [usize; 4]) {
     let chain = Chain::up(order);
     let mut client = chain.ask("one");
@@ -136,7 +138,7 @@ fn survives_a_death(order: [usize; 4]) {
     let mut answer = String::new();
     client.read_to_string(&mut answer).unwrap();
     assert_eq!(answer, "one D C B A\n", "{order:?}: {:?}\n{}", chain.lines(), chain.lab.told());
-    // The link before the dead one has asked again; no call was refused.
+    // The link before the killed link has sent its request again. No call was refused.
     assert_eq!(chain.lines(), ["asked one", "asked one"], "{order:?}\n{}", chain.lab.told());
     let incarnations = chain.names.map(|name| chain.status(name)["incarnation"].as_u64().unwrap());
     assert_eq!(incarnations, [1, 1, 2, 1], "{order:?}\n{}", chain.lab.told());

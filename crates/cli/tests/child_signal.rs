@@ -1,4 +1,4 @@
-//! `undying run --restart-on child-signal`: a child that fails takes the whole program back.
+//! Tests of `undying run --restart-on child-signal`: when a child is killed by a signal, the whole program is restored.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -11,7 +11,7 @@ use testkit::ProcessId;
 
 const OPTION: [&str; 4] = ["--restart-on", "child-signal", "--max-restarts", "99/1m"];
 
-/// Whether the kernel tells of the deaths of children here.
+/// Reports whether the kernel notifies this machine's users of the deaths of children.
 fn is_told(lab: &Lab) -> bool {
     let checks = lab.json(&["doctor"]);
     let row =
@@ -33,8 +33,9 @@ fn printed(lab: &Lab) -> String {
     std::fs::read_to_string(lab.path("stdout")).unwrap()
 }
 
-/// Waits until a later incarnation has its child through two checkpoints. A checkpoint may hold the fatal signal as
-/// pending: restored, the child dies of it once more, and the restart after that takes an earlier checkpoint.
+/// Waits until a later incarnation (restored program) has a child that survives two checkpoints. A checkpoint may
+/// contain the fatal signal as pending. The restored child then dies again, and the next restart uses an earlier
+/// checkpoint.
 fn await_living_child(guarded: &Guarded<'_>, child: Pid, incarnation: u64) {
     let mut seen = None;
     until("the child", || {
@@ -84,7 +85,7 @@ fn a_killed_child_comes_back_with_the_whole_program() {
         "{}",
         guarded.said()
     );
-    // A request to end is no failure: the program goes its own way.
+    // SIGTERM does not count as a failure, so the program continues normally.
     assert!(!printed(&lab).contains("noticed"));
     std::fs::write(lab.path("stop"), "").unwrap();
     ProcessId::of(child).unwrap().signal(Signal::TERM).unwrap();
@@ -98,7 +99,7 @@ fn a_child_of_a_moment_that_crashes_between_two_checkpoints_is_noticed() {
     if !supported() || !is_told(&lab) {
         return;
     }
-    // Started and dead within some milliseconds: no look at the tree would find it.
+    // The child starts and dies within several milliseconds, so a scan of the process tree would not find it.
     let script = "until [ -e stop ]; do if [ -e go ]; then rm go; (sh -c 'kill -SEGV $$'); echo passed; fi; \
                   sleep 0.02; done; echo end";
     let guarded = Guarded::run(&lab, &OPTION, script);

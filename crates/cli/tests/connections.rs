@@ -1,5 +1,5 @@
-//! Connections of a subject to processes outside its tree: each mode of a checkpoint has its own answer, and
-//! `--lose-connections` has them end as if the peer had gone.
+//! Tests of connections from a subject to processes outside its tree. Each mode of a checkpoint handles such
+//! connections differently. With `--lose-connections`, the connections end as if the peer had closed them.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod common;
@@ -10,7 +10,7 @@ use std::process::{Child, Command};
 
 use common::{Lab, until};
 
-/// A program that reads its standard input to the end and then ends with 0.
+/// Starts a program that reads its standard input to the end and then exits with status 0.
 fn reader(lab: &Lab, input: OwnedFd) -> Child {
     let mut command = Command::new("cat");
     lab.detached(&mut command).stdin(input);
@@ -29,7 +29,7 @@ fn end(mut child: Child) {
     child.wait().unwrap();
 }
 
-/// What `preflight` says of each of: no option, `--kill`, `--kill --lose-connections`.
+/// Returns the result of `preflight` without options, with `--kill`, and with `--kill --lose-connections`.
 fn answers(lab: &Lab, pid: &str) -> [bool; 3] {
     [
         &["preflight", pid][..],

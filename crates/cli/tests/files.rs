@@ -1,4 +1,4 @@
-//! `undying run` and `undying restore`: memory never meets files that have moved on.
+//! Tests of `undying run` and `undying restore`: memory is never restored together with files that have changed since.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -11,12 +11,12 @@ use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
 
-/// Counts until it is told to end, and then writes `end`.
+/// Returns a script that counts until a file `stop` appears, and then writes `end`.
 fn counting(write: &str) -> String {
     format!("n=0; until [ -e stop ]; do n=$((n + 1)); {write}; sleep 0.02; done; n=end; {write}")
 }
 
-/// Asserts that a file has the lines 1, 2, 3 … and `end`, each once.
+/// Asserts that the lines of a text are 1, 2, 3 … and `end`, each exactly once.
 fn assert_counted(text: &str) {
     let lines: Vec<&str> = text.lines().collect();
     let (last, counted) = lines.split_last().unwrap();
@@ -37,7 +37,7 @@ fn a_log_that_only_grew_is_cut_back_and_the_end_is_kept() {
         let script = format!("exec 7{open}{}; {}", log.display(), counting("echo $n >&7"));
         let guarded = Guarded::run(&lab, &["--max-restarts", "99/1m"], &script);
         let aside = lab.store().join("job/aside");
-        // Nothing may have been written between the checkpoint and the death.
+        // It is possible that nothing was written between the checkpoint and the death, so the kill is repeated.
         while !aside.exists() {
             guarded.await_checkpoints(2);
             guarded.kill();
@@ -52,7 +52,8 @@ fn a_log_that_only_grew_is_cut_back_and_the_end_is_kept() {
     }
 }
 
-/// Has a log of its files, as RocksDB has: once `merge` appears, `data.1` becomes `data.2`, and the program dies.
+/// A program with a log of its files, like RocksDB. When `merge` appears, `data.1` becomes `data.2`, and the program
+/// dies.
 const MERGING: &str = r#"
 echo begun
 mkdir -p db
@@ -75,7 +76,7 @@ fn a_log_is_not_cut_back_once_a_file_beside_it_was_removed() {
         return;
     }
     let lab = Lab::new();
-    // No checkpoint comes between the merge and the death.
+    // The interval is long, so that no checkpoint is taken between the merge and the death.
     let mut command =
         lab.undying(["run", "--name", "job", "--every", "2s", "--files", "fresh", "--", "sh", "-c", MERGING]);
     let guarded = Guarded { lab: &lab, guardian: command.spawn().unwrap() };
@@ -94,7 +95,7 @@ fn a_log_is_not_cut_back_once_a_file_beside_it_was_removed() {
     assert!(!lab.store().join("job/aside").exists());
 }
 
-/// Counts in a log, and has no children: a restore needs the number of its process group.
+/// A program that counts in a log file. The program has no children, because a restore needs its process group number.
 const COUNTING: &str = r#"
 exec 7>>db/log
 n=0
@@ -123,7 +124,7 @@ fn an_image_beside_a_log_is_no_removed_file() {
     until("the log", || (lines() > 0).then_some(()));
     let pid = child.id();
     let image = image.to_str().unwrap();
-    // While this one is written, it has a hidden name in the same directory.
+    // While this image is written, it has a hidden name in the same directory.
     let said = lab.say(["checkpoint", &pid.to_string(), "--image", image]);
     assert_eq!(said.code, Some(0), "{said:?}");
     let written = lines();
@@ -156,14 +157,14 @@ fn a_file_changed_in_place_makes_the_restart_a_fresh_one_that_says_why() {
     let lab = Lab::new();
     let data = lab.path("data");
     std::fs::write(&data, "0".repeat(100)).unwrap();
-    // The descriptor may write anywhere: `<>` opens for reading and writing.
+    // `<>` opens the file for reading and writing, so the descriptor may write anywhere in the file.
     let script = format!("exec 7<>{}; echo begun; {}", data.display(), counting("echo $n >&7"));
     let guarded = Guarded::run(&lab, &["--max-restarts", "99/1m"], &script);
     guarded.await_checkpoints(2);
     let status = guarded.status();
     assert_eq!(status["files"]["policy"], "fresh");
     assert_eq!(status["files"]["in_place"][0], data.display().to_string());
-    // A death right after a checkpoint finds the file as it was.
+    // If the program dies immediately after a checkpoint, the file is unchanged, so the kill is repeated.
     while guarded.status()["fresh"].is_null() {
         guarded.await_checkpoints(1);
         guarded.kill();
@@ -178,9 +179,9 @@ fn a_file_changed_in_place_makes_the_restart_a_fresh_one_that_says_why() {
     let events = lab.say(["events", "job"]).stdout;
     assert!(events.contains("started from the beginning") && events.contains("data"), "{events}");
     let said = guarded.said();
-    assert!(said.contains("starts from its beginning once one of these has changed"), "{said}");
+    assert!(said.contains("starts from its beginning if one of these files has changed"), "{said}");
     assert!(said.contains("started from the beginning as pid"), "{said}");
-    let names_files = || lab.say(["status", "job"]).stderr.contains("if it dies");
+    let names_files = || lab.say(["status", "job"]).stderr.contains("if the program dies");
     assert!(names_files());
     assert_eq!(guarded.end(), 0);
     assert!(!names_files(), "what has ended does not die");
@@ -188,7 +189,7 @@ fn a_file_changed_in_place_makes_the_restart_a_fresh_one_that_says_why() {
     assert_eq!(said.matches("begun").count(), 2);
 }
 
-/// Maps a file of 2 MiB shared and writable, and lives until it is told to end.
+/// A program that maps a file of 2 MiB as shared and writable memory, and runs until a file `stop` appears.
 const MAPPING: &str = r#"
 import mmap, os, time
 print("begun", flush=True)
@@ -216,7 +217,10 @@ fn a_large_file_that_is_mapped_leaves_the_program_unprotected_and_that_is_said()
     assert!(because.starts_with("no checkpoint can be restored"), "{because}");
     assert!(lab.say(["status", "job"]).stdout.contains("no checkpoint can be restored"));
     let said = guarded.said();
-    assert!(said.contains("if it dies, it starts from its beginning, since these are mapped"), "{said}");
+    assert!(
+        said.contains("if the program dies, it starts from its beginning, because these files are mapped"),
+        "{said}"
+    );
     guarded.kill();
     let deaths = lab.json(&["deaths", "job"]);
     assert_eq!(deaths[0]["followed_by"], "started", "{deaths}");
@@ -246,7 +250,7 @@ fn the_policy_decides_over_changed_files() {
     guarded.await_checkpoints(2);
     while guarded.guardian.try_wait().unwrap().is_none() {
         let pid = Pid(guarded.status()["pid"].as_i64().unwrap() as i32);
-        // The last one that was killed has gone by the end.
+        // The process may already have ended.
         let _ = ProcessId::of(pid).map(|root| root.signal(Signal::KILL));
         std::thread::sleep(Duration::from_millis(200));
     }
@@ -279,7 +283,7 @@ fn an_image_is_not_restored_over_files_that_have_moved_on() {
             said.stderr.contains(&format!("data {why}")) && said.stderr.contains("--files keep"),
             "{said:?}"
         );
-        // A time of modification can be set to anything; the time of the change cannot.
+        // A program can set the modification time (mtime) to any value, but not the change time (ctime).
         std::fs::File::options().write(true).open(&data).unwrap().set_modified(original).unwrap();
     }
     let restore = ["restore", image, "--detach", "--files", "keep", "--pidfile"];
@@ -297,7 +301,7 @@ fn standard_streams_in_a_file_stay_where_files_do_not_go_back() {
     }
     let lab = Lab::new();
     let path = lab.path("both");
-    // As a shell opens it with `> FILE 2>&1`: one description, without O_APPEND.
+    // A shell opens the file like this for `> FILE 2>&1`: one open file description, without O_APPEND.
     let file = std::fs::File::create(&path).unwrap();
     let script = counting("echo $n");
     let mut command = lab
@@ -310,7 +314,7 @@ fn standard_streams_in_a_file_stay_where_files_do_not_go_back() {
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(!text.contains('\0') && text.ends_with("end\n"), "{text}");
     assert!(text.contains("was killed by signal 9") && text.contains("is back at checkpoint"), "{text}");
-    // Every line is there; those between the checkpoint and the death twice.
+    // Every line is present. Lines between the checkpoint and the death appear twice.
     let counted: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
     for number in 1..=counted.iter().copied().max().unwrap() {
         assert!(counted.contains(&number), "line {number} is missing: {text}");
@@ -345,7 +349,7 @@ fn a_crash_loop_is_given_time() {
     let lab = Lab::new();
     let begun = std::time::Instant::now();
     let gate = lab.path("gate");
-    // A port or a file that comes back later: the program cannot begin before.
+    // Simulates a program that needs a port or a file that becomes available later.
     let script = format!("test -e {} || exit 1", gate.display());
     let guarded = Guarded::run(&lab, &[], &script);
     until("the back-off", || (guarded.status()["state"] == "backing-off").then_some(()));

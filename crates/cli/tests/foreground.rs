@@ -1,4 +1,5 @@
-//! Job control of a restored program: the terminal's foreground group, ^C, ^Z and `fg`, in a shell on a real terminal.
+//! Tests of job control for restored programs in a shell on a real terminal: the foreground process group, Ctrl-C,
+//! Ctrl-Z and `fg`.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -18,18 +19,19 @@ use self::terminal::{PROMPT, Terminal};
 const INNER: &str = "INNER> ";
 const INTERRUPT: &str = "\x03";
 const SUSPEND: &str = "\x1a";
-/// How long a job stays stopped, and checkpoints every 50 ms that are due meanwhile.
+/// Duration for which a job stays stopped (`STOPPED`), and number of checkpoints that are due in this time with an
+/// interval of 50 ms (`STOPPED_ROUNDS`).
 const STOPPED: Duration = Duration::from_secs(1);
 const STOPPED_ROUNDS: u64 = 20;
 
 impl Terminal<'_> {
-    /// The program in the foreground answers as `cat` does.
+    /// Asserts that the program in the foreground echoes a line, like `cat` does.
     fn echoes(&mut self, line: &str) {
         self.send(&format!("{line}\n"));
         self.expect(&format!("{line}\r\n{line}\r\n"));
     }
 
-    /// Waits for a process of this name.
+    /// Waits for a process with this name.
     fn process(&self, name: &str) -> ProcessId {
         until(name, || {
             let is_it = |process: &ProcessId| {
@@ -40,7 +42,7 @@ impl Terminal<'_> {
         })
     }
 
-    /// A `cat` that reads: its group is in the foreground.
+    /// Waits for a `cat` that reads from the terminal, which means that its process group is in the foreground.
     fn reading_cat(&mut self) -> ProcessId {
         self.echoes("begun");
         self.process("cat")
@@ -85,7 +87,7 @@ fn a_restored_job_has_the_terminal() {
     terminal.echoes("continued");
     terminal.send(SUSPEND);
     terminal.expect(PROMPT);
-    // In the background its read stops it again, and with it the job.
+    // In the background, the read from the terminal stops `cat` again, and the whole job with it.
     terminal.send("bg\n");
     terminal.expect(PROMPT);
     terminal.await_state(cat, 'T');
@@ -182,7 +184,7 @@ fn a_program_in_the_group_of_run_is_one_job_with_it() {
     until("a checkpoint", || {
         lab.json(&["status", "job"])[0]["checkpoints"].as_u64().filter(|count| *count > 1)
     });
-    // Checkpoints that were late, as a slow machine has them, and at most that of the moment of the stop.
+    // Counts late checkpoints. A slow machine has several late checkpoints, and the stop itself causes at most one.
     let late = || {
         let held_back = lab.json(&["status", "job"])[0]["held_back"].clone();
         held_back.as_array().unwrap().iter().map(|row| row["count"].as_u64().unwrap()).sum::<u64>()
@@ -210,7 +212,7 @@ fn a_program_in_the_group_of_run_is_one_job_with_it() {
     terminal.is_usable(PROMPT);
 }
 
-/// Ends a program in a terminal with a checkpoint.
+/// Writes an image of a program in a terminal, and kills the program.
 fn checkpointed(terminal: &mut Terminal<'_>, lab: &Lab, name: &str) -> Pid {
     let program = terminal.process(name).pid();
     let image = lab.path("image");
@@ -259,11 +261,12 @@ fn a_restore_beside_a_shell_leaves_the_modes_of_its_terminal() {
     terminal.expect(PROMPT);
     terminal.is_usable(PROMPT);
     let image = lab.path("image").display().to_string();
-    // From a session without a terminal: the program would take the input of the shell.
+    // The session has no terminal. The restored program would consume the input of the shell, so the restore is
+    // refused.
     let mut detached = lab.undying(["restore", "--detach", &image]);
     assert_eq!(lab.detached(&mut detached).status().unwrap().code(), Some(3));
     let told = lab.told();
-    let shell = format!("it controls the session of pid {} (bash)", terminal.shell.id());
+    let shell = format!("this terminal controls the session of pid {} (bash)", terminal.shell.id());
     assert!(told.contains(&shell) && told.contains("help: restore with a terminal"), "{told}");
     terminal.is_usable(PROMPT);
     terminal.send("\"$UNDYING\" restore --detach image; echo status $?\n");
@@ -272,7 +275,7 @@ fn a_restore_beside_a_shell_leaves_the_modes_of_its_terminal() {
     terminal.is_usable(PROMPT);
 }
 
-/// Prints the size of the window when it starts and at each SIGWINCH.
+/// A program that prints the window size when it starts and at each SIGWINCH.
 const SIZES: &str = r#"
 import os, signal, time
 def show(*_):
@@ -300,11 +303,11 @@ fn a_restored_program_learns_the_size_of_its_window() {
     let checkpoints = || lab.json(&["status", "job"])[0]["checkpoints"].as_u64();
     until("a checkpoint", || checkpoints().filter(|count| *count > 1));
     terminal.process("python3").signal(Signal::KILL).unwrap();
-    // The program goes on while undying says so.
+    // The program continues while `undying` prints its messages.
     terminal.expect_all(&["is back at checkpoint", "window 30 100"]);
     terminal.send(INTERRUPT);
     terminal.expect(PROMPT);
-    // A one-shot image in a window of another size.
+    // Restores a single image in a window of another size.
     terminal.send("python3 sizes.py\n");
     terminal.expect("window 30 100");
     checkpointed(&mut terminal, &lab, "python3");

@@ -1,4 +1,5 @@
-//! Checkpoint, restore and restart, in the surroundings of a plain terminal and in those of a service manager or a build.
+//! Tests of checkpoint, restore and restart in the environment of a terminal, and in that of a service manager or a
+//! build.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -12,10 +13,11 @@ use model::Pid;
 use rustix::io::FdFlags;
 use rustix::process::Signal;
 
-/// What the other tests run again: a checkpoint with a restore, and a restart after a death.
+/// The test that the other tests run again: a checkpoint with a restore, and a restart after a death.
 const HEART: &str = "a_subject_comes_back_from_an_image_and_from_its_death";
 
-/// Where the descriptors of a counter lead, sorted; the file of its count is open for moments only.
+/// Returns the sorted targets of the descriptors of a counter. The count file is left out, because it is open only
+/// briefly.
 fn descriptors(pid: Pid) -> Vec<String> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let link = |entry: std::fs::DirEntry| std::fs::read_link(entry.path()).unwrap().display().to_string();
@@ -58,7 +60,7 @@ fn a_subject_comes_back_from_an_image_and_from_its_death() {
     assert_eq!(wait(&mut guardian).code(), Some(143));
 }
 
-/// Runs the heart once more below a command that changes its surroundings.
+/// Runs the test `HEART` below a command that changes its environment.
 fn passes_below(what: &str, command: &mut Command) {
     command.arg(std::env::current_exe().unwrap()).args(["--exact", HEART]);
     let output = command.output().unwrap();
@@ -72,9 +74,9 @@ fn inherited_pipes_and_a_narrow_umask_change_nothing() {
     if !supported() {
         return;
     }
-    // The other test starts its subject anew, below a shell.
+    // The test `HEART` starts a new subject below a shell.
     let pipes: Vec<(OwnedFd, OwnedFd)> = (0..3).map(|_| rustix::pipe::pipe().unwrap()).collect();
-    // A guard hides what this process has inherited; these are made after it.
+    // A `Guard` hides descriptors that this process has inherited. These pipes are created later, so they stay visible.
     for (reader, _) in &pipes {
         rustix::io::fcntl_setfd(reader, FdFlags::empty()).unwrap();
     }
@@ -86,7 +88,7 @@ fn an_empty_environment_and_a_closed_stdin_change_nothing() {
     if !supported() {
         return;
     }
-    // A compiler searches its parts along PATH, which `make` sets where it is missing.
+    // A compiler searches its components in PATH. `make` sets PATH if it is missing.
     let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
     let shell = ["-i", path, "sh", "-c", "exec \"$@\" <&-", "sh"];
     passes_below("an empty environment", Command::new("env").args(shell));

@@ -1,4 +1,5 @@
-//! What guardians write down: `events`, `deaths`, `top` and the trace tell the same story as the processes.
+//! Tests of the records of guardians: `events`, `deaths`, `top` and the trace must match the behaviour of the
+//! processes.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -11,7 +12,7 @@ use common::{Guarded, Lab, supported, until, wait};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// The events of the subject, one JSON object a line.
+/// Returns the events of the subject. `events --json` prints one JSON object on each line.
 fn events(lab: &Lab) -> Vec<Value> {
     let said = lab.say(["events", "job", "--json"]);
     assert_eq!(said.code, Some(0), "{said:?}");
@@ -29,7 +30,7 @@ fn a_life_and_a_death_are_told_in_order() {
     }
     let lab = Lab::new();
     assert_eq!(lab.say(["events", "job"]).code, Some(125), "no subject was guarded yet");
-    // Asked for by name, so that nothing is told of files.
+    // With an explicit `--files` option, the guardian prints no message about files.
     let words = ["run", "--name", "job", "--every", "20ms", "--files", "fresh", "--"];
     let mut words: Vec<String> = words.map(String::from).into();
     words.extend(lab.counter_words(&[]));
@@ -52,7 +53,7 @@ fn a_life_and_a_death_are_told_in_order() {
 
     let all = events(&lab);
     let kinds: Vec<&str> = all.iter().map(|event| event["event"].as_str().unwrap()).collect();
-    // On a busy machine, some checkpoints are still being written at the death.
+    // On a busy machine, several checkpoints are still being written at the time of the death.
     let is_other = |kind: &&str| *kind != "checkpoint" && *kind != "dropped";
     let others: Vec<&str> = kinds.iter().copied().filter(is_other).collect();
     assert_eq!(others, ["started", "died", "restored", "ended"], "{kinds:?}");
@@ -87,7 +88,7 @@ fn events_and_the_list_of_checkpoints_agree_on_pages() {
         return;
     }
     let lab = Lab::new();
-    // A program that grows, so that checkpoints differ in their pages.
+    // The memory of the program grows, so that the checkpoints differ in their numbers of pages.
     let script = "piece=$(head -c 65536 /dev/zero | tr '\\0' x)
         while [ ! -e stop ]; do [ ${#all} -gt 4000000 ] || all=$all$piece; sleep 0.02; done";
     let guarded = Guarded::run(&lab, &["--keep", "1000"], script);
@@ -102,7 +103,7 @@ fn events_and_the_list_of_checkpoints_agree_on_pages() {
     assert_eq!(listed, told);
 }
 
-/// Checkpoints, each of which must come once.
+/// Returns the number of pages of each checkpoint. Asserts that each sequence number occurs only once.
 fn pages_by_sequence(checkpoints: &[Value]) -> BTreeMap<u64, u64> {
     let numbers = |one: &Value| (one["seq"].as_u64().unwrap(), one["pages"].as_u64().unwrap());
     let pages: BTreeMap<u64, u64> = checkpoints.iter().map(numbers).collect();
@@ -151,7 +152,7 @@ fn a_dry_run_tracks_and_takes_nothing() {
     assert_eq!(lab.json(&["ls", "job"]), serde_json::json!([]));
 }
 
-/// The file for the trace viewer holds a span for each pause.
+/// Asserts that the file for the trace viewer contains a span for each pause.
 fn assert_is_trace(lab: &Lab, checkpoints: usize) {
     let path = lab.path("trace.json");
     assert_eq!(lab.say(["events", "job", "--trace", path.to_str().unwrap()]).code, Some(0));
@@ -160,14 +161,14 @@ fn assert_is_trace(lab: &Lab, checkpoints: usize) {
     assert_eq!(pauses.count(), checkpoints);
 }
 
-/// 64 MiB that cannot be compressed away: comparing them takes long enough to be hit.
+/// A program with 64 MiB of random memory, which does not compress. A kill can therefore occur during the comparison.
 const LARGE: &str = r#"
 import os, time
 memory = os.urandom(1 << 20) * 64
 while not os.path.exists("stop"):
     time.sleep(0.02)
 "#;
-/// Longer than the pause of a checkpoint that is not compared.
+/// A stop of this length is longer than the pause of a checkpoint without a comparison.
 const COMPARED: Duration = Duration::from_millis(30);
 
 #[test]

@@ -1,4 +1,4 @@
-//! Descriptors that undying inherits for the subject: a jobserver's pipe, a listening socket, a log.
+//! Tests of descriptors that `undying` passes on to the subject: the pipe of a jobserver, a listening socket, a log.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -15,10 +15,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::FdFlags;
 use rustix::process::Signal;
 
-/// Longer than a round of the counter on a loaded machine: one that has not come round by then is waiting.
+/// Longer than a round of the counter on a loaded machine. A counter without progress in this time waits for a token.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// A pipe as `make -j` has it: both ends go to every program, and hold a byte for each job that may run.
+/// A pipe like the jobserver of `make -j`. Every program inherits both ends. The pipe contains a byte for each job that
+/// may run.
 struct Jobserver {
     from: OwnedFd,
     to: OwnedFd,
@@ -34,7 +35,7 @@ impl Jobserver {
         rustix::io::write(&self.to, b"+").unwrap();
     }
 
-    /// Takes all bytes there are, and those that are given back meanwhile.
+    /// Reads all bytes from the pipe, including bytes that are returned in the meantime.
     fn take_all(&self) -> usize {
         let mut taken = 0;
         let quiet = Timespec { tv_sec: 0, tv_nsec: i64::from(QUIET.subsec_nanos()) };
@@ -48,7 +49,7 @@ impl Jobserver {
         ["token".to_owned(), self.from.as_raw_fd().to_string(), self.to.as_raw_fd().to_string()]
     }
 
-    /// The subject goes on with a byte from this very pipe, and stands without one.
+    /// Asserts that the counter continues with a byte from this pipe, and waits without a byte.
     fn is_used_by(&self, counter: &Counter) {
         self.take_all();
         let before = counter.read();
@@ -59,7 +60,7 @@ impl Jobserver {
     }
 }
 
-/// Lets programs that are started have this descriptor.
+/// Makes a descriptor inheritable, so that started programs receive it.
 fn hand_on(file: &impl AsFd) {
     rustix::io::fcntl_setfd(file, FdFlags::empty()).unwrap();
 }
@@ -85,7 +86,7 @@ fn wait_for_checkpoints(lab: &Lab, count: usize) {
     });
 }
 
-/// One test: descriptors that are handed on go to every program that this process starts.
+/// This file contains a single test, because every program that this process starts inherits the descriptors.
 #[test]
 fn what_undying_was_started_with_comes_back_from_its_own_copy() {
     if !supported() {
@@ -122,7 +123,7 @@ fn what_undying_was_started_with_comes_back_from_its_own_copy() {
     look(&again);
     jobserver.is_used_by(&again);
 
-    // The image of a run comes back by `restore` as well, where the same descriptors are at hand.
+    // `restore` also works with the image of a run, if the same descriptors are inherited.
     guardian.kill().unwrap();
     wait(&mut guardian);
     again.process.signal(Signal::KILL).unwrap();
@@ -134,7 +135,7 @@ fn what_undying_was_started_with_comes_back_from_its_own_copy() {
     restored.process.signal(Signal::TERM).unwrap();
     assert_eq!(wait(&mut restorer).code(), Some(143));
 
-    // Where they are not, the refusal names what is missing, and makes nothing up.
+    // Without the descriptors, the restore is refused with the name of the missing descriptor.
     for file in [&jobserver.from.as_fd(), &jobserver.to.as_fd(), &listener.as_fd(), &far.as_fd()] {
         rustix::io::fcntl_setfd(file, FdFlags::CLOEXEC).unwrap();
     }

@@ -1,6 +1,6 @@
-//! Reports of a guardian in the journal of systemd.
+//! Tests of guardian reports in the journal of systemd.
 //!
-//! The journal is a socket below `/run`; the test has a `/run` of its own in a mount namespace.
+//! The journal is a socket below `/run`. Each test has its own `/run` in a mount namespace.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -9,8 +9,8 @@ mod common;
 use common::{Lab, supported};
 use serde_json::Value;
 
-/// Stands for the journal: receives entries while a command runs, and prints them as JSON, with the command's standard
-/// error. The command finds the journal closed if the first argument says so.
+/// A replacement of the journal. It receives entries while a command runs. Then it prints the entries and the standard
+/// error of the command as JSON. The first argument chooses whether the journal is closed when the command starts.
 const JOURNAL: &str = r#"
 import json, os, socket, struct, subprocess, sys
 os.makedirs("/run/systemd/journal")
@@ -47,7 +47,7 @@ while True:
 print(json.dumps({"entries": entries, "stderr": open(errors).read(), "status": process.wait()}))
 "#;
 
-/// What a run reports, with a journal that is as `how` says. `None` where no mount namespace can be made.
+/// Returns the reports of a run with a journal in the mode `how`. Returns `None` if no mount namespace can be created.
 fn reported(lab: &Lab, how: &str) -> Option<Value> {
     let errors = lab.path("errors");
     let undying = lab.undying(["run", "--name", "job", "--max-restarts", "1/1m", "--", "sh", "-c", "exit 3"]);

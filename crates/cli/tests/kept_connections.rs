@@ -1,6 +1,6 @@
-//! Connections of a program to the outside over its death: one that nothing has passed through since the checkpoint
-//! stays open; any other one ends, and never goes on with a gap or a reply that comes twice. With output that is held
-//! until a checkpoint has it, connections in use go on.
+//! Tests of connections from a program to the outside when the program dies. A connection without traffic since the
+//! checkpoint stays open. Any other connection ends: it never continues with a gap or a repeated reply. If the output
+//! is held until a checkpoint contains it (`--output committed`), connections in use continue.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -15,10 +15,10 @@ use common::{Guarded, Lab, rounds, supported, until};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// How long a reply may take, with a restart in between.
+/// Maximum time until a reply, including a restart.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Answers each line of a connection with the count of its lines so far; closes it when told to.
+/// A server that answers each line with the number of lines on the connection. It closes the connection on request.
 const SERVER: &str = r#"exec python3 -c '
 import os, selectors, socket
 listener = socket.socket()
@@ -60,14 +60,14 @@ struct Client {
 impl Client {
     fn connect(lab: &Lab) -> Self {
         let port: u16 = until("a port", || std::fs::read_to_string(lab.path("port")).ok()).parse().unwrap();
-        // Between two incarnations nothing listens there.
+        // Between two incarnations (runs of the program), no socket listens.
         let stream = until("the server", || TcpStream::connect(("127.0.0.1", port)).ok());
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream.set_nodelay(true).unwrap();
         Self { stream: BufReader::new(stream), asked: 0 }
     }
 
-    /// Whether the connection still answered; the count that came must be the next one.
+    /// Sends a line. Returns whether the connection still answers. Asserts that the reply is the next number.
     fn ask(&mut self) -> bool {
         let mut reply = String::new();
         let sent = self.stream.get_mut().write_all(b"question\n");
@@ -91,7 +91,7 @@ impl Client {
     }
 }
 
-/// How many connections stayed open, and how many ended, at each restore.
+/// Returns the numbers of connections that stayed open and that ended, for each restore.
 fn told(lab: &Lab) -> Vec<(u64, u64)> {
     told_of(lab, "connections")
         .iter()
@@ -105,7 +105,7 @@ fn told_of(lab: &Lab, kind: &str) -> Vec<Value> {
     events.filter(|event| event["event"] == kind).collect()
 }
 
-/// Options for output that waits for checkpoints.
+/// Options that hold the output until the next checkpoint.
 const COMMITTED: [&str; 4] = ["--output", "committed", "--max-restarts", "1000/1m"];
 
 fn can_hold() -> bool {
@@ -132,7 +132,7 @@ fn connections_that_nothing_passes_through_stay_over_deaths() {
         assert!(clients.iter_mut().all(Client::ask));
         guarded.await_checkpoints(4);
         guarded.root().signal(Signal::KILL).unwrap();
-        // What is sent to a program that is dead waits for the next incarnation.
+        // Data that is sent to a dead program waits for the next incarnation.
         assert!(clients.iter_mut().all(Client::ask), "round {round}: {:?}\n{}", told(&lab), guarded.said());
         guarded.await_incarnation(round + 1);
     }
@@ -213,7 +213,7 @@ fn connections_in_use_go_on_without_a_gap() {
     let lab = Lab::new();
     let guarded = Guarded::run(&lab, &COMMITTED, SERVER);
     let clients: Vec<Client> = (0..5).map(|_| Client::connect(&lab)).collect();
-    // A connection that no checkpoint has seen ends with the program.
+    // A connection that no checkpoint contains ends with the program.
     guarded.await_checkpoints(3);
     let (is_over, asked) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -229,7 +229,7 @@ fn connections_in_use_go_on_without_a_gap() {
             });
         }
         for _ in 0..rounds(12, 200) {
-            // A peer tries again at longer and longer intervals: some of it has to meet a program that lives.
+            // A peer retransmits at increasing intervals, and at least one retransmission must reach a running program.
             guarded.await_checkpoints(2);
             std::thread::sleep(Duration::from_millis(random.u64(0..300)));
             guarded.kill();
@@ -257,9 +257,10 @@ fn no_reply_comes_before_a_checkpoint_has_it() {
     for _ in 0..4 {
         assert!(client.ask());
     }
-    // Each reply waits for another checkpoint.
+    // Each reply waits for a further checkpoint.
     assert!(began.elapsed() > Duration::from_secs(2), "{:?}", began.elapsed());
-    // What has not come is not done either: the next incarnation does it, once.
+    // The reply that was not sent is lost with the program. The next incarnation handles the line again, and replies
+    // once.
     client.stream.get_mut().write_all(b"question\n").unwrap();
     std::thread::sleep(Duration::from_millis(50));
     guarded.root().signal(Signal::KILL).unwrap();
@@ -279,7 +280,8 @@ fn output_that_would_wait_for_more_than_a_second_is_refused() {
     );
 }
 
-/// Closes each connection that was idle for 300 ms, and leaves it to the kernel to take it out of its epoll set.
+/// A program that closes each connection after 300 ms. It does not remove the connection from its epoll set; the kernel
+/// does.
 const CLOSER: &str = r#"exec python3 -c '
 import os, select, socket, time
 listener = socket.socket()

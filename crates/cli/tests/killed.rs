@@ -1,7 +1,8 @@
-//! `undying` itself is killed with SIGKILL at random moments: its subject goes on unharmed, the store holds whole
-//! images only, and nothing half-built stays behind. So are processes that it builds for a restore.
+//! Tests that kill `undying` with SIGKILL at random moments. The subject must continue unharmed, and the store must
+//! contain only complete images. No partially built process may remain. Other tests kill the processes that a restore
+//! builds.
 //!
-//! A few rounds every day; 500 with `UNDYING_LONG_TESTS` set.
+//! The tests run a few rounds, or 500 rounds with `UNDYING_LONG_TESTS`.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -17,13 +18,13 @@ use model::Pid;
 use rustix::process::Signal;
 
 const ROUNDS: (usize, usize) = (20, 500);
-/// The latest moment of a kill, unless the machine is so slow that a first checkpoint takes longer.
+/// The latest moment of a kill, unless the first checkpoint takes longer on a slow machine.
 const LATEST: Duration = Duration::from_millis(150);
 
-/// How long what a killed restore leaves may take to go or to run.
+/// Time limit after which the remains of a killed restore must have ended or must run.
 const SETTLED: Duration = Duration::from_secs(20);
 
-/// The subject runs without a tracer, with unchanged registers and memory.
+/// Asserts that the subject runs without a tracer, with unchanged registers and memory.
 fn assert_unharmed(counter: &Counter, round: usize) {
     assert!(counter.process.is_alive(), "round {round}: the subject has died");
     counter.goes_on(3);
@@ -32,18 +33,18 @@ fn assert_unharmed(counter: &Counter, round: usize) {
     assert!(!state.starts_with(['t', 'T']), "round {round}: the subject is in state {state}");
 }
 
-/// The numbers of the subject's open descriptors.
+/// Returns the numbers of the open descriptors of the subject.
 fn open_in(counter: &Counter) -> BTreeSet<OsString> {
     let entries = std::fs::read_dir(format!("/proc/{}/fd", counter.pid())).unwrap();
     entries.map(|entry| entry.unwrap().file_name()).collect()
 }
 
-/// What was opened in the subject is closed again.
+/// Asserts that all descriptors that were opened in the subject are closed again.
 fn assert_closed(counter: &Counter, before: &BTreeSet<OsString>, round: usize) {
     until(&format!("round {round}'s descriptors to go"), || (open_in(counter) == *before).then_some(()));
 }
 
-/// Nothing that bears the lab's mark is left but the subject.
+/// Asserts that the subject is the only remaining process of the test.
 fn assert_alone(lab: &Lab, counter: &Counter, round: usize) {
     let alone = || lab.guard.marked().iter().all(|process| *process == counter.process);
     until(&format!("leftovers of round {round} to go"), || alone().then_some(()));
@@ -134,7 +135,8 @@ fn a_restore_killed_at_any_moment_leaves_the_whole_tree_or_nothing() {
     kill_restores(&["orphan"], 2, |_, latest, random| std::thread::sleep(testkit::moment(random, latest)));
 }
 
-/// Detaching from a large tree takes a while, one process after the other.
+/// Kills a restore while it detaches from a large tree. The detach takes a while, because it handles one process after
+/// another.
 #[test]
 fn a_restore_killed_while_it_lets_its_tree_go_leaves_all_of_it_or_nothing() {
     const CHILDREN: usize = 40;
@@ -147,8 +149,8 @@ fn a_restore_killed_while_it_lets_its_tree_go_leaves_all_of_it_or_nothing() {
     });
 }
 
-/// Restores a counter with its family, and kills the restore when `wait_for` returns, which is told of the root's number
-/// and of a time that a restore does not take.
+/// Restores a counter with its children, and kills the restore when `wait_for` returns. The arguments of `wait_for` are
+/// the pid of the root and a duration that is longer than a restore.
 fn kill_restores(words: &[&str], size: usize, wait_for: impl Fn(Pid, Duration, &mut fastrand::Rng)) {
     if !supported() {
         return;
@@ -177,7 +179,7 @@ fn kill_restores(words: &[&str], size: usize, wait_for: impl Fn(Pid, Duration, &
         wait_for(counter.pid(), latest, &mut random);
         command.kill().unwrap();
         wait(&mut command);
-        // Those under construction die with it, though not in the same moment.
+        // Processes under construction die with the restore, but possibly slightly later.
         let deadline = Instant::now() + SETTLED;
         let standing = loop {
             if let Some(standing) = settled(&lab, size) {
@@ -198,7 +200,7 @@ fn kill_restores(words: &[&str], size: usize, wait_for: impl Fn(Pid, Duration, &
     assert!(restored > 0, "no round was long enough");
 }
 
-/// Waits until the numbers of dead processes are free; orphans fall to this test.
+/// Waits until the pids of dead processes are free. Orphans are children of this test, which reaps them.
 fn collect(dead: &[testkit::ProcessId]) {
     for process in dead {
         until("a number to be free", || {
@@ -208,7 +210,7 @@ fn collect(dead: &[testkit::ProcessId]) {
     }
 }
 
-/// `Some(None)` when nothing is left, `Some(Some(root))` when the whole tree runs, `None` when neither is so yet.
+/// Returns `Some(None)` if no process is left, and `Some(Some(root))` if the whole tree runs. Otherwise returns `None`.
 fn settled(lab: &Lab, size: usize) -> Option<Option<Counter>> {
     match lab.guard.marked().len() {
         0 => Some(None),
@@ -236,7 +238,8 @@ fn a_killed_guardian_under_load_is_replaced_again_and_again() {
         let words = ["run", "--name", "job", "--every", "10ms", "--adopt", &pid];
         let mut guardian = lab.undying(words).spawn().unwrap();
         std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(100)));
-        // A signal to the subject in the middle of it all is not lost: it has no handler, so it stops it.
+        // A signal to the subject in this phase must not be lost. SIGSTOP has no handler, so the signal stops the
+        // subject.
         counter.process.signal(Signal::STOP).unwrap();
         guardian.kill().unwrap();
         wait(&mut guardian);
@@ -247,7 +250,7 @@ fn a_killed_guardian_under_load_is_replaced_again_and_again() {
     }
 }
 
-/// The kernel reports the end of a thread that leads others only once the ends of those were taken.
+/// Tests with threads: the kernel reports the end of a thread group leader only after all other threads were reaped.
 #[test]
 fn processes_with_threads_that_are_killed_while_they_are_built_are_built_again() {
     const THREADS: &str = r#"exec python3 -c '
@@ -272,11 +275,11 @@ while not os.path.exists("stop"):
         || until("a round", || std::fs::read_to_string(lab.path("rounds")).ok()?.parse::<u64>().ok());
     rounds_made();
     guarded.await_checkpoints(3);
-    // Its number is the same in each incarnation, also while that is built.
+    // The pid of the root is the same in each incarnation (restored program), even while the process is being built.
     let pid = rustix::process::Pid::from_raw(guarded.root().pid().get()).unwrap();
     for _ in 0..rounds(60, 600) {
         std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(60)));
-        // Between two incarnations there is none.
+        // Between two incarnations, the process does not exist.
         let _ = rustix::process::kill_process(pid, Signal::KILL);
     }
     let seen = rounds_made();

@@ -1,6 +1,7 @@
-//! `undying restore --lazy`: a program that runs before its memory is there never sees a page that is not its own.
+//! Tests of `undying restore --lazy`, which starts a program before its memory is loaded. The program must never see a
+//! wrong page.
 //!
-//! Short forms every day; many rounds with `UNDYING_LONG_TESTS` set.
+//! The tests run a few rounds, or many rounds with `UNDYING_LONG_TESTS`.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -17,13 +18,13 @@ use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
 
-/// Long enough to be filled that a kill and a checkpoint come in the middle of it.
+/// Size of the memory in MiB. The load takes long enough for a kill or a checkpoint in the middle of it.
 const MIB: u64 = 192;
 const CHURNS: (usize, usize) = (3, 200);
 const KILLS: (usize, usize) = (20, 400);
 const PAGE: u64 = 4096;
 
-/// A subject that knows what its memory must be, an image of it, and what it says.
+/// A subject that knows the correct content of its memory, with an image of the subject and its report file.
 struct Subject {
     lab: Lab,
     report: PathBuf,
@@ -44,7 +45,7 @@ fn program() -> &'static Path {
 }
 
 impl Subject {
-    /// Starts it, takes an image, and ends it.
+    /// Starts the subject, writes an image, and ends the subject.
     fn image(mib: u64) -> Self {
         Self::image_with(mib, &[])
     }
@@ -69,7 +70,7 @@ impl Subject {
         [text(program().to_owned()), text(lab.path("report")), text(lab.path("go")), mib.to_string()]
     }
 
-    /// Waits until it is ready.
+    /// Waits until the subject is ready.
     fn found(lab: Lab) -> Self {
         let (report, go) = (lab.path("report"), lab.path("go"));
         until("the subject", || (word(&report, 0)? == 1).then_some(()));
@@ -84,7 +85,7 @@ impl Subject {
         self.lab.path("image").display().to_string()
     }
 
-    /// Has the next life of it do this from its first instruction on.
+    /// Chooses the task that the next restored subject executes from its first instruction.
     fn will(&self, kind: &str, seed: u64) {
         std::fs::File::create(&self.report).unwrap().set_len(PAGE).unwrap();
         std::fs::write(&self.go, format!("{kind} {seed}\n")).unwrap();
@@ -94,7 +95,7 @@ impl Subject {
         word(&self.report, number).unwrap()
     }
 
-    /// No page was ever wrong, by its own account.
+    /// Asserts that the subject itself has found no wrong page.
     fn is_well(&self, what: &str) {
         let said: Vec<u64> = (0..8).map(|number| self.word(number)).collect();
         assert_eq!(said[1], 0, "{what}: {said:x?}");
@@ -122,7 +123,7 @@ impl Subject {
         self.is_gone();
     }
 
-    /// Reads all its memory twice more, without a tracer.
+    /// Asserts that the subject reads all its memory twice more, without a tracer.
     fn goes_on(&self, what: &str) {
         let from = self.word(0);
         until("two more rounds", || (self.word(0) >= from + 2).then_some(()));
@@ -130,7 +131,7 @@ impl Subject {
         assert_eq!(self.status("TracerPid"), "0", "{what}");
     }
 
-    /// Whether all is as after any restore; else nothing runs.
+    /// Reports whether the restored subject runs completely; otherwise asserts that no process runs.
     fn is_whole_or_dead(&self, what: &str) -> bool {
         let from = self.word(0);
         let settled = || match self.process() {
@@ -147,7 +148,8 @@ impl Subject {
         self.lab.say(["restore", "--files", "keep", image.as_str()].iter().chain(options))
     }
 
-    /// Its areas without what says how much of each is there, and the descriptors it has.
+    /// Returns the flags of the subject's mappings and the targets of its descriptors, without the amounts of resident
+    /// memory.
     fn traces(&self) -> (usize, String) {
         let read = |name: &str| std::fs::read_to_string(format!("/proc/{}/{name}", self.pid)).unwrap();
         let smaps = read("smaps");
@@ -163,7 +165,7 @@ impl Subject {
     }
 }
 
-/// The child that is not the subject, if there is one yet.
+/// Returns the child that is not the subject, if it exists. This child is the fd holder, which keeps descriptors open.
 fn fd_holder_of(filler: Pid, subject: Pid) -> Option<ProcessId> {
     let children = std::fs::read_to_string(format!("/proc/{filler}/task/{filler}/children")).ok()?;
     let mut children = children.split_whitespace().filter_map(|word| word.parse().ok().map(Pid));
@@ -178,7 +180,7 @@ fn word(report: &Path, number: u64) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes))
 }
 
-/// What the subject writes into a page at its start (`fill(mix(number + 1) | 1)`).
+/// Returns the content that the subject writes to a page at its start (`fill(mix(number + 1) | 1)`).
 fn content(number: u64) -> [u8; 16] {
     let mut x = number + 1;
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -191,7 +193,7 @@ fn content(number: u64) -> [u8; 16] {
     bytes
 }
 
-/// Flips a bit in every stored copy of a page below a folder; how many there were.
+/// Flips a bit in every stored copy of a page below a directory. Returns the number of copies.
 fn damage(folder: &Path, page: u64) -> usize {
     let (wanted, mut found) = (content(page), 0);
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -221,7 +223,7 @@ fn a_program_that_ran_before_its_memory_was_there_is_the_same_as_any_other() {
     }
     let subject = Subject::image(MIB);
     let mut traces = Vec::new();
-    // Filled by writing, by userfaultfd, and late.
+    // Memory is filled by writing, by userfaultfd, and lazily.
     let ways = [("userfaultfd-missing", false), ("", false), ("", true)];
     for (off, is_lazy) in ways {
         subject.will("watch", 1);
@@ -262,7 +264,7 @@ fn a_program_from_a_compressed_image_is_the_same_as_any_other() {
     }
 }
 
-/// Flips a bit in the middle of the pages.
+/// Flips a bit in the middle of the segment file.
 fn damage_compressed(image: &Path) -> bool {
     let path = image.join("pages-0.seg");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -287,7 +289,8 @@ fn what_a_program_does_with_memory_that_is_still_to_come_is_done() {
     }
 }
 
-/// Restores again and again. `kill` is called at some moment of each restore, ends it, and says what it did.
+/// Repeats restores. In each restore, `kill` is called at a certain moment, ends the restore, and returns a
+/// description.
 fn kill_restores(options: &[&str], kill: impl Fn(&Subject, Child, &mut fastrand::Rng) -> String) {
     if !supported() {
         return;
@@ -320,7 +323,7 @@ fn whoever_is_killed_the_program_dies_or_has_all_its_memory() {
     kill_restores(&["--detach", "--lazy"], |subject, mut filler, random| {
         let number = Pid(filler.id() as i32);
         let fd_holder = fd_holder_of(number, subject.pid);
-        // It is an fd holder by then: killed while it is being made, it makes the restore fail before anything is begun.
+        // The child is now an fd holder. If it were killed while it starts, the restore would fail at its beginning.
         let is_begun = subject.process().is_some();
         let kind = random.u64(..4);
         let targets: Vec<ProcessId> = match kind {
@@ -332,7 +335,7 @@ fn whoever_is_killed_the_program_dies_or_has_all_its_memory() {
             filler.kill().unwrap();
         }
         for target in targets {
-            // It may have ended by itself.
+            // The process may already have ended.
             let _ = target.signal(Signal::KILL);
         }
         if kind != 1 && kind != 2 {
@@ -383,7 +386,7 @@ fn a_log_serves_as_well_as_an_image() {
     words.extend(Subject::words(&lab, 64));
     let mut guardian = lab.undying(words).spawn().unwrap();
     let subject = Subject::found(lab);
-    // One that was begun after all pages were written.
+    // Waits for a checkpoint that begins after the subject has written all pages.
     let newest = || subject.lab.json(&["ls", "job"]).as_array()?.last()?["seq"].as_u64();
     let first = newest().unwrap_or(0);
     until("checkpoints", || (newest()? >= first + 3).then_some(()));
@@ -417,7 +420,7 @@ fn a_checkpoint_is_refused_as_long_as_memory_is_missing() {
     let words = ["restore", "--files", "keep", image.as_str(), "--lazy", "--detach", "--pidfile", &file];
     let mut filler = subject.lab.undying(words).spawn().unwrap();
     let process = ProcessId::of(Pid(filler.id() as i32)).unwrap();
-    // The file is there from the first instruction on.
+    // The pid file exists from the first instruction of the program.
     let deadline = Instant::now() + common::LIMIT;
     while !pidfile.exists() {
         assert!(Instant::now() < deadline, "no pid file");

@@ -1,4 +1,4 @@
-//! What `make install` and `make deb` put where, and that nothing of it remains after the removal.
+//! Tests of the files that `make install` and `make deb` install. No file may remain after the removal.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -8,7 +8,8 @@ use std::process::Command;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_undying");
 
-/// A small program that behaves like the tested one, which is large and would take a minute to compress.
+/// Creates a small script that executes the tested program. The program itself is large, and takes a minute to
+/// compress.
 fn small_program(folder: &Path) -> PathBuf {
     let path = folder.join("undying");
     std::fs::write(&path, format!("#!/bin/sh\nexec '{BINARY}' \"$@\"\n")).unwrap();
@@ -19,7 +20,7 @@ fn small_program(folder: &Path) -> PathBuf {
 fn script(name: &str) -> Command {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(name);
     let mut command = Command::new(path);
-    // A script has no symbols.
+    // A script has no symbols to strip.
     command.env("STRIP", "");
     command
 }
@@ -63,7 +64,7 @@ fn an_installation_is_complete_and_its_removal_too() {
     }
     let version = said(Command::new(installed.join("bin/undying")).arg("--version"));
     assert_eq!(version.trim(), concat!("undying ", env!("CARGO_PKG_VERSION")));
-    // The example is a system that the program takes.
+    // The installed example must be a valid system file.
     said(Command::new(BINARY).arg("check").arg(installed.join("share/doc/undying/examples/shop.toml")));
     said(script("uninstall.sh").args(["/usr/local", &root]));
     assert_eq!(files(folder.path()), Vec::<PathBuf>::new());

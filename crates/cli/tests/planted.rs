@@ -1,5 +1,5 @@
-//! What another user owns or has planted in a store or an image is refused with exit code 5 at once, and the other subjects are
-//! still shown and tidied.
+//! Tests with files that another user owns or has placed in a store or an image. `undying` must refuse such files
+//! immediately with exit code 5, and must still handle the other subjects.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -14,10 +14,10 @@ use std::time::Duration;
 use common::{Lab, Said, supported};
 use rustix::process::Signal;
 
-/// An account that owns nothing.
+/// The uid of an account that owns nothing.
 const NOBODY: u32 = 65_534;
 
-/// A store with the subjects `bad` and `good`, each with an ended run.
+/// Creates a store with the subjects `bad` and `good`. Both subjects have ended.
 fn lab() -> Lab {
     let lab = Lab::new();
     for name in ["bad", "good"] {
@@ -29,7 +29,7 @@ fn lab() -> Lab {
     lab
 }
 
-/// Ends with 5 and names the path, with a help line.
+/// Asserts that the exit code is 5, and that the messages contain the path and a help line.
 fn assert_refused(said: &Said, path: &Path) {
     assert_eq!(said.code, Some(5), "{said:?}");
     assert!(said.stderr.contains(path.to_str().unwrap()) && said.stderr.contains("help: "), "{said:?}");
@@ -77,7 +77,7 @@ fn a_planted_fifo_stops_no_verb_and_no_other_subject() {
         assert_eq!(said.code, Some(5), "{verb:?}: {said:?}");
         assert!(said.stdout.contains("good"), "{verb:?}: {said:?}");
     }
-    // The name can neither be taken over by the next run.
+    // The next run cannot take over the name either.
     let said = lab.say(["run", "--name", "bad", "--", "true"]);
     assert_refused(&said, &segment);
 }
@@ -126,7 +126,7 @@ fn an_image_of_another_user_is_refused_and_a_copy_of_it_is_not() {
         assert_refused(&said, &image);
         assert!(said.stderr.contains("belongs to uid 65534") && said.stderr.contains("cp -r"), "{said:?}");
     }
-    // What the help line says.
+    // Follows the advice of the help line.
     let copy = lab.path("copy");
     assert!(Command::new("cp").arg("-r").args([&image, &copy]).status().unwrap().success());
     assert!(Command::new("chmod").args(["-R", "go-w"]).arg(&copy).status().unwrap().success());
@@ -155,7 +155,7 @@ fn killed_checkpoints_leave_nothing_behind_beside_the_next_image() {
         let entries = std::fs::read_dir(&images).unwrap().map(|entry| entry.unwrap().file_name());
         entries.filter(|name| name.to_string_lossy().ends_with(".partial")).count()
     };
-    // One that is too fast to be caught leaves an image; the next attempt has another name.
+    // A checkpoint that ends before it is killed leaves an image. The next attempt therefore uses another name.
     let mut attempts = 0;
     while left() == 0 {
         let image = images.join(format!("image-{attempts}"));

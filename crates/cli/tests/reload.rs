@@ -1,4 +1,4 @@
-//! A system file that is changed while its components run.
+//! Tests that change a system file while its components run.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -51,11 +51,11 @@ fn a_reload_starts_what_is_new_ends_what_is_gone_and_touches_nothing_else() {
     assert_eq!(pids(&system, ["same"]), [same]);
     assert_eq!(system.incarnation("same"), 1);
     until("the end", || ProcessId::of(model::Pid(gone)).is_err().then_some(()));
-    // Orders know what the file has.
+    // An error message about an unknown component lists the components of the new file.
     let refused = system.call(&["restart", "gone"]);
     assert!(refused.stderr.contains("no component gone") && refused.stderr.contains("new, other, same"));
 
-    // What was removed comes back under its name.
+    // A component that was removed can be added again under its name.
     system.rewrite(
         &[
             component("gone", ""),
@@ -70,7 +70,7 @@ fn a_reload_starts_what_is_new_ends_what_is_gone_and_touches_nothing_else() {
     system.await_state("gone", "ready");
     assert_eq!(pids(&system, ["same"]), [same]);
 
-    // A file without changes changes nothing.
+    // A reload of an unchanged file changes nothing.
     let before = pids(&system, ["new", "same", "other"]);
     let said = system.call(&["reload"]);
     assert!(said.stderr.contains("no component is added, removed or restarted"), "{said:?}");
@@ -131,7 +131,7 @@ fn keys_of_the_checks_take_effect_without_a_restart() {
     assert!(system.told("follows the new limits"), "{}", system.lab.told());
     assert_eq!(pids(&system, ["a"]), before);
     assert_eq!(ask(first).as_deref(), Some("well\n"));
-    // Nothing listens at the address of the new probe.
+    // No socket listens at the address of the new probe.
     system.rewrite(&listens(second, "limits = { descriptors = 1000 }\n"));
     assert_eq!(system.call(&["reload"]).code, Some(0));
     system.await_told("pid");
@@ -147,10 +147,10 @@ fn a_service_reloads_at_sighup() {
     if !supported() {
         return;
     }
-    // A session of its own has no terminal. setsid(1) executes the program in its own process.
+    // A new session has no terminal. setsid(1) executes the program in its own process.
     let system = System::up_with(&component("a", ""), |lab, command| {
         let mut detached = Command::new("setsid");
-        // A caller that ignores SIGHUP would make the guardian ignore it.
+        // If the test runner ignores SIGHUP, the guardian would also ignore it.
         detached.args(["env", "--default-signal=HUP"]).arg(command.get_program()).args(command.get_args());
         lab.detached(&mut detached);
         *command = detached;

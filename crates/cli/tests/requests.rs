@@ -1,4 +1,4 @@
-//! A program that takes part: what its guardian has answered is true, whatever dies then.
+//! Tests of programs that send requests to their guardian: an answer of the guardian stays true even after a death.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -14,10 +14,10 @@ use rustix::process::Signal;
 use serde_json::Value;
 use testkit::ProcessId;
 
-/// Deaths of a program that asks for its checkpoints.
+/// Number of kills of a program that requests its checkpoints.
 const ROUNDS: (usize, usize) = (6, 100);
 
-/// Compiles the subject with the header as it ships.
+/// Compiles the subject with the published header.
 fn asker(lab: &Lab) -> PathBuf {
     let own = lab.path("asker");
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -50,7 +50,7 @@ fn times(lab: &Lab, what: &str) -> Vec<String> {
     diary(lab).into_iter().filter(|entry| entry[0] == what).map(|entry| entry[1].clone()).collect()
 }
 
-/// When the subject was stopped for each of its checkpoints.
+/// Returns the time of the stop for each checkpoint of the subject.
 fn checkpoints(lab: &Lab) -> Vec<String> {
     let said = lab.say(["events", "job", "--json"]);
     let rows = said.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -78,7 +78,7 @@ fn no_death_takes_back_what_was_called_durable() {
     }
     let lab = Lab::new();
     let mut random = testkit::seeded("killed subject");
-    // None by the clock.
+    // The interval is one hour, so that all checkpoints are requested by the program.
     let guardian = run(&lab, &["--every", "1h", "--max-restarts", "1000/1m"], &["checkpoint"]);
     for round in 0..rounds(ROUNDS.0, ROUNDS.1) {
         let before = times(&lab, "durable").len();
@@ -89,7 +89,7 @@ fn no_death_takes_back_what_was_called_durable() {
         until("its death", || (!subject.is_alive()).then_some(()));
         let written = diary(&lab);
         let durable = written.iter().rev().find(|entry| entry[0] == "durable").unwrap()[1].clone();
-        // The first thing that the next life writes.
+        // The first entry that the next incarnation (restored program) writes.
         let next = until("the next life", || diary(&lab).get(written.len()).cloned());
         let number = |text: &str| text.parse::<u64>().unwrap();
         assert!(number(&next[1]) >= number(&durable), "round {round}: {durable} was durable, then {next:?}");

@@ -1,4 +1,4 @@
-//! `undying run` and `undying restore`: files go back with the program, and nothing is done twice.
+//! Tests of `undying run` and `undying restore`: files are rolled back with the program, and no step is executed twice.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -17,12 +17,12 @@ use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
 
-/// Steps of the subject, each some 5 ms long.
+/// Number of steps of the subject. Each step takes about 5 ms.
 const STEPS: &str = "700";
-/// The longest that a life lasts before it is killed.
+/// Maximum time in milliseconds before an incarnation (run of the program) is killed.
 const LIFE_MS: u64 = 500;
 
-/// Why files do not go back here; `None` if they do.
+/// Returns the reason why files cannot be rolled back on this machine; `None` if they can.
 fn missing(lab: &Lab) -> Option<String> {
     let report = lab.json(&["doctor"]);
     let checks = report["checks"].as_array().unwrap();
@@ -30,7 +30,7 @@ fn missing(lab: &Lab) -> Option<String> {
     (check["state"] != "ok").then(|| check["detail"].as_str().unwrap().to_owned())
 }
 
-/// A lab where files go back.
+/// Creates a lab on a machine that can roll back files. Prints the reason otherwise.
 fn lab() -> Option<Lab> {
     if !supported() {
         return None;
@@ -43,7 +43,7 @@ fn lab() -> Option<Lab> {
     Some(lab)
 }
 
-/// The compiled subject.
+/// Compiles the subject once, and returns its path.
 fn writer() -> &'static str {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let path = PROGRAM.get_or_init(|| {
@@ -57,7 +57,7 @@ fn writer() -> &'static str {
     path.to_str().unwrap()
 }
 
-/// What a directory holds: for each path the mode and the content, or the target of a link.
+/// Returns the content of a directory: for each path, the mode and the content or the target of a link.
 fn tree(directory: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
     let mut found = BTreeMap::new();
     let mut left = vec![directory.to_owned()];
@@ -92,7 +92,7 @@ fn assert_same(expected: &Path, found: &Path) {
     }
 }
 
-/// Runs the subject without `undying`, and gives its directory. `out` beside it has what it has said.
+/// Runs the subject without `undying`, and returns its directory. The file `expected.out` contains its output.
 fn uninterrupted(lab: &Lab) -> PathBuf {
     let directory = lab.path("expected");
     std::fs::create_dir(&directory).unwrap();
@@ -103,7 +103,7 @@ fn uninterrupted(lab: &Lab) -> PathBuf {
     directory
 }
 
-/// The subject under a guardian, with its own directory `data` and its standard output in the file `out`.
+/// The subject under a guardian. Its directory is `data`, and its standard output is the file `out`.
 struct Writing<'a> {
     lab: &'a Lab,
     guardian: Child,
@@ -120,7 +120,7 @@ impl<'a> Writing<'a> {
         let data = lab.path("data");
         std::fs::create_dir(&data).unwrap();
         let mut words = vec!["run", "--name", "job", "--max-restarts", "999/1m", "--files", "rewind"];
-        // Every checkpoint is one that files can go back to, however slow this build is.
+        // With this cost limit, files can be rolled back to every checkpoint, even in a slow build.
         words.extend(["--files-cost-max", "10000"]);
         words.extend(options);
         words.extend(["--", writer(), data.to_str().unwrap(), STEPS]);
@@ -147,7 +147,7 @@ impl<'a> Writing<'a> {
         });
     }
 
-    /// Kills the root so many times, each time some random time after it runs.
+    /// Kills the root the given number of times, at random moments.
     fn kill_often(&mut self, times: usize) {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
@@ -212,7 +212,7 @@ fn a_death_before_the_first_checkpoint_takes_files_back_to_the_beginning() {
 fn standard_output_and_error_in_one_file_have_each_line_of_the_program_once() {
     let Some(lab) = lab() else { return };
     let expected = uninterrupted(&lab);
-    // As a shell opens it with `> FILE 2>&1`: one description, without O_APPEND.
+    // A shell opens the file like this for `> FILE 2>&1`: one open file description, without O_APPEND.
     let mut writing = Writing::with(&lab, &["--every", "100ms"], |command, out| {
         command.stdout(out.try_clone().unwrap()).stderr(out);
     });
@@ -250,7 +250,7 @@ fn an_output_that_another_program_writes_stays_as_it_is() {
     }
 }
 
-/// A file that cannot be changed as long as this lives.
+/// A file that has the immutable attribute as long as this value lives.
 struct Immutable(PathBuf);
 
 impl Immutable {
@@ -290,8 +290,8 @@ fn a_program_is_not_started_over_files_that_have_gone_back_in_part() {
     assert_eq!(status.code(), Some(125), "{said}");
     assert!(said.contains("during the rollback of") && said.contains("changes are left"), "{said}");
     assert_eq!(writing.status()["state"], "failed");
-    // A restore does what is left. The message of the failed run is in the program's standard error, a file that has
-    // changed since.
+    // A restore rolls back the remaining changes. The failed run has written a message to the program's standard error,
+    // which is a file. This file has therefore changed.
     let pidfile = lab.path("pid");
     let restore = ["restore", "job", "--detach", "--files", "force", "--pidfile", pidfile.to_str().unwrap()];
     let said = lab.say(restore);
@@ -307,7 +307,7 @@ fn show_names_the_files_that_do_not_go_back_with_the_others() {
     let Some(lab) = lab() else { return };
     let input = lab.path("in");
     let mut writing = Writing::with(&lab, &["--every", "100ms"], |command, out| {
-        // Open before the program begins, for writing anywhere in it.
+        // The file is open before the program starts, for writing at any position.
         command.stdout(out);
         command.stdin(File::options().read(true).write(true).create_new(true).open(&input).unwrap());
     });
@@ -322,7 +322,7 @@ fn show_names_the_files_that_do_not_go_back_with_the_others() {
     assert!(said.stdout.lines().any(|found| found == line), "{said:?}");
 }
 
-/// Runs the subject for a while, ends it, and gives the newest checkpoint that its files can go back to.
+/// Runs the subject for a while, and ends it. Returns the newest checkpoint to which its files can be rolled back.
 fn ended_early(lab: &Lab) -> u64 {
     let mut writing = Writing::begin(lab, &["--every", "100ms", "--keep", "100"]);
     writing.await_exact();
@@ -348,7 +348,7 @@ fn restore_takes_files_back_and_the_program_goes_on_from_there() {
     let image = format!("job@{}", ended_early(&lab));
     let (now, out) = (tree(&lab.path("data")), std::fs::read(lab.path("out")).unwrap());
     assert!(out.len() < std::fs::read(lab.path("expected.out")).unwrap().len(), "it was ended early");
-    // A file that another program has changed since is named, and nothing is changed.
+    // Another program has changed a file. The restore must name this file and change nothing.
     let state = lab.path("data").join("table");
     let original = std::fs::read(&state).unwrap();
     std::fs::write(&state, "changed by another program").unwrap();
@@ -382,7 +382,7 @@ fn what_was_moved_aside_is_listed_and_put_back() {
     let _ = ProcessId::of(Pid(pid)).map(|root| root.signal(Signal::KILL));
     let rows = lab.json(&["files", "job"]);
     let rows = rows.as_array().unwrap();
-    // The files that the program had made since the checkpoint, apart from what it has made again by now.
+    // These are files that the program has created since the checkpoint, without files that it has created again.
     let is_gone = |row: &&serde_json::Value| {
         let path = |key: &str| Path::new(row[key].as_str().unwrap()).to_owned();
         !path("path").exists() && path("to").symlink_metadata().is_ok_and(|moved| moved.is_file())
@@ -398,7 +398,7 @@ fn what_was_moved_aside_is_listed_and_put_back() {
     assert_eq!(path.metadata().unwrap().permissions().mode(), before[name].0);
     let said = lab.say(["files", "job", "--put-back", gone["path"].as_str().unwrap()]);
     assert_ne!(said.code, Some(0), "{said:?}");
-    // Without checkpoints there is nothing to go back to.
+    // Without checkpoints, there is no state for a rollback.
     assert_eq!(lab.say(["prune", "job", "--keep", "0"]).code, Some(0));
     let said = lab.say(["restore", &image, "--files", "rewind"]);
     assert!(said.code.is_some_and(|code| code != 0), "{said:?}");
@@ -415,7 +415,7 @@ fn the_death_of_the_guardian_makes_no_call_of_the_program_fail() {
     wait(&mut writing.guardian);
     assert!(root.is_alive(), "the program ended with its guardian");
     until("the end", || (!root.is_alive()).then_some(()));
-    // A failed call would have ended it before the last step, with a message.
+    // A failed call would have ended the program before its last step, with a message.
     assert!(!lab.told().contains("writer: step"), "{}", lab.told());
     writing.assert_like(&expected);
 }
@@ -441,14 +441,14 @@ fn rewind_is_refused_by_name_where_files_cannot_go_back() {
     assert_eq!(said.code, Some(4), "{said:?}");
     assert!(said.stderr.contains("files cannot go back with the program") && said.stderr.contains("help:"));
     assert!(!touched.exists() && !lab.store().join("job").exists(), "nothing was begun");
-    // Without the option the run says it once, and goes on.
+    // Without the option, the run prints the reason once, and continues.
     let said = lab.say(["run", "--name", "job", "--", "sh", "-c", &script]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(touched.exists() && said.stderr.contains("files do not go back with the program"), "{said:?}");
     let files = lab.json(&["status", "job"])[0]["files"].clone();
     assert_eq!(files["policy"], "fresh");
     assert!(why.ends_with(files["because"].as_str().unwrap()), "{files} {why}");
-    // What was asked for by name needs no explanation.
+    // An explicitly chosen policy needs no explanation.
     let said = lab.say(["run", "--name", "job", "--files", "fresh", "--", "true"]);
     assert!(!said.stderr.contains("files do not go back"), "{said:?}");
 }

@@ -1,4 +1,5 @@
-//! What a user without rights and a program of another kind are told: the reason, before anything is done.
+//! Tests with a user without privileges and with unsupported programs. `undying` must print the reason before it
+//! changes anything.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -16,7 +17,7 @@ use testkit::ProcessId;
 
 const NOBODY: u32 = 65_534;
 
-/// A place that every user may use, with a copy of the program in it.
+/// A directory that every user may use, with a copy of the program.
 struct Open {
     folder: tempfile::TempDir,
 }
@@ -75,7 +76,7 @@ fn a_user_who_could_not_restore_is_refused_before_anything_is_done() {
     end(subject);
 }
 
-/// A file capability as the kernel keeps it: version 2, effective; CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE.
+/// A file capability in the format of the kernel: version 2, effective, with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE.
 const RIGHTS: [u32; 5] = [0x0200_0001, 1 << 19, 0, 1 << (40 - 32), 0];
 
 #[test]
@@ -95,7 +96,7 @@ fn a_user_who_follows_the_advice_can_restore() {
     let start = |program: PathBuf, words: &[&str]| {
         let mut command = open.as_nobody(program, words);
         lab.detached(&mut command).current_dir(open.folder.path());
-        // A user may not open the files of the test again.
+        // The user may not open the output files of the test again.
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     };
     let mut subject = start("sleep".into(), &["600"]);
@@ -110,7 +111,7 @@ fn a_user_who_follows_the_advice_can_restore() {
     let restored = until("the program", || ProcessId::of(pid).ok());
     restored.signal(Signal::TERM).unwrap();
     assert_eq!(restore.wait().unwrap().code(), Some(128 + 15));
-    // A kill of the root, and back by itself.
+    // The root is killed, and the guardian of the user restores it.
     let store = open.path("store").display().to_string();
     let script = "echo begun >> begun; until [ -e stop ]; do sleep 0.05; done";
     let words = ["--store", &store, "run", "--name", "job", "--every", "50ms", "--", "sh", "-c", script];
@@ -130,7 +131,7 @@ fn a_user_who_follows_the_advice_can_restore() {
     assert_eq!(std::fs::read_to_string(open.path("begun")).unwrap(), "begun\n");
 }
 
-/// Starts a program without a C library; `None` where the machine cannot build or run it.
+/// Starts a program without a C library. Returns `None` if this machine cannot build or run the program.
 fn bare(lab: &Lab, name: &str, flags: &[&str], code: &str) -> Option<Child> {
     let (source, program) = (lab.path(&format!("{name}.c")), lab.path(name));
     std::fs::write(&source, code).unwrap();

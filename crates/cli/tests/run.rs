@@ -1,4 +1,5 @@
-//! `undying run`: a subject that dies comes back, under its pid, no older than its last checkpoint.
+//! Tests of `undying run`: a subject that dies is restored with the same pid, and with a state that is not older than
+//! the last checkpoint.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -13,11 +14,12 @@ use common::{Counter, Lab, rounds, supported, until, wait};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// How often the counter is poisoned until a checkpoint has held it; on a loaded machine some do not come in time.
+/// Maximum number of poisonings. A poisoning is repeated until a checkpoint contains the poison, because checkpoints
+/// may be late on a loaded machine.
 const POISONINGS_MAX: usize = 10;
 
 fn run(lab: &Lab, options: &[&str], counter: &[&str]) -> std::process::Child {
-    // The counters tell by their files what has happened to them.
+    // The counters record their progress in files, and a restart must not roll back these files.
     let mut words: Vec<String> = ["run", "--name", "job", "--files", "fresh"].map(str::to_owned).to_vec();
     words.extend(options.iter().map(|word| (*word).to_owned()));
     words.push("--".to_owned());
@@ -28,7 +30,7 @@ fn run(lab: &Lab, options: &[&str], counter: &[&str]) -> std::process::Child {
 fn wait_for_checkpoints(lab: &Lab, count: u64) {
     until("checkpoints", || {
         let said = lab.say(["status", "job", "--json"]);
-        // Before the guardian has written its first status there is none.
+        // The guardian may not have written its first status yet.
         let status: serde_json::Value = serde_json::from_str(&said.stdout).ok()?;
         (status[0]["checkpoints"].as_u64()? >= count).then_some(())
     });
@@ -44,7 +46,7 @@ fn end(lab: &Lab, mut guardian: std::process::Child) -> i32 {
     status.code().unwrap()
 }
 
-/// Counts seen, each with a time after which it was reached at the latest.
+/// Counts that were read, each with a time at which the count was already reached.
 struct Sampler {
     stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
     thread: std::thread::JoinHandle<Vec<(SystemTime, u64)>>,
@@ -73,15 +75,15 @@ impl Sampler {
     }
 }
 
-/// The newest committed checkpoint: its sequence number.
+/// Returns the sequence number of the newest committed checkpoint.
 fn newest(lab: &Lab) -> u64 {
     let rows = lab.json(&["ls", "job"]);
     let row = rows.as_array().unwrap().iter().rfind(|row| row["committed"] == true).unwrap().clone();
     row["seq"].as_u64().unwrap()
 }
 
-/// The sequence number of the checkpoint that the last restore took, and the time before which the subject was not
-/// stopped for it.
+/// Returns the sequence number of the last restored checkpoint, and a time before the subject was stopped for this
+/// checkpoint.
 fn restored(lab: &Lab, restarts: usize) -> (u64, SystemTime) {
     until("the event of the restore", || {
         let said = lab.say(["events", "job", "--json"]);
@@ -186,7 +188,7 @@ fn a_checkpoint_that_holds_the_reason_of_death_is_passed_over() {
     );
     wait_for_checkpoints(&lab, 5);
     let counter = lab.guarded_counter().unwrap();
-    // Where no checkpoint was committed between the poison and the death of it, there is nothing to pass over.
+    // The test needs a checkpoint that was committed between the poisoning and the death.
     let held_poison = (0..POISONINGS_MAX).any(|_| poison_and_wait(&lab, &poison));
     assert!(held_poison);
     let now = lab.guarded_counter().unwrap();
@@ -195,7 +197,8 @@ fn a_checkpoint_that_holds_the_reason_of_death_is_passed_over() {
     assert_eq!(end(&lab, guardian), 128 + 15);
 }
 
-/// Poisons the counter until it dies, and waits for a life without poison. True when a checkpoint was passed over.
+/// Poisons the counter until it dies, and waits for an incarnation (restored program) without poison. Returns true if a
+/// checkpoint was skipped.
 fn poison_and_wait(lab: &Lab, poison: &std::path::Path) -> bool {
     let restarts = || lab.json(&["status", "job"])[0]["restarts"].as_u64();
     let before = restarts();
@@ -222,7 +225,7 @@ fn what_a_dead_root_has_left_is_ended_before_it_comes_back() {
     let children = testkit::descendants(before.process);
     assert_eq!(children.len(), 1);
     before.process.signal(Signal::KILL).unwrap();
-    // For a moment the child stands there as a root.
+    // For a moment, the child is without a parent and looks like a root.
     let is_back = |now: &Counter| now.process != before.process && now.pid() == before.pid();
     let back = until("the subject", || lab.guarded_counter().filter(is_back));
     let again = until("its child", || testkit::descendants(back.process).first().copied());
@@ -237,7 +240,7 @@ fn signals_to_the_guardian_are_meant_for_the_subject() {
         return;
     }
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
-        // A shell without job control starts what runs in the background so, and it stays so.
+        // A shell without job control starts background programs with ignored signals, and they stay ignored.
         if ignored_here() >> (signal.as_raw() - 1) & 1 == 1 {
             println!("unsupported: {signal:?}, which the caller of this test ignores");
             continue;
@@ -275,7 +278,7 @@ fn a_subject_whose_guardian_was_killed_is_adopted_and_comes_back() {
     assert!(UnixDatagram::bind_addr(&known).is_err(), "the adopter has no socket where the subject asks");
     counter.process.signal(Signal::KILL).unwrap();
     let back = until("the subject", || {
-        // Orphans fall to this test, and its guardian waits for their numbers.
+        // Orphans become children of this test. The guardian waits until their pids are free.
         common::reap(counter.pid());
         lab.guarded_counter().filter(|now| now.process != counter.process)
     });
@@ -292,7 +295,7 @@ fn a_guardian_binds_no_name_that_an_adopted_process_chooses() {
         return;
     }
     let lab = Lab::new();
-    // A service of another user that has not been started yet.
+    // The name belongs to a service of another user that was not started yet.
     let foreign = format!("org.example.service-{}", std::process::id());
     let environment = format!("UNDYING_SOCKET=@{foreign}");
     let mut stranger = Command::new("env").args([&environment, "sleep", "60"]).spawn().unwrap();
@@ -326,7 +329,8 @@ fn two_guardians_do_not_share_a_name() {
     assert_eq!(end(&lab, guardian), 143);
 }
 
-/// Whether the stop signal has reached each thread: one on another processor goes on for some microseconds.
+/// Reports whether all threads are stopped. On another CPU, a thread runs for several microseconds after the stop
+/// signal.
 fn stands_still(process: &testkit::ProcessId) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{}/task", process.pid())).unwrap();
     let status = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("status"));
@@ -349,7 +353,7 @@ fn a_stopped_guardian_does_not_stop_its_subject() {
         std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(300)));
         process.signal(Signal::STOP).unwrap();
         until("the guardian to stand still", || stands_still(&process).then_some(()));
-        // Inside a pause it stands with its guardian, which is the one thing that cannot be helped.
+        // If the guardian is stopped in a pause, the subject stays stopped with it. This case cannot be avoided.
         if counter.status("TracerPid") == "0" {
             counter.goes_on(5);
         } else {
@@ -362,10 +366,10 @@ fn a_stopped_guardian_does_not_stop_its_subject() {
     assert_eq!(end(&lab, guardian), 143);
 }
 
-/// The bits of SIGPIPE and SIGXFSZ.
+/// The bits of SIGPIPE and SIGXFSZ in a signal mask.
 const OF_WRITES: u64 = 1 << 12 | 1 << 24;
 
-/// How long `--compress` may take on a loaded machine: its thread gives way to all others.
+/// Maximum time until `--compress` has compressed segments on a loaded machine. Its thread yields to all other threads.
 const COLD_AFTER_MAX: Duration = Duration::from_secs(120);
 
 #[test]
@@ -381,7 +385,7 @@ fn a_subject_comes_back_from_a_log_whose_cold_segments_are_compressed() {
     let bytes = |kind: &str| {
         let entries = std::fs::read_dir(&log).unwrap().map(|entry| entry.unwrap());
         let of_kind = entries.filter(|entry| entry.path().extension().is_some_and(|found| found == kind));
-        // One may go between the list and the look.
+        // A file may be removed between the listing and the read of its size.
         of_kind.filter_map(|entry| entry.metadata().ok()).map(|file| file.len()).collect::<Vec<_>>()
     };
     let before: u64 = bytes("seg").iter().sum();
@@ -398,18 +402,18 @@ fn a_subject_comes_back_from_a_log_whose_cold_segments_are_compressed() {
     counter.goes_on(20);
     counter.process.signal(Signal::KILL).unwrap();
     let back = until("the subject", || lab.guarded_counter().filter(|now| now.process != counter.process));
-    // Every page of the cold part is looked at once.
+    // The counter checks every page of the compressed part once.
     back.goes_on(64 * 256 / 16);
     assert_eq!(lab.say(["verify", "job"]).code, Some(0));
     assert_eq!(end(&lab, guardian), 143);
 }
 
-/// What of these a program that this test starts ignores: the standard library gives SIGPIPE back its default.
+/// Returns the signals of `OF_WRITES` that started programs ignore. The standard library resets SIGPIPE to its default.
 fn handed_on() -> u64 {
     ignored_here() & 1 << 24
 }
 
-/// The signals that this very test ignores, and so all that it starts.
+/// Returns the signals that this test ignores. Started programs inherit these signals.
 fn ignored_here() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
@@ -456,7 +460,7 @@ fn a_guardian_that_may_not_write_large_files_goes_on_without_checkpoints() {
     let guardian = lab.detached(&mut command).spawn().unwrap();
     let said = until("a word about it", || {
         let said = std::fs::read_to_string(lab.path("stderr")).ok()?;
-        // It is written piece by piece.
+        // The message is written in several pieces.
         said.lines().any(|line| line.contains("no checkpoint: ") && line.contains("large")).then_some(said)
     });
     assert!(said.contains("File too large"), "{said}");

@@ -1,4 +1,4 @@
-//! `undying run` when things go wrong again and again: what is told, what is left, what is tried in the end.
+//! Tests of `undying run` with repeated failures: the reports, the remaining processes, and the final attempt.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -47,7 +47,7 @@ fn the_last_restart_is_one_from_the_beginning() {
         return;
     }
     let lab = Lab::new();
-    // Whatever is restored ends at once, as a program does that has lost a connection.
+    // A restored program ends at once, like a program that has lost a connection.
     let script =
         "rm -f poison; echo begun; until [ -e poison ]; do [ -e stop ] && exit 0; sleep 0.02; done; exit 1";
     let guarded = Guarded::run(&lab, &["--max-restarts", "4/1m"], script);
@@ -87,7 +87,7 @@ fn a_program_that_can_no_longer_be_checkpointed_is_told_as_unprotected() {
         assert!(said.stdout.contains("namespace"), "{verb} names the reason: {said:?}");
         assert!(!said.stderr.contains("namespace"), "{verb} names it once: {said:?}");
     }
-    // What a life was refused for is no reason in the next one.
+    // A refusal in one incarnation (run of the program) must not be reported in the next incarnation.
     guarded.kill();
     assert!(guarded.status()["refusals"].as_array().unwrap().is_empty());
     assert_eq!(guarded.end(), 0);
@@ -99,7 +99,7 @@ fn a_new_life_begins_with_the_best_tracker_again() {
         return;
     }
     let lab = Lab::new();
-    // No descriptor can be opened in the child, so no userfaultfd either.
+    // The child cannot open a descriptor, so it cannot open a userfaultfd.
     let script = "mkfifo line; exec 9<>line; until [ -e start ]; do sleep 0.02; done; (exec <&9; ulimit -n 0; read word); \
                   echo ended; until [ -e stop ]; do sleep 0.02; done";
     let guarded = Guarded::run(&lab, &["--max-restarts", "99/1m"], script);
@@ -128,8 +128,8 @@ fn checkpoints_that_all_fail_alike_end_in_a_fresh_start() {
     let lab = Lab::new();
     let input = lab.path("input");
     std::fs::write(&input, "text").unwrap();
-    // Open for reading alone: no comparison of written files finds it. A child in a namespace of its own prevents
-    // checkpoints after the removal.
+    // The file is open for reading only, so no comparison of written files finds its removal. A child in a new mount
+    // namespace prevents checkpoints after the removal.
     let script = format!(
         "[ -e {0} ] && exec 7<{0}; echo begun; until [ -e stop ]; do if [ -e go ]; then rm go; \
          unshare --mount sleep 600 & fi; sleep 0.02; done; exit 0",
@@ -182,7 +182,7 @@ fn a_daemon_of_the_program_is_named_and_lives_through_restarts_from_checkpoints(
     });
     let named = format!("pid {} (sh) has left the program's tree and is in no checkpoint", daemon.pid());
     until("the report", || guarded.said().contains(&named).then_some(()));
-    // From the second list of processes on, checkpoints are taken beside it.
+    // After the second listing of processes, checkpoints are taken again, without the daemon.
     std::thread::sleep(std::time::Duration::from_millis(300));
     guarded.await_checkpoints(2);
     for _ in 0..2 {
@@ -222,7 +222,7 @@ fn no_process_of_a_dead_tree_acts_on_the_end_of_another() {
         return;
     }
     let lab = Lab::new();
-    // Readers of pipes write a line when their writers end; the writers are the older processes.
+    // Readers of pipes write a line when their writers end. The writers are older processes than the readers.
     let script = "for number in 1 2 3 4 5 6 7 8; do (sleep 600 | (read line; echo ended >> ended)) & done; \
                   until [ -e stop ]; do sleep 0.02; done; exec kill -KILL 0";
     let mut command = lab.undying(["run", "--name", "job", "--every", "50ms", "--max-restarts", "99/1m"]);

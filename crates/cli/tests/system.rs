@@ -1,4 +1,4 @@
-//! `undying up` and the orders to a system, as their users meet them.
+//! Tests of `undying up` and of the orders to a system.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -77,7 +77,7 @@ fn what_dies_comes_back_by_its_policy() {
     assert_eq!(system.lines("fresh").len(), 2, "{begun_anew}");
     assert_eq!(system.lines("once").len(), 1);
     assert!(system.told("is back at checkpoint"), "{}", system.lab.told());
-    // An order starts it, though its policy never does.
+    // An order starts the component, although its policy never does.
     let said = system.call(&["start", "once"]);
     assert!(said.code == Some(0) && said.stderr.contains("once is ready"), "{said:?}");
     assert_eq!(system.down(), Some(0));
@@ -195,7 +195,7 @@ fn hearts_that_stop_are_noticed() {
     for name in ["beats", "probed"] {
         system.await_state(name, "ready");
     }
-    // It answers what is no HTTP, and works.
+    // The component answers with data that is not HTTP, and otherwise works.
     system.await_told("hangs: pid");
     std::fs::write(system.lab.path("sick"), "").unwrap();
     system.await_told("probed: pid");
@@ -268,7 +268,7 @@ fn a_component_that_forks_away_leaves_nothing_behind() {
     system.order("leaver", "fork");
     system.await_incarnation("leaver", 2);
     assert_eq!(running(), 2, "the process that went away is left");
-    // One that has written over its environment, as nginx does, is one of its session.
+    // A process that has overwritten its environment, like nginx, is found by its session.
     system.order("leaver", "leave");
     system.await_incarnation("leaver", 3);
     let all = || {
@@ -281,7 +281,7 @@ fn a_component_that_forks_away_leaves_nothing_behind() {
     };
     assert_eq!(all(), 1, "the process without an environment is left");
     assert_eq!(system.incarnation("other"), 1);
-    // With a session of its own as well nothing may tell it from a process of the other component.
+    // In a new session and without its environment, a process cannot be assigned to one of the components.
     system.order("leaver", "vanish");
     system.await_incarnation("leaver", 4);
     assert_eq!(system.down(), Some(0));
@@ -301,8 +301,8 @@ fn a_kill_at_the_birth_of_a_restore_loses_no_checkpoint() {
     for round in 2..6 {
         let first = system.pid("kept");
         first.signal(Signal::KILL).unwrap();
-        // The process under construction has the number of the dead one. Without a poll interval: it is killed
-        // before it can be traced.
+        // The process under construction has the pid of the dead process. The loop has no poll interval, so the process
+        // is killed before it can be traced.
         let deadline = Instant::now() + Duration::from_secs(20);
         let second = loop {
             match ProcessId::of(first.pid()) {
@@ -338,7 +338,7 @@ fn a_guardian_whose_stderr_is_not_read_goes_on() {
         system.pid("a").signal(Signal::KILL).unwrap();
     }
     assert_eq!(system.call(&["down"]).code, Some(0));
-    // Its last lines wait for a reader for a while, and no longer.
+    // The guardian waits for a reader of its last lines, but only for a limited time.
     assert_eq!(wait(&mut system.guardian).code(), Some(0));
     drop(unread);
 }
@@ -428,17 +428,17 @@ fn a_component_gets_its_environment_directory_user_and_log() {
     assert_eq!(system.down(), Some(0));
 }
 
-/// What the clients of one address have met.
+/// The outcomes that the clients of one address have seen.
 #[derive(Default, Debug)]
 struct Met {
     answered: usize,
-    /// The connection ended without an answer: the component died with it.
+    /// Connections that ended without an answer, because the component died.
     ended: usize,
     refused: usize,
     longest: Duration,
 }
 
-/// Connects again and again until told to stop.
+/// Connects repeatedly until `is_over` is set.
 fn clients(port: u16, is_over: &AtomicBool) -> Met {
     let mut met = Met::default();
     while !is_over.load(Ordering::Relaxed) {
@@ -528,7 +528,7 @@ fn a_caller_waits_for_a_component_that_is_not_up_yet() {
     assert_eq!(system.down(), Some(0));
 }
 
-/// Flips one bit behind the last instruction of a program's text, through the interface of debuggers.
+/// Flips one bit after the last instruction in the text of a program, through the interface for debuggers.
 fn flip_a_bit_of_text(process: ProcessId) {
     use std::os::unix::fs::FileExt;
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", process.pid())).unwrap();
@@ -554,7 +554,7 @@ fn a_bit_that_flips_in_code_is_found_and_gone_within_two_sweeps() {
          ready = {{ tcp = \"127.0.0.1:{port}\" }}\n"
     ));
     system.await_state("a", "ready");
-    // Its first sweep learns what is right.
+    // The first sweep records the correct content.
     std::thread::sleep(Duration::from_secs(2));
     flip_a_bit_of_text(system.pid("a"));
     let begun = Instant::now();
@@ -569,7 +569,7 @@ fn a_bit_that_flips_in_code_is_found_and_gone_within_two_sweeps() {
 }
 
 impl System {
-    /// Kills the guardian, and starts another one.
+    /// Kills the guardian, and starts another guardian.
     fn replace_guardian(&mut self) {
         self.guardian.kill().unwrap();
         wait(&mut self.guardian);
@@ -614,13 +614,13 @@ fn a_killed_guardian_harms_nothing_and_the_next_one_takes_everything_over() {
         assert_eq!(NAMES.map(|name| system.pid(name)), pids, "{}", system.lab.told());
     }
     echo(0);
-    // What was taken over is guarded: it comes back, and its clients are not refused.
+    // The next guardian restarts the components that it has taken over, and their clients are not refused.
     for name in ["fresh", "kept"] {
         let before = system.pid(name);
         before.signal(Signal::KILL).unwrap();
         assert!(name != "fresh" || TcpStream::connect(("127.0.0.1", port)).is_ok(), "refused");
         until("the next life", || {
-            // The test is the parent of what the first guardian has left.
+            // The test is now the parent of the processes that the first guardian has left.
             common::reap(before.pid());
             (system.incarnation(name) > 1).then_some(())
         });
@@ -641,7 +641,7 @@ fn what_a_dead_guardian_has_left_of_a_dead_component_is_ended() {
     system.guardian.kill().unwrap();
     wait(&mut system.guardian);
     let root = system.pid("a");
-    // Its child goes on in a session of its own.
+    // The child of the component continues in a new session.
     system.order("a", "fork");
     until("the end of the root", || (!root.is_alive()).then_some(()));
     system.guardian = system.lab.undying(["up", "system.toml"]).spawn().unwrap();
@@ -665,10 +665,10 @@ fn a_store_has_one_system_and_orders_need_one() {
     assert!(second.code == Some(125) && second.stderr.contains("has a system already: lab"), "{second:?}");
     let mut system = system;
     let guardian = ProcessId::of(Pid(system.guardian.id() as i32)).unwrap();
-    // Ctrl-Z stops neither.
+    // Ctrl-Z (SIGTSTP) stops neither the guardian nor the system.
     guardian.signal(Signal::TSTP).unwrap();
     assert_eq!(system.call(&["start", "a"]).code, Some(0));
-    // The guardian's own end ends the system as well.
+    // SIGTERM to the guardian also ends the system.
     guardian.signal(Signal::TERM).unwrap();
     assert_eq!(wait(&mut system.guardian).code(), Some(0));
     assert_eq!(system.lines("a").len(), 2);

@@ -1,4 +1,5 @@
-//! Names that a subject chose cannot move the cursor, forge a line or turn the text around, wherever they are shown.
+//! Tests with names that a subject has chosen. Wherever `undying` prints such a name, the name must not move the
+//! cursor, forge a line or reverse the text.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -7,8 +8,8 @@ mod common;
 use common::{Lab, Said, program, supported, until};
 use rustix::process::Signal;
 
-/// A file name as an intruder would choose it: a line of undying's own, control characters of both kinds, and a control of
-/// bidirectional text around letters that must stay readable.
+/// A hostile file name: a forged line of `undying`, control characters of both kinds, and a control of bidirectional
+/// text around letters that must stay readable.
 const NAME: &str = "größe\nhelp: forged\x1b[2J\x07\u{9b}31m\u{202e}";
 const SHOWN: &str = "größe\\nhelp: forged\\u{1b}[2J\\u{7}\\u{9b}31m\\u{202e}";
 

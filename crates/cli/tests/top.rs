@@ -1,4 +1,4 @@
-//! `undying top` on a terminal, and `undying show` of what it watched.
+//! Tests of `undying top` on a terminal, and of `undying show` for the same subject.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -34,12 +34,12 @@ fn the_view_follows_a_subject_and_leaves_the_terminal_as_it_was() {
     terminal.send("\r");
     terminal.expect("incarnation");
     terminal.expect("last events");
-    // Only cells that differ are drawn again: these words are drawn in one piece.
+    // The view draws only changed cells. The expected words are drawn in one piece.
     terminal.send("\x1b");
     terminal.expect("DIRTY/S");
     terminal.send("?");
     terminal.expect("Ctrl-Z");
-    // A resize draws everything again; the terminal of this test answers no question of a program.
+    // A resize draws all cells again. The terminal of this test does not answer queries of a program.
     terminal.resize(30, 100);
     terminal.expect("Ctrl-Z");
     terminal.send("\x1a");
@@ -53,7 +53,7 @@ fn the_view_follows_a_subject_and_leaves_the_terminal_as_it_was() {
     terminal.expect(ORDINARY);
     terminal.expect(PROMPT);
     terminal.is_usable(PROMPT);
-    // SIGTERM ends it in the same way.
+    // SIGTERM ends the view in the same way.
     terminal.send("(sleep 0.5; kill -TERM $$) & TERM=xterm exec \"$UNDYING\" --store \"$STORE\" top\n");
     terminal.expect(ALTERNATE);
     terminal.expect(ORDINARY);
@@ -69,7 +69,7 @@ fn the_view_ends_with_its_terminal() {
     let mut terminal = Terminal::open(&lab);
     terminal.send("trap '' HUP; TERM=xterm exec \"$UNDYING\" --store \"$STORE\" top\n");
     terminal.expect(ALTERNATE);
-    // The last descriptor of the other end: the terminal is gone.
+    // Closes the last descriptor of the master side, so the terminal is gone.
     terminal.hang_up();
     until("its end", || terminal.shell.try_wait().unwrap());
 }

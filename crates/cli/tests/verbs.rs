@@ -1,4 +1,4 @@
-//! What the verbs print: help, manual, completions, tables, and the JSON keys of the contract.
+//! Tests of the output of all verbs (subcommands): help, manual, completions, tables, and the documented JSON keys.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -83,7 +83,7 @@ fn a_subject_without_a_checkpoint_is_told_as_unprotected() {
         let said = lab.say(&verb);
         assert!(said.stdout.contains("job: unprotected, because no checkpoint"), "{said:?}");
     }
-    // Before it has begun, a signal would end it without its guardian.
+    // Before the counter has started, a signal would kill it without the guardian.
     let counter = until("the counter", || lab.guarded_counter());
     until("the first count", || counter.read());
     counter.process.signal(Signal::TERM).unwrap();
@@ -91,7 +91,8 @@ fn a_subject_without_a_checkpoint_is_told_as_unprotected() {
     assert_eq!(lab.json(&["status", "job"])[0]["unprotected_because"], Value::Null, "it has ended");
 }
 
-/// As in a shell and in env(1), so that a script can tell these from a failure of undying (125).
+/// The exit codes 126 and 127 are the codes of a shell and of env(1). A script can distinguish them from a failure of
+/// `undying` (125).
 #[test]
 fn a_program_that_cannot_be_started_has_the_exit_codes_of_a_shell() {
     let lab = Lab::new();
@@ -117,7 +118,7 @@ fn an_image_below_a_missing_directory_is_refused_by_name() {
     assert!(!lab.path("missing").exists());
 }
 
-/// The advice of an error must not be to change something that undying has no business with.
+/// The advice of an error must not be to change an object that does not belong to `undying`.
 #[test]
 fn what_is_no_store_and_no_image_is_called_so() {
     let lab = Lab::new();
@@ -141,7 +142,7 @@ fn what_is_no_store_and_no_image_is_called_so() {
     assert!(said.stderr.contains("can be written by other users"), "{said:?}");
 }
 
-/// One file that runs where nothing is installed: it asks for no program that would link it.
+/// The program is a single file without a dynamic loader entry, so it runs without installed libraries.
 #[test]
 fn the_program_needs_no_library() {
     const PT_INTERP: usize = 3;
@@ -291,7 +292,7 @@ fn a_run_is_told_with_the_keys_of_the_contract() {
     assert_eq!(lab.json(&["status", "job"])[0]["checkpoint_age_us"], Value::Null);
 }
 
-/// The committed checkpoints of the subject, each with the keys of the contract.
+/// Returns the committed checkpoints of the subject. Asserts that each row has the documented keys.
 fn listed(lab: &Lab) -> Vec<Value> {
     let rows = lab.json(&["ls", "job"]).as_array().unwrap().clone();
     assert!(rows.len() <= 4, "{} are kept", rows.len());
@@ -317,7 +318,8 @@ fn listed(lab: &Lab) -> Vec<Value> {
     rows
 }
 
-/// The whole list holds the same subject; what changes from one look to the next is taken from the second.
+/// Asserts that the list of all subjects contains the same subject. Values that change over time are taken from the
+/// list.
 fn assert_list_agrees(lab: &Lab, one: &Value) {
     let mut expected = one.clone();
     let now = lab.json(&["status"]);
@@ -372,7 +374,7 @@ fn a_store_is_tidied_by_name_and_what_is_being_written_is_left_alone() {
     let mut guardian = lab.undying(words).spawn().unwrap();
     until("checkpoints", || (lab.json(&["ls", "job"]).as_array()?.len() >= 3).then_some(()));
     let has_log = lab.store().join("job/log").exists();
-    // While it runs: a copy can be taken, and nothing of it can be merged or removed.
+    // While the subject runs, its checkpoints can be copied, but not merged or removed.
     assert_eq!(lab.say(["store", "job", "before"]).code, Some(0));
     if has_log {
         for verb in [&["squash", "job"][..], &["prune", "job", "--keep", "1"]] {
@@ -417,7 +419,7 @@ fn a_store_is_tidied_by_name_and_what_is_being_written_is_left_alone() {
     }
 }
 
-/// Sixteen thousand eventfds, or as many as the hard limit allows, all of one inode.
+/// A program that opens 16,000 eventfds, or the number that the hard limit allows. All eventfds have the same inode.
 const EVENTFDS: &str = r#"
 import os, resource, time
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -430,7 +432,8 @@ else:
     print("ready", flush=True)
 time.sleep(600)
 "#;
-/// Comparing each descriptor with each other takes two minutes, sorting them some tenths of one.
+/// Time limit of `preflight`. A comparison of all pairs of descriptors takes two minutes; sorting takes a fraction of a
+/// minute.
 const PREFLIGHT_MAX: Duration = Duration::from_secs(40);
 
 #[test]

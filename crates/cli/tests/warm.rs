@@ -1,4 +1,4 @@
-//! Stateless components that are started again from a checkpoint of their initialised state (`warm = true`).
+//! Tests of stateless components that are restarted from a checkpoint of their initialised state (`warm = true`).
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -13,11 +13,11 @@ use rustix::process::Signal;
 use self::common::{supported, until};
 use self::lab::{System, ask, free_port};
 
-/// How long the component takes to start.
+/// Duration of the start of the component.
 const START: Duration = Duration::from_secs(3);
 
-/// A server that starts slowly, says so in `starts`, and appends a line to `log` for each answer. After `order` was
-/// made it changes a file that it has open.
+/// A server with a slow start. The server records each start in `starts`, and appends a line to `log` for each answer.
+/// When a file `order` exists, the server changes a file that it has open.
 const SERVER: &str = r#"
 [component.web]
 command = ["python3", "-c", '''
@@ -60,12 +60,12 @@ fn await_checkpoints(system: &System, count: u64) {
     until("a checkpoint", || (system.status("web")["checkpoints"].as_u64()? >= count).then_some(()));
 }
 
-/// Kills the component, and gives its next answer and how long that took.
+/// Kills the component. Returns the next answer and the time until the answer.
 fn kill(system: &System, port: u16) -> (String, Duration) {
     let next = system.incarnation("web") + 1;
     let began = Instant::now();
     system.pid("web").signal(Signal::KILL).unwrap();
-    // The program may accept a connection in its last moment.
+    // The program may accept a connection immediately before it dies.
     let answer = until("an answer", || ask(port).filter(|answer| !answer.is_empty()));
     let took = began.elapsed();
     system.await_incarnation("web", next);
@@ -82,7 +82,7 @@ fn a_warm_component_is_back_without_its_start_and_its_log_goes_on() {
     await_checkpoints(&system, 1);
     assert_eq!(ask(port).as_deref(), Some("1"));
     for _ in 0..3 {
-        // As initialised, whatever it has answered since.
+        // The answer is that of the initialised state, independent of earlier answers.
         let (answer, took) = kill(&system, port);
         assert_eq!(answer, "1", "{}", system.lab.told());
         assert!(took < START / 2, "{took:?}");
@@ -109,7 +109,7 @@ fn a_warm_component_whose_file_has_changed_starts_from_its_beginning() {
     assert!(took > START, "{took:?}");
     assert_eq!(system.lines("starts"), ["start", "start"]);
     system.await_told("data");
-    // The new incarnation has a checkpoint of its own.
+    // The new incarnation (restarted program) has its own checkpoint.
     await_checkpoints(&system, 2);
     let (_, took) = kill(&system, port);
     assert!(took < START / 2, "{took:?}\n{}", system.lab.told());

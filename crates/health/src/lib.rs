@@ -1,11 +1,11 @@
-//! Signs of health of a process tree: seen from outside, or reported by the program.
+//! Health of a process tree, observed from outside or reported by the program.
 //!
-//! Owns: probes, the sd_notify(3) protocol on both sides, conditions of readiness, the use of resources, the comparison
-//! of executable pages with their files.
-//! Invariants: each of them is a state machine that never waits and has no thread. An event loop waits for its handles
-//! and for its due time, and then calls `advance`. Every wait has a limit. Nothing is left behind: dropping a state
+//! Owns: probes, both sides of the sd_notify(3) protocol, conditions of readiness, the resource usage, and the
+//! comparison of executable pages with their files.
+//! Invariants: each of these parts is a state machine that never blocks and has no thread. An event loop waits for the
+//! handles and the due time of a state machine, and then calls `advance`. Every wait has a time limit. Dropping a state
 //! machine closes its descriptors, and kills and reaps its child processes.
-//! Does not: decide what follows from a sign; `supervise` does. Does not restart anything.
+//! Does not: decide about the consequences, or restart programs; `supervise` does.
 #![forbid(unsafe_code)]
 
 mod interest;

@@ -1,7 +1,7 @@
-//! What the tests of several modules share.
+//! Helpers that the tests of several modules share.
 //!
-//! Owns: a small event loop, and programs in C for which there is no victim.
-//! Does not: run in the program.
+//! Owns: a small event loop, and the compilation of C programs that are not among the test programs of `testkit`.
+//! Does not: belong to the crate outside tests.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,16 +13,16 @@ use testkit::Guard;
 
 use crate::interest::{Handle, Interest};
 
-/// Longer than anything takes on a loaded machine.
+/// A time limit that is longer than any operation takes on a loaded machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// An interval that does not end during a test.
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
 
-/// Waits as the event loop does: for a handle, and until a due time.
+/// Waits like the event loop: for a handle or until a due time.
 ///
 /// # Panics
 ///
-/// If there is neither.
+/// Panics if there is neither a handle nor a due time.
 pub(crate) fn wait(handle: Option<Handle<'_>>, due: Option<Instant>) {
     let left = due.map(|due| due.saturating_duration_since(Instant::now()));
     assert!(handle.is_some() || left.is_some(), "nothing would ever wake the loop");
@@ -37,7 +37,7 @@ pub(crate) fn wait(handle: Option<Handle<'_>>, due: Option<Instant>) {
     poll(&mut fds, Some(&timeout)).unwrap();
 }
 
-/// A child process that is killed at the end, and reaped, with all its descendants.
+/// A child process. Drop kills and reaps the child and all its descendants.
 pub(crate) struct Running {
     child: Child,
     guard: Guard,
@@ -50,7 +50,7 @@ impl Running {
         Self { child, guard }
     }
 
-    /// A line of a shell.
+    /// Starts a shell with this script.
     pub(crate) fn shell(script: &str) -> Self {
         Self::start(Command::new("sh").args(["-c", script]))
     }
@@ -62,7 +62,8 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A program that the kernel is still loading shows no environment, by which the guard would know it.
+        // While the kernel still loads a program, its environment is not visible. The guard finds processes by their
+        // environment.
         let _ended_already = self.child.kill();
         self.guard.kill_all();
         let _reaped_already = self.child.wait();

@@ -1,7 +1,7 @@
-//! What tests of channels share: the channels of a test, programs in groups of their own, clients that count.
+//! Helpers that the tests of channels share: channels, programs in their own process groups, and clients that count.
 //!
-//! Owns: starting and killing programs, waiting for a state.
-//! Does not: test.
+//! Owns: starting and killing programs, and waiting for a state.
+//! Does not: contain tests.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::io::{ErrorKind, Read, Write};
@@ -20,14 +20,15 @@ use sys::listener_holder::ListenerHolder;
 use testkit::{ProcessId, until};
 use undying_channel::{Channels, ComponentId, Limits};
 
-/// The component that listens, and the one that calls.
+/// The component that listens (`SERVER`), and the component that connects (`CLIENT`).
 pub(crate) const SERVER: ComponentId = ComponentId(1);
 pub(crate) const CLIENT: ComponentId = ComponentId(2);
 
-/// How long a client waits for one answer: far above a restart of any program on a loaded machine.
+/// Maximum time for which a client waits for one response. A restart of any program takes much less time, even on a
+/// loaded machine.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// Channels with these limits; says so where there are none.
+/// Creates channels with these limits. Prints the reason if this machine does not support channels.
 pub(crate) fn channels(limits: Limits, clock: Clock) -> Option<Channels> {
     if let Some(why) = Channels::missing() {
         println!("unsupported: {why}");
@@ -36,12 +37,12 @@ pub(crate) fn channels(limits: Limits, clock: Clock) -> Option<Channels> {
     Some(Channels::new(ListenerHolder::start().unwrap(), limits, clock).unwrap())
 }
 
-/// The same with limits that no test reaches.
+/// Creates channels with the default limits, which no test reaches.
 pub(crate) fn usual() -> Option<Channels> {
     channels(Limits::default(), Clock::default())
 }
 
-/// The first of these programs that is installed; says so if none is.
+/// Returns the path of a program if it is installed. Prints a message otherwise.
 pub(crate) fn installed(name: &str) -> Option<PathBuf> {
     let places = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/bin"];
     let found = places.iter().map(|place| Path::new(place).join(name)).find(|path| path.exists());
@@ -51,19 +52,19 @@ pub(crate) fn installed(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// A Python program from its text.
+/// Returns a command that runs a Python program.
 pub(crate) fn python(text: &str) -> Option<Command> {
     let mut command = Command::new(installed("python3")?);
     command.arg("-c").arg(text);
     Some(command)
 }
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago.
 pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A program in a process group of its own, which ends with this value.
+/// A program in its own process group. Drop kills the group.
 pub(crate) struct Program(pub(crate) Child);
 
 impl Program {
@@ -76,7 +77,8 @@ impl Program {
         model::Pid(self.0.id() as i32)
     }
 
-    /// Kills all of the group, and waits until none of its processes runs. Zombies of its children are left to others.
+    /// Kills the process group, and waits until all processes of the tree have ended. Other processes reap the zombies
+    /// of the program's children.
     pub(crate) fn kill(&mut self) {
         let group = rustix::process::Pid::from_child(&self.0);
         let root = ProcessId::of(self.pid());
@@ -86,7 +88,8 @@ impl Program {
         until("the end of a process group", || below.iter().all(|process| !process.is_alive()).then_some(()));
     }
 
-    /// What it has printed, once it has ended; it was started with its output piped.
+    /// Waits for the end of the program, and returns its output. The program must have been started with a pipe as
+    /// output.
     pub(crate) fn output(&mut self) -> String {
         let mut text = String::new();
         self.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
@@ -101,7 +104,7 @@ impl Drop for Program {
     }
 }
 
-/// Waits until the present incarnation has its listeners.
+/// Waits until the current incarnation has a listening socket.
 pub(crate) fn await_listening(channels: &Channels, component: ComponentId) {
     until("a listener", || {
         let held = channels.held(component);
@@ -109,7 +112,7 @@ pub(crate) fn await_listening(channels: &Channels, component: ComponentId) {
     });
 }
 
-/// Where clients go.
+/// The server to which clients connect.
 #[derive(Clone, Debug)]
 pub(crate) enum Server {
     Tcp(SocketAddr),
@@ -137,14 +140,14 @@ impl Server {
     }
 }
 
-/// What clients of a server have seen.
+/// Numbers of outcomes that the clients of a server have seen.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) answered: AtomicUsize,
     pub(crate) refused: AtomicUsize,
-    /// No file was at the path.
+    /// The path did not exist.
     pub(crate) absent: AtomicUsize,
-    /// A connection that had been accepted ended without an answer.
+    /// An accepted connection ended without a response.
     pub(crate) ended: AtomicUsize,
     pub(crate) late: AtomicUsize,
     stop: AtomicBool,
@@ -170,7 +173,7 @@ impl Seen {
     }
 }
 
-/// Clients that connect, ask and read one answer, again and again.
+/// Clients that repeatedly connect, send a request and read one response.
 pub(crate) struct Clients {
     pub(crate) seen: Arc<Seen>,
     threads: Vec<JoinHandle<()>>,
@@ -191,7 +194,7 @@ impl Clients {
         Self { seen, threads }
     }
 
-    /// Waits until this many more requests are answered.
+    /// Waits until the given number of further requests are answered.
     pub(crate) fn await_answers(&self, more: usize) {
         let before = Seen::get(&self.seen.answered);
         until("answers", || (Seen::get(&self.seen.answered) >= before + more).then_some(()));
@@ -204,7 +207,7 @@ impl Clients {
     }
 }
 
-/// One request; the result is how many bytes of the answer came at once.
+/// Sends one request. Returns the number of bytes in the first read of the response.
 pub(crate) fn ask(server: &Server, request: &[u8]) -> std::io::Result<usize> {
     let mut stream = server.connect()?;
     answer(stream.as_mut(), request)

@@ -1,7 +1,7 @@
 //! The output of `undying metrics`.
 //!
-//! Owns: the names of the metrics, the address that they are served at.
-//! Does not: read the state of subjects; `guardian::status` does.
+//! Owns: the names of the metrics, and the address at which metrics are served.
+//! Does not: read the state of subjects (protected process trees); `guardian::status` does.
 
 mod serve;
 mod text;

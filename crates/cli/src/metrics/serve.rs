@@ -1,9 +1,9 @@
-//! Metrics by HTTP.
+//! The HTTP server for metrics.
 //!
-//! Owns: the socket, the form of requests and answers.
-//! Invariants: only this machine is answered; a client that is slow keeps others waiting for a bounded time.
-//! Does not: encrypt, or ask who a client is: a Unix socket is for those who may open its path, a loopback address for
-//! every user of the machine.
+//! Owns: the socket, and the form of requests and responses.
+//! Invariants: only clients on this machine are answered. A slow client delays other clients for a limited time.
+//! Does not: encrypt or authenticate. A Unix socket is accessible to users who may open its path. A loopback address is
+//! accessible to every user of the machine.
 
 use std::convert::Infallible;
 use std::fmt::{self, Write as _};
@@ -15,19 +15,19 @@ use std::time::Duration;
 
 use guardian::{GuardianError, StoreLocation};
 
-/// How long one read or write of a client may take.
+/// Maximum duration of one read from a client or one write to a client.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Reads, of 1 KiB each, that the head of a request may take.
+/// Maximum number of reads, of 1 KiB each, for the head of a request.
 const READS_MAX: usize = 8;
-/// After a failure to accept, for example without free descriptors.
+/// Delay after a failed accept(2), for example if no descriptor is free.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Where metrics are served.
+/// The address at which metrics are served.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Address {
     /// A Unix socket at this path.
     Path(PathBuf),
-    /// TCP, on this machine alone.
+    /// A TCP address that only this machine can reach.
     Loopback(SocketAddr),
 }
 
@@ -46,12 +46,12 @@ impl std::str::FromStr for Address {
     }
 }
 
-/// Why a text is no address that metrics are served at.
+/// The reason why metrics cannot be served at an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AddressError {
-    /// An address that other machines could reach.
+    /// Other machines could reach the address.
     OfOthers,
-    /// It is no address at all.
+    /// The text is not an address.
     Unknown,
 }
 
@@ -75,11 +75,11 @@ impl fmt::Display for Address {
     }
 }
 
-/// Answers requests until this program is ended.
+/// Answers requests until this program ends.
 ///
 /// # Errors
 ///
-/// Why it cannot listen there.
+/// The error of bind(2) or listen(2).
 pub(crate) fn serve(address: &Address, store: &StoreLocation) -> io::Result<Infallible> {
     match address {
         Address::Path(path) => {
@@ -99,7 +99,7 @@ pub(crate) fn serve(address: &Address, store: &StoreLocation) -> io::Result<Infa
     }
 }
 
-/// Answers one client after the other. A client that disconnects or sends nothing gets no answer.
+/// Answers clients one after another. A client that disconnects or sends nothing gets no response.
 fn each<C>(
     mut accept: impl FnMut() -> io::Result<C>,
     limit: impl Fn(&C) -> io::Result<()>,
@@ -118,7 +118,7 @@ where
     }
 }
 
-/// Listens at a path, and replaces a socket file without a listener.
+/// Listens at a path. Replaces the file of a socket that does not listen.
 fn open(path: &Path) -> io::Result<UnixListener> {
     let is_stale =
         UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
@@ -161,7 +161,7 @@ fn exchange(
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// The head of a request, up to its empty line.
+/// Reads the head of a request, up to the empty line.
 fn head(from: &mut impl Read) -> io::Result<String> {
     let mut bytes = Vec::new();
     for _ in 0..READS_MAX {

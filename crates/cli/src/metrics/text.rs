@@ -1,7 +1,7 @@
-//! Subjects in the OpenMetrics text format.
+//! The state of subjects (protected process trees) in the OpenMetrics text format.
 //!
-//! Owns: which figure of a status is which metric.
-//! Invariants: names of metrics and labels are a contract: adding is free, changing is not.
+//! Owns: the mapping from values of a status to metrics.
+//! Invariants: the names of metrics and labels are a public interface. Names may be added, but not changed.
 //! Does not: read a status.
 
 use std::fmt;
@@ -14,18 +14,18 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-/// Names and values.
+/// Names and values of labels.
 type Labels = Vec<(&'static str, String)>;
 type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 type Counters = Family<Labels, Counter>;
 
-/// All metrics of some subjects.
+/// Returns all metrics of the given subjects.
 pub(crate) fn text(subjects: &[SubjectReport]) -> String {
     let mut registry = Registry::with_prefix("undying");
     let metrics = Metrics::register(&mut registry);
     subjects.iter().for_each(|subject| metrics.add(subject));
     let mut text = String::new();
-    // A string takes everything.
+    // Writing to a string never fails.
     let _: fmt::Result = encode(&mut text, &registry);
     text
 }

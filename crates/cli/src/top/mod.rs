@@ -1,7 +1,7 @@
-//! `undying top`: a live view of guarded subjects.
+//! The command `undying top`: a live view of subjects (protected process trees).
 //!
-//! Owns: the choice between the live view and one table.
-//! Invariants: reads only, and contacts no guardian.
+//! Owns: the choice between the live view and a single table.
+//! Invariants: the view only reads files, and contacts no guardian (the process that supervises subjects).
 //! Does not: parse arguments; `verb::top` does.
 
 mod model;
@@ -20,7 +20,7 @@ use self::sampler::Sampler;
 use crate::failure::{Failure, report_left_out};
 use crate::{print, shown};
 
-/// Shows the live view until it is ended.
+/// Shows the live view until the user or a signal ends the view.
 pub(crate) fn live(location: StoreLocation, name: Option<&str>, interval: Duration) -> Result<u8, Failure> {
     screen::show(Sampler::new(location, name)?, interval)?;
     Ok(0)
@@ -41,7 +41,7 @@ const HEAD: [&str; 12] = [
     "DEATHS",
 ];
 
-/// Prints one table.
+/// Prints a single table.
 pub(crate) fn once(location: StoreLocation, name: Option<&str>) -> Result<u8, Failure> {
     let sample = Sampler::new(location, name)?.sample()?;
     let rows: Vec<Vec<String>> = sample.subjects.iter().map(row).collect();

@@ -1,24 +1,24 @@
-//! What the live view shows, and what a key does to it.
+//! The state of the live view, and the effect of each key on the state.
 //!
-//! Owns: the selection, the order of the rows, the open page.
-//! Invariants: the selection follows a subject by its name; one that has vanished passes it to the row in its place.
-//! Does not: draw, or read a key.
+//! Owns: the selection, the order of the rows, and the open page.
+//! Invariants: the selection follows a subject by its name. If the subject vanishes, the row at its place is selected.
+//! Does not: draw, or read keys.
 
 use super::rows::{Column, Subject, sort};
 
 /// A page of the view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Page {
-    /// All subjects.
+    /// The page that lists all subjects.
     #[default]
     List,
-    /// The selected subject.
+    /// The page of the selected subject.
     One,
-    /// The keys.
+    /// The page that explains the keys.
     Help,
 }
 
-/// A key, as far as it has a meaning.
+/// A key that has a meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Key {
     Up,
@@ -39,12 +39,12 @@ pub(super) struct Model {
     pub(super) column: Column,
     pub(super) is_reversed: bool,
     selected: usize,
-    /// Subjects that could not be read.
+    /// Number of subjects that could not be read.
     pub(super) failed: usize,
 }
 
 impl Model {
-    /// Takes over a new sample.
+    /// Replaces the subjects by a new sample.
     pub(super) fn update(&mut self, subjects: Vec<Subject>, failed: usize) {
         let name = self.selected().map(|subject| subject.name().to_owned());
         (self.subjects, self.failed) = (subjects, failed);
@@ -68,7 +68,7 @@ impl Model {
         self.selected
     }
 
-    /// Applies a key; whether the view goes on.
+    /// Applies a key. Returns whether the view continues.
     pub(super) fn press(&mut self, key: Key) -> bool {
         let name = self.selected().map(|subject| subject.name().to_owned());
         match key {

@@ -1,6 +1,6 @@
-//! The subjects as rows, and the order in which they are shown.
+//! The subjects as rows, and the order of the rows.
 //!
-//! Owns: the columns, their text, sorting.
+//! Owns: the columns, their text, and sorting.
 //! Does not: draw.
 
 use std::cmp::Ordering;
@@ -11,7 +11,7 @@ use guardian::SubjectReport;
 use super::series::{AllSeries, Figures};
 use crate::{print, shown};
 
-/// What the rows are sorted by.
+/// A column, by which the rows can be sorted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Column {
     #[default]
@@ -27,7 +27,7 @@ pub(super) enum Column {
 }
 
 impl Column {
-    /// In the order in which they are shown, with the width of each.
+    /// All columns in the order on the screen: the column, its heading and its width in characters.
     pub(super) const ALL: [(Self, &'static str, usize); 9] = [
         (Self::Name, "NAME", 10),
         (Self::State, "STATE", 11),
@@ -40,14 +40,14 @@ impl Column {
         (Self::Deaths, "D", 2),
     ];
 
-    /// The next one, in a circle.
+    /// Returns the next column. The first column follows the last column.
     pub(super) fn next(self) -> Self {
         let place = Self::ALL.iter().position(|(column, ..)| *column == self).unwrap_or(0);
         Self::ALL[(place + 1) % Self::ALL.len()].0
     }
 }
 
-/// One subject.
+/// The row of one subject.
 #[derive(Clone, Debug)]
 pub(super) struct Subject {
     pub(super) report: SubjectReport,
@@ -64,7 +64,7 @@ impl Subject {
         &self.report.facts.name
     }
 
-    /// The text of a column.
+    /// Returns the text of a column.
     pub(super) fn text(&self, column: Column) -> String {
         let time = |us: Option<u64>| us.map_or("-".to_owned(), |us| short(Duration::from_micros(us)));
         match column {
@@ -98,7 +98,7 @@ impl Subject {
     }
 }
 
-/// A duration in six letters: `843 µs`, `3.8 ms`, `159 ms`, `4.2 s`, `12 min`, `30 h`.
+/// Formats a duration in at most six characters: `843 µs`, `3.8 ms`, `159 ms`, `4.2 s`, `12 min`, `30 h`.
 fn short(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     match seconds {
@@ -112,7 +112,7 @@ fn short(duration: Duration) -> String {
     }
 }
 
-/// A number of pages, short.
+/// Formats a number of pages in few characters.
 fn count(number: f64) -> String {
     match number {
         n if n >= 1e6 => format!("{:.1}M", n / 1e6),
@@ -121,7 +121,8 @@ fn count(number: f64) -> String {
     }
 }
 
-/// Sorts subjects: numbers from the largest on, names and states by the alphabet; the other way round on request.
+/// Sorts subjects: numbers in descending order, names and states in alphabetical order. With `is_reversed`, the order
+/// is reversed.
 pub(super) fn sort(subjects: &mut [Subject], column: Column, is_reversed: bool) {
     subjects.sort_by(|one, two| {
         let order = one.compare(two, column);

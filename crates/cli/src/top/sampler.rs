@@ -1,7 +1,7 @@
-//! Reads what guardians have written, once in an interval.
+//! The sampler: reads the files of guardians (the supervising processes) at each interval.
 //!
 //! Owns: the series and the last events of all subjects.
-//! Does not: ask a guardian, or draw.
+//! Does not: contact a guardian, or draw.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
@@ -12,10 +12,10 @@ use super::rows::Subject;
 use super::series::{AllSeries, LENGTH};
 use crate::failure::Failure;
 
-/// Events of a subject that are kept.
+/// Maximum number of stored events of a subject.
 const EVENTS_MAX: usize = 100;
 
-/// What was read so far.
+/// The data that was read until now.
 pub(super) struct Sampler {
     location: StoreLocation,
     name: Option<String>,
@@ -26,14 +26,14 @@ pub(super) struct Sampler {
     events: BTreeMap<String, VecDeque<(String, String)>>,
 }
 
-/// The subjects at one time, and those that could not be read.
+/// The subjects at one time, and the subjects that could not be read.
 pub(super) struct Sample {
     pub(super) subjects: Vec<Subject>,
     pub(super) failed: Vec<(String, guardian::GuardianError)>,
 }
 
 impl Sampler {
-    /// Of one subject, or of all in the store.
+    /// Creates a sampler for one subject, or for all subjects in the store.
     pub(super) fn new(location: StoreLocation, name: Option<&str>) -> Result<Self, Failure> {
         let history = History::open(&location, name)?;
         let clock = Clock::default();
@@ -42,12 +42,12 @@ impl Sampler {
         Ok(Self { location, name, history, clock, has_read: false, series, events: BTreeMap::new() })
     }
 
-    /// Reads what is new.
+    /// Reads the new events and the current state.
     pub(super) fn sample(&mut self) -> Result<Sample, Failure> {
         let now = self.clock.now();
         let is_first = !std::mem::replace(&mut self.has_read, true);
         for event in self.history.read()? {
-            // Events of before the first sample are as old as they say.
+            // Events before the first sample are placed by their recorded time.
             let at = if is_first { before(&event.time, now) } else { Some(now) };
             match (event.what, at) {
                 (RunEvent::Checkpoint(checkpoint), Some(at)) => self.series.add(&event.name, at, checkpoint),
@@ -66,13 +66,13 @@ impl Sampler {
         Ok(Sample { subjects: Subject::all(found.rows, &self.series, now), failed: found.failed })
     }
 
-    /// The last events of a subject, apart from its checkpoints: time and text.
+    /// Returns the time and the text of the last events of a subject. Events of checkpoints are left out.
     pub(super) fn events(&self, name: &str) -> Vec<(String, String)> {
         self.events.get(name).into_iter().flatten().cloned().collect()
     }
 }
 
-/// When an event happened, on the clock of this process; `None` if that is too long ago to be shown.
+/// Converts the time of an event to the clock of this process. Returns `None` if the event is too old for the view.
 fn before(time: &str, now: Instant) -> Option<Instant> {
     let age = guardian::age(time)?;
     if age.as_secs() < LENGTH as u64 { now.checked_sub(age) } else { None }

@@ -1,8 +1,9 @@
-//! The terminal of the live view: its modes, its keys, the signals that end or stop the view.
+//! The terminal of the live view: its modes, its keys, and the signals that end or stop the view.
 //!
-//! Owns: the alternate screen and the raw mode, from the start of the view to its end, also at a panic.
-//! Invariants: the terminal is in its own mode again when the view ends, is stopped, or is ended by SIGTERM or SIGINT.
-//! Does not: know what is shown.
+//! Owns: the alternate screen and the raw mode, from the start to the end of the view, even after a panic.
+//! Invariants: the original mode of the terminal is restored when the view ends, is stopped, or receives SIGTERM or
+//! SIGINT.
+//! Does not: choose the content of the view.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +18,7 @@ use super::sampler::Sampler;
 use super::view;
 use crate::failure::Failure;
 
-/// How soon a signal is noticed.
+/// Maximum delay until a signal is detected.
 const SIGNALS_EVERY: Duration = Duration::from_millis(200);
 
 /// Signals that have arrived.
@@ -28,14 +29,14 @@ struct Signals {
     continued: Arc<AtomicBool>,
 }
 
-/// What a key event means for the screen itself.
+/// The effect of a key event on the screen.
 enum Pressed {
     Key(Key),
     Suspend,
     Nothing,
 }
 
-/// Shows the view until it is ended.
+/// Shows the view until the user or a signal ends the view.
 pub(super) fn show(mut sampler: Sampler, interval: Duration) -> Result<(), Failure> {
     let signals = Signals::default();
     for signal in [SIGTERM, SIGINT] {
@@ -43,8 +44,8 @@ pub(super) fn show(mut sampler: Sampler, interval: Duration) -> Result<(), Failu
     }
     signal_hook::flag::register(SIGTSTP, Arc::clone(&signals.stop))?;
     signal_hook::flag::register(SIGCONT, Arc::clone(&signals.continued))?;
-    // Reading a terminal that is gone does not return (crossterm 0.29). SIGHUP ends this process even where the caller
-    // had ignored it; there is no terminal to restore then.
+    // With crossterm 0.29, a read from a closed terminal does not return. SIGHUP therefore ends this process, even if
+    // the caller ignored SIGHUP. In this case, there is no terminal to restore.
     signal_hook::flag::register_conditional_default(SIGHUP, Arc::new(AtomicBool::new(true)))?;
     let mut terminal = ratatui::try_init()?;
     let outcome = run(&mut terminal, &mut sampler, interval, &signals);
@@ -66,7 +67,7 @@ fn run(
             ratatui::restore();
             signal_hook::low_level::emulate_default_handler(SIGTSTP)?;
         }
-        // Also after SIGSTOP: the shell has changed the modes of the terminal meanwhile.
+        // Also needed after SIGSTOP, because the shell has changed the modes of the terminal in the meantime.
         if signals.continued.swap(false, Ordering::Relaxed) {
             ratatui::restore();
             *terminal = ratatui::try_init()?;
@@ -86,7 +87,7 @@ fn run(
     Ok(())
 }
 
-/// Waits for a key, until a sample is due or signals have to be checked.
+/// Waits for a key until a sample is due or signals must be checked.
 fn pressed(due: Instant, now: Instant) -> Result<Pressed, Failure> {
     let wait = due.saturating_duration_since(now).min(SIGNALS_EVERY);
     if !event::poll(wait)? {

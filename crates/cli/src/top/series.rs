@@ -1,17 +1,18 @@
-//! What checkpoints of the last minutes were like, second by second.
+//! Values of the checkpoints of the last minutes, for each second.
 //!
-//! Owns: the series of each subject, the figures over the last seconds.
-//! Invariants: a second without a checkpoint counts as zero. Bounded: [`LENGTH`] seconds for each subject.
-//! Does not: read events; its caller does.
+//! Owns: the series of each subject, and the figures over the last seconds.
+//! Invariants: a second without a checkpoint counts as zero. Each subject has at most [`LENGTH`] seconds.
+//! Does not: read events; the caller does.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use guardian::CheckpointEvent;
 
-/// Seconds that are kept.
+/// Maximum number of stored seconds.
 pub(super) const LENGTH: usize = 300;
-/// What rates and percentiles are taken of: long enough for a 99th at a hundred checkpoints a second.
+/// The time over which rates and percentiles are computed. With a hundred checkpoints a second, this time is long
+/// enough for a 99th percentile.
 pub(super) const WINDOW: Duration = Duration::from_secs(10);
 
 /// The checkpoints of one second.
@@ -20,25 +21,26 @@ pub(super) struct Second {
     pub(super) checkpoints: u64,
     /// The longest pause, in microseconds.
     pub(super) pause_us: u64,
-    /// Pages copied, before and inside the pause.
+    /// Number of pages that were copied before the pause and in the pause.
     pub(super) dirty_pages: u64,
 }
 
-/// One subject.
+/// The series of one subject.
 #[derive(Debug, Default)]
 pub(super) struct Series {
-    /// The newest last; its last element is the present second.
+    /// The seconds in ascending order. The last element is the current second.
     seconds: VecDeque<Second>,
-    /// The second of the last element, counted from the origin of all series.
+    /// The number of the last second, counted from the origin of all series.
     newest: u64,
-    /// Checkpoints within [`WINDOW`].
+    /// The checkpoints within [`WINDOW`].
     recent: VecDeque<(Instant, CheckpointEvent)>,
 }
 
 /// Figures over the last seconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct Figures {
-    /// Percentiles of the pauses, in microseconds; `None` without a checkpoint.
+    /// The median of the pauses in microseconds; `None` without a checkpoint. The same holds for the 99th percentile
+    /// and for the maximum below.
     pub(super) p50_us: Option<u64>,
     pub(super) p99_us: Option<u64>,
     pub(super) longest_us: Option<u64>,
@@ -49,13 +51,13 @@ pub(super) struct Figures {
 /// The series of all subjects, on one time axis.
 #[derive(Debug)]
 pub(super) struct AllSeries {
-    /// [`LENGTH`] seconds before the first sample.
+    /// The time [`LENGTH`] seconds before the first sample.
     origin: Option<Instant>,
     by_name: BTreeMap<String, Series>,
 }
 
 impl AllSeries {
-    /// The first second of the axis is [`LENGTH`] seconds before `now`.
+    /// Creates a time axis that begins [`LENGTH`] seconds before `now`.
     pub(super) fn new(now: Instant) -> Self {
         Self { origin: now.checked_sub(Duration::from_secs(LENGTH as u64)), by_name: BTreeMap::new() }
     }
@@ -64,7 +66,7 @@ impl AllSeries {
         self.origin.and_then(|origin| at.checked_duration_since(origin)).map_or(0, |age| age.as_secs())
     }
 
-    /// Adds a checkpoint that was taken at this time.
+    /// Adds a checkpoint that was taken at the time `at`.
     pub(super) fn add(&mut self, name: &str, at: Instant, checkpoint: CheckpointEvent) {
         let number = self.second_of(at);
         let series = self.by_name.entry(name.to_owned()).or_default();
@@ -79,7 +81,7 @@ impl AllSeries {
         series.recent.push_back((at, checkpoint));
     }
 
-    /// Moves all series to the present second, and forgets what is too old.
+    /// Advances all series to the current second, and removes old values.
     pub(super) fn advance(&mut self, now: Instant) {
         let number = self.second_of(now);
         for series in self.by_name.values_mut() {
@@ -88,7 +90,7 @@ impl AllSeries {
         }
     }
 
-    /// The values of one subject by second, the present one last.
+    /// Returns the values of one subject for each second. The last value is that of the current second.
     pub(super) fn values(&self, name: &str, of: fn(&Second) -> u64) -> Vec<u64> {
         self.by_name.get(name).map(|series| series.seconds.iter().map(of).collect()).unwrap_or_default()
     }
@@ -98,7 +100,7 @@ impl AllSeries {
         let mut pauses: Vec<u64> = series.recent.iter().map(|(_, one)| one.pause_us).collect();
         pauses.sort_unstable();
         let at = |share: usize| pauses.get(pauses.len().saturating_sub(1) * share / 100).copied();
-        // Of a subject that has just begun, the time since its first checkpoint.
+        // For a subject that has just begun, the span is the time since its first checkpoint.
         let span = series.recent.front().map_or(WINDOW, |(at, _)| now.saturating_duration_since(*at));
         let each_s = |total: u64| total as f64 / span.max(Duration::from_secs(1)).as_secs_f64();
         let total = |of: fn(&CheckpointEvent) -> u64| series.recent.iter().map(|(_, one)| of(one)).sum();

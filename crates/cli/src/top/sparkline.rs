@@ -1,12 +1,13 @@
 //! A series of values as one line of block characters.
 //!
 //! Owns: the choice of the characters.
-//! Does not: know what the values are.
+//! Does not: interpret the values.
 
-/// From one eighth of a line to a whole one.
+/// Blocks from one eighth of a line to a full line.
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The last `width` values, the newest at the right. The largest of them is a whole block; zero is a space.
+/// Formats the last `width` values. The newest value is at the right. The largest value is a full block, and zero is a
+/// space.
 pub(super) fn line(values: &[u64], width: usize) -> String {
     let shown = &values[values.len().saturating_sub(width)..];
     let most = shown.iter().copied().max().unwrap_or(0);
@@ -14,7 +15,7 @@ pub(super) fn line(values: &[u64], width: usize) -> String {
     let block = |value: u64| match value {
         0 => ' ',
         value => {
-            // Rounded up, so that a small value is seen.
+            // The level is rounded up, so that a small value is visible.
             let level = (u128::from(value) * BLOCKS.len() as u128).div_ceil(u128::from(most.max(1)));
             BLOCKS[(level as usize).clamp(1, BLOCKS.len()) - 1]
         }

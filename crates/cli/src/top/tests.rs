@@ -1,4 +1,4 @@
-//! The view on terminals of several sizes.
+//! Tests of the view on terminals of several sizes.
 
 use guardian::{CheckpointEvent, Clock, StoreLocation, SubjectReport};
 use ratatui::Terminal;
@@ -9,7 +9,7 @@ use super::rows::Subject;
 use super::sampler::Sampler;
 use super::view;
 
-/// A subject that runs.
+/// Returns the report of a running subject.
 pub(super) fn report(name: &str, store_bytes: u64) -> SubjectReport {
     let mut report = SubjectReport::default();
     report.facts.name = name.to_owned();
@@ -26,7 +26,7 @@ fn sampler() -> (tempfile::TempDir, Sampler) {
     (folder, sampler)
 }
 
-/// What a terminal of this size shows.
+/// Returns the lines that a terminal of this size shows.
 fn drawn(model: &Model, sampler: &Sampler, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| view::draw(frame, model, sampler)).unwrap();
@@ -84,7 +84,7 @@ fn narrow_and_low_terminals_show_what_fits() {
         lines[1]
     );
     assert!(lines[11].starts_with("job-09"), "{lines:?}");
-    // The selection stays in sight.
+    // The selected row stays visible.
     for _ in 0..20 {
         model.press(Key::Down);
     }

@@ -1,8 +1,9 @@
-//! Draws the model.
+//! Drawing of the live view.
 //!
 //! Owns: the layout at each size of the terminal.
-//! Invariants: text of subjects is escaped; nothing is drawn outside of the terminal, however small it is.
-//! Does not: change the model.
+//! Invariants: text of subjects is escaped. Nothing is drawn outside of the terminal, even if the terminal is very
+//! small.
+//! Does not: change the state of the view.
 
 use std::time::Duration;
 
@@ -20,17 +21,17 @@ use super::series::{LENGTH, Second};
 use super::sparkline;
 use crate::print;
 
-/// Columns in the order in which they are left out where the terminal is too narrow.
+/// The columns in the order in which they are left out on a narrow terminal.
 const LEFT_OUT: [Column; 7] =
     [Column::Deaths, Column::P50, Column::Store, Column::Age, Column::Dirty, Column::Rate, Column::State];
-/// The widest name.
+/// Maximum width of the name column in characters.
 const NAME_MAX: usize = 32;
-/// Below this width there is no room for three sparklines beside each other.
+/// Minimum width for three adjacent sparklines, in characters.
 const SPARKLINES_MIN: usize = 54;
-/// Lines of one large sparkline, its label apart.
+/// Height of a large sparkline in lines, without its label.
 const LARGE: u16 = 3;
 
-/// A series that is drawn: its name, its values, and how one of them is written.
+/// A plotted series: its name, its value for a second, and the text form of a value.
 type Plot = (&'static str, fn(&Second) -> u64, fn(u64) -> String);
 
 const PLOTS: [Plot; 3] = [
@@ -81,7 +82,7 @@ fn title_of(model: &Model) -> Line<'static> {
     Line::from(format!("{text:<width$}", width = 500))
 }
 
-/// The columns that fit, with their widths; the name takes what is left.
+/// Returns the columns that fit, with their widths. The name column receives the remaining width.
 fn columns(width: usize) -> Vec<(Column, &'static str, usize)> {
     let mut columns = Column::ALL.to_vec();
     let total = |columns: &[(Column, &str, usize)]| columns.iter().map(|one| one.2 + 1).sum::<usize>();
@@ -134,7 +135,7 @@ fn list(frame: &mut Frame<'_>, area: Rect, model: &Model, sampler: &Sampler) {
     frame.render_widget(Paragraph::new(lines), rows);
 }
 
-/// Why the selected subject is unprotected, or that some could not be read.
+/// Returns the reason why the selected subject is unprotected, or the number of subjects that cannot be read.
 fn note(model: &Model) -> Option<String> {
     let because =
         model.selected().and_then(|one| one.report.unprotected_because.as_ref().map(|why| (one, why)));
@@ -237,7 +238,7 @@ fn large_plots(frame: &mut Frame<'_>, area: Rect, subject: &Subject, sampler: &S
         let minutes = LENGTH.min(shown.len());
         let text = format!("{name}: at most {} in the last {minutes} s", written(most));
         frame.render_widget(Line::from(text).dim(), label);
-        // From the right: the newest value stands at the edge.
+        // The newest value is at the right edge, so missing values are filled with zeros at the left.
         let missing = usize::from(part.width).saturating_sub(shown.len());
         let data = std::iter::repeat_n(0, missing).chain(shown.iter().copied());
         frame.render_widget(Sparkline::default().data(data.collect::<Vec<u64>>()).fg(Color::Cyan), plot);
@@ -249,7 +250,7 @@ fn events(frame: &mut Frame<'_>, area: Rect, subject: &Subject, sampler: &Sample
     let mut lines = vec![Line::from("last events").dim()];
     let events = sampler.events(subject.name());
     for (time, what) in events.iter().rev().take(count).rev() {
-        // The date is not of interest here.
+        // Only the time of day is shown, without the date.
         let clock = time.get(11..19).unwrap_or(time);
         lines.push(Line::from(format!("{clock} {}", Escaped(what))));
     }

@@ -1,7 +1,7 @@
-//! `undying check FILE.toml`
+//! The command `undying check FILE.toml`: checks a system file.
 //!
-//! Owns: its arguments, and how a system is shown.
-//! Does not: read or check the file.
+//! Owns: the arguments of the command, and the text form of a system.
+//! Does not: read or check the file; `guardian` does.
 
 use std::path::PathBuf;
 

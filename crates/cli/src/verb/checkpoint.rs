@@ -1,7 +1,7 @@
-//! `undying checkpoint PID --image DIR [--kill] [--lose-connections] [--compress CODEC]`
+//! The command `undying checkpoint PID --image DIR [--kill] [--lose-connections] [--compress CODEC]`.
 //!
-//! Owns: its arguments and its message.
-//! Does not: take a checkpoint.
+//! Owns: the arguments of the command, and its message.
+//! Does not: take a checkpoint; `guardian` does.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
-//! `undying completions SHELL`
+//! The command `undying completions SHELL`: prints shell completions.
 //!
-//! Owns: nothing but the call.
-//! Does not: know any verb; it asks the command line as a whole.
+//! Owns: the call of `clap_complete`.
+//! Does not: contain the name of any verb (subcommand); the completions are generated from the whole command line.
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
@@ -10,7 +10,7 @@ use super::interface::Verb;
 use crate::failure::Failure;
 
 pub(super) struct Completions {
-    /// Makes the command line as a whole.
+    /// Creates the whole command line.
     pub(super) command: fn() -> Command,
 }
 

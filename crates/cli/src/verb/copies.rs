@@ -1,7 +1,8 @@
-//! `undying store IMAGE COPY`, `get COPY DIR [--compress CODEC]`, `link COPY NEW`, `del COPY`: named copies.
+//! The commands `undying store IMAGE COPY`, `get COPY DIR [--compress CODEC]`, `link COPY NEW` and `del COPY`, which
+//! manage named copies of checkpoints.
 //!
-//! Owns: their arguments and messages.
-//! Does not: copy anything itself.
+//! Owns: the arguments of the commands, and their messages.
+//! Does not: copy data; `guardian` does.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
-//! `undying deaths [NAME] [--json]`
+//! The command `undying deaths [NAME] [--json]`: lists the deaths of subjects (protected process trees).
 //!
 //! Owns: the table of deaths.
-//! Does not: find the causes.
+//! Does not: find the causes of deaths; `guardian` does.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! `undying doctor [--json]`
+//! The command `undying doctor [--json]`: shows the capabilities of this machine.
 //!
-//! Owns: the list of checks as text.
-//! Does not: probe.
+//! Owns: the text form of the list of checks.
+//! Does not: execute the checks; `guardian` does.
 
 use clap::{ArgMatches, Command};
 use guardian::{CheckState, ExitCode};

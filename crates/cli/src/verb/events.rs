@@ -1,6 +1,6 @@
-//! `undying events [NAME] [-f] [--json] [--trace FILE]`
+//! The command `undying events [NAME] [-f] [--json] [--trace FILE]`: prints recorded events.
 //!
-//! Owns: events as lines, for people and as JSON, and the file of a trace.
+//! Owns: events as lines of text and as JSON, and the file of a trace.
 //! Does not: interpret events.
 
 use std::io::Write;
@@ -14,7 +14,7 @@ use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
 use crate::{parse, print};
 
-/// Poll interval for new events: the interval at which they are written.
+/// Poll interval for new events. Guardians (the supervising processes) write events at the same interval.
 const PERIOD: Duration = Duration::from_millis(200);
 
 pub(super) struct Events;

@@ -1,7 +1,7 @@
-//! `undying files NAME [--put-back PATH] [--json]`
+//! The command `undying files NAME [--put-back PATH] [--json]`: manages files that a restart has moved aside.
 //!
-//! Owns: its arguments and the list of what was moved aside.
-//! Does not: move anything.
+//! Owns: the arguments of the command, and the list of moved files.
+//! Does not: move files; `guardian` does.
 
 use std::path::PathBuf;
 

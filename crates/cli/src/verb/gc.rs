@@ -1,7 +1,7 @@
-//! `undying gc [--dry-run] [--json]`
+//! The command `undying gc [--dry-run] [--json]`: removes unreferenced data from the store.
 //!
-//! Owns: its arguments and the list of what went.
-//! Does not: choose what is garbage.
+//! Owns: the arguments of the command, and the list of removed items.
+//! Does not: choose the items; `guardian` does.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 

@@ -1,13 +1,13 @@
-//! The picture of a system: its components, what they need, and how they are.
+//! The graph of a system: its components, their dependencies, and their states.
 //!
-//! Owns: the text for Graphviz.
-//! Does not: draw; `dot -Tsvg` does.
+//! Owns: the text in the DOT language of Graphviz.
+//! Does not: draw the graph; `dot -Tsvg` does.
 
 use std::fmt::Write as _;
 
 use guardian::{ComponentFacts, SubjectReport};
 
-/// The colour of a state.
+/// Returns the colour of a state.
 fn colour(state: &str) -> &'static str {
     match state {
         "ready" => "palegreen",
@@ -18,13 +18,13 @@ fn colour(state: &str) -> &'static str {
     }
 }
 
-/// A name or a text as a string of the DOT language.
+/// Returns a text as a string of the DOT language.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// The components among these subjects as a directed graph: an arrow leads to what a component needs, a dashed one to
-/// what it waits for.
+/// Returns a directed graph of the components among these subjects. An arrow leads from a component to a component that
+/// it needs. A dashed arrow means that the first component currently waits for the second.
 pub(super) fn text(subjects: &[SubjectReport]) -> String {
     let mut text = String::from("digraph system {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
     for subject in subjects {
@@ -35,7 +35,7 @@ pub(super) fn text(subjects: &[SubjectReport]) -> String {
         let label = format!("{}\n{}, {}{addresses}", component.name, component.policy, component.state);
         let label = quoted(&label).replace('\n', "\\n");
         let (name, fill) = (quoted(&component.name), colour(&component.state));
-        // Writing to a string cannot fail.
+        // Writing to a string never fails.
         let _ = writeln!(text, "  {name} [label={label}, fillcolor={fill}];");
         let _ = arrows(&mut text, component);
     }

@@ -1,19 +1,19 @@
-//! What a verb is.
+//! The interface of a verb (a subcommand of `undying`).
 //!
-//! Does not: know any verb.
+//! Does not: contain the name of any verb.
 
 use clap::{ArgMatches, Command};
 
 use crate::failure::Failure;
 
-/// One verb of the command line.
+/// A verb of the command line.
 pub(crate) trait Verb: Sync {
-    /// Its name.
+    /// Returns the name of the verb.
     fn name(&self) -> &'static str;
-    /// One line of help.
+    /// Returns one line of help.
     fn about(&self) -> &'static str;
-    /// Adds its arguments.
+    /// Adds the arguments of the verb to the command.
     fn arguments(&self, command: Command) -> Command;
-    /// Does it; gives the code to exit with.
+    /// Executes the verb. Returns the exit code.
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure>;
 }

@@ -1,7 +1,7 @@
-//! `undying ls [NAME] [--json]`
+//! The command `undying ls [NAME] [--json]`: lists subjects or checkpoints.
 //!
-//! Owns: the tables of subjects and of checkpoints.
-//! Does not: read a store.
+//! Owns: the tables of subjects (protected process trees) and of checkpoints.
+//! Does not: read a store; `guardian` does.
 
 use std::time::Duration;
 

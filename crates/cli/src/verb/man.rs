@@ -1,7 +1,7 @@
-//! `undying man`
+//! The command `undying man`: prints the manual page.
 //!
-//! Owns: the manual page: the program, then every verb.
-//! Does not: know any verb; it walks the command line as a whole.
+//! Owns: the structure of the manual page: the program, and then every verb (subcommand).
+//! Does not: contain the name of any verb; the page is generated from the whole command line.
 
 use std::io::Write;
 
@@ -12,7 +12,7 @@ use super::interface::Verb;
 use crate::failure::Failure;
 
 pub(super) struct ManPage {
-    /// Makes the command line as a whole.
+    /// Creates the whole command line.
     pub(super) command: fn() -> Command,
 }
 
@@ -35,7 +35,7 @@ impl Verb for ManPage {
         let mut text = Vec::new();
         let verbs: Vec<Command> = whole.get_subcommands().cloned().collect();
         Man::new(whole).render(&mut text)?;
-        // Verbs have sections here and no pages of their own.
+        // Each verb is a section of this page, and has no separate page.
         let mut page = String::from_utf8_lossy(&text).into_owned();
         for verb in &verbs {
             let name = verb.get_name();

@@ -1,7 +1,7 @@
-//! `undying metrics [--listen ADDRESS]`
+//! The command `undying metrics [--listen ADDRESS]`: prints or serves metrics.
 //!
-//! Owns: its arguments.
-//! Does not: know the metrics, or serve them; `crate::metrics` does.
+//! Owns: the arguments of the command.
+//! Does not: define or serve the metrics; `crate::metrics` does.
 
 use clap::{Arg, ArgMatches, Command};
 

@@ -1,8 +1,8 @@
-//! The registry of verbs: a new one is a file here and a line in `REGISTRY`.
+//! The registry of verbs (subcommands). A new verb is a file in this directory and a line in `REGISTRY`.
 //!
-//! Owns: the command line as a whole: the program's name, its version, what every verb has.
-//! Invariants: names are those of the contract and never change; help, completions and manual pages are all made from
-//! this.
+//! Owns: the whole command line: the name of the program, its version, and the arguments that every verb has.
+//! Invariants: the names of verbs are a public interface and never change. Help, completions and the manual page are
+//! generated from this registry.
 //! Does not: parse; clap does.
 
 use clap::Command;
@@ -36,7 +36,7 @@ mod top;
 mod up;
 mod verify;
 
-/// Every verb, in the order of the help text.
+/// All verbs, in the order of the help text.
 pub(crate) const REGISTRY: &[&dyn Verb] = &[
     &doctor::Doctor,
     &preflight::Preflight,
@@ -71,12 +71,12 @@ pub(crate) const REGISTRY: &[&dyn Verb] = &[
     &man::ManPage { command },
 ];
 
-/// The verb of a name.
+/// Returns the verb with this name.
 pub(crate) fn named(name: &str) -> Option<&'static dyn Verb> {
     REGISTRY.iter().find(|verb| verb.name() == name).copied()
 }
 
-/// The whole command line.
+/// Returns the whole command line.
 pub(crate) fn command() -> Command {
     Command::new("undying")
         .version(env!("CARGO_PKG_VERSION"))

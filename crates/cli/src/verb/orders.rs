@@ -1,8 +1,8 @@
-//! `undying down`, `reload`, `start NAME`, `stop NAME`, `restart NAME`, `complain NAME --why TEXT`: orders to the guardian of a
-//! system.
+//! The commands `undying down`, `reload`, `start NAME`, `stop NAME`, `restart NAME` and `complain NAME --why TEXT`,
+//! which send orders to the guardian (the supervising process) of a system.
 //!
-//! Owns: their arguments.
-//! Does not: carry them out.
+//! Owns: the arguments of the commands.
+//! Does not: execute the orders; the guardian does.
 
 use std::num::NonZeroU32;
 
@@ -13,21 +13,21 @@ use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 
-/// An order that concerns the whole system.
+/// An order for the whole system.
 pub(super) struct OfSystem {
     name: &'static str,
     about: &'static str,
     order: SystemOrder,
 }
 
-/// An order that concerns one component.
+/// An order for one component.
 pub(super) struct OfComponent {
     name: &'static str,
     about: &'static str,
     order: fn(String) -> SystemOrder,
 }
 
-/// A complaint of a component.
+/// A complaint about a component. The guardian restarts the component when the complaints reach its quorum.
 pub(super) struct Complain;
 
 pub(super) const DOWN: OfSystem = OfSystem {

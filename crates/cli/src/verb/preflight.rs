@@ -1,7 +1,7 @@
-//! `undying preflight PID [--kill] [--lose-connections] [--json]`
+//! The command `undying preflight PID [--kill] [--lose-connections] [--json]`: lists obstacles to a checkpoint.
 //!
-//! Owns: its arguments and the list of obstacles as text.
-//! Does not: look for obstacles.
+//! Owns: the arguments of the command, and the text form of the list.
+//! Does not: search for obstacles; `guardian` does.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use guardian::PreflightMode;

@@ -1,7 +1,7 @@
-//! `undying prune NAME --keep K`
+//! The command `undying prune NAME --keep K`: removes old checkpoints.
 //!
-//! Owns: its arguments and the list of what went.
-//! Does not: remove anything itself.
+//! Owns: the arguments of the command, and the list of removed checkpoints.
+//! Does not: remove checkpoints; `guardian` does.
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 

@@ -1,7 +1,8 @@
-//! `undying restore IMAGE [--files rewind|refuse|keep|force] [--lazy] [--detach] [--lose-connections] [--pidfile F] [--pid auto|same]`
+//! The command `undying restore IMAGE [--files rewind|refuse|keep|force] [--lazy] [--detach] [--lose-connections]
+//! [--pidfile F] [--pid auto|same]`.
 //!
-//! Owns: its arguments and its message.
-//! Does not: build a tree.
+//! Owns: the arguments of the command, and its message.
+//! Does not: restore a process tree; `guardian` does.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
-//! `undying run [OPTIONS] -- CMD ARG...`
+//! The command `undying run [OPTIONS] -- CMD ARG...`: starts and supervises a program.
 //!
-//! Owns: its arguments and the form of its reports while a subject is guarded.
-//! Does not: guard.
+//! Owns: the arguments of the command, and the form of its reports.
+//! Does not: supervise the program; `guardian` does.
 
 use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -110,9 +110,9 @@ How changed pages are found: auto, pagemap-scan, soft-dirty, write-protect or fu
 
 const COPIERS: &str = "\
 Threads that look for changed pages while the program stands still, from 128 MiB on [default: 2]";
-/// More would wait for memory.
+/// Maximum of `--copiers`. More threads would only wait for memory.
 const COPIERS_MAX: i64 = 64;
-/// A huge page.
+/// Maximum of `--granularity` in pages: a huge page.
 const GRANULARITY_MAX: i64 = 512;
 
 const MAX_PAUSE: &str = "\
@@ -135,7 +135,7 @@ const RESTART: &str = "\
 Which deaths are followed by a restart: never, on-failure (an exit code other than 0, a signal other than HUP, \
 INT, PIPE, TERM) or always (after a clean end from the beginning)";
 
-/// The event of `--restart-on`.
+/// The event name of `--restart-on`.
 const CHILD_SIGNAL: &str = "child-signal";
 
 const RESTART_ON: &str = "\
@@ -195,7 +195,7 @@ fn with_tuning(command: Command) -> Command {
         )
 }
 
-/// What counts as a death, and what follows it.
+/// Adds the arguments that define which events count as a death, and what follows a death.
 fn with_restarts(command: Command) -> Command {
     let policies = RestartPolicy::ALL.map(RestartPolicy::name);
     command

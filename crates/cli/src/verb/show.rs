@@ -1,8 +1,8 @@
-//! `undying show IMAGE [--processes | --files | --maps] [--json]`
+//! The command `undying show IMAGE [--processes | --files | --maps] [--json]`: prints the content of an image.
 //!
-//! Owns: an image as text: its properties, and its processes, descriptors and mappings as ps(1), lsof(8) and pmap(1)
-//! show those of living programs.
-//! Does not: read it.
+//! Owns: the text form of an image: its properties, processes, descriptors and mappings. The tables have the form of
+//! ps(1), lsof(8) and pmap(1).
+//! Does not: read the image; `guardian` does.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 
-/// Files that are named.
+/// Maximum number of files that are listed by name.
 const NAMED_MAX: usize = 5;
 
-/// What a restore does with files.
+/// Describes what a restore does with the files of the image.
 fn files(report: &ImageReport) -> String {
     if report.checkpoint.files_exact && report.uncovered.is_empty() {
         return "go back with the program".to_owned();

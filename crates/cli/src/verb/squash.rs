@@ -1,7 +1,7 @@
-//! `undying squash NAME [--json]`
+//! The command `undying squash NAME [--json]`: merges the deltas of a subject (a protected process tree).
 //!
-//! Owns: its arguments and its message.
-//! Does not: merge anything itself.
+//! Owns: the arguments of the command, and its message.
+//! Does not: merge data; `guardian` does.
 
 use clap::{ArgMatches, Command};
 

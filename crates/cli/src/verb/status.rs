@@ -1,7 +1,8 @@
-//! `undying status [NAME] [--json]`, `undying status --graph`
+//! The commands `undying status [NAME] [--json]` and `undying status --graph`: show the state of subjects (protected
+//! process trees).
 //!
-//! Owns: the table of guarded subjects.
-//! Does not: read their state.
+//! Owns: the table of subjects, and the messages about each subject.
+//! Does not: read the state of subjects; `guardian` does.
 
 use std::time::Duration;
 
@@ -101,7 +102,7 @@ impl Verb for Status {
     }
 }
 
-/// Reports that the last checkpoint needed more than one stop.
+/// Reports that the last checkpoint needed several stops.
 fn tell_slices(subject: &SubjectReport) {
     let (name, slices) = (&subject.facts.name, subject.facts.slices);
     if subject.state.is_watched() && slices.count > 0 {
@@ -116,7 +117,7 @@ fn tell_slices(subject: &SubjectReport) {
     }
 }
 
-/// Reports which connections outlive the subject.
+/// Reports the connections that survive the death of the subject.
 fn tell_connections(subject: &SubjectReport) {
     let (name, connections) = (&subject.facts.name, subject.facts.connections);
     let ConnectionsReport { idle, kept, ended, held, rewound } = connections;
@@ -128,7 +129,7 @@ fn tell_connections(subject: &SubjectReport) {
     }
 }
 
-/// Reports why files of a subject do not go back, or not to every checkpoint.
+/// Reports why the files of a subject are not rolled back, or not to every checkpoint.
 fn tell_files(subject: &SubjectReport) {
     let (name, files) = (&subject.facts.name, &subject.facts.files);
     if !subject.state.is_watched() {
@@ -150,13 +151,13 @@ fn tell_files(subject: &SubjectReport) {
     }
 }
 
-/// The policy of a component, else the one of `--restart`.
+/// Returns the policy of the component. If the subject is not a component, returns the policy of `--restart`.
 fn policy(subject: &SubjectReport) -> &str {
     let component = subject.component.as_ref();
     component.map_or(subject.facts.policy.name(), |component| component.policy.as_str())
 }
 
-/// Reports what a component waits for, its last fault, and its own report.
+/// Reports the dependencies for which a component waits, its last fault, and its own status text.
 fn tell_component(subject: &SubjectReport) {
     let Some(component) = &subject.component else { return };
     let name = &component.name;

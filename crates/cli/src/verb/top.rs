@@ -1,7 +1,7 @@
-//! `undying top [NAME] [--interval DUR] [--once]`
+//! The command `undying top [NAME] [--interval DUR] [--once]`: shows subjects (protected process trees) live.
 //!
-//! Owns: its arguments.
-//! Does not: read or draw; `crate::top` does.
+//! Owns: the arguments of the command.
+//! Does not: read or draw data; `crate::top` does.
 
 use std::io::IsTerminal;
 use std::time::Duration;

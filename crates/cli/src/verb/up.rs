@@ -1,7 +1,7 @@
-//! `undying up FILE.toml`
+//! The command `undying up FILE.toml`: starts and supervises a system.
 //!
-//! Owns: its arguments and the form of its reports while a system is guarded.
-//! Does not: guard.
+//! Owns: the arguments of the command, and the form of its reports.
+//! Does not: supervise the system; `guardian` does.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
-//! `undying verify IMAGE`
+//! The command `undying verify IMAGE`: checks an image.
 //!
-//! Owns: its progress bar and its verdict as text.
-//! Does not: check anything.
+//! Owns: the progress bar, and the text of the result.
+//! Does not: check the image; `guardian` does.
 
 use std::io::IsTerminal;
 

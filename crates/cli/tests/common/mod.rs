@@ -1,8 +1,8 @@
-//! What the tests of the command line share: a folder, a store, subjects, calls with a limit.
+//! Helpers that the tests of the command line share: a directory, a store, subjects, and calls with a time limit.
 //!
-//! Owns: everything a test starts; it ends with the `Lab`.
-//! Invariants: no wait is without a limit; what is killed is known by pid and start time.
-//! Does not: assert anything about the program under test.
+//! Owns: every process that a test starts. Drop of the `Lab` kills these processes.
+//! Invariants: every wait has a time limit. A process is identified by its pid and start time before it is killed.
+//! Does not: assert properties of the program under test.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -21,17 +21,17 @@ use testkit::{Guard, ProcessId, within_limit};
 
 pub(crate) use testkit::until;
 
-/// Longest that a single call or condition may take on a loaded machine.
+/// Maximum time for a single call or condition on a loaded machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(2);
 
-/// Where a test works, with all it has started.
+/// The directory of a test, with all processes that the test has started.
 pub(crate) struct Lab {
     pub(crate) guard: Guard,
     folder: TempDir,
 }
 
-/// A program in shell under `undying run`, with the name `job`. It ends when a file `stop` appears.
+/// A shell program under `undying run`, with the name `job`. The program ends when a file `stop` appears.
 pub(crate) struct Guarded<'a> {
     pub(crate) lab: &'a Lab,
     pub(crate) guardian: Child,
@@ -45,14 +45,14 @@ impl<'a> Guarded<'a> {
             words.extend(["--every", "50ms"]);
         }
         if !options.contains(&"--files") {
-            // A script tells by its files what has happened; these are not to go back.
+            // A script records its progress in files, and a restart must not roll back these files.
             words.extend(["--files", "fresh"]);
         }
         words.extend(["--", "sh", "-c", script]);
         Self { lab, guardian: lab.undying(words).spawn().unwrap() }
     }
 
-    /// The status; before the guardian has written its first one there is none.
+    /// Returns the status. Waits until the guardian has written its first status.
     pub(crate) fn status(&self) -> Value {
         until("a status", || {
             let said = self.lab.say(["status", "job", "--json"]);
@@ -67,14 +67,14 @@ impl<'a> Guarded<'a> {
         until("checkpoints", || (count() >= from + more).then_some(()));
     }
 
-    /// Kills the root, and waits for the next incarnation.
+    /// Kills the root process, and waits for the next incarnation (restored or restarted program).
     pub(crate) fn kill(&self) {
         let before = self.incarnation();
         self.root().signal(Signal::KILL).unwrap();
         self.await_incarnation(before + 1);
     }
 
-    /// The root process.
+    /// Returns the root process.
     pub(crate) fn root(&self) -> ProcessId {
         ProcessId::of(Pid(self.status()["pid"].as_i64().unwrap() as i32)).unwrap()
     }
@@ -83,7 +83,7 @@ impl<'a> Guarded<'a> {
         self.status()["incarnation"].as_u64().unwrap()
     }
 
-    /// Waits until this or a later one runs.
+    /// Waits until the incarnation with this number, or a later incarnation, runs.
     pub(crate) fn await_incarnation(&self, number: u64) {
         until("the next incarnation", || {
             let now = self.status();
@@ -91,7 +91,7 @@ impl<'a> Guarded<'a> {
         });
     }
 
-    /// Tells the program to end, and gives the exit status.
+    /// Makes the program end, and returns the exit status.
     pub(crate) fn end(mut self) -> i32 {
         std::fs::write(self.lab.path("stop"), "").unwrap();
         wait(&mut self.guardian).code().unwrap()
@@ -102,7 +102,7 @@ impl<'a> Guarded<'a> {
     }
 }
 
-/// What a call has left.
+/// The exit code and the output of a call.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) code: Option<i32>,
@@ -112,7 +112,7 @@ pub(crate) struct Said {
 
 impl Lab {
     pub(crate) fn new() -> Self {
-        // Not below /tmp where that is a tmpfs: images are to be written as they usually are.
+        // The directory is not below /tmp, which may be a tmpfs. Images must be written to an ordinary file system.
         let folder = TempDir::with_prefix_in("undying-cli-", env!("CARGO_TARGET_TMPDIR")).unwrap();
         Self { guard: Guard::new(), folder }
     }
@@ -125,7 +125,7 @@ impl Lab {
         self.path("store")
     }
 
-    /// `undying` with arguments and this lab's store; streams lead to files.
+    /// Creates a command that runs `undying` with these arguments and the store of this lab. The output goes to files.
     pub(crate) fn undying<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_undying"));
         command.arg("--store").arg(self.store()).args(arguments);
@@ -133,7 +133,7 @@ impl Lab {
         command
     }
 
-    /// Disconnects a command from the streams of the test, which are pipes of another program.
+    /// Disconnects a command from the standard streams of the test, which are pipes of another program.
     pub(crate) fn detached<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let open = |name| File::options().create(true).append(true).open(self.path(name)).unwrap();
         command.stdin(Stdio::null()).stdout(open("stdout")).stderr(open("stderr"));
@@ -141,7 +141,7 @@ impl Lab {
         self.guard.mark(command)
     }
 
-    /// What detached commands have said on their standard error.
+    /// Returns the standard error of all detached commands.
     pub(crate) fn told(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.path("stderr")).unwrap_or_default()).into_owned()
     }
@@ -161,7 +161,7 @@ impl Lab {
         self.call(&mut self.undying(arguments))
     }
 
-    /// Runs `undying` with `--json` and parses its answer; null when it fails and prints none.
+    /// Runs `undying` with `--json`, and parses its output. Returns null if the command fails and prints nothing.
     pub(crate) fn json(&self, arguments: &[&str]) -> Value {
         let said = self.say(arguments.iter().copied().chain(["--json"]));
         if said.code != Some(0) && said.stdout.is_empty() {
@@ -170,12 +170,12 @@ impl Lab {
         serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"))
     }
 
-    /// Starts the counter on its own, in a session of its own.
+    /// Starts the counter without a guardian, in a new session.
     pub(crate) fn counter(&self, arguments: &[&str]) -> Counter {
         self.counter_like(program(), arguments, &mut Command::new("setsid"))
     }
 
-    /// The same, as another program file, and with what the `setsid` command brings along.
+    /// Starts the counter from another program file, through a prepared `setsid` command.
     pub(crate) fn counter_like(&self, program: &Path, arguments: &[&str], setsid: &mut Command) -> Counter {
         setsid.arg("--fork").arg(program).arg(self.path("count")).args(arguments);
         let mut child = self.detached(setsid).spawn().unwrap();
@@ -187,7 +187,7 @@ impl Lab {
         counter
     }
 
-    /// The counter that runs below a guardian, with the count it writes.
+    /// Returns the counter that runs below a guardian, with the file of its count.
     pub(crate) fn guarded_counter(&self) -> Option<Counter> {
         let running: Vec<ProcessId> =
             self.guard.marked().into_iter().filter(|process| runs_counter(*process)).collect();
@@ -196,7 +196,7 @@ impl Lab {
         Some(Counter { process, file: self.path("count") })
     }
 
-    /// The words of `counter FILE …`.
+    /// Returns the command line of the counter: `counter FILE …`.
     pub(crate) fn counter_words(&self, arguments: &[&str]) -> Vec<String> {
         let mut words = vec![program().display().to_string(), self.path("count").display().to_string()];
         words.extend(arguments.iter().map(|word| (*word).to_owned()));
@@ -204,7 +204,7 @@ impl Lab {
     }
 }
 
-/// A failed test shows what the commands that it does not wait for have said.
+/// If the test has failed, drop prints the standard error of the detached commands.
 impl Drop for Lab {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -213,7 +213,7 @@ impl Drop for Lab {
     }
 }
 
-/// A running counter.
+/// A running counter: a test program that increments a number and checks its own memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Counter {
     pub(crate) process: ProcessId,
@@ -225,27 +225,27 @@ impl Counter {
         self.process.pid()
     }
 
-    /// The last round; panics when the counter has found itself corrupt.
+    /// Returns the last count. Panics if the counter has found an inconsistency.
     pub(crate) fn read(&self) -> Option<u64> {
         let said = std::fs::read_link(&self.file).ok()?;
         assert!(said != Path::new("corrupt"), "the counter is corrupt");
         said.to_str()?.parse().ok()
     }
 
-    /// Waits until it has counted on by so many rounds.
+    /// Waits until the counter has counted the given number of further rounds.
     pub(crate) fn goes_on(&self, rounds: u64) {
         let from = self.read().unwrap_or(0);
         let went_on = within_limit(|| self.read().filter(|now| *now >= from + rounds || *now < from));
         assert!(went_on.is_some(), "stands still at {from}:\n{}", testkit::describe(&[self.process]));
     }
 
-    /// The value of a line of its `/proc/PID/status`.
+    /// Returns the value of a line in the counter's `/proc/PID/status`.
     pub(crate) fn status(&self, name: &str) -> String {
         status_of(self.pid(), name)
     }
 }
 
-/// The value of a line of `/proc/PID/status`; empty when there is no such process.
+/// Returns the value of a line in `/proc/PID/status`. Returns an empty text if the process does not exist.
 pub(crate) fn status_of(pid: Pid, name: &str) -> String {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -260,13 +260,13 @@ fn exe_of(process: ProcessId) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{}/exe", process.pid())).ok()
 }
 
-/// Copies a program by another process: a child that another test forks while this one writes would keep the copy busy,
-/// and executing it would fail with `ETXTBSY`.
+/// Copies a program with another process. If this process wrote the copy, a child that another test forks could inherit
+/// the open descriptor. The execution of the copy would then fail with `ETXTBSY`.
 pub(crate) fn copy_program(from: impl AsRef<OsStr>, to: &Path) {
     assert!(Command::new("install").args(["-m", "755"]).arg(from).arg(to).status().unwrap().success());
 }
 
-/// The compiled counter.
+/// Compiles the counter once, and returns its path.
 pub(crate) fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -284,7 +284,7 @@ pub(crate) fn program() -> &'static Path {
     })
 }
 
-/// Waits for a child; one that hangs is killed.
+/// Waits for a child. Kills the child at the time limit.
 pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -299,13 +299,13 @@ pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// Collects a dead child, if it is one of this test.
+/// Reaps a dead process if it is a child of this test.
 pub(crate) fn reap(pid: Pid) {
     use rustix::process::{WaitOptions, waitpid};
     let _another_ones_child = waitpid(rustix::process::Pid::from_raw(pid.get()), WaitOptions::NOHANG);
 }
 
-/// Whether this user can do what the tests need; says why not.
+/// Reports whether this user may run the tests. Otherwise prints the reason.
 pub(crate) fn supported() -> bool {
     if !rustix::process::geteuid().is_root() {
         println!("unsupported: root");
@@ -314,7 +314,7 @@ pub(crate) fn supported() -> bool {
     true
 }
 
-/// So many rounds: few in everyday runs, many where `UNDYING_LONG_TESTS` is set.
+/// Returns `short`, or `long` if `UNDYING_LONG_TESTS` is set.
 pub(crate) fn rounds(short: usize, long: usize) -> usize {
     if std::env::var_os("UNDYING_LONG_TESTS").is_some() { long } else { short }
 }

@@ -1,4 +1,4 @@
-//! A system under `undying up`, for tests of it.
+//! A system (several components) under `undying up`, for tests.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::io::Read;
@@ -14,14 +14,14 @@ use testkit::ProcessId;
 
 use super::common::{Lab, Said, until, wait};
 
-/// A system that is guarded, until it is dropped.
+/// A guarded system. Drop ends the system.
 pub(crate) struct System {
     pub(crate) lab: Lab,
     pub(crate) guardian: Child,
 }
 
 impl System {
-    /// Writes the file, replaces `PROGRAM` and `FOLDER` in it, and starts the system.
+    /// Writes the system file, replaces `PROGRAM` and `FOLDER` in it, and starts the system.
     pub(crate) fn up(text: &str) -> Self {
         Self::up_with(text, |_, _| {})
     }
@@ -35,7 +35,7 @@ impl System {
         Self { lab, guardian }
     }
 
-    /// Replaces the file of a system that is up.
+    /// Replaces the file of a running system.
     pub(crate) fn rewrite(&self, text: &str) {
         write_file(&self.lab, text);
     }
@@ -80,7 +80,7 @@ impl System {
         assert!(found.is_some(), "{words:?} was not reported:\n{}", self.lab.told());
     }
 
-    /// Has a component do something.
+    /// Makes a component execute an order.
     pub(crate) fn order(&self, name: &str, word: &str) {
         let (order, new) = (self.lab.path(&format!("{name}.do")), self.lab.path(&format!("{name}.new")));
         std::fs::write(&new, word).unwrap();
@@ -91,13 +91,13 @@ impl System {
         self.lab.say(words.iter().copied())
     }
 
-    /// The lines that components have written to one file.
+    /// Returns the lines that components have written to a file.
     pub(crate) fn lines(&self, file: &str) -> Vec<String> {
         let text = std::fs::read_to_string(self.lab.path(file)).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Ends the system; the exit code of its guardian.
+    /// Ends the system. Returns the exit code of its guardian.
     pub(crate) fn down(mut self) -> Option<i32> {
         let said = self.call(&["down"]);
         assert_eq!(said.code, Some(0), "{said:?}\n{}", self.lab.told());
@@ -115,7 +115,7 @@ fn write_file(lab: &Lab, text: &str) {
     std::fs::write(lab.path("system.toml"), format!("[system]\nname = \"lab\"\n{text}")).unwrap();
 }
 
-/// The compiled component.
+/// Compiles the component program once, and returns its path.
 pub(crate) fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -132,7 +132,7 @@ pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The answer of a component.
+/// Connects to a component, and returns its answer.
 pub(crate) fn ask(port: u16) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

@@ -1,4 +1,4 @@
-//! A shell on a pseudo terminal, for tests of what a person sees.
+//! A shell on a pseudo terminal, for tests of terminal output.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::fs::File;
@@ -18,18 +18,18 @@ use rustix::termios::Winsize;
 use super::common::Lab;
 
 pub(crate) const PROMPT: &str = "OUTER> ";
-/// How soon the end of the terminal is noticed.
+/// Maximum delay until the end of the terminal is detected.
 const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// An interactive shell that leads a session on a pseudo terminal.
 pub(crate) struct Terminal<'a> {
     pub(crate) lab: &'a Lab,
     pub(crate) shell: Child,
-    /// None once the terminal was hung up.
+    /// The master side of the terminal; `None` after the terminal was hung up.
     pub(crate) master: Option<File>,
     reader: Option<(JoinHandle<()>, Arc<AtomicBool>)>,
     pub(crate) screen: Arc<Mutex<String>>,
-    /// How much of the screen earlier expectations have used up.
+    /// Number of bytes of the screen text that earlier expectations have consumed.
     pub(crate) seen: usize,
 }
 
@@ -84,7 +84,7 @@ impl<'a> Terminal<'a> {
         terminal
     }
 
-    /// Closes this end of the terminal, as a closed window does.
+    /// Closes the master side of the terminal, like a closed window does.
     pub(crate) fn hang_up(&mut self) {
         if let Some((reads, is_over)) = self.reader.take() {
             is_over.store(true, Ordering::Relaxed);
@@ -102,12 +102,12 @@ impl<'a> Terminal<'a> {
         self.master.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
     }
 
-    /// Waits until a text is shown behind what was expected before.
+    /// Waits until the text appears after the previously expected text.
     pub(crate) fn expect(&mut self, text: &str) {
         self.expect_all(&[text]);
     }
 
-    /// Waits until all these texts are shown, in any order, behind what was expected before.
+    /// Waits until all texts appear, in any order, after the previously expected text.
     pub(crate) fn expect_all(&mut self, texts: &[&str]) {
         let deadline = std::time::Instant::now() + super::common::LIMIT;
         loop {
@@ -127,7 +127,8 @@ impl<'a> Terminal<'a> {
         }
     }
 
-    /// The shell with this prompt runs commands, and the terminal has the modes of one that a shell reads from.
+    /// Asserts that the shell with this prompt executes commands, and that the terminal is in the usual modes of a
+    /// shell.
     pub(crate) fn is_usable(&mut self, prompt: &str) {
         self.send(
             "echo al''ive; stty -a | tr ' ' '\\n' | grep -x -e icanon -e isig -e echo | sort | tr '\\n' ,\n",

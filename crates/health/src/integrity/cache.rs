@@ -1,6 +1,6 @@
-//! Getting a damaged page out of the page cache.
+//! Removal of a damaged page from the page cache.
 //!
-//! Owns: the advice to the kernel, and the check that it was followed.
+//! Owns: the advice to the kernel, and the check that the kernel has followed the advice.
 //! Does not: end the processes that map the file.
 
 use std::fs::{File, OpenOptions};
@@ -15,13 +15,13 @@ use super::changed::Changed;
 use super::process::DIRECT;
 
 impl Changed {
-    /// Drops the clean pages of the file from the page cache, so that the next incarnation reads them from the device.
-    /// The kernel keeps pages that a process maps: this is for the time between two incarnations. The result is whether
-    /// the page is now that of the device.
+    /// Drops the clean pages of the file from the page cache. The next incarnation (a new start of the program) then
+    /// reads the pages from the device. The kernel keeps pages that a process maps, so call this function between two
+    /// incarnations. Returns whether the page in the cache is now equal to the page on the device.
     ///
     /// # Errors
     ///
-    /// That the file cannot be opened by its name, or that its file system has no direct reads (EINVAL).
+    /// An error if the file cannot be opened by its name. EINVAL if the file system does not support direct reads.
     pub fn drop_from_cache(&self) -> Result<bool> {
         let failed = |operation| move |error: std::io::Error| Error::path(operation, &self.file, error);
         let cached = File::open(&self.file).map_err(failed("open"))?;
@@ -37,5 +37,5 @@ impl Changed {
     }
 }
 
-/// The bytes that are compared.
+/// Number of compared bytes.
 const PAGE: ByteCount = ByteCount(PAGE_BYTES);

@@ -1,59 +1,59 @@
-//! What a sweep reports.
+//! The reports of a sweep, which compares executable pages with their earlier content.
 //!
 //! Owns: the description of a page that has changed.
-//! Does not: find one.
+//! Does not: find changed pages; `sweep` does.
 
 use std::path::PathBuf;
 
 use model::{Address, Pid};
 
-/// Where a page that differs is.
+/// The location of a page that differs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Place {
-    /// A copy that this process alone has.
+    /// A private copy, which only this process maps.
     Process,
-    /// The page cache: every process that maps or reads the file has it, and a new incarnation has it again.
+    /// The page cache. Every process that maps or reads the file sees the page, and so does a new incarnation.
     PageCache,
 }
 
-/// What a page that differs means.
+/// The most likely cause of a changed page.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// At most three bits of one page, the only one that has changed in this process during the pass.
+    /// At most three bits differ. For [`Place::Process`], no other page of the process has changed in the pass.
     Flip,
-    /// A byte has become the breakpoint instruction, of a debugger or of a uprobe.
+    /// A byte has become the breakpoint instruction. A debugger or a uprobe sets such a breakpoint.
     Breakpoint,
-    /// Another program traces the process, and may have changed it.
+    /// Another program traces the process, and may have changed the page.
     Traced,
-    /// More than three bits or several pages: the program, or another one, has replaced code.
+    /// More than three bits, or several pages, differ. The program itself or another program has replaced code.
     Patched,
-    /// The file on its device has the same bytes: it was changed without a change of its times.
+    /// The file on the device has the same bytes. The file was changed, but its timestamps were not.
     FileChanged,
-    /// The bytes that were there before are not known.
+    /// The earlier bytes of the page are not known.
     Unknown,
 }
 
 /// An executable page that has changed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Changed {
-    /// The process in which it was found.
+    /// The process in which the page was found.
     pub pid: Pid,
-    /// The first byte that differs; the beginning of the page if the bytes before are not known.
+    /// The address of the first byte that differs, or of the page if the earlier bytes are not known.
     pub address: Address,
-    /// The mapped file, as `/proc/PID/maps` names it.
+    /// The path of the mapped file in `/proc/PID/maps`.
     pub file: PathBuf,
-    /// The offset of that byte in the file.
+    /// The offset of the byte at `address` in the file.
     pub offset: u64,
-    /// How many bits differ; `None` if the bytes before are not known.
+    /// The number of bits that differ. `None` if the earlier bytes are not known.
     pub bits: Option<u32>,
-    /// Where the page is.
+    /// The location of the page.
     pub place: Place,
-    /// What it means.
+    /// The most likely cause of the change.
     pub kind: Kind,
 }
 
 impl Changed {
-    /// Whether the memory itself has changed, with high probability.
+    /// Reports whether a memory error is the cause, with high probability.
     #[must_use]
     pub fn is_flip(&self) -> bool {
         self.kind == Kind::Flip

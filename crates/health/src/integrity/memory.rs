@@ -1,8 +1,8 @@
-//! What pages were before.
+//! The known content of executable pages.
 //!
-//! Owns: the checksums of the pages of files, and the contents of pages that differed in their first pass.
-//! Invariants: the checksums of a file outlive an incarnation, so that damage of the page cache is found in the next one
-//! as well. What was learnt of a process does not outlive it.
+//! Owns: the checksums of the pages of files, and the content of pages that differed from their file in the first pass.
+//! Invariants: the checksums of a file are kept for the next incarnation (start of the program), so that damage in the
+//! page cache is also found then. All other knowledge is removed when an incarnation ends.
 //! Does not: read pages.
 
 use std::collections::{HashMap, HashSet};
@@ -11,27 +11,29 @@ use model::{Address, ProcessKey};
 
 use super::process::{FileId, Mapping};
 
-/// Pages whose whole content is kept: 4 MiB. Of further ones the checksum is kept, and not how many bits differ.
+/// Maximum number of pages whose content is stored: 4 MiB. For further pages, only the checksum is stored. The number
+/// of changed bits is then not known.
 const CONTENTS_MAX: usize = 1024;
 
-/// What is known of the pages of a tree.
+/// The known content of the pages of a process tree.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    /// The checksum of each page of each file.
+    /// The checksum of each page of each file, by the number of the page in the file.
     files: HashMap<FileId, HashMap<u64, u32>>,
-    /// Pages that are not those of their file.
+    /// Pages of processes whose content differs from the file and is accepted.
     learnt: HashMap<(ProcessKey, Address), Learnt>,
     contents: usize,
-    /// Changes of the page cache that were reported: the checksum that the page has since.
+    /// Reported changes of the page cache: for each page, the checksum of the changed content.
     reported: HashMap<(FileId, u64), u32>,
-    /// The loaded files that the pass before has compared.
+    /// The loaded files that the previous pass has compared.
     known: HashSet<Loaded>,
 }
 
-/// A file in a process, by where its first byte would be. Mappings that mprotect(2) has split have it in common.
+/// A file in a process, identified by the address of the first byte of the file. Mappings that mprotect(2) has split
+/// share this address.
 type Loaded = (ProcessKey, FileId, u64);
 
-/// What a page was when it was learnt.
+/// The accepted content of a page.
 #[derive(Debug)]
 pub(super) enum Learnt {
     Content(Box<[u8]>),
@@ -39,18 +41,18 @@ pub(super) enum Learnt {
 }
 
 impl Memory {
-    /// Forgets the processes of an incarnation.
+    /// Removes all knowledge of the processes of the previous incarnation, and keeps the checksums of files.
     pub(super) fn begin_incarnation(&mut self) {
         let files = std::mem::take(&mut self.files);
         *self = Self { files, ..Self::default() };
     }
 
-    /// A pass over these mappings has ended: forgets what belongs to others.
+    /// Ends a pass over `mappings`: removes all knowledge of files and processes that are not in `mappings`.
     pub(super) fn end_pass(&mut self, mappings: &[Mapping]) {
         self.known = mappings.iter().map(loaded).collect();
         let files: HashSet<FileId> = mappings.iter().map(|mapping| mapping.file).collect();
         let processes: HashSet<ProcessKey> = mappings.iter().map(|mapping| mapping.process).collect();
-        // A tree that has ended leaves the files of its last pass for the next incarnation.
+        // After the tree has ended, the files of its last pass are kept for the next incarnation.
         if !files.is_empty() {
             self.files.retain(|file, _| files.contains(file));
         }
@@ -59,7 +61,7 @@ impl Memory {
         self.contents = self.learnt.values().filter(|one| matches!(one, Learnt::Content(_))).count();
     }
 
-    /// Whether no pass has compared the file of a mapping, as it is loaded there, yet.
+    /// Reports whether no pass has yet compared the file of `mapping` in its process.
     pub(super) fn is_new(&self, mapping: &Mapping) -> bool {
         !self.known.contains(&loaded(mapping))
     }
@@ -76,7 +78,7 @@ impl Memory {
         self.learnt.get(&(process, at))
     }
 
-    /// Takes a page for right as it is.
+    /// Accepts the current content of a page.
     pub(super) fn learn(&mut self, process: ProcessKey, at: Address, content: &[u8]) {
         self.forget(process, at);
         let learnt = if self.contents < CONTENTS_MAX {
@@ -88,7 +90,7 @@ impl Memory {
         self.learnt.insert((process, at), learnt);
     }
 
-    /// The page is that of its file again.
+    /// Removes the accepted content of a page, which is equal to its file again.
     pub(super) fn forget(&mut self, process: ProcessKey, at: Address) {
         let was_content = matches!(self.learnt.remove(&(process, at)), Some(Learnt::Content(_)));
         self.contents -= usize::from(was_content);

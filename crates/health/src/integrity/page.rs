@@ -1,9 +1,10 @@
-//! Reading pages: of a process, of the page cache, of a device.
+//! Reading pages of a process, of the page cache or of a device.
 //!
-//! Owns: which pages of a range are in the page tables, and the buffer that they are read into.
-//! Invariants: of a process, only pages that are in the page tables are read, so that no page is brought in, and nothing
-//! waits for a disk or for a userfaultfd. Pages of files are read only where a process has a copy or a page differs.
-//! Does not: compare.
+//! Owns: the list of pages that are in the page tables, and the buffer into which pages are read.
+//! Invariants: in a process, only pages in the page tables are read. The kernel therefore loads no page, and a read
+//! never waits for a disk or a userfaultfd. Pages of files are read only if a process has a private copy or if a page
+//! differs.
+//! Does not: compare pages.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,9 +17,9 @@ use sys::{Error, Result, process_memory};
 use super::changed::Place;
 use super::process::{Mapping, Way};
 
-/// Bytes of a page.
+/// Size of a page in bytes.
 pub(super) const PAGE: usize = PAGE_BYTES as usize;
-/// Bytes of an entry of the page map.
+/// Size of an entry of the page map in bytes.
 const ENTRY: usize = size_of::<u64>();
 
 /// A page that is in the page tables.
@@ -28,7 +29,7 @@ pub(super) struct Present {
     pub(super) place: Place,
 }
 
-/// The pages of a range that are in the page tables of a process, rising.
+/// Returns the pages of a range that are in the page tables of a process, in ascending order.
 pub(super) fn present(pid: Pid, range: AddressRange) -> Result<Vec<Present>> {
     let path = format!("/proc/{pid}/pagemap");
     let failed = |error: std::io::Error| Error::path("read", &path, error);
@@ -51,7 +52,7 @@ pub(super) fn present(pid: Pid, range: AddressRange) -> Result<Vec<Present>> {
         .collect())
 }
 
-/// Reads pages of a process into a buffer, one behind the other.
+/// Reads pages of a process into a buffer. The pages are adjacent in the buffer.
 pub(super) fn read(pid: Pid, pages: &[Present], buffer: &mut Vec<u8>) -> Result<()> {
     let mut ranges: Vec<(Address, ByteCount)> = Vec::new();
     for page in pages {
@@ -64,7 +65,7 @@ pub(super) fn read(pid: Pid, pages: &[Present], buffer: &mut Vec<u8>) -> Result<
     process_memory::read_scattered(pid, &ranges, buffer)
 }
 
-/// Reads a page of the file of a mapping; what lies behind the end of the file is zeros, as it is in memory.
+/// Reads a page from the file of a mapping. Bytes after the end of the file are zeros, like in memory.
 pub(super) fn read_file(mapping: &Mapping, at: Address, way: Way) -> Result<Vec<u8>> {
     let file = mapping.open(way)?;
     let failed = |error: std::io::Error| Error::path("read", &mapping.name, error);

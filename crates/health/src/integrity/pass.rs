@@ -1,9 +1,9 @@
-//! One pass over all executable pages of a tree.
+//! One pass over all executable pages of a process tree.
 //!
-//! Owns: the list of mappings, the place that the pass has come to, the pages that differ.
-//! Invariants: each page is compared once; a page of the page cache once, however many processes map it. A step reads
-//! at most [`STEP_PAGES`] pages.
-//! Does not: decide when the next step is due, or what a difference means.
+//! Owns: the list of mappings, the position of the pass, and the pages that differ.
+//! Invariants: each page is compared once. A page of the page cache is compared once even if many processes map the
+//! page. A step reads at most [`STEP_PAGES`] pages.
+//! Does not: decide when the next step is due, or classify a difference.
 
 use std::collections::HashSet;
 
@@ -15,21 +15,23 @@ use super::memory::Memory;
 use super::page::{self, PAGE, Present};
 use super::process::{self, FileId, Mapping, Way};
 
-/// Pages of a step: 256 KiB, some 50 µs.
+/// Maximum number of pages in a step: 256 KiB, about 50 µs.
 pub(super) const STEP_PAGES: u64 = 64;
-/// Processes that one step lists: some 100 µs each.
+/// Maximum number of processes that one step lists; about 100 µs for each process.
 const PROCESSES_PER_STEP: usize = 8;
-/// Pages that differ and are kept for the end of the pass. There are more only where code is replaced on a large scale.
+/// Maximum number of differing pages that are stored until the end of the pass. Only large replacements of code exceed
+/// this limit.
 const SUSPECTS_MAX: usize = 64;
 
-/// What a pass has covered.
+/// The pages that a pass has covered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Extent {
     /// Executable pages of files that the processes map.
     pub mapped: PageCount,
-    /// Pages that were compared: those in the page tables, each page of the page cache once.
+    /// Compared pages. Only pages in the page tables are compared, and each page of the page cache is counted once.
     pub compared: PageCount,
-    /// Mappings of files that cannot be identified: deleted or replaced, where `/proc/PID/map_files` may not be used.
+    /// Size of the mappings whose files cannot be identified. These files are deleted or replaced, and
+    /// `/proc/PID/map_files` is not permitted.
     pub unreadable: ByteCount,
 }
 
@@ -41,36 +43,36 @@ pub(super) struct Suspect {
     pub(super) content: Vec<u8>,
 }
 
-/// A pass that is going on.
+/// A pass in progress.
 #[derive(Debug, Default)]
 pub(super) struct Pass {
-    /// Processes to be listed, the next one last.
+    /// Processes that are not listed yet, in reverse order.
     processes: Vec<Pid>,
     mappings: Vec<Mapping>,
-    /// The mapping, and the address in it, that come next.
+    /// The index of the next mapping, and the next address in this mapping.
     next: (usize, Option<Address>),
-    /// Pages that were passed.
+    /// Number of pages that the pass has visited.
     done: u64,
     extent: Extent,
-    /// Pages of the page cache that were compared.
+    /// Compared pages of the page cache.
     cached: HashSet<(FileId, u64)>,
     suspects: Vec<Suspect>,
     buffer: Vec<u8>,
 }
 
 impl Pass {
-    /// A pass over these processes.
+    /// Creates a pass over these processes.
     pub(super) fn new(mut processes: Vec<Pid>) -> Self {
         processes.reverse();
         Self { processes, ..Self::default() }
     }
 
-    /// Whether processes are still to be listed: the length of the pass is not known yet.
+    /// Reports whether some processes are not listed yet. The length of the pass is not known until all are listed.
     pub(super) fn is_listing(&self) -> bool {
         !self.processes.is_empty()
     }
 
-    /// Pages that were passed, and all.
+    /// Returns the number of visited pages and the number of all pages.
     pub(super) fn position(&self) -> (u64, u64) {
         (self.done, self.extent.mapped.get())
     }
@@ -95,7 +97,7 @@ impl Pass {
         !self.suspects.is_empty()
     }
 
-    /// Lists some processes, or compares some pages.
+    /// Lists several processes, or compares the next pages.
     pub(super) fn step(&mut self, memory: &mut Memory) {
         if self.is_listing() {
             for _ in 0..PROCESSES_PER_STEP {
@@ -115,7 +117,7 @@ impl Pass {
         let piece = AddressRange::new(start, end);
         self.done += piece.pages().get();
         self.next = if end < mapping.range.end { (self.next.0, Some(end)) } else { (self.next.0 + 1, None) };
-        // Pages of a process that has ended, or unmapped them, are those of the next pass.
+        // The process may have ended or unmapped the pages. The next pass then lists the current mappings.
         let _gone = self.compare(&mapping, piece, memory);
     }
 
@@ -142,13 +144,13 @@ impl Pass {
     }
 }
 
-/// Whether a page is what it was; learns it where nothing is known of it.
+/// Reports whether a page has its known content. Records the content if none is known.
 fn is_right(mapping: &Mapping, page: Present, content: &[u8], memory: &mut Memory) -> bool {
     let (process, at, number) = (mapping.process, page.at, mapping.page_in_file(page.at));
     match page.place {
         Place::PageCache => {
             let sum = crc32c::crc32c(content);
-            // Also where the process had a copy before, which it has given back.
+            // The process may have had a private copy before, and the page cache has replaced the copy.
             memory.forget(process, at);
             let known = memory.sum_of_file(mapping.file, number);
             if known.is_none() {
@@ -171,7 +173,7 @@ fn is_right(mapping: &Mapping, page: Present, content: &[u8], memory: &mut Memor
     }
 }
 
-/// The checksum of a page of the file; read from the page cache if no process has shown it yet.
+/// Returns the checksum of a page of the file. Reads the page from the page cache if the checksum is not known.
 fn sum_of_file(mapping: &Mapping, at: Address, memory: &mut Memory) -> Option<u32> {
     let number = mapping.page_in_file(at);
     if let Some(known) = memory.sum_of_file(mapping.file, number) {

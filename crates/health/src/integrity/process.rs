@@ -1,6 +1,6 @@
 //! The executable file mappings of a process.
 //!
-//! Owns: which mappings are compared, the identity of their files, the way to a file that has no name any more.
+//! Owns: the selection of the compared mappings, the identity of their files, and access to files without a name.
 //! Invariants: two mappings with the same [`FileId`] show the same content of the same file.
 //! Does not: read pages.
 
@@ -15,13 +15,14 @@ use tracee::procfs::{self, Area, Backing};
 /// O_DIRECT on x86-64.
 pub(super) const DIRECT: i32 = 0o40000;
 
-/// A content of a file: a file whose times or size change is another one.
+/// The identity of a version of a file. A change of the times or the size makes a new `FileId`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct FileId {
     device: u64,
     inode: u64,
     size: u64,
-    /// Of the last change of the content, and of the last change of anything; seconds and nanoseconds.
+    /// Time of the last change of the content (`modified`, mtime) and of the inode (`changed`, ctime). Each time is in
+    /// seconds and nanoseconds.
     modified: (i64, i64),
     changed: (i64, i64),
 }
@@ -31,7 +32,7 @@ pub(super) struct FileId {
 pub(super) struct Mapping {
     pub(super) process: ProcessKey,
     pub(super) range: AddressRange,
-    /// The offset of its first byte in the file.
+    /// The file offset of the first byte of the mapping.
     pub(super) offset: u64,
     pub(super) file: FileId,
     /// The name of the file in `/proc/PID/maps`.
@@ -42,17 +43,17 @@ pub(super) struct Mapping {
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     pub(super) mappings: Vec<Mapping>,
-    /// Executable file mappings whose files cannot be identified.
+    /// Size of the executable file mappings whose files cannot be identified.
     pub(super) unreadable: ByteCount,
 }
 
 impl Mapping {
-    /// The number of a page in the file.
+    /// Returns the number of a page in the file.
     pub(super) fn page_in_file(&self, at: Address) -> u64 {
         (self.offset + (at - self.range.start).get()) / PAGE_BYTES
     }
 
-    /// Opens the file, also if it no longer has a name.
+    /// Opens the file, even if the file no longer has a name.
     pub(super) fn open(&self, way: Way) -> Result<File> {
         let path = by_range(self.process.pid, self.range);
         let flags = if way == Way::Direct { DIRECT } else { 0 };
@@ -70,12 +71,12 @@ impl Mapping {
     }
 }
 
-/// How a file is read.
+/// The source from which a file is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
-    /// From the page cache.
+    /// The page cache.
     Cached,
-    /// From its device.
+    /// The device, with direct reads.
     Direct,
 }
 
@@ -107,7 +108,8 @@ pub(super) fn list(pid: Pid) -> Result<Listing> {
     Ok(listing)
 }
 
-/// Private, readable and executable, not writable, and of a file: not the vDSO, and no memory of a compiler.
+/// Reports whether an area is a private, readable, executable and not writable mapping of a file. The vDSO and the
+/// memory of a just-in-time compiler are not mappings of files.
 fn is_compared(area: &Area) -> bool {
     let protection = area.protection;
     protection.read
@@ -120,19 +122,19 @@ fn is_compared(area: &Area) -> bool {
 fn identify(pid: Pid, area: &Area) -> Option<(FileId, PathBuf)> {
     let Backing::File { inode, path, .. } = &area.backing else { return None };
     let by_range = fs::metadata(by_range(pid, area.range));
-    // The name may lead to another file by now, and device numbers differ on some file systems.
+    // The name may now belong to another file. Device numbers differ on some file systems, so only inodes are compared.
     let by_name = || fs::metadata(by_name(pid, path)).ok().filter(|found| found.ino() == inode.get());
     let metadata = by_range.ok().or_else(by_name)?;
     metadata.is_file().then(|| (FileId::of(&metadata), path.clone()))
 }
 
-/// The link to a mapped file, which leads to it whatever its name is. Following it needs CAP_SYS_ADMIN or
-/// CAP_CHECKPOINT_RESTORE.
+/// Returns the path of the link to a mapped file. The link works even if the file has lost its name. To follow the
+/// link, a process needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE.
 fn by_range(pid: Pid, range: AddressRange) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{:x}", range.start.get(), range.end.get()))
 }
 
-/// The file by its name, as the process sees it.
+/// Returns a path to the file by its name in the mount namespace of the process.
 fn by_name(pid: Pid, name: &Path) -> PathBuf {
     let mut path = PathBuf::from(format!("/proc/{pid}/root"));
     path.push(name.strip_prefix("/").unwrap_or(name));

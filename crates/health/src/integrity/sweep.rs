@@ -1,10 +1,10 @@
-//! The sweep: passes over a tree, one after the other, and the confirmation of what differs.
+//! The sweep: successive passes over the executable pages of a process tree, and the recheck of pages that differ.
 //!
-//! Owns: when the next step is due, the recheck of pages that differ, the reports.
-//! Invariants: a pass takes `every` at least, in steps at equal distances; a change is found in the pass that is going
-//! on or in the next one. A change is reported once. A page is reported only if it has the same bytes at the recheck,
-//! in the same mapping of the same file.
-//! Does not: restart anything.
+//! Owns: the time of the next step, the recheck, and the reports.
+//! Invariants: a pass lasts at least `every`, and its steps are spread evenly. A change is found in the current pass or
+//! in the next pass. A change is reported once. A page is reported only if the recheck finds the same bytes in the same
+//! mapping of the same file.
+//! Does not: restart programs.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,14 +19,14 @@ use super::pass::{Extent, Pass, Suspect};
 use super::process::{self, Mapping, Way};
 use super::verdict::{Evidence, judge};
 
-/// From the end of a pass to the recheck: a debugger that steps over a breakpoint, and a program that replaces several
-/// instructions, are done by then.
+/// Delay from the end of a pass to the recheck. In this time, a debugger steps over its breakpoint, and a program
+/// completes the replacement of several instructions.
 const RECHECK: Duration = Duration::from_millis(100);
 
-/// The shortest time of a pass: a shorter one would take a noticeable part of a processor.
+/// Shortest duration of a pass. A shorter pass would use a significant part of a CPU.
 const EVERY_MIN: Duration = Duration::from_secs(1);
 
-/// Compares all executable pages of a tree once in a given time.
+/// Compares all executable pages of a process tree once in each period.
 #[derive(Debug)]
 pub struct Sweep {
     every: Duration,
@@ -41,7 +41,7 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// A sweep without a tree, which takes so long for each pass, and a second at least.
+    /// Creates a sweep without a tree. Each pass lasts `every`, but at least one second.
     #[must_use]
     pub fn new(every: Duration, now: Instant) -> Self {
         Self {
@@ -56,27 +56,28 @@ impl Sweep {
         }
     }
 
-    /// Begins with the tree of a new incarnation; `None` ends it. What its first pass finds is taken for right, except
-    /// for pages of the page cache that earlier incarnations have shown otherwise.
+    /// Starts to sweep the tree of a new incarnation (a new start of the program); `None` stops the sweep. The first
+    /// pass accepts the pages that it finds. An exception is a page of the page cache that differs from its earlier
+    /// checksum.
     pub fn set_root(&mut self, root: Option<Pid>, now: Instant) {
         self.memory.begin_incarnation();
         (self.root, self.last) = (root, None);
         self.begin_pass(now);
     }
 
-    /// When it is to be advanced; `None` without a tree.
+    /// Returns the time of the next call of [`Sweep::advance`]; `None` without a tree.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// What the last whole pass has covered.
+    /// Returns the pages that the last complete pass has covered.
     #[must_use]
     pub fn last_pass(&self) -> Option<Extent> {
         self.last
     }
 
-    /// Makes one step, if it is due. At the end of a pass, gives the pages that have changed.
+    /// Executes one step if a step is due. At the end of a pass, returns the pages that have changed.
     pub fn advance(&mut self, now: Instant) -> Vec<Changed> {
         if self.due.is_none_or(|due| now < due) {
             return Vec::new();
@@ -98,12 +99,13 @@ impl Sweep {
         Vec::new()
     }
 
-    /// A pass over the processes that the tree has now. A root that has ended has no tree; the caller sets another one.
+    /// Creates a pass over the current processes of the tree. The pass is empty if the root has ended; the caller then
+    /// sets another root.
     fn list(&self) -> Option<Pass> {
         self.root.map(|root| Pass::new(tree::descendants(root).unwrap_or_default()))
     }
 
-    /// When the next step of the pass is due: in proportion to the pages, and not before the time of the event.
+    /// Returns the time of the next step, in proportion to the visited pages. The time is not before `now`.
     fn step_due(&self, pass: &Pass, now: Instant) -> Instant {
         let (done, all) = pass.position();
         if pass.is_listing() || all == 0 {
@@ -124,7 +126,7 @@ impl Sweep {
         (self.pass, self.is_recheck) = (None, false);
     }
 
-    /// Rechecks the pages that differ.
+    /// Rechecks the pages that differ, and returns the confirmed changes.
     fn confirm(&mut self, pass: &mut Pass) -> Vec<Changed> {
         let suspects = pass.take_suspects();
         let mut pages: HashMap<ProcessKey, usize> = HashMap::new();
@@ -147,7 +149,7 @@ impl Sweep {
             Place::Process => {
                 let file = page::read_file(mapping, at, Way::Cached).ok();
                 if file.as_ref() == Some(content) {
-                    // A debugger has taken out its breakpoint again.
+                    // A debugger has removed its breakpoint.
                     self.memory.forget(process, at);
                     return None;
                 }
@@ -178,7 +180,8 @@ impl Sweep {
         })
     }
 
-    /// The bytes of the page on its device if they are those of before, and whether they are those of now.
+    /// Returns the page of the device if the page has the earlier checksum. Also reports whether the page of the device
+    /// is equal to the current content.
     fn of_device(&self, suspect: &Suspect) -> (Option<Vec<u8>>, bool) {
         let Suspect { mapping, page, content } = suspect;
         let Ok(device) = page::read_file(mapping, page.at, Way::Direct) else { return (None, false) };
@@ -189,7 +192,7 @@ impl Sweep {
     }
 }
 
-/// Whether a page still differs in the same way, in the same mapping of the same file.
+/// Reports whether a page still has the same differing bytes in the same mapping of the same file.
 fn is_unchanged(suspect: &Suspect) -> bool {
     let Suspect { mapping, page, content } = suspect;
     let pid = mapping.process.pid;
@@ -208,10 +211,10 @@ fn is_unchanged(suspect: &Suspect) -> bool {
         && again == *content
 }
 
-/// Whether a program other than this one traces a process.
+/// Reports whether a program other than this program traces a process.
 fn is_traced_by_another(pid: Pid) -> bool {
     let tracer = procfs::status(pid).map_or(Pid(0), |status| status.tracer);
-    // The tracer is a thread; a thread of ours stops the process for a checkpoint and changes no code.
+    // The tracer is a thread. A thread of this program stops the process for a checkpoint, and changes no code.
     let is_ours = || procfs::status(tracer).is_ok_and(|of| of.tgid.get() == std::process::id() as i32);
     tracer.get() != 0 && !is_ours()
 }

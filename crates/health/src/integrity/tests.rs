@@ -1,6 +1,6 @@
-//! Sweeps over real programs whose text is changed from outside.
+//! Tests of sweeps over real programs whose executable pages change.
 //!
-//! Owns: a program with a large text, a tracer that sets a breakpoint, and a program that patches itself.
+//! Owns: a program with large text, a tracer that sets a breakpoint, and a program that patches itself.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -16,7 +16,7 @@ use crate::test_support::{Running, compile};
 
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Text of some pages that is touched before the program prints its address; then the program obeys orders.
+/// The program touches several pages of its text, prints the address of the text, and then reads commands.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,7 +83,7 @@ int main(int count, char **words) {
 }
 "#;
 
-/// The program, and the conversation with it.
+/// The running program, and the pipes to its standard input and output.
 struct Program {
     child: Child,
     input: ChildStdin,
@@ -130,14 +130,14 @@ impl Program {
     }
 }
 
-/// Changes a byte of a process, whatever its protection.
+/// Changes a byte in a process, even if the page is not writable.
 fn change(pid: Pid, at: Address, with: impl FnOnce(u8) -> u8) {
     let memory = ProcessMemory::open(pid).unwrap();
     let byte = memory.read_vec(at, ByteCount(1)).unwrap()[0];
     memory.write(at, &[with(byte)]).unwrap();
 }
 
-/// A sweep by a clock that is moved by hand.
+/// A sweep with a simulated clock.
 struct Swept {
     clock: Clock,
     sweep: Sweep,
@@ -153,7 +153,7 @@ impl Swept {
         swept
     }
 
-    /// One whole pass. No real time passes but that of the calls.
+    /// Runs one complete pass. The simulated clock advances; the test does not sleep.
     fn pass(&mut self) -> Vec<Changed> {
         let mut changed = Vec::new();
         let end = self.clock.now() + EVERY;
@@ -251,7 +251,7 @@ fn a_page_that_is_changed_back_is_not_reported() {
     let mut swept = Swept::over(program.pid());
     let at = program.page(11);
     change(program.pid(), at, |before| before ^ 2);
-    // Up to the end of the pass, where it has been found and is rechecked.
+    // Runs to the end of the pass, at which the recheck of the changed page is due.
     until("the recheck", || {
         swept.clock.advance(swept.sweep.due().unwrap().saturating_duration_since(swept.clock.now()));
         assert_eq!(swept.sweep.advance(swept.clock.now()), []);
@@ -314,7 +314,7 @@ fn the_steps_of_a_pass_are_spread_over_its_time() {
 #[test]
 fn a_file_is_compared_once_however_many_processes_map_it() {
     let running = Running::shell("sleep 1000 & sleep 1000 & sleep 1000 & sleep 1000 & sleep 1000 & wait");
-    // Programs that are still loaded map less.
+    // A program that is still loading maps less.
     until("five programs with the same text", || {
         let members = tracee::tree::descendants(running.pid()).unwrap().len();
         let extent = Swept::over(running.pid()).extent();
@@ -332,7 +332,7 @@ fn a_page_of_the_cache_is_judged_by_the_device() {
     if page::read_file(mapping, program.code, process::Way::Direct).is_err() {
         return testkit::unsupported("direct reads of temporary files");
     }
-    // As if the page had been another one when the file was met for the first time.
+    // Simulates that the page had another content when the file was first found.
     let number = mapping.page_in_file(program.page(8));
     swept.sweep.memory.set_sum_of_file(mapping.file, number, 1);
     let found = swept.pass();
@@ -344,7 +344,7 @@ fn a_page_of_the_cache_is_judged_by_the_device() {
     assert_eq!(found.drop_from_cache(), Ok(true));
 }
 
-/// A program with 64 MiB of text that is in its page tables.
+/// A program whose 64 MiB of text are in its page tables.
 const LARGE: &str = r#"
 #include <stdio.h>
 #include <unistd.h>
@@ -362,7 +362,7 @@ int main(void) {
 }
 "#;
 
-/// CPU time of this thread.
+/// Returns the CPU time of the calling thread.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

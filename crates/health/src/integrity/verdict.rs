@@ -1,38 +1,39 @@
-//! What a page that differs means.
+//! The classification of a page that differs.
 //!
-//! Owns: the comparison of two contents of a page, and the order of the meanings.
-//! Invariants: pure.
+//! Owns: the comparison of two contents of a page, and the order in which causes are considered.
+//! Invariants: the functions are pure.
 //! Does not: read pages.
 
 use super::changed::{Kind, Place};
 
-/// Bits that a flip changes, at most: as many as the checksum finds with certainty.
+/// Maximum number of bits that a memory error changes. CRC-32C detects up to this number of changed bits with
+/// certainty.
 const FLIPPED_BITS_MAX: u32 = 3;
 /// The one-byte breakpoint instruction of x86 (int3).
 const BREAKPOINT: u8 = 0xcc;
 
-/// What is known of a page that differs.
+/// The known facts about a page that differs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Evidence<'a> {
     pub(super) place: Place,
-    /// Its bytes now.
+    /// The current bytes of the page.
     pub(super) content: &'a [u8],
-    /// Its bytes before.
+    /// The earlier bytes of the page.
     pub(super) original: Option<&'a [u8]>,
-    /// The file on its device has the bytes of now.
+    /// The file on the device has the current bytes.
     pub(super) is_on_device: bool,
     /// Another program traces the process.
     pub(super) is_traced: bool,
-    /// It is the only page of the process that differs in this pass.
+    /// The page is the only page of its process that differs in this pass.
     pub(super) is_only: bool,
 }
 
-/// What it means.
+/// The cause of a difference, and its extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Verdict {
     pub(super) kind: Kind,
     pub(super) bits: Option<u32>,
-    /// The first byte that differs.
+    /// The offset in the page of the first byte that differs.
     pub(super) first: u64,
 }
 
@@ -46,7 +47,7 @@ pub(super) fn judge(evidence: &Evidence<'_>) -> Verdict {
     let first = pairs().position(|(now, before)| now != before).unwrap_or(0) as u64;
     let has_breakpoint = pairs().any(|(now, before)| now != before && *now == BREAKPOINT);
     let kind = match evidence.place {
-        // No debugger changes the page cache.
+        // Debuggers do not change the page cache.
         Place::PageCache if bits <= FLIPPED_BITS_MAX => Kind::Flip,
         Place::PageCache => Kind::Patched,
         Place::Process if has_breakpoint => Kind::Breakpoint,

@@ -1,6 +1,6 @@
-//! The variables of the protocol, and the address in NOTIFY_SOCKET.
+//! The environment variables of sd_notify(3), and the address in NOTIFY_SOCKET.
 //!
-//! Owns: their names; the two forms of an address, a path and `@name`.
+//! Owns: the names of the variables, and the two forms of an address: a path and `@name`.
 //! Does not: open a socket.
 
 use std::ffi::{OsStr, OsString};
@@ -9,35 +9,35 @@ use std::path::PathBuf;
 
 use rustix::net::SocketAddrUnix;
 
-/// The variable that names the socket.
+/// The variable that contains the address of the socket.
 pub const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
-/// The variable with the time between two keep-alive messages, at most, in microseconds.
+/// The variable that contains the maximum time between two keep-alive messages, in microseconds.
 pub const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
-/// The variable with the pid of the process that sends them.
+/// The variable that contains the pid of the process that sends the keep-alive messages.
 pub const WATCHDOG_PID: &str = "WATCHDOG_PID";
 
-/// Where a notify socket is.
+/// The address of a notify socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum NotifyAddress {
-    /// A name in the abstract namespace, which belongs to the network namespace.
+    /// A name in the abstract namespace. Each network namespace has its own abstract names.
     Abstract(Vec<u8>),
-    /// A file.
+    /// The path of a socket file.
     Path(PathBuf),
 }
 
-/// Why a text is no address of a notify socket.
+/// The reason why a text is not an address of a notify socket.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AddressError {
-    /// It is neither an absolute path nor `@` and a name.
+    /// The text is neither an absolute path nor `@` with a name.
     #[error("{0:?} is no socket of sd_notify(3): it begins with neither / nor @")]
     Form(OsString),
-    /// It is too long for the address of a socket, or empty behind the `@`.
+    /// The name is empty, or too long for a socket address.
     #[error("{0:?} is no socket of sd_notify(3): the name is empty, or longer than 107 bytes")]
     Length(OsString),
 }
 
 impl NotifyAddress {
-    /// Reads the value of NOTIFY_SOCKET.
+    /// Parses the value of NOTIFY_SOCKET.
     pub(super) fn parse(text: &OsStr) -> Result<Self, AddressError> {
         let address = match text.as_bytes() {
             [b'@', name @ ..] => Self::Abstract(name.to_vec()),
@@ -50,7 +50,7 @@ impl NotifyAddress {
         }
     }
 
-    /// The value of NOTIFY_SOCKET for it.
+    /// Returns the value of NOTIFY_SOCKET for this address.
     pub(super) fn value(&self) -> OsString {
         match self {
             Self::Abstract(name) => OsString::from_vec([b"@", name.as_slice()].concat()),
@@ -58,7 +58,7 @@ impl NotifyAddress {
         }
     }
 
-    /// The form that the kernel takes.
+    /// Converts the address to the form of the kernel. Returns `None` if the name is empty or too long.
     pub(super) fn to_socket_address(&self) -> Option<SocketAddrUnix> {
         match self {
             Self::Abstract(name) if name.is_empty() => None,

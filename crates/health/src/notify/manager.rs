@@ -1,8 +1,9 @@
 //! Messages to the service manager that has started this program.
 //!
-//! Owns: the environment of the protocol, and the messages that `undying` itself sends.
-//! Invariants: without a service manager every call succeeds and does nothing; no call waits.
-//! Does not: change the environment. A caller removes [`ServiceManager::VARIABLES`] from what its children get.
+//! Owns: the environment variables of the protocol, and the messages that `undying` itself sends.
+//! Invariants: without a service manager, every call succeeds and does nothing. No call blocks.
+//! Does not: change the environment. A caller removes [`ServiceManager::VARIABLES`] from the environment of its
+//! children.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -14,10 +15,10 @@ use sys::{Errno, Error, Result};
 
 use super::address::{AddressError, NOTIFY_SOCKET, NotifyAddress, WATCHDOG_PID, WATCHDOG_USEC};
 
-/// Bytes of a status text that are sent: what fits a message of PIPE_BUF bytes with room for its name.
+/// Maximum length of a sent status text in bytes. The text and its name fit into a message of PIPE_BUF bytes.
 const STATUS_BYTES_MAX: usize = 1024;
 
-/// The service manager, if this program was started by one with `Type=notify`.
+/// The connection to the service manager, if a service manager with `Type=notify` has started this program.
 #[derive(Debug)]
 pub struct ServiceManager {
     connection: Option<(OwnedFd, NotifyAddress)>,
@@ -25,19 +26,21 @@ pub struct ServiceManager {
 }
 
 impl ServiceManager {
-    /// The variables that children must not get: their messages would count as ours.
+    /// The variables that children must not inherit. The service manager would accept their messages as messages of
+    /// `undying`.
     pub const VARIABLES: [&'static str; 3] = [NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID];
 
-    /// The service manager that the environment names.
+    /// Connects to the service manager that the environment names.
     ///
     /// # Errors
     ///
-    /// That NOTIFY_SOCKET has another form than sd_notify(3) knows; that there is no socket to send from.
+    /// [`ManagerError::Address`] if NOTIFY_SOCKET is not an address of sd_notify(3). [`ManagerError::Socket`] if
+    /// socket(2) fails.
     pub fn from_environment() -> std::result::Result<Self, ManagerError> {
         Self::from_variables(|name| std::env::var_os(name))
     }
 
-    /// The service manager that these variables name.
+    /// Connects to the service manager that the variables name.
     pub(super) fn from_variables(
         variable: impl Fn(&str) -> Option<OsString>,
     ) -> std::result::Result<Self, ManagerError> {
@@ -58,53 +61,53 @@ impl ServiceManager {
         Ok(Self { connection, watchdog: watchdog.map(Duration::from_micros) })
     }
 
-    /// Whether there is a service manager.
+    /// Reports whether a service manager is present.
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.connection.is_some()
     }
 
-    /// Reports that this program has started up.
+    /// Reports to the service manager that this program has started.
     ///
     /// # Errors
     ///
-    /// What sendto(2) reports; EAGAIN if the queue of the service manager is full: send it again later.
+    /// The errno of sendto(2). EAGAIN means that the queue of the service manager is full: repeat the call later.
     pub fn ready(&self) -> Result<()> {
         self.send("READY=1")
     }
 
-    /// Reports that this program is about to end.
+    /// Reports to the service manager that this program is about to exit.
     ///
     /// # Errors
     ///
-    /// As [`ServiceManager::ready`].
+    /// The same errors as for [`ServiceManager::ready`].
     pub fn stopping(&self) -> Result<()> {
         self.send("STOPPING=1")
     }
 
-    /// Reports a text of one line; control characters become spaces, and it is cut at 1024 bytes.
+    /// Sends a status text of one line. Control characters become spaces, and the text is truncated to 1024 bytes.
     ///
     /// # Errors
     ///
-    /// As [`ServiceManager::ready`].
+    /// The same errors as for [`ServiceManager::ready`].
     pub fn status(&self, text: &str) -> Result<()> {
         let cut = text.floor_char_boundary(STATUS_BYTES_MAX);
         let line: String = text[..cut].chars().map(|one| if one.is_control() { ' ' } else { one }).collect();
         self.send(&format!("STATUS={line}"))
     }
 
-    /// The time between two calls of [`ServiceManager::ping`], at most; half of it is usual. `None` if the service
-    /// manager expects none from this process.
+    /// Returns the maximum time between two calls of [`ServiceManager::ping`]. Callers usually call after half of this
+    /// time. Returns `None` if the service manager expects no such calls from this process.
     #[must_use]
     pub fn watchdog_interval(&self) -> Option<Duration> {
         self.watchdog
     }
 
-    /// Reports that this program is alive.
+    /// Reports to the service manager that this program is alive.
     ///
     /// # Errors
     ///
-    /// As [`ServiceManager::ready`].
+    /// The same errors as for [`ServiceManager::ready`].
     pub fn ping(&self) -> Result<()> {
         self.send("WATCHDOG=1")
     }
@@ -120,13 +123,13 @@ impl ServiceManager {
     }
 }
 
-/// Why the service manager cannot be reached.
+/// The reason why the service manager cannot be reached.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ManagerError {
-    /// NOTIFY_SOCKET is not understood.
+    /// NOTIFY_SOCKET does not contain a valid address.
     #[error("NOTIFY_SOCKET: {0}")]
     Address(#[from] AddressError),
-    /// There is no socket to send from.
+    /// The socket for sending cannot be created.
     #[error(transparent)]
     Socket(#[from] Error),
 }

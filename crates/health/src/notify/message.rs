@@ -1,38 +1,40 @@
 //! The lines of a message of sd_notify(3).
 //!
-//! Owns: which assignments are known, and their values.
-//! Invariants: an assignment that is not known, or has no valid value, is left out; the others of its message count.
+//! Owns: the known assignments and their values.
+//! Invariants: an unknown or invalid assignment is ignored. The other assignments of the message are still used.
 //! Does not: check the sender.
 
 use std::time::Duration;
 
 use sys::Errno;
 
-/// Bytes of a status text that are kept; a line of a terminal is shorter.
+/// Maximum number of stored bytes of a status text. A line of a terminal is shorter.
 const STATUS_BYTES_MAX: usize = 1024;
 
-/// What a program reports of itself.
+/// A report of a program about itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Sign {
-    /// `READY=1`: it has started up, or has finished to reload.
+    /// `READY=1`: the program has started, or has reloaded its configuration.
     Ready,
-    /// `RELOADING=1`: it reads its configuration again, and `READY=1` follows.
+    /// `RELOADING=1`: the program reloads its configuration. `READY=1` follows.
     Reloading,
-    /// `STOPPING=1`: it is about to end.
+    /// `STOPPING=1`: the program is about to exit.
     Stopping,
-    /// `WATCHDOG=1`: it is alive.
+    /// `WATCHDOG=1`: the program is alive.
     Watchdog,
-    /// `WATCHDOG=trigger`: it has found an error in itself, and is to be treated as if it had not reported in time.
+    /// `WATCHDOG=trigger`: the program has detected an internal error. The receiver acts like after a missed keep-alive
+    /// message.
     WatchdogTrigger,
-    /// `WATCHDOG_USEC=`: the time between two `WATCHDOG=1`, at most, from now on. Zero for none.
+    /// `WATCHDOG_USEC=`: the new maximum time between two `WATCHDOG=1`. Zero means that no keep-alive messages are
+    /// expected.
     WatchdogInterval(Duration),
-    /// `STATUS=`: a text for a person, of at most 1024 bytes. It may have control characters.
+    /// `STATUS=`: a human-readable text of at most 1024 bytes. The text may contain control characters.
     Status(String),
-    /// `ERRNO=`: the error that it ends with.
+    /// `ERRNO=`: the error with which the program exits.
     Errno(Errno),
 }
 
-/// The signs of a message, in the order of their lines.
+/// Returns the reports in a message, in the order of the lines.
 pub(super) fn parse(message: &[u8]) -> Vec<Sign> {
     message.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
@@ -58,7 +60,7 @@ fn parse_line(line: &[u8]) -> Option<Sign> {
     }
 }
 
-/// Decimal digits alone, without a sign.
+/// Parses a number that consists of decimal digits only, without a sign.
 fn number(value: &[u8]) -> Option<u64> {
     let is_plain = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
     std::str::from_utf8(value).ok().filter(|_| is_plain)?.parse().ok()

@@ -1,8 +1,8 @@
-//! The protocol of sd_notify(3), as its receiver and as its sender.
+//! The receiver and the sender of the protocol sd_notify(3).
 //!
-//! Owns: the two sides, and what they share: the address of the socket and the lines of a message.
-//! Invariants: neither side waits.
-//! Does not: decide what follows from a message.
+//! Owns: the two sides, the address of the socket and the lines of a message.
+//! Invariants: neither side blocks.
+//! Does not: decide about the consequences of a message.
 //!
 //! Source: sd_notify(3), and `$NOTIFY_SOCKET` in systemd.exec(5).
 

@@ -1,8 +1,8 @@
-//! The socket that programs report to.
+//! The socket that receives messages of programs.
 //!
-//! Owns: the socket, its file, which senders count.
-//! Invariants: a message counts only if its sender is a process of the tree of the root when the message is received;
-//! descriptors that come with a message are closed, which also answers `BARRIER=1`; a call takes a bounded number of
+//! Owns: the socket, its file, and the check of senders.
+//! Invariants: a message is accepted only if its sender belongs to the process tree when the message is received.
+//! Descriptors in a message are closed, which also completes a `BARRIER=1`. One call receives a limited number of
 //! messages.
 //! Does not: accept MAINPID, FDSTORE or other assignments that would give the program rights over its supervisor.
 
@@ -22,32 +22,34 @@ use super::address::NotifyAddress;
 use super::message::{Sign, parse};
 use crate::interest::{Handle, Interest};
 
-/// Bytes of a message; a longer one is ignored (systemd has the same limit, PIPE_BUF).
+/// Maximum length of a message in bytes. Longer messages are ignored. systemd has the same limit, PIPE_BUF.
 const MESSAGE_BYTES_MAX: usize = 4096;
-/// Messages that one call takes, at most: others wait for the next call, so that a flood delays nothing else.
+/// Maximum number of messages that one call receives. Further messages wait for the next call, so that a flood of
+/// messages does not delay other work.
 pub const MESSAGES_PER_CALL: usize = 64;
-/// Any user may send: a component may run as another user than its supervisor, and strangers are ignored.
+/// Mode of the socket file. Any user may send, because a program may run as another user than its supervisor. Messages
+/// from outside the process tree are ignored.
 const MODE: u32 = 0o666;
 
-/// What a process of the tree has reported.
+/// A message of a process of the tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
-    /// The process.
+    /// The process that has sent the message.
     pub sender: Pid,
-    /// What it reports, in its order.
+    /// The reports in the message, in the order of the lines.
     pub signs: Vec<Sign>,
 }
 
-/// Messages that were ignored, since the socket was made.
+/// Numbers of messages that were ignored since the socket was created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ignored {
-    /// Their sender was no process of the tree, or had ended and was reaped.
+    /// Messages whose sender was not a process of the tree, or had ended and was already reaped.
     pub of_strangers: u64,
-    /// They were longer than 4096 bytes.
+    /// Messages of more than 4096 bytes.
     pub too_long: u64,
 }
 
-/// The receiver of the messages of one process tree.
+/// The socket that receives the messages of one process tree.
 #[derive(Debug)]
 pub struct NotifySocket {
     socket: OwnedFd,
@@ -57,20 +59,23 @@ pub struct NotifySocket {
 }
 
 impl NotifySocket {
-    /// A socket with a name in the abstract namespace. Programs in another network namespace cannot reach it.
+    /// Creates a socket with a name in the abstract namespace. Programs in another network namespace cannot reach the
+    /// socket.
     ///
     /// # Errors
     ///
-    /// EADDRINUSE if the name is taken; EINVAL if it is empty or too long.
+    /// EADDRINUSE if the name is in use. EINVAL if the name is empty or too long.
     pub fn bind_abstract(name: &str) -> Result<Self> {
         Self::bind(NotifyAddress::Abstract(name.as_bytes().to_vec()))
     }
 
-    /// A socket with a file, which is removed again. A file of a socket that no process has open is replaced.
+    /// Creates a socket with a file, and removes the file on drop. If no process has the existing socket of this path
+    /// open, the call replaces the file.
     ///
     /// # Errors
     ///
-    /// EADDRINUSE if there is another file; EINVAL if the path is too long; what bind(2) reports.
+    /// EADDRINUSE if the path is a socket in use or another file. EINVAL if the path is too long. Other errors of
+    /// bind(2).
     pub fn bind_path(path: &Path) -> Result<Self> {
         let mut outcome = Self::bind(NotifyAddress::Path(path.to_owned()));
         if outcome.as_ref().is_err_and(|error| error.errno.0 == RawErrno::ADDRINUSE.raw_os_error())
@@ -97,35 +102,35 @@ impl NotifySocket {
         Ok(Self { socket, address, root: None, ignored: Ignored::default() })
     }
 
-    /// The value of NOTIFY_SOCKET for the program.
+    /// Returns the value of NOTIFY_SOCKET for the program.
     #[must_use]
     pub fn name(&self) -> OsString {
         self.address.value()
     }
 
-    /// Messages of this process and its descendants count from now on; without a root none does.
+    /// Sets the root of the process tree whose messages are accepted. Without a root, all messages are ignored.
     pub fn set_root(&mut self, root: Option<Pid>) {
         self.root = root;
     }
 
-    /// What is waited for.
+    /// Returns the descriptor and the event for which the caller waits.
     #[must_use]
     pub fn handle(&self) -> Handle<'_> {
         (self.socket.as_fd(), Interest::Readable)
     }
 
-    /// How many messages were ignored.
+    /// Returns the numbers of ignored messages.
     #[must_use]
     pub fn ignored(&self) -> Ignored {
         self.ignored
     }
 
-    /// The messages that have come, at most [`MESSAGES_PER_CALL`]; the handle stays readable if there are more. Those
-    /// without a known line are left out.
+    /// Receives up to [`MESSAGES_PER_CALL`] messages. The handle stays readable if further messages are queued.
+    /// Messages without a known line are left out.
     ///
     /// # Errors
     ///
-    /// What recvmsg(2) reports. The socket can be used further.
+    /// The errno of recvmsg(2). The socket remains usable.
     pub fn advance(&mut self) -> Result<Vec<Message>> {
         let mut buffer = [0; MESSAGE_BYTES_MAX];
         let mut tree = Tree { root: self.root, members: None };
@@ -149,13 +154,13 @@ impl NotifySocket {
 impl Drop for NotifySocket {
     fn drop(&mut self) {
         if let NotifyAddress::Path(path) = &self.address {
-            // A directory that was removed meanwhile has taken it along.
+            // The file may already be gone, for example because its directory was removed.
             let _gone_already = fs::remove_file(path);
         }
     }
 }
 
-/// The processes of a tree, listed once a call, and only if a sender is not the root.
+/// The processes of a tree. The list is read at most once in a call, and only if a sender is not the root.
 struct Tree {
     root: Option<Pid>,
     members: Option<Vec<Pid>>,
@@ -172,7 +177,7 @@ impl Tree {
     }
 }
 
-/// Whether the file is a socket that no process has open.
+/// Reports whether the file is a socket that no process has open.
 fn is_abandoned(path: &Path) -> bool {
     let Some(address) = NotifyAddress::Path(path.to_owned()).to_socket_address() else { return false };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;

@@ -1,6 +1,6 @@
-//! Messages over real sockets: of the tree, of strangers, too long, too many.
+//! Tests of messages over real sockets: from the process tree, from outside the tree, too long, and too many.
 //!
-//! Owns: senders of each kind.
+//! Owns: a sender for each of these cases.
 //! Does not: test the parser of lines; `message` does.
 
 use std::ffi::OsString;
@@ -20,7 +20,7 @@ use testkit::until;
 use super::*;
 use crate::test_support::{Running, compile};
 
-/// Sends WATCHDOG=1 to the abstract name in NOTIFY_SOCKET, and stays.
+/// A program that sends WATCHDOG=1 to the abstract name in NOTIFY_SOCKET, and continues to run.
 const SENDER: &str = r#"
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +44,7 @@ fn own() -> Pid {
     Pid(std::process::id() as i32)
 }
 
-/// A socket in a folder of its own, which counts messages of this process.
+/// Creates a socket in a new directory. The socket accepts messages of this process.
 fn bound() -> (tempfile::TempDir, NotifySocket) {
     let folder = tempfile::tempdir().unwrap();
     let mut socket = NotifySocket::bind_path(&folder.path().join("notify")).unwrap();
@@ -70,7 +70,7 @@ fn messages_of_the_tree_count_and_those_of_others_do_not() {
     sender.send(b"READY=1\nSTATUS=up").unwrap();
     let messages = socket.advance().unwrap();
     assert_eq!(messages, [Message { sender: own(), signs: vec![Sign::Ready, Sign::Status("up".into())] }]);
-    // This process is no descendant of that one.
+    // This test process is not a descendant of `other`.
     let other = Running::shell("exec sleep 1000");
     for root in [Some(other.pid()), None] {
         socket.set_root(root);
@@ -89,14 +89,14 @@ fn a_descendant_counts_and_may_send_to_a_name_without_a_file() {
     socket.set_root(Some(own()));
     let folder = tempfile::tempdir().unwrap();
     let program = compile(folder.path(), SENDER);
-    // The sender is a grandchild.
+    // The sender is a grandchild of this process.
     let mut command = Command::new("sh");
     command.args(["-c", "$0; true"]).arg(&program).env(NOTIFY_SOCKET, socket.name());
     let shell = Running::start(&mut command);
     let message = until("a message of the descendant", || socket.advance().unwrap().pop());
     assert_eq!(message.signs, [Sign::Watchdog]);
     assert_ne!(message.sender, shell.pid());
-    // Its parent is the shell.
+    // The parent of the sender is the shell.
     let parent = tracee::procfs::stat(message.sender).unwrap().ppid;
     assert_eq!(parent, shell.pid());
 }
@@ -140,10 +140,10 @@ fn descriptors_that_come_along_are_closed() {
     send(sender.as_fd(), &message).unwrap();
     drop(writer);
     assert_eq!(signs(socket.advance().unwrap()), [Sign::Ready]);
-    // The pipe has no writer any more; this would wait for ever if a descriptor had stayed.
+    // The pipe has no writer left. If the receiver had kept a descriptor, this read would block forever.
     assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0);
     drop(reader);
-    // Other tests of this process open descriptors, too, but not two hundred.
+    // Other tests of this process also open descriptors, but fewer than 150.
     assert!(std::fs::read_dir("/proc/self/fd").unwrap().count() < before + 150);
 }
 
@@ -152,7 +152,7 @@ fn an_abandoned_file_is_replaced_and_others_are_not() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify");
     drop(UnixDatagram::bind(&path).unwrap());
-    // A program that another test is starting has all descriptors of this process for a moment.
+    // While another test starts a program, its child process holds duplicates of all descriptors for a moment.
     let socket = until("the end of the other socket", || NotifySocket::bind_path(&path).ok());
     assert!(std::fs::metadata(&path).unwrap().file_type().is_socket());
     assert!(NotifySocket::bind_path(&path).is_err(), "it is in use");

@@ -1,9 +1,9 @@
-//! One attempt of a probe, from its beginning to its outcome.
+//! One attempt of a probe, from its start to its outcome. A probe is a health check of a program.
 //!
-//! Owns: the deadline, the reasons of a failure, the order of connecting, asking and reading.
-//! Invariants: has an outcome at the deadline at the latest; a killed program has [`program::KILL_TIME_MAX`] more.
-//! Gives exactly one outcome.
-//! Does not: repeat; the caller begins another attempt.
+//! Owns: the deadline, the reasons of a failure, and the order of the steps: connect, send, receive.
+//! Invariants: an attempt has exactly one outcome, at its deadline or earlier. A killed program may take
+//! [`program::KILL_TIME_MAX`] longer.
+//! Does not: repeat an attempt; the caller starts the next attempt.
 
 use std::time::{Duration, Instant};
 
@@ -16,72 +16,72 @@ use super::program::{self, Program};
 use super::question::{HttpTarget, Probe};
 use crate::interest::Handle;
 
-/// How an attempt has ended.
+/// The result of an attempt.
 pub type Outcome = Result<(), Failure>;
 
-/// Why a probe has failed.
+/// The reason why a probe has failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Failure {
-    /// The connection was refused, or cannot be made.
+    /// The connection was refused, or cannot be established.
     #[error("cannot connect to {}: {errno}", Escaped(target))]
     Connect {
-        /// Address or path.
+        /// The address or the path of the socket.
         target: String,
-        /// Why.
+        /// The error of the connection.
         errno: Errno,
     },
-    /// This process has no socket left to connect with.
+    /// This process cannot create a socket.
     #[error("cannot make a socket: {0}")]
     NoSocket(Errno),
-    /// The answer is none of HTTP, or does not come.
+    /// The server did not send a valid HTTP response.
     #[error("no answer of HTTP: {0}")]
     Answer(AnswerError),
-    /// The answer has this status.
+    /// The HTTP response has this status.
     #[error("the answer has the status {0}")]
     Status(u16),
     /// The program cannot be started.
     #[error("cannot start {program:?}: {errno}")]
     Start {
-        /// Its name.
+        /// The name of the program.
         program: String,
-        /// Why.
+        /// The error of the start.
         errno: Errno,
     },
-    /// The program ended with this status.
+    /// The program exited with this status.
     #[error("the program ended with status {0}")]
     Exit(i32),
-    /// The program was ended by a signal.
+    /// The program was killed by this signal.
     #[error("the program was ended by signal {0}")]
     Killed(Signal),
-    /// The end of the program was taken by another wait of this process.
+    /// Another wait of this process has reaped the program, so its exit status is lost.
     #[error("the status of the program is not known")]
     StatusLost,
-    /// The time was over.
+    /// The deadline has passed.
     #[error("{step} within {limit:?}")]
     TimedOut {
-        /// What had not happened.
+        /// The step that was not completed.
         step: Step,
-        /// The time it had.
+        /// The time limit of the attempt.
         limit: Duration,
     },
 }
 
 impl Failure {
-    /// Whether the program that was probed is the cause. Otherwise the attempt itself could not be made.
+    /// Reports whether the probed program is the cause. Otherwise the attempt itself could not be made.
     #[must_use]
     pub fn is_of_the_program(&self) -> bool {
         !matches!(self, Self::NoSocket(_) | Self::Start { .. } | Self::StatusLost)
     }
 }
 
-/// What an attempt waits for.
+/// The event for which an attempt waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// The connection.
+    /// The connection is established.
     Connect,
-    /// The status line of the answer.
+    /// The status line of the HTTP response is received.
     Answer,
-    /// The end of the program.
+    /// The program exits.
     Exit,
 }
 
@@ -95,7 +95,7 @@ impl std::fmt::Display for Step {
     }
 }
 
-/// An attempt of a probe.
+/// One attempt of a probe.
 #[derive(Debug)]
 pub struct Attempt {
     state: State,
@@ -105,19 +105,20 @@ pub struct Attempt {
 
 #[derive(Debug)]
 enum State {
-    /// Connects; the request follows.
+    /// The connection is in progress; for HTTP, the request follows.
     Dial(Dial, Option<HttpTarget>),
     Exchange(Exchange),
     Program(Program),
-    /// Has failed already.
+    /// The attempt has failed, but the outcome was not returned yet.
     Failed(Failure),
-    /// The outcome was given.
+    /// The outcome was returned.
     Over,
 }
 
 impl Attempt {
-    /// Begins an attempt, which may take so long. What fails at once is the outcome of the first `advance`. Starting a
-    /// program takes until the kernel has loaded it, about a millisecond.
+    /// Begins an attempt with a time limit. If the attempt fails at once, the first call of `advance` returns the
+    /// failure. If the probe is a program, this call blocks until the kernel has loaded the program: about one
+    /// millisecond.
     #[must_use]
     pub fn begin(probe: &Probe, now: Instant, timeout: Duration) -> Self {
         let state = match probe {
@@ -135,7 +136,8 @@ impl Attempt {
         Self { state, began: now, timeout }
     }
 
-    /// What is waited for; nothing for an attempt that is to be advanced at its due time alone, or is over.
+    /// Returns the descriptor for which the caller waits. Returns `None` if the attempt waits only for its due time, or
+    /// is over.
     #[must_use]
     pub fn handle(&self) -> Option<Handle<'_>> {
         match &self.state {
@@ -146,7 +148,8 @@ impl Attempt {
         }
     }
 
-    /// The program that it has started and not reaped yet: a child of this process that is no part of a subject.
+    /// Returns the pid of the program that the attempt has started and not reaped yet. The program is a child of this
+    /// process and does not belong to a subject (a protected process tree).
     #[must_use]
     pub fn child(&self) -> Option<Pid> {
         match &self.state {
@@ -155,7 +158,7 @@ impl Attempt {
         }
     }
 
-    /// When it is to be advanced, whatever happens to its handle; `None` when it is over.
+    /// Returns the latest time of the next call of [`Attempt::advance`]; `None` if the attempt is over.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         let deadline = self.deadline();
@@ -168,10 +171,10 @@ impl Attempt {
         }
     }
 
-    /// Goes on as far as it can without waiting; the outcome when there is one.
+    /// Advances as far as possible without blocking. Returns the outcome if the attempt is over.
     pub fn advance(&mut self, now: Instant) -> Option<Outcome> {
         let outcome = self.go_on(now)?;
-        // Closes the socket; the program was reaped.
+        // Closes the socket. The program was already reaped.
         self.state = State::Over;
         Some(outcome)
     }

@@ -1,8 +1,8 @@
-//! A connection that is being made.
+//! The connection of a probe to a socket.
 //!
-//! Owns: the socket until it is connected, and the wait between two tries where the kernel gives no event.
-//! Invariants: never waits; a connection of a socket to itself counts as refused.
-//! Does not: limit the time; the attempt does.
+//! Owns: the socket until it is connected, and the delay before a retry if the kernel reports no event.
+//! Invariants: no call blocks. A connection of a socket to itself is treated as a refused connection.
+//! Does not: limit the duration; the attempt does.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,10 +19,11 @@ use sys::Errno;
 
 use crate::interest::{Handle, Interest};
 
-/// Between two tries to connect to a Unix socket whose backlog is full: the kernel reports no event for it.
+/// Delay between two attempts to connect to a Unix socket whose backlog is full. The kernel reports no event when the
+/// backlog has space again.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
-/// A connection that is being made.
+/// A connection in progress.
 #[derive(Debug)]
 pub(super) struct Dial {
     target: Target,
@@ -37,19 +38,19 @@ enum Target {
 
 #[derive(Debug)]
 enum State {
-    /// `connect` is to be called, not before this time.
+    /// `connect` must be called, but not before this time.
     Idle(Option<Instant>),
-    /// The kernel connects.
+    /// The kernel is establishing the connection.
     InProgress(OwnedFd),
 }
 
-/// How far it has come.
+/// The state of the connection after a call of `advance`.
 #[derive(Debug)]
 pub(super) enum Progress {
     Waiting,
     Connected(OwnedFd),
     Failed(Errno),
-    /// There is no socket to connect.
+    /// The socket cannot be created.
     NoSocket(Errno),
 }
 
@@ -62,7 +63,7 @@ impl Dial {
         Self { target: Target::Unix(path.to_owned()), state: State::Idle(None) }
     }
 
-    /// The target, for messages.
+    /// Returns the target as text for messages.
     pub(super) fn name(&self) -> String {
         match &self.target {
             Target::Tcp(address) => address.to_string(),
@@ -77,7 +78,7 @@ impl Dial {
         }
     }
 
-    /// When it is to be advanced without an event.
+    /// Returns the time at which `advance` must be called without an event.
     pub(super) fn due(&self) -> Option<Instant> {
         match &self.state {
             State::Idle(retry) => *retry,
@@ -85,7 +86,7 @@ impl Dial {
         }
     }
 
-    /// Goes on without waiting.
+    /// Advances as far as possible without blocking.
     pub(super) fn advance(&mut self, now: Instant) -> Progress {
         let outcome = match &self.state {
             State::Idle(Some(retry)) if now < *retry => Ok(None),
@@ -132,7 +133,7 @@ impl Dial {
         Ok(None)
     }
 
-    /// Takes the socket whose connection has succeeded or failed.
+    /// Removes and returns the socket if the connection has succeeded. Returns the error if the connection has failed.
     fn settle(&mut self) -> rustix::io::Result<Option<OwnedFd>> {
         match std::mem::replace(&mut self.state, State::Idle(None)) {
             State::Idle(_) => Ok(None),
@@ -149,7 +150,8 @@ fn is_settled(socket: &OwnedFd) -> rustix::io::Result<bool> {
     Ok(poll(&mut asked, Some(&Timespec::default()))? > 0)
 }
 
-/// A connection to a port of this machine that no socket listens on may get that port for its own end.
+/// Reports whether the socket is connected to itself. This happens if no socket listens on a local port, and the kernel
+/// chooses the same port as the local port of the connection.
 fn is_itself(socket: &OwnedFd) -> bool {
     let own = getsockname(socket).ok().and_then(|own| SocketAddr::try_from(own).ok());
     let peer = getpeername(socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());

@@ -1,8 +1,8 @@
-//! A GET, and the status line of its answer.
+//! An HTTP GET request, and the status line of the response.
 //!
-//! Owns: the request, the bounded buffer of the answer, the parser of the status line.
-//! Invariants: reads no more than `ANSWER_BYTES_MAX`, and nothing behind the status line of the final answer.
-//! Does not: read headers or a body.
+//! Owns: the request, the bounded buffer of the response, and the parser of the status line.
+//! Invariants: stops reading after `ANSWER_BYTES_MAX` bytes, or after the status line of the final response.
+//! Does not: parse headers or a body.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -14,21 +14,21 @@ use sys::Errno;
 use super::question::HttpTarget;
 use crate::interest::{Handle, Interest};
 
-/// Bytes of an answer that are read: interim answers (status 1xx) with their headers, and a status line.
+/// Maximum number of bytes that are read: interim responses (status 1xx) with their headers, and a status line.
 const ANSWER_BYTES_MAX: usize = 8192;
-/// Bytes of one read: most status lines come with the first.
+/// Buffer size of one read in bytes. The first read usually contains the whole status line.
 const PIECE_BYTES: usize = 512;
 
-/// Why there is no status.
+/// The reason why no status was received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AnswerError {
-    /// The answer does not begin with a status line of HTTP.
+    /// The response does not begin with an HTTP status line.
     #[error("it does not begin with a status line")]
     NotHttp,
-    /// There is no status line in the bytes that are read.
+    /// The bytes that were read contain no complete status line.
     #[error("there is no status line in its first {ANSWER_BYTES_MAX} bytes")]
     TooLong,
-    /// The connection was closed before there was a status line.
+    /// The server closed the connection before the end of the status line.
     #[error("the server closed the connection before the status line ended")]
     Ended,
     /// The connection has failed.
@@ -36,7 +36,7 @@ pub enum AnswerError {
     Failed(Errno),
 }
 
-/// A request and its answer.
+/// A request and its response.
 #[derive(Debug)]
 pub(super) struct Exchange {
     socket: OwnedFd,
@@ -46,7 +46,7 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// A GET on a connected socket that does not block.
+    /// Creates a GET request on a connected, non-blocking socket.
     pub(super) fn new(socket: OwnedFd, target: &HttpTarget) -> Self {
         let request = format!(
             "GET {} HTTP/1.1\r\nHost: {}\r\nUser-Agent: undying\r\nAccept: */*\r\nConnection: close\r\n\r\n",
@@ -60,7 +60,7 @@ impl Exchange {
         (self.socket.as_fd(), if is_sent { Interest::Readable } else { Interest::Writable })
     }
 
-    /// Goes on without waiting; the status when it has come.
+    /// Advances as far as possible without blocking. Returns the status if it was received.
     pub(super) fn advance(&mut self) -> Result<Option<u16>, AnswerError> {
         while self.sent < self.request.len() {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -88,7 +88,8 @@ impl Exchange {
     }
 }
 
-/// The status of the first answer that is no interim one (RFC 9110, section 15.2), once its line is whole.
+/// Returns the status of the first response that is not an interim response (RFC 9110, section 15.2). Returns `None`
+/// until the status line is complete.
 fn final_status(mut answer: &[u8]) -> Result<Option<u16>, AnswerError> {
     loop {
         let Some(status) = status_of(answer)? else { return Ok(None) };
@@ -102,7 +103,7 @@ fn final_status(mut answer: &[u8]) -> Result<Option<u16>, AnswerError> {
     }
 }
 
-/// The status that an answer begins with: `HTTP/1.1 204 No Content`.
+/// Parses the status at the beginning of a response, for example `HTTP/1.1 204 No Content`.
 fn status_of(answer: &[u8]) -> Result<Option<u16>, AnswerError> {
     const VERSION: &[u8] = b"HTTP/1.";
     let known = VERSION.len().min(answer.len());

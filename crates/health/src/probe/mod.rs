@@ -1,7 +1,7 @@
-//! Probes: questions from outside, which need no help from the program.
+//! Probes: health checks from outside, without support by the program.
 //!
-//! Owns: the questions, and the attempts to get an answer.
-//! Does not: repeat an attempt, or decide what follows from a failure.
+//! Owns: the kinds of probes, and the attempts to get an outcome.
+//! Does not: repeat an attempt, or decide about the consequences of a failure.
 
 mod attempt;
 mod dial;

@@ -1,9 +1,9 @@
 //! A program that is run as a probe.
 //!
-//! Owns: the child process, its process group, and its end.
-//! Invariants: the group is killed when the program has ended, at the timeout, and when the value is dropped; then the
-//! child is reaped. The group is named only while the child is not reaped, so that its number belongs to it.
-//! Does not: read what the program writes; its standard streams are /dev/null.
+//! Owns: the child process, its process group, and its exit status.
+//! Invariants: the process group is killed when the program has exited, at the timeout, and on drop. Then the child is
+//! reaped. Signals are sent to the group only before the child is reaped, so that the group number is not reused.
+//! Does not: read the output of the program; the standard streams are /dev/null.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -18,35 +18,37 @@ use sys::Errno;
 use crate::interest::{Handle, Interest};
 use crate::notify::ServiceManager;
 
-/// From SIGKILL to the end of a process, at most: exceeded only by a process that is blocked in the kernel.
+/// Maximum time from SIGKILL to the exit of the program. Only a process that is blocked in the kernel needs longer.
 pub(super) const KILL_TIME_MAX: Duration = Duration::from_secs(2);
-/// How long a drop waits for a killed process to end. It takes less than a millisecond on an idle machine.
+/// Maximum time for which a drop waits until a killed process has exited. On an idle machine, the exit takes less than
+/// a millisecond.
 const DROP_TIME_MAX: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const KILL: Signal = Signal(9);
 
-/// A program that runs.
+/// A running program.
 #[derive(Debug)]
 pub(super) struct Program {
     pid: Pid,
     handle: OwnedFd,
-    /// Until when a killed program has to end.
+    /// The time at which the wait for a killed program ends.
     killed_until: Option<Instant>,
     is_reaped: bool,
 }
 
-/// How it has ended.
+/// How the program has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
     Exited(i32),
     Killed(Signal),
-    /// The child was reaped by other code of this process, and the kernel does not keep the status.
+    /// Other code of this process has reaped the child, and the kernel has not kept the exit status.
     Lost,
     TimedOut,
 }
 
 impl Program {
-    /// Starts it in a process group of its own, in the working directory and with the environment of this process, the
-    /// variables of a service manager apart. Signals that this process blocks are not blocked there.
+    /// Starts the program in a new process group. The program inherits the working directory and the environment of
+    /// this process, but not the variables of a service manager. Signals that this process blocks are unblocked in the
+    /// program.
     pub(super) fn start(command: &[String]) -> Result<Self, Errno> {
         let [program, arguments @ ..] = command else { return Err(Errno::EINVAL) };
         let mut command = Command::new(program);
@@ -67,7 +69,7 @@ impl Program {
         }
     }
 
-    /// Its number, until it is reaped.
+    /// Returns the pid of the program until it is reaped.
     pub(super) fn pid(&self) -> Option<Pid> {
         (!self.is_reaped).then_some(self.pid)
     }
@@ -76,12 +78,13 @@ impl Program {
         (self.handle.as_fd(), Interest::Readable)
     }
 
-    /// When it is to be advanced without an event, once it was killed.
+    /// Returns the time at which `advance` must be called without an event. Returns `None` before the program is
+    /// killed.
     pub(super) fn due(&self) -> Option<Instant> {
         self.killed_until
     }
 
-    /// Goes on without waiting. A program whose time is over is killed.
+    /// Checks the program without blocking. If `is_late`, kills a program that is still running.
     pub(super) fn advance(&mut self, now: Instant, is_late: bool) -> Option<End> {
         match self.end() {
             Some(_) if self.killed_until.is_some() => return Some(End::TimedOut),
@@ -89,12 +92,12 @@ impl Program {
             None => {}
         }
         match self.killed_until {
-            // It is reaped when this value is dropped, if it has ended by then.
+            // The drop of this value reaps the program if it has ended by then.
             Some(until) if now >= until => return Some(End::TimedOut),
             None if is_late => {
                 self.kill_group();
                 self.killed_until = Some(now + KILL_TIME_MAX);
-                // It may have ended by now, which saves a turn.
+                // If the program has already ended, this check saves one call.
                 return self.end().map(|_| End::TimedOut);
             }
             _ => {}
@@ -102,7 +105,8 @@ impl Program {
         None
     }
 
-    /// How it has ended, if it has; then the rest of its group is killed, and it is reaped.
+    /// Returns how the program has ended; `None` while it runs. After the end, kills the other processes of the group
+    /// and reaps the program.
     fn end(&mut self) -> Option<End> {
         let id = || WaitId::PidFd(self.handle.as_fd());
         let seen = waitid(id(), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT);
@@ -123,12 +127,12 @@ impl Program {
     }
 
     fn kill_group(&self) {
-        // Without a process in it there is nothing to kill.
+        // An error means that the group has no process left.
         let _empty = sys::signal::send_to_group(self.pid, KILL);
     }
 }
 
-/// A wait status, as of wait(2).
+/// Decodes a status of wait(2).
 fn decoded(status: i32) -> End {
     match status & 0x7f {
         0 => End::Exited(status >> 8 & 0xff),

@@ -1,7 +1,7 @@
-//! Requests of probes, and their text form.
+//! The kinds of probes, and their text form.
 //!
-//! Owns: the forms in which an address or a URL of a probe is written.
-//! Invariants: parsing resolves no name and opens nothing, so that it never blocks.
+//! Owns: the text forms of the addresses and URLs of probes.
+//! Invariants: parsing resolves no host name and opens nothing, so parsing never blocks.
 //! Does not: send a request; an attempt does.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -9,65 +9,66 @@ use std::path::PathBuf;
 
 use rustix::net::SocketAddrUnix;
 
-/// The port of a URL without one.
+/// The port of a URL without a port.
 const HTTP_PORT: u16 = 80;
-/// The address of `localhost`: names are not resolved.
+/// The address of `localhost`, because names are not resolved.
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// A question to a program.
+/// A health check of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Probe {
-    /// A TCP connection to this address is accepted, by the kernel at least.
+    /// Succeeds if a TCP connection to this address is accepted. The kernel may accept on behalf of the program.
     Tcp(SocketAddr),
-    /// A connection to the Unix stream socket at this path is accepted, by the kernel at least.
+    /// Succeeds if a connection to the Unix stream socket at this path is accepted. The kernel may accept on behalf of
+    /// the program.
     Unix(PathBuf),
-    /// A GET is answered with a status of 200 to 399.
+    /// Succeeds if a GET request receives a response with a status from 200 to 399.
     Http(HttpTarget),
-    /// This program ends with status 0. No shell reads the words.
+    /// Succeeds if this program exits with status 0. No shell interprets the words.
     Exec(Vec<String>),
 }
 
-/// Where a GET goes.
+/// The target of a GET request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HttpTarget {
-    /// The server.
+    /// The address of the server.
     pub(super) address: SocketAddr,
-    /// The value of the header `Host`: host and port as written.
+    /// The value of the header `Host`: host and port as written by the user.
     pub(super) host: String,
-    /// Path and query, which begin with `/`.
+    /// Path and query; the text begins with `/`.
     pub(super) path: String,
 }
 
-/// Why a text is no probe.
+/// The reason why a text is not a valid probe.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// It is no address.
+    /// The text is not an address.
     #[error(
         "{0:?} is no address; write it like 127.0.0.1:7801, [::1]:7801, localhost:7801 or unix:/run/a.sock"
     )]
     Address(String),
-    /// It has a name, whose lookup would wait.
+    /// The text contains a host name, and a name lookup would block.
     #[error("{0:?} names a host by a name, which is not looked up; write its IP address, or localhost")]
     HostName(String),
-    /// It is a URL of an encrypted connection.
+    /// The text is the URL of an encrypted connection.
     #[error("{0:?} asks for an encrypted connection; write an http:// URL, or a program of your own as exec")]
     Encrypted(String),
-    /// It is no URL of HTTP.
+    /// The text is not an HTTP URL.
     #[error("{0:?} is no URL of a probe; write it like http://127.0.0.1:8000/health")]
     Url(String),
-    /// It has a character that a request line cannot have.
+    /// The URL contains a character that is not valid in a request line.
     #[error("the path of {0:?} has a space, a control or a non-ASCII character; write it as %XX")]
     UrlPath(String),
-    /// It is no absolute path that fits into the address of a socket.
+    /// The text is not an absolute path, or the path is too long for a socket address.
     #[error("{0:?} is no path of a socket; write unix: and an absolute path of at most 107 bytes")]
     SocketPath(String),
-    /// It names no program.
+    /// The command contains no program.
     #[error("no program is named; write at least one word")]
     NoProgram,
 }
 
 impl Probe {
-    /// The address that it connects to, as [`Probe::tcp`] reads it.
+    /// Returns the address to which the probe connects, in the form that [`Probe::tcp`] parses.
     #[must_use]
     pub fn address(&self) -> Option<String> {
         match self {
@@ -78,11 +79,11 @@ impl Probe {
         }
     }
 
-    /// A probe for connections: `127.0.0.1:7801`, `[::1]:80`, `localhost:80` (which is 127.0.0.1) or `unix:/path`.
+    /// Creates a probe that connects: `127.0.0.1:7801`, `[::1]:80`, `localhost:80` (127.0.0.1 port 80) or `unix:/path`.
     ///
     /// # Errors
     ///
-    /// What is wrong with the text, and what to write instead.
+    /// The defect of the text; the message shows a valid form.
     pub fn tcp(text: &str) -> Result<Self, ProbeError> {
         match text.strip_prefix("unix:") {
             Some(path) => unix(path).map(Self::Unix).ok_or_else(|| ProbeError::SocketPath(text.to_owned())),
@@ -90,11 +91,11 @@ impl Probe {
         }
     }
 
-    /// A probe for an answer: `http://127.0.0.1:8000/path?query`. A fragment (`#…`) is left out.
+    /// Creates a probe that sends a GET request: `http://127.0.0.1:8000/path?query`. A fragment (`#…`) is removed.
     ///
     /// # Errors
     ///
-    /// What is wrong with the text, and what to write instead.
+    /// The defect of the text; the message shows a valid form.
     pub fn http(text: &str) -> Result<Self, ProbeError> {
         let (scheme, rest) = text.split_once("://").ok_or_else(|| ProbeError::Url(text.to_owned()))?;
         if scheme.eq_ignore_ascii_case("https") {
@@ -114,11 +115,11 @@ impl Probe {
         Ok(Self::Http(HttpTarget { address, host: host.to_owned(), path }))
     }
 
-    /// A probe that runs a program.
+    /// Creates a probe that runs a program.
     ///
     /// # Errors
     ///
-    /// That there is no program.
+    /// [`ProbeError::NoProgram`] if the command contains no program.
     pub fn exec(command: &[String]) -> Result<Self, ProbeError> {
         match command.first() {
             Some(program) if !program.is_empty() => Ok(Self::Exec(command.to_vec())),
@@ -131,7 +132,7 @@ fn unix(path: &str) -> Option<PathBuf> {
     (path.starts_with('/') && SocketAddrUnix::new(path).is_ok()).then(|| PathBuf::from(path))
 }
 
-/// The address that a host with a port means; without a port the default one, if there is one.
+/// Parses a host with a port. If the text contains no port, uses `default`.
 fn host_and_port(
     text: &str,
     written: &str,

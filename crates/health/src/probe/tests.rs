@@ -1,6 +1,6 @@
-//! Probes of real sockets and programs, well-behaved and not.
+//! Tests of probes with real sockets and programs, including faulty servers and programs.
 //!
-//! Owns: a server for each way in which a probe can fail.
+//! Owns: a server for each cause of a failed probe.
 //! Does not: test the parser of status lines; `http` does.
 
 use std::fs;
@@ -21,7 +21,7 @@ use crate::test_support::{LIMIT, wait};
 const SHORT: Duration = Duration::from_millis(200);
 const REFUSED: Errno = Errno(111);
 
-/// Runs an attempt to its end, as the event loop does.
+/// Runs an attempt to its end, like the event loop does.
 fn run(probe: &Probe, timeout: Duration) -> Outcome {
     let mut attempt = Attempt::begin(probe, Instant::now(), timeout);
     let outcome = loop {
@@ -43,7 +43,7 @@ fn exec(words: &[&str]) -> Probe {
     Probe::exec(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()).unwrap()
 }
 
-/// Serves one connection, and probes it.
+/// Starts a server for one connection, and probes the server.
 fn ask(serve: impl FnOnce(TcpStream) + Send, timeout: Duration) -> Outcome {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/health?deep=1", listener.local_addr().unwrap());
@@ -115,7 +115,7 @@ fn a_connection_is_accepted_or_refused() {
     assert_eq!(run(&probe, LIMIT), Ok(()));
     let target = listener.local_addr().unwrap().to_string();
     drop(listener);
-    // A program that another test is starting has all descriptors of this process for a moment.
+    // While another test starts a program, its child process holds duplicates of all descriptors for a moment.
     let failure = until("a refused connection", || run(&probe, LIMIT).err());
     assert_eq!(failure, Failure::Connect { target, errno: REFUSED });
 }
@@ -127,7 +127,7 @@ fn a_full_backlog_is_no_connection() {
     let probe = Probe::tcp(&format!("unix:{}", path.display())).unwrap();
     let fails = |errno| {
         let target = path.display().to_string();
-        // As above, the listener may be open for a moment longer than this test has it.
+        // The child process of another test may hold a duplicate of the listener for a moment longer than this test.
         let expected = Failure::Connect { target, errno };
         until("the failure", || (run(&probe, SHORT).err()? == expected).then_some(()));
     };
@@ -135,7 +135,7 @@ fn a_full_backlog_is_no_connection() {
     let listener = UnixListener::bind(&path).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
     assert_eq!(run(&probe, LIMIT), Ok(()));
-    // The connection before is still in the backlog.
+    // The previous connection is still in the backlog.
     let outcome = run(&probe, SHORT);
     assert_eq!(outcome, Err(Failure::TimedOut { step: Step::Connect, limit: SHORT }));
     let mut attempt = Attempt::begin(&probe, Instant::now(), LIMIT);
@@ -190,7 +190,7 @@ fn an_answer_that_comes_byte_by_byte_is_read() {
 fn a_server_that_says_nothing_or_too_much_fails() {
     let silent = |mut stream: TcpStream| {
         read_request(&mut stream);
-        // Until the probe gives up.
+        // Blocks until the probe closes the connection.
         assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));
     };
     let outcome = ask(silent, SHORT);
@@ -212,11 +212,11 @@ fn a_program_is_judged_by_its_status() {
     let missing = Failure::Start { program: program.clone(), errno: Errno::ENOENT };
     assert!(!missing.is_of_the_program() && Failure::Exit(1).is_of_the_program());
     assert_eq!(run(&exec(&[&program]), LIMIT), Err(missing));
-    // Standard streams are there and lead nowhere.
+    // The standard streams of the program are open, and refer to /dev/null.
     assert_eq!(run(&exec(&["sh", "-c", "read x && exit 1; echo a && echo b >&2"]), LIMIT), Ok(()));
 }
 
-/// The pids that a script has written into a file, once there are so many.
+/// Waits until a script has written `count` pids into a file, and returns the pids.
 fn pids_in(path: &std::path::Path, count: usize) -> Vec<i32> {
     until("the pids of a script", || {
         let text = fs::read_to_string(path).ok()?;
@@ -225,7 +225,7 @@ fn pids_in(path: &std::path::Path, count: usize) -> Vec<i32> {
     })
 }
 
-/// Whether a process is gone, or waits to be reaped by another parent.
+/// Reports whether a process is gone, or is a zombie that its parent has not reaped yet.
 fn is_gone(pid: i32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X'])),
@@ -242,7 +242,7 @@ fn a_program_that_ignores_signals_is_killed_with_its_children() {
     let mut attempt = Attempt::begin(&probe, Instant::now(), LIMIT);
     assert_eq!(attempt.advance(Instant::now()), None);
     let pids = pids_in(&path, 2);
-    // The time is over.
+    // The deadline has passed.
     let late = Instant::now() + LIMIT;
     let outcome = until("the end of the program", || attempt.advance(late));
     assert_eq!(outcome, Err(Failure::TimedOut { step: Step::Exit, limit: LIMIT }));
@@ -281,14 +281,14 @@ fn a_program_that_other_code_has_reaped_is_judged_all_the_same() {
     let (handle, _) = attempt.handle().unwrap();
     rustix::process::waitid(rustix::process::WaitId::PidFd(handle), rustix::process::WaitIdOptions::EXITED)
         .unwrap();
-    // Kernels before 6.15 do not keep the status.
+    // Kernels before 6.15 do not keep the exit status of a reaped process.
     let outcome = attempt.advance(Instant::now()).unwrap();
     assert!([Err(Failure::Exit(7)), Err(Failure::StatusLost)].contains(&outcome), "{outcome:?}");
 }
 
 #[test]
 fn a_connection_that_is_never_answered_times_out() {
-    // A backlog that is full: the kernel drops what else would connect.
+    // The backlog of this listener is full after one connection. The kernel then drops further connection requests.
     let socket =
         rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .unwrap();
@@ -300,7 +300,7 @@ fn a_connection_that_is_never_answered_times_out() {
     let late = Err(Failure::TimedOut { step: Step::Connect, limit: SHORT });
     assert_eq!(outcomes.first(), Some(&Ok(())));
     assert_eq!(outcomes.last(), Some(&late), "{outcomes:?}");
-    // An attempt that is in progress goes on when there is room.
+    // A new attempt waits until its socket is writable, which means that the connection is established.
     let mut attempt = Attempt::begin(&probe, Instant::now(), LIMIT);
     assert_eq!(attempt.advance(Instant::now()), None);
     assert!(matches!(attempt.handle(), Some((_, crate::Interest::Writable))));

@@ -1,7 +1,7 @@
-//! Readiness by the first listen(2).
+//! Readiness through the first listen(2) of a process tree.
 //!
-//! Owns: the search for a listening socket among the descriptors of a tree.
-//! Invariants: inspects a bounded number of descriptors in a call, and continues there in the next.
+//! Owns: the search for a listening socket among the descriptors of the processes.
+//! Invariants: a call inspects a limited number of descriptors. The next call continues at the same position.
 //! Does not: find sockets of another network namespace.
 
 use std::collections::HashSet;
@@ -16,15 +16,15 @@ use tracee::tree;
 
 use super::met::Ready;
 
-/// Between two searches: the kernel reports no event for a listen(2) of another process.
+/// Interval between two searches. The kernel reports no event when another process calls listen(2).
 pub const LISTEN_POLL: Duration = Duration::from_millis(50);
-/// Polls in a row that inspect no descriptor, at most, since the sockets that listen are those of the last search: a
-/// listener that a process has got from another one is found after a second.
+/// Maximum number of successive polls that skip the inspection of descriptors. A poll skips the inspection if the set
+/// of listening sockets has not changed. A listener that was received from another process is found after one second.
 const SKIPPED_MAX: u32 = 19;
-/// Descriptors that one call inspects, at most: about 2 ms.
+/// Maximum number of descriptors that one call inspects: about 2 ms.
 const DESCRIPTORS_PER_CALL: usize = 1024;
 
-/// Waits until a process of a tree listens on a TCP, MPTCP or Unix socket.
+/// A state machine that waits until a process of a tree listens on a TCP, MPTCP or Unix socket.
 #[derive(Debug)]
 pub struct ListenReady {
     root: Pid,
@@ -34,46 +34,47 @@ pub struct ListenReady {
     due: Option<Instant>,
 }
 
-/// The last search, which has found nothing.
+/// The last complete search, which found no listener of the tree.
 #[derive(Debug, Default)]
 struct Searched {
     listening: HashSet<Inode>,
-    /// Polls since then.
+    /// Number of polls without an inspection since the last search.
     skipped: u32,
 }
 
-/// A search that is going on.
+/// A search in progress.
 #[derive(Debug)]
 struct Search {
-    /// The sockets that listen.
+    /// The inodes of all listening sockets.
     listening: HashSet<Inode>,
-    /// Processes to be inspected, the next one last.
+    /// Processes that are not inspected yet, in reverse order.
     processes: Vec<Pid>,
-    /// Descriptors of one process that are to be inspected.
+    /// Descriptors of the current process that are not inspected yet.
     descriptors: Option<ReadDir>,
 }
 
 impl ListenReady {
-    /// Searches the tree of this root.
+    /// Creates the search in the tree of this root process.
     ///
     /// # Errors
     ///
-    /// That the kernel's directory of sockets cannot be opened.
+    /// The errno of the socket(2) call for the sock_diag(7) socket.
     pub fn new(root: Pid, now: Instant) -> Result<Self> {
         Ok(Self { root, diag: SockDiag::open()?, search: None, last: Searched::default(), due: Some(now) })
     }
 
-    /// When it is to be advanced; `None` once a socket was found.
+    /// Returns the time of the next call of [`ListenReady::advance`]; `None` after a listening socket was found.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Searches on.
+    /// Continues the search. Reports readiness if a listening socket is found.
     ///
     /// # Errors
     ///
-    /// That the sockets cannot be listed, or that there is no root any more. It is tried again at the due time.
+    /// An error if the sockets cannot be listed, or if the root process no longer exists. The caller may retry at the
+    /// due time.
     pub fn advance(&mut self, now: Instant) -> Result<Option<Ready>> {
         if self.due.is_none_or(|due| now < due) {
             return Ok(None);
@@ -95,7 +96,7 @@ impl ListenReady {
         Ok(None)
     }
 
-    /// A search, unless the last one was for the same sockets.
+    /// Begins a search. Returns `None` if the inspection is skipped because the listening sockets have not changed.
     fn begin(&mut self) -> Result<Option<Search>> {
         let mut processes = tree::descendants(self.root)?;
         let listening = self.diag.listening()?;
@@ -109,12 +110,12 @@ impl ListenReady {
 }
 
 impl Search {
-    /// Whether a socket was found, once all is inspected.
+    /// Inspects the next descriptors. Returns whether a listener was found; `None` if descriptors are left to inspect.
     fn advance(&mut self) -> Option<bool> {
         for _ in 0..DESCRIPTORS_PER_CALL {
             let Some(entry) = self.descriptors.as_mut().and_then(Iterator::next) else {
                 let Some(pid) = self.processes.pop() else { return Some(false) };
-                // A process that has ended meanwhile has no descriptors.
+                // A process that has ended since the listing has no descriptors.
                 self.descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok();
                 continue;
             };
@@ -127,7 +128,7 @@ impl Search {
     }
 }
 
-/// The inode in a link of `/proc/PID/fd` to a socket.
+/// Returns the inode in a link of `/proc/PID/fd` if the link refers to a socket.
 fn socket_in(link: &Path) -> Option<Inode> {
     let number = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
     number.parse().ok().map(Inode)

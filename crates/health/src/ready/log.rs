@@ -1,9 +1,9 @@
-//! Readiness by a line of a log file.
+//! Readiness through a line in a log file.
 //!
-//! Owns: the position in the file, and the end of what was read that may be the beginning of the text.
-//! Invariants: keeps less bytes than the text has, so that the length of a line does not matter; reads a bounded number
-//! of bytes a call.
-//! Does not: see what was written and truncated between two polls.
+//! Owns: the position in the file, and the last bytes of the previous read, which may be the beginning of the text.
+//! Invariants: stores fewer bytes than the length of the text, so long lines need no memory. A call reads a limited
+//! number of bytes.
+//! Does not: find text that was written and truncated between two polls.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
@@ -16,44 +16,44 @@ use sys::{Errno, Error, Result};
 
 use super::met::Ready;
 
-/// Between two polls of the file: inotify(7) would report each write of a busy log.
+/// Interval between two polls of the file. inotify(7) would report each write to a busy log.
 pub const LOG_POLL: Duration = Duration::from_millis(50);
-/// Bytes that one call reads, at most: about 0.1 ms.
+/// Maximum number of bytes that one call reads: about 0.1 ms.
 const BYTES_PER_CALL: usize = 256 * 1024;
-/// O_NONBLOCK on x86-64: opening a FIFO does not wait.
+/// O_NONBLOCK on x86-64, so that opening a FIFO does not block.
 const NONBLOCK: i32 = 0o4000;
 
-/// Why a text cannot be searched for.
+/// The reason why a text cannot be searched.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LogTextError {
-    /// It is empty.
+    /// The text is empty.
     #[error("the text of a log line is empty")]
     Empty,
-    /// It has several lines.
+    /// The text contains a newline.
     #[error("{0:?} is no part of one line; write the text of a single line")]
     SeveralLines(String),
 }
 
-/// A log file in which a line is searched for.
+/// A search for a line in a log file.
 #[derive(Debug)]
 pub struct LogReady {
     path: PathBuf,
     finder: Finder<'static>,
-    /// The file that is read, and the position in it.
+    /// The open file, and the position of the next read.
     file: Option<(File, u64)>,
-    /// Where the first file is read from.
+    /// The offset of the first read in the first file.
     offset: u64,
-    /// The last bytes that were read, fewer than the text has.
+    /// The last bytes of the previous read; fewer bytes than the text.
     carried: Vec<u8>,
     due: Option<Instant>,
 }
 
 impl LogReady {
-    /// Searches for a line with this text, from an offset of the file on. The file need not be there yet.
+    /// Creates a search for a line with this text, from `offset` onwards. The file may be created later.
     ///
     /// # Errors
     ///
-    /// That the text is no part of one line.
+    /// An error if the text is empty or contains a newline.
     pub fn new(
         path: &Path,
         offset: u64,
@@ -70,18 +70,18 @@ impl LogReady {
         Ok(Self { path: path.to_owned(), finder, file: None, offset, carried: Vec::new(), due: Some(now) })
     }
 
-    /// When the file is to be read; `None` once the line was found.
+    /// Returns the time of the next read; `None` after the line was found.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Reads what was appended. A file that has become shorter, and a new file of that name, are read from their
-    /// beginning.
+    /// Reads data that was appended. If the file was truncated or replaced, reads from its beginning.
     ///
     /// # Errors
     ///
-    /// What opening or reading the file reports; EINVAL if it is no regular file. It is tried again at the due time.
+    /// The errno of opening or reading the file; EINVAL if it is not a regular file. The caller may retry at the due
+    /// time.
     pub fn advance(&mut self, now: Instant) -> Result<Option<Ready>> {
         if self.due.is_none_or(|due| now < due) {
             return Ok(None);
@@ -106,7 +106,8 @@ impl LogReady {
         }
     }
 
-    /// Reads on, up to the end of the file or the limit; whether the text is there, `None` without a file.
+    /// Reads up to the end of the file or the limit. Returns whether the text was found; `None` if the file does not
+    /// exist.
     fn read(&mut self, left: &mut usize) -> Result<Option<bool>> {
         let failed = |error: std::io::Error| Error::path("read the log", &self.path, error);
         if self.file.is_none() {
@@ -125,7 +126,7 @@ impl LogReady {
             self.carried.clear();
         }
         let kept = self.carried.len();
-        // Zeroed memory comes from the kernel; only pages that are filled are touched.
+        // The kernel provides the zeroed memory. Only pages that receive data are allocated.
         let mut bytes = vec![0; kept + *left];
         bytes[..kept].copy_from_slice(&self.carried);
         let mut filled = kept;
@@ -147,7 +148,7 @@ impl LogReady {
         Ok(Some(false))
     }
 
-    /// Whether the name leads to another file than the one that was read.
+    /// Reports whether the path now names a file other than the open file.
     fn is_replaced(&self) -> bool {
         let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
         let own = self.file.as_ref().and_then(|(file, _)| file.metadata().ok()).map(identity);

@@ -1,7 +1,7 @@
-//! The report of a condition.
+//! The report of a readiness condition.
 //!
-//! Owns: the value for it.
+//! Owns: the type of the report.
 
-/// That the condition is met.
+/// The report that the condition is met.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ready;

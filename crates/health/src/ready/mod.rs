@@ -1,8 +1,8 @@
-//! Conditions under which a program counts as ready, apart from probes and sd_notify(3).
+//! Conditions under which a program is ready. Probes and sd_notify(3) are in other modules.
 //!
 //! Owns: the conditions and their poll intervals.
-//! Invariants: a condition that is met is reported once. None of them has a deadline; the caller sets one.
-//! Does not: know whether the program is alive; the end of a pipe may as well be its death.
+//! Invariants: a met condition is reported once. A condition has no deadline; the caller sets the deadline.
+//! Does not: check whether the program is alive. The program may have died when the end of a pipe is reached.
 
 mod fd;
 mod listen;

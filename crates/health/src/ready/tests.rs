@@ -1,6 +1,6 @@
-//! Readiness of real programs, pipes, files and sockets.
+//! Tests of readiness with real programs, pipes, files and sockets.
 //!
-//! Owns: programs that become ready late, oddly, or never.
+//! Owns: programs that become ready late, in unusual ways, or never.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -31,7 +31,7 @@ fn a_line_on_a_pipe_is_reported_once_and_the_pipe_stays_open() {
     assert_eq!(ready.advance(), None);
     assert!(ready.handle().is_some());
     drop(writer);
-    // A program that another test is starting has all descriptors of this process for a moment.
+    // While another test starts a program, its child process holds duplicates of all descriptors for a moment.
     until("the end of the pipe", || {
         assert_eq!(ready.advance(), None);
         ready.handle().is_none().then_some(())
@@ -44,7 +44,7 @@ fn the_end_of_a_pipe_is_readiness_too() {
     let child = {
         let mut command = std::process::Command::new("sh");
         Running::start(command.args(["-c", "exec >&-; sleep 1000"]).stdout(write))
-        // The command closes its copy of the end here.
+        // `command` is dropped here, which closes the write end in this process.
     };
     until("the end of the pipe", || ready.advance());
     assert!(ready.handle().is_none());
@@ -60,7 +60,7 @@ fn much_without_a_line_is_read_in_bounded_calls() {
     writer.join().unwrap();
 }
 
-/// A log in a folder of its own.
+/// A log file in a new directory.
 struct Log {
     folder: tempfile::TempDir,
     now: Instant,
@@ -84,7 +84,7 @@ impl Log {
         LogReady::new(&self.path(), offset, text, self.now).unwrap()
     }
 
-    /// Polls at due times until there is nothing more to read.
+    /// Polls at the due times until the text is found or the end of the file is reached.
     fn is_found(&mut self, ready: &mut LogReady) -> bool {
         loop {
             let due = ready.due().unwrap();
@@ -183,13 +183,13 @@ fn what_is_no_line_or_no_file_is_an_error() {
     rustix::fs::mkfifoat(rustix::fs::CWD, log.path(), rustix::fs::Mode::RWXU).unwrap();
     let mut ready = log.search_for("a", 0);
     assert_eq!(ready.advance(log.now).map_err(|error| error.errno), Err(Errno::EINVAL));
-    // The next poll tries again.
+    // The next poll retries.
     fs::remove_file(log.path()).unwrap();
     log.append("a\n");
     assert!(log.is_found(&mut ready));
 }
 
-/// Polls at due times, once over all descriptors.
+/// Polls at the due times until one search of all descriptors is complete.
 fn listens(ready: &mut ListenReady) -> bool {
     let mut now = ready.due().unwrap();
     loop {
@@ -204,10 +204,10 @@ fn listens(ready: &mut ListenReady) -> bool {
     }
 }
 
-/// A child of a child that has a socket as its standard input.
+/// Starts a shell that passes the socket to its child process and closes its own descriptor.
 fn with_socket(socket: OwnedFd) -> Running {
     let mut command = std::process::Command::new("sh");
-    // `Running` gives it an empty standard input; the socket is passed as its standard output.
+    // `Running` sets standard input to /dev/null, so the socket is passed as standard output.
     command.args(["-c", "sleep 1000 & exec >&-; wait"]).stdout(socket);
     Running::start(&mut command)
 }
@@ -219,13 +219,13 @@ fn the_first_listener_of_a_tree_is_found() {
         .unwrap();
     let child = with_socket(bound.as_fd().try_clone_to_owned().unwrap());
     let mut ready = ListenReady::new(child.pid(), Instant::now()).unwrap();
-    // The listener of this process is not one of the child's tree.
+    // The listener of this test process does not belong to the tree of the child.
     assert!(!listens(&mut ready));
     rustix::net::listen(&bound, 1).unwrap();
     until("the listener", || listens(&mut ready).then_some(()));
-    // The same sockets listen; one of them comes into another tree.
+    // The set of listening sockets has not changed, but this is a new search without an earlier result.
     let mut late = ListenReady::new(child.pid(), Instant::now()).unwrap();
-    // The shell may hand the socket on while it is searched.
+    // The shell may pass the socket to its child during the search.
     until("the listener, again", || listens(&mut late).then_some(()));
     let other = Running::shell("sleep 1000");
     let mut none = ListenReady::new(other.pid(), Instant::now()).unwrap();
@@ -241,7 +241,7 @@ fn a_unix_listener_is_found_among_thousands_of_descriptors() {
     let (mut stream, _other) = std::os::unix::net::UnixStream::pair().unwrap();
     stream.write_all(b"x").unwrap();
     let datagram = std::os::unix::net::UnixDatagram::bind(folder.path().join("datagram")).unwrap();
-    // Many descriptors of this process itself; other tests of this process may listen, so that a child is searched.
+    // Other tests of this process may listen, so the search inspects a child process, which opens many descriptors.
     let unix = std::os::unix::net::UnixListener::bind(folder.path().join("stream")).unwrap();
     let script = "ulimit -n 8192; i=10; while [ $i -lt 5000 ]; do eval \"exec $i</dev/null\"; i=$((i + 1)); done; \
         echo ready > $0; exec sleep 1000";
@@ -264,6 +264,6 @@ fn a_unix_listener_is_found_among_thousands_of_descriptors() {
     assert!(unix.as_raw_fd() > 2);
     let with = start(unix.into());
     let mut ready = ListenReady::new(with.pid(), Instant::now()).unwrap();
-    // The shell moves its standard output away while it writes the mark.
+    // The shell redirects its standard output for a moment while it creates the file `mark`.
     until("the listener", || listens(&mut ready).then_some(()));
 }

@@ -1,7 +1,7 @@
-//! Open descriptors of a process.
+//! The open descriptors of a process.
 //!
-//! Owns: the count.
-//! Does not: inspect what they refer to.
+//! Owns: the number of open descriptors.
+//! Does not: inspect the objects behind the descriptors.
 
 use std::fs;
 
@@ -9,16 +9,16 @@ use model::Pid;
 use sys::{Error, Result};
 use tracee::procfs;
 
-/// How many descriptors a process has open. Linux 6.2 and later report it as the size of the directory; before, the
-/// directory is listed.
+/// Returns the number of open descriptors of a process. Linux 6.2 and later report the number as the size of
+/// `/proc/PID/fd`. On earlier kernels, the directory is listed.
 ///
 /// # Errors
 ///
-/// ENOENT if the process has ended; EACCES if it may not be traced.
+/// ENOENT if the process has ended. EACCES if this process may not trace the other process.
 pub fn open_descriptors(pid: Pid) -> Result<u32> {
     let path = format!("/proc/{pid}/fd");
     let size = fs::metadata(&path).map_err(|error| Error::path("read the size of", &path, error))?.len();
-    // Zero is also the answer of a kernel that does not report it.
+    // A kernel that does not report the number reports the size zero.
     let count = if size == 0 { procfs::descriptors(pid)?.len() as u64 } else { size };
     Ok(u32::try_from(count).unwrap_or(u32::MAX))
 }

@@ -1,34 +1,37 @@
-//! Resident memory of a process tree.
+//! The resident memory of a process tree.
 //!
-//! Owns: which of the kernel's counts is taken for a process.
-//! Invariants: the kernel walks the page tables of `PSS_PAGES_PER_CALL` resident pages a call, and those of one more process.
-//! Does not: count swapped-out pages, or memory of the kernel.
+//! Owns: the choice of the kernel counter that is used for a process.
+//! Invariants: in one call, the kernel walks the page tables of `PSS_PAGES_PER_CALL` resident pages and of one more
+//! process.
+//! Does not: count swapped pages, or memory of the kernel.
 //!
-//! The proportional set size (PSS) counts a page that n processes share with an n-th of its size in each of them, so
-//! that the sum over a tree counts it once. For it the kernel walks the page tables, with the lock of the address space
-//! held. For a large process the kernel's running counts are
-//! taken instead: its anonymous memory, and file pages and shared memory of that large process alone which has most of
-//! them. The sum is then a lower bound, so that no limit is exceeded by memory that was counted twice.
+//! The proportional set size (PSS) divides a page by the number of processes that share the page. The sum over a tree
+//! therefore counts such a page once. To compute the PSS, the kernel walks the page tables and holds the lock of the
+//! address space.
+//!
+//! For large processes, other counters of the kernel are used. The anonymous memory of each large process is counted.
+//! File pages and shared memory are counted only for the large process with the most such pages. The sum is then a
+//! lower bound, so memory that is counted twice never exceeds a limit.
 
 use model::{ByteCount, PAGE_BYTES, Pid};
 use tracee::procfs;
 
 use super::text::amount;
 
-/// The largest process whose PSS is read: some milliseconds.
+/// Maximum resident size of a process whose PSS is read. The read takes several milliseconds.
 const PSS_RESIDENT_MAX: ByteCount = ByteCount(256 << 20);
-/// Resident pages of the processes whose PSS one call reads: as many as the largest has.
+/// Limit on the resident pages of the processes whose PSS one call reads: as many pages as `PSS_RESIDENT_MAX`.
 const PSS_PAGES_PER_CALL: u64 = 1 << 16;
 const KIB: u64 = 1024;
 
-/// The sum over a tree.
+/// The sum over a process tree, in bytes.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    /// PSS of the other processes, and anonymous memory of large ones.
+    /// PSS of the small processes, and anonymous memory of the large processes.
     own: u64,
-    /// File pages and shared memory of the large process that has most of them.
+    /// File pages and shared memory of the large process with the most such pages.
     shared_max: u64,
-    /// Pages that were walked in this call.
+    /// Number of pages that the kernel has walked in this call.
     walked: u64,
 }
 
@@ -37,12 +40,12 @@ impl Memory {
         self.walked = 0;
     }
 
-    /// Whether the next process is left for another call.
+    /// Reports whether the remaining processes must wait for the next call.
     pub(super) fn is_call_over(&self) -> bool {
         self.walked >= PSS_PAGES_PER_CALL
     }
 
-    /// Adds a process; a process that has ended has no memory.
+    /// Adds the memory of a process. A process that has ended has no memory.
     pub(super) fn add(&mut self, pid: Pid) {
         let Ok(text) = procfs::read_text(format!("/proc/{pid}/status")) else { return };
         let bytes = |name| amount(&text, name).unwrap_or(0) * KIB;

@@ -1,8 +1,9 @@
-//! What a process tree uses of memory and descriptors, and whether it makes progress.
+//! The memory and the descriptors that a process tree uses, and whether the tree makes progress.
 //!
-//! Owns: the counted resources, and the cost of counting.
-//! Invariants: an inspection of a tree is made in steps of bounded cost. A process that ends meanwhile counts with nothing.
-//! Does not: compare with limits; the caller has them.
+//! Owns: the counted resources, and the limits on the cost of counting.
+//! Invariants: an inspection of a tree consists of steps of limited cost. A process that ends during the inspection
+//! counts as zero.
+//! Does not: compare the usage with limits; the caller does.
 
 mod descriptors;
 mod memory;
@@ -20,24 +21,24 @@ pub use progress::{Hang, Progress};
 
 use memory::Memory;
 
-/// Processes that one call inspects, at most: about 2 ms, and what their page tables take.
+/// Maximum number of processes that one call inspects: about 2 ms, plus the time for walking their page tables.
 const PROCESSES_PER_CALL: usize = 32;
 
-/// What a process tree uses.
+/// The resources that a process tree uses.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
-    /// Resident memory. A page that several processes share counts once, or not at all.
+    /// Resident memory. A page that several processes share is counted once, or is not counted.
     pub resident: ByteCount,
-    /// The process with most descriptors, and how many it has; `None` if none can be read.
+    /// The process with the most descriptors, and the number of its descriptors. `None` if no process can be read.
     pub descriptors: Option<(Pid, u32)>,
-    /// What the processes have done so far.
+    /// The counters of the work that the processes have done.
     pub progress: Progress,
 }
 
-/// An inspection of a tree that is going on.
+/// An inspection of a process tree in progress.
 #[derive(Debug)]
 pub struct Inspection {
-    /// Processes to be inspected, the next one last.
+    /// Processes that are not inspected yet, in reverse order.
     processes: Vec<Pid>,
     memory: Memory,
     usage: Usage,
@@ -45,24 +46,25 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// Begins an inspection of the tree of this root.
+    /// Begins an inspection of the tree of this root process.
     ///
     /// # Errors
     ///
-    /// ENOENT or ESRCH if there is no such process.
+    /// ENOENT or ESRCH if the root process does not exist.
     pub fn begin(root: Pid, now: Instant) -> Result<Self> {
         let mut processes = tree::descendants(root)?;
         processes.reverse();
         Ok(Self { processes, memory: Memory::default(), usage: Usage::default(), due: Some(now) })
     }
 
-    /// When it is to be advanced: at once, until it is over.
+    /// Returns the time of the next call of [`Inspection::advance`], which is due at once. Returns `None` after the end
+    /// of the inspection.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Inspects the next processes; what the tree uses, once all are inspected.
+    /// Inspects the next processes. Returns the usage of the tree when all processes are inspected.
     pub fn advance(&mut self, now: Instant) -> Option<Usage> {
         self.due?;
         self.memory.begin_call();

@@ -1,9 +1,9 @@
-//! Whether a process tree does anything.
+//! Detection of progress and of hangs in a process tree.
 //!
-//! Owns: the counts that stand for progress, and what counts as none.
-//! Invariants: a process that was started or has ended is progress.
-//! Does not: see reads and writes of sockets by send(2) and recv(2), other than by their CPU time: the kernel counts
-//! calls of the read(2) and write(2) families alone.
+//! Owns: the counters that indicate progress, and the thresholds below which a change is ignored.
+//! Invariants: a started or ended process counts as progress.
+//! Does not: count calls of send(2) and recv(2), because the kernel counts only calls of the read(2) and write(2)
+//! families. Such calls are visible only through their CPU time.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,38 +13,39 @@ use tracee::procfs;
 
 use super::text::amount;
 
-/// CPU time between two inspections that is none: the counts of the kernel have a resolution of one tick.
+/// CPU time between two inspections that does not count as progress. The resolution of the kernel's counters is one
+/// tick.
 const CPU_NOISE: Duration = Duration::from_millis(10);
-/// The part of the time between two inspections that is none, as a divisor: a stop for a checkpoint takes some microseconds
-/// of each thread, up to a hundred times a second.
+/// Divisor of the time between two inspections. CPU time up to this share does not count as progress. A stop for a
+/// checkpoint uses several microseconds of each thread, up to a hundred times a second.
 const CPU_NOISE_SHARE: u32 = 200;
 
-/// What the processes of a tree have done since they were started.
+/// Counters of the work of all processes of a tree since their start.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Progress {
     processes: BTreeMap<ProcessKey, Work>,
 }
 
-/// What all threads of a process have done, ended ones included.
+/// The work of all threads of a process, including ended threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Work {
     cpu: Duration,
-    /// System calls that read and write.
+    /// Number of read and write system calls.
     calls: u64,
 }
 
 impl Progress {
-    /// Adds a process; a process that has ended counts for nothing.
+    /// Adds the counters of a process. A process that has ended is ignored.
     pub(super) fn add(&mut self, pid: Pid) {
         let Ok(text) = procfs::read_text(format!("/proc/{pid}/stat")) else { return };
         let (Ok(key), Some(cpu)) = (procfs::key(pid), cpu_time(&text)) else { return };
-        // Without the right to trace the process, its CPU time alone counts.
+        // Without the permission to trace the process, only its CPU time is known.
         let io = procfs::read_text(format!("/proc/{pid}/io")).unwrap_or_default();
         let calls = amount(&io, "syscr").unwrap_or(0) + amount(&io, "syscw").unwrap_or(0);
         self.processes.insert(key, Work { cpu, calls });
     }
 
-    /// Whether the tree has done something between an earlier inspection and this one.
+    /// Reports whether the tree has made progress since the inspection `earlier`, `elapsed` ago.
     #[must_use]
     pub fn is_beyond(&self, earlier: &Self, elapsed: Duration) -> bool {
         let are_same = self.processes.keys().eq(earlier.processes.keys());
@@ -55,10 +56,10 @@ impl Progress {
     }
 }
 
-/// User and system time of all threads.
+/// Returns the user time plus the system time of all threads.
 fn cpu_time(stat: &str) -> Option<Duration> {
     let (_, behind_name) = stat.rsplit_once(')')?;
-    // Fields 14 and 15 of proc_pid_stat(5); field 3 is the first behind the name.
+    // Fields 14 and 15 of proc_pid_stat(5). Field 3 is the first field after the name.
     let mut fields = behind_name.split_ascii_whitespace().skip(14 - 3);
     let mut ticks = || fields.next()?.parse::<u64>().ok();
     let (user, system) = (ticks()?, ticks()?);
@@ -66,15 +67,16 @@ fn cpu_time(stat: &str) -> Option<Duration> {
     Some(Duration::from_millis((user + system) * 1000 / a_second))
 }
 
-/// Finds a hang: a probe fails, and the tree has done nothing since the last inspection.
+/// Detects a hang: the probe fails, and the tree has made no progress since the last inspection.
 #[derive(Clone, Debug, Default)]
 pub struct Hang {
     last: Option<(Instant, Progress)>,
 }
 
 impl Hang {
-    /// Takes the progress of an inspection and the outcome of the last probe. True for a hang: the probe has failed at two
-    /// inspections in a row, and the tree has done nothing between them. Begin anew for a new incarnation, and after the program was stopped.
+    /// Records the progress of an inspection and the outcome of the last probe. Returns true for a hang: the probe has
+    /// failed at two successive inspections, and the tree has made no progress between the two. Use a new value for a
+    /// new incarnation (a new start of the program), and after the program was stopped.
     pub fn note(&mut self, now: Instant, has_probe_failed: bool, progress: Progress) -> bool {
         let last = self.last.take().filter(|_| has_probe_failed);
         let hangs = last.is_some_and(|(then, before)| !progress.is_beyond(&before, now - then));

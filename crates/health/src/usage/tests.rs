@@ -1,6 +1,6 @@
-//! What real process trees use and do.
+//! Tests of the usage and the progress of real process trees.
 //!
-//! Owns: programs that take memory and descriptors, work, and hang.
+//! Owns: programs that use memory and descriptors, work, or hang.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::test_support::{LIMIT, Running, compile};
 
 const MIB: u64 = 1 << 20;
 
-/// Inspects a tree to the end.
+/// Runs a complete inspection of a tree.
 fn inspect(root: Pid) -> Usage {
     let mut inspection = Inspection::begin(root, Instant::now()).unwrap();
     let usage = loop {
@@ -25,7 +25,8 @@ fn inspect(root: Pid) -> Usage {
     usage
 }
 
-/// Maps so many MiB of shared memory, which so many children read, and writes a mark when each is done.
+/// A program that maps shared memory. The arguments are the size in MiB, the number of children that read the memory,
+/// and the path of a file. Each process then appends a byte to the file.
 const SHARER: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,7 +74,7 @@ fn the_process_with_most_descriptors_is_found() {
         echo x > $0; exec sleep 1000); true";
     let running = Running::start(Command::new("bash").args(["-c", script]).arg(&mark));
     until("the descriptors", || mark.exists().then_some(()));
-    // The shell has some more while it writes the mark.
+    // The shell has several more descriptors open while it creates the file.
     let (pid, count) = until("the program with the descriptors", || {
         let found = inspect(running.pid()).descriptors?;
         let comm = tracee::procfs::stat(found.0).ok()?.comm;
@@ -81,7 +82,7 @@ fn the_process_with_most_descriptors_is_found() {
     });
     assert_ne!(pid, running.pid());
     assert!((3003..3020).contains(&count), "{count}");
-    // The loader opens and closes files.
+    // The dynamic loader opens and closes files.
     until("both counts to be the same", || {
         let listed = tracee::procfs::descriptors(pid).unwrap().len() as u32;
         (listed == open_descriptors(pid).unwrap()).then_some(())
@@ -97,7 +98,7 @@ fn work_calls_and_new_processes_are_progress() {
         let comm = tracee::procfs::stat(idle.pid()).ok()?.comm;
         (comm == "sleep").then_some(())
     });
-    // The shell has become another program, which is still loaded.
+    // The shell has executed another program, which may still be loading.
     until("a program that does nothing", || {
         let before = inspect(idle.pid()).progress;
         std::thread::sleep(Duration::from_millis(20));
