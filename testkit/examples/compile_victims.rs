@@ -1,4 +1,5 @@
-//! Compiles every victim and prints the paths of the programs, for machines without a compiler or with a slow one.
+//! Compiles every victim (test program) and prints the paths of the programs. The output is for machines without a
+//! compiler or with a slow compiler.
 #![forbid(unsafe_code)]
 
 use undying_testkit::{HarnessError, compile, victims};

@@ -1,8 +1,8 @@
-//! Runs a program to its end, with a limit, its output kept.
+//! Execution of a program with a time limit, with its output in files.
 //!
-//! Owns: `Finished`, the waiting, the dump when the limit is reached.
-//! Invariants: output goes to files, so that a chatty program never blocks on us
-//! and a killed one leaves what it said.
+//! Owns: `Finished`, the wait for the end, and the dump at the time limit.
+//! Invariants: the output goes to files. A program with much output therefore never blocks, and the output of a killed
+//! program is preserved.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -18,18 +18,18 @@ use crate::guard::Guard;
 use crate::limits::{OUTPUT_TAIL_BYTES_MAX, POLL};
 use crate::process::{ProcessId, descendants};
 
-/// A program that has ended.
+/// The result of a program that has ended.
 #[derive(Debug)]
 pub struct Finished {
     /// The command line.
     pub command: String,
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
-    /// What it printed.
+    /// The standard output.
     pub stdout: String,
-    /// What it said.
+    /// The standard error.
     pub stderr: String,
-    /// How long it took.
+    /// The duration of the execution.
     pub took: Duration,
 }
 
@@ -37,7 +37,7 @@ impl Finished {
     /// Checks the exit status.
     ///
     /// # Errors
-    /// When it is another one, or a signal.
+    /// An error if the program ended with another status, or was killed by a signal.
     pub fn expect_status(self, expected: i32) -> Result<Self, HarnessError> {
         if self.status.code() == Some(expected) {
             return Ok(self);
@@ -52,7 +52,7 @@ impl Finished {
     }
 }
 
-/// Starts a program with its output in `NAME.stdout` and `NAME.stderr` below `folder`.
+/// Starts a program. Its output goes to `NAME.stdout` and `NAME.stderr` below `folder`.
 pub(crate) fn spawn(
     command: &mut Command,
     guard: &Guard,
@@ -62,7 +62,8 @@ pub(crate) fn spawn(
     let create = |suffix: &str| {
         let path = folder.join(format!("{name}.{suffix}"));
         let _old = fs::remove_file(&path);
-        // Appended to, as logs are: a restored program writes behind what others wrote meanwhile.
+        // The files are opened for appending, like logs. A restored program then writes after the output of other
+        // programs.
         let opened = OpenOptions::new().create(true).append(true).open(&path);
         opened.map_err(|source| HarnessError::File { operation: "create", path, source })
     };
@@ -93,7 +94,8 @@ pub(crate) fn run(
     })
 }
 
-/// Waits for a child started by [`spawn`]; dumps and kills it and its children at the limit.
+/// Waits for a child that was started by [`spawn`]. At the limit, writes a dump and kills the child and its
+/// descendants.
 pub(crate) fn wait(
     child: &mut Child,
     line: &str,
@@ -129,23 +131,23 @@ fn kill_tree(child: &mut Child) {
     let _reaped = child.wait();
 }
 
-/// The name of a child that has not been collected yet.
+/// Returns the identity of a child that was not reaped yet.
 pub(crate) fn process_of(child: &Child) -> Option<ProcessId> {
     ProcessId::of(Pid(i32::try_from(child.id()).ok()?)).ok()
 }
 
-/// The end of a text, as much as belongs into a message.
+/// Returns the end of a text, with a length that fits into a message.
 pub(crate) fn tail(text: &str) -> &str {
     let start = text.ceil_char_boundary(text.len().saturating_sub(OUTPUT_TAIL_BYTES_MAX));
     &text[start..]
 }
 
-/// The content of a file, or nothing where it cannot be read.
+/// Returns the content of a file, or an empty text if the file cannot be read.
 pub(crate) fn read_lossy(path: &Path) -> String {
     fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 
-/// The command line for messages.
+/// Returns the command line as text for messages.
 pub(crate) fn line_of(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
@@ -168,7 +170,7 @@ mod tests {
         let HarnessError::Timeout { dump, .. } = error else { panic!("not a timeout: {text}") };
         let dumped = fs::read_to_string(dump).unwrap();
         assert!(dumped.contains("before") && dumped.contains("wchan") && dumped.contains("/maps"));
-        // A process that was killed takes a moment to be gone.
+        // A killed process vanishes with a short delay.
         let begun = std::time::Instant::now();
         while !guard.marked().is_empty() {
             assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", guard.marked());

@@ -1,8 +1,8 @@
-//! Compiles the victims, each once for one version of its sources.
+//! Compilation of the victims (test programs), once for each version of their sources.
 //!
-//! Owns: the list of victims, the compiler's flags, the folder with the results.
-//! Invariants: the result for one content of the sources is published whole, by a
-//! rename; a changed source or header never runs an old binary.
+//! Owns: the list of victims, the compiler flags, and the directory of compiled programs.
+//! Invariants: a compiled program is published by a rename, so it is always complete. A change of a source or a header
+//! causes a new compilation.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -15,17 +15,17 @@ use rustix::fs::{FlockOperation, flock};
 use crate::error::HarnessError;
 use crate::paths::{folder_in_target, victims_folder};
 
-/// Optimised a little, so that values live in registers; warnings are errors as in the rest of the project.
+/// The optimisation is low, but keeps values in registers. Warnings are errors, like in the whole project.
 const FLAGS: &[&str] =
     &["-std=gnu17", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"];
 
-/// What a victim is linked to.
+/// The C library that a victim is linked to.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Library {
-    /// The C library of the system, as it is.
+    /// The default C library of the system.
     #[default]
     System,
-    /// musl, without any shared object or loader: `musl-gcc` of the Debian package musl-tools.
+    /// musl, linked statically without a dynamic loader: `musl-gcc` of the Debian package musl-tools.
     StaticMusl,
 }
 
@@ -44,7 +44,7 @@ impl Library {
         }
     }
 
-    /// The folder that keeps its programs apart.
+    /// Returns the directory for programs with this library.
     fn folder(self) -> &'static str {
         match self {
             Self::System => "victims",
@@ -53,10 +53,10 @@ impl Library {
     }
 }
 
-/// The names of all victims, sorted.
+/// Returns the names of all victims, sorted.
 ///
 /// # Errors
-/// When the folder cannot be read.
+/// An error if the directory cannot be read.
 pub fn victims() -> Result<Vec<String>, HarnessError> {
     let sources = files_with_extension("c")?;
     Ok(sources
@@ -66,19 +66,19 @@ pub fn victims() -> Result<Vec<String>, HarnessError> {
         .collect())
 }
 
-/// Compiles a victim unless this version of it has been compiled before, and returns the path of
-/// the program. The compiler is `CC`, or `cc`.
+/// Compiles a victim unless this version is already compiled, and returns the path of the program. The compiler is `CC`
+/// or `cc`.
 ///
 /// # Errors
-/// When there is no such victim, the compiler is missing or it rejects the source.
+/// An error if the victim does not exist, if the compiler is missing, or if the compiler rejects the source.
 pub fn compile(victim: &str) -> Result<PathBuf, HarnessError> {
     compile_with(victim, Library::System)
 }
 
-/// The same with a library.
+/// Compiles a victim with the given library, like [`compile`].
 ///
 /// # Errors
-/// As for [`compile`]; `Unsupported` without the compiler of that library.
+/// The errors of [`compile`]; `Unsupported` if the compiler for the library is missing.
 pub(crate) fn compile_with(victim: &str, library: Library) -> Result<PathBuf, HarnessError> {
     let source = victims_folder().join(format!("{victim}.c"));
     if !source.is_file() {
@@ -97,10 +97,11 @@ pub(crate) fn compile_with(victim: &str, library: Library) -> Result<PathBuf, Ha
     Ok(program)
 }
 
-/// Whether the opening comment of a victim has this line: how a victim says what it is to be judged for.
+/// Reports whether the opening comment of a victim has a line with this beginning. With such lines, a victim declares
+/// how the harness must check the victim.
 ///
 /// # Errors
-/// When its source cannot be read.
+/// An error if the source cannot be read.
 pub(crate) fn declares(victim: &str, beginning: &str) -> Result<bool, HarnessError> {
     let source = victims_folder().join(format!("{victim}.c"));
     let text = fs::read_to_string(&source).map_err(file_error("read", &source))?;
@@ -128,7 +129,8 @@ fn run_compiler(victim: &str, library: Library, source: &Path, program: &Path) -
     fs::rename(&partial, program).map_err(file_error("publish", program))
 }
 
-/// One compiler at a time for one victim; released when the file is closed.
+/// Locks the directory of a victim, so that only one compiler runs for the victim. The lock ends when the file is
+/// closed.
 fn lock(folder: &Path) -> Result<File, HarnessError> {
     let path = folder.join("lock");
     let file = File::create(&path).map_err(file_error("create", &path))?;
@@ -136,7 +138,7 @@ fn lock(folder: &Path) -> Result<File, HarnessError> {
     Ok(file)
 }
 
-/// A key that changes with the source, any header, or the flags.
+/// Returns a key that changes with the source, with any header, and with the flags.
 fn content_key(source: &Path) -> Result<u64, HarnessError> {
     let mut key = Fnv::new();
     FLAGS.iter().for_each(|flag| key.add(flag.as_bytes()));
@@ -163,7 +165,8 @@ fn file_error(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Erro
     move |source| HarnessError::File { operation, path, source }
 }
 
-/// FNV-1a, 64 bits (Fowler, Noll, Vo): a name for a content, not a defence.
+/// The hash FNV-1a with 64 bits (Fowler, Noll, Vo). The hash identifies a content, but gives no protection against
+/// attacks.
 struct Fnv(u64);
 
 impl Fnv {

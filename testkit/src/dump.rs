@@ -1,7 +1,7 @@
-//! What every thread was doing when a wait reached its limit.
+//! The dump of every thread when a wait reaches its time limit.
 //!
-//! Owns: the dump files under `target/hang-dumps` and their one-line summaries.
-//! Does not: touch the processes; everything is read from /proc.
+//! Owns: the dump files under `target/hang-dumps`, and their summaries with one line for each thread.
+//! Does not: change the processes; all data is read from /proc.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,12 +14,12 @@ use crate::limits::DUMP_FILE_BYTES_MAX;
 use crate::paths::folder_in_target;
 use crate::process::ProcessId;
 
-/// What is read for every thread.
+/// The files of `/proc` that are read for every thread.
 const THREAD_FILES: &[&str] = &["status", "syscall", "wchan", "stack"];
-/// What is read once for a process.
+/// The files of `/proc` that are read once for a process.
 const PROCESS_FILES: &[&str] = &["cmdline", "maps"];
 
-/// Writes down what the processes do and what is in the given files, and returns the error to report.
+/// Writes a dump of the processes and of the given files. Returns the error to report.
 pub(crate) fn timeout(what: &str, limit: Duration, processes: &[ProcessId], files: &[&Path]) -> HarnessError {
     let mut text = format!("{what}: nothing after {limit:?}\n");
     let mut summary = String::new();
@@ -36,7 +36,7 @@ pub(crate) fn timeout(what: &str, limit: Duration, processes: &[ProcessId], file
     HarnessError::Timeout { what: what.to_owned(), limit, dump, summary }
 }
 
-/// What each thread of these processes is doing, one line each.
+/// Describes the activity of each thread of these processes, with one line for each thread.
 #[must_use]
 pub fn describe(processes: &[ProcessId]) -> String {
     let mut summary = String::new();
@@ -69,7 +69,7 @@ fn add_process(text: &mut String, summary: &mut String, process: ProcessId) {
     add_threads(summary, &folder);
 }
 
-/// For example `tid 812 (fd_pipe), parent 1, tracer 0, S (sleeping) in pipe_read, syscall 0 0x3 0x7ffd…`.
+/// Appends a line like `tid 812 (fd_pipe), parent 1, tracer 0, S (sleeping) in pipe_read, syscall 0 0x3 0x7ffd…`.
 fn add_summary(summary: &mut String, task: &Path) {
     let status = read(&task.join("status"));
     let field = |name: &str| {

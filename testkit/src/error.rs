@@ -1,7 +1,7 @@
-//! What can go wrong in the harness itself or in what it drives.
+//! Errors of the test harness and of the programs that it runs.
 //!
 //! Owns: `HarnessError`.
-//! Invariants: every message names the victim, file or command it is about.
+//! Invariants: every message names the victim (test program), the file or the command that failed.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,27 +9,27 @@ use std::time::Duration;
 
 use crate::process::ProcessId;
 
-/// An error of the harness or of something it drives.
+/// An error of the harness, or of a program that the harness runs.
 #[derive(Debug, thiserror::Error)]
 pub enum HarnessError {
     /// A file operation failed.
     #[error("cannot {operation} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
-        /// On which path.
+        /// The path of the file.
         path: PathBuf,
-        /// Why it failed.
+        /// The error of the operation.
         source: io::Error,
     },
     /// A process operation failed.
     #[error("cannot {operation} {process}: {source}")]
     Process {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
-        /// On which process.
+        /// The process.
         process: ProcessId,
-        /// Why it failed.
+        /// The error of the operation.
         source: io::Error,
     },
     /// A program could not be started.
@@ -37,10 +37,10 @@ pub enum HarnessError {
     Spawn {
         /// The program with its arguments.
         program: String,
-        /// Why it failed.
+        /// The error of the start.
         source: io::Error,
     },
-    /// There is no such victim.
+    /// The victim does not exist.
     #[error("there is no victim named {0}")]
     NoSuchVictim(String),
     /// The compiler rejected a victim.
@@ -48,72 +48,72 @@ pub enum HarnessError {
     Compile {
         /// The victim.
         victim: String,
-        /// What the compiler said.
+        /// The output of the compiler.
         output: String,
     },
-    /// The victim needs something that this kernel or this user does not have.
+    /// The victim needs a feature that this kernel or this user does not have.
     #[error("unsupported: {victim}: {reason}")]
     Unsupported {
         /// The victim.
         victim: String,
-        /// Its own words.
+        /// The reason, as written by the victim.
         reason: String,
     },
-    /// The victim ended before it was asked for its verdict.
+    /// The victim ended before the harness requested its verdict.
     #[error("{victim} ended too early ({status}); its verdict: {verdict}\n{output}")]
     Died {
         /// The victim.
         victim: String,
-        /// How it ended.
+        /// The exit status of the victim.
         status: String,
-        /// What it wrote as its verdict, if anything.
+        /// The verdict that the victim wrote, if any.
         verdict: String,
-        /// The end of what it printed.
+        /// The end of the output of the victim.
         output: String,
     },
     /// A wait reached its limit.
     #[error("{what}: nothing after {limit:?}; dump in {}\n{summary}", dump.display())]
     Timeout {
-        /// What was waited for.
+        /// The event that did not occur.
         what: String,
-        /// How long.
+        /// The time limit.
         limit: Duration,
-        /// The full dump of every thread.
+        /// The file with the full dump of every thread.
         dump: PathBuf,
-        /// One line a thread.
+        /// A summary with one line for each thread.
         summary: String,
     },
-    /// The `undying` binary is not there.
+    /// The `undying` binary does not exist at this path.
     #[error("there is no undying binary at {}; build it (cargo build -p undying-cli) or set UNDYING_BIN", .0.display())]
     NoBinary(PathBuf),
-    /// A command ended with another status than expected.
+    /// A command ended with an unexpected status.
     #[error("{command} ended with {status}, expected {expected}\nstdout: {stdout}\nstderr: {stderr}")]
     Status {
         /// The command line.
         command: String,
-        /// How it ended.
+        /// The exit status of the command.
         status: String,
-        /// The exit status that was expected.
+        /// The expected exit status.
         expected: i32,
-        /// The end of its standard output.
+        /// The end of the standard output.
         stdout: String,
-        /// The end of its standard error.
+        /// The end of the standard error.
         stderr: String,
     },
-    /// A command did not print what it promises.
+    /// The output of a command does not have the documented form.
     #[error("{command} printed something unexpected: {detail}")]
     Output {
         /// The command line.
         command: String,
-        /// What was wrong.
+        /// The difference from the documented form.
         detail: String,
     },
-    /// Processes are left that should be gone.
+    /// Processes that should have ended are still alive.
     #[error("{what}: still alive: {survivors}")]
     Survivors {
-        /// After what.
+        /// The operation after which the processes should have ended.
         what: String,
-        /// Which ones.
+        /// The processes that are still alive.
         survivors: String,
     },
 }

@@ -1,9 +1,8 @@
-//! Cleans up what a test started, and nothing else.
+//! Cleanup of the processes that a test has started.
 //!
-//! Owns: the mark (one environment entry, different for every guard) that every
-//! process started for a test inherits and that a restored program has again.
-//! Invariants: only marked processes are killed; a restored one is marked because
-//! its environment is restored; the harness itself never is.
+//! Owns: the mark, an environment variable with a different value for every guard. Every process of a test inherits the
+//! mark. A restored program has the mark again, because its environment is restored.
+//! Invariants: only marked processes are killed. The harness itself is never marked.
 
 use std::process::Command;
 use std::sync::Once;
@@ -20,14 +19,14 @@ use crate::process::{self, ProcessId, has_environment, own_pid};
 
 const VARIABLE: &str = "UNDYING_TEST_MARK";
 
-/// Kills everything that carries its mark when it is dropped.
+/// Kills all processes with its mark on drop.
 #[derive(Debug)]
 pub struct Guard {
     mark: String,
 }
 
-/// Keeps from the programs that tests start what this process has inherited itself: pipes of a shell or of a build,
-/// which a checkpoint refuses. What a test opens or marks for its subject later is not concerned.
+/// Sets close-on-exec on all descriptors that this process has inherited, for example pipes of a shell or a build. A
+/// checkpoint would refuse such pipes. Descriptors that a test opens later are not affected.
 fn hide_inherited() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -38,24 +37,24 @@ fn hide_inherited() {
 }
 
 impl Guard {
-    /// A guard with a mark of its own.
+    /// Creates a guard with a unique mark.
     #[must_use]
     pub fn new() -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         hide_inherited();
-        // Orphans become children of the harness, so that they can be collected.
+        // Orphans become children of the harness, so that the harness can reap them.
         let _only_tidier = set_child_subreaper(Some(getpid()));
         Self { mark: format!("{}-{now}-{number}", getpid().as_raw_nonzero()) }
     }
 
-    /// Marks a program that is about to be started.
+    /// Marks a program before its start.
     pub fn mark<'command>(&self, command: &'command mut Command) -> &'command mut Command {
         command.env(VARIABLE, &self.mark)
     }
 
-    /// The living processes that carry the mark.
+    /// Returns the living processes with the mark.
     #[must_use]
     pub fn marked(&self) -> Vec<ProcessId> {
         let entry = format!("{VARIABLE}={}", self.mark);
@@ -64,13 +63,13 @@ impl Guard {
         candidates.filter(|process| has_environment(*process, &entry)).collect()
     }
 
-    /// What each thread of everything marked is doing, one line each.
+    /// Describes the activity of each thread of the marked processes, with one line for each thread.
     #[must_use]
     pub fn describe(&self) -> String {
         dump::describe(&self.marked())
     }
 
-    /// Kills everything marked, also what appears meanwhile.
+    /// Kills all marked processes, including processes that appear during the call.
     pub fn kill_all(&self) {
         for _round in 0..CLEANUP_ROUNDS_MAX {
             let marked = self.marked();
@@ -112,7 +111,7 @@ mod tests {
             thread::sleep(POLL);
         }
         drop(guard);
-        // The guard may have collected it already, which wait reports as an error.
+        // The guard may have reaped the process already. In this case, `wait` returns an error.
         assert!(marked.wait().map_or(true, |status| !status.success()));
         assert!(bystander.try_wait().unwrap().is_none());
         bystander.kill().unwrap();

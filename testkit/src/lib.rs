@@ -1,12 +1,12 @@
-//! The test kit: victim programs that judge themselves, and the harness that
-//! starts, checkpoints, kills, restores and judges them.
+//! The test kit: victims (test programs that check their own state), and the harness. The harness starts, checkpoints,
+//! kills and restores victims, and then requests their verdict.
 //!
-//! Owns: compiling `victims/*.c`, isolating and cleaning up what a test starts,
-//! calling the `undying` binary, waiting with a limit on everything, a dump of
-//! every thread where a limit is reached, and random numbers with a printed seed.
-//! Invariants: no wait is without a limit; nothing is signalled that the harness
-//! did not start; a victim's word (PASS, FAIL, UNSUPPORTED) is never guessed.
-//! Does not: know what is inside an image, or link any crate under test but `sys`, for one system call.
+//! Owns: the compilation of `victims/*.c`, the isolation and cleanup of processes, and the calls of the `undying`
+//! binary. Also owns waits with a time limit, the dump of every thread at a time limit, and random numbers with a
+//! printed seed.
+//! Invariants: every wait has a time limit. The harness signals only processes that it has started. The verdict of a
+//! victim (PASS, FAIL, UNSUPPORTED) is never guessed.
+//! Does not: read images, or link a crate under test. The exception is `sys`, for one system call.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), undying_testkit::HarnessError> {
@@ -47,8 +47,8 @@ pub use undying::Undying;
 pub use until::{until, within_limit};
 pub use victim::{Options, Verdict, Victim};
 
-/// Says on standard error that a test cannot run here and why, in the form that
-/// the summary counts: `unsupported: X`.
+/// Prints on standard error that a test cannot run on this machine, and the reason. The summary of a test run counts
+/// lines of this form: `unsupported: X`.
 pub fn unsupported(what: &str) {
     eprintln!("unsupported: {what}");
 }

@@ -1,72 +1,74 @@
-//! Every limit of the harness, with its reason.
+//! All time limits and size limits of the harness, with their reasons.
 //!
-//! Owns: the names and values, and their stretching for slow machines.
-//! Invariants: a limit is far above what a loaded two-core machine needs, so that
-//! reaching it means a hang and not a slow machine.
+//! Owns: the names and values of the limits, and their increase on slow machines.
+//! Invariants: a limit is much longer than a loaded machine with two cores needs. A reached limit therefore means a
+//! hang.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// How many times slower than a usual one this machine is, where it is an emulated one: a whole number.
-/// `cargo xtask vm` sets it there; victims stretch their own timeout by it (`victim.h`).
+/// The variable with the slowness factor of an emulated machine: a whole number. `cargo xtask vm` sets the variable.
+/// Victims multiply their own time limits with it (`victim.h`).
 pub const SLOWNESS: &str = "UNDYING_TEST_SLOWNESS";
 
-/// From the start of a victim to its "ready": the slowest one waits about two seconds for its
-/// calls with a timeout to go round once.
+/// Returns the maximum time from the start of a victim to its "ready". The slowest victim needs about two seconds,
+/// because each of its calls with a timeout must complete once.
 #[must_use]
 pub fn ready() -> Duration {
     seconds(60)
 }
 
-/// From SIGTERM to the verdict: a victim waits at most 20 seconds for any single event.
+/// Returns the maximum time from SIGTERM to the verdict. A victim waits at most 20 seconds for a single event.
 #[must_use]
 pub fn judge() -> Duration {
     seconds(90)
 }
 
-/// One call of the `undying` binary.
+/// Returns the maximum time for one call of the `undying` binary.
 #[must_use]
 pub fn command() -> Duration {
     seconds(120)
 }
 
-/// From the end of `checkpoint --kill` until the processes are gone.
+/// Returns the maximum time from the end of `checkpoint --kill` until the processes are gone.
 #[must_use]
 pub fn gone() -> Duration {
     seconds(20)
 }
 
-/// From the death of a subject until its guardian has it running again.
+/// Returns the maximum time from the death of a subject (a supervised process tree) until its guardian has restarted
+/// it.
 #[must_use]
 pub fn restart() -> Duration {
     seconds(30)
 }
 
-/// From the start of `undying run` to the first committed checkpoint, beyond the period asked for.
+/// Returns the maximum time from the start of `undying run` to the first committed checkpoint, in addition to the
+/// checkpoint interval.
 #[must_use]
 pub fn first_checkpoint() -> Duration {
     seconds(20)
 }
 
-/// A condition that a test waits for without an event.
+/// Returns the maximum time for a condition that a test polls.
 #[must_use]
 pub fn condition() -> Duration {
     seconds(60)
 }
 
-/// Between two looks at something that has no event to wait for.
+/// Poll interval for a condition without an event.
 pub const POLL: Duration = Duration::from_millis(2);
 
-/// Between two calls of the binary that only ask: each one costs a process.
+/// Poll interval for a condition that is checked with a call of the binary. Each call starts a process.
 pub const POLL_BY_COMMAND: Duration = Duration::from_millis(50);
 
-/// How often the cleanup looks again for processes that appeared while it was killing others.
+/// Maximum number of cleanup rounds. Each round kills the processes that have appeared during the previous round.
 pub const CLEANUP_ROUNDS_MAX: u32 = 500;
 
-/// How much of a file goes into a dump; maps of a large program stay below this.
+/// Maximum number of bytes of a file in a dump. The maps of a large program are smaller.
 pub const DUMP_FILE_BYTES_MAX: usize = 256 * 1024;
 
-/// How much of a program's output goes into an error message.
+/// Maximum number of bytes of a program's output in an error message.
 pub const OUTPUT_TAIL_BYTES_MAX: usize = 4096;
 
 fn seconds(seconds: u64) -> Duration {
@@ -75,7 +77,8 @@ fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds.saturating_mul(*slowness))
 }
 
-/// A word that is no number would silently leave every limit as it is.
+/// Parses the slowness factor. An invalid factor causes a panic, because the limits would otherwise silently stay the
+/// same.
 fn slowness(text: Option<&str>) -> u64 {
     let parse = |text: &str| text.parse().ok().filter(|slowness| *slowness > 0);
     text.map_or(1, |text| parse(text).expect("the slowness is a whole number above zero"))

@@ -1,7 +1,7 @@
-//! Where things are: the victims' sources, the build directory, the binary.
+//! The locations of the victims' sources, the build directory, and the binary.
 //!
-//! Owns: finding these three.
-//! Does not: create anything but the folders below the build directory.
+//! Owns: the search for these three paths.
+//! Does not: create anything except directories below the build directory.
 
 use std::env;
 use std::fs;
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use crate::error::HarnessError;
 
-/// The folder with the victims' sources.
+/// Returns the directory with the sources of the victims (test programs).
 pub(crate) fn victims_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("victims")
 }
 
-/// The build directory that the running test was built into.
+/// Returns the build directory of the running test.
 pub(crate) fn target_folder() -> PathBuf {
     if let Some(folder) = env::var_os("CARGO_TARGET_DIR") {
         return PathBuf::from(folder);
@@ -24,14 +24,14 @@ pub(crate) fn target_folder() -> PathBuf {
         .unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"))
 }
 
-/// `target/debug` or `target/release`: the folder above the one with the test binaries.
+/// Returns `target/debug` or `target/release`, the parent of the directory with the test binaries.
 fn profile_folder() -> Option<PathBuf> {
     let executable = env::current_exe().ok()?;
     let dependencies = executable.ancestors().find(|folder| folder.ends_with("deps"))?;
     dependencies.parent().map(Path::to_path_buf)
 }
 
-/// A folder below the build directory, created if need be.
+/// Returns a directory below the build directory, and creates it if necessary.
 pub(crate) fn folder_in_target(name: &str) -> Result<PathBuf, HarnessError> {
     let folder = target_folder().join(name);
     fs::create_dir_all(&folder).map_err(|source| HarnessError::File {
@@ -42,7 +42,8 @@ pub(crate) fn folder_in_target(name: &str) -> Result<PathBuf, HarnessError> {
     Ok(folder)
 }
 
-/// The `undying` binary: `UNDYING_BIN`, or the one beside the running test, or any other profile's.
+/// Returns the path of the `undying` binary: `UNDYING_BIN`, or the binary of the profile of the running test, or the
+/// binary of another profile.
 pub(crate) fn undying_binary() -> Result<PathBuf, HarnessError> {
     if let Some(binary) = env::var_os("UNDYING_BIN") {
         let binary = PathBuf::from(binary);

@@ -1,8 +1,8 @@
-//! Processes as the harness sees them: named by pid and start time, read from /proc.
+//! Processes, identified by pid and start time, and read from /proc.
 //!
-//! Owns: `ProcessId`, the tree below a process, the mark that tells our processes.
-//! Invariants: a signal goes only to a process whose start time has been compared
-//! after its pidfd was opened, so a reused number is never hit.
+//! Owns: `ProcessId`, the tree below a process, and the check of the mark of test processes.
+//! Invariants: before a signal is sent, the start time is compared after the pidfd was opened. A reused pid is
+//! therefore never signalled.
 
 use std::fmt;
 use std::fs;
@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{PidfdFlags, Signal, WaitOptions, getpid, pidfd_open, pidfd_send_signal, waitpid};
 
-/// A process, named by its number and when it started.
+/// A process, identified by its pid and its start time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ProcessId {
     pid: Pid,
@@ -27,7 +27,7 @@ impl fmt::Display for ProcessId {
     }
 }
 
-/// What `/proc/PID/stat` says, as far as the harness needs it.
+/// The fields of `/proc/PID/stat` that the harness needs.
 struct Stat {
     state: char,
     parent: Pid,
@@ -35,57 +35,57 @@ struct Stat {
 }
 
 impl ProcessId {
-    /// Names the process that has this number now.
+    /// Returns the identity of the process that currently has this pid.
     ///
     /// # Errors
-    /// When there is none.
+    /// An error if the process does not exist.
     pub fn of(pid: Pid) -> io::Result<Self> {
         Ok(Self { pid, started: read_stat(pid)?.started })
     }
 
-    /// The number.
+    /// Returns the pid.
     #[must_use]
     pub fn pid(self) -> Pid {
         self.pid
     }
 
-    /// Whether the process still runs: it is there, and no zombie.
+    /// Reports whether the process exists and is not a zombie.
     #[must_use]
     pub fn is_alive(self) -> bool {
         self.stat().is_some_and(|stat| stat.state != 'Z' && stat.state != 'X')
     }
 
-    /// Whether the process has died and waits for its parent.
+    /// Reports whether the process has died and was not reaped yet.
     #[must_use]
     pub fn is_zombie(self) -> bool {
         self.stat().is_some_and(|stat| stat.state == 'Z')
     }
 
-    /// Whether the process stands, by SIGSTOP or another such signal.
+    /// Reports whether the process is stopped by SIGSTOP or another stop signal.
     #[must_use]
     pub fn is_stopped(self) -> bool {
         self.stat().is_some_and(|stat| stat.state == 'T')
     }
 
-    /// The parent, while the process is there.
+    /// Returns the parent; `None` if the process no longer exists.
     #[must_use]
     pub fn parent(self) -> Option<Pid> {
         self.stat().map(|stat| stat.parent)
     }
 
-    /// Sends a signal to this process and to no other that may have its number by now.
+    /// Sends a signal to this process, and never to another process with the same pid.
     ///
     /// # Errors
-    /// `NotFound` when the process is gone, else what the kernel says.
+    /// `NotFound` if the process no longer exists; otherwise the error of the kernel.
     pub fn signal(self, signal: Signal) -> io::Result<()> {
         let handle = self.open()?;
         Ok(pidfd_send_signal(&handle, signal)?)
     }
 
-    /// Waits until the process has ended (a zombie counts). Returns false when the limit comes first.
+    /// Waits until the process has ended; a zombie has ended. Returns false if the limit is reached first.
     ///
     /// # Errors
-    /// What the kernel says about the wait itself.
+    /// The error of poll(2).
     pub fn wait_end(self, limit: Duration) -> io::Result<bool> {
         let deadline = Instant::now() + limit;
         let handle = match self.open() {
@@ -105,7 +105,7 @@ impl ProcessId {
         }
     }
 
-    /// Collects the process if it is a dead child of this program, and tells how it ended.
+    /// Reaps the process if it is a dead child of this program. Returns how the process ended.
     pub(crate) fn reap(self) -> Option<String> {
         let pid = rustix::process::Pid::from_raw(self.pid.get())?;
         let (_, status) = waitpid(Some(pid), WaitOptions::NOHANG).ok()??;
@@ -141,7 +141,7 @@ fn read_stat(pid: Pid) -> io::Result<Stat> {
     parse_stat(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "strange stat"))
 }
 
-/// The name in parentheses may hold anything, also parentheses: the fields begin behind the last one.
+/// Parses a stat line. The name in parentheses may contain parentheses, so the fields begin after the last parenthesis.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, fields) = text.rsplit_once(')')?;
     let fields: Vec<&str> = fields.split_whitespace().collect();
@@ -151,19 +151,19 @@ fn parse_stat(text: &str) -> Option<Stat> {
     Some(Stat { state, parent, started })
 }
 
-/// The harness itself.
+/// Returns the pid of the harness itself.
 pub(crate) fn own_pid() -> Pid {
     Pid(getpid().as_raw_nonzero().get())
 }
 
-/// Every process of this machine that can be seen.
+/// Returns all visible processes of this machine.
 pub(crate) fn all() -> Vec<ProcessId> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter_map(|pid| ProcessId::of(Pid(pid)).ok()).collect()
 }
 
-/// The living descendants of a process, parents before their children; the process itself is not among them.
+/// Returns the living descendants of a process, parents before their children. The process itself is not included.
 #[must_use]
 pub fn descendants(root: ProcessId) -> Vec<ProcessId> {
     let everybody: Vec<(ProcessId, Pid)> =
@@ -177,7 +177,7 @@ pub fn descendants(root: ProcessId) -> Vec<ProcessId> {
     found.split_off(1)
 }
 
-/// Whether the environment the process was started with holds this entry. A zombie has none.
+/// Reports whether the initial environment of a process contains this entry. A zombie has no environment.
 pub(crate) fn has_environment(process: ProcessId, entry: &str) -> bool {
     let environment = fs::read(format!("/proc/{}/environ", process.pid)).unwrap_or_default();
     environment.split(|byte| *byte == 0).any(|one| one == entry.as_bytes())

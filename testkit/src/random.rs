@@ -1,6 +1,6 @@
-//! Random numbers of a test, which a printed seed repeats.
+//! Random numbers for tests. A run can be repeated with its printed seed.
 //!
-//! Owns: the choice of the seed, and its line in the output of the test.
+//! Owns: the choice of the seed, and the line with the seed in the output of the test.
 //! Does not: generate numbers; `fastrand` does.
 
 use std::env;
@@ -8,10 +8,10 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use fastrand::Rng;
 
-/// The seed to repeat a run with.
+/// The variable with the seed for the repetition of a run.
 const SEED: &str = "UNDYING_TEST_SEED";
 
-/// The seed of a test: from `UNDYING_TEST_SEED`, else from the clock. Prints it.
+/// Returns the seed of a test and prints it. The seed comes from `UNDYING_TEST_SEED` or from the clock.
 #[must_use]
 pub fn seed(test: &str) -> u64 {
     let given = env::var(SEED).ok().map(|text| text.parse().expect("the seed is a whole number"));
@@ -21,13 +21,13 @@ pub fn seed(test: &str) -> u64 {
     seed
 }
 
-/// Random numbers from the seed of a test.
+/// Returns a random number generator with the seed of a test.
 #[must_use]
 pub fn seeded(test: &str) -> Rng {
     Rng::with_seed(seed(test))
 }
 
-/// A time below `limit`, in whole microseconds.
+/// Returns a random duration below `limit`, in whole microseconds.
 pub fn moment(random: &mut Rng, limit: Duration) -> Duration {
     let limit_us = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);
     Duration::from_micros(random.u64(..limit_us.max(1)))

@@ -1,8 +1,9 @@
-//! A victim under `undying run`: with a guardian, periodic checkpoints and restarts.
+//! A victim (test program) under `undying run`, with a guardian (supervising process), periodic checkpoints and
+//! restarts.
 //!
-//! Owns: the guardian process, its store, finding the current incarnation.
-//! Invariants: as for `Victim`; the subject is found by its program and its mark,
-//! never by a number alone.
+//! Owns: the guardian process, its store, and the search for the current incarnation (run of the victim).
+//! Invariants: the invariants of `Victim` hold. The subject (the victim's process tree) is found by its program and its
+//! mark, never by a pid alone.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -26,30 +27,33 @@ use crate::process::{ProcessId, descendants};
 use crate::undying::Undying;
 use crate::victim::{Verdict, image_folder, unsupported, victim_folder};
 
-/// How the comment line of a victim begins that does not find all as it was after a crash: files keep what was
-/// written since the checkpoint (it is judged for *file >= memory*), connections are lost (it is told so).
+/// The beginning of a comment line in the source of a victim whose state is not complete after a crash. Files keep data
+/// that was written after the checkpoint, so the victim checks only *file >= memory*. Connections are lost, and the
+/// victim is informed about the crash.
 const AFTER_CRASH: &str = "After a crash:";
 
-/// What the guardian says when a life begins.
+/// Messages of the guardian at the beginning of an incarnation.
 const BEGINNINGS: [&str; 2] = [" is back at checkpoint ", "started from the beginning"];
 
-/// What `undying` exits with where the kernel lacks what was asked for, and how its words about a tracker begin.
+/// The exit code of `undying` if the kernel lacks a requested feature (`MISSING_STATUS`), and the beginning of a
+/// message about a tracker (`TRACKER_MISSING`). A tracker finds changed pages.
 const MISSING_STATUS: i32 = 4;
 const TRACKER_MISSING: &str = "tracker ";
 
-/// Rounds of stopping members of a tree until no new one turns up: a victim has a handful of them.
+/// Maximum number of rounds that stop the processes of a tree. A round without a new process ends the loop. A victim
+/// needs only a few rounds.
 const STOP_ROUNDS_MAX: u32 = 100;
 
-/// How to run a victim under a guardian.
+/// Options for a victim under a guardian.
 #[derive(Clone, Debug)]
 pub struct SupervisedOptions {
-    /// The period between two checkpoints.
+    /// The time between two checkpoints.
     pub every: Duration,
-    /// The restart policy, as the command line names it.
+    /// The restart policy, in the form of the command line.
     pub restart: String,
-    /// More arguments for `undying run`.
+    /// Additional arguments for `undying run`.
     pub arguments: Vec<String>,
-    /// Has the victim say that it cannot run here.
+    /// Whether the victim must report that it cannot run on this machine.
     pub lacking: bool,
 }
 
@@ -78,10 +82,10 @@ pub struct Supervised {
 }
 
 impl Supervised {
-    /// Starts `undying run … -- VICTIM` and waits until the victim is ready.
+    /// Starts `undying run … -- VICTIM`, and waits until the victim is ready.
     ///
     /// # Errors
-    /// When the guardian cannot be started, ends, or the victim does not get ready.
+    /// An error if the guardian cannot be started, if the guardian ends, or if the victim does not become ready.
     pub fn start(undying: &Undying, victim: &str, options: &SupervisedOptions) -> Result<Self, HarnessError> {
         let (folder, store, guard) = (victim_folder()?, image_folder()?, Guard::new());
         let program = compile(victim)?;
@@ -102,20 +106,20 @@ impl Supervised {
         Ok(supervised)
     }
 
-    /// The store in which the checkpoints are.
+    /// Returns the directory with the checkpoints.
     #[must_use]
     pub fn store(&self) -> &Path {
         self.store.path()
     }
 
-    /// The guardian's process.
+    /// Returns the process of the guardian.
     #[must_use]
     pub fn guardian(&self) -> Option<ProcessId> {
         process_of(&self.guardian)
     }
 
-    /// The root of the subject as it is now: the marked process that runs the victim's program and
-    /// whose parent does not.
+    /// Returns the current root of the subject. The root is a marked process that runs the victim's program, and its
+    /// parent does not run this program.
     #[must_use]
     pub fn subject(&self) -> Option<ProcessId> {
         let running: Vec<ProcessId> =
@@ -125,13 +129,13 @@ impl Supervised {
         running.iter().copied().find(|process| !is_inner(process))
     }
 
-    /// What `undying ls NAME --json` prints: the checkpoints of the subject.
+    /// Returns the checkpoints of the subject: the output of `undying ls NAME --json`.
     ///
     /// # Errors
-    /// When the command fails or prints something else.
+    /// An error if the command fails or its output is not a JSON array.
     pub fn checkpoints(&self) -> Result<Vec<Value>, HarnessError> {
         if !self.store.path().join(&self.name).is_dir() {
-            // The guardian has not yet claimed the name, and `ls` knows no such subject.
+            // The guardian has not claimed the name yet, so `ls` would report an unknown subject.
             return Ok(Vec::new());
         }
         let arguments =
@@ -146,7 +150,7 @@ impl Supervised {
     /// Waits until at least `count` checkpoints are committed.
     ///
     /// # Errors
-    /// When they are not there in time.
+    /// An error if the checkpoints are not committed in time.
     pub fn wait_checkpoints(&self, count: usize) -> Result<(), HarnessError> {
         let committed = |one: &Value| one.get("committed").and_then(Value::as_bool).unwrap_or(false);
         self.wait_until("checkpoints", limits::first_checkpoint(), limits::POLL_BY_COMMAND, || {
@@ -154,13 +158,13 @@ impl Supervised {
         })
     }
 
-    /// Kills the subject's root with SIGKILL, and waits until the guardian has another one running.
+    /// Kills the subject's root with SIGKILL, and waits until the guardian has restarted the subject.
     ///
-    /// The others of its tree stand still meanwhile: one that met the death of its parent would rightly complain. The
-    /// guardian stands as well, so that no checkpoint sees them stand.
+    /// The other processes of the tree are stopped in the meantime. Otherwise a process could detect the death of its
+    /// parent and report a failure. The guardian is also stopped, so that no checkpoint contains the stopped processes.
     ///
     /// # Errors
-    /// When there is no subject, or no new one in time.
+    /// An error if there is no subject, or if the subject is not restarted in time.
     pub fn kill_and_wait_restart(&self) -> Result<(), HarnessError> {
         let killed = self.subject().ok_or_else(|| self.output_error("there is no subject"))?;
         let guardian = self.guardian().ok_or_else(|| self.output_error("there is no guardian"))?;
@@ -179,22 +183,22 @@ impl Supervised {
         signal(killed, Signal::KILL)?;
         signal(guardian, Signal::CONT)?;
         self.wait_until("restart", limits::restart(), limits::POLL, || {
-            // Until the guardian has ended it, a child of the killed root looks like a root; and one that is being
-            // built looks like one that runs.
+            // A child of the killed root looks like a root until the guardian has ended the child. A process under
+            // construction looks like a running process.
             Ok(self.lives() > lives && self.subject().is_some_and(|now| !old.contains(&now)))
         })
     }
 
-    /// How many lives the guardian has told of beside the first.
+    /// Returns the number of incarnations that the guardian has reported, without the first incarnation.
     fn lives(&self) -> usize {
         let said = read_lossy(&self.folder.path().join("run.stderr"));
         BEGINNINGS.iter().map(|words| said.matches(words).count()).sum()
     }
 
-    /// Asks the subject for its verdict; the guardian must end with the subject's own status.
+    /// Requests the verdict of the subject. The guardian must end with the exit status of the subject.
     ///
     /// # Errors
-    /// When the subject or the guardian does not end in time, or there is no verdict.
+    /// An error if the subject or the guardian does not end in time, or if there is no verdict.
     pub fn judge(&mut self) -> Result<Verdict, HarnessError> {
         let process = self.subject().ok_or_else(|| self.output_error("there is no subject"))?;
         let lives = self.lives();
@@ -206,14 +210,15 @@ impl Supervised {
         let deadline = Instant::now() + limits::judge();
         loop {
             let text = read_lossy(&self.folder.path().join("verdict"));
-            // A failed subject ends with a failure, which its guardian answers with a restart: do not wait for the end.
+            // A subject with the verdict FAIL exits with a failure, and the guardian restarts it. The loop therefore
+            // does not wait for the end of the guardian.
             if let Some(reason) = text.strip_prefix("FAIL: ") {
                 return Ok(Verdict::Fail(reason.trim_end().to_owned()));
             }
             if let Some(status) = self.guardian_status()? {
                 return self.verdict_with(&text, status);
             }
-            // It would wait for another signal until the limit.
+            // The restarted subject would wait for another signal until the limit.
             if text == "PASS\n" && self.lives() > lives {
                 return Err(self.output_error("it ended well, and was restarted"));
             }
@@ -229,7 +234,8 @@ impl Supervised {
         self.guardian.try_wait().map_err(|source| HarnessError::Spawn { program: line.clone(), source })
     }
 
-    /// The guardian has ended: with the subject's own status, if all is well.
+    /// Returns the verdict after the end of the guardian. The guardian must have ended with the exit status of the
+    /// subject.
     fn verdict_with(&self, text: &str, status: ExitStatus) -> Result<Verdict, HarnessError> {
         match (text, status.code()) {
             ("PASS\n", Some(0)) => Ok(Verdict::Pass),
@@ -247,7 +253,7 @@ impl Supervised {
     fn wait_ready(&mut self) -> Result<(), HarnessError> {
         let deadline = Instant::now() + limits::ready();
         while !read_lossy(&self.folder.path().join("run.stdout")).contains("ready\n") {
-            // Its guardian may start it again and again meanwhile.
+            // The guardian may restart the subject repeatedly in the meantime.
             if let Some(error) = unsupported(&self.name, &read_lossy(&self.folder.path().join("verdict"))) {
                 return Err(error);
             }
@@ -308,7 +314,7 @@ impl Supervised {
     }
 }
 
-/// Stops every process of a tree, parents first, until no new one turns up; gives all of them.
+/// Stops every process of a tree, parents first, until no new process is found. Returns all stopped processes.
 fn stop_tree(root: ProcessId) -> HashSet<ProcessId> {
     let mut stopped = HashSet::new();
     for _round in 0..STOP_ROUNDS_MAX {
@@ -329,7 +335,8 @@ fn run_command(undying: &Undying, victim: &str, options: &SupervisedOptions, sto
     let every = format!("{}ms", options.every.as_millis());
     let mut command =
         undying.command(["run", "--name", victim, "--every", &every, "--restart", &options.restart]);
-    // Victims write what they have found to files in place, as no program does that counts on its files.
+    // Victims record their results in files in place, so a restart must keep the files. Ordinary programs that depend
+    // on their files do not write like this.
     command.args(["--files", "keep", "--store"]).arg(store).args(&options.arguments);
     command
 }

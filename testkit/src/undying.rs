@@ -1,8 +1,8 @@
-//! Calls the `undying` binary.
+//! Calls of the `undying` binary.
 //!
-//! Owns: finding it, the command lines of the verbs that tests use.
-//! Invariants: every call has a limit.
-//! Does not: interpret images; only exit status, output and JSON.
+//! Owns: the search for the binary, and the command lines that tests use.
+//! Invariants: every call has a time limit.
+//! Does not: read images. It uses only the exit status, the output and JSON.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -28,24 +28,24 @@ impl Undying {
     /// Finds the binary: `UNDYING_BIN`, or `target/{debug,release}/undying`.
     ///
     /// # Errors
-    /// When there is none.
+    /// An error if there is no binary.
     pub fn find() -> Result<Self, HarnessError> {
         paths::undying_binary().map(|binary| Self { binary, features_off: None })
     }
 
-    /// The same with a kernel feature forced off.
+    /// Returns the binary with a kernel feature forced off.
     #[must_use]
     pub fn without(self, feature: &str) -> Self {
         Self { features_off: Some(feature.to_owned()), ..self }
     }
 
-    /// The path of the binary.
+    /// Returns the path of the binary.
     #[must_use]
     pub fn binary(&self) -> &Path {
         &self.binary
     }
 
-    /// A command with some arguments, not yet started.
+    /// Creates a command with these arguments. The command is not started.
     #[must_use]
     pub fn command<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Command {
         let mut command = Command::new(&self.binary);
@@ -56,10 +56,10 @@ impl Undying {
         command
     }
 
-    /// Runs the binary to its end; its output is kept below `folder`.
+    /// Runs the binary to its end. The output goes to files below `folder`.
     ///
     /// # Errors
-    /// When it cannot be started or does not end in time.
+    /// An error if the binary cannot be started or does not end in time.
     pub fn run<I: AsRef<OsStr>>(
         &self,
         guard: &Guard,
@@ -69,10 +69,10 @@ impl Undying {
         command::run(&mut self.command(arguments), guard, folder, "undying", limits::command())
     }
 
-    /// `undying checkpoint PID --image DIR [--kill]`.
+    /// Runs `undying checkpoint PID --image DIR [--kill]`.
     ///
     /// # Errors
-    /// When it cannot be started or does not end in time.
+    /// An error if the binary cannot be started or does not end in time.
     pub fn checkpoint(
         &self,
         guard: &Guard,
@@ -90,18 +90,18 @@ impl Undying {
         command::run(&mut command, guard, folder, "checkpoint", limits::command())
     }
 
-    /// `undying restore IMAGE --detach --pidfile FILE`; returns the pid of the restored tree.
+    /// Runs `undying restore IMAGE --detach --pidfile FILE`. Returns the pid of the restored root.
     ///
     /// # Errors
-    /// When it fails, does not end in time, or writes no pid.
+    /// An error if the command fails, does not end in time, or writes no pid.
     pub fn restore(&self, guard: &Guard, folder: &Path, image: &Path) -> Result<Pid, HarnessError> {
         self.restore_with(&[], guard, folder, image)
     }
 
-    /// As [`Self::restore`], over files that have changed since the checkpoint.
+    /// Restores an image like [`Self::restore`], even if files have changed since the checkpoint.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Self::restore`].
     pub fn restore_over_files(
         &self,
         guard: &Guard,
@@ -130,10 +130,10 @@ impl Undying {
         })
     }
 
-    /// Runs a verb with `--json` and parses what it prints.
+    /// Runs a verb (subcommand) with `--json`, and parses its output.
     ///
     /// # Errors
-    /// When it fails, does not end in time, or prints no JSON.
+    /// An error if the command fails, does not end in time, or prints invalid JSON.
     pub fn json(&self, guard: &Guard, folder: &Path, arguments: &[&OsStr]) -> Result<Value, HarnessError> {
         let all = arguments.iter().copied().chain([OsStr::new("--json")]);
         let finished = self.run(guard, folder, all)?;

@@ -1,23 +1,23 @@
-//! Waiting for a condition that has no event.
+//! Waits for conditions without an event.
 //!
-//! Owns: the loop, with the limit and the interval of `limits`.
-//! Does not: know what is waited for.
+//! Owns: the poll loop, with the time limit and the interval of `limits`.
+//! Does not: define a condition; the caller does.
 
 use std::thread;
 use std::time::Instant;
 
 use crate::limits;
 
-/// Waits until there is a value.
+/// Waits until `look` returns a value.
 ///
 /// # Panics
 ///
-/// After [`limits::condition`]; the message says what was waited for.
+/// Panics after [`limits::condition`]. The message contains `what`.
 pub fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
     within_limit(look).unwrap_or_else(|| panic!("waited too long for {what}"))
 }
 
-/// Waits until there is a value; `None` after [`limits::condition`].
+/// Waits until `look` returns a value. Returns `None` after [`limits::condition`].
 pub fn within_limit<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limits::condition();
     loop {

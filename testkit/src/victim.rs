@@ -1,8 +1,8 @@
-//! One running victim: started, checkpointed, killed, restored, judged.
+//! A running victim (test program), which can be checkpointed, killed, restored, and asked for its verdict.
 //!
-//! Owns: the victim's folder, its verdict, the processes that carry its mark.
-//! Invariants: the folder is its own and short (socket paths); the verdict counts
-//! only as the victim wrote it, and a second word in it makes it a failure.
+//! Owns: the directory of the victim, its verdict, and the processes with its mark.
+//! Invariants: each victim has its own directory with a short path, because socket paths are limited. The verdict must
+//! be exactly as the victim writes it. A verdict with a second word is a failure.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -24,52 +24,53 @@ use crate::limits;
 use crate::process::{ProcessId, descendants, own_pid};
 use crate::undying::Undying;
 
-/// The exit status with which a victim says that it cannot run here.
+/// The exit status of a victim that cannot run on this machine.
 const UNSUPPORTED_STATUS: i32 = 77;
 
-/// What a victim says about itself.
+/// The result of a victim's check of its own state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Everything is as it was.
+    /// The whole state is as before.
     Pass,
-    /// Something is not; the victim's own words.
+    /// A part of the state has changed. The text is the reason, as written by the victim.
     Fail(String),
 }
 
-/// How to start a victim.
+/// Options for the start of a victim.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Options {
-    /// The victim damages its own state before it judges itself: it must find out.
+    /// Whether the victim damages its own state before the check. The victim must detect the damage.
     pub sabotage: bool,
-    /// What it is linked to.
+    /// The C library that the victim is linked to.
     pub c_library: Library,
 }
 
-/// A victim that has said "ready".
+/// A victim that has reported "ready".
 #[derive(Debug)]
 pub struct Victim {
     name: String,
     process: ProcessId,
     child: Option<Child>,
-    // Dropped in this order: first everything that runs, then its folders.
+    // The fields are dropped in this order: first all processes, and then the directories.
     guard: Guard,
     folder: TempDir,
     images: TempDir,
 }
 
 impl Victim {
-    /// Starts a victim and waits until it is ready.
+    /// Starts a victim, and waits until it is ready.
     ///
     /// # Errors
-    /// `Unsupported` when it cannot run here; else when it does not compile, start or get ready.
+    /// `Unsupported` if the victim cannot run on this machine. Other errors if it does not compile, start or become
+    /// ready.
     pub fn start(name: &str) -> Result<Self, HarnessError> {
         Self::start_with(name, Options::default())
     }
 
-    /// The same with options.
+    /// Starts a victim with options.
     ///
     /// # Errors
-    /// As for [`Victim::start`].
+    /// The errors of [`Victim::start`].
     pub fn start_with(name: &str, options: Options) -> Result<Self, HarnessError> {
         let (folder, images) = (victim_folder()?, image_folder()?);
         let guard = Guard::new();
@@ -88,54 +89,54 @@ impl Victim {
         Ok(victim)
     }
 
-    /// The victim's name.
+    /// Returns the name of the victim.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The root of the victim's tree, the restored one after a restore.
+    /// Returns the root of the victim's tree. After a restore, this is the restored root.
     #[must_use]
     pub fn process(&self) -> ProcessId {
         self.process
     }
 
-    /// The number of that root.
+    /// Returns the pid of the root.
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.process.pid()
     }
 
-    /// The folder in which the victim works.
+    /// Returns the working directory of the victim.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Where [`Victim::checkpoint`] puts the image.
+    /// Returns the path of the image that [`Victim::checkpoint`] writes.
     #[must_use]
     pub fn image(&self) -> PathBuf {
         self.images.path().join("image")
     }
 
-    /// The guard with whose mark everything for this victim runs.
+    /// Returns the guard whose mark all processes of this victim have.
     #[must_use]
     pub fn guard(&self) -> &Guard {
         &self.guard
     }
 
-    /// Takes a checkpoint; the victim goes on.
+    /// Takes a checkpoint, after which the victim continues.
     ///
     /// # Errors
-    /// When the command cannot be started or does not end in time; its status is not looked at.
+    /// An error if the command cannot be started or does not end in time. The exit status is not checked.
     pub fn checkpoint(&self, undying: &Undying) -> Result<Finished, HarnessError> {
         undying.checkpoint(&self.guard, self.images.path(), self.pid(), &self.image(), false)
     }
 
-    /// Takes a checkpoint with `--kill`, and collects the dead root, so that its number is free.
+    /// Takes a checkpoint with `--kill`, and reaps the dead root, so that its pid is free.
     ///
     /// # Errors
-    /// When the command fails or a process of the victim outlives it.
+    /// An error if the command fails, or if a process of the victim is still alive afterwards.
     pub fn checkpoint_and_kill(&mut self, undying: &Undying) -> Result<Finished, HarnessError> {
         let tree = self.tree();
         let finished = undying
@@ -145,10 +146,10 @@ impl Victim {
         Ok(finished)
     }
 
-    /// Restores the image; from now on the restored root is the victim's process.
+    /// Restores the image. The restored root becomes the victim's process.
     ///
     /// # Errors
-    /// When the command fails or names a pid that is not there.
+    /// An error if the command fails, or if the process with the returned pid does not exist.
     pub fn restore(&mut self, undying: &Undying) -> Result<(), HarnessError> {
         let pid = undying.restore(&self.guard, self.images.path(), &self.image())?;
         self.process = ProcessId::of(pid).map_err(|source| HarnessError::Output {
@@ -162,18 +163,18 @@ impl Victim {
         Ok(())
     }
 
-    /// Asks the victim for its verdict and waits for it.
+    /// Requests the verdict of the victim, and waits for the verdict.
     ///
     /// # Errors
-    /// When it cannot be asked, does not answer in time, or dies without a verdict.
+    /// An error if the victim cannot be signalled, does not end in time, or dies without a verdict.
     pub fn judge(&mut self) -> Result<Verdict, HarnessError> {
         self.judge_within(limits::judge())
     }
 
-    /// The same with another limit.
+    /// Requests the verdict of the victim with another time limit.
     ///
     /// # Errors
-    /// As for [`Victim::judge`].
+    /// The errors of [`Victim::judge`].
     pub fn judge_within(&mut self, limit: Duration) -> Result<Verdict, HarnessError> {
         let process = self.process;
         match process.signal(Signal::TERM) {
@@ -195,7 +196,7 @@ impl Victim {
         }
     }
 
-    /// The processes of this victim that are alive, `undying` itself not counted out.
+    /// Returns the living processes of this victim. Processes of `undying` are included.
     #[must_use]
     pub fn survivors(&self) -> Vec<ProcessId> {
         self.guard.marked()
@@ -227,7 +228,7 @@ impl Victim {
         }
     }
 
-    /// Everything that belongs to the victim, zombies too (they carry no mark any more).
+    /// Returns all processes of the victim, including zombies, which no longer have a mark.
     fn tree(&self) -> Vec<ProcessId> {
         let mut tree = self.guard.marked();
         let below: Vec<ProcessId> = tree.iter().flat_map(|process| descendants(*process)).collect();
@@ -236,8 +237,8 @@ impl Victim {
         tree
     }
 
-    /// Waits for the end of a tree that was killed and collects the orphans, which are ours now:
-    /// a pid is free for the restore only when it is reaped.
+    /// Waits for the end of a killed tree, and reaps the orphans, which are now children of the harness. A pid is free
+    /// for the restore only after the process was reaped.
     fn wait_gone(&mut self, tree: &[ProcessId]) -> Result<(), HarnessError> {
         let deadline = Instant::now() + limits::gone();
         if !wait_end(self.process, limits::gone())? {
@@ -262,7 +263,7 @@ impl Victim {
         HarnessError::Survivors { what: format!("checkpoint --kill of {}", self.name), survivors }
     }
 
-    /// Collects the ended root, whether it is our child or was given to us, and tells how it ended.
+    /// Reaps the ended root, which is a child or an orphan of the harness. Returns how the root ended.
     fn collect(&mut self) -> String {
         let own = self.child.take().and_then(|mut child| child.wait().ok()).map(|status| status.to_string());
         own.or_else(|| self.process.reap()).unwrap_or_else(|| "collected by somebody else".to_owned())
@@ -289,7 +290,7 @@ impl Victim {
     }
 }
 
-/// Whether a victim says, in its whole verdict, that it cannot run here.
+/// Parses a verdict that reports a lack of support. Returns `None` for any other verdict.
 pub(crate) fn unsupported(victim: &str, verdict: &str) -> Option<HarnessError> {
     let reason = verdict.strip_prefix("UNSUPPORTED: ")?.strip_suffix('\n')?.to_owned();
     Some(HarnessError::Unsupported { victim: victim.to_owned(), reason })
@@ -299,12 +300,12 @@ fn wait_end(process: ProcessId, limit: Duration) -> Result<bool, HarnessError> {
     process.wait_end(limit).map_err(|source| HarnessError::Process { operation: "wait for", process, source })
 }
 
-/// A short path that every user may use: some victims give up their user id.
+/// Creates a directory with a short path that every user may use, because some victims change their user id.
 pub(crate) fn victim_folder() -> Result<TempDir, HarnessError> {
     temporary("undying-v-", 0o777)
 }
 
-/// Images hold secrets: only the owner may look.
+/// Creates a directory that only the owner may read, because images contain secrets.
 pub(crate) fn image_folder() -> Result<TempDir, HarnessError> {
     temporary("undying-i-", 0o700)
 }

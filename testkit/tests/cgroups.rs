@@ -1,4 +1,4 @@
-//! Control groups that are gone at the restore.
+//! Tests of restores of a victim (test program) whose control group no longer exists.
 #![allow(clippy::unwrap_used, reason = "helpers of a test fail as it does")]
 
 use std::fs;
@@ -23,7 +23,7 @@ fn a_group_without_controllers_is_made_again_with_all_that_it_had() {
     assert!(!group.exists());
 }
 
-/// The victim has a directory inside its group open.
+/// Returns the control group of the victim. The victim has a directory inside its group open.
 fn group_of(victim: &Victim) -> PathBuf {
     let links = fs::read_dir(format!("/proc/{}/fd", victim.pid())).unwrap();
     let open = links.map(|link| fs::read_link(link.unwrap().path()).unwrap());
@@ -31,7 +31,7 @@ fn group_of(victim: &Victim) -> PathBuf {
     inner.parent().unwrap().to_owned()
 }
 
-/// Groups are removed from the innermost outwards; their files go with them.
+/// Removes a control group and its inner groups. The files of a group vanish with the group.
 fn remove(group: &Path) {
     for entry in fs::read_dir(group).unwrap().map(Result::unwrap) {
         if entry.file_type().unwrap().is_dir() {

@@ -1,4 +1,4 @@
-//! What a checkpoint that the subject outlives must refuse, and one with `--kill` can save.
+//! Tests of state that a checkpoint can save only with `--kill`, and must refuse otherwise.
 
 use undying_testkit::{Undying, Verdict, Victim};
 

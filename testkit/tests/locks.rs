@@ -1,5 +1,5 @@
-//! Locks at a restore: one that another process has taken meanwhile refuses it by name, and the image
-//! stays good for a second try.
+//! Tests of file locks at a restore. If another process has taken a lock, the restore is refused with the name of the
+//! lock. The image stays valid for a second attempt.
 
 use std::fs::File;
 
@@ -7,7 +7,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::WaitOptions;
 use undying_testkit::{ProcessId, Undying, Verdict, Victim, unsupported};
 
-/// Waits for the processes that a failed restore had under construction, as init would.
+/// Reaps the processes that a failed restore was building, like init would.
 fn collect(processes: &[ProcessId]) {
     for process in processes {
         let pid = rustix::process::Pid::from_raw(process.pid().get());

@@ -1,5 +1,5 @@
-//! Programs that are linked to nothing: musl, statically. They have no loader, no shared object, another allocator and
-//! other threads than those of glibc, and come back all the same.
+//! Tests with victims (test programs) that are statically linked to musl. They have no dynamic loader, no shared
+//! object, and another allocator and thread implementation than glibc. Nevertheless they must be restorable.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use undying_testkit::{HarnessError, Library, Options, Undying, Verdict, Victim};
 
-/// What a C library has a hand in: threads, the heap, signals, the vDSO and the state of each thread.
+/// Victims whose state depends on the C library: threads, the heap, signals, the vDSO and the state of each thread.
 const VICTIMS: &[&str] = &[
     "fd_epoll",
     "fd_pipe",

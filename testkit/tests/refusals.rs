@@ -1,6 +1,5 @@
-//! Every victim that holds something not supported: preflight names it, the
-//! checkpoint refuses with status 3 and leaves no image, and the program is
-//! exactly as it was.
+//! Tests of all victims (test programs) with an unsupported object. Preflight must name the object. The checkpoint must
+//! exit with status 3 and leave no image. The program must be unchanged.
 
 mod common;
 
@@ -10,7 +9,7 @@ use std::process::ExitCode;
 use serde_json::Value;
 use undying_testkit::{HarnessError, Undying, Verdict, Victim};
 
-/// Exit status: refused, nothing was changed.
+/// The exit status of a refusal, which changes nothing.
 const REFUSED: i32 = 3;
 
 fn main() -> ExitCode {
@@ -53,7 +52,7 @@ fn preflight(name: &str) -> Result<(), HarnessError> {
     expect_pass(&mut victim)
 }
 
-/// Preflight finds nothing to object to in a program that can be checkpointed, and changes nothing.
+/// Checks that preflight reports no obstacle for a restorable program, and changes nothing.
 fn preflight_ok(name: &str) -> Result<(), HarnessError> {
     let undying = Undying::find()?;
     let mut victim = Victim::start(name)?;

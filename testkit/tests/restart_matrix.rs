@@ -1,6 +1,6 @@
-//! Every victim that must come back, under `undying run`: killed with SIGKILL
-//! between two checkpoints, it goes on from the last one, and the guardian ends
-//! with the victim's own status. `UNDYING_TEST_TRACKER` forces a tracker.
+//! Tests of all restorable victims (test programs) under `undying run`. A victim is killed with SIGKILL between two
+//! checkpoints, and must continue from the last checkpoint. The guardian must exit with the status of the victim.
+//! `UNDYING_TEST_TRACKER` forces a tracker (a mechanism that finds changed pages).
 
 mod common;
 
@@ -8,10 +8,10 @@ use std::process::ExitCode;
 
 use undying_testkit::{HarnessError, Supervised, SupervisedOptions, Undying, Verdict};
 
-/// Enough that the last one is a delta.
+/// Number of checkpoints before the kill. The last checkpoint is then a delta.
 const CHECKPOINTS_BEFORE_DEATH: usize = 3;
 
-/// Names the tracker that all use; without it, undying chooses.
+/// The variable with the name of the tracker for all tests. Without the variable, `undying` chooses a tracker.
 const TRACKER: &str = "UNDYING_TEST_TRACKER";
 
 fn main() -> ExitCode {

@@ -1,5 +1,5 @@
-//! Every victim that must come back: it goes on after a checkpoint, and it comes
-//! back after a checkpoint with `--kill` and a restore.
+//! Tests of all restorable victims (test programs). A victim must continue after a checkpoint. It must also be
+//! restorable after a checkpoint with `--kill`.
 
 mod common;
 
@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     common::run(trials)
 }
 
-/// A checkpoint leaves the program as it was, and leaves nothing of ours behind.
+/// Checks that a checkpoint leaves the program unchanged, and leaves no object of `undying` in it.
 fn goes_on(name: &str) -> Result<(), HarnessError> {
     let undying = Undying::find()?;
     let mut victim = Victim::start(name)?;
@@ -32,7 +32,7 @@ fn restore(name: &str) -> Result<(), HarnessError> {
     expect_pass(&mut victim)
 }
 
-/// A restored program can be checkpointed and restored again.
+/// Checks that a restored program can be checkpointed and restored again.
 fn restore_twice(name: &str) -> Result<(), HarnessError> {
     let undying = Undying::find()?;
     let mut victim = Victim::start(name)?;

@@ -1,5 +1,5 @@
-//! Paths that an unprivileged subject exchanges between its checkpoint and its restore: it must not come back with
-//! a right that it did not have.
+//! Tests of paths that an unprivileged subject (checkpointed program) replaces between its checkpoint and its restore.
+//! The restored program must not gain access to an object of root.
 #![allow(clippy::unwrap_used, reason = "helpers of a test fail as it does")]
 
 use std::fs;
@@ -18,10 +18,11 @@ use undying_testkit::{Guard, Undying, unsupported};
 const NOBODY: u32 = 65534;
 const SECRET: &[u8] = b"what root alone may read, longer than the file of the subject";
 const READY_LIMIT: Duration = Duration::from_secs(20);
-/// Between two looks for the file that says ready.
+/// Poll interval for the file that the subject creates when it is ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The subject: takes one thing by its path, says that it has it, and waits. It gives up what it could gain by.
+/// The subject opens one object by its path, creates a file, and waits. It sets PR_SET_NO_NEW_PRIVS, so that it cannot
+/// gain privileges by itself.
 const SUBJECT: &str = r#"
 import ctypes, mmap, os, sys, time
 ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
@@ -41,18 +42,18 @@ while True:
     time.sleep(0.05)
 "#;
 
-/// What stands in the place of what the subject had.
+/// The object that replaces the object of the subject.
 #[derive(Clone, Copy, Debug)]
 enum Plant {
-    /// A symbolic link to what is root's.
+    /// A symbolic link to an object of root.
     Link,
-    /// A symbolic link in the place of the directory above.
+    /// A symbolic link that replaces the parent directory.
     LinkAbove,
-    /// What is root's, by another name or moved there.
+    /// An object of root itself, under a second name or moved to the path.
     Other,
 }
 
-/// A directory of the subject with one thing in it, and one of root's with a thing of the same kind and name.
+/// A directory of the subject with one object, and a directory of root with an object of the same kind and name.
 struct Scene {
     form: &'static str,
     _folder: TempDir,
@@ -157,7 +158,7 @@ impl Scene {
     }
 }
 
-/// Whether a process has a file open, mapped or as its working directory.
+/// Reports whether a process has a file open or mapped, or has it as its working directory.
 fn holds(pid: Pid, file: &fs::Metadata) -> bool {
     let links = ["fd", "map_files"].map(|folder| fs::read_dir(format!("/proc/{pid}/{folder}")).unwrap());
     let paths = links.into_iter().flatten().map(|entry| entry.unwrap().path());
@@ -176,11 +177,12 @@ fn attack(undying: &Undying, form: &'static str, plant: Plant) {
     child.wait().unwrap();
     let secret = fs::metadata(scene.roots.join("thing")).unwrap();
     scene.plant(plant);
-    // The comparison of files would refuse most of it: this is about what a restore does that goes on.
+    // The comparison of files would refuse most of these restores. The test is about a restore that continues.
     match undying.restore_over_files(&scene.guard, scene.images.path(), &image) {
         Ok(pid) => {
             assert!(!holds(pid, &secret), "{form}, {plant:?}: the subject has what is root's");
-            // An O_PATH descriptor that the subject could have opened itself adds nothing.
+            // The subject could have opened an O_PATH descriptor itself, so such a descriptor gives no additional
+            // access.
             scene.guard.kill_all();
         }
         Err(error) => {
@@ -191,7 +193,7 @@ fn attack(undying: &Undying, form: &'static str, plant: Plant) {
             }
         }
     }
-    // A restore that fails late leaves the process that it was making to the process that collects orphans.
+    // A restore that fails late leaves the process that it was building. The subreaper must reap this process.
     let _ = rustix::process::waitpid(rustix::process::Pid::from_raw(pid.get()), WaitOptions::empty());
     scene.take_back(plant);
     let now = fs::metadata(scene.roots.join("thing")).unwrap();

@@ -1,6 +1,5 @@
-//! The victims by themselves, without any checkpoint: each passes when nothing is
-//! done to it, and each finds out when its state is damaged. Without the second
-//! half a PASS after a restore would prove nothing.
+//! Tests of the victims (test programs) without a checkpoint. Each victim must pass if its state is unchanged, and must
+//! detect damage of its state. Without the second part, a PASS after a restore would prove nothing.
 
 mod common;
 

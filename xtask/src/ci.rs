@@ -1,8 +1,8 @@
-//! Every check that a commit must pass.
+//! The command `cargo xtask ci`: all checks that a commit must pass.
 //!
-//! Owns: the registry of steps, their order, their times, the summary.
-//! Invariants: a step that fails does not keep the later ones from running; the result is the worst of all.
-//! Does not: check anything itself, or wait for ever.
+//! Owns: the registry of steps, their order, their durations, and the summary.
+//! Invariants: after a failed step, the later steps still run. The result is good only if all steps are good.
+//! Does not: check anything itself, or wait without a time limit.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,7 @@ use crate::hung;
 use crate::test_output::Summary;
 use crate::tidy;
 
-/// The number of tests that a test binary runs at a time.
+/// The variable with the number of tests that a test binary runs in parallel.
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
 
 /// One check.
@@ -24,13 +24,13 @@ struct Step {
     run: fn() -> Result<Outcome, Failure>,
 }
 
-/// How a check ended.
+/// The result of a check.
 struct Outcome {
     good: bool,
     detail: Option<String>,
 }
 
-/// The checks in the order in which they run: cheap and telling ones first.
+/// The checks in the order of their execution. Cheap checks that often find errors are first.
 const STEPS: &[Step] = &[
     Step { name: "fmt", what: "the formatting is rustfmt's", run: fmt },
     Step { name: "clippy", what: "no lint speaks up", run: clippy },
@@ -39,12 +39,12 @@ const STEPS: &[Step] = &[
     Step { name: "doc", what: "the documentation builds, and its links lead somewhere", run: doc },
 ];
 
-/// The names `--only` takes.
+/// Returns the names that `--only` accepts.
 pub(crate) fn step_names() -> impl Iterator<Item = &'static str> {
     STEPS.iter().map(|step| step.name)
 }
 
-/// Runs the named steps, or all when none is named; whether all of them are good.
+/// Runs the named steps, or all steps if `only` is empty. Returns whether all of them are good.
 pub(crate) fn run(only: &[String]) -> Result<bool, Failure> {
     let mut lines = Vec::new();
     let mut good = true;
@@ -88,16 +88,16 @@ fn doc() -> Result<Outcome, Failure> {
     succeeds(command)
 }
 
-/// Longest time without a word from a test binary that is running.
+/// Maximum time without output of a running test binary.
 const SILENCE: Duration = Duration::from_secs(300);
-/// Time between two looks at a silent run, and for the last lines of one that has ended.
+/// Poll interval while a run produces no output. The last lines of an ended run must also arrive within this time.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Runs every test; `--show-output` because a passing test says in its output what it lacked.
+/// Runs all tests. `--show-output` is needed because a passing test prints the missing features in its output.
 fn test() -> Result<Outcome, Failure> {
     let mut command = cargo(&["test", "--workspace", "--no-fail-fast", "--", "--show-output"]);
     let describe = |source| Failure::Command { command: "cargo test".to_owned(), source };
-    // Tests wait for about half of their time: one more than there are processors shortens the run by a fifth.
+    // Tests wait for about half of their time. With one thread more than there are CPUs, the run is a fifth shorter.
     if std::env::var_os(TEST_THREADS).is_none() {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         command.env(TEST_THREADS, (processors + 1).to_string());
@@ -117,8 +117,8 @@ fn test() -> Result<Outcome, Failure> {
     Ok(Outcome { good, detail: Some(format!("{summary}{told}")) })
 }
 
-/// Gives each line to `take` until the run has ended, which may be before its output has: subjects that a broken test
-/// leaves behind hold the pipe. Kills test binaries that have hung, and counts them.
+/// Passes each line of output to `take` until the run has ended. The output may end later, because processes that a
+/// faulty test has left hold the pipe open. Kills test binaries that hang, and returns their number.
 fn follow(child: &mut Child, mut take: impl FnMut(&str)) -> std::io::Result<usize> {
     let output = child.stdout.take().expect("the pipe was asked for with the command");
     let (sender, lines) = channel();
@@ -158,7 +158,7 @@ fn succeeds(mut command: Command) -> Result<Outcome, Failure> {
     Ok(Outcome { good: status.success(), detail: None })
 }
 
-/// The cargo that started us, on the workspace we were built from.
+/// Creates a command of the cargo that has started this program, for the same workspace.
 fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments);

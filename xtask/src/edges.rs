@@ -1,35 +1,35 @@
-//! Which crate may depend on which.
+//! The allowed dependencies between the crates of the workspace.
 //!
-//! Owns: the levels and the edges of the workspace, as data, and their table for ARCHITECTURE.md.
-//! Invariants: edges point strictly down, except those between crates of one level that a row names.
-//! Does not: look at the real dependencies; `tidy::edges` compares.
+//! Owns: the levels and the edges (allowed dependencies) as data, and their table for ARCHITECTURE.md.
+//! Invariants: an edge points to a lower level. An edge between crates of one level needs an explicit entry.
+//! Does not: read the real dependencies; `tidy::edges` compares.
 
 use std::fmt::Write as _;
 
-/// What a crate may depend on, of our own crates.
+/// The crates of this workspace on which a crate may depend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Allowed {
-    /// These crates.
+    /// Only these crates.
     Only(&'static [&'static str]),
-    /// Any crate: the place where everything is tried together.
+    /// Any crate, because the test kit tests all crates together.
     Anything,
 }
 
-/// One crate and its edges.
+/// A crate and its edges.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
-    /// Where it stands; higher may see lower.
+    /// The level of the crate. A crate may depend on crates of lower levels.
     pub level: &'static str,
-    /// The name of its folder, and of its package behind `undying-`.
+    /// The name of the crate's directory. The name of the package is `undying-` followed by this name.
     pub name: &'static str,
-    /// What it may depend on.
+    /// The allowed dependencies.
     pub allowed: Allowed,
 }
 
-/// The crate that others may use in their tests only.
+/// The crate that other crates may use only in their tests.
 pub(crate) const TESTS_ONLY: &str = "testkit";
 
-/// Every crate of the workspace, lowest level first.
+/// All crates of the workspace, in ascending order of their levels.
 pub(crate) const ROWS: &[Row] = &[
     row("L0", "model", &[]),
     row("L0", "sys", &["model"]),
@@ -76,12 +76,12 @@ const fn row(level: &'static str, name: &'static str, allowed: &'static [&'stati
     Row { level, name, allowed: Allowed::Only(allowed) }
 }
 
-/// The row of a crate, if it has one.
+/// Returns the row of a crate, if it has a row.
 pub(crate) fn find(name: &str) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.name == name)
 }
 
-/// The table in Markdown, highest level first.
+/// Returns the table in Markdown, in descending order of the levels.
 pub(crate) fn table() -> String {
     let mut text = String::from("| level | crate | may depend on |\n|---|---|---|\n");
     let (crates, tools): (Vec<&Row>, Vec<&Row>) = ROWS.iter().partition(|row| row.level.starts_with('L'));

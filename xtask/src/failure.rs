@@ -1,81 +1,81 @@
-//! Why a chore could not even be tried.
+//! The errors that prevent the execution of a chore (a subcommand of `cargo xtask`).
 //!
-//! Owns: the one error type of this program.
-//! Does not: describe a check that ran and found something; that is a finding, not a failure.
+//! Owns: the single error type of this program.
+//! Does not: describe the result of a check. A rule violation is a finding, not a failure.
 
 use std::path::PathBuf;
 
-/// A chore that could not run.
+/// The reason why a chore could not run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// `cargo metadata` did not answer.
+    /// `cargo metadata` failed.
     #[error("cannot learn the workspace's layout: {0}")]
     Metadata(#[from] cargo_metadata::Error),
-    /// The tree could not be listed.
+    /// The files of the workspace cannot be listed.
     #[error("cannot list the tree: {0}")]
     Walk(#[from] ignore::Error),
-    /// A file of the tree could not be read.
+    /// A file of the workspace cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error of the read.
         source: std::io::Error,
     },
-    /// Rows of a bench cannot be used.
+    /// The rows of a benchmark are not usable.
     #[error("cannot use the rows of {path}: {what}")]
     Rows {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The defect of the rows.
         what: String,
     },
-    /// A command could not be started, or its output not be read.
+    /// A command cannot be started, or its output cannot be read.
     #[error("cannot run `{command}`: {source}")]
     Command {
         /// The command line.
         command: String,
-        /// Why not.
+        /// The error of the command.
         source: std::io::Error,
     },
-    /// A file could not be written, copied or listed.
+    /// A file cannot be written, copied or listed.
     #[error("cannot use {path}: {source}")]
     Write {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error of the operation.
         source: std::io::Error,
     },
-    /// A command ended badly.
+    /// A command failed.
     #[error("`{command}` ended with {status}: {said}")]
     Status {
         /// The command line.
         command: String,
-        /// How it ended.
+        /// The exit status of the command.
         status: String,
-        /// What it said on standard error.
+        /// The standard error of the command.
         said: String,
     },
     /// A program is not installed.
     #[error("`{program}` is not here; the Debian package {package} brings it")]
     MissingProgram {
-        /// Which program.
+        /// The name of the program.
         program: &'static str,
-        /// What brings it.
+        /// The Debian package that contains the program.
         package: &'static str,
     },
-    /// The package lists have no kernel of the series.
+    /// The package lists contain no kernel of the series.
     #[error(
         "no package of kernel {series} for virtual machines is known; renew the package lists, or name a file with --package"
     )]
     NoKernel {
-        /// Which series, or package.
+        /// The series or the package.
         series: String,
     },
-    /// A word of a command line names no test.
+    /// A word of a command line is not the name of a test.
     #[error("no test is called `{name}`; name it PACKAGE/TEST, such as track/soak or sys/lib")]
     NoSuchTest {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
 }

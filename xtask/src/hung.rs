@@ -1,14 +1,14 @@
-//! Test binaries that do not end.
+//! Test binaries that hang.
 //!
-//! Owns: which processes of a run of `cargo test` are test binaries, and their end.
-//! Invariants: a compiler is never killed, however long it says nothing.
-//! Does not: decide how long is too long.
+//! Owns: the search for test binaries among the processes of `cargo test`, and the kill of a test binary.
+//! Invariants: a compiler is never killed, even if it prints nothing for a long time.
+//! Does not: define the time limit; `ci` does.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Kills the test binaries that a cargo runs at the moment, and names them.
+/// Kills the test binaries that cargo currently runs, and returns their paths.
 pub(crate) fn kill_tests_of(cargo: u32) -> Vec<PathBuf> {
     let mut killed = Vec::new();
     for child in children_of(cargo) {
@@ -21,7 +21,7 @@ pub(crate) fn kill_tests_of(cargo: u32) -> Vec<PathBuf> {
     killed
 }
 
-/// The children of all threads of a process, as decimal numbers.
+/// Returns the pids of the children of all threads of a process, as decimal numbers.
 fn children_of(pid: u32) -> Vec<String> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     threads
@@ -30,7 +30,7 @@ fn children_of(pid: u32) -> Vec<String> {
         .collect()
 }
 
-/// Cargo puts test binaries, and no program that it runs in order to build, right into a folder `deps`.
+/// Reports whether a program is a test binary. Only test binaries are executed directly from a directory `deps`.
 fn is_test(program: &Path) -> bool {
     program.parent().and_then(Path::file_name).is_some_and(|folder| folder == "deps")
 }

@@ -1,9 +1,9 @@
-//! The workspace's own chores: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask edges`,
+//! The development commands of the workspace ("chores"): `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask edges`,
 //! `cargo xtask figures`, `cargo xtask vm`, `cargo xtask trackers`.
 //!
-//! Owns: the order of the checks that make a commit good, and the house rules that a machine can check.
-//! Invariants: reads the tree and runs cargo; writes nothing but below the build directory.
-//! Does not: install anything (`.ci/run` does), or know what the product does.
+//! Owns: the order of the checks for a commit, and the house rules (coding rules) that a program can check.
+//! Invariants: files are written only below the build directory, by `figures`, and to the path of `--report`.
+//! Does not: install programs (`.ci/run` does), or depend on the crates of the product.
 #![forbid(unsafe_code)]
 
 mod ci;
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether everything that was checked is good.
+/// Runs a chore. Returns whether all checks are good.
 fn run(chore: &Chore) -> Result<bool, Failure> {
     match chore {
         Chore::Ci { only } => ci::run(only),

@@ -1,32 +1,33 @@
-//! What a run of `cargo test` says, line by line.
+//! The parser for the output of `cargo test`.
 //!
-//! Owns: the counts of tests, and the list of tests that could not run for want of a kernel feature.
-//! Invariants: every line of cargo's is either passed on or belongs to a test that passed.
-//! Does not: run anything.
+//! Owns: the numbers of tests, and the list of tests that could not run because a kernel feature is missing.
+//! Invariants: a line is hidden only if a passing test has printed the line. All other lines are shown.
+//! Does not: run tests.
 //!
-//! The format is that of libtest with `--show-output`: what a passing test printed stands between the first
-//! `successes:` and the next `failures:` or `test result:`, in blocks headed `---- NAME stdout ----`.
+//! The format is that of libtest with `--show-output`. The output of passing tests is between the first `successes:`
+//! and the next `failures:` or `test result:`. Each test has a block with the heading `---- NAME stdout ----`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// What a test prints, followed by the feature, when it cannot run here.
+/// The prefix that a test prints before the name of a missing feature, if the test cannot run on this machine.
 const UNSUPPORTED: &str = "unsupported: ";
-/// What a table of trials prints at its end, followed by a count.
+/// The prefix that a table-driven test prints at its end, before the number of unsupported trials.
 const TRIALS: &str = "unsupported in all: ";
 
-/// Counts over every test binary of one run.
+/// The numbers for all test binaries of a run.
 #[derive(Default, Debug)]
 pub(crate) struct Summary {
-    /// Tests that libtest counts as passed, those that were unsupported here included.
+    /// Tests that libtest counts as passed, including unsupported tests.
     pub passed: u64,
     /// Tests that failed.
     pub failed: u64,
-    /// Tests that something told libtest not to run; house rule 11 allows none.
+    /// Tests that were ignored. House rule 11 allows no ignored tests.
     pub ignored: u64,
-    /// Features that are missing here, each with the tests that wanted it.
+    /// Missing features, each with the tests that need the feature.
     pub unsupported: BTreeMap<String, BTreeSet<String>>,
-    /// Trials of tests that are made from tables: these count what is unsupported as ignored, and say how many.
+    /// Unsupported trials of table-driven tests. These tests count unsupported trials as ignored, and print their
+    /// number.
     trials_unsupported: u64,
     section: Section,
     test: Option<String>,
@@ -41,7 +42,7 @@ enum Section {
 }
 
 impl Summary {
-    /// Takes in one line; whether it is worth showing.
+    /// Processes one line. Returns whether the line must be shown.
     pub(crate) fn line(&mut self, line: &str) -> bool {
         match line {
             "successes:" => self.enter(Section::Successes),
@@ -75,7 +76,7 @@ impl Summary {
         }
     }
 
-    /// Adds up `test result: ok. 3 passed; 0 failed; 0 ignored; …`.
+    /// Adds the numbers of a line like `test result: ok. 3 passed; 0 failed; 0 ignored; …`.
     fn count(&mut self, line: &str) {
         for part in line.split([';', '.']) {
             let mut words = part.split_whitespace();
@@ -90,7 +91,7 @@ impl Summary {
         }
     }
 
-    /// Tests that libtest counts as passed although they could not run here.
+    /// Returns the number of tests that libtest counts as passed although they are unsupported.
     fn unsupported_tests(&self) -> u64 {
         self.unsupported.values().flatten().collect::<BTreeSet<_>>().len() as u64
     }

@@ -1,8 +1,9 @@
-//! `cargo xtask trackers`: every tracker on this kernel and on emulated ones, in one table.
+//! The command `cargo xtask trackers`: tests every tracker on this kernel and on emulated kernels, and prints a table.
+//! A tracker is a mechanism that finds changed pages.
 //!
-//! Owns: which tests tell whether a tracker works, their counts, the table.
-//! Invariants: a test that did not end, or was not counted, is a failure.
-//! Does not: know which kernel has which tracker; the tests say `unsupported` by themselves.
+//! Owns: the choice of tests for the trackers, the numbers of passed and failed tests, and the table.
+//! Invariants: a test run that did not end, or whose tests were not counted, is a failure.
+//! Does not: know the trackers of a kernel. The tests themselves print `unsupported`.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -15,14 +16,14 @@ use clap::Args;
 use crate::failure::Failure;
 use crate::vm::{self, Build, Line, at};
 
-/// As `--tracker` takes them.
+/// The trackers, with the names that `--tracker` accepts.
 const TRACKERS: &[&str] = &["pagemap-scan", "soft-dirty", "write-protect", "full"];
-/// The kernel of this machine, among `--on`.
+/// The value of `--on` for the kernel of this machine.
 const HERE: &str = "here";
-/// How a line begins that names the next command, in what the emulated machine says.
+/// The prefix of a line that names the next command, in the output of the emulated machine.
 const HEADING: &str = "vm: ";
 
-/// What `cargo xtask trackers` takes.
+/// The options of `cargo xtask trackers`.
 #[derive(Args)]
 pub(crate) struct Options {
     /// A kernel to run on: `here`, or a series of Debian's for an emulated machine; may be given more than once
@@ -42,27 +43,27 @@ struct Row {
     line: String,
 }
 
-/// What became of the tests of one command line.
+/// The results of the tests of one command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Tally {
     passed: u64,
     unsupported: u64,
     failed: u64,
-    /// It said how many there were, and its exit status was 0.
+    /// Whether the command printed its number of tests and exited with status 0.
     ended_well: bool,
 }
 
-/// All that ran on one kernel.
+/// The results on one kernel.
 struct Column {
     kernel: String,
     said: Vec<String>,
     tallies: Vec<Tally>,
 }
 
-/// Runs everything; whether nothing failed.
+/// Runs all tests on all kernels. Returns whether no test failed.
 pub(crate) fn run(options: &Options) -> Result<bool, Failure> {
     if options.kernels.iter().any(|kernel| kernel != HERE) {
-        // Rather than after all that runs on this kernel.
+        // The tools are checked first, so that a missing tool is reported before the tests on this kernel.
         vm::require_tools()?;
     }
     let rows = rows();
@@ -96,7 +97,7 @@ fn rows() -> Vec<Row> {
     restart.chain(continuous).chain([row("restore".to_owned(), restore)]).collect()
 }
 
-/// On this machine's kernel.
+/// Runs the command lines on the kernel of this machine.
 fn here(build: &Build) -> Result<Column, Failure> {
     let release = vm::output(Command::new("uname").arg("-r"))?;
     let mut column = Column { kernel: release.trim().to_owned(), said: Vec::new(), tallies: Vec::new() };
@@ -123,7 +124,7 @@ fn here(build: &Build) -> Result<Column, Failure> {
     Ok(column)
 }
 
-/// On an emulated machine.
+/// Runs the command lines on an emulated machine.
 fn there(series: &str, build: &Build, limit: Duration) -> Result<Column, Failure> {
     let ran = vm::boot(series, None, build, limit)?;
     let mut said: Vec<String> = split(&ran.said);
@@ -134,7 +135,7 @@ fn there(series: &str, build: &Build, limit: Duration) -> Result<Column, Failure
     Ok(Column { kernel: format!("{} (emulated)", ran.release), said, tallies })
 }
 
-/// What was said after each heading.
+/// Splits the output into one part for each heading.
 fn split(said: &str) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
     for line in said.lines() {
@@ -148,8 +149,8 @@ fn split(said: &str) -> Vec<String> {
     parts
 }
 
-/// Counts by `test result: ok. 3 passed; 0 failed; 1 ignored; …`. A test that cannot run here is ignored and says
-/// why, or says why and passes.
+/// Counts the tests in lines like `test result: ok. 3 passed; 0 failed; 1 ignored; …`. A test that cannot run prints
+/// the reason. libtest counts such a test as ignored or as passed.
 fn tally(said: &str, status: Option<i32>) -> Tally {
     let mut tally = Tally::default();
     let (mut ignored, mut told, mut results) = (0, 0, 0);
@@ -185,7 +186,7 @@ impl Tally {
     }
 }
 
-/// As Markdown: a row a test, a column a kernel.
+/// Formats the table in Markdown, with a row for each test and a column for each kernel.
 fn table(rows: &[Row], columns: &[Column]) -> String {
     let mut text = "| passed / unsupported / failed |".to_owned();
     columns.iter().for_each(|column| text.push_str(&format!(" {} |", column.kernel)));
@@ -202,7 +203,7 @@ fn table(rows: &[Row], columns: &[Column]) -> String {
     text
 }
 
-/// The table, and all that was said, without the place of the tree.
+/// Returns the table and the whole output. The path of the workspace is removed.
 fn report(rows: &[Row], columns: &[Column], table: &str, root: &Path) -> String {
     let processors = std::thread::available_parallelism().map_or(0, usize::from);
     let mut text = format!("cargo xtask trackers, on a machine with {processors} virtual CPUs\n\n{table}");

@@ -1,4 +1,4 @@
-//! The channels (listening sockets and waiting callers) of all components of one guardian.
+//! The channels (listening sockets and waiting callers) of all components of one guardian (the supervising process).
 //!
 //! Owns: the public interface of this crate, and its threads.
 //! Invariants: a program with a filter never runs without a thread that answers its calls. If the thread cannot be
@@ -131,7 +131,7 @@ impl Channels {
         Ok(child)
     }
 
-    /// Prepares a command for [`Channels::started`]. The caller spawns the command between the two functions.
+    /// Prepares a command for [`Channels::started`]. The caller spawns the command between the two calls.
     ///
     /// # Errors
     ///
@@ -355,7 +355,7 @@ impl Drop for Channels {
         drop(closed);
         self.inner.wake();
         if let Some(waits) = self.waits.take() {
-            // An error means that the thread has panicked. Held calls then end with the listener holder.
+            // An error means that the thread has panicked. Programs with held callers may outlive this process.
             let _ = waits.join();
         }
     }

@@ -1,4 +1,5 @@
-//! One component: a supervised program with its listening sockets, its addresses and its phase.
+//! One component: a supervised program with its listening sockets, its addresses and its phase. Each run of the program
+//! is an incarnation.
 //!
 //! Owns: the phase of a component, its held listening sockets, and its routes (addresses).
 //! Invariants: there are at most `ROUTES_MAX` learned routes and `LISTENERS_MAX` sockets. The caller closes a socket

@@ -1,4 +1,5 @@
-//! The handling of each bind(2), listen(2) and connect(2) of a component.
+//! The handling of each bind(2), listen(2) and connect(2) of a component (a supervised program). A held socket is a
+//! listening socket that stays open after its program has died.
 //!
 //! Owns: the hand-over of a held socket at bind(2), the duplicate of a new socket at listen(2), and the hold of a
 //! caller at connect(2).
@@ -142,9 +143,9 @@ impl Handler {
         Handled::Pass
     }
 
-    /// Handles connect(2): holds a caller whose provider does not listen yet. A component that connects to its own
-    /// address searches for an earlier instance of itself. Such a call is refused, because the held socket waits for
-    /// this component.
+    /// Handles connect(2): holds a caller whose provider (the called component) does not listen yet. A component that
+    /// connects to its own address searches for an earlier instance of itself. Such a call is refused, because the held
+    /// socket waits for this component.
     fn connect(&self, reported: &ReportedCall<'_>, call: &SocketCall) -> Handled {
         let thread = thread_of(reported);
         let Some(address) = Address::from_bytes(&call.address) else { return Handled::Pass };

@@ -136,7 +136,7 @@ pub(crate) fn closes_on_exec(thread: Tid, fd: Fd) -> Option<bool> {
     procfs::closes_on_exec(&procfs::read_text(format!("/proc/{thread}/fdinfo/{fd}")).ok()?)
 }
 
-/// Whether the current incarnation has claimed a held socket.
+/// The claim of the current incarnation (run of the program) on a held socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Claim {
     /// The current incarnation has claimed the socket.
@@ -189,8 +189,8 @@ impl Held {
         is_in_reach && self.address.conflicts(self.kind.is_v6_only, address, kind.is_v6_only)
     }
 
-    /// Closes the socket. If no incarnation has claimed the socket, shutdown(2) also stops it at once. Without
-    /// shutdown(2), a child of this process that has not executed its program yet would keep a duplicate that listens.
+    /// Closes the socket. If no incarnation has claimed the socket, shutdown(2) also ends the listening. Otherwise a
+    /// duplicate in a child of this process would still listen until the child executes its program.
     pub(crate) fn close(self) {
         if self.claim == Claim::Open {
             let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);

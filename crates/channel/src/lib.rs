@@ -14,12 +14,12 @@
 //! - listen(2): this process duplicates the socket, and keeps the duplicate open when the program dies. Clients queue
 //!   in the backlog. For TCP, the backlog of a dead program is net.core.somaxconn.
 //! - bind(2) of the next incarnation (run of the program): the held socket replaces the program's own socket under the
-//!   same descriptor number, and the call succeeds. The address, the family, the type, the protocol, IPV6_V6ONLY, the
-//!   interface and the network namespace must be equal. The close-on-exec flag is preserved. O_NONBLOCK and the options
-//!   below are copied if they differ. If several sockets share an address (SO_REUSEPORT), they are handed over in their
-//!   original order.
+//!   same number. The call succeeds. The address, the family, the type, the protocol, IPV6_V6ONLY, the interface and
+//!   the network namespace must be equal. The close-on-exec flag is preserved. O_NONBLOCK and the options below are
+//!   copied if they differ. If several sockets share an address (SO_REUSEPORT), they are handed over in their original
+//!   order.
 //! - connect(2) to an address of another component that does not listen yet: the call is held until the component is
-//!   ready or listens, or until a limit ([`Limits`]) passes. Then the kernel executes the call. A signal with a
+//!   ready or listens. The hold also ends at a limit ([`Limits`]). Then the kernel executes the call. A signal with a
 //!   handler, or the death of the caller, ends the wait within a tenth of a second.
 //!
 //!   In a component that is stopped for checkpoints ([`Channels::expect_stops`]), a signal or a stop interrupts the

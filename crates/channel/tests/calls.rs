@@ -1,6 +1,6 @@
 //! Tests of single calls of programs: the hand-over of sockets, the wait of callers, and the release of sockets.
 //!
-//! Owns: the tests, and the guardian process that one test kills.
+//! Owns: the tests, and the guardian (supervising process) that one test kills.
 //! Invariants: a test waits for a state. A measured time limit is checked with a lower bound.
 //! Does not: run third-party servers; `programs.rs` does.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -127,7 +127,7 @@ fn listeners_of_one_address_are_handed_out_in_their_order() {
     let before = inodes();
     first.kill();
     channels.died(SERVER);
-    // The new incarnation binds one socket more than the old incarnation. The last socket is new.
+    // The new incarnation (run of the program) binds one socket more than the old incarnation. The last socket is new.
     let more = [(); 4].map(|()| format!("127.0.0.1|{port}|reuse"));
     let second = serve(&channels, &more).unwrap();
     await_taken(&channels, 4);

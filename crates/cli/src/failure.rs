@@ -61,7 +61,8 @@ impl Failure {
     }
 }
 
-/// Prints the errors of subjects that could not be read. Returns the exit code of the first error.
+/// Prints the errors of subjects (protected process trees) that could not be read. Returns the exit code of the first
+/// error.
 pub(crate) fn report_left_out(failed: &[(String, GuardianError)]) -> u8 {
     for (name, error) in failed {
         report(Some(name), error);

@@ -54,7 +54,8 @@ impl Journal {
     }
 }
 
-/// Returns the fields of an event: its priority, the subject, and each key of its JSON form as `UNDYING_KEY`.
+/// Returns the fields of an event: its priority, the name of the subject (a protected process tree), and each key of
+/// its JSON form as `UNDYING_KEY`.
 pub(crate) fn fields(subject: Option<&str>, event: &RunEvent) -> Vec<(String, String)> {
     let priority = match event.severity() {
         Severity::Information => "6",

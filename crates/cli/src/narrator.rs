@@ -52,8 +52,7 @@ struct Writer {
 impl Narrator {
     /// Writes an event of a subject after the earlier messages.
     pub(crate) fn tell(&mut self, subject: Option<&str>, event: &RunEvent) {
-        // The thread is started late. As long as this process has one thread, the guardian creates processes as copies
-        // of it.
+        // The thread is not started earlier, because the guardian copies this process while it has only one thread.
         if self.writer.is_none() {
             self.writer = Writer::start(Journal::of_stderr()).ok();
         }

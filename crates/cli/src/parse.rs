@@ -163,8 +163,8 @@ pub(crate) fn size(text: &str) -> Result<ByteCount, Malformed> {
     bytes.map(ByteCount).ok_or(MALFORMED)
 }
 
-/// Parses a percentage, `10`, `2.5` or `10%`, and returns a fraction. The value may exceed 100 %, because keeping files
-/// can cost more time than the program itself needs.
+/// Parses a percentage, `10`, `2.5` or `10%`, and returns a fraction. The value may exceed 100 %, because the undo log
+/// of files can cost more time than the program itself needs.
 pub(crate) fn percent(text: &str) -> Result<f64, Malformed> {
     const MALFORMED: Malformed = Malformed("a part of time is a number of percent above 0, like 10 or 2.5");
     let number: f64 = text.strip_suffix('%').unwrap_or(text).parse().map_err(|_| MALFORMED)?;

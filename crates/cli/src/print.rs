@@ -28,22 +28,22 @@ pub(crate) fn bytes(bytes: u64) -> String {
 }
 
 /// Prints a message on standard error, with control characters escaped. An error is ignored, because the command must
-/// continue without a reader. Line breaks stay, so a message can have several lines. A message escapes its quoted text
-/// itself.
+/// continue without a reader. Line breaks stay, so a message can have several lines. The caller escapes text that a
+/// message quotes.
 pub(crate) fn say(what: std::fmt::Arguments<'_>) {
-    // Standard error has no buffer. A single write prevents that lines of two programs mix.
+    // Standard error has no buffer. A single write prevents a mix with the lines of another program.
     let text = what.to_string();
     let _ = std::io::stderr().write_all(format!("{}\n", EscapedLines(&text)).as_bytes());
 }
 
-/// Prints a message if the store does not exist. Then the option may be wrong, or no program was run yet.
+/// Prints a message if the store does not exist. The `--store` option may be wrong, or no program was run yet.
 pub(crate) fn say_if_missing(store: &guardian::StoreLocation) {
     if !store.is_there() {
         say(format_args!("there is no store at {}", store.path().display()));
     }
 }
 
-/// Prints text of several lines. The text must already contain its quotes in escaped form.
+/// Prints text of several lines. The caller must already have escaped quoted text.
 pub(crate) fn lines(text: &str) -> std::io::Result<()> {
     Ok(writeln!(std::io::stdout().lock(), "{}", EscapedLines(text))?)
 }

@@ -27,7 +27,7 @@ const DELAYS_MS: [u64; 4] = [0, 20, 40, 60];
 /// Names of the components, in the order of their starts.
 const NAMES: [&str; 4] = ["p", "q", "r", "s"];
 
-/// The chain, its guardian, and the data to find a link.
+/// The chain, its guardian (the supervising process), and the data to find a link.
 struct Chain {
     lab: Lab,
     guardian: Child,
@@ -37,7 +37,8 @@ struct Chain {
 }
 
 impl Chain {
-    /// Starts the chain. `order` contains the position of each link in the order of starts. No component has `needs`.
+    /// Starts the chain. `order` contains the position of each link in the order of starts. No component declares a
+    /// dependency (`needs`).
     fn up(order: [usize; 4]) -> Self {
         let (lab, ports, names) = (Lab::new(), free_ports(), order.map(|place| NAMES[place]));
         let mut links: Vec<usize> = (0..LINKS.len()).collect();

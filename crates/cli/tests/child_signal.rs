@@ -11,7 +11,7 @@ use testkit::ProcessId;
 
 const OPTION: [&str; 4] = ["--restart-on", "child-signal", "--max-restarts", "99/1m"];
 
-/// Reports whether the kernel notifies this machine's users of the deaths of children.
+/// Reports whether this machine supports notifications of the deaths of children. Prints the reason otherwise.
 fn is_told(lab: &Lab) -> bool {
     let checks = lab.json(&["doctor"]);
     let row =

@@ -1,5 +1,6 @@
-//! Tests of connections from a subject to processes outside its tree. Each mode of a checkpoint handles such
-//! connections differently. With `--lose-connections`, the connections end as if the peer had closed them.
+//! Tests of connections from a subject (a protected process tree) to processes outside its tree. Each mode of a
+//! checkpoint handles such connections differently. With `--lose-connections`, the connections end as if the peer had
+//! closed them.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod common;

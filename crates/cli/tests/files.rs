@@ -95,7 +95,8 @@ fn a_log_is_not_cut_back_once_a_file_beside_it_was_removed() {
     assert!(!lab.store().join("job/aside").exists());
 }
 
-/// A program that counts in a log file. The program has no children, because a restore needs its process group number.
+/// A program that counts in a log file. The program has no children, which could keep its process group number in use.
+/// A restore needs this number.
 const COUNTING: &str = r#"
 exec 7>>db/log
 n=0

@@ -1,5 +1,5 @@
-//! Tests of the records of guardians: `events`, `deaths`, `top` and the trace must match the behaviour of the
-//! processes.
+//! Tests of the records of guardians (the supervising processes): `events`, `deaths`, `top` and the trace must match
+//! the behaviour of the processes.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 

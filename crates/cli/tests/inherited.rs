@@ -1,4 +1,5 @@
-//! Tests of descriptors that `undying` passes on to the subject: the pipe of a jobserver, a listening socket, a log.
+//! Tests of descriptors that `undying` passes on to the subject (a protected process tree): the pipe of a jobserver, a
+//! listening socket, a log.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 

@@ -1,4 +1,4 @@
-//! Tests of guardian reports in the journal of systemd.
+//! Tests of the reports of a guardian (the supervising process) in the journal of systemd.
 //!
 //! The journal is a socket below `/run`. Each test has its own `/run` in a mount namespace.
 #![forbid(unsafe_code)]

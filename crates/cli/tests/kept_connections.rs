@@ -1,4 +1,4 @@
-//! Tests of connections from a program to the outside when the program dies. A connection without traffic since the
+//! Tests of connections to peers outside the process tree when the program dies. A connection without traffic since the
 //! checkpoint stays open. Any other connection ends: it never continues with a gap or a repeated reply. If the output
 //! is held until a checkpoint contains it (`--output committed`), connections in use continue.
 #![forbid(unsafe_code)]

@@ -1,6 +1,6 @@
-//! Tests that kill `undying` with SIGKILL at random moments. The subject must continue unharmed, and the store must
-//! contain only complete images. No partially built process may remain. Other tests kill the processes that a restore
-//! builds.
+//! Tests that kill `undying` with SIGKILL at random moments. The subject (a protected process tree) must continue
+//! unharmed, and the store must contain only complete images. No partially built process may remain. Other tests kill
+//! the processes that a restore builds.
 //!
 //! The tests run a few rounds, or 500 rounds with `UNDYING_LONG_TESTS`.
 #![forbid(unsafe_code)]

@@ -24,7 +24,7 @@ const CHURNS: (usize, usize) = (3, 200);
 const KILLS: (usize, usize) = (20, 400);
 const PAGE: u64 = 4096;
 
-/// A subject that knows the correct content of its memory, with an image of the subject and its report file.
+/// A subject (test program) that knows the correct content of its memory, with its image and its report file.
 struct Subject {
     lab: Lab,
     report: PathBuf,
@@ -131,7 +131,7 @@ impl Subject {
         assert_eq!(self.status("TracerPid"), "0", "{what}");
     }
 
-    /// Reports whether the restored subject runs completely; otherwise asserts that no process runs.
+    /// Waits until the restored subject runs completely or is dead. Returns whether it runs.
     fn is_whole_or_dead(&self, what: &str) -> bool {
         let from = self.word(0);
         let settled = || match self.process() {
@@ -289,8 +289,7 @@ fn what_a_program_does_with_memory_that_is_still_to_come_is_done() {
     }
 }
 
-/// Repeats restores. In each restore, `kill` is called at a certain moment, ends the restore, and returns a
-/// description.
+/// Repeats restores. In each restore, `kill` ends the restore at a moment of its choice, and returns a description.
 fn kill_restores(options: &[&str], kill: impl Fn(&Subject, Child, &mut fastrand::Rng) -> String) {
     if !supported() {
         return;

@@ -12,7 +12,7 @@ use common::{Guarded, Lab, supported, until};
 
 const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: lab\r\n\r\n";
 
-/// Returns the value of a metric of the subject `job`.
+/// Returns the value of a metric of the subject (protected process tree) `job`.
 fn value(text: &str, name: &str) -> Option<f64> {
     let line = text.lines().find(|line| line.starts_with(name) && line.contains("subject=\"job\""))?;
     line.rsplit_once(' ')?.1.parse().ok()
@@ -51,7 +51,7 @@ fn metrics_of_a_subject_are_printed_and_served() {
         assert_eq!(value(&answer, "undying_restarts_total"), Some(1.0), "{answer}");
     }
     // A second server cannot use the path of a running server. A server that starts after the end of the first server
-    // can.
+    // can use the path.
     let second = lab.say(["metrics", "--listen", path.to_str().unwrap()]);
     assert_eq!(second.code, Some(125), "{second:?}");
     assert!(second.stderr.contains("cannot listen at"), "{second:?}");

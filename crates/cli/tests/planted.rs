@@ -1,5 +1,5 @@
 //! Tests with files that another user owns or has placed in a store or an image. `undying` must refuse such files
-//! immediately with exit code 5, and must still handle the other subjects.
+//! immediately with exit code 5, and must still handle the other subjects (protected process trees).
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,4 +1,5 @@
-//! Tests of programs that send requests to their guardian: an answer of the guardian stays true even after a death.
+//! Tests of programs that send requests to their guardian (the supervising process): an answer of the guardian stays
+//! true even after a death.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 

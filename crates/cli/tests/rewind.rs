@@ -17,9 +17,9 @@ use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
 
-/// Number of steps of the subject. Each step takes about 5 ms.
+/// Number of steps of the subject (the test program). Each step takes about 5 ms.
 const STEPS: &str = "700";
-/// Maximum time in milliseconds before an incarnation (run of the program) is killed.
+/// Maximum time in milliseconds before an incarnation (one run of the program) is killed.
 const LIFE_MS: u64 = 500;
 
 /// Returns the reason why files cannot be rolled back on this machine; `None` if they can.

@@ -111,7 +111,7 @@ fn a_user_who_follows_the_advice_can_restore() {
     let restored = until("the program", || ProcessId::of(pid).ok());
     restored.signal(Signal::TERM).unwrap();
     assert_eq!(restore.wait().unwrap().code(), Some(128 + 15));
-    // The root is killed, and the guardian of the user restores it.
+    // The test kills the root. The guardian, which runs as this user, restores the root.
     let store = open.path("store").display().to_string();
     let script = "echo begun >> begun; until [ -e stop ]; do sleep 0.05; done";
     let words = ["--store", &store, "run", "--name", "job", "--every", "50ms", "--", "sh", "-c", script];

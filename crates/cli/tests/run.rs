@@ -1,5 +1,5 @@
-//! Tests of `undying run`: a subject that dies is restored with the same pid, and with a state that is not older than
-//! the last checkpoint.
+//! Tests of `undying run`: a subject (a protected process tree) that dies is restored with the same pid. The restored
+//! state must not be older than the last checkpoint.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -240,7 +240,8 @@ fn signals_to_the_guardian_are_meant_for_the_subject() {
         return;
     }
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
-        // A shell without job control starts background programs with ignored signals, and they stay ignored.
+        // A shell without job control may start this test with ignored signals. Started programs inherit ignored
+        // signals.
         if ignored_here() >> (signal.as_raw() - 1) & 1 == 1 {
             println!("unsupported: {signal:?}, which the caller of this test ignores");
             continue;

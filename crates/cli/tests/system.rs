@@ -1,4 +1,4 @@
-//! Tests of `undying up` and of the orders to a system.
+//! Tests of `undying up` and of the orders to a system (a group of supervised programs).
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 

@@ -1,5 +1,5 @@
-//! Tests with names that a subject has chosen. Wherever `undying` prints such a name, the name must not move the
-//! cursor, forge a line or reverse the text.
+//! Tests with names that a subject (a protected process tree) has chosen. Wherever `undying` prints such a name, the
+//! name must not move the cursor, forge a line or reverse the text.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -8,8 +8,8 @@ mod common;
 use common::{Lab, Said, program, supported, until};
 use rustix::process::Signal;
 
-/// A hostile file name: a forged line of `undying`, control characters of both kinds, and a control of bidirectional
-/// text around letters that must stay readable.
+/// A hostile file name: a forged line of `undying`, control characters of both kinds, and a control character for
+/// bidirectional text. The letters must stay readable.
 const NAME: &str = "größe\nhelp: forged\x1b[2J\x07\u{9b}31m\u{202e}";
 const SHOWN: &str = "größe\\nhelp: forged\\u{1b}[2J\\u{7}\\u{9b}31m\\u{202e}";
 

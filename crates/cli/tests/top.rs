@@ -1,4 +1,4 @@
-//! Tests of `undying top` on a terminal, and of `undying show` for the same subject.
+//! Tests of `undying top` on a terminal, and of `undying show` for the same subject (a protected process tree).
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 

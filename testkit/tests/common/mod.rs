@@ -1,6 +1,6 @@
-//! What the table-driven tests share: one trial per victim, the count of what this
-//! machine does not support, and a seed for the moment of the checkpoint.
-#![allow(dead_code)] // every test binary uses another part
+//! Helpers that the table-driven tests share: one trial for each victim (test program), the number of unsupported
+//! trials, and a seed for the moment of the checkpoint.
+#![allow(dead_code)] // every test binary uses a different part
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,36 +10,36 @@ use std::time::Duration;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use undying_testkit::{HarnessError, unsupported, victims};
 
-/// Names of victims that hold something a checkpoint refuses.
+/// The prefix of victims that contain an object which a checkpoint must refuse.
 const REFUSED: &str = "refuse_";
-/// The checkpoint comes this long after "ready" at most, so that it meets the loop anywhere.
+/// Maximum delay between "ready" and the checkpoint. With the delay, the checkpoint occurs at any position of the loop.
 const DELAY_MAX: Duration = Duration::from_millis(40);
 
 static UNSUPPORTED: AtomicUsize = AtomicUsize::new(0);
 
-/// One kind of test, applied to one victim.
+/// A test that is applied to one victim.
 pub(crate) type Test = fn(&str) -> Result<(), HarnessError>;
 
-/// The victims that must come back.
+/// Returns the victims that must be restorable.
 pub(crate) fn restorable() -> Vec<String> {
     let mut names = all();
     names.retain(|name| !name.starts_with(REFUSED));
     names
 }
 
-/// The victims that must be refused.
+/// Returns the victims that a checkpoint must refuse.
 pub(crate) fn refused() -> Vec<String> {
     let mut names = all();
     names.retain(|name| name.starts_with(REFUSED));
     names
 }
 
-/// All victims.
+/// Returns all victims.
 pub(crate) fn all() -> Vec<String> {
     victims().expect("the victims folder belongs to the source tree")
 }
 
-/// One trial per victim, named `GROUP/VICTIM`.
+/// Returns one trial for each victim, with the name `GROUP/VICTIM`.
 pub(crate) fn trials(group: &str, names: Vec<String>, test: Test) -> Vec<Trial> {
     let make =
         |name: String| Trial::ignorable_test(format!("{group}/{name}"), move || outcome(&name, test(&name)));
@@ -57,15 +57,15 @@ fn outcome(victim: &str, result: Result<(), HarnessError>) -> Result<Completion,
     }
 }
 
-/// Runs the trials and says at the end how many were not supported here.
+/// Runs the trials, and prints the number of unsupported trials.
 pub(crate) fn run(trials: Vec<Trial>) -> ExitCode {
     let conclusion = libtest_mimic::run(&Arguments::from_args(), trials);
     println!("unsupported in all: {}", UNSUPPORTED.load(Ordering::Relaxed));
     conclusion.exit_code()
 }
 
-/// Lets the victim work for a while. The time depends on its name and on `UNDYING_TEST_SEED`, so
-/// that a failure can be repeated and a soak run can try other moments.
+/// Waits for a while, so that the victim runs. The time depends on the victim's name and on `UNDYING_TEST_SEED`. A
+/// failure can therefore be repeated, and a soak run can use other moments.
 pub(crate) fn let_it_work(victim: &str) {
     let seed: u64 = std::env::var("UNDYING_TEST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     let mixed =
@@ -74,7 +74,7 @@ pub(crate) fn let_it_work(victim: &str) {
     thread::sleep(Duration::from_micros(mixed % limit_us));
 }
 
-/// The error for a verdict that is not the expected one.
+/// Creates the error for an unexpected verdict.
 pub(crate) fn wrong(victim: &str, what: &str) -> HarnessError {
     HarnessError::Output { command: victim.to_owned(), detail: what.to_owned() }
 }

@@ -1,6 +1,6 @@
-//! What clients of killed servers have met, from the table of the campaign.
+//! The table of failures that clients of killed servers have seen, copied from a document.
 //!
-//! Owns: which rows and columns of it are shown.
+//! Owns: the choice of rows and columns.
 //! Does not: measure; `tests/campaigns/channels.py` does.
 
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use super::rows::read;
 use crate::failure::Failure;
 
 const FILE: &str = "docs/operating/channels.md";
-/// Columns of the table there, and their names here.
+/// The columns of the table in the document, and their headings in the output.
 const COLUMNS: [(&str, &str); 6] = [
     ("server", "server"),
     ("kills", "kills"),
@@ -20,7 +20,7 @@ const COLUMNS: [(&str, &str); 6] = [
     ("back after, ms", "time until ready, ms, median (longest)"),
 ];
 
-/// Servers whose output is held until a checkpoint has it.
+/// Returns the rows of servers with the policy `committed`, whose output is held until a checkpoint contains it.
 pub(super) fn committed(root: &Path) -> Result<String, Failure> {
     let path = root.join(FILE);
     let text = read(&path)?;
@@ -39,7 +39,7 @@ pub(super) fn committed(root: &Path) -> Result<String, Failure> {
         for place in &places {
             let place = place.as_ref().map_err(|_| failed("a column is missing"))?;
             let cell = row.get(*place).copied().unwrap_or_default();
-            // `100 (again 7, root 93)`: which process was killed is for the whole table.
+            // The cell has the form `100 (again 7, root 93)`. Only the total is shown, without the killed processes.
             let cell = if shown.len() == 1 { cell.split(' ').next().unwrap_or(cell) } else { cell };
             shown.push(if cell.is_empty() { "not counted" } else { cell });
         }

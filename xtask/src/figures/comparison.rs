@@ -1,6 +1,6 @@
-//! Checkpoints and restores by command, beside CRIU's on the same programs.
+//! The table that compares the checkpoint and restore commands of `undying` and of CRIU, for the same programs.
 //!
-//! Owns: which figures are shown, and their names.
+//! Owns: the choice of figures, and their names.
 //! Does not: measure; `benches/checkpoint_restore.py` does.
 
 use std::fmt::Write as _;
@@ -40,7 +40,7 @@ fn table(root: &Path, figures: &[(&str, &str)]) -> Result<String, Failure> {
         for (subject, name) in SUBJECTS {
             let of = |tool| rows.median(&[("subject", subject), ("tool", tool)], column).map(figure);
             let Some(own) = of("undying") else { continue };
-            // Writing to a string cannot fail.
+            // Writing to a string never fails.
             let _ = writeln!(
                 text,
                 "| {what} | {name} | {own} | {} |",

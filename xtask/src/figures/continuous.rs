@@ -1,6 +1,6 @@
-//! What checkpoints at a steady rate cost the program and its clients.
+//! The table of the cost of periodic checkpoints for a program and for its clients.
 //!
-//! Owns: which figures are shown, and their names.
+//! Owns: the choice of figures, and their names.
 //! Does not: measure; `benches/continuous_pause.py` and `benches/continuous_redis.py` do.
 
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use crate::failure::Failure;
 
 const PAUSE: &str = "benches/results/continuous-pause.csv";
 const REDIS: &str = "benches/results/continuous-redis.csv";
-/// Part of the peak load, as the rows have it, and in words.
+/// Fractions of the peak load, as they appear in the rows and in the table.
 const LOADS: [(&str, &str); 2] = [("0.15", "15 %"), ("0.5", "50 %")];
 const MODES: [(&str, &str); 4] = [
     ("1", "1 checkpoint a second"),
@@ -20,7 +20,7 @@ const MODES: [(&str, &str); 4] = [
     ("bgsave", "BGSAVE instead"),
 ];
 
-/// The pause of a program, by the rate of checkpoints.
+/// Returns the table of pauses for each rate of checkpoints.
 pub(super) fn short(root: &Path) -> Result<String, Failure> {
     let rows = Table::read(&root.join(PAUSE))?;
     let mut text = "| requested checkpoints per second | achieved | median pause, ms | 99th percentile of the pause, ms |\n\
@@ -39,7 +39,7 @@ pub(super) fn short(root: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// The same, and what clients of redis notice.
+/// Returns the table of pauses, and a table of the effects on clients of redis.
 pub(super) fn whole(root: &Path) -> Result<String, Failure> {
     let pause = Table::read(&root.join(PAUSE))?;
     let rows = Table::read(&root.join(REDIS))?;

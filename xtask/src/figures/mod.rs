@@ -1,7 +1,8 @@
-//! The figures and tables of README.md and benches/results/RESULTS.md, made from the rows beside them.
+//! The generated tables of README.md and benches/results/RESULTS.md. Their data are the rows (result files) in
+//! benches/results.
 //!
-//! Owns: which section comes from which rows, and where it is put.
-//! Invariants: the text between two marks is what the rows say; the text around them is not touched.
+//! Owns: the list of generated sections, with their data and their files.
+//! Invariants: the text between the two marks of a section is generated. The text outside the marks is not changed.
 //! Does not: measure anything.
 
 mod clients;
@@ -18,7 +19,7 @@ use crate::failure::Failure;
 const README: &str = "README.md";
 const RESULTS: &str = "benches/results/RESULTS.md";
 
-/// A section that is made from rows.
+/// A section that is generated from rows.
 struct Section {
     file: &'static str,
     name: &'static str,
@@ -36,12 +37,12 @@ const SECTIONS: &[Section] = &[
     Section { file: RESULTS, name: "pages", make: pages::list },
 ];
 
-/// The workspace, wherever the command was given.
+/// Returns the directory of the workspace, independent of the current directory.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Writes every section below `root`. With `is_check` nothing is written; whether all sections were up to date.
+/// Writes all sections below `root`. With `is_check`, writes nothing and returns whether all sections are up to date.
 pub(crate) fn run(root: &Path, is_check: bool) -> Result<bool, Failure> {
     let mut is_good = true;
     for file in [README, RESULTS] {
@@ -69,7 +70,7 @@ pub(crate) fn run(root: &Path, is_check: bool) -> Result<bool, Failure> {
     Ok(is_good || !is_check)
 }
 
-/// The text with what is between the marks of a section replaced.
+/// Replaces the text between the marks of a section. Returns `None` if the marks are missing.
 fn replaced(text: &str, name: &str, made: &str) -> Option<String> {
     let begin = format!("<!-- begin: {name}, written by cargo xtask figures -->");
     let from = text.find(&begin)? + begin.len();

@@ -1,7 +1,7 @@
-//! The pages of benches/results, each with its question.
+//! The list of the pages in benches/results, with their titles.
 //!
 //! Owns: the list.
-//! Does not: know what is on them.
+//! Does not: interpret the pages.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::rows::read;
 use crate::failure::Failure;
 
 const FOLDER: &str = "benches/results";
-/// The page that has the list.
+/// The page that contains the list.
 const OWN: &str = "RESULTS.md";
 
 pub(super) fn list(root: &Path) -> Result<String, Failure> {

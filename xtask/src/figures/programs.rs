@@ -1,7 +1,7 @@
-//! Real programs and what became of them, from the field suite.
+//! The table of real programs and their test results, from the report of `make field`.
 //!
-//! Owns: the verdict of a program over its trials.
-//! Does not: try programs; `tests/field/field.py` does.
+//! Owns: the verdict for a program over all its trials.
+//! Does not: run programs; `tests/field/field.py` does.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use crate::failure::Failure;
 
 const FILE: &str = "benches/results/field.json";
 
-/// Groups of programs, in the order of the table.
+/// The groups of programs, in the order of the table.
 const GROUPS: [(&str, &str); 6] = [
     ("server", "servers"),
     ("database", "databases"),
@@ -28,11 +28,11 @@ struct Program {
     name: String,
     version: String,
     group: String,
-    /// By trial.
+    /// The verdict for each trial, by the name of the trial.
     verdicts: BTreeMap<String, String>,
 }
 
-/// What a trial has shown, in a few words.
+/// Describes the result of a trial in a few words.
 fn verdict(row: &Value) -> String {
     let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
     let count = |key: &str| row[key].as_u64().unwrap_or_default();
@@ -67,7 +67,7 @@ fn programs(root: &Path) -> Result<(Value, Vec<Program>), Failure> {
     Ok((report, found.into_values().collect()))
 }
 
-/// One line for each group: what works, and the rest with its reason.
+/// Returns a table with one line for each group: programs that continue, start again or fail.
 pub(super) fn by_group(root: &Path) -> Result<String, Failure> {
     let (_, programs) = programs(root)?;
     let mut text = "| kind | programs that continue after a kill | programs that start again after a kill | programs that fail |\n\
@@ -99,7 +99,7 @@ pub(super) fn by_group(root: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Each program with its version and trials.
+/// Returns a table of all programs with their versions and trials.
 pub(super) fn all(root: &Path) -> Result<String, Failure> {
     let (report, programs) = programs(root)?;
     let mut text =

@@ -1,22 +1,22 @@
-//! Rows as benches write them: comments behind `#`, one line of column names, values without quotes.
+//! The rows that benchmarks write: comment lines with `#`, one line of column names, and values without quotes.
 //!
-//! Owns: reading them, medians, and how a figure is written.
-//! Does not: know what a column means.
+//! Owns: reading rows, computing medians, and formatting figures.
+//! Does not: interpret columns.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::failure::Failure;
 
-/// One row, by the names of its columns.
+/// One row: a value for each column name.
 pub(super) type Row = BTreeMap<String, String>;
 
-/// The text of a file.
+/// Reads a text file.
 pub(super) fn read(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|source| Failure::Read { path: path.to_path_buf(), source })
 }
 
-/// Rows with their head: command, commit, kernel, machine.
+/// Rows with their comment lines: command, commit, kernel, machine.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) head: Vec<String>,
@@ -46,7 +46,7 @@ impl Table {
         Some(Self { head, rows: rows.collect::<Option<Vec<Row>>>()? })
     }
 
-    /// The numbers of a column, of the rows that have all of these values.
+    /// Returns the numbers of a column, for all rows that have the wanted values.
     pub(super) fn numbers(&self, wanted: &[(&str, &str)], column: &str) -> Vec<f64> {
         let is_wanted =
             |row: &&Row| wanted.iter().all(|(name, value)| row.get(*name).is_some_and(|own| own == value));
@@ -56,7 +56,7 @@ impl Table {
             .collect()
     }
 
-    /// The median of such a column, if there is a number in it.
+    /// Returns the median of a column for the same rows; `None` if there is no number.
     pub(super) fn median(&self, wanted: &[(&str, &str)], column: &str) -> Option<f64> {
         let mut numbers = self.numbers(wanted, column);
         numbers.sort_by(f64::total_cmp);
@@ -64,14 +64,14 @@ impl Table {
         Some((numbers[low] + numbers[high]) / 2.0)
     }
 
-    /// The head as one sentence for below a table.
+    /// Returns the comment lines as one sentence for the text below a table.
     pub(super) fn source(&self, link: &str) -> String {
         let facts: Vec<&str> = self.head.iter().map(String::as_str).collect();
         format!("[{link}]({link}): {}.", facts.join("; "))
     }
 }
 
-/// A figure with two digits that count, three from a hundred on.
+/// Formats a number with two significant digits. Numbers from a hundred are formatted as integers.
 pub(super) fn figure(number: f64) -> String {
     match number {
         n if n >= 100.0 => format!("{n:.0}"),

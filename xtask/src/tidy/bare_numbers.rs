@@ -1,9 +1,9 @@
-//! Rule 4: what has a unit has a type.
+//! Rule 4: a number with a unit has its own type.
 //!
-//! Looks at the parameters of public functions, and at the results of public getters, whose name says that
-//! they are a pid, a descriptor, an address, a page count, an epoch or a time. The name's last noun decides
-//! (`fd_count` is a count, `subject_fd` a descriptor); words such as `max` behind it do not. `crates/model` is
-//! where numbers get their types, so the rule begins above it.
+//! The rule checks the parameters of public functions and the results of public getters. It applies to names that
+//! denote a pid, a descriptor, an address, a page count, an epoch or a time. The last noun of a name decides:
+//! `fd_count` is a count, and `subject_fd` is a descriptor. Words like `max` after the noun are ignored. The crate
+//! `model` defines the types, so the rule does not apply there.
 
 use syn::spanned::Spanned as _;
 use syn::visit::{self, Visit};
@@ -14,7 +14,7 @@ use super::{Report, Rule};
 
 const EXEMPT: &str = "crates/model/";
 
-/// Nouns, and the type that each has.
+/// Nouns, each with the type for its values.
 const UNITS: [(&[&str], &str); 5] = [
     (&["pid", "pids", "ppid", "tgid", "tid", "tids"], "model::Pid or model::Tid"),
     (&["fd", "fds"], "model::Fd, or an OwnedFd or BorrowedFd of our own"),
@@ -28,9 +28,9 @@ const TIMES: &[&str] = &[
     "nanos",
 ];
 const TIME_TYPE: &str = "std::time::Duration";
-/// Words that may follow a noun without changing what it is.
+/// Words that may follow a noun without a change of its meaning.
 const QUALIFIERS: &[&str] = &["max", "min", "limit", "first", "last", "before", "after", "total"];
-/// Types without a unit; `u8` is a byte of something.
+/// Types without a unit. `u8` is not listed, because it is a byte.
 const BARE: &[&str] = &[
     "i8", "i16", "u16", "i32", "u32", "i64", "u64", "i128", "u128", "isize", "usize", "f32", "f64", "pid_t",
     "c_int", "c_uint", "c_long", "c_ulong", "RawFd",
@@ -52,7 +52,7 @@ impl Rule for BareNumbers {
     }
 }
 
-/// Visits the signatures that other crates can see.
+/// Visits the signatures that are visible to other crates.
 struct Signatures<'run> {
     file: &'run SourceFile,
     report: &'run mut Report,
@@ -115,7 +115,7 @@ impl Signatures<'_> {
     }
 }
 
-/// The type that something of this name has, if the name says what it is.
+/// Returns the type for values with this name. Returns `None` if the name denotes no unit.
 fn type_for(name: &str) -> Option<&'static str> {
     let mut words: Vec<&str> = name.split('_').filter(|word| !word.is_empty()).collect();
     while words.len() > 1 && words.last().is_some_and(|word| QUALIFIERS.contains(word)) {
@@ -130,7 +130,7 @@ fn type_for(name: &str) -> Option<&'static str> {
     UNITS.iter().find(|(nouns, _)| nouns.contains(&noun)).map(|(_, wanted)| *wanted)
 }
 
-/// The first bare number inside the type.
+/// Returns the first bare number type inside a type.
 fn bare_number(ty: &Type) -> Option<String> {
     struct Finder(Option<String>);
     impl<'ast> Visit<'ast> for Finder {

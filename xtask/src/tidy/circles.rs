@@ -1,9 +1,9 @@
-//! Rule 19: no import circle inside a crate.
+//! Rule 19: no cycle of imports inside a crate.
 //!
-//! Owns: which file imports which other file of its crate, and the circles that this makes.
-//! Does not: see paths inside macros, or imports of tests.
+//! Owns: the imports between the files of a crate, and the search for cycles ("circles").
+//! Does not: check paths inside macros, or imports of tests.
 //!
-//! A crate is listed here once it has no circle.
+//! A crate is added to the list when it has no cycle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use syn::{ItemUse, Path, UseTree};
 use super::tree::{SourceFile, Tree};
 use super::{Report, Rule};
 
-/// The crates that have no circle.
+/// The crates without a cycle.
 const FREE: &[&str] = &[
     "channel",
     "cli",
@@ -46,7 +46,7 @@ impl Rule for Circles {
     }
 }
 
-/// A file, and the line on which it imports another one.
+/// For each file, the files that it imports, with the line of the import.
 type Imports<'a> = BTreeMap<&'a str, BTreeMap<&'a str, usize>>;
 
 fn check_crate(tree: &Tree, folder: &str, report: &mut Report) {
@@ -75,14 +75,14 @@ fn check_crate(tree: &Tree, folder: &str, report: &mut Report) {
     }
 }
 
-/// The names that lead to a file from the root of its crate.
+/// Returns the module names on the path from the root of the crate to a file.
 fn module_of(path: &str) -> Vec<&str> {
     let mut names: Vec<&str> = path.trim_end_matches(".rs").split('/').collect();
     names.pop_if(|last| matches!(*last, "lib" | "main" | "mod"));
     names
 }
 
-/// The file of the innermost module that a path names.
+/// Returns the file of the innermost module in a path.
 fn resolve<'a>(path: &[String], from: &[&str], modules: &BTreeMap<Vec<&str>, &'a str>) -> Option<&'a str> {
     let mut place = from.to_vec();
     let mut names = path.iter().map(String::as_str).peekable();
@@ -94,7 +94,7 @@ fn resolve<'a>(path: &[String], from: &[&str], modules: &BTreeMap<Vec<&str>, &'a
         "self" => drop(names.next()),
         "super" => {}
         first => {
-            // Else the name of another crate, or of an item.
+            // Otherwise the first name is that of another crate or of an item.
             place.push(first);
             modules.get(&place)?;
             place.pop();
@@ -114,7 +114,7 @@ fn resolve<'a>(path: &[String], from: &[&str], modules: &BTreeMap<Vec<&str>, &'a
     found
 }
 
-/// The shortest way from a file back to itself.
+/// Returns the shortest cycle of imports that begins and ends with a file.
 fn circle_of<'a>(start: &'a str, imports: &Imports<'a>) -> Option<Vec<&'a str>> {
     let mut ways = vec![vec![start]];
     let mut seen = BTreeSet::new();
@@ -134,7 +134,7 @@ fn circle_of<'a>(start: &'a str, imports: &Imports<'a>) -> Option<Vec<&'a str>> 
     None
 }
 
-/// Finds the paths of a file, but for those in tests.
+/// Collects the paths in a file. Paths in tests are left out.
 struct Finder<'a> {
     file: &'a SourceFile,
     paths: Vec<(Vec<String>, usize)>,

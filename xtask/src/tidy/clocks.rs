@@ -1,7 +1,7 @@
-//! Rule 20: clocks are read in one module, so that what decides by time can be given the time.
+//! Rule 20: only one module reads clocks. Code that depends on time can then be tested with a simulated time.
 //!
-//! Owns: finding the readings.
-//! Does not: see a clock read through another crate (`elapsed` of an `Instant` that was passed in).
+//! Owns: the search for calls that read a clock.
+//! Does not: find a read through another crate, for example `elapsed` of an `Instant` that is a parameter.
 
 use syn::Path;
 use syn::spanned::Spanned as _;
@@ -10,9 +10,9 @@ use syn::visit::{self, Visit};
 use super::tree::{SourceFile, Tree};
 use super::{Report, Rule};
 
-/// The module that reads clocks.
+/// The module that may read clocks.
 const CLOCK: &str = "crates/sys/src/clock.rs";
-/// The types of the standard library whose `now` reads one.
+/// The types of the standard library whose function `now` reads a clock.
 const CLOCKS: &[&str] = &["Instant", "SystemTime"];
 
 pub(super) struct Clocks;

@@ -1,4 +1,4 @@
-//! Rule 7: crates depend on each other as the table says, and ARCHITECTURE.md prints that table.
+//! Rule 7: crates depend on each other as the table in `edges` allows. ARCHITECTURE.md contains this table.
 
 use super::tree::{Package, Tree};
 use super::{Report, Rule};

@@ -1,7 +1,8 @@
-//! Rule 6, second half: every error that advises the operator has its row in the handbook.
+//! Rule 6, second half: every error with advice for the operator has a row in the handbook.
 //!
-//! An error whose message holds `help:` bears a doc comment line `/// Row: some-slug`; `docs/errors.md` has a
-//! table whose first column is `` `some-slug` ``. Both sets are the same. Errors with the same advice share a slug.
+//! An error whose message contains `help:` has a doc comment line `/// Row: some-slug`. `docs/errors.md` contains a
+//! table with `` `some-slug` `` in the first column. Both sets of slugs must be equal. Errors with the same advice
+//! share a slug.
 
 use std::collections::BTreeMap;
 
@@ -18,9 +19,9 @@ const MARK: &str = "Row:";
 
 pub(super) struct ErrorRows;
 
-/// Slugs with the place where each stands.
+/// Slugs, each with its place.
 type Slugs<'tree> = BTreeMap<String, Place<'tree>>;
-/// A path and a line.
+/// A path and a line number.
 type Place<'tree> = (&'tree str, usize);
 
 impl Rule for ErrorRows {
@@ -65,7 +66,7 @@ fn handbook<'tree>(tree: &'tree Tree, report: &mut Report) -> Slugs<'tree> {
     slugs
 }
 
-/// Adds a slug; the place where it stood before, if it did.
+/// Adds a slug. Returns the earlier place of the slug, if the slug was already added.
 fn add<'tree>(
     slugs: &mut Slugs<'tree>,
     slug: &str,
@@ -79,7 +80,7 @@ fn add<'tree>(
     slugs.insert(slug.to_owned(), place)
 }
 
-/// Visits what may bear an error message.
+/// Visits the items that can have an error message.
 struct Messages<'run, 'tree> {
     file: &'tree SourceFile,
     slugs: &'run mut Slugs<'tree>,
@@ -120,14 +121,14 @@ impl<'ast> Visit<'ast> for Messages<'_, '_> {
     }
 }
 
-/// One line of a doc comment.
+/// Returns the line number and the text of a line in a doc comment.
 fn doc_line(attribute: &Attribute) -> Option<(usize, String)> {
     let syn::Meta::NameValue(pair) = &attribute.meta else { return None };
     let syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(text), .. }) = &pair.value else { return None };
     pair.path.is_ident("doc").then(|| (attribute.span().start().line, text.value()))
 }
 
-/// Whether it is an `#[error("…")]` whose message tells the operator what to do.
+/// Reports whether an attribute is `#[error("…")]` with advice for the operator.
 fn advises(attribute: &Attribute) -> bool {
     let syn::Meta::List(list) = &attribute.meta else { return false };
     list.path.is_ident("error") && list.tokens.to_string().contains("help:")

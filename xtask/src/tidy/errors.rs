@@ -1,7 +1,7 @@
-//! Rule 6, first half: what can fail returns an error that can be told apart.
+//! Rule 6, first half: a function that can fail returns a typed error.
 //!
-//! Outside tests: no `unwrap`, `expect` with a reason of two words or more, no string as an error. A private
-//! helper may hand its caller a `&'static str`, the reason that the caller's own error type then carries.
+//! Outside tests, three things are not allowed: `unwrap`, `expect` with a reason of less than two words, and a string
+//! as an error type. A private function may return a `&'static str` as the reason for the error of its caller.
 
 use syn::visit::{self, Visit};
 use syn::{GenericArgument, ImplItemFn, ItemFn, PathArguments, PathSegment, TraitItemFn, Type, Visibility};
@@ -44,7 +44,7 @@ fn check_call(file: &SourceFile, index: usize, report: &mut Report) {
     }
 }
 
-/// Whether the token is a string of less than two words.
+/// Reports whether a token is a string of less than two words.
 fn is_no_reason(token: &Token) -> bool {
     let words = token.text.trim_matches(['r', '#', '"']).split_whitespace().count();
     token.shape == Shape::Literal && token.text.ends_with(['"', '#']) && words < 2
@@ -89,7 +89,7 @@ impl<'ast> Visit<'ast> for StringErrors<'_> {
     }
 }
 
-/// The error of a `Result` that names one.
+/// Returns the error type of a `Result` with two type arguments.
 fn error_type(segment: &PathSegment) -> Option<&Type> {
     let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return None };
     match arguments.args.iter().nth(1) {
@@ -110,7 +110,7 @@ fn is_string(ty: &Type) -> bool {
     }
 }
 
-/// Whether it is `&'static str`.
+/// Reports whether a type is `&'static str`.
 fn is_literal(ty: &Type) -> bool {
     matches!(ty, Type::Reference(reference)
         if reference.lifetime.as_ref().is_some_and(|lifetime| lifetime.ident == "static"))

@@ -1,4 +1,4 @@
-//! Rule 5, second half: every Rust file opens with what it owns.
+//! Rule 5, second half: every Rust file begins with a header that describes the content of the file.
 
 use super::tree::Tree;
 use super::{Report, Rule};

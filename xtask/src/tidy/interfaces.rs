@@ -1,19 +1,19 @@
-//! Rule 2: a module that owns a kernel interface says where that interface comes from.
+//! Rule 2: a module for a kernel interface documents the origin of the interface.
 //!
-//! A file of `crates/sys/src` is such a module when its code, tests apart, talks to the kernel: it holds
-//! `unsafe`, uses `rustix` beyond its error type, or names a file under `/proc`, `/sys` or `/dev`.
+//! The rule applies to a file of `crates/sys/src` whose code outside tests calls the kernel. Such a file contains
+//! `unsafe`, uses `rustix` beyond its error type, or contains a path below `/proc`, `/sys` or `/dev`.
 
 use super::tokens::{Shape, Token, follows};
 use super::tree::{SourceFile, Tree};
 use super::{Report, Rule};
 
 const FOLDER: &str = "crates/sys/src/";
-/// Where the probes are registered.
+/// The file that contains the registry of probes.
 const REGISTRY: &str = "crates/sys/src/feature.rs";
-/// What a `Probe:` line holds when the quoted names in it are entries of the registry.
+/// The text of a `Probe:` line whose quoted names are entries of the registry.
 const REGISTRY_NAME: &str = "features::REGISTRY";
 
-/// The lines of the header, each with what stands behind the colon.
+/// The lines of the header, each with the meaning of the text after the colon.
 const LINES: [(&str, &str); 4] = [
     ("Man page:", "the manual pages"),
     ("Since:", "the oldest kernel"),
@@ -51,7 +51,7 @@ fn header_line<'file>(file: &'file SourceFile, name: &str) -> Option<(usize, &'f
         .find(|(_, value)| !value.is_empty())
 }
 
-/// A probe that names entries of the registry must be there.
+/// Checks that the registry contains the probes that a `Probe:` line names.
 fn check_probe(tree: &Tree, file: &SourceFile, line: usize, value: &str, report: &mut Report) {
     if !value.contains(REGISTRY_NAME) {
         return;

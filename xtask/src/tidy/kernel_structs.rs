@@ -1,7 +1,8 @@
-//! Rule 3: the layout of a structure that the kernel reads or writes is checked when it is compiled.
+//! Rule 3: the layout of a structure that the kernel reads or writes is checked at compile time.
 //!
-//! For each `#[repr(C)]` structure of `crates/sys` the same file holds `const _` assertions on `size_of::<T>()`
-//! and, when it has two named fields or more, on `offset_of!(T, field)` of a field behind the first.
+//! Each `#[repr(C)]` structure of `crates/sys` needs a `const _` assertion on `size_of::<T>()` in the same file. A
+//! structure with two or more named fields also needs an assertion on `offset_of!(T, field)`, for a field after the
+//! first field.
 
 use syn::spanned::Spanned as _;
 use syn::visit::{self, Visit};
@@ -50,14 +51,14 @@ fn check_layout(file: &SourceFile, layout: &Layout, assertions: &str, report: &m
     }
 }
 
-/// A structure of the kernel's.
+/// A structure that the kernel reads or writes.
 struct Layout {
     name: String,
     line: usize,
     later_fields: Vec<String>,
 }
 
-/// Collects structures, and the text of assertions without any white space.
+/// Collects structures, and the text of assertions without white space.
 struct Layouts<'file> {
     text: &'file str,
     structs: Vec<Layout>,
@@ -99,7 +100,7 @@ impl<'ast> Visit<'ast> for Layouts<'_> {
 fn is_repr_c(attribute: &Attribute) -> bool {
     let mut found = false;
     if attribute.path().is_ident("repr") {
-        // An argument that this does not understand, such as `packed(4)`, ends the search behind it.
+        // An argument that the parser does not support, for example `packed(4)`, ends the search.
         let _ = attribute.parse_nested_meta(|meta| {
             found |= meta.path.is_ident("C");
             Ok(())

@@ -1,15 +1,15 @@
 //! Rule 18: plain technical English.
 //!
-//! Owns: the length of sentences in doc comments and documents, and words that the field has another term for.
-//! Does not: judge what needs a reader. A word is listed here once the tree is free of it.
+//! Owns: the maximum length of sentences in doc comments and documents, and the list of words to replace.
+//! Does not: check the meaning of a text. A word is added to the list when the workspace no longer contains it.
 
 use super::tree::{SourceFile, Tree};
 use super::{Report, Rule};
 
-/// Words of a sentence, at most. New text aims at 25.
+/// Maximum number of words in a sentence. New text should have at most 25.
 const WORDS_MAX: usize = 40;
 
-/// Terms that are not written in comments and documents, and what is written instead. Each is a word or a phrase, whole.
+/// Terms that must not appear in comments and documents, each with its replacement. A term is a whole word or phrase.
 const TERMS: [(&str, &str); 13] = [
     ("in vain", "aborted, wasted"),
     ("robbed", "steal time"),
@@ -34,7 +34,7 @@ impl Rule for Language {
 
     fn check(&self, tree: &Tree, report: &mut Report) {
         for file in &tree.files {
-            // This file names the terms.
+            // This file contains the terms itself.
             let is_own = file.path.ends_with("tidy/language.rs");
             let (blocks, is_prose): (_, fn(&str) -> bool) = match file.path.rsplit('.').next() {
                 Some("rs") if !is_own => (doc_blocks(file), is_comment),
@@ -67,7 +67,7 @@ fn is_comment(line: &str) -> bool {
     line.trim_start().starts_with("//")
 }
 
-/// Whether a line has these words, not as parts of others and not in code.
+/// Reports whether a line contains a term as whole words, outside of code spans.
 fn has_term(line: &str, term: &str) -> bool {
     let text: String = line.split('`').step_by(2).collect::<Vec<_>>().join("`").to_lowercase();
     let is_edge =
@@ -77,7 +77,7 @@ fn has_term(line: &str, term: &str) -> bool {
     })
 }
 
-/// The text of a document in one block, without code and headings; a cell of a table ends a sentence.
+/// Splits a document into blocks of text, without code and headings. In a table, each cell ends a sentence.
 fn paragraphs(file: &SourceFile) -> Vec<(usize, String)> {
     let mut blocks: Vec<(usize, String)> = Vec::new();
     let mut is_code = false;
@@ -86,7 +86,7 @@ fn paragraphs(file: &SourceFile) -> Vec<(usize, String)> {
         if trimmed.starts_with("```") {
             is_code = !is_code;
         } else if !is_code && !trimmed.starts_with(['#', '<']) {
-            // Blocks are short, so that a finding has its line.
+            // Each line is a block, so that a finding has a line number.
             let text = if trimmed.starts_with('|') { trimmed.replace('|', ". ") } else { trimmed.to_owned() };
             blocks.push((line, text));
         }
@@ -94,7 +94,7 @@ fn paragraphs(file: &SourceFile) -> Vec<(usize, String)> {
     blocks
 }
 
-/// The doc comments of a file, each with its first line; code blocks are left out.
+/// Returns the doc comments of a file, each with its first line number. Code blocks are left out.
 fn doc_blocks(file: &SourceFile) -> Vec<(usize, String)> {
     let mut blocks: Vec<(usize, String)> = Vec::new();
     let mut last = None;
@@ -117,7 +117,8 @@ fn doc_blocks(file: &SourceFile) -> Vec<(usize, String)> {
     blocks
 }
 
-/// Sentences end with a mark, at an empty line, and where a list item, a heading or a table row begins.
+/// Splits a block into sentences. A sentence ends with a punctuation mark, at an empty line, or before a list item, a
+/// heading or a table row.
 fn sentences(block: &str) -> Vec<String> {
     let mut found = vec![String::new()];
     for line in block.lines() {

@@ -1,7 +1,7 @@
-//! Rule 12, second half: every refusal that a victim proves has its row in `docs/limits.md`, and no row is
-//! without its victim.
+//! Rule 12, second half: `docs/limits.md` has a row for every refusal that a victim (test program) demonstrates. Every
+//! row has its victim.
 //!
-//! Owns: the comparison of `testkit/victims/refuse_*.c` with the table's first column.
+//! Owns: the comparison of `testkit/victims/refuse_*.c` with the first column of the table.
 //! Does not: run the victims; the tests do.
 
 use super::tree::Tree;
@@ -41,7 +41,7 @@ fn victim_of(path: &str) -> Option<&str> {
     path.strip_prefix(VICTIMS)?.strip_suffix(".c").filter(|name| name.starts_with(PREFIX))
 }
 
-/// Lines of the form ``| `refuse_…` |``.
+/// Returns the names in lines of the form ``| `refuse_…` |``, each with its line number.
 fn rows(text: &str) -> Vec<(usize, &str)> {
     let row = |line: &'_ str| -> Option<(usize, usize)> {
         let start = line.find("| `refuse_")? + 3;

@@ -1,10 +1,10 @@
-//! The house rules that a machine can check.
+//! The house rules (coding rules) that a program can check.
 //!
-//! Owns: the registry of rules, and how a violation is reported.
-//! Invariants: a rule has no exception list; what it lets through follows from a property of the file itself.
-//! Does not: mend anything.
+//! Owns: the registry of rules, and the form of a report.
+//! Invariants: a rule has no list of exceptions. A file is exempt only because of a property of the file itself.
+//! Does not: correct a violation.
 //!
-//! A new rule is one file here and one line in [`RULES`].
+//! A new rule is a file in this directory and a line in [`RULES`].
 
 mod bare_numbers;
 mod circles;
@@ -32,15 +32,15 @@ use std::fmt;
 use crate::failure::Failure;
 use tree::Tree;
 
-/// One house rule, or the part of one that a file checks.
+/// A house rule, or a part of a house rule.
 trait Rule {
-    /// Its number in CONTRIBUTING.md.
+    /// Returns the number of the rule in CONTRIBUTING.md.
     fn number(&self) -> u8;
-    /// Looks at the tree and reports every violation.
+    /// Checks all files, and reports every violation.
     fn check(&self, tree: &Tree, report: &mut Report);
 }
 
-/// Every rule, in the order of their numbers.
+/// All rules, in the order of their numbers.
 const RULES: &[&dyn Rule] = &[
     &unsafe_code::UnsafeCode,
     &interfaces::Interfaces,
@@ -62,10 +62,10 @@ const RULES: &[&dyn Rule] = &[
     &structs::Structs,
 ];
 
-/// The rule number of a file that cannot be looked at.
+/// The rule number for a file that cannot be parsed.
 const UNREADABLE: u8 = 0;
 
-/// One violation, its place and its cure.
+/// A violation with its place and a correction.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Finding {
     path: String,
@@ -75,7 +75,7 @@ struct Finding {
     mend: String,
 }
 
-/// The violations found so far.
+/// The violations that were found until now.
 #[derive(Default)]
 struct Report {
     rule: u8,
@@ -95,7 +95,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Checks the rules with these numbers, or all when none is given; whether they hold.
+/// Checks the rules with these numbers, or all rules if `only` is empty. Returns whether the rules hold.
 pub(crate) fn run(only: &[u8]) -> Result<bool, Failure> {
     let tree = Tree::load()?;
     let findings = check(&tree, RULES, only);
@@ -122,7 +122,8 @@ fn check(tree: &Tree, rules: &[&dyn Rule], only: &[u8]) -> Vec<Finding> {
     report.findings
 }
 
-/// The findings of one rule on a made-up tree, each as `path:line: what`, for the rules' own tests.
+/// Returns the findings of a rule for a simulated tree, each as `path:line: what`. The tests of the rules use this
+/// function.
 #[cfg(test)]
 fn findings(rule: &dyn Rule, files: &[(&str, &str)]) -> Vec<String> {
     let tree = Tree::of(files);

@@ -1,7 +1,8 @@
-//! Rule 17: an option, verb or path that a message, help text or document names exists.
+//! Rule 17: every option, verb (subcommand) and path in a message, a help text or a document exists.
 //!
-//! Owns: the comparison of code spans and messages with the command line as `crates/cli` declares it, and with the tree.
-//! Does not: understand other programs: a code span that begins with another command is theirs.
+//! Owns: the comparison of code spans and messages with the declared command line of `crates/cli` and with the files of
+//! the workspace.
+//! Does not: check the options of other programs. A code span that begins with another command is ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,9 +11,9 @@ use super::tree::{SourceFile, Tree};
 use super::{Report, Rule};
 
 const CLI: &str = "crates/cli/src/";
-/// Options that clap gives every command.
+/// Options that clap adds to every command.
 const OF_CLAP: [&str; 2] = ["help", "version"];
-/// Where scripts and tools declare options of their own, which code spans may name without the command.
+/// Directories of scripts and tools with their own options. A code span may contain such an option without its command.
 const TOOLS: [&str; 5] = ["xtask/src/", "benches/", "tests/", "demo/", "bindings/"];
 
 pub(super) struct Names;
@@ -24,7 +25,7 @@ impl Rule for Names {
 
     fn check(&self, tree: &Tree, report: &mut Report) {
         let known = Known::of(tree);
-        // A tree without the command line is a made-up one.
+        // A tree without the command line is a simulated tree of a test.
         if known.verbs.is_empty() {
             return;
         }
@@ -50,9 +51,9 @@ impl Rule for Names {
     }
 }
 
-/// What can be named.
+/// The names that exist.
 struct Known {
-    /// The options of each verb, those of every verb included.
+    /// The options of each verb, including the options that every verb has.
     verbs: BTreeMap<String, BTreeSet<String>>,
     /// Options of tools.
     tools: BTreeSet<String>,
@@ -88,9 +89,10 @@ impl Known {
         self.verbs.values().any(|options| options.contains(option))
     }
 
-    /// What a code span of a file names that is not there. A path is one of the tree, or of the file's own crate.
+    /// Returns the names in a code span that do not exist. A path is relative to the workspace or to the crate of the
+    /// file.
     fn wrong_in_span(&self, span: &str, file: &str) -> Vec<String> {
-        // What follows `--` is a program's own.
+        // Words after `--` belong to a program that `undying` starts.
         let own = span.split(" -- ").next().unwrap_or_default();
         if let Some(words) = own.strip_prefix("undying ") {
             let verb: String = words.chars().take_while(char::is_ascii_lowercase).collect();
@@ -119,7 +121,7 @@ impl Known {
         Vec::new()
     }
 
-    /// Options in a message that no verb has. One behind the name of another program is that program's.
+    /// Returns the options in a message that no verb has. An option after the name of another program is ignored.
     fn unknown_options(&self, literal: &str) -> Vec<String> {
         let mut unknown = Vec::new();
         for (at, _) in literal.match_indices("--") {
@@ -136,14 +138,14 @@ impl Known {
     }
 }
 
-/// Documents, Rust files and scripts; not raw results.
+/// Reports whether a file is a document or a Rust file. The files of this directory are left out.
 fn is_text(path: &str) -> bool {
     let is_document = path.ends_with(".md") || path.ends_with(".rs");
     is_document && !path.starts_with("xtask/src/tidy/")
 }
 
-/// Code spans of a document or of a Rust file's comments and messages; lines of a document's code blocks that call
-/// `undying`.
+/// Returns the code spans of a document, or of the comments and messages in a Rust file. For a document, lines in code
+/// blocks that begin with `undying` are included.
 fn spans(file: &SourceFile) -> Vec<(usize, String)> {
     let is_rust = file.is_rust();
     let mut found = Vec::new();
@@ -153,7 +155,7 @@ fn spans(file: &SourceFile) -> Vec<(usize, String)> {
         }
         found.extend(text.split('`').skip(1).step_by(2).map(|span| (line, span.to_owned())));
         if !is_rust && text.starts_with("undying ") {
-            // A comment behind the command, and other commands behind a bar.
+            // A comment may follow the command, and other commands may follow after a pipe symbol.
             let command = text.split(['#', '|']).next().unwrap_or_default().trim_end();
             found.push((line, command.to_owned()));
         }
@@ -161,7 +163,7 @@ fn spans(file: &SourceFile) -> Vec<(usize, String)> {
     found
 }
 
-/// The options that a text names.
+/// Returns the options in a text.
 fn options_in(text: &str) -> Vec<String> {
     let starts =
         text.match_indices("--").filter(|(at, _)| *at == 0 || text[..*at].ends_with([' ', '[', '|']));
@@ -169,28 +171,28 @@ fn options_in(text: &str) -> Vec<String> {
     options.filter(|option| !option.is_empty()).collect()
 }
 
-/// Lower-case letters and hyphens at the start of a text.
+/// Returns the option name at the start of a text: lower-case letters, digits and hyphens.
 fn leading_option(text: &str) -> String {
     let is_first = text.starts_with(|letter: char| letter.is_ascii_lowercase());
     let is_part = |letter: &char| letter.is_ascii_lowercase() || *letter == '-' || letter.is_ascii_digit();
     if is_first { text.chars().take_while(is_part).collect() } else { String::new() }
 }
 
-/// Names that `fn name` returns in a file of verbs, and those of verbs that are values.
+/// Returns the names of the verbs in a file: the values that `fn name` returns, and the `name` fields of constants.
 fn verb_names(text: &str) -> Vec<String> {
     let bodies = text.split("fn name(&self) -> &'static str {").skip(1);
     let fields = text.split("\n    name: ").skip(1);
     bodies.chain(fields).filter_map(|body| quoted(body.trim_start())).collect()
 }
 
-/// Options that clap is told of: `.long("x")` and `option("x", …)`.
+/// Returns the options that a file declares for clap: `.long("x")` and `option("x", …)`.
 fn declared_options(text: &str) -> BTreeSet<String> {
     let calls = [".long(", "option(", "flag("];
     let behind = calls.iter().flat_map(|call| text.split(call).skip(1));
     behind.filter_map(|rest| quoted(rest.trim_start())).collect()
 }
 
-/// Options of scripts and of `xtask`: quoted ones with their hyphens, and fields that clap derives them from.
+/// Returns the options of a script or of `xtask`: quoted options with hyphens, and fields with a clap attribute.
 fn tool_options(text: &str) -> BTreeSet<String> {
     let mut found: BTreeSet<String> = text.split("\"--").skip(1).map(leading_option).collect();
     found.extend(text.split("long = ").skip(1).filter_map(quoted));
@@ -204,7 +206,7 @@ fn tool_options(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// The text of a literal that begins here.
+/// Returns the text of the string literal at the start of a text.
 fn quoted(text: &str) -> Option<String> {
     text.strip_prefix('"')?.split_once('"').map(|(literal, _)| literal.to_owned())
 }

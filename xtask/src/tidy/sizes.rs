@@ -1,7 +1,7 @@
-//! Rule 5, first half: functions and files that can be read at one sitting.
+//! Rule 5, first half: functions and files have a limited length.
 //!
-//! A function counts from its signature to its closing brace. A file counts without what is compiled for tests
-//! only. C files count whole.
+//! The length of a function is counted from its signature to its closing brace. The length of a Rust file excludes code
+//! that is compiled only for tests. The whole of a C file is counted.
 
 use syn::spanned::Spanned as _;
 use syn::visit::{self, Visit};
@@ -10,9 +10,9 @@ use syn::{Block, ImplItemFn, ItemFn, Signature, TraitItemFn};
 use super::tree::{SourceFile, Tree};
 use super::{Report, Rule};
 
-/// What fits on one screen.
+/// Maximum number of lines in a function, which fit on one screen.
 const FUNCTION_LINES_MAX: usize = 70;
-/// What can be read in one go.
+/// Maximum number of lines in a file, which a reader can read at once.
 const FILE_LINES_MAX: usize = 500;
 
 pub(super) struct Sizes;

@@ -1,6 +1,6 @@
-//! Rule 11: no test is switched off.
+//! Rule 11: no test is disabled.
 //!
-//! Neither by an attribute, nor in a doc test, nor by a list of names given to the test runner in a script.
+//! A test may not be disabled by an attribute, in a doc test, or by a list of names for the test runner in a script.
 
 use super::tokens::follows;
 use super::tree::{SourceFile, Tree};

@@ -1,8 +1,8 @@
-//! Rule 21: structures that can be understood at one look; pure data apart.
+//! Rule 21: a structure has a limited number of fields, unless it is pure data.
 //!
-//! A structure is pure data when nothing in its package changes it in place, by a method with `&mut self`, and its
-//! fields are those of a format (it derives `Message`, `Serialize` or `Deserialize`) or all `pub`: then it has no
-//! invariant to uphold. Types of one package that have the same name count as one.
+//! A structure is pure data under two conditions. No type with its name in the package has a method with `&mut self`.
+//! Its fields are those of a format (it derives `Message`, `Serialize` or `Deserialize`), or all its fields are `pub`.
+//! Pure data has no invariants. Types of one package with the same name are treated as one type.
 
 use std::collections::HashSet;
 
@@ -12,10 +12,10 @@ use syn::{Attribute, ImplItem, ItemImpl, ItemStruct, ReceiverKind, Type, Visibil
 use super::tree::{SourceFile, Tree};
 use super::{Report, Rule, tokens};
 
-/// Two or three groups of what changes together; above it, the groups are types.
+/// Maximum number of fields. A larger structure consists of groups of related fields, and each group should be a type.
 const FIELDS_MAX: usize = 12;
 
-/// Derivations that make the fields of a structure those of a format.
+/// Derived traits of a structure whose fields are those of a format.
 const ENCODINGS: &[&str] = &["Message", "Serialize", "Deserialize"];
 
 pub(super) struct Structs;
@@ -39,12 +39,12 @@ impl Rule for Structs {
     }
 }
 
-/// The folder of a file's package.
+/// Returns the directory of a file's package.
 fn package(file: &SourceFile) -> String {
     file.path.split("/src/").next().unwrap_or_default().to_owned()
 }
 
-/// Types, with their packages, that have a method with `&mut self`.
+/// Types with a method that has `&mut self`, each with its package.
 #[derive(Default)]
 struct Changed {
     package: String,

@@ -1,47 +1,48 @@
-//! A Rust file as a flat list of tokens with their lines.
+//! A Rust file as a flat list of tokens with their line numbers.
 //!
-//! Owns: the flattening, and the line on which the statement around a token starts.
-//! Invariants: sees the inside of macros and attributes, which a syntax tree does not; never comments.
-//! Does not: know what a token means; the rules do.
+//! Owns: the flattening, and the line at which the statement around a token starts.
+//! Invariants: the list contains the tokens inside macros and attributes, which a syntax tree does not contain. It
+//! never contains comments.
+//! Does not: interpret tokens; the rules do.
 
 use proc_macro2::{Delimiter, Group, Spacing, TokenStream, TokenTree};
 
-/// What sort of token it is.
+/// The kind of a token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Shape {
     /// An identifier or keyword.
     Word,
     /// One character of punctuation.
     Mark,
-    /// A literal, with its quotes; a doc comment is one too.
+    /// A literal with its quotes. A doc comment is also a literal.
     Literal,
-    /// An opening bracket of any sort.
+    /// An opening bracket of any kind.
     Open,
     /// A closing bracket.
     Close,
 }
 
-/// One token and where it stands.
+/// A token and its position.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Token {
     pub shape: Shape,
     pub text: String,
     pub line: usize,
-    /// Where the statement, item, field or match arm that holds the token starts.
+    /// The first line of the statement, item, field or match arm that contains the token.
     pub statement_line: usize,
 }
 
-/// Tokens that go on with a statement that seemed to end in a closing brace.
+/// Tokens that continue a statement after a closing brace.
 const CONTINUATIONS: [&str; 6] = ["=", ".", "?", "else", "as", ";"];
 
-/// Every token of the stream, in order.
+/// Returns all tokens of the stream, in order.
 pub(super) fn flatten(stream: TokenStream) -> Vec<Token> {
     let mut flat = Flattener { tokens: Vec::new() };
     flat.statements(stream);
     flat.tokens
 }
 
-/// Whether the tokens from `start` on are exactly these.
+/// Reports whether the tokens from `start` have exactly these texts.
 pub(super) fn follows(tokens: &[Token], start: usize, texts: &[&str]) -> bool {
     tokens.get(start..start + texts.len()).is_some_and(|found| {
         found.iter().zip(texts).all(|(token, text)| token.text == *text && token.shape != Shape::Literal)
@@ -53,7 +54,7 @@ struct Flattener {
 }
 
 impl Flattener {
-    /// The inside of braces, or a whole file: a row of statements.
+    /// Flattens the content of braces or a whole file, which is a sequence of statements.
     fn statements(&mut self, stream: TokenStream) {
         let mut statement = None;
         let mut behind_brace = false;
@@ -77,7 +78,8 @@ impl Flattener {
         match tree {
             TokenTree::Ident(word) => add(Shape::Word, word.to_string()),
             TokenTree::Literal(literal) => add(Shape::Literal, literal.to_string()),
-            // A lifetime's quote is joint with its name; it would look like a word of its own.
+            // The quote of a lifetime is joined with its name. Without this case, the quote would look like a separate
+            // word.
             TokenTree::Punct(mark) if mark.as_char() == '\'' && mark.spacing() == Spacing::Joint => {
                 add(Shape::Mark, "'".to_owned());
             }

@@ -1,8 +1,8 @@
-//! The tree that the rules look at.
+//! The files of the workspace, which the rules check.
 //!
-//! Owns: listing and reading its files, parsing the Rust ones, telling test code from the rest.
-//! Invariants: sees every file that git would, tracked or not yet; paths are relative to the workspace's root.
-//! Does not: judge.
+//! Owns: listing and reading the files, parsing Rust files, and the distinction of test code from other code.
+//! Invariants: the tree contains every file that git does not ignore. Paths are relative to the root of the workspace.
+//! Does not: check rules.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -18,7 +18,7 @@ use syn::{Attribute, ImplItemFn, Item, ItemMod};
 use super::tokens::{self, Token};
 use crate::failure::Failure;
 
-/// Every file, and every package of the workspace.
+/// All files, and all packages of the workspace.
 pub(super) struct Tree {
     pub files: Vec<SourceFile>,
     pub packages: Vec<Package>,
@@ -26,15 +26,15 @@ pub(super) struct Tree {
 
 /// One file.
 pub(super) struct SourceFile {
-    /// Where it lies, with `/` between folders.
+    /// The path of the file, with `/` as separator.
     pub path: String,
-    /// What it holds; bytes that are not UTF-8 are replaced.
+    /// The content of the file. Bytes that are not UTF-8 are replaced.
     pub text: String,
-    /// Its syntax, if it is Rust and parses.
+    /// The syntax tree, if the file is a Rust file without syntax errors.
     pub syntax: Option<syn::File>,
-    /// Its tokens; empty if it is not Rust or does not parse.
+    /// The tokens. The list is empty if the file is not a Rust file or has a syntax error.
     pub tokens: Vec<Token>,
-    /// Line and reason, if it is Rust and does not parse.
+    /// The line and the reason of a syntax error in a Rust file.
     pub parse_error: Option<(usize, String)>,
     test_lines: Vec<RangeInclusive<usize>>,
     test_modules: Vec<String>,
@@ -43,16 +43,17 @@ pub(super) struct SourceFile {
 /// One package of the workspace.
 #[derive(Debug)]
 pub(super) struct Package {
-    /// Its name, without the project's prefix.
+    /// The name of the package, without the prefix of the project.
     pub name: String,
-    /// Its manifest.
+    /// The path of the manifest.
     pub path: String,
-    /// The packages of the workspace it depends on, and whether only its tests do.
+    /// The packages of the workspace on which the package depends. The flag is true if only its tests depend on the
+    /// package.
     pub dependencies: Vec<(String, bool)>,
 }
 
 impl Tree {
-    /// The tree as it lies on disk.
+    /// Reads the files of the workspace.
     pub(super) fn load() -> Result<Self, Failure> {
         let metadata = MetadataCommand::new().no_deps().exec()?;
         let root = metadata.workspace_root.as_std_path();
@@ -84,18 +85,18 @@ impl Tree {
         Self { files, packages: Vec::new() }
     }
 
-    /// A made-up tree.
+    /// Creates a simulated tree.
     #[cfg(test)]
     pub(super) fn of(files: &[(&str, &str)]) -> Self {
         Self::new(files.iter().map(|(path, text)| SourceFile::new((*path).into(), (*text).into())).collect())
     }
 
-    /// The file with this path.
+    /// Returns the file with this path.
     pub(super) fn file(&self, path: &str) -> Option<&SourceFile> {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// Every Rust file, tests included.
+    /// Returns all Rust files, including tests.
     pub(super) fn rust(&self) -> impl Iterator<Item = &SourceFile> {
         self.files.iter().filter(|file| file.is_rust())
     }
@@ -112,22 +113,22 @@ impl SourceFile {
         Self { path, text, syntax, tokens, parse_error, test_lines, test_modules }
     }
 
-    /// Whether it is Rust.
+    /// Reports whether the file is a Rust file.
     pub(super) fn is_rust(&self) -> bool {
         self.path.ends_with(".rs")
     }
 
-    /// Whether the line belongs to a test, or to what only tests use.
+    /// Reports whether the line belongs to a test or to code that only tests use.
     pub(super) fn is_test(&self, line: usize) -> bool {
         self.test_lines.iter().any(|lines| lines.contains(&line))
     }
 
-    /// Its lines with their numbers, from 1.
+    /// Returns the lines with their numbers, starting with 1.
     pub(super) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
 
-    /// The indexes of the tokens that are not in tests.
+    /// Returns the indexes of the tokens outside of tests.
     pub(super) fn product_tokens(&self) -> impl Iterator<Item = usize> {
         (0..self.tokens.len()).filter(|index| !self.is_test(self.tokens[*index].line))
     }
@@ -173,7 +174,7 @@ fn packages(metadata: &Metadata) -> Vec<Package> {
     metadata.packages.iter().map(describe).collect()
 }
 
-/// Where the modules that a file declares lie.
+/// Returns the directory that contains the submodules of a file.
 fn module_folder(path: &str) -> String {
     let stem = path.strip_suffix(".rs").unwrap_or(path);
     match stem.rsplit_once('/') {
@@ -182,13 +183,13 @@ fn module_folder(path: &str) -> String {
     }
 }
 
-/// The module that the path is the file of, then the modules around it.
+/// Returns the module of a file, and then its parent modules.
 fn ancestors(path: &str) -> impl Iterator<Item = &str> {
     let module = path.strip_suffix(".rs").unwrap_or(path);
     std::iter::successors(Some(module), |module| module.rsplit_once('/').map(|(folder, _)| folder))
 }
 
-/// Finds the items that are compiled for tests only.
+/// Finds the items that are compiled only for tests.
 struct TestFinder {
     lines: Vec<RangeInclusive<usize>>,
     modules: Vec<String>,
@@ -220,7 +221,7 @@ fn lines_of(span: proc_macro2::Span) -> RangeInclusive<usize> {
     span.start().line..=span.end().line
 }
 
-/// `#[test]`, `#[cfg(test)]` or `#[cfg(all(test, …))]`.
+/// Reports whether an attribute is `#[test]`, `#[cfg(test)]` or `#[cfg(all(test, …))]`.
 fn is_for_tests(attribute: &Attribute) -> bool {
     let condition = match &attribute.meta {
         syn::Meta::Path(path) => return path.is_ident("test"),

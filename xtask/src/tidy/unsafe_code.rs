@@ -1,13 +1,13 @@
-//! Rule 1: unsafe code lives in `crates/sys` only, and says why it is sound.
+//! Rule 1: only `crates/sys` contains unsafe code, and each use of `unsafe` has a documented reason.
 //!
-//! Looks at tokens, so that the bodies of macros count too, and so do test files, which are crate roots of
-//! their own that no `forbid` of ours reaches.
+//! The rule checks tokens, so it also covers the bodies of macros. It also covers test files. A test file is a separate
+//! crate root, to which the `forbid` of the crate does not apply.
 
 use super::tokens::{Shape, Token, follows};
 use super::tree::{SourceFile, Tree};
 use super::{Report, Rule};
 
-/// The one crate that may.
+/// The crate that may contain unsafe code.
 const TRUSTED: &str = "crates/sys/";
 
 pub(super) struct UnsafeCode;
@@ -60,7 +60,8 @@ fn forbids(tokens: &[Token]) -> bool {
     (0..tokens.len()).any(|index| follows(tokens, index, &ATTRIBUTE))
 }
 
-/// Whether the token is the `unsafe` of a block, an item or an attribute, not that of a function pointer's type.
+/// Reports whether a token is the `unsafe` of a block, an item or an attribute. The `unsafe` in the type of a function
+/// pointer is not counted.
 fn is_unsafe_use(tokens: &[Token], index: usize) -> bool {
     if tokens[index].shape != Shape::Word || tokens[index].text != "unsafe" {
         return false;
@@ -72,7 +73,7 @@ fn is_unsafe_use(tokens: &[Token], index: usize) -> bool {
     !(is_function && behind.next().is_some_and(|token| token.shape == Shape::Open))
 }
 
-/// Whether the comments and attributes right above the line hold a reason.
+/// Reports whether the comments and attributes directly above a line contain a reason.
 fn says_why(lines: &[&str], line: usize) -> bool {
     let above = lines[..line - 1].iter().rev().map(|text| text.trim_start());
     above.take_while(|text| is_comment(text) || text.starts_with("#[") || text.starts_with("$(#[")).any(

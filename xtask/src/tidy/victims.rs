@@ -1,7 +1,7 @@
-//! Rule 12: every kind of kernel object has a small program that checks itself.
+//! Rule 12, first half: every kind of kernel object has a victim (a small program that checks its own state).
 //!
-//! A file or folder in `crates/resource/src/fd`, `state` or `memory` is a kind if it implements a trait whose name
-//! ends in `Kind`, as `FdKind`; what does not is a helper. Kind `fd/pipe.rs` has the victim
+//! A file or directory in `crates/resource/src/fd`, `state` or `memory` is a kind if it implements a trait whose name
+//! ends in `Kind`, for example `FdKind`. Other files are helpers. The kind `fd/pipe.rs` has the victim
 //! `testkit/victims/fd_pipe.c`.
 
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ impl Rule for Victims {
     }
 }
 
-/// Whether it holds an `impl FdKind for …`, also inside a macro.
+/// Reports whether a file contains an `impl FdKind for …`, even inside a macro.
 fn implements_kind(file: &SourceFile) -> bool {
     file.product_tokens().any(|index| {
         let token = &file.tokens[index];
@@ -52,7 +52,7 @@ fn implements_kind(file: &SourceFile) -> bool {
     })
 }
 
-/// The victim that the kind in this file needs, if a kind is in it.
+/// Returns the path of the victim for the kind in this file. Returns `None` if the file cannot contain a kind.
 fn victim_of(path: &str) -> Option<String> {
     let (group, rest) = path.strip_prefix(KINDS)?.split_once('/')?;
     let kind = rest.split('/').next()?;

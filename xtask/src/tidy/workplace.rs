@@ -1,4 +1,4 @@
-//! Rule 16: nothing in the tree names the machine or the folder it was written in.
+//! Rule 16: no file contains a path of the machine or of the directory in which it was written.
 
 use super::tree::Tree;
 use super::{Report, Rule};
@@ -23,7 +23,7 @@ impl Rule for Workplace {
     }
 }
 
-/// Put together when it runs, so that this file does not hold them.
+/// Returns the forbidden texts. The texts are built at run time, so that this file does not contain them.
 fn needles() -> [String; 2] {
     [format!("/{}/", "work"), format!(".{}", "library")]
 }

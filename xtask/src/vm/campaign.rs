@@ -1,9 +1,9 @@
-//! What is run on another kernel when nothing is named.
+//! The default command lines for a run on another kernel.
 //!
 //! Owns: the list.
-//! Does not: judge; a line is good if it ends with status 0.
+//! Does not: evaluate results. A line is good if its exit status is 0.
 
-/// In the order in which they tell most.
+/// The command lines. The lines that find most errors are first.
 pub(crate) const LINES: &[&str] = &[
     "undying doctor",
     "track/lib",

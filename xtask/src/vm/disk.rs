@@ -1,8 +1,8 @@
-//! The disks that the machine boots from: programs of this machine at their usual paths, and nothing else.
+//! The disks of the emulated machine, with programs of this machine at their usual paths.
 //!
-//! Owns: what is on them, and how they are made without mounting anything.
-//! Invariants: each program comes with the libraries that it would load here; links stay links.
-//! Does not: copy anything that a test does not need, such as the rest of the build directory.
+//! Owns: the content of the disks, and their creation without a mount.
+//! Invariants: each program is copied with the libraries that it loads on this machine. Symbolic links stay links.
+//! Does not: copy files that no test needs, for example the rest of the build directory.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -16,33 +16,34 @@ use crate::vm::kernel::Kernel;
 use crate::vm::programs::Build;
 use crate::vm::{at, find_program, machine, output};
 
-/// The first process, before there is a disk.
+/// The script of the first process, before the main disk is mounted.
 const EARLY: &str = include_str!("early.sh");
-/// The first process, later.
+/// The script of the first process, after the main disk is mounted.
 const INIT: &str = include_str!("init.sh");
-/// Programs that tests call. Those that are missing here are missing there; the tests say so.
+/// Programs that tests call. A program that is missing on this machine is also missing on the emulated machine, and the
+/// tests report it.
 const PROGRAMS: &[&str] = &[
     "as", "bash", "busybox", "cat", "cc", "chmod", "cp", "dd", "echo", "env", "false", "gcc", "grep", "head",
     "id", "ip", "kill", "ld", "ln", "ls", "mkdir", "mktemp", "mount", "mv", "nft", "nice", "ps", "rm", "sed",
     "setpriv", "setsid", "sh", "sleep", "sort", "stat", "stty", "sync", "tail", "tee", "timeout", "touch",
     "true", "umount", "uname", "unshare", "wc",
 ];
-/// Folders of the tree that tests read.
+/// Directories of the workspace that tests read.
 const SOURCES: &[&str] = &["crates", "testkit", "docs"];
-/// Files that the accounts of programs are looked up in.
+/// Files for the lookup of user accounts and libraries.
 const ACCOUNTS: &[&str] = &["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.cache"];
-/// Room for what tests write, beyond what is there at the start. The file is sparse.
+/// Free space for files that tests write, in MiB. The disk is a sparse file.
 const FREE_MIB: u64 = 3072;
 
-/// What the machine boots from.
+/// The disks from which the machine boots.
 pub(crate) struct Disks {
-    /// The first, small one, in memory.
+    /// The archive of the initial file system, which the kernel loads into memory.
     pub(crate) early: PathBuf,
-    /// The file system.
+    /// The disk with the main file system.
     pub(crate) main: PathBuf,
 }
 
-/// Makes both disks.
+/// Creates both disks.
 pub(crate) fn make(folder: &Path, kernel: &Kernel, build: &Build) -> Result<Disks, Failure> {
     let early = early(folder, kernel)?;
     let mut tree = Tree::new(folder.join("root"))?;
@@ -61,7 +62,7 @@ pub(crate) fn make(folder: &Path, kernel: &Kernel, build: &Build) -> Result<Disk
     Ok(Disks { early, main })
 }
 
-/// A tree in a file: a shell, the modules without which there is no disk, and the first script.
+/// Creates the archive of the initial file system: a shell, the modules that the main disk needs, and the first script.
 fn early(folder: &Path, kernel: &Kernel) -> Result<PathBuf, Failure> {
     let root = folder.join("early");
     empty(&root)?;
@@ -72,7 +73,7 @@ fn early(folder: &Path, kernel: &Kernel) -> Result<PathBuf, Failure> {
     let busybox = find_program("busybox")
         .ok_or(Failure::MissingProgram { program: "busybox", package: "busybox-static" })?;
     copy(&busybox, &root.join("bin/busybox"))?;
-    // What the disk needs; some kernels have it built in.
+    // The main disk needs these modules. Several kernels have them built in.
     let found = output(Command::new("find").arg(&kernel.modules).args(["-name", "virtio*.ko"]))?;
     let modules = root.join("lib/modules").join(kernel.release());
     for path in found.lines().map(Path::new) {
@@ -91,7 +92,8 @@ fn early(folder: &Path, kernel: &Kernel) -> Result<PathBuf, Failure> {
     Ok(archive)
 }
 
-/// Lists what each module needs, which the package leaves to the script that installs it.
+/// Creates the list of module dependencies. The Debian package does not contain the list, because its installation
+/// script creates it.
 fn depmod(root: &Path, kernel: &Kernel) -> Result<(), Failure> {
     output(Command::new("busybox").args(["depmod", "-b"]).arg(root).arg(kernel.release())).map(drop)
 }
@@ -112,7 +114,7 @@ fn write_script(path: &Path, text: &str) -> Result<(), Failure> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(at(path))
 }
 
-/// The file system while it is put together.
+/// The main file system during its construction.
 struct Tree {
     root: PathBuf,
     placed: BTreeSet<PathBuf>,
@@ -128,7 +130,7 @@ impl Tree {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// What was built, what tests call and read.
+    /// Copies the built programs, and the programs and files that tests use.
     fn place_all(&mut self, build: &Build) -> Result<(), Failure> {
         for program in PROGRAMS {
             if let Some(path) = find_program(program) {
@@ -147,7 +149,7 @@ impl Tree {
         Ok(())
     }
 
-    /// What `cc` needs to compile and link a program in C.
+    /// Copies the files that `cc` needs to compile and link a C program.
     fn place_compiler(&mut self) -> Result<(), Failure> {
         let ask = |question: String| {
             output(Command::new("cc").arg(question)).map(|answer| PathBuf::from(answer.trim()))
@@ -205,7 +207,7 @@ impl Tree {
         depmod(&self.root, kernel)
     }
 
-    /// Folders, the script, and the command lines.
+    /// Creates the directories, the first script, and the scripts of the command lines.
     fn place_system(&mut self, build: &Build) -> Result<(), Failure> {
         for name in
             ["proc", "sys", "dev", "run", "tmp", "root", "etc", "mnt", "var/tmp", "vm/lines", "usr/sbin"]
@@ -233,10 +235,10 @@ impl Tree {
         Ok(())
     }
 
-    /// A program or a library, and the libraries it loads.
+    /// Copies a program or a library, with the libraries that it loads.
     fn place_program(&mut self, path: &Path) -> Result<(), Failure> {
         self.place(path)?;
-        // A static program, a script or an archive has none, which `ldd` reports by its status.
+        // A static program, a script or an archive loads no libraries. In this case, `ldd` exits with an error.
         let Ok(listed) = output(Command::new("ldd").arg(path)) else { return Ok(()) };
         for library in libraries(&listed) {
             self.place(library)?;
@@ -253,7 +255,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Puts a file or an empty folder where it is here, with every link on the way.
+    /// Copies a file or an empty directory to the same path, with every symbolic link on the path.
     fn place(&mut self, path: &Path) -> Result<(), Failure> {
         let mut rest = components(path);
         let mut here = PathBuf::from("/");
@@ -288,7 +290,7 @@ impl Tree {
     }
 }
 
-/// The names on the way, the last one first.
+/// Returns the components of a path, in reverse order.
 fn components(path: &Path) -> Vec<OsString> {
     let mut names: Vec<OsString> = path
         .components()
@@ -299,7 +301,7 @@ fn components(path: &Path) -> Vec<OsString> {
     names
 }
 
-/// The paths in what `ldd` prints.
+/// Returns the paths in the output of `ldd`.
 fn libraries(listed: &str) -> impl Iterator<Item = &Path> {
     listed.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new)
 }

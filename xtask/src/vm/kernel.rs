@@ -1,7 +1,7 @@
-//! The kernel that is booted: a package of Debian's, unpacked and kept.
+//! The kernel that the emulated machine boots: an unpacked Debian package.
 //!
-//! Owns: the versions that results were recorded with, and the choice of another one when the archive has moved on.
-//! Invariants: a kernel of another series is never taken; the package's name and version are told.
+//! Owns: the package versions of recorded results, and the choice of another version if the archive no longer has them.
+//! Invariants: a kernel of another series is never chosen. The name and the version of the package are printed.
 //! Does not: build kernels, or install the package.
 
 use std::fs;
@@ -11,30 +11,30 @@ use std::process::Command;
 use crate::failure::Failure;
 use crate::vm::{at, output, require};
 
-/// Series, package and version that the recorded runs used. If the archive no longer has it, the newest package of the
-/// series is taken.
+/// Series, package and version of recorded results. If the archive no longer contains the package, the newest package
+/// of the series is used.
 const RECORDED: &[(&str, &str, &str)] = &[("6.1", "linux-image-6.1.0-56-cloud-amd64", "6.1.192-2")];
 
 /// An unpacked kernel.
 pub(crate) struct Kernel {
-    /// The package's name.
+    /// The name of the package.
     pub(crate) package: String,
-    /// The package's version.
+    /// The version of the package.
     pub(crate) version: String,
-    /// What can be booted.
+    /// The path of the bootable image.
     pub(crate) image: PathBuf,
-    /// The folder named by its release, with its modules.
+    /// The directory of the modules, which has the name of the kernel release.
     pub(crate) modules: PathBuf,
 }
 
 impl Kernel {
-    /// What `uname -r` says there.
+    /// Returns the kernel release, as `uname -r` prints it on the emulated machine.
     pub(crate) fn release(&self) -> String {
         self.modules.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 }
 
-/// The kernel of a series, fetched if it is not here yet.
+/// Returns the kernel of a series. Downloads the package if it is not present yet.
 pub(crate) fn find(series: &str, package: Option<&Path>, folder: &Path) -> Result<Kernel, Failure> {
     let kernels = folder.join("kernels");
     fs::create_dir_all(&kernels).map_err(at(&kernels))?;
@@ -58,19 +58,21 @@ pub(crate) fn find(series: &str, package: Option<&Path>, folder: &Path) -> Resul
     unpack(&package, &kernels)
 }
 
-/// The newest of the packages for virtual machines; the lists hold debug symbols and unsigned ones as well.
+/// Returns the newest package for virtual machines. The lists also contain packages of debug symbols and unsigned
+/// kernels.
 fn newest(names: &str) -> Option<&str> {
     let wanted = |name: &&str| name.ends_with("-cloud-amd64") && name.starts_with("linux-image-");
     names.lines().filter(wanted).max_by_key(|name| numbers(name))
 }
 
-/// The numbers in a name, to compare by.
+/// Returns the numbers in a name, for comparison.
 fn numbers(name: &str) -> Vec<u64> {
     let parts = name.trim_end_matches("-cloud-amd64").split(|letter: char| !letter.is_ascii_digit());
     parts.filter_map(|part| part.parse().ok()).collect()
 }
 
-/// Downloads a package: the recorded version if the archive still has it, else the one it offers.
+/// Downloads a package: the recorded version, or the available version if the archive no longer has the recorded
+/// version.
 fn fetch(name: &str, version: Option<&str>, folder: &Path) -> Result<PathBuf, Failure> {
     let download = |wanted: &str| {
         output(Command::new("apt-get").args(["download", "-qq", wanted]).current_dir(folder)).map(drop)

@@ -1,8 +1,8 @@
-//! The machine: an emulator on two serial lines and a disk.
+//! The emulated machine: QEMU with serial lines and a disk.
 //!
-//! Owns: the emulator's command line, passing on what the programs say, reading how they ended.
-//! Invariants: the emulator is ended at the limit, also when this program is killed.
-//! Does not: use the hardware's virtualization: results shall not depend on what the machine of the day offers.
+//! Owns: the command line of the emulator, the forwarding of program output, and the parser of exit statuses.
+//! Invariants: the emulator is killed at the time limit, even if this program was killed before.
+//! Does not: use hardware virtualization. The results must not depend on the features of the host.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -15,25 +15,25 @@ use crate::vm::at;
 use crate::vm::disk::Disks;
 use crate::vm::kernel::Kernel;
 
-/// Memory of the machine. The largest test writes a gigabyte.
+/// Memory of the machine in MiB. The largest test writes a gigabyte.
 const MEMORY_MIB: u32 = 3072;
 
-/// What the tests stretch their limits by (testkit/src/limits.rs). The restart matrix took six times as long on
-/// emulated processors as on those that emulate them; limits have room beyond that.
+/// The factor by which the tests multiply their time limits (testkit/src/limits.rs). On emulated CPUs, the restart
+/// matrix took six times as long as on the host. The limits are long enough for the difference.
 pub(crate) const SLOWNESS: &str = "UNDYING_TEST_SLOWNESS=5";
 
-/// How one line ended.
+/// The result of a command line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// Its number, from 0.
+    /// The number of the command line, starting with 0.
     pub(crate) line: usize,
-    /// Its exit status.
+    /// The exit status.
     pub(crate) status: i32,
-    /// How long it took on the machine's own clock.
+    /// The duration in seconds, measured with the clock of the emulated machine.
     pub(crate) seconds: u64,
 }
 
-/// Boots, passes on what is said, and returns how the lines ended and what was said.
+/// Boots the machine and forwards its output. Returns the results of the command lines and the whole output.
 pub(crate) fn run(
     folder: &Path,
     kernel: &Kernel,
@@ -72,7 +72,7 @@ pub(crate) fn run(
     Ok((text.lines().filter_map(outcome).collect(), String::from_utf8_lossy(&said).into_owned()))
 }
 
-/// `timeout` ends the emulator also when no process waits for it any more.
+/// Creates the command of the emulator. `timeout` kills the emulator even if no process waits for it.
 fn emulator(kernel: &Kernel, disks: &Disks, limit: Duration) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--foreground", "--kill-after=5"]).arg(limit.as_secs().to_string());
@@ -86,7 +86,7 @@ fn emulator(kernel: &Kernel, disks: &Disks, limit: Duration) -> Command {
     command
 }
 
-/// `007 101 12`: number, status, seconds.
+/// Parses a line like `007 101 12`: number, exit status, seconds.
 fn outcome(text: &str) -> Option<Outcome> {
     let mut words = text.split_whitespace();
     let line = words.next()?.parse().ok()?;

@@ -1,8 +1,9 @@
-//! `cargo xtask vm`: test programs on another kernel.
+//! The command `cargo xtask vm`: runs test programs on another kernel.
 //!
-//! Owns: the command's options, the order of its steps, the summary.
-//! Invariants: what runs there was built here, from this tree; its exit status counts; nothing outlives the limit.
-//! Does not: install anything; what is missing is named together with the package that brings it.
+//! Owns: the options of the command, the order of the steps, and the summary.
+//! Invariants: the programs are built on this machine from this workspace. Their exit statuses decide the result. The
+//! emulated machine never runs longer than the time limit.
+//! Does not: install programs. An error names a missing program and its package.
 
 mod campaign;
 mod disk;
@@ -20,7 +21,7 @@ use crate::failure::Failure;
 use crate::vm::machine::Outcome;
 pub(crate) use crate::vm::programs::{Build, Line};
 
-/// What `cargo xtask vm` takes.
+/// The options of `cargo xtask vm`.
 #[derive(Args)]
 pub(crate) struct Options {
     /// The kernel's series, as Debian has it: 6.1 or 6.12
@@ -38,10 +39,10 @@ pub(crate) struct Options {
     lines: Vec<String>,
 }
 
-/// What a folder, a file or a program is missing for, in words.
+/// The name of a program, and the package that contains it.
 type Missing = (&'static str, &'static str);
 
-/// Programs that are called here, each with the Debian package that brings it.
+/// Programs that are called on this machine, each with its Debian package.
 const TOOLS: &[Missing] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -52,7 +53,7 @@ const TOOLS: &[Missing] = &[
     ("cc", "gcc"),
 ];
 
-/// Boots the kernel and runs the lines; whether all of them ended with status 0.
+/// Boots the kernel and runs the command lines. Returns whether all lines ended with status 0.
 pub(crate) fn run(options: &Options) -> Result<bool, Failure> {
     let given: Vec<&str> = match options.lines.as_slice() {
         [] => campaign::LINES.to_vec(),
@@ -66,22 +67,22 @@ pub(crate) fn run(options: &Options) -> Result<bool, Failure> {
     Ok(summarise(&given, &ran.outcomes))
 }
 
-/// Builds what the lines name.
+/// Builds the programs that the command lines name.
 pub(crate) fn build(lines: &[Line]) -> Result<Build, Failure> {
     programs::build(lines)
 }
 
-/// What became of the lines on a machine.
+/// The results of the command lines on an emulated machine.
 pub(crate) struct Ran {
-    /// What `uname -r` says there.
+    /// The kernel release, as `uname -r` prints it on the emulated machine.
     pub(crate) release: String,
-    /// How those lines ended that did.
+    /// The results of the command lines that have ended.
     pub(crate) outcomes: Vec<Outcome>,
-    /// All that was said, a heading before each line.
+    /// The whole output, with a heading before each command line.
     pub(crate) said: String,
 }
 
-/// Boots a kernel and runs the lines on it.
+/// Boots a kernel, and runs the command lines on it.
 pub(crate) fn boot(
     series: &str,
     package: Option<&Path>,
@@ -109,12 +110,12 @@ fn summarise(lines: &[&str], outcomes: &[Outcome]) -> bool {
     outcomes.len() == lines.len() && outcomes.iter().all(|outcome| outcome.status == 0)
 }
 
-/// Refuses by name what an emulated machine takes and is not here.
+/// Returns an error with the name of the first missing program that an emulated machine needs.
 pub(crate) fn require_tools() -> Result<(), Failure> {
     require(TOOLS)
 }
 
-/// Refuses by name what is not here.
+/// Returns an error with the name of the first missing program.
 fn require(tools: &[Missing]) -> Result<(), Failure> {
     match tools.iter().find(|(program, _)| find_program(program).is_none()) {
         Some((program, package)) => Err(Failure::MissingProgram { program, package }),
@@ -122,7 +123,7 @@ fn require(tools: &[Missing]) -> Result<(), Failure> {
     }
 }
 
-/// Where a program is; the folders of the administrator's programs count too.
+/// Returns the path of a program. The directories of administration programs are also searched.
 fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let own = std::env::split_paths(&path).collect::<Vec<_>>();
@@ -130,7 +131,7 @@ fn find_program(name: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(name)).find(|candidate| candidate.is_file())
 }
 
-/// Runs a program to its end and returns what it printed; any other status than 0 is a failure.
+/// Runs a program to its end, and returns its standard output. An exit status other than 0 is an error.
 pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
     let line = || format!("{command:?}");
     let named = line();
@@ -142,7 +143,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Names a file in an error.
+/// Converts an I/O error to a failure that names a file.
 pub(crate) fn at(path: &Path) -> impl FnOnce(std::io::Error) -> Failure {
     let path = path.to_path_buf();
     move |source| Failure::Write { path, source }

@@ -1,8 +1,8 @@
-//! What is to run on the other kernel, built here.
+//! The programs for a run on another kernel, which are built on this machine.
 //!
-//! Owns: the meaning of a command line's first word, the building of tests and victims.
-//! Invariants: a word that names no test of this tree is refused before anything boots.
-//! Does not: run what it builds.
+//! Owns: the meaning of the first word of a command line, and the build of tests and victims (test programs).
+//! Invariants: an unknown test name is refused before the machine boots.
+//! Does not: run the programs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ use cargo_metadata::{Artifact, Message, MetadataCommand};
 use crate::failure::Failure;
 use crate::vm::output;
 
-/// What the names of our packages begin with.
+/// The prefix of the package names of this workspace.
 const PREFIX: &str = "undying-";
-/// Prints the path of every victim, compiled.
+/// Arguments of cargo that compile every victim and print its path.
 const VICTIMS: &[&str] = &["run", "--quiet", "--package", "undying-testkit", "--example", "compile_victims"];
 
 /// One command line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line {
-    /// `NAME=VALUE` words in front.
+    /// The `NAME=VALUE` words before the program.
     settings: Vec<String>,
     program: Program,
     arguments: String,
@@ -36,7 +36,7 @@ enum Program {
 }
 
 impl Line {
-    /// Reads a command line.
+    /// Parses a command line.
     pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
         let mut rest = text.trim();
         let mut settings = Vec::new();
@@ -62,29 +62,29 @@ impl Line {
     }
 }
 
-/// Everything that was built.
+/// The results of the build.
 pub(crate) struct Build {
     /// The root of the source tree.
     pub(crate) root: PathBuf,
-    /// The build directory of this kind of machine.
+    /// The build directory for the target of this machine.
     pub(crate) target: PathBuf,
-    /// Programs and victims.
+    /// The built programs and victims.
     pub(crate) files: Vec<PathBuf>,
-    /// The command lines, ready for a shell.
+    /// The command lines in the form for a shell.
     pub(crate) lines: Vec<String>,
 }
 
-/// A test program and the folder that it expects to run in.
+/// A test program, and the directory in which it must run.
 struct Test {
     executable: PathBuf,
     folder: PathBuf,
 }
 
-/// Builds what the lines name, the program itself, and the victims if a line may need them.
+/// Builds the programs that the lines name, `undying` itself, and the victims if a line may need them.
 pub(crate) fn build(lines: &[Line]) -> Result<Build, Failure> {
     let root = MetadataCommand::new().no_deps().exec()?.workspace_root.into_std_path_buf();
     let undying = program("undying-cli")?;
-    // Beside the folder of the profile.
+    // The target directory is the parent of the profile directory.
     let target = undying.ancestors().nth(2).map(Path::to_path_buf).unwrap_or_default();
     let mut files = vec![undying.clone()];
     let mut packages: Vec<&str> = lines.iter().filter_map(package).collect();
@@ -123,12 +123,12 @@ fn package(line: &Line) -> Option<&str> {
     }
 }
 
-/// For a shell; paths of a build hold no quotation marks.
+/// Quotes a path for a shell. Paths of a build contain no quotation marks.
 fn quoted(path: &Path) -> String {
     format!("'{}'", path.display())
 }
 
-/// The program of a package, built.
+/// Builds the program of a package, and returns its path.
 fn program(package: &str) -> Result<PathBuf, Failure> {
     let printed = cargo(&["build", "--package", package, "--message-format=json-render-diagnostics"])?;
     let found = artifacts(&printed).find_map(|artifact| artifact.executable);
@@ -142,7 +142,7 @@ fn artifacts(printed: &str) -> impl Iterator<Item = Artifact> {
     })
 }
 
-/// The test programs of a package, by `PACKAGE/TARGET`.
+/// Builds the test programs of a package. The key is `PACKAGE/TARGET`.
 fn tests_of(package: &str) -> Result<BTreeMap<String, Test>, Failure> {
     let full = format!("{PREFIX}{package}");
     let printed =
@@ -158,7 +158,7 @@ fn tests_of(package: &str) -> Result<BTreeMap<String, Test>, Failure> {
     Ok(tests)
 }
 
-/// Runs the cargo that started us; what it says goes to the terminal.
+/// Runs the cargo that has started this program. The messages of cargo go to the terminal.
 fn cargo(arguments: &[&str]) -> Result<String, Failure> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     output(command.args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit()))

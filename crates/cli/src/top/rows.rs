@@ -1,4 +1,4 @@
-//! The subjects as rows, and the order of the rows.
+//! The subjects (protected process trees) as rows, and the order of the rows.
 //!
 //! Owns: the columns, their text, and sorting.
 //! Does not: draw.

@@ -1,6 +1,6 @@
 //! Values of the checkpoints of the last minutes, for each second.
 //!
-//! Owns: the series of each subject, and the figures over the last seconds.
+//! Owns: the series of each subject (a protected process tree), and the figures over the last seconds.
 //! Invariants: a second without a checkpoint counts as zero. Each subject has at most [`LENGTH`] seconds.
 //! Does not: read events; the caller does.
 
@@ -39,8 +39,8 @@ pub(super) struct Series {
 /// Figures over the last seconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct Figures {
-    /// The median of the pauses in microseconds; `None` without a checkpoint. The same holds for the 99th percentile
-    /// and for the maximum below.
+    /// The median of the pauses in microseconds; `None` without a checkpoint. The next two fields are the 99th
+    /// percentile and the maximum.
     pub(super) p50_us: Option<u64>,
     pub(super) p99_us: Option<u64>,
     pub(super) longest_us: Option<u64>,

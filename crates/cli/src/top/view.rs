@@ -1,8 +1,8 @@
 //! Drawing of the live view.
 //!
 //! Owns: the layout at each size of the terminal.
-//! Invariants: text of subjects is escaped. Nothing is drawn outside of the terminal, even if the terminal is very
-//! small.
+//! Invariants: text of subjects (protected process trees) is escaped. Nothing is drawn outside of the terminal, even if
+//! the terminal is very small.
 //! Does not: change the state of the view.
 
 use std::time::Duration;

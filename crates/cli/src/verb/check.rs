@@ -1,4 +1,4 @@
-//! The command `undying check FILE.toml`: checks a system file.
+//! The command `undying check FILE.toml`: checks a system file, which describes a group of programs.
 //!
 //! Owns: the arguments of the command, and the text form of a system.
 //! Does not: read or check the file; `guardian` does.

@@ -1,4 +1,5 @@
-//! The command `undying checkpoint PID --image DIR [--kill] [--lose-connections] [--compress CODEC]`.
+//! The command `undying checkpoint PID --image DIR [--kill] [--lose-connections] [--compress CODEC]`: writes an image
+//! of a process tree.
 //!
 //! Owns: the arguments of the command, and its message.
 //! Does not: take a checkpoint; `guardian` does.

@@ -1,5 +1,5 @@
 //! The command `undying restore IMAGE [--files rewind|refuse|keep|force] [--lazy] [--detach] [--lose-connections]
-//! [--pidfile F] [--pid auto|same]`.
+//! [--pidfile F] [--pid auto|same]`: restores a program from an image.
 //!
 //! Owns: the arguments of the command, and its message.
 //! Does not: restore a process tree; `guardian` does.

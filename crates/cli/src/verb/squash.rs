@@ -1,4 +1,5 @@
-//! The command `undying squash NAME [--json]`: merges the deltas of a subject (a protected process tree).
+//! The command `undying squash NAME [--json]`: merges the deltas (incremental checkpoints) of a subject, which is a
+//! protected process tree.
 //!
 //! Owns: the arguments of the command, and its message.
 //! Does not: merge data; `guardian` does.

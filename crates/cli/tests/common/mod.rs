@@ -1,4 +1,5 @@
-//! Helpers that the tests of the command line share: a directory, a store, subjects, and calls with a time limit.
+//! Helpers that the tests of the command line share: a directory, a store, subjects (protected process trees), and
+//! calls with a time limit.
 //!
 //! Owns: every process that a test starts. Drop of the `Lab` kills these processes.
 //! Invariants: every wait has a time limit. A process is identified by its pid and start time before it is killed.
@@ -52,7 +53,7 @@ impl<'a> Guarded<'a> {
         Self { lab, guardian: lab.undying(words).spawn().unwrap() }
     }
 
-    /// Returns the status. Waits until the guardian has written its first status.
+    /// Returns the status. Waits until the guardian (the supervising process) has written its first status.
     pub(crate) fn status(&self) -> Value {
         until("a status", || {
             let said = self.lab.say(["status", "job", "--json"]);
@@ -170,7 +171,7 @@ impl Lab {
         serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"))
     }
 
-    /// Starts the counter without a guardian, in a new session.
+    /// Starts the counter (a test program) without a guardian, in a new session.
     pub(crate) fn counter(&self, arguments: &[&str]) -> Counter {
         self.counter_like(program(), arguments, &mut Command::new("setsid"))
     }

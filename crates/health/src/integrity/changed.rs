@@ -1,4 +1,4 @@
-//! The reports of a sweep, which compares executable pages with their earlier content.
+//! The reports of a sweep. A sweep compares executable pages with their earlier content.
 //!
 //! Owns: the description of a page that has changed.
 //! Does not: find changed pages; `sweep` does.
@@ -7,12 +7,13 @@ use std::path::PathBuf;
 
 use model::{Address, Pid};
 
-/// The location of a page that differs.
+/// The location of a page that differs from its earlier content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Place {
     /// A private copy, which only this process maps.
     Process,
-    /// The page cache. Every process that maps or reads the file sees the page, and so does a new incarnation.
+    /// The page cache. Every process that maps or reads the file sees the page. A new incarnation (start of the
+    /// program) also sees the page.
     PageCache,
 }
 
@@ -27,7 +28,7 @@ pub enum Kind {
     Traced,
     /// More than three bits, or several pages, differ. The program itself or another program has replaced code.
     Patched,
-    /// The file on the device has the same bytes. The file was changed, but its timestamps were not.
+    /// The file on the device has the same bytes as the page. The file was changed without a change of its timestamps.
     FileChanged,
     /// The earlier bytes of the page are not known.
     Unknown,

@@ -7,10 +7,10 @@
 //! Does not: repair pages. A restart maps clean pages again. A damaged page must first leave the page cache
 //! ([`Changed::drop_from_cache`]).
 //!
-//! **What is compared.** A mapped page that was not written is a page of the page cache. pread(2) reads the same page,
-//! so a comparison with pread(2) cannot detect a change in memory. Each page is therefore compared with an earlier
-//! CRC-32C of the page. The checksum is computed when the file (device, inode, size, times) is first found. CRC-32C
-//! detects every change of at most three bits in a page, and misses any other change with a probability of 2^-32
+//! **What is compared.** A mapped page that was not written is a page of the page cache. The call pread(2) reads the
+//! same page, so a comparison with its result cannot detect a change in memory. Each page is therefore compared with an
+//! earlier CRC-32C of the page. The checksum is computed when the file (device, inode, size, times) is first found.
+//! CRC-32C detects every change of at most three bits in a page. It misses any other change with a probability of 2^-32
 //! (Koopman, "32-Bit Cyclic Redundancy Codes for Internet Applications", 2002). A page of the page cache is read once
 //! in a pass, even if many processes map the page. A private copy is read in each process. A page becomes a private
 //! copy when a debugger or the program writes to the page.

@@ -1,6 +1,6 @@
 //! One pass over all executable pages of a process tree.
 //!
-//! Owns: the list of mappings, the position of the pass, and the pages that differ.
+//! Owns: the list of mappings, the position of the pass, and the pages that differ from their known content.
 //! Invariants: each page is compared once. A page of the page cache is compared once even if many processes map the
 //! page. A step reads at most [`STEP_PAGES`] pages.
 //! Does not: decide when the next step is due, or classify a difference.
@@ -150,7 +150,7 @@ fn is_right(mapping: &Mapping, page: Present, content: &[u8], memory: &mut Memor
     match page.place {
         Place::PageCache => {
             let sum = crc32c::crc32c(content);
-            // The process may have had a private copy before, and the page cache has replaced the copy.
+            // The process may have had a private copy before. The copy is gone, so its accepted content is removed.
             memory.forget(process, at);
             let known = memory.sum_of_file(mapping.file, number);
             if known.is_none() {

@@ -122,7 +122,8 @@ fn is_compared(area: &Area) -> bool {
 fn identify(pid: Pid, area: &Area) -> Option<(FileId, PathBuf)> {
     let Backing::File { inode, path, .. } = &area.backing else { return None };
     let by_range = fs::metadata(by_range(pid, area.range));
-    // The name may now belong to another file. Device numbers differ on some file systems, so only inodes are compared.
+    // The name may now belong to another file. On some file systems, the device numbers in `/proc` and of stat(2)
+    // differ, so only inodes are compared.
     let by_name = || fs::metadata(by_name(pid, path)).ok().filter(|found| found.ino() == inode.get());
     let metadata = by_range.ok().or_else(by_name)?;
     metadata.is_file().then(|| (FileId::of(&metadata), path.clone()))

@@ -23,7 +23,7 @@ const BYTES_PER_CALL: usize = 256 * 1024;
 /// O_NONBLOCK on x86-64, so that opening a FIFO does not block.
 const NONBLOCK: i32 = 0o4000;
 
-/// The reason why a text cannot be searched.
+/// The reason why a text is not valid for a search.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LogTextError {
     /// The text is empty.

@@ -11,7 +11,7 @@
 //!
 //! For large processes, other counters of the kernel are used. The anonymous memory of each large process is counted.
 //! File pages and shared memory are counted only for the large process with the most such pages. The sum is then a
-//! lower bound, so memory that is counted twice never exceeds a limit.
+//! lower bound, so memory that is counted twice cannot cause a false report of an exceeded limit.
 
 use model::{ByteCount, PAGE_BYTES, Pid};
 use tracee::procfs;
