@@ -49,12 +49,14 @@ impl Failure {
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
             Self::Listen(address, error) => {
                 print::say(format_args!("undying: cannot listen at {address}: {error}"));
-                print::say(format_args!("help: choose another address, or end what listens there"));
+                print::say(format_args!(
+                    "help: choose another address, or stop the program that listens at this address"
+                ));
                 ExitCode::from(guardian::ExitCode::Failure.number())
             }
             Self::Output(error) => {
-                print::say(format_args!("undying: cannot write the answer: {error}"));
-                print::say(format_args!("help: check where stdout leads to"));
+                print::say(format_args!("undying: cannot write the output: {error}"));
+                print::say(format_args!("help: check the target of standard output"));
                 ExitCode::from(guardian::ExitCode::Failure.number())
             }
         }

@@ -20,7 +20,7 @@ pub(crate) fn store() -> Arg {
         .value_name("DIR")
         .value_parser(value_parser!(PathBuf))
         .global(true)
-        .help("Where images live [default: $XDG_STATE_HOME/undying, for root /var/lib/undying]")
+        .help("The directory of the images [default: $XDG_STATE_HOME/undying, for root /var/lib/undying]")
 }
 
 /// Returns the store from the command line, or the default store.

@@ -63,7 +63,11 @@ impl Metrics {
         let own = Self::default();
         let Self { state, incarnation, restarts, checkpoints, .. } = &own;
         registry.register("subject_state", "1 for the state that the subject is in", state.clone());
-        registry.register("incarnation", "Which incarnation of the program it is", incarnation.clone());
+        registry.register(
+            "incarnation",
+            "Number of the current incarnation of the program",
+            incarnation.clone(),
+        );
         registry.register("restarts", "Restarts by the present guardian", restarts.clone());
         registry.register(
             "checkpoints",
@@ -74,21 +78,21 @@ impl Metrics {
         let (seconds, bytes) = (|| Unit::Seconds, || Unit::Bytes);
         let help = "Age of the newest checkpoint";
         registry.register_with_unit("checkpoint_age", help, seconds(), checkpoint_age.clone());
-        let help = "Checkpoints a second, asked for and taken of late";
+        let help = "Checkpoints per second, requested and recently achieved";
         registry.register("checkpoint_rate_hertz", help, checkpoint_rate.clone());
-        let help = "How long the program was stopped for checkpoints of late, by quantile";
+        let help = "Recent pauses of the program for checkpoints, by quantile";
         registry.register_with_unit("pause", help, seconds(), pause.clone());
         registry.register("checkpoints_refused", "Checkpoints that were not taken", refusals.clone());
         registry.register_with_unit("store", "All checkpoints of the subject", bytes(), store.clone());
         let Self { connections, channels, .. } = &own;
-        let help = "Connections to the outside at deaths, by what became of them";
+        let help = "External connections at deaths, by outcome";
         registry.register("connections", help, connections.at_deaths.clone());
-        let help = "Connections that stay open should the program die now";
+        let help = "Connections that stay open if the program dies now";
         registry.register("connections_idle", help, connections.idle.clone());
         let help = "Connections whose output is held until a checkpoint has it; they go on should the program die now";
         registry.register("connections_held", help, connections.held.clone());
         registry.register("channel", "1 for each address, with its level", channels.level.clone());
-        let help = "Threads of other components that wait for this one";
+        let help = "Threads of other components that wait for this component";
         registry.register("callers_waiting", help, channels.callers.clone());
         own
     }

@@ -115,5 +115,5 @@ fn one_subject_has_its_figures_and_a_name_cannot_steer_the_terminal() {
     }
     assert!(!text.contains('\u{1b}'));
     model.press(Key::Help);
-    assert!(drawn(&model, &sampler, 80, 24).join("\n").contains("look into the selected subject"));
+    assert!(drawn(&model, &sampler, 80, 24).join("\n").contains("show the selected subject"));
 }

@@ -42,7 +42,7 @@ const PLOTS: [Plot; 3] = [
 
 const HELP: [(&str, &str); 8] = [
     ("up, down, j, k", "select a subject"),
-    ("enter", "look into the selected subject"),
+    ("enter", "show the selected subject"),
     ("esc, backspace", "back to all subjects"),
     ("s", "sort by the next column"),
     ("r", "reverse the order"),

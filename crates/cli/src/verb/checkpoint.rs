@@ -21,7 +21,7 @@ impl Verb for Checkpoint {
     }
 
     fn about(&self) -> &'static str {
-        "Write one image of a process tree; the tree goes on"
+        "Write one image of a process tree; the tree continues to run"
     }
 
     fn arguments(&self, command: Command) -> Command {

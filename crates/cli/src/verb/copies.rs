@@ -23,11 +23,11 @@ impl Verb for StoreCopy {
     }
 
     fn about(&self) -> &'static str {
-        "Keep a checkpoint as a copy under a name of its own; it shares its pages"
+        "Keep a checkpoint as a named copy, which shares the pages of the checkpoint"
     }
 
     fn arguments(&self, command: Command) -> Command {
-        command.arg(parse::image()).arg(parse::name("COPY", "The copy's name, which nothing has yet"))
+        command.arg(parse::image()).arg(parse::name("COPY", "The name of the copy, which must be unused"))
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
@@ -70,7 +70,7 @@ impl Verb for LinkCopy {
     }
 
     fn arguments(&self, command: Command) -> Command {
-        let new = parse::name("NEW", "Its second name, which nothing has yet");
+        let new = parse::name("NEW", "The second name, which must be unused");
         command.arg(parse::name("COPY", "The copy")).arg(new)
     }
 

@@ -18,7 +18,7 @@ impl Verb for Doctor {
     }
 
     fn about(&self) -> &'static str {
-        "Try what this kernel and this user can do; each gap with its fix"
+        "Test the features of this kernel and this user, and show a fix for each missing feature"
     }
 
     fn arguments(&self, command: Command) -> Command {

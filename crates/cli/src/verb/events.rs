@@ -25,7 +25,7 @@ impl Verb for Events {
     }
 
     fn about(&self) -> &'static str {
-        "Tell what has happened to subjects: checkpoints with the time of each phase, deaths, restores"
+        "List the events of subjects: checkpoints with the time of each phase, deaths, restores"
     }
 
     fn arguments(&self, command: Command) -> Command {
@@ -36,7 +36,7 @@ impl Verb for Events {
                     .short('f')
                     .long("follow")
                     .action(ArgAction::SetTrue)
-                    .help("Go on with those that come"),
+                    .help("Also print later events"),
             )
             .arg(
                 Arg::new("trace")

@@ -17,12 +17,12 @@ impl Verb for Gc {
     }
 
     fn about(&self) -> &'static str {
-        "Remove from the store what nothing refers to"
+        "Remove unreferenced data from the store"
     }
 
     fn arguments(&self, command: Command) -> Command {
         let dry_run = Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue);
-        command.arg(dry_run.help("List it and remove nothing")).arg(parse::json())
+        command.arg(dry_run.help("List the data and remove nothing")).arg(parse::json())
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {

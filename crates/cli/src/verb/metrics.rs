@@ -18,7 +18,7 @@ impl Verb for Metrics {
     }
 
     fn about(&self) -> &'static str {
-        "Print how guarded subjects are in the OpenMetrics format, or serve it to Prometheus"
+        "Print the state of guarded subjects in the OpenMetrics format, or serve the metrics to Prometheus"
     }
 
     fn arguments(&self, command: Command) -> Command {

@@ -38,13 +38,13 @@ pub(super) const DOWN: OfSystem = OfSystem {
 
 pub(super) const RELOAD: OfSystem = OfSystem {
     name: "reload",
-    about: "Read the system file again; components that it does not change are not touched",
+    about: "Read the system file again; components without changes are not touched",
     order: SystemOrder::Reload,
 };
 
 pub(super) const START: OfComponent = OfComponent {
     name: "start",
-    about: "Start a component, and those that it needs; ends when it is ready",
+    about: "Start a component and its dependencies; the command exits when the component is ready",
     order: |component| SystemOrder::Start { component },
 };
 
@@ -112,7 +112,7 @@ impl Verb for Complain {
     }
 
     fn about(&self) -> &'static str {
-        "Complain of a component; as many complaints as its quorum restart it"
+        "Complain about a component; the component is restarted when the complaints reach its quorum"
     }
 
     fn arguments(&self, command: Command) -> Command {

@@ -52,7 +52,9 @@ impl Verb for Preflight {
             }
             if !report.compared.is_empty() {
                 let named = report.compared.join(", ");
-                print::say(format_args!("a restore compares these files, which do not go back: {named}"));
+                print::say(format_args!(
+                    "a restore compares these files and does not roll them back: {named}"
+                ));
             }
         }
         Ok(report.code.number())

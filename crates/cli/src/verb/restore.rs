@@ -24,7 +24,7 @@ const NUMBERS: [(&str, PidPolicy); 4] = [
 ];
 
 const PID_HELP: &str = "\
-Pids of the restored tree: same (as at the checkpoint, refused while one is taken) or auto (the same today)";
+Pids of the restored tree: same (the pids of the checkpoint; refused if a pid is in use) or auto (currently equal to same)";
 
 const FILES_HELP: &str = "\
 What happens to files that the program has changed: rewind, refuse, keep or force [default: rewind if the undo log of \
@@ -52,7 +52,7 @@ impl Verb for Restore {
     }
 
     fn about(&self) -> &'static str {
-        "Make a process tree go on from an image, and end with its status"
+        "Restore a process tree from an image, and exit with its status"
     }
 
     fn arguments(&self, command: Command) -> Command {
@@ -62,7 +62,7 @@ impl Verb for Restore {
                 Arg::new("detach")
                     .long("detach")
                     .action(ArgAction::SetTrue)
-                    .help("End once the tree runs, instead of staying as its parent"),
+                    .help("Exit when the tree runs, and do not stay as its parent"),
             )
             .arg(
                 Arg::new("lazy")

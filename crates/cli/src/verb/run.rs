@@ -39,7 +39,7 @@ impl Verb for Run {
                 Arg::new("await-ready")
                     .long("await-ready")
                     .action(ArgAction::SetTrue)
-                    .help("Begin with checkpoints when the program says `ready` to UNDYING_SOCKET"),
+                    .help("Take the first checkpoint when the program sends `ready` to UNDYING_SOCKET"),
             )
             .arg(
                 option("keep", "K", "How many checkpoints are kept at most: the newest, and some older ones further apart [default: 8]")
@@ -127,9 +127,9 @@ write-protect, files opened with O_DIRECT, and shared memory";
 const PREFER: &str = "\
 What counts: pause (changed pages are copied before it, too) or throughput (up to 512 are left to the pause)";
 
-const COMPRESS: &str = "Compress what has not changed for a while";
+const COMPRESS: &str = "Compress segments that are not changed for a time (--compress-after)";
 
-const COMPRESS_AFTER: &str = "How long that while is [default: 1m]";
+const COMPRESS_AFTER: &str = "Time without a change after which a segment is compressed [default: 1m]";
 
 const RESTART: &str = "\
 Which deaths are followed by a restart: never, on-failure (an exit code other than 0, a signal other than HUP, \
@@ -212,7 +212,7 @@ fn with_restarts(command: Command) -> Command {
                 .value_parser(PossibleValuesParser::new([CHILD_SIGNAL])),
         )
         .arg(
-            option("max-restarts", "N/DUR", "Give up after so many restarts in so much time [default: 5/1m]")
+            option("max-restarts", "N/DUR", "Give up after N restarts in the time DUR [default: 5/1m]")
                 .value_parser(parse::limit),
         )
         .arg(

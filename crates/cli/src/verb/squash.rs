@@ -45,7 +45,7 @@ impl Verb for Squash {
         ))?;
         let (before, after) = (print::bytes(report.before_bytes), print::bytes(report.after_bytes));
         print::line(format_args!(
-            "the log took {before} and takes {after}; {} older checkpoints stay",
+            "the log used {before} and now uses {after}; {} older checkpoints stay",
             report.older
         ))?;
         Ok(0)

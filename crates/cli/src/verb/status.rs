@@ -21,7 +21,7 @@ impl Verb for Status {
     }
 
     fn about(&self) -> &'static str {
-        "Tell how guarded subjects are"
+        "Show the state of guarded subjects"
     }
 
     fn arguments(&self, command: Command) -> Command {
@@ -30,7 +30,7 @@ impl Verb for Status {
                 .long("graph")
                 .action(ArgAction::SetTrue)
                 .conflicts_with_all(["json", "NAME"])
-                .help("Print the components of a system, what they need and how they are, for Graphviz"),
+                .help("Print the components of a system with their dependencies and states, for Graphviz"),
         )
     }
 
@@ -165,7 +165,7 @@ fn tell_component(subject: &SubjectReport) {
         print::say(format_args!("{name}: waits for {}", component.waits_for.join(", ")));
     }
     if let Some(fault) = &component.last_fault {
-        print::say(format_args!("{name}: was killed last since it {fault}"));
+        print::say(format_args!("{name}: was last killed because the component {fault}"));
     }
     if let Some(error) = &component.last_error {
         print::say(format_args!("{name}: failed last: {error}"));
@@ -179,7 +179,7 @@ fn tell_component(subject: &SubjectReport) {
         print::say(format_args!("{name}: {} {}{note}", channel.level, channel.local));
     }
     if component.callers > 0 {
-        print::say(format_args!("{name}: {} callers wait for it", component.callers));
+        print::say(format_args!("{name}: {} callers wait for this component", component.callers));
     }
     if component.complaints > 0 {
         let (sum, quorum) = (component.complaints, component.quorum);
