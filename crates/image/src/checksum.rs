@@ -1,20 +1,22 @@
-//! CRC-32C (Castagnoli), and the arithmetic that joins the checksums of pages into those of extents.
+//! CRC-32C (Castagnoli), and the combination of page checksums into extent checksums.
 //!
-//! Owns: the polynomial, the one-page shift tables.
-//! Invariants: `PageChecksum::join` over pages equals `Checksum::of` over their concatenation, so that an
-//! extent can be cut at a page boundary without its bytes being read again.
-//! Does not: promise anything against an attacker; a CRC finds damage, not forgery.
+//! An extent is a sequence of consecutive pages with one checksum (`page_index`).
 //!
-//! Source of the join: M. Adler, `crc32_combine` of zlib: the CRC register is linear over GF(2), so that
-//! appending `n` bytes shifts the earlier CRC by a fixed operator. Here `n` is always one page, and the
-//! operator is a table of 4 × 256 words.
+//! Owns: the polynomial and the tables that shift a CRC by one page.
+//! Invariants: `PageChecksum::join` over pages equals `Checksum::of` over the concatenated pages. An extent can
+//! therefore be split at a page boundary without reading its bytes again.
+//! Does not: protect against an attacker. A CRC detects damage, not forgery.
+//!
+//! Source of the join: M. Adler, `crc32_combine` of zlib. The CRC register is linear over GF(2): appending `n` bytes
+//! shifts the earlier CRC by a fixed operator. Here `n` is always one page, and the operator is a table of 4 × 256
+//! words.
 
 use std::fmt;
 use std::sync::LazyLock;
 
 use model::PAGE_BYTES;
 
-/// The CRC-32C of some bytes.
+/// The CRC-32C of a sequence of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Checksum(pub u32);
 
@@ -29,19 +31,19 @@ type ShiftTable = [[u32; 256]; 4];
 static PAGE_SHIFT: LazyLock<ShiftTable> = LazyLock::new(page_shift_table);
 
 impl Checksum {
-    /// The checksum of these bytes.
+    /// Returns the checksum of these bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(crc32c::crc32c(bytes))
     }
 
-    /// The checksum of the bytes so far followed by these.
+    /// Returns the checksum of the bytes that `self` covers, followed by these bytes.
     #[must_use]
     pub fn extend(self, bytes: &[u8]) -> Self {
         Self(crc32c::crc32c_append(self.0, bytes))
     }
 
-    /// The bare number.
+    /// Returns the checksum as an integer.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
@@ -49,15 +51,15 @@ impl Checksum {
 }
 
 impl PageChecksum {
-    /// The checksum of one page.
+    /// Returns the checksum of one page.
     #[must_use]
     pub fn of(page: &[u8; PAGE_BYTES as usize]) -> Self {
         Self(crc32c::crc32c(page))
     }
 
-    /// The checksum of what has the checksum `before`, followed by these pages.
+    /// Returns the checksum of bytes with the checksum `before`, followed by these pages.
     ///
-    /// `Checksum::default()` is that of nothing.
+    /// `Checksum::default()` is the checksum of an empty sequence.
     #[must_use]
     pub fn join(before: Checksum, pages: &[Self]) -> Checksum {
         let table = &*PAGE_SHIFT;
@@ -73,8 +75,9 @@ fn shift(table: &ShiftTable, crc: u32) -> u32 {
 fn page_shift_table() -> ShiftTable {
     let mut table = [[0; 256]; 4];
     for (position, row) in table.iter_mut().enumerate() {
-        // The shift is linear: one for each bit, and the other values are sums of those. To append zeros is the shift and
-        // the checksum of the zeros; to combine checksums without them takes half a millisecond for all.
+        // The shift is linear: powers of two are computed, and the shift of another value is the XOR of the shifts of
+        // its bits. Appending a zero page yields the shifted CRC XOR the CRC of the zero page. `crc32c_combine` needs
+        // no zero page, but took half a millisecond for the whole table.
         for value in 1..row.len() {
             let lowest = value & value.wrapping_neg();
             row[value] = if value == lowest {

@@ -1,12 +1,16 @@
-//! Where the chunks of a compressed segment lie in its file.
+//! The position of each chunk of a compressed segment in the segment's file.
 //!
-//! Owns: `ChunkTable`, its rules, its encoding.
-//! Invariants: every chunk but the last expands to `chunk` bytes, none to nothing; none is stored in more bytes than it
-//! expands to, and one stored in as many is not compressed; chunks lie one behind the other from the file's beginning.
-//! Does not: compress, or know which codec did.
+//! A segment is a file with the content of pages. A compressed segment is cut into chunks, and each chunk is compressed
+//! separately.
 //!
-//! Body of the file, little-endian: bytes of a chunk (4), zero (4), bytes of the whole (8), then for each chunk the
-//! bytes it is stored in (4) and their CRC-32C (4).
+//! Owns: `ChunkTable`, its rules and its encoding.
+//! Invariants: every chunk except the last expands to `chunk` bytes. The last chunk expands to at least one byte. A
+//! chunk's stored length is at most its expanded length. If both lengths are equal, the chunk is stored uncompressed.
+//! Chunks are contiguous in the file, from offset 0.
+//! Does not: compress, or know which codec has compressed the chunks.
+//!
+//! Body of the file, little-endian: expanded bytes of one chunk (4), zero (4), expanded bytes of the whole segment (8).
+//! Then for each chunk: the number of its stored bytes (4), and the CRC-32C of the stored bytes (4).
 
 use std::ops::Range;
 
@@ -16,22 +20,23 @@ use crate::checksum::Checksum;
 use crate::error::{Error, Part, Result};
 use crate::frame::{self, HEADER_BYTES, u32_at, u64_at};
 
-/// The bytes that the chunks of a new segment expand to: enough for a codec to find what repeats, and little to expand
-/// for the sake of one page.
+/// The number of bytes that each chunk of a new segment expands to.
+///
+/// The size is large enough for a codec to find repetitions, and small enough to expand a chunk for one page.
 pub const CHUNK_BYTES: ByteCount = ByteCount(128 << 10);
 
-/// The most that a chunk of any segment expands to, which bounds what a reader has to hold.
+/// The maximum number of bytes that a chunk of any segment may expand to. The limit bounds the memory of a reader.
 const CHUNK_BYTES_MAX: u64 = 4 << 20;
 
 const FIXED_BYTES: usize = 16;
 const CHUNK_ENTRY_BYTES: usize = 8;
 
-/// A chunk as it is stored.
+/// The stored length and the checksum of one chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoredChunk {
-    /// Its bytes.
+    /// The number of stored bytes.
     pub length: u32,
-    /// Over them.
+    /// The checksum of the stored bytes.
     pub checksum: Checksum,
 }
 
@@ -40,59 +45,59 @@ pub struct StoredChunk {
 pub struct ChunkTable {
     chunk: u32,
     whole: u64,
-    /// Where each chunk begins in the file, and behind them where the last one ends.
+    /// The offset of each chunk in the file, in order, then the end of the last chunk.
     bounds: Vec<u64>,
     checksums: Vec<Checksum>,
 }
 
 impl ChunkTable {
-    /// The table of a segment that is `whole` bytes long when expanded, and was cut into chunks of `CHUNK_BYTES`.
+    /// Returns the table of a segment with an expanded length of `whole` bytes, cut into chunks of `CHUNK_BYTES`.
     ///
     /// # Errors
     ///
-    /// `Malformed`, with the rule that is broken.
+    /// Returns `Malformed`, with the rule that the table breaks.
     pub fn new(whole: ByteCount, chunks: &[StoredChunk]) -> Result<Self> {
         Self::from_chunks(CHUNK_BYTES.0 as u32, whole.0, chunks.iter().copied())
     }
 
-    /// The length of the segment when expanded.
+    /// Returns the expanded length of the segment.
     #[must_use]
     pub const fn whole(&self) -> ByteCount {
         ByteCount(self.whole)
     }
 
-    /// The bytes that all chunks are stored in.
+    /// Returns the total number of stored bytes of all chunks.
     #[must_use]
     pub fn stored(&self) -> ByteCount {
         ByteCount(self.bounds.last().copied().unwrap_or_default())
     }
 
-    /// The chunks that hold these bytes of the expanded segment, which must lie inside it.
+    /// Returns the numbers of the chunks that contain these bytes. `bytes` is a range inside the expanded segment.
     #[must_use]
     pub const fn chunks(&self, bytes: &Range<u64>) -> Range<usize> {
         let chunk = self.chunk as u64;
         (bytes.start / chunk) as usize..bytes.end.div_ceil(chunk) as usize
     }
 
-    /// Where a chunk lies in the expanded segment.
+    /// Returns the byte range of a chunk in the expanded segment.
     #[must_use]
     pub fn expanded(&self, number: usize) -> Range<u64> {
         let start = number as u64 * u64::from(self.chunk);
         start..(start + u64::from(self.chunk)).min(self.whole)
     }
 
-    /// Where a chunk lies in the file, and its checksum; `None` when there is no such chunk.
+    /// Returns the byte range of a chunk in the file, and the chunk's checksum; `None` when no chunk has this number.
     #[must_use]
     pub fn place(&self, number: usize) -> Option<(Range<u64>, Checksum)> {
         let bytes = *self.bounds.get(number)?..*self.bounds.get(number + 1)?;
         Some((bytes, *self.checksums.get(number)?))
     }
 
-    /// The table's file.
+    /// Encodes the table as the content of its file.
     ///
     /// # Errors
     ///
-    /// `TooLarge` when there are 2³² chunks or more.
+    /// Returns `TooLarge` when there are 2³² chunks or more.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let too_large = |_| Error::TooLarge { part: Part::Chunks, what: "the number of chunks" };
         let items = u32::try_from(self.checksums.len()).map_err(too_large)?;
@@ -107,11 +112,11 @@ impl ChunkTable {
         Ok(frame::seal_as(frame::FORMAT_COMPRESSED, Part::Chunks, items, file))
     }
 
-    /// Verifies a table's file, then decodes it.
+    /// Verifies the content of a table's file, then decodes the table.
     ///
     /// # Errors
     ///
-    /// Which check failed first, and where.
+    /// Returns an error for the first failed check, with the offset.
     pub fn decode(file: &[u8]) -> Result<Self> {
         let body = frame::open(Part::Chunks, file)?;
         let Some((fixed, rest)) = body.bytes.split_first_chunk::<FIXED_BYTES>() else {
@@ -150,7 +155,7 @@ impl ChunkTable {
             if length == 0 || u64::from(length) > expanded.end - expanded.start {
                 return Err(malformed(number, "a chunk stored in more bytes than it has, or in none"));
             }
-            // At most 2³² chunks of at most 4 MiB.
+            // The sum cannot overflow: there are at most 2³² chunks of at most 4 MiB each.
             end += u64::from(length);
             table.bounds.push(end);
             table.checksums.push(checksum);

@@ -1,9 +1,13 @@
-//! The commit record: what an image is, and every file it consists of.
+//! The commit record: the properties of an image, and the list of all its files.
+//!
+//! An image is a directory with one checkpoint. Its record file contains kernel state. Its page index contains the
+//! location of every page, and its segment files contain the pages.
 //!
 //! Owns: `Commit` and its file.
-//! Invariants: it is the last file of an image to be written and names all others; the record file and the
-//! index with length and checksum, the segments with their length (their extents carry the checksums).
-//! Does not: know where the files lie, or format a time.
+//! Invariants: the commit record is written last and names all other files of the image. The commit record contains
+//! length and checksum of the record file and of the index, and the length of each segment. The index contains the
+//! checksums of the pages.
+//! Does not: know in which directory the files are, or format a time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,106 +19,106 @@ use crate::error::{Error, Part, Result};
 use crate::frame::{self, HEADER_BYTES};
 use crate::page_index::SegmentId;
 
-/// Whether an image brought its own copy of every page.
+/// Whether every page of an image was written for this image.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ImageKind {
     /// Every page was written for this checkpoint.
     Full,
-    /// Pages that had not changed come from segments of earlier checkpoints.
+    /// Unchanged pages are in segments of earlier checkpoints.
     Delta,
 }
 
-/// How long the steps of a checkpoint took. Kept in whole microseconds.
+/// The durations of the steps of a checkpoint, stored in whole microseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Timings {
-    /// How long the subject's threads stood still.
+    /// The duration for which the subject's threads were stopped.
     pub pause: Duration,
-    /// Stopping all threads.
+    /// The duration of stopping all threads.
     pub stop: Duration,
-    /// Scanning for dirty pages inside the pause.
+    /// The duration of the scan for dirty pages in the pause.
     pub scan: Duration,
-    /// Copying the residual inside the pause.
+    /// The duration of copying the residual (the pages that are copied in the pause).
     pub copy: Duration,
 }
 
-/// A file that the commit record seals.
+/// A file whose length and checksum are in the commit record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SealedFile {
-    /// Its name in the image's directory.
+    /// The file name in the image's directory.
     pub name: String,
-    /// Its length.
+    /// The length in bytes.
     pub length: ByteCount,
-    /// Over all of its bytes.
+    /// The checksum of all bytes of the file.
     pub checksum: Checksum,
 }
 
-/// A page segment that the index refers to.
+/// A page segment with pages of the index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SegmentFile {
-    /// Its number in the index.
+    /// The segment's number in the index.
     pub id: SegmentId,
-    /// Its name in the image's directory.
+    /// The file name in the image's directory.
     pub name: String,
-    /// Its length.
+    /// The length of the file in bytes.
     pub length: ByteCount,
-    /// How its pages are stored, when not as they are.
+    /// The compression of the segment; `None` when the pages are stored uncompressed.
     pub packing: Option<Packing>,
 }
 
 impl SegmentFile {
-    /// Bytes of its files.
+    /// Returns the number of bytes of the segment's files.
     #[must_use]
     pub fn bytes(&self) -> ByteCount {
         self.length + self.packing.as_ref().map_or(ByteCount(0), |packing| packing.chunks.length)
     }
 }
 
-/// How a segment is compressed.
+/// The compression of a segment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Packing {
-    /// The codec's name.
+    /// The name of the codec.
     pub codec: String,
-    /// The table of its chunks.
+    /// The file with the table of the segment's chunks ([`ChunkTable`](crate::ChunkTable)).
     pub chunks: SealedFile,
 }
 
 /// The commit record of one image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Commit {
-    /// The number of this checkpoint of its subject.
+    /// The sequence number of the checkpoint of its subject (the protected program).
     pub sequence: Sequence,
-    /// When the subject was stopped, to the nanosecond.
+    /// The time when the subject was stopped, in nanosecond resolution.
     pub time: SystemTime,
     /// The name of the subject.
     pub subject: String,
-    /// Full or delta.
+    /// Whether the image is full or a delta.
     pub kind: ImageKind,
-    /// The processes inside, the root of the tree first.
+    /// The pids of the processes in the image, the root of the tree first.
     pub pids: Vec<Pid>,
-    /// The release of the kernel that the checkpoint was taken on.
+    /// The release of the kernel on which the checkpoint was taken.
     pub kernel_release: String,
-    /// The version of undying that took it.
+    /// The version of `undying` that took the checkpoint.
     pub tool_version: String,
-    /// How long it took.
+    /// The durations of the steps of the checkpoint.
     pub timings: Timings,
-    /// Pages in the index, zero pages included.
+    /// The number of pages in the index, including pages of zeros.
     pub pages: PageCount,
-    /// Bytes of all files but the commit record.
+    /// The number of bytes of all files except the commit record.
     pub bytes: ByteCount,
-    /// The record file.
+    /// The record file: the saved kernel state.
     pub records: SealedFile,
-    /// The page index.
+    /// The page index: the location of every page.
     pub index: SealedFile,
-    /// The page segments, none for an image without stored pages.
+    /// The page segments; empty for an image without stored pages.
     pub segments: Vec<SegmentFile>,
 }
 
 impl Commit {
-    /// The commit record's file.
+    /// Encodes the commit record as the content of its file.
     ///
     /// # Errors
     ///
-    /// `TooLarge` for a time before 1970 or after 2554, or 2³² segments.
+    /// Returns `TooLarge` for a time before 1970 or after 2554, and for 2³² segments or more.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let since = self.time.duration_since(UNIX_EPOCH).map_err(|_| too_large("the time"))?;
         let message = CommitMessage {
@@ -149,11 +153,11 @@ impl Commit {
         })
     }
 
-    /// Verifies a commit record's file, then decodes it.
+    /// Verifies the content of a commit record's file, then decodes the commit record.
     ///
     /// # Errors
     ///
-    /// Which check failed first, and where.
+    /// Returns an error for the first failed check, with the offset.
     pub fn decode(file: &[u8]) -> Result<Self> {
         let body = frame::open(Part::Commit, file)?;
         let message = CommitMessage::decode(body.bytes).map_err(|_| malformed("not protobuf"))?;
@@ -295,7 +299,7 @@ fn sealed(file: Option<FileMessage>) -> std::result::Result<SealedFile, &'static
     Ok(SealedFile { name: file_name(file.name)?, length, checksum })
 }
 
-/// A name that cannot lead out of the image's directory.
+/// Returns the name if the name cannot refer to a file outside the image's directory.
 fn file_name(name: String) -> std::result::Result<String, &'static str> {
     let outside = name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']);
     if outside { Err("a file name that leads out of the image") } else { Ok(name) }

@@ -1,8 +1,8 @@
-//! Why bytes are not an image, or not one this program can read.
+//! Errors for bytes that are not a valid image, or that have an unsupported format version.
 //!
-//! Owns: `Error` and the names of an image's parts.
-//! Invariants: every error names the part and, where there is one, the offset in that part's file.
-//! Does not: name a path or advise the operator; the store adds both.
+//! Owns: `Error`, and the names of the parts of an image.
+//! Invariants: every error names the part. An error about a position also contains the offset in the part's file.
+//! Does not: name a path or give advice to the operator; the store adds both.
 
 use std::fmt;
 
@@ -19,82 +19,82 @@ pub enum Part {
     Records,
     /// The page index.
     Index,
-    /// Where the chunks of a compressed segment are.
+    /// The table with the positions of the chunks of a compressed segment.
     Chunks,
-    /// The first block of a segment of a log.
+    /// The first block of a segment of a log (the file of a subject's continuous checkpoints).
     LogHeader,
-    /// A block of a log that names a checkpoint.
+    /// A block of a log that names the commit of a checkpoint.
     LogSlot,
-    /// What a checkpoint of a log consists of.
+    /// The root of a checkpoint in a log: the list of all parts of the checkpoint.
     LogRoot,
-    /// Changes of pages and records in a log.
+    /// A delta of pages and records in a log.
     LogPart,
 }
 
-/// Bytes that cannot be read as the part of an image they were taken for.
+/// An error of decoding or encoding a part of an image.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
-    /// The first bytes are not those of this part: something else entirely.
+    /// The first bytes are not the magic of this part: the bytes are something else.
     #[error("{part}: not an undying image: the first bytes are {found:02x?}")]
     Foreign {
-        /// What it was taken for.
+        /// The expected part.
         part: Part,
-        /// The bytes where the magic should be.
+        /// The bytes at the position of the magic.
         found: [u8; 8],
     },
-    /// Whole, but written by a later release.
+    /// The part was written in a later format version.
     #[error("{part}: written in format {found}, this program reads up to {supported}")]
     NewerVersion {
-        /// The part.
+        /// The part with the later version.
         part: Part,
         /// The version in the header.
         found: u32,
-        /// The latest version this program reads.
+        /// The latest version that this program reads.
         supported: u32,
     },
-    /// The bytes end too early.
+    /// The bytes end before the end of the part.
     #[error("{part}: truncated: {available} bytes where {needed} are needed")]
     Truncated {
-        /// The part.
+        /// The truncated part.
         part: Part,
-        /// Bytes the part should have, as far as known.
+        /// The required number of bytes, as far as known.
         needed: ByteCount,
-        /// Bytes it has.
+        /// The number of bytes that are present.
         available: ByteCount,
     },
-    /// The bytes are not those that were written.
+    /// The checksum of the bytes differs from the stored checksum.
     #[error("{part}: damaged at byte {offset}: checksum {computed}, but {stored} was written")]
     ChecksumMismatch {
-        /// The part.
+        /// The damaged part.
         part: Part,
-        /// Where the bytes under this checksum begin.
+        /// The offset of the first byte that the checksum covers.
         offset: ByteCount,
-        /// The checksum that was written.
+        /// The checksum that is stored in the part.
         stored: Checksum,
-        /// The checksum of the bytes that are there.
+        /// The checksum of the bytes that are present.
         computed: Checksum,
     },
-    /// The checksum holds, but the content breaks a rule of the format.
+    /// The checksum is correct, but the content breaks a rule of the format.
     #[error("{part}: malformed at byte {offset}: {what}")]
     Malformed {
-        /// The part.
+        /// The malformed part.
         part: Part,
-        /// Where.
+        /// The offset of the malformed bytes.
         offset: ByteCount,
-        /// Which rule.
+        /// The broken rule.
         what: &'static str,
     },
-    /// Larger than the format can express.
+    /// A value is too large for the format.
     #[error("{part}: {what} does not fit the format")]
     TooLarge {
-        /// The part.
+        /// The part with the value.
         part: Part,
-        /// What is too large.
+        /// The value that is too large.
         what: &'static str,
     },
 }
 
-/// A result of decoding or encoding a part of an image.
+/// The result of decoding or encoding a part of an image.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl fmt::Display for Part {

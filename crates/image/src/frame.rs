@@ -1,41 +1,44 @@
-//! The envelope that every file of an image but the page segments shares.
+//! The envelope that all files of an image share, except the page segments.
 //!
-//! Owns: the header, the trailing checksum, the order in which they are verified.
-//! Invariants: the header's layout never changes, in any version; nothing behind it is looked at before
-//! magic, header checksum, version, length and overall checksum have been found good, in this order.
-//! Does not: know what the body means.
+//! Owns: the header, the trailing checksum, and the order in which they are verified.
+//! Invariants: the layout of the header is the same in every format version. The body is read only after magic, header
+//! checksum, version, length and overall checksum were verified, in this order.
+//! Does not: interpret the body.
 //!
-//! Layout, little-endian: magic (8), format version (4), zero (4), body length (8), item count (4),
-//! CRC-32C of the 28 bytes before (4), body, CRC-32C of header and body (4).
+//! Layout, little-endian: magic (8), format version (4), zero (4), body length (8), item count (4), CRC-32C of the
+//! preceding 28 bytes (4), body, CRC-32C of header and body (4).
 
 use model::ByteCount;
 
 use crate::checksum::Checksum;
 use crate::error::{Error, Part, Result};
 
-/// The latest format that this program reads.
+/// The latest format version that this program reads.
 pub const FORMAT_VERSION: u32 = FORMAT_COMPRESSED;
 
-/// The first format, which everything is written in that does not need a later one: so that releases that know only
-/// this one can read it.
+/// The first format version.
+///
+/// A part that needs no later version is written in this version, so that older releases can read the part.
 pub(crate) const FORMAT_FIRST: u32 = 1;
 
-/// The format with compressed segments.
+/// The format version with compressed segments.
 pub(crate) const FORMAT_COMPRESSED: u32 = 2;
 
 pub(crate) const HEADER_BYTES: usize = 32;
 const HEADER_CHECKED_BYTES: usize = 28;
 pub(crate) const TRAILER_BYTES: usize = 4;
 
-/// A verified body and what its header says of it.
+/// A verified body, and the item count of its header.
 #[derive(Debug)]
 pub(crate) struct Body<'a> {
     pub(crate) items: u32,
     pub(crate) bytes: &'a [u8],
 }
 
-/// The first bytes of a part: one that is not ASCII, so that it is no text, the name, the part's letter,
-/// and a line end that a text-mode copy would change.
+/// Returns the first bytes of a part: a byte outside ASCII, `undy`, a letter for the part, and a line end.
+///
+/// The first byte shows that the file is not text. A copy in text mode changes the line end, so that the copy is
+/// detected.
 pub(crate) const fn magic(part: Part) -> [u8; 8] {
     let letter = match part {
         Part::Commit => b'C',
@@ -50,19 +53,19 @@ pub(crate) const fn magic(part: Part) -> [u8; 8] {
     [0x89, b'u', b'n', b'd', b'y', letter, b'\r', b'\n']
 }
 
-/// Starts a file: room for the header, which `seal` fills in.
+/// Starts a file with space for the header. `seal` writes the header.
 pub(crate) fn begin(body_capacity: usize) -> Vec<u8> {
     let mut file = Vec::with_capacity(HEADER_BYTES + body_capacity + TRAILER_BYTES);
     file.resize(HEADER_BYTES, 0);
     file
 }
 
-/// Completes a file whose body has been appended to what `begin` returned.
+/// Completes a file: the body was appended to the result of `begin`.
 pub(crate) fn seal(part: Part, items: u32, file: Vec<u8>) -> Vec<u8> {
     seal_as(FORMAT_FIRST, part, items, file)
 }
 
-/// As `seal`, for what only readers of a later format understand.
+/// Completes a file as `seal` does, with a given format version.
 pub(crate) fn seal_as(version: u32, part: Part, items: u32, mut file: Vec<u8>) -> Vec<u8> {
     let body_length = (file.len() - HEADER_BYTES) as u64;
     file[0..8].copy_from_slice(&magic(part));
@@ -76,7 +79,7 @@ pub(crate) fn seal_as(version: u32, part: Part, items: u32, mut file: Vec<u8>) -
     file
 }
 
-/// Verifies a file and gives its body.
+/// Verifies a file and returns its body.
 pub(crate) fn open(part: Part, file: &[u8]) -> Result<Body<'_>> {
     let (header, items, body_length) = open_header(part, file)?;
     let body_length = usize::try_from(body_length).unwrap_or(usize::MAX);
@@ -98,7 +101,7 @@ pub(crate) fn open(part: Part, file: &[u8]) -> Result<Body<'_>> {
     Ok(Body { items, bytes: body })
 }
 
-/// Verifies a header; gives the checksum over all of it, the item count and the body length.
+/// Verifies a header. Returns the checksum of the whole header, the item count and the body length.
 fn open_header(part: Part, file: &[u8]) -> Result<(Checksum, u32, u64)> {
     let magic = magic(part);
     let seen = file.len().min(magic.len());
@@ -131,14 +134,14 @@ fn truncated(part: Part, needed: usize, available: usize) -> Error {
     Error::Truncated { part, needed: ByteCount(needed as u64), available: ByteCount(available as u64) }
 }
 
-/// The word at an offset that the caller has checked to lie inside.
+/// Returns the 32-bit integer at an offset. The caller has checked that the integer lies inside `bytes`.
 pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[offset..offset + 4]);
     u32::from_le_bytes(word)
 }
 
-/// The double word at an offset that the caller has checked to lie inside.
+/// Returns the 64-bit integer at an offset. The caller has checked that the integer lies inside `bytes`.
 pub(crate) fn u64_at(bytes: &[u8], offset: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[offset..offset + 8]);

@@ -1,9 +1,11 @@
-//! What an image is made of, as bytes: records, the page index, the commit record.
+//! The byte format of an image: records, the page index and the commit record.
 //!
-//! Owns: the on-disk format (`docs/format.md`), its checksums, its versions, its bounds checks.
-//! Invariants: magic, checksum and version are verified before anything is decoded; no input makes a
-//! decoder panic or allocate more than a small multiple of the input's own length.
-//! Does not: see a process, open a file, or know which kinds of records exist.
+//! An image is the on-disk form of one checkpoint. A log contains the checkpoints of a continuously protected program.
+//!
+//! Owns: the on-disk format (`docs/format.md`), its checksums, its versions and its bounds checks.
+//! Invariants: a decoder verifies magic, checksum and version before it decodes anything. No input makes a decoder
+//! panic. A decoder allocates at most a small multiple of the input's length.
+//! Does not: read a process, open a file, or know which kinds of records exist.
 #![forbid(unsafe_code)]
 
 mod checksum;

@@ -1,9 +1,12 @@
-//! The blocks at the beginning of a segment of a log: which segment it is, and the newest commits.
+//! The blocks at the beginning of a log segment: the segment's header, and slots that name the newest commits.
 //!
-//! Owns: `LogHeader`, `LogSlot`, their encoding in one block each.
-//! Invariants: a block is believed only if its checksum is good; a slot names its log and its segment, so that
-//! one that was copied or left over is never taken for another's.
-//! Does not: say which slot is written when; the store does.
+//! A log contains the checkpoints of one subject (a protected program), and consists of segment files. A commit makes
+//! one checkpoint valid. A slot is a block that names a commit.
+//!
+//! Owns: `LogHeader`, `LogSlot`, and their encoding in one block each.
+//! Invariants: a block is used only if its checksum is correct. A slot names its log and its segment, so that a copied
+//! or stale slot is never used for another log or segment.
+//! Does not: decide when a slot is written; the store does.
 
 use model::{ByteCount, Sequence};
 use prost::Message;
@@ -12,40 +15,40 @@ use crate::error::{Error, Part, Result};
 use crate::frame::{self, HEADER_BYTES, TRAILER_BYTES};
 use crate::log_place::{Blob, BlobMessage, LOG_BLOCK_BYTES, LogPlace, LogSegment};
 
-/// The random name of a log, made when its first segment is.
+/// The random identifier of a log, generated when the log's first segment is created.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct LogId(pub [u8; 16]);
 
 /// The first block of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogHeader {
-    /// The log that it belongs to.
+    /// The log that the segment belongs to.
     pub log: LogId,
-    /// Its number.
+    /// The number of the segment.
     pub segment: LogSegment,
-    /// Its length.
+    /// The length of the segment in bytes.
     pub length: ByteCount,
 }
 
-/// A commit, or the news that one has become durable.
+/// A slot, which announces a commit, or reports that a commit has become durable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogSlot {
-    /// The log that it belongs to.
+    /// The log that the slot belongs to.
     pub log: LogId,
-    /// The segment that it stands in.
+    /// The segment that contains the slot.
     pub segment: LogSegment,
-    /// Rises with every slot that is written; the highest is the newest.
+    /// A counter that rises with every written slot; the newest slot has the highest value.
     pub generation: u64,
-    /// The checkpoint.
+    /// The sequence number of the checkpoint.
     pub sequence: Sequence,
-    /// Everything before this place was durable when the slot was written.
+    /// The place before which all content was durable when the slot was written.
     pub durable: LogPlace,
-    /// Where the checkpoint's root is.
+    /// The location of the checkpoint's root ([`LogRoot`](crate::LogRoot)).
     pub root: Blob,
 }
 
 impl LogHeader {
-    /// The block.
+    /// Encodes the header as one block.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let message =
@@ -53,11 +56,11 @@ impl LogHeader {
         block(Part::LogHeader, &message)
     }
 
-    /// Verifies a block, then decodes it.
+    /// Verifies a block, then decodes the header.
     ///
     /// # Errors
     ///
-    /// Which check failed first.
+    /// Returns an error for the first failed check.
     pub fn decode(block: &[u8]) -> Result<Self> {
         let part = Part::LogHeader;
         let message: HeaderMessage = open(part, block)?;
@@ -67,11 +70,11 @@ impl LogHeader {
 }
 
 impl LogSlot {
-    /// The block.
+    /// Encodes the slot as one block.
     ///
     /// # Errors
     ///
-    /// `TooLarge` when the root lies in more pieces than a block can name.
+    /// Returns `TooLarge` when the root has more pieces than a block can name.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let message = SlotMessage {
             log: self.log.0.to_vec(),
@@ -89,11 +92,11 @@ impl LogSlot {
         Ok(encoded)
     }
 
-    /// Verifies a block, then decodes it.
+    /// Verifies a block, then decodes the slot.
     ///
     /// # Errors
     ///
-    /// Which check failed first; for a block that was never written `Foreign`.
+    /// Returns an error for the first failed check; `Foreign` for a block that was never written.
     pub fn decode(block: &[u8]) -> Result<Self> {
         let part = Part::LogSlot;
         let message: SlotMessage = open(part, block)?;
@@ -139,7 +142,7 @@ struct SlotMessage {
     root: Option<BlobMessage>,
 }
 
-/// An envelope around a message, filled up with zeros to a whole block.
+/// Wraps a message in an envelope (`frame`), and pads the result with zeros to whole blocks.
 fn block(part: Part, message: &impl Message) -> Vec<u8> {
     let mut file = frame::begin(LOG_BLOCK_BYTES as usize);
     file.extend_from_slice(&message.encode_to_vec());

@@ -1,16 +1,26 @@
-//! What changed from one checkpoint of a log to another: pages that went, pages that came, records.
+//! The delta between two checkpoints of a log: dropped pages, new pages, and records.
 //!
-//! Owns: `LogPartEncoder`, `LogPart`, the encoding of runs of pages in few bytes.
-//! Invariants: dropped ranges and runs are sorted by space and start and do not overlap among themselves;
-//! what is dropped is dropped before any run of the same part is entered.
+//! A log contains the checkpoints of one subject (a protected program). A part is one delta in the log. A run is a
+//! sequence of consecutive pages of one space ([`SpaceId`]). A zero page contains only zeros, and is not stored.
+//!
+//! Owns: `LogPartEncoder`, `LogPart`, and the compact encoding of runs.
+//! Invariants: dropped ranges are sorted by space and start, and do not overlap each other. The same holds for runs. A
+//! reader first drops all dropped ranges of a part, then adds the runs.
 //! Does not: apply a part; the store does.
 //!
-//! Body: full (4), length of the dropped ranges (4), length of the runs (4), dropped ranges, runs, records.
-//! Numbers in the last three are LEB128. Each range and run begins with pages × 4 + kind: 0 without content
-//! (dropped, or zero pages), 1 stored, 2 not a run but so many spaces on. Behind it the pages skipped since
-//! the last one; for a stored run the segment as difference to that of the last one (zigzag), the block, and
-//! the CRC-32C (4) of each page. Records: how many went, each as ordinal, length and message; how many came,
-//! likewise.
+//! Body: full (4), length of the dropped ranges (4), length of the runs (4), dropped ranges, runs, records. Integers in
+//! the last three sections are LEB128.
+//!
+//! Each range and each run begins with the integer value × 4 + kind. In kinds 0 and 1, the value is the number of
+//! pages. Kind 0 is a dropped range or a run of zero pages, and kind 1 is a run of stored pages. In kind 2, which is
+//! neither range nor run, the value is added to the current space number.
+//!
+//! In kinds 0 and 1, the next integer is the number of pages skipped since the end of the previous range or run. A
+//! stored run has three more fields: the difference of its segment to the segment of the previous stored run (zigzag),
+//! the block, and the CRC-32C (4) of each page.
+//!
+//! Records: the number of removed records, and for each an ordinal, a length and a message. The new or changed records
+//! follow in the same encoding.
 
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
 use prost::Message;
@@ -27,42 +37,42 @@ const BARE: u64 = 0;
 const STORED: u64 = 1;
 const SPACE: u64 = 2;
 
-/// Pages of one run at most: 16 TiB, more than an address space holds of real memory.
+/// The maximum number of pages of one run: 16 TiB, more than the resident memory of any address space.
 const RUN_PAGES_MAX: u64 = u32::MAX as u64;
 
-/// What a record is known by among those of one checkpoint.
+/// The key that identifies a record within one checkpoint.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RecordKey {
-    /// Its kind.
+    /// The kind of the record.
     pub kind: String,
-    /// Whose state it is.
+    /// The object whose state the record describes.
     pub owner: Owner,
-    /// Its number among those of this kind and owner.
+    /// The index of the record among the records of this kind and owner, from 0.
     pub ordinal: u32,
 }
 
-/// Consecutive pages that a part brings.
+/// Consecutive pages that a part adds or changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogRun {
-    /// The address space or shared object.
+    /// The address space or shared memory object.
     pub space: SpaceId,
     /// The first page's address.
     pub start: Address,
-    /// How many pages.
+    /// The number of pages.
     pub pages: PageCount,
-    /// Where the first one lies, the others behind it; `None` when they are zero.
+    /// The place of the first page, directly followed by the other pages; `None` for zero pages.
     pub place: Option<LogPlace>,
     first_checksum: usize,
 }
 
-/// A part, verified and decoded.
+/// A verified and decoded part.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LogPart {
-    /// Whether it says everything, so that nothing before it counts.
+    /// Whether the part contains the complete state, so that all earlier parts are ignored.
     pub full: bool,
-    /// Pages that are in the image no more.
+    /// Pages that are no longer in the image.
     pub dropped: Vec<(SpaceId, AddressRange)>,
-    /// Records that are in the image no more.
+    /// Records that are no longer in the image.
     pub removed: Vec<RecordKey>,
     /// Records that are new or have changed, with their ordinals.
     pub records: Vec<(u32, Record)>,
@@ -70,7 +80,7 @@ pub struct LogPart {
     checksums: Vec<PageChecksum>,
 }
 
-/// Builds a part, without holding more than its bytes.
+/// Builds a part in memory, and holds only the encoded bytes.
 #[derive(Clone, Debug)]
 pub struct LogPartEncoder {
     full: bool,
@@ -87,7 +97,7 @@ struct RunWriter {
     cursor: Cursor,
 }
 
-/// Where the last run ended.
+/// The position behind the previous run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cursor {
     space: u32,
@@ -96,7 +106,7 @@ struct Cursor {
 }
 
 impl LogPart {
-    /// The runs, each with the checksums of its pages; none for zero pages.
+    /// Returns the runs, each with the checksums of its pages. A run of zero pages has no checksums.
     pub fn runs(&self) -> impl Iterator<Item = (&LogRun, &[PageChecksum])> {
         self.runs.iter().map(|run| {
             let stored = if run.place.is_some() { run.pages.0 as usize } else { 0 };
@@ -104,11 +114,11 @@ impl LogPart {
         })
     }
 
-    /// Verifies a part's bytes, then decodes them.
+    /// Verifies the bytes of a part, then decodes the part.
     ///
     /// # Errors
     ///
-    /// Which check failed first, and where.
+    /// Returns an error for the first failed check, with the offset.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let body = frame::open(Part::LogPart, bytes)?;
         let Some(fixed) = body.bytes.get(..FIXED_BYTES) else {
@@ -174,7 +184,7 @@ impl LogPart {
 }
 
 impl LogPartEncoder {
-    /// An empty part.
+    /// Returns an encoder without content.
     #[must_use]
     pub fn new(full: bool) -> Self {
         let empty = RunWriter::default;
@@ -182,24 +192,24 @@ impl LogPartEncoder {
         Self { full, dropped: empty(), runs: empty(), run_count: 0, removed, records }
     }
 
-    /// Pages that are in the image no more, in rising order.
+    /// Adds a range of pages that are no longer in the image. Calls must be in rising order of space and address.
     pub fn dropped(&mut self, space: SpaceId, range: AddressRange) {
         let mut start = range.start;
         while start < range.end {
-            // A whole address space has more pages than a run may have.
+            // An address space has more pages than one run can have.
             let pages = PageCount((range.end - start).get() / PAGE_BYTES).min(PageCount(RUN_PAGES_MAX));
             self.dropped.run(BARE, space, start, pages);
             start = start + pages.bytes();
         }
     }
 
-    /// Pages that are zero, behind all that were given before.
+    /// Adds zero pages. The pages must lie behind all earlier runs.
     pub fn zero(&mut self, space: SpaceId, start: Address, pages: PageCount) {
         self.runs.run(BARE, space, start, pages);
         self.run_count = self.run_count.saturating_add(1);
     }
 
-    /// Pages that lie one behind the other at a place, behind all that were given before.
+    /// Adds pages that are stored consecutively at `place`. The pages must lie behind all earlier runs.
     pub fn stored(&mut self, space: SpaceId, start: Address, place: LogPlace, checksums: &[PageChecksum]) {
         self.runs.run(STORED, space, start, PageCount(checksums.len() as u64));
         let RunWriter { bytes, cursor } = &mut self.runs;
@@ -210,22 +220,22 @@ impl LogPartEncoder {
         self.run_count = self.run_count.saturating_add(1);
     }
 
-    /// A record that is in the image no more.
+    /// Adds the key of a record that is no longer in the image.
     pub fn removed(&mut self, key: &RecordKey) {
         let record = Record::new(key.kind.clone(), 0, key.owner, Vec::new());
         put_record(&mut self.removed, key.ordinal, &record.to_bytes());
     }
 
-    /// A record that is new or has changed, as `Record::to_bytes` gives it.
+    /// Adds a new or changed record, encoded by `Record::to_bytes`.
     pub fn record(&mut self, ordinal: u32, bytes: &[u8]) {
         put_record(&mut self.records, ordinal, bytes);
     }
 
-    /// The part's bytes.
+    /// Returns the encoded part.
     ///
     /// # Errors
     ///
-    /// `TooLarge` when the runs take 4 GiB or more.
+    /// Returns `TooLarge` when the dropped ranges or the runs need 4 GiB or more.
     pub fn finish(self) -> Result<Vec<u8>> {
         let section = |bytes: &[u8]| {
             let what = "the number of runs";
@@ -272,7 +282,7 @@ impl<'a> RunReader<'a> {
         Self { bytes, offset, cursor: Cursor::default() }
     }
 
-    /// Kind, space, start and length of the next run; `None` at the end.
+    /// Returns kind, space, start and length of the next run; `None` at the end.
     fn next_run(&mut self) -> Result<Option<(u64, SpaceId, Address, PageCount)>> {
         while self.offset < self.bytes.len() {
             let begun = self.offset;
@@ -302,7 +312,7 @@ impl<'a> RunReader<'a> {
         Ok(None)
     }
 
-    /// The place of a stored run, whose checksums are appended.
+    /// Reads the place of a stored run, and appends the checksums of its pages to `checksums`.
     fn place(&mut self, pages: PageCount, checksums: &mut Vec<PageChecksum>) -> Result<LogPlace> {
         let begun = self.offset;
         let wrong = |what| malformed(begun, what);

@@ -1,9 +1,10 @@
-//! Where bytes lie in a log: segments, blocks, and blobs that may span segments.
+//! Positions of bytes in a log: segments, blocks, and blobs that may span segments.
 //!
-//! Owns: `LogSegment`, `LogPlace`, `Blob` and its protobuf shape.
-//! Invariants: segment numbers of one log rise and are never used twice, so that a place means the same
-//! bytes for ever.
-//! Does not: read or write them.
+//! A log contains the checkpoints of one program, and consists of segment files.
+//!
+//! Owns: `LogSegment`, `LogPlace`, `Blob` and the protobuf message of `Blob`.
+//! Invariants: segment numbers of one log rise and are never reused. A place therefore always means the same bytes.
+//! Does not: read or write segments.
 
 use std::fmt;
 
@@ -12,19 +13,19 @@ use prost::Message;
 
 use crate::checksum::Checksum;
 
-/// Bytes of a block of a log: what pages and header blocks are aligned to.
+/// The size of a block of a log in bytes. Pages and header blocks are aligned to this size.
 pub const LOG_BLOCK_BYTES: u64 = PAGE_BYTES;
 
 /// The number of a segment of a log.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct LogSegment(pub u32);
 
-/// A block of a log. Places rise in the order in which they are written.
+/// The position of a block of a log. Positions rise in the order in which blocks are written.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct LogPlace {
     /// The segment.
     pub segment: LogSegment,
-    /// The block in it.
+    /// The number of the block within the segment.
     pub block: u32,
 }
 
@@ -33,23 +34,23 @@ pub struct LogPlace {
 pub struct BlobPiece {
     /// The segment.
     pub segment: LogSegment,
-    /// Where in it.
+    /// The offset of the first byte within the segment.
     pub offset: ByteCount,
-    /// How many bytes.
+    /// The number of bytes.
     pub length: ByteCount,
 }
 
-/// Bytes in a log, in pieces because a segment may have ended between them.
+/// Bytes in a log, in one or more pieces: a blob that reaches the end of a segment continues in another segment.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Blob {
-    /// The pieces, in order.
+    /// The pieces, in the order of the bytes.
     pub pieces: Vec<BlobPiece>,
-    /// Over all bytes.
+    /// The checksum of all bytes.
     pub checksum: Checksum,
 }
 
 impl LogPlace {
-    /// The first byte's offset in the segment.
+    /// Returns the offset of the block's first byte within the segment.
     #[must_use]
     pub const fn offset(self) -> ByteCount {
         ByteCount(self.block as u64 * LOG_BLOCK_BYTES)
@@ -57,13 +58,13 @@ impl LogPlace {
 }
 
 impl Blob {
-    /// Bytes of all pieces.
+    /// Returns the total number of bytes of all pieces.
     #[must_use]
     pub fn length(&self) -> ByteCount {
         ByteCount(self.pieces.iter().map(|piece| piece.length.0).fold(0, u64::saturating_add))
     }
 
-    /// The place of the first byte; that of nothing for an empty blob.
+    /// Returns the place of the first byte, or the default place for an empty blob.
     #[must_use]
     pub fn place(&self) -> LogPlace {
         self.pieces.first().map_or_else(LogPlace::default, |piece| LogPlace {
@@ -111,14 +112,14 @@ impl From<&Blob> for BlobMessage {
 }
 
 impl TryFrom<BlobMessage> for Blob {
-    /// Which rule of the format the message breaks.
+    /// The rule of the format that the message breaks.
     type Error = &'static str;
 
     fn try_from(message: BlobMessage) -> Result<Self, Self::Error> {
         let mut pieces = Vec::with_capacity(message.pieces.len());
         for piece in message.pieces {
             let end = piece.offset.checked_add(piece.length);
-            // A block number is 32 bits wide; no segment is longer.
+            // A block number has 32 bits, and no segment has more blocks.
             if piece.length == 0 || end.is_none_or(|end| end / LOG_BLOCK_BYTES > u64::from(u32::MAX)) {
                 return Err("a piece outside any segment");
             }

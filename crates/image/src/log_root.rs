@@ -1,9 +1,13 @@
-//! The root of a checkpoint in a log: what it is, where its index is, and which older ones are kept.
+//! The root of a checkpoint in a log: its commit record, the places of its index and records, and older kept
+//! checkpoints.
+//!
+//! A log contains the checkpoints of one subject (a protected program), and consists of segment files. A part is a
+//! delta of the page index and the records ([`LogPart`](crate::LogPart)).
 //!
 //! Owns: `LogRoot` and its encoding.
-//! Invariants: a root names everything that a restore of its checkpoint reads, and the segments that hold it;
-//! nothing older has to be walked.
-//! Does not: read what it names.
+//! Invariants: a root names all parts and all segments that a restore of its checkpoint reads. A restore never has to
+//! read an older root.
+//! Does not: read the named parts or segments.
 
 use model::{ByteCount, Sequence};
 use prost::Message;
@@ -13,46 +17,48 @@ use crate::error::{Error, Part, Result};
 use crate::frame::{self, HEADER_BYTES};
 use crate::log_place::{Blob, BlobMessage, LogSegment};
 
-/// A piece of a checkpoint's index and records.
+/// A reference to one part: a delta of a checkpoint's page index and records.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogPartRef {
-    /// Where it is.
+    /// The location of the part.
     pub blob: Blob,
-    /// 0 one checkpoint's delta, 1 merged deltas, 2 everything.
+    /// The tier: 0 for the delta of one checkpoint, 1 for merged deltas, 2 for the complete state.
     pub tier: u32,
 }
 
 /// An older checkpoint that can still be restored.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogKept {
-    /// Its number.
+    /// The sequence number of the older checkpoint.
     pub sequence: Sequence,
-    /// When it was taken, in nanoseconds since 1970.
+    /// The time of the older checkpoint, in nanoseconds since 1970.
     pub time_unix_ns: u64,
-    /// Its root.
+    /// The location of the older checkpoint's root.
     pub root: Blob,
 }
 
-/// What a checkpoint in a log consists of.
+/// The content of a checkpoint in a log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogRoot {
-    /// What it is.
+    /// The commit record of the checkpoint.
     pub commit: Commit,
-    /// Its index and records: later parts supersede what earlier ones say.
+    /// The parts of the index and of the records, oldest first. A later part supersedes earlier parts.
     pub parts: Vec<LogPartRef>,
-    /// The older checkpoints that were kept when it was made, rising.
+    /// The older checkpoints that were kept when this checkpoint was made, in rising order.
     pub kept: Vec<LogKept>,
-    /// Every segment that holds pages or parts of it, rising.
+    /// All segments that contain pages or parts of this checkpoint, in rising order.
     pub segments: Vec<LogSegment>,
 }
 
 impl LogRoot {
-    /// The root's bytes, in a later format if segments of its log may be compressed: releases that do not know of that
-    /// are to say so rather than to miss a file.
+    /// Encodes the root.
+    ///
+    /// If segments of the log may be compressed, the root has a later format version. An older release then reports the
+    /// unknown version, instead of a missing file.
     ///
     /// # Errors
     ///
-    /// `TooLarge`, as for a commit record.
+    /// Returns `TooLarge`, as for a commit record.
     pub fn encode(&self, compressed: bool) -> Result<Vec<u8>> {
         let message = RootMessage {
             commit: self.commit.encode()?,
@@ -68,11 +74,11 @@ impl LogRoot {
         Ok(frame::seal_as(version, Part::LogRoot, items, file))
     }
 
-    /// Verifies a root, then decodes it.
+    /// Verifies the bytes of a root, then decodes the root.
     ///
     /// # Errors
     ///
-    /// Which check failed first.
+    /// Returns an error for the first failed check.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let body = frame::open(Part::LogRoot, bytes)?;
         let message = RootMessage::decode(body.bytes).map_err(|_| malformed("not protobuf"))?;

@@ -1,12 +1,15 @@
-//! Where every page of an image is: in a segment, or known to be zero.
+//! The location of every page of an image: bytes of a segment, or only zeros.
 //!
-//! Owns: `Extent`, its order, its encoding.
-//! Invariants: extents are sorted by space and start, do not overlap, and begin and end on page boundaries;
-//! a stored extent has at most `EXTENT_PAGES_MAX` pages and one checksum over its bytes.
-//! Does not: read a segment; know what a space is.
+//! A segment is a file of the image with the content of pages. A space ([`SpaceId`]) is an address space or a shared
+//! memory object. A zero page contains only zeros, and is not stored.
 //!
-//! Body of the file: 32 bytes for each extent, little-endian: space (4), pages (4), start (8),
-//! segment or 2³² − 1 for zero pages (4), CRC-32C (4), offset in the segment (8).
+//! Owns: `Extent`, and the order and encoding of extents.
+//! Invariants: extents are sorted by space and start, do not overlap, and begin and end on page boundaries. A stored
+//! extent has at most `EXTENT_PAGES_MAX` pages, and one checksum over its bytes.
+//! Does not: read a segment, or know which process or object a space belongs to.
+//!
+//! Body of the file, little-endian, 32 bytes for each extent: space (4), pages (4), start (8), segment, or 2³² − 1 for
+//! zero pages (4), CRC-32C (4), offset in the segment (8).
 
 use std::fmt;
 use std::ops::Range;
@@ -17,47 +20,47 @@ use crate::checksum::Checksum;
 use crate::error::{Error, Part, Result};
 use crate::frame::{self, HEADER_BYTES, u32_at, u64_at};
 
-/// Pages that one stored extent has at most: 1 MiB, so that one page can be had, checked, with one read
-/// of bounded size.
+/// The maximum number of pages of a stored extent: 1 MiB. A reader can therefore read and verify any single page with
+/// one read of bounded size.
 pub const EXTENT_PAGES_MAX: PageCount = PageCount(256);
 
 const EXTENT_BYTES: usize = 32;
 const ZERO_SEGMENT: u32 = u32::MAX;
 
-/// One address space of the image, or one memory object that several share.
+/// The number of an address space of the image, or of a memory object that several address spaces share.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct SpaceId(pub u32);
 
-/// One page segment of the image; 2³² − 1 is not a segment.
+/// The number of a page segment of the image. 2³² − 1 is not a valid segment number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct SegmentId(pub u32);
 
-/// Where the bytes of an extent come from.
+/// The source of an extent's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Source {
-    /// Every byte is zero; nothing is stored.
+    /// Every byte is zero, and nothing is stored.
     Zero,
-    /// In a segment.
+    /// The bytes are stored in a segment.
     Stored {
-        /// Which segment.
+        /// The segment with the bytes.
         segment: SegmentId,
-        /// Where in it.
+        /// The offset of the first byte within the segment.
         offset: ByteCount,
-        /// Over all bytes of the extent.
+        /// The checksum of all bytes of the extent.
         checksum: Checksum,
     },
 }
 
-/// Consecutive pages of one space that come from one place.
+/// Consecutive pages of one space, either all zero or stored consecutively in one segment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Extent {
     /// The address space or shared object.
     pub space: SpaceId,
-    /// The first page's address; in a shared object, its offset.
+    /// The address of the first page; in a shared object, the offset of the first page.
     pub start: Address,
-    /// How many pages.
+    /// The number of pages.
     pub pages: PageCount,
-    /// Where their bytes are.
+    /// The source of the bytes of these pages.
     pub source: Source,
 }
 
@@ -68,13 +71,13 @@ pub struct PageIndex {
 }
 
 impl Extent {
-    /// The addresses it covers.
+    /// Returns the addresses that the extent covers.
     #[must_use]
     pub const fn range(&self) -> AddressRange {
         AddressRange::new(self.start, Address(self.start.0 + self.pages.0 * PAGE_BYTES))
     }
 
-    /// Its bytes in the segment; `None` for zero pages.
+    /// Returns the segment and the byte range of a stored extent; `None` for zero pages.
     #[must_use]
     pub fn stored(&self) -> Option<(SegmentId, Range<u64>)> {
         match self.source {
@@ -87,11 +90,11 @@ impl Extent {
 }
 
 impl PageIndex {
-    /// An index of these extents, in any order.
+    /// Sorts extents given in any order, and returns their index.
     ///
     /// # Errors
     ///
-    /// `Malformed`, with the rule that an extent breaks.
+    /// Returns `Malformed`, with the rule that an extent breaks.
     pub fn from_extents(mut extents: Vec<Extent>) -> Result<Self> {
         extents.sort_unstable_by_key(|extent| (extent.space, extent.start));
         let mut before = None;
@@ -102,13 +105,13 @@ impl PageIndex {
         Ok(Self { extents })
     }
 
-    /// All extents, by space and start.
+    /// Returns all extents, sorted by space and start.
     #[must_use]
     pub fn extents(&self) -> &[Extent] {
         &self.extents
     }
 
-    /// The extents of one space, by start.
+    /// Returns the extents of one space, sorted by start.
     #[must_use]
     pub fn of_space(&self, space: SpaceId) -> &[Extent] {
         let first = self.extents.partition_point(|extent| extent.space < space);
@@ -116,7 +119,7 @@ impl PageIndex {
         &self.extents[first..end]
     }
 
-    /// The extent that holds the page at an address.
+    /// Returns the extent with the page at an address; `None` when no extent covers the address.
     #[must_use]
     pub fn find(&self, space: SpaceId, address: Address) -> Option<&Extent> {
         let behind = self.extents.partition_point(|extent| (extent.space, extent.start) <= (space, address));
@@ -124,30 +127,30 @@ impl PageIndex {
         (extent.space == space && extent.range().contains(address)).then_some(extent)
     }
 
-    /// Where in the index file the extent at a place of `extents` is, for error messages.
+    /// Returns the offset in the index file of the extent at index `place` of `extents`, for error messages.
     #[must_use]
     pub const fn file_offset(place: usize) -> ByteCount {
         ByteCount((HEADER_BYTES + place * EXTENT_BYTES) as u64)
     }
 
-    /// Pages in all extents, zero pages included.
+    /// Returns the number of pages in all extents, including zero pages.
     #[must_use]
     pub fn pages(&self) -> PageCount {
         PageCount(self.extents.iter().map(|extent| extent.pages.0).fold(0, u64::saturating_add))
     }
 
-    /// Pages whose bytes are in a segment.
+    /// Returns the number of pages whose bytes are stored in a segment.
     #[must_use]
     pub fn stored_pages(&self) -> PageCount {
         let stored = self.extents.iter().filter(|extent| extent.source != Source::Zero);
         PageCount(stored.map(|extent| extent.pages.0).fold(0, u64::saturating_add))
     }
 
-    /// The index file.
+    /// Encodes the index as the content of its file.
     ///
     /// # Errors
     ///
-    /// `TooLarge` when there are 2³² extents or more.
+    /// Returns `TooLarge` when there are 2³² extents or more.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let too_large = |_| Error::TooLarge { part: Part::Index, what: "the number of extents" };
         let items = u32::try_from(self.extents.len()).map_err(too_large)?;
@@ -167,11 +170,11 @@ impl PageIndex {
         Ok(frame::seal(Part::Index, items, file))
     }
 
-    /// Verifies an index file, then decodes it.
+    /// Verifies the content of an index file, then decodes the index.
     ///
     /// # Errors
     ///
-    /// Which check failed first, and where.
+    /// Returns an error for the first failed check, with the offset.
     pub fn decode(file: &[u8]) -> Result<Self> {
         let body = frame::open(Part::Index, file)?;
         let (entries, rest) = body.bytes.as_chunks::<EXTENT_BYTES>();
@@ -207,7 +210,7 @@ fn decode_extent(entry: &[u8; EXTENT_BYTES]) -> std::result::Result<Extent, &'st
     })
 }
 
-/// Whether an extent keeps the rules, by itself and behind the one before it.
+/// Checks the rules for one extent, and the order of the extent and its predecessor.
 fn check(before: Option<&Extent>, extent: &Extent) -> std::result::Result<(), &'static str> {
     let Some(bytes) = extent.pages.0.checked_mul(PAGE_BYTES).filter(|_| extent.pages.0 <= u32::MAX.into())
     else {

@@ -1,9 +1,12 @@
-//! The latest copy of every page while an image is being written.
+//! The map of the latest copy of every page, built while an image is being written.
 //!
-//! Owns: the rule that a later copy of a page supersedes an earlier one, page by page; cutting and joining
-//! runs of pages without reading their bytes again, from the checksums of single pages.
-//! Invariants: runs never overlap; what `index` gives keeps every rule of `PageIndex`.
-//! Does not: hold page contents. Four bytes are kept for each stored page, and about a hundred for each run.
+//! A run is a sequence of consecutive pages with one source. A segment is a file of an image with the content of pages.
+//! A space ([`SpaceId`]) is an address space or a shared memory object.
+//!
+//! Owns: the rule that a later copy of a page supersedes an earlier copy. Splitting and joining of runs: the checksums
+//! of single pages are combined, so that no page is read again.
+//! Invariants: runs never overlap. The result of `index` satisfies every rule of `PageIndex`.
+//! Does not: hold page contents. The map holds four bytes for each stored page, and about a hundred bytes for each run.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +16,7 @@ use crate::checksum::{Checksum, PageChecksum};
 use crate::error::Result;
 use crate::page_index::{EXTENT_PAGES_MAX, Extent, PageIndex, SegmentId, Source, SpaceId};
 
-/// Which copy of each page counts.
+/// A map from the address of each page to the page's latest copy.
 #[derive(Clone, Debug, Default)]
 pub struct PageMap {
     runs: BTreeMap<(SpaceId, Address), Run>,
@@ -32,13 +35,13 @@ enum Copied {
 }
 
 impl PageMap {
-    /// A map without pages.
+    /// Returns a map without pages.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Pages from `start` on are now those at this place of a segment, with these checksums.
+    /// Records that the pages from `start` on are stored in `segment` at `offset`, with these checksums.
     pub fn store(
         &mut self,
         space: SpaceId,
@@ -51,12 +54,12 @@ impl PageMap {
         self.insert(space, start, Run { pages: checksums.len() as u64, copy });
     }
 
-    /// Pages from `start` on are now zero.
+    /// Records that the pages from `start` on are zero.
     pub fn zero(&mut self, space: SpaceId, start: Address, pages: PageCount) {
         self.insert(space, start, Run { pages: pages.0, copy: Copied::Zero });
     }
 
-    /// Pages in this range are not part of the image any more.
+    /// Removes the pages of this range from the image.
     pub fn discard(&mut self, space: SpaceId, range: AddressRange) {
         self.cut(space, range.start);
         self.cut(space, range.end);
@@ -64,11 +67,11 @@ impl PageMap {
         self.runs.extract_if(inside, |_, _| true).for_each(drop);
     }
 
-    /// The index of the pages as they are now.
+    /// Returns the index of all current pages.
     ///
     /// # Errors
     ///
-    /// `Malformed` when a page address or offset that was given keeps no rule of the format.
+    /// Returns `Malformed` when the caller has passed a page address or an offset that breaks a rule of the format.
     pub fn index(&self) -> Result<PageIndex> {
         let mut extents: Vec<Extent> = Vec::with_capacity(self.runs.len());
         for (&(space, start), run) in &self.runs {
@@ -91,7 +94,7 @@ impl PageMap {
         self.runs.insert((space, start), run);
     }
 
-    /// Makes a run that spans this address end there, and a second one begin.
+    /// Splits a run that spans this address into two runs: the second run begins at the address.
     fn cut(&mut self, space: SpaceId, at: Address) {
         let Some((&(_, start), run)) = self.runs.range_mut((space, Address(0))..(space, at)).next_back()
         else {
@@ -134,7 +137,7 @@ fn push_zero(extents: &mut Vec<Extent>, space: SpaceId, start: Address, pages: u
     extents.push(Extent { space, start, pages: PageCount(pages), source: Source::Zero });
 }
 
-/// Appends stored pages, first to the last extent where they continue it, then to new ones.
+/// Appends stored pages: first to the last extent, if the pages continue this extent, then to new extents.
 fn push_stored(
     extents: &mut Vec<Extent>,
     space: SpaceId,
@@ -162,7 +165,7 @@ fn push_stored(
     }
 }
 
-/// How many pages an extent can take at its end, if these are the next in address and place.
+/// Returns how many pages the last extent can still take; 0 when the given pages do not continue this extent.
 fn room_behind(last: &Extent, space: SpaceId, start: Address, segment: SegmentId, offset: u64) -> usize {
     let follows = last.space == space
         && last.range().end == start

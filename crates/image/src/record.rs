@@ -1,49 +1,52 @@
-//! One piece of a subject's state: what kind, whose, and its bytes.
+//! A record: one piece of a subject's state, with its kind, its owner and its encoded bytes.
 //!
-//! Owns: `Record`, `Owner` and their protobuf shape.
-//! Invariants: the payload is opaque here; the kind's own module encodes and decodes it.
-//! Does not: list the kinds; a new one needs no change here.
+//! A subject is a protected program. A kind is a type of saved object, for example a pipe, with one module in
+//! `resource`.
+//!
+//! Owns: `Record`, `Owner` and their protobuf messages.
+//! Invariants: this module never interprets the payload. The module of the kind encodes and decodes the payload.
+//! Does not: list the kinds. A new kind needs no change in this module.
 
 use std::fmt;
 
 use model::{DescriptionId, Pid, Tid};
 use prost::Message;
 
-/// What a record describes a part of.
+/// The object whose state a record describes. One object may have several records.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Owner {
     /// The process tree as a whole.
     Tree,
-    /// One process, by its number at the checkpoint.
+    /// One process, identified by its pid at the checkpoint.
     Process(Pid),
-    /// One thread, by its number at the checkpoint.
+    /// One thread, identified by its tid at the checkpoint.
     Thread(Tid),
-    /// One open file description, shared by all descriptors that refer to it.
+    /// One open file description, shared by all its descriptors.
     Description(DescriptionId),
-    /// Anything else that several owners share, numbered by the kind that saved it.
+    /// Any other object that several owners share. The kind that saved the object assigns the number.
     Object(u64),
 }
 
-/// A piece of state, open to any kind.
+/// A piece of state of any kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// The name of the kind, as its registry entry has it.
+    /// The name of the kind, as in the registry entry of the kind.
     pub kind: String,
-    /// The version of the payload's encoding, counted by the kind itself.
+    /// The version of the payload's encoding. Each kind counts its own versions.
     pub version: u32,
-    /// Whose state it is.
+    /// The object whose state the record describes.
     pub owner: Owner,
     /// The state, encoded by the kind.
     pub payload: Vec<u8>,
 }
 
 impl Record {
-    /// A record of a kind for an owner.
+    /// Creates a record of a kind for an owner.
     pub fn new(kind: impl Into<String>, version: u32, owner: Owner, payload: Vec<u8>) -> Self {
         Self { kind: kind.into(), version, owner, payload }
     }
 
-    /// The record as `message Record` of docs/format.md.
+    /// Encodes the record as `message Record` of docs/format.md.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         RecordMessage::from(self).encode_to_vec()
@@ -108,7 +111,7 @@ impl From<&Record> for RecordMessage {
 }
 
 impl TryFrom<RecordMessage> for Record {
-    /// Which rule of the format the message breaks.
+    /// The rule of the format that the message breaks.
     type Error = &'static str;
 
     fn try_from(message: RecordMessage) -> Result<Self, Self::Error> {

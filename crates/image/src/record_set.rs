@@ -1,10 +1,12 @@
-//! The records of one image, in the order they were pushed, and the file that holds them.
+//! The records of one image in insertion order, and the file that contains these records.
 //!
-//! Owns: the framing of records, finding them by kind and owner, listing those that were not taken.
-//! Invariants: every record carries its own checksum; a set decodes to what was encoded, in the same order.
+//! A record is one piece of a program's saved state ([`Record`]).
+//!
+//! Owns: the framing of records, the lookup by kind and owner, and the list of records that were not taken.
+//! Invariants: every record carries its own checksum. A decoded set equals the encoded set, in the same order.
 //! Does not: interpret a payload.
 //!
-//! Body of the file: for each record its length (4), the CRC-32C of its bytes (4), its bytes (protobuf).
+//! Body of the file, for each record: its length (4), the CRC-32C of its bytes (4), its bytes (protobuf).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,7 +20,7 @@ use crate::record::{Owner, Record, RecordMessage};
 
 const FRAME_BYTES: usize = 8;
 
-/// Records waiting to be written, or to be consumed by a restore.
+/// A set of records that will be written to an image, or consumed by a restore.
 #[derive(Clone, Debug, Default)]
 pub struct RecordSet {
     slots: Vec<Option<Record>>,
@@ -27,13 +29,13 @@ pub struct RecordSet {
 }
 
 impl RecordSet {
-    /// An empty set.
+    /// Returns an empty set.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a record. Several of one kind and owner are kept apart, in this order.
+    /// Adds a record. Records of the same kind and owner are kept as separate records, in insertion order.
     pub fn push(&mut self, record: Record) {
         let owners = match self.places.get_mut(&record.kind) {
             Some(owners) => owners,
@@ -44,7 +46,7 @@ impl RecordSet {
         self.left += 1;
     }
 
-    /// Takes the first record of this kind that this owner has left.
+    /// Removes and returns the first remaining record of this kind and owner.
     pub fn take(&mut self, kind: &str, owner: Owner) -> Option<Record> {
         let owners = self.places.get_mut(kind)?;
         let places = owners.get_mut(&owner)?;
@@ -55,13 +57,13 @@ impl RecordSet {
         self.take_slot(place)
     }
 
-    /// Takes every record of this kind that this owner has left, in the order they were pushed.
+    /// Removes and returns all remaining records of this kind and owner, in insertion order.
     pub fn take_each(&mut self, kind: &str, owner: Owner) -> Vec<Record> {
         let places = self.places.get_mut(kind).and_then(|owners| owners.remove(&owner)).unwrap_or_default();
         places.into_iter().filter_map(|place| self.take_slot(place)).collect()
     }
 
-    /// Takes every record of this kind, of every owner, in the order they were pushed.
+    /// Removes and returns all remaining records of this kind, of every owner, in insertion order.
     pub fn take_all(&mut self, kind: &str) -> Vec<Record> {
         let owners = self.places.remove(kind).unwrap_or_default();
         let mut places: Vec<usize> = owners.into_values().flatten().collect();
@@ -69,34 +71,35 @@ impl RecordSet {
         places.into_iter().filter_map(|place| self.take_slot(place)).collect()
     }
 
-    /// The records that were not taken, in the order they were pushed.
+    /// Returns the records that were not taken, in insertion order.
     pub fn iter(&self) -> impl Iterator<Item = &Record> {
         self.slots.iter().flatten()
     }
 
-    /// The first record that was not taken: a restore that leaves one is refused, with the name of the record.
+    /// Returns the first record that was not taken. A restore that leaves a record is refused, and the error names the
+    /// record.
     #[must_use]
     pub fn first_left(&self) -> Option<&Record> {
         self.iter().next()
     }
 
-    /// How many records were not taken.
+    /// Returns the number of records that were not taken.
     #[must_use]
     pub fn len(&self) -> usize {
         self.left
     }
 
-    /// Whether every record has been taken.
+    /// Reports whether every record has been taken.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.left == 0
     }
 
-    /// The record file.
+    /// Encodes the remaining records as the content of a record file.
     ///
     /// # Errors
     ///
-    /// `TooLarge` when there are more than 2³² records or one of them exceeds 4 GiB.
+    /// Returns `TooLarge` when there are 2³² records or more, or when a record has 4 GiB or more.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let items = u32::try_from(self.left).map_err(|_| too_large("the number of records"))?;
         let mut file = frame::begin(0);
@@ -110,11 +113,11 @@ impl RecordSet {
         Ok(frame::seal(Part::Records, items, file))
     }
 
-    /// Verifies a record file, then decodes it.
+    /// Verifies the content of a record file, then decodes the records.
     ///
     /// # Errors
     ///
-    /// Which check failed first, and where.
+    /// Returns an error for the first failed check, with the offset.
     pub fn decode(file: &[u8]) -> Result<Self> {
         let body = frame::open(Part::Records, file)?;
         let mut set = Self::new();
@@ -151,7 +154,7 @@ impl Extend<Record> for RecordSet {
     }
 }
 
-/// The record at an offset of the body, and the offset behind it.
+/// Decodes the record at an offset of the body. Returns the record and the offset behind the record.
 fn decode_record(body: &[u8], offset: usize) -> Result<(Record, usize)> {
     let start = offset + FRAME_BYTES;
     if body.len() < start {

@@ -1,5 +1,6 @@
-//! No input makes a decoder panic, accept damage, or allocate without measure. Files with good checksums and
-//! bad content are sealed here by hand, from docs/format.md alone.
+//! Tests of decoders with hostile input: no input makes a decoder panic, accept damage, or allocate without limit.
+//!
+//! Some tests build files with correct checksums and bad content by hand, from docs/format.md alone.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -12,7 +13,7 @@ use proptest::prelude::*;
 
 use undying_image as image;
 
-/// A file with this body whose checksums are all good.
+/// Returns a file with this body, in which all checksums are correct.
 fn sealed(letter: u8, items: u32, body: &[u8]) -> Vec<u8> {
     let mut file = vec![0x89, b'u', b'n', b'd', b'y', letter, b'\r', b'\n'];
     file.extend(1u32.to_le_bytes());
@@ -57,7 +58,7 @@ fn samples() -> Vec<Vec<u8>> {
     vec![records.encode().unwrap(), index.encode().unwrap(), part(), chunks.encode().unwrap()]
 }
 
-/// A delta with something of each kind.
+/// Returns a delta with an entry of every type.
 fn part() -> Vec<u8> {
     let mut part = LogPartEncoder::new(false);
     part.dropped(SpaceId(0), AddressRange::new(Address(0), Address(40 << 12)));
@@ -70,7 +71,7 @@ fn part() -> Vec<u8> {
     part.finish().unwrap()
 }
 
-/// A process that ended takes its whole address space out of the checkpoint.
+/// When a process ends, the next delta drops the whole address space of the process.
 #[test]
 fn a_whole_address_space_can_be_dropped() {
     let all = AddressRange::new(Address(0), Address(0x7fff_ffff_f000));
@@ -100,7 +101,7 @@ fn a_delta_comes_back_as_it_was_written() {
     assert_eq!((part.records[0].0, part.records[0].1.payload.len()), (1, 20));
 }
 
-/// The body of a delta from its sections, sealed.
+/// Returns a sealed delta with these sections.
 fn delta(dropped: &[u8], runs: &[u8], records: &[u8]) -> Vec<u8> {
     let mut body = 0u32.to_le_bytes().to_vec();
     body.extend((dropped.len() as u32).to_le_bytes());
@@ -119,17 +120,17 @@ fn deltas_that_break_a_rule_are_refused() {
     let wide = [0xff; 9];
     let bad: &[(&[u8], &[u8], &[u8])] = &[
         (&run, &[], none),                                     // a dropped range with content
-        (&[], &run[..7], none),                                // a checksum cut short
-        (&[], &[0, 0], none),                                  // no pages
-        (&[], &[1 << 2 | 3, 0], none),                         // no such kind
-        (&[], &[2], none),                                     // no space further
-        (&[], &[1 << 2 | 1, 0, 1, 16, 1, 2, 3, 4], none),      // a segment below zero
-        (&[], &wide, none),                                    // a number that does not end
-        (&[], &[0xfc, 0xff, 0xff, 0xff, 0xff, 0x7f, 0], none), // more pages than there can be
-        (&[], &[], &[1, 0]),                                   // a record that is not there
+        (&[], &run[..7], none),                                // a truncated checksum
+        (&[], &[0, 0], none),                                  // a run without pages
+        (&[], &[1 << 2 | 3, 0], none),                         // an unknown kind
+        (&[], &[2], none),                                     // a space number that does not rise
+        (&[], &[1 << 2 | 1, 0, 1, 16, 1, 2, 3, 4], none),      // a negative segment number
+        (&[], &wide, none),                                    // an integer without an end
+        (&[], &[0xfc, 0xff, 0xff, 0xff, 0xff, 0x7f, 0], none), // more pages than a run can have
+        (&[], &[], &[1, 0]),                                   // a missing record
         (&[], &[], &[0, 0, 0]),                                // bytes behind the end
         (&[], &[], &[0, 1, 0, 0]),                             // an empty record
-        (&[], &[], &[]),                                       // no counts
+        (&[], &[], &[]),                                       // missing counts
     ];
     for (number, (dropped, runs, records)) in bad.iter().enumerate() {
         assert!(LogPart::decode(&delta(dropped, runs, records)).is_err(), "case {number}");
@@ -218,7 +219,7 @@ proptest! {
         items in 0..12u32,
         letter in prop::sample::select(b"CRI".to_vec()),
     ) {
-        // Whatever decodes is of the kind that its letter says, and of no other.
+        // At most one decoder accepts the file: the decoder for this letter.
         let good = decode_all(&sealed(letter, items, &noise)).iter().filter(|one| one.is_ok()).count();
         prop_assert!(good <= 1, "{good} kinds decode one file");
     }
@@ -248,7 +249,7 @@ proptest! {
         body[place] ^= flip;
         let items = u32::from_le_bytes(file[24..28].try_into().unwrap());
         let results = decode_all(&sealed(file[5], items, &body));
-        // Extents have no checksum of their own: they may decode to others, but a record may not.
+        // Extents have no checksum of their own: a changed extent may decode to another extent, but a record may not.
         prop_assert!(sample == 1 || results.iter().all(Result::is_err));
     }
 }
@@ -269,15 +270,15 @@ fn tables_of_chunks_that_break_a_rule_are_refused() {
     assert_eq!((good.expanded(1), good.place(1).unwrap().0), (8192..12288, 8192..8193));
     assert!(good.place(2).is_none());
     let bad: [(u32, u32, u64, &[u32]); 9] = [
-        (0, 0, 12288, &[1, 1]),       // chunks of nothing
-        (100, 0, 12288, &[1; 123]),   // chunks that are no whole pages
-        (1 << 30, 0, 12288, &[1]),    // chunks too large to hold
-        (8192, 1, 12288, &[1, 1]),    // a field of no writer
-        (8192, 0, 12288, &[1]),       // a chunk too few
-        (8192, 0, 12288, &[1, 1, 1]), // a chunk too many
-        (8192, 0, 12289, &[1, 1]),    // a part of a page
-        (8192, 0, 12288, &[1, 4097]), // more bytes stored than there are
-        (8192, 0, 12288, &[0, 1]),    // nothing stored
+        (0, 0, 12288, &[1, 1]),       // empty chunks
+        (100, 0, 12288, &[1; 123]),   // a chunk size that is not a multiple of the page size
+        (1 << 30, 0, 12288, &[1]),    // chunks larger than the maximum
+        (8192, 1, 12288, &[1, 1]),    // a field that must be zero
+        (8192, 0, 12288, &[1]),       // one chunk too few
+        (8192, 0, 12288, &[1, 1, 1]), // one chunk too many
+        (8192, 0, 12289, &[1, 1]),    // a length that is not a multiple of the page size
+        (8192, 0, 12288, &[1, 4097]), // more stored bytes than expanded bytes
+        (8192, 0, 12288, &[0, 1]),    // an empty stored chunk
     ];
     for (number, (chunk, zero, whole, lengths)) in bad.into_iter().enumerate() {
         assert!(table(chunk, zero, whole, lengths).is_err(), "case {number}");

@@ -1,5 +1,6 @@
-//! Every part of an image decodes to what was encoded; records are found and counted; later copies of a page
-//! supersede earlier ones.
+//! Round trips: every part of an image decodes to the encoded value.
+//!
+//! Further tests check that records are found and counted, and that later copies of a page supersede earlier copies.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -80,7 +81,7 @@ proptest! {
     }
 }
 
-/// Extents that do not overlap, in two spaces.
+/// Generates non-overlapping extents in two spaces.
 fn extents() -> impl Strategy<Value = Vec<Extent>> {
     let one = (0..2u32, 1..=256u64, 0..5u64, prop::option::of((0..4u32, 0..1000u64, any::<u32>())));
     prop::collection::vec(one, 0..50).prop_map(|parts| {
@@ -115,7 +116,7 @@ fn step() -> impl Strategy<Value = Step> {
     })
 }
 
-/// A page map, the segment it refers to, and what each page should hold.
+/// A page map, the segment that the map refers to, and the expected content of each page.
 #[derive(Default)]
 struct Model {
     map: PageMap,

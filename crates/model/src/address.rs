@@ -1,12 +1,12 @@
-//! Addresses, ranges and sizes of a subject's memory.
+//! Addresses, ranges and sizes of a subject's memory. A subject is a protected program.
 //!
-//! Owns: arithmetic on them, page rounding.
-//! Does not: say whether an address is mapped.
+//! Owns: arithmetic on addresses, ranges and sizes, and rounding to pages.
+//! Does not: check whether an address is mapped.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 
-/// Bytes in a base page on x86-64.
+/// The size of a base page on x86-64 in bytes.
 pub const PAGE_BYTES: u64 = 4096;
 
 /// An address in a subject's memory.
@@ -21,23 +21,23 @@ pub struct ByteCount(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct PageCount(pub u64);
 
-/// Addresses from `start` up to, not including, `end`.
+/// The addresses from `start` (inclusive) to `end` (exclusive).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct AddressRange {
-    /// First address inside.
+    /// The first address in the range.
     pub start: Address,
-    /// First address behind.
+    /// The first address behind the range.
     pub end: Address,
 }
 
 impl Address {
-    /// The bare number.
+    /// Returns the address as an integer.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The address of the page that holds this one.
+    /// Returns the start of the page that contains this address.
     #[must_use]
     pub const fn page_floor(self) -> Self {
         Self(self.0 & !(PAGE_BYTES - 1))
@@ -45,7 +45,7 @@ impl Address {
 }
 
 impl ByteCount {
-    /// The bare number.
+    /// Returns the number of bytes as an integer.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
@@ -53,13 +53,13 @@ impl ByteCount {
 }
 
 impl PageCount {
-    /// The bare number.
+    /// Returns the number of pages as an integer.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The size of so many pages.
+    /// Returns the size of these pages in bytes.
     #[must_use]
     pub const fn bytes(self) -> ByteCount {
         ByteCount(self.0 * PAGE_BYTES)
@@ -67,50 +67,51 @@ impl PageCount {
 }
 
 impl AddressRange {
-    /// A range from its two ends.
+    /// Creates a range from its start and end.
     #[must_use]
     pub const fn new(start: Address, end: Address) -> Self {
         Self { start, end }
     }
 
-    /// Bytes inside.
+    /// Returns the number of bytes in the range.
     #[must_use]
     pub const fn len(self) -> ByteCount {
         ByteCount(self.end.0 - self.start.0)
     }
 
-    /// Whether nothing is inside.
+    /// Reports whether the range contains no address.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.end.0 <= self.start.0
     }
 
-    /// Pages inside, for a range of whole pages.
+    /// Returns the number of pages in a range of whole pages.
     #[must_use]
     pub const fn pages(self) -> PageCount {
         PageCount((self.end.0 - self.start.0) / PAGE_BYTES)
     }
 
-    /// Whether an address lies inside.
+    /// Reports whether the range contains an address.
     #[must_use]
     pub const fn contains(self, address: Address) -> bool {
         self.start.0 <= address.0 && address.0 < self.end.0
     }
 
-    /// Whether the two share an address.
+    /// Reports whether the two ranges have a common address.
     #[must_use]
     pub const fn overlaps(self, other: Self) -> bool {
         self.start.0 < other.end.0 && other.start.0 < self.end.0
     }
 
-    /// The addresses that both hold, if there are any.
+    /// Returns the common addresses of the two ranges; `None` when there are none.
     #[must_use]
     pub fn intersection(self, other: Self) -> Option<Self> {
         let both = Self { start: self.start.max(other.start), end: self.end.min(other.end) };
         (!both.is_empty()).then_some(both)
     }
 
-    /// What is left of it before and behind a range that is not empty; either may be empty.
+    /// Removes `other`, a non-empty range. Returns the remaining parts before and behind `other`; each part may be
+    /// empty.
     #[must_use]
     pub fn without(self, other: Self) -> [Self; 2] {
         [
@@ -119,7 +120,7 @@ impl AddressRange {
         ]
     }
 
-    /// Cuts it at multiples of a size.
+    /// Splits the range at multiples of `size`.
     pub fn pieces(self, size: ByteCount) -> impl Iterator<Item = Self> {
         let mut start = self.start;
         std::iter::from_fn(move || {

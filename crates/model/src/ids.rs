@@ -1,6 +1,6 @@
-//! Names of kernel objects: processes, threads, descriptors, signals.
+//! Identifiers of kernel objects: processes, threads, file descriptors, signals.
 //!
-//! Owns: one newtype per kind of number, so that one cannot be passed for another.
+//! Owns: one newtype for each kind of number, so that numbers of different kinds cannot be confused.
 //! Does not: check that the object exists.
 
 use std::fmt;
@@ -12,7 +12,7 @@ macro_rules! number {
         pub struct $name(pub $inner);
 
         impl $name {
-            /// The bare number, for a system call, a record or a path.
+            /// Returns the plain integer, for a system call, a record or a path.
             #[must_use]
             pub const fn get(self) -> $inner {
                 self.0
@@ -28,52 +28,53 @@ macro_rules! number {
 }
 
 number! {
-    /// A process (thread group) number in the pid namespace of this program.
+    /// A process ID (thread group ID) in the pid namespace of this program.
     Pid(i32)
 }
 number! {
-    /// A thread number in the pid namespace of this program.
+    /// A thread ID in the pid namespace of this program.
     Tid(i32)
 }
 number! {
-    /// A file descriptor number in some process's table; never one of our own.
+    /// A file descriptor number in the table of a subject's process, never in the table of this program.
     Fd(i32)
 }
 number! {
-    /// A signal number, 1 to 64.
+    /// A signal number, from 1 to 64.
     Signal(i32)
 }
 number! {
-    /// When a process started, in clock ticks since boot; with the pid it names a process for ever.
+    /// The start time of a process in clock ticks since boot. Start time and pid together identify a process uniquely.
     StartTime(u64)
 }
 number! {
-    /// The number of a checkpoint of one subject, rising by one.
+    /// The sequence number of a checkpoint of one subject (protected program). Each checkpoint increases the number by
+    /// one.
     Sequence(u64)
 }
 number! {
-    /// An inode number; unique within its file system.
+    /// An inode number, unique within its file system.
     Inode(u64)
 }
 number! {
-    /// An open file description of a subject, numbered within one image.
+    /// The number of an open file description of a subject, unique within one image.
     DescriptionId(u32)
 }
 
 impl Pid {
-    /// The thread that carries the process's own number.
+    /// Returns the tid of the thread group leader, which is equal to the pid.
     #[must_use]
     pub const fn leader(self) -> Tid {
         Tid(self.0)
     }
 }
 
-/// A process that cannot be mistaken for a later one with the same number.
+/// The identity of a process: a later process with the same pid has another start time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ProcessKey {
-    /// The process number.
+    /// The pid.
     pub pid: Pid,
-    /// When it started.
+    /// The start time.
     pub start: StartTime,
 }
 

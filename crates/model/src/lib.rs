@@ -1,8 +1,9 @@
-//! Units and names that every level shares.
+//! Units and identifiers that all crates share.
 //!
 //! Owns: newtypes for process, thread and descriptor numbers, addresses, ranges, sets of ranges and counts.
-//! Invariants: pure values, no system calls, no allocation beyond formatting and the lists of sets.
-//! Does not: know how a value was obtained or what it is used for.
+//! Invariants: the types are plain values and make no system calls. Only formatting and the lists of range sets
+//! allocate memory.
+//! Does not: know the origin or the purpose of a value.
 #![forbid(unsafe_code)]
 
 mod address;

@@ -1,40 +1,40 @@
-//! Sets of addresses, as sorted ranges.
+//! Sets of addresses, stored as sorted ranges.
 //!
-//! Owns: insertion, removal, intersection and difference of such sets.
-//! Invariants: ranges rise, are not empty and do not touch, so that equal sets have equal ranges. No method allocates,
-//! except that a list grows when it outgrows its room.
+//! Owns: insertion, removal, intersection and difference of address sets.
+//! Invariants: the ranges are in rising order, are not empty and do not touch, so that equal sets have equal ranges. A
+//! method allocates only when the list of ranges exceeds its capacity.
 //! Does not: attach values to ranges.
 
 use crate::address::{AddressRange, PageCount};
 
 /// A set of addresses.
 ///
-/// One range is found in O(log n) steps, and moves the ranges behind it.
+/// To find a range takes O(log n) steps. To insert or remove a range also moves all later ranges.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RangeSet {
     ranges: Vec<AddressRange>,
 }
 
 impl RangeSet {
-    /// The empty set. Does not allocate.
+    /// Returns the empty set, without allocation.
     #[must_use]
     pub const fn new() -> Self {
         Self { ranges: Vec::new() }
     }
 
-    /// The ranges, sorted and disjoint; no two of them touch.
+    /// Returns the ranges, sorted and disjoint. No two ranges touch.
     #[must_use]
     pub fn as_slice(&self) -> &[AddressRange] {
         &self.ranges
     }
 
-    /// Whether it holds no address.
+    /// Reports whether the set contains no address.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Pages inside, for ranges of whole pages. O(n).
+    /// Returns the number of pages, for ranges of whole pages. O(n).
     #[must_use]
     pub fn pages(&self) -> PageCount {
         self.ranges.iter().fold(PageCount(0), |sum, range| sum + range.pages())
@@ -67,31 +67,32 @@ impl RangeSet {
         let [_, tail] = self.ranges[last - 1].without(range);
         let rest = [head, tail];
         let rest = &rest[usize::from(head.is_empty())..2 - usize::from(tail.is_empty())];
-        // A slice knows its length; `splice` would collect the rest of other iterators first.
+        // The length of a slice iterator is known. For an iterator of unknown length, `splice` would first collect the
+        // items.
         self.ranges.splice(first..last, rest.iter().copied());
     }
 
-    /// The parts of the set inside of a range.
+    /// Returns the parts of the set that lie inside a range.
     pub fn within(&self, range: AddressRange) -> impl Iterator<Item = AddressRange> {
         self.ranges[self.first_behind(range)..].iter().map_while(move |known| known.intersection(range))
     }
 
-    /// The parts of a range that the set lacks.
+    /// Returns the parts of a range that are not in the set.
     pub fn gaps(&self, range: AddressRange) -> impl Iterator<Item = AddressRange> {
         difference(std::iter::once(range), &self.ranges[self.first_behind(range)..])
     }
 
-    /// The parts of the set that another set lacks. O(n + m) for all of them.
+    /// Returns the parts of the set that are not in `other`. A complete iteration takes O(n + m).
     pub fn difference(&self, other: &Self) -> impl Iterator<Item = AddressRange> {
         difference(self.ranges.iter().copied(), &other.ranges)
     }
 
-    /// Index of the first range that ends behind the start of another one.
+    /// Returns the index of the first range that ends behind the start of `range`.
     fn first_behind(&self, range: AddressRange) -> usize {
         self.ranges.partition_point(|known| known.end <= range.start)
     }
 
-    /// Restores the invariants of a list in any order, in place.
+    /// Restores the invariants of an unsorted list, in place.
     fn normalize(&mut self) {
         self.ranges.retain(|range| !range.is_empty());
         self.ranges.sort_unstable_by_key(|range| range.start);
@@ -105,7 +106,7 @@ impl RangeSet {
     }
 }
 
-/// The parts of rising ranges that other rising ranges lack.
+/// Returns the parts of the sorted ranges `from` that are not in the sorted ranges `taken`.
 fn difference(
     mut from: impl Iterator<Item = AddressRange>,
     taken: &[AddressRange],
@@ -130,7 +131,7 @@ fn difference(
     })
 }
 
-/// Takes ranges in any order, and keeps their memory. O(n log n); O(n) if they rise.
+/// Converts ranges in any order, and reuses the memory of the list. O(n log n); O(n) for sorted ranges.
 impl From<Vec<AddressRange>> for RangeSet {
     fn from(ranges: Vec<AddressRange>) -> Self {
         let mut set = Self { ranges };
@@ -139,7 +140,7 @@ impl From<Vec<AddressRange>> for RangeSet {
     }
 }
 
-/// The sorted ranges, in the memory of the set.
+/// Returns the sorted ranges, and reuses the memory of the set.
 impl From<RangeSet> for Vec<AddressRange> {
     fn from(set: RangeSet) -> Self {
         set.ranges
@@ -152,7 +153,7 @@ impl FromIterator<AddressRange> for RangeSet {
     }
 }
 
-/// Adds many ranges, in any order. O(n log n) once, instead of O(n) for each of them.
+/// Adds many ranges, in any order. One call takes O(n log n), instead of O(n) for each range.
 impl Extend<AddressRange> for RangeSet {
     fn extend<I: IntoIterator<Item = AddressRange>>(&mut self, ranges: I) {
         self.ranges.extend(ranges);
@@ -167,14 +168,14 @@ mod tests {
     use super::*;
     use crate::Address;
 
-    /// Addresses that the sets of these tests may hold: one bit each.
+    /// The number of different addresses in these tests: each address is one bit of a `u64`.
     const ADDRESSES: u64 = 64;
 
     fn range(start: u64, end: u64) -> AddressRange {
         AddressRange::new(Address(start), Address(end))
     }
 
-    /// The bits of ranges, none of which may be set twice.
+    /// Returns the addresses of the ranges as bits. Panics when an address occurs twice.
     fn bits(ranges: impl IntoIterator<Item = AddressRange>) -> u64 {
         ranges.into_iter().fold(0, |bits, range| {
             assert!(range.start < range.end, "{range} is empty");
@@ -188,7 +189,7 @@ mod tests {
         (range.start.get()..range.end.get()).fold(0, |bits, address| bits | 1 << address)
     }
 
-    /// One range an address.
+    /// Returns one range for each address.
     fn singles(bits: u64) -> impl Iterator<Item = AddressRange> {
         (0..ADDRESSES).filter(move |address| bits >> address & 1 == 1).map(|at| range(at, at + 1))
     }
@@ -203,7 +204,7 @@ mod tests {
         assert_eq!(set.is_empty(), expected == 0);
     }
 
-    /// Parts that an operation yields: they must rise.
+    /// Returns the addresses of an operation's results as bits. Panics when the results are not in rising order.
     fn parts(found: impl Iterator<Item = AddressRange>) -> u64 {
         let found: Vec<AddressRange> = found.collect();
         assert!(found.windows(2).all(|pair| pair[0].end <= pair[1].start), "{found:?}");
@@ -211,7 +212,7 @@ mod tests {
     }
 
     fn any_range() -> impl Strategy<Value = AddressRange> {
-        // Empty ones and reversed ones too.
+        // The strategy also generates empty and reversed ranges.
         (0..=ADDRESSES, 0..=ADDRESSES).prop_map(|(start, end)| range(start, end))
     }
 

@@ -1,17 +1,18 @@
-//! Text of others, made safe to print.
+//! Untrusted text, escaped for output.
 //!
-//! Owns: `Escaped`, the one function that every message, table and log line is printed through.
-//! Invariants: what it prints contains no character that moves a cursor, ends a line, or changes the order in which
-//! text is shown; other text is unchanged.
-//! Does not: quote; a name may still look like words of the message.
+//! Owns: `Escaped`, the only function through which messages, tables and log lines print untrusted text.
+//! Invariants: the output contains no character that moves the cursor, ends a line, or changes the order of displayed
+//! text. All other characters are unchanged.
+//! Does not: add quotes. A name may still look like words of the surrounding message.
 
 use std::fmt::{self, Write as _};
 
 /// Displays a text with its control characters escaped: `\n`, `\t`, `\u{1b}`.
 ///
-/// Names of files and programs are chosen by the subject. Printed raw, one with an escape sequence or a line break can
-/// forge lines of a terminal or a log. Escaped are C0, DEL and C1 controls, line and paragraph separators, and the
-/// controls of bidirectional text (Unicode 16, chapter 23.2, and UAX #9).
+/// The subject (the protected program) chooses names of files and programs. If such a name is printed unescaped, an
+/// escape sequence or a line break in the name can forge lines of a terminal or a log. Escaped are C0, DEL and C1
+/// controls, line and paragraph separators, and the controls of bidirectional text (Unicode 16, chapter 23.2, and UAX
+/// #9).
 #[derive(Clone, Copy, Debug)]
 pub struct Escaped<'a>(pub &'a str);
 
@@ -21,7 +22,7 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// As `Escaped`, but keeps line breaks: for a whole message, whose parts have been escaped already.
+/// Displays a text like [`Escaped`], but keeps line breaks: for a whole message with already escaped parts.
 #[derive(Clone, Copy, Debug)]
 pub struct EscapedLines<'a>(pub &'a str);
 
@@ -45,7 +46,7 @@ fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str, is_kept: impl Fn(char) 
     f.write_str(rest)
 }
 
-/// Whether a terminal may do something else with a character than show it in its place.
+/// Reports whether a terminal may interpret a character instead of displaying it.
 fn is_unsafe(character: char) -> bool {
     let is_separator = matches!(character, '\u{2028}' | '\u{2029}');
     let is_bidi = matches!(

@@ -1,11 +1,13 @@
-//! How a log does under continuous checkpoints. Prints what was written for each byte dirtied, how long commits
-//! took, the disk it used, its own memory, and how long opening the newest checkpoint took.
+//! Measures a log under continuous checkpoints. Prints the written bytes for each changed byte, the duration of
+//! commits, and the used disk space. Also prints the memory of this process, and the time to open the newest
+//! checkpoint.
 //!
-//! Usage: `continuous DIR MIB PAGES HZ SECONDS [KEEP [SEGMENT_MIB [hot]]]`: a subject of MIB, of which PAGES pages
-//! change in each epoch, anywhere (or, `hot`, nine of ten in a tenth of it), HZ times a second.
+//! Usage: `continuous DIR MIB PAGES HZ SECONDS [KEEP [SEGMENT_MIB [hot]]]`. The simulated subject has MIB of memory.
+//! The example takes HZ checkpoints of the subject per second. In each epoch, PAGES random pages change. With `hot`,
+//! nine of ten changed pages are in one tenth of the memory.
 //!
-//! Owns: the figures quoted for logs.
-//! Does not: stop a subject; the pages are made up, each different from all others.
+//! Owns: the published figures about logs.
+//! Does not: stop a process. The pages are generated, and each page differs from all others.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -23,7 +25,7 @@ use undying_store as store;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Pages that are appended in one run.
+/// The number of pages that are appended in one run.
 const RUN: u64 = 1;
 
 struct Load {
@@ -64,7 +66,7 @@ fn main() -> Outcome<()> {
     let store = Store::open(&root)?;
     let name: SubjectName = "subject".parse()?;
     let options = LogOptions {
-        // What an epoch dirties, twice: one being copied, one being written.
+        // Buffers for twice the changed pages of an epoch: one epoch is copied while the previous one is written.
         buffers: NonZeroUsize::new((load.dirty / 256 + 4) as usize).ok_or("no buffers")?,
         keep: Keep::thinned(number(5, 8) as usize),
         segment: ByteCount(number(6, 16) << 20),
@@ -100,7 +102,7 @@ fn main() -> Outcome<()> {
     remove(&root)
 }
 
-/// The first checkpoint: all pages.
+/// Writes the first checkpoint, with all pages.
 fn fill(writer: &LogWriter, load: &mut Load) -> Outcome<()> {
     let epoch = writer.begin(Sequence(1), Base::Nothing)?.ok_or("behind at the start")?;
     let begun = Instant::now();
@@ -221,7 +223,7 @@ impl Load {
         self.random.u64(..span)
     }
 
-    /// Makes a page unlike all others; what was in the buffer fills the rest.
+    /// Makes a page different from all other pages. The middle of the page keeps the old content of the buffer.
     fn stamp(&mut self, page: &mut [u8]) {
         let stamp = self.random.u64(..).to_le_bytes();
         page[..8].copy_from_slice(&stamp);
@@ -242,7 +244,7 @@ fn open_time(store: &Store, name: &SubjectName) -> Outcome<Duration> {
     Ok(times[2])
 }
 
-/// Registers of a few threads, which change, and what does not.
+/// Returns registers of a few threads, which change in each checkpoint, and records that never change.
 fn records(number: u64) -> RecordSet {
     let threads =
         (0..4).map(|thread| Record::new("regs", 1, Owner::Object(thread), vec![number as u8; 2700]));
@@ -262,7 +264,7 @@ fn meta(sequence: u64) -> CommitMeta {
     }
 }
 
-/// Bytes of this process that are in memory.
+/// Returns the resident memory of this process in bytes.
 fn resident() -> Outcome<u64> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     Ok(text.split(' ').nth(1).ok_or("statm is odd")?.parse::<u64>()? * PAGE_BYTES)

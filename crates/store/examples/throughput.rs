@@ -1,9 +1,9 @@
-//! How fast images are written and read here. Prints one line for each measurement.
+//! Measures the speed of writing and reading images on this machine. Prints one line for each measurement.
 //!
-//! Usage: `throughput DIR [MIB [BUFFERS [BUFFER_PAGES [METHOD]]]]`, METHOD one of ring, direct, buffered.
+//! Usage: `throughput DIR [MIB [BUFFERS [BUFFER_PAGES [METHOD]]]]`, where METHOD is ring, direct or buffered.
 //!
-//! Owns: the figures quoted for the store.
-//! Does not: stop a subject; the pages come from this program's own memory, with process_vm_readv.
+//! Owns: the published figures about the store.
+//! Does not: stop a process. The pages are copied from the memory of this program with process_vm_readv(2).
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -51,7 +51,7 @@ fn main() -> Outcome<()> {
     scattered()
 }
 
-/// Memory without a zero page and without repetition.
+/// Returns memory without zero pages and without repeated content.
 fn filled(size: ByteCount) -> Outcome<PageBuffer> {
     let mut memory = PageBuffer::new(size)?;
     fastrand::Rng::with_seed(1).fill(&mut memory);
@@ -115,7 +115,7 @@ fn read(path: &Path, size: ByteCount, state: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// Takes an image out of the page cache.
+/// Removes an image from the page cache.
 fn evict(path: &Path) -> Outcome<()> {
     for entry in std::fs::read_dir(path)? {
         let file = std::fs::File::open(entry?.path())?;
@@ -124,7 +124,7 @@ fn evict(path: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// An image of a tiny process, many times over, in a store.
+/// Writes many images of a small process to a store.
 fn small(path: &Path, options: WriteOptions) -> Outcome<()> {
     const IMAGES: usize = 200;
     let store = Store::open(path)?;
@@ -158,7 +158,8 @@ fn small(path: &Path, options: WriteOptions) -> Outcome<()> {
     Ok(())
 }
 
-/// The worst index: every second page of 4 GiB, so that no two can be joined, in an order without order.
+/// Measures the most expensive index: every second page of 4 GiB, so that no two pages can be joined, added in random
+/// order.
 fn scattered() -> Outcome<()> {
     const PAGES: u64 = 1 << 19;
     let begun = Instant::now();

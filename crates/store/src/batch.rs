@@ -1,8 +1,8 @@
 //! A buffer that is being filled with pages, and the list of these pages.
 //!
-//! Owns: `PageBatch`, the order of its pieces in the buffer.
+//! Owns: `PageBatch`, and the order of its pieces (ranges of consecutive pages) in the buffer.
 //! Invariants: pieces are contiguous in the buffer, in the order in which they were pushed.
-//! Does not: copy or hash.
+//! Does not: copy or hash pages.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use image::{Extent, SpaceId};
 use model::{Address, PAGE_BYTES, PageCount};
 use sys::page_buffer::PageBuffer;
 
-/// Consecutive pages of one space, in a batch.
+/// A range of consecutive pages of one address space in a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
     /// The address space or shared object.
     pub space: SpaceId,
-    /// The first page's address.
+    /// The address of the first page.
     pub start: Address,
-    /// How many pages.
+    /// The number of pages.
     pub pages: PageCount,
-    /// Where in the batch's buffer they begin.
+    /// The position of the first page in the buffer, counted in pages.
     pub at: PageCount,
 }
 
-/// Pages on their way into an image.
+/// A buffer with pages that are added to a checkpoint.
 pub struct PageBatch {
     pub(crate) buffer: PageBuffer,
     pieces: Vec<Piece>,
@@ -33,18 +33,19 @@ pub struct PageBatch {
     lent: Option<Lent>,
 }
 
-/// A buffer that a pool counts as one of its own, until it comes back or is lost.
+/// Counts a buffer as an existing buffer of a pool. Dropping the value decreases the number of existing buffers.
+/// `PageBatch::unlent` prevents the decrease.
 #[derive(Debug)]
 pub(crate) struct Lent(Option<Arc<AtomicUsize>>);
 
 impl Lent {
-    /// One more of those counted here.
+    /// Counts a new buffer.
     pub(crate) fn count(made: &Arc<AtomicUsize>) -> Self {
         made.fetch_add(1, Ordering::Relaxed);
         Self::again(made)
     }
 
-    /// One that is counted already.
+    /// Refers to a buffer that is already counted.
     pub(crate) fn again(made: &Arc<AtomicUsize>) -> Self {
         Self(Some(Arc::clone(made)))
     }
@@ -59,31 +60,32 @@ impl Drop for Lent {
 }
 
 impl PageBatch {
-    /// A batch over a buffer of the caller's own, beside those of the writer's pool.
+    /// Creates a batch with a buffer that does not belong to the pool of the writer.
     #[must_use]
     pub const fn over(buffer: PageBuffer) -> Self {
         Self { buffer, pieces: Vec::new(), filled: PageCount(0), lent: None }
     }
 
-    /// A batch of a pool, whose list of pieces has its memory already. Dropped, its pool may make another.
+    /// Creates a batch with a buffer of a pool. `pieces` has enough capacity. If the batch is dropped, the pool may
+    /// allocate another buffer.
     pub(crate) const fn lent(buffer: PageBuffer, pieces: Vec<Piece>, lent: Lent) -> Self {
         Self { buffer, pieces, filled: PageCount(0), lent: Some(lent) }
     }
 
-    /// How many pages it has been given, those left out included.
+    /// Returns the number of pages pushed so far, including pages that `retain` has removed.
     #[must_use]
     pub const fn filled(&self) -> PageCount {
         self.filled
     }
 
-    /// How many more pages fit.
+    /// Returns the number of pages that can still be pushed.
     #[must_use]
     pub fn room(&self) -> PageCount {
         PageCount(self.buffer.size().get() / PAGE_BYTES - self.filled.get())
     }
 
-    /// Adds consecutive pages at the end and gives the bytes to fill, or `None` when they do not fit.
-    /// The bytes are those of whatever was in the buffer before: all of them must be written.
+    /// Adds consecutive pages at the end and returns the bytes to fill. Returns `None` if the pages do not fit. The
+    /// returned bytes contain old data: the caller must overwrite all returned bytes.
     pub fn push(&mut self, space: SpaceId, start: Address, pages: PageCount) -> Option<&mut [u8]> {
         if pages > self.room() {
             return None;
@@ -94,7 +96,8 @@ impl PageBatch {
         Some(&mut self.buffer[byte_range(at, pages)])
     }
 
-    /// Adds as many of an extent's pages from `done` on as fit, with their bytes or zeros, and gives how many.
+    /// Adds pages of an extent, beginning with page number `done` of the extent, until the buffer is full. Returns the
+    /// number of added pages. Without `bytes`, the pages are zero.
     pub(crate) fn copy(&mut self, extent: &Extent, done: PageCount, bytes: Option<&[u8]>) -> PageCount {
         let pages = self.room().min(PageCount(extent.pages.get() - done.get()));
         if let Some(place) = self.push(extent.space, extent.start + done.bytes(), pages) {
@@ -106,41 +109,41 @@ impl PageBatch {
         pages
     }
 
-    /// The pages so far.
+    /// Returns the pieces pushed so far.
     #[must_use]
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
-    /// The bytes of all pages pushed so far, in order: to be filled with one scattered read.
+    /// Returns the bytes of all pages pushed so far, in order. One scattered read can fill these bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buffer[byte_range(PageCount(0), self.filled)]
     }
 
-    /// Keeps only the pieces that `keep` returns true for: what could not be copied is left out.
+    /// Removes the pieces for which `keep` returns false, for example pages that could not be copied.
     pub fn retain(&mut self, keep: impl FnMut(&Piece) -> bool) {
         self.pieces.retain(keep);
     }
 
-    /// Whether it has no pages.
+    /// Reports whether the batch contains no pages.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// Forgets all pages.
+    /// Removes all pages.
     pub fn clear(&mut self) {
         self.pieces.clear();
         self.filled = PageCount(0);
     }
 
-    /// The pool that it came from counts it still.
+    /// Returns the buffer and the pieces. The pool continues to count the buffer.
     pub(crate) fn into_parts(self) -> (PageBuffer, Vec<Piece>) {
         let Self { buffer, pieces, .. } = self.unlent();
         (buffer, pieces)
     }
 
-    /// As one of the caller's own: the pool that it came from does not make another when it is lost.
+    /// Detaches the batch from the count of the pool. If the batch is lost, the pool does not allocate a replacement.
     pub(crate) fn unlent(mut self) -> Self {
         if let Some(lent) = &mut self.lent {
             lent.0 = None;

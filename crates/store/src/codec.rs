@@ -1,7 +1,7 @@
-//! Codecs for compressed segments: a new one is a type here and an entry of `CODECS`.
+//! Codecs for compressed segments. A new codec is a type in this file and an entry of `CODECS`.
 //!
-//! Owns: the interface of a codec, finding a codec by its name, which images record.
-//! Invariants: for any input, a codec fills the destination or reports that it did not. It neither panics nor writes
+//! Owns: the interface of a codec; finding a codec by its name. An image contains the name of its codec.
+//! Invariants: for any input, a codec fills the destination or reports a failure. A codec never panics and never writes
 //! elsewhere.
 //! Does not: divide segments into chunks.
 
@@ -9,42 +9,42 @@ use std::fmt::{self, Debug};
 
 use sys::Result;
 
-/// Every codec.
+/// All codecs.
 pub const CODECS: &[&dyn Codec] = &[&Lz4, &Zstd];
 
-/// The codec of this name.
+/// Returns the codec with this name.
 #[must_use]
 pub fn codec(name: &str) -> Option<&'static dyn Codec> {
     CODECS.iter().copied().find(|codec| codec.name() == name)
 }
 
-/// The names of all codecs, for messages.
+/// Returns the names of all codecs, for messages.
 pub(crate) fn names() -> String {
     CODECS.iter().map(|codec| codec.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// A way to store a chunk of pages in fewer bytes.
+/// A compression format for chunks of pages.
 pub trait Codec: Sync + Debug {
-    /// Its name, on the command line and in images.
+    /// Returns the name of the codec, as used on the command line and in images.
     fn name(&self) -> &'static str;
 
-    /// What it is good for, for help and documentation.
+    /// Returns a short description for help and documentation.
     fn summary(&self) -> &'static str;
 
-    /// What compresses chunks of at most this many bytes, for one thread.
+    /// Returns a compressor for chunks of at most `chunk` bytes. Each thread needs its own compressor.
     fn compressor(&self, chunk: usize) -> Result<Box<dyn Compressor>>;
 
-    /// Expands a chunk into exactly these bytes; false when it is not one that this codec wrote.
+    /// Expands a chunk into exactly `bytes`. Returns false if this codec did not write the chunk.
     fn expand(&self, stored: &[u8], bytes: &mut [u8]) -> bool;
 }
 
-/// Compresses one chunk after the other.
+/// Compresses chunks in sequence.
 pub trait Compressor: Send + Debug {
-    /// The chunk in fewer bytes than it has; `None` when that cannot be.
+    /// Returns the compressed chunk. Returns `None` if the result is not smaller than the input.
     fn compress(&mut self, bytes: &[u8]) -> Option<&[u8]>;
 }
 
-/// LZ4 blocks.
+/// The LZ4 block format.
 #[derive(Debug)]
 struct Lz4;
 
@@ -78,10 +78,10 @@ impl Compressor for Blocks {
     }
 }
 
-/// The level: above it, it takes twice the time for a few percent.
+/// The compression level. Higher levels take twice the time and reduce the size by only a few percent.
 const LEVEL: i32 = 1;
 
-/// Zstandard frames.
+/// The Zstandard frame format.
 #[derive(Debug)]
 struct Zstd;
 
@@ -112,7 +112,7 @@ impl Codec for Zstd {
 
 impl Compressor for Frames {
     fn compress(&mut self, bytes: &[u8]) -> Option<&[u8]> {
-        // A destination one byte shorter than the chunk refuses what does not get smaller.
+        // The destination is one byte smaller than the chunk, so that chunks that do not become smaller are refused.
         let room = bytes.len().min(self.out.len()).saturating_sub(1);
         let length = self.context.compress_to_buffer(bytes, &mut self.out[..room]).ok()?;
         self.out.get(..length)

@@ -1,8 +1,8 @@
-//! Images that outlive their log or their number: named copies, and exports.
+//! Images that outlive their source: named copies, and exports.
 //!
-//! Owns: sharing the files of a copy with its source; writing a new image from another.
-//! Invariants: a copy becomes visible when it is complete and durable. It does not change when its source changes or is
-//! removed.
+//! Owns: sharing the files of a copy with its source; writing a new image from another image.
+//! Invariants: a copy becomes visible when it is complete and durable. The copy remains unchanged when the source is
+//! changed or removed.
 //! Does not: choose what to copy.
 
 use std::path::Path;
@@ -24,14 +24,14 @@ use crate::sink::PageSink as _;
 use crate::staging::{self, Staging};
 use crate::writer::{Files, ImageWriter};
 
-/// Times that a copy begins anew because the writer of a log removed what was about to be shared.
+/// The maximum number of retries. A copy is retried if the writer of a log removes a file before the file is shared.
 const RETRIES_MAX: usize = 64;
 
-/// What says that files cannot have two names.
+/// Errors of link(2) that mean: this file system or file does not allow another hard link.
 const CANNOT_SHARE: [Refused; 4] = [Refused::XDEV, Refused::PERM, Refused::OPNOTSUPP, Refused::MLINK];
 
-/// Makes an image at `target` that shares its pages with the image at `source`, on the same medium. Where files
-/// cannot have two names, it gets pages of its own.
+/// Creates an image at `target`, on the same medium as `source`. The image shares its segments with the image at
+/// `source`. Where hard links are impossible, the pages are copied.
 pub(crate) fn copy(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<()> {
     let mut tries = 0;
     loop {
@@ -47,7 +47,7 @@ pub(crate) fn copy(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Re
     }
 }
 
-/// Writes an image at `target` with the pages and records of the one at `source`, and nothing else.
+/// Writes the pages and records of the image at `source` to a new image at `target`.
 pub(crate) fn export(
     medium: &Arc<dyn Medium>,
     source: &Path,
@@ -76,7 +76,7 @@ fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<()> {
     for (path, segment) in image.segment_files() {
         let name = format!("pages-{}.seg", segment.id);
         medium.link(path, &files.path(&name))?;
-        // A checkpoint of a log can be read a moment before it is durable.
+        // The sync is needed because a checkpoint of a log can become readable before it is durable.
         medium.sync_file(&files.path(&name))?;
         let packing = match segment.packing {
             Some(Packing { codec, chunks }) => {
@@ -101,7 +101,7 @@ fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<()> {
     staging.publish()
 }
 
-/// Appends an extent to an image, in as many batches as it takes; without bytes, zeros.
+/// Appends an extent to an image, in one or more batches. Without `bytes`, the pages are zero.
 fn append(writer: &ImageWriter, extent: &Extent, bytes: Option<&[u8]>) -> Result<()> {
     let mut done = PageCount(0);
     while done < extent.pages {

@@ -1,8 +1,8 @@
 //! Errors of a store or an image, as the operator sees them.
 //!
-//! Owns: `Error`; each variant names its row of docs/errors.md.
-//! Invariants: every error names its path or object and ends with the next step.
-//! Does not: map errors to exit codes; `Error::is_damage` gives the distinction that this needs.
+//! Owns: `Error`. Each variant names its row of docs/errors.md.
+//! Invariants: every message names the path or object, and ends with the next step.
+//! Does not: map errors to exit codes. `Error::is_damage` helps the caller to choose the exit code.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use image::{Checksum, Extent};
 use model::{ByteCount, Escaped, Sequence};
 use sys::Errno;
 
-/// Why a store or an image could not be used.
+/// The reason why a store or an image could not be used.
 #[derive(Clone, Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "fields without a line of their own are what the message names")]
 pub enum Error {
@@ -23,7 +23,7 @@ pub enum Error {
     )]
     Io(sys::Error),
 
-    /// There is no room for the image. Nothing of it was left behind.
+    /// The device, the quota or the file size limit has no space for the image. No part of the image remains.
     ///
     /// Row: store-full
     #[error(
@@ -31,13 +31,13 @@ pub enum Error {
     )]
     Full(sys::Error),
 
-    /// Others could read the store, and with it the memory of every subject in it.
+    /// Other users can read the store, and therefore the memory of every subject in it.
     ///
     /// Row: store-exposed
     #[error("store {path} is open to others (mode {mode:04o})\nhelp: chmod 0700 {path}", path = shown(path))]
     Exposed { path: PathBuf, mode: u32 },
 
-    /// Another user owns it, and can have written anything.
+    /// Another user owns the file or directory, and can have written anything into it.
     ///
     /// Row: image-untrusted
     #[error(
@@ -48,11 +48,11 @@ pub enum Error {
     Untrusted {
         path: PathBuf,
         owner: u32,
-        /// Our own effective user id.
+        /// The effective user id of this process.
         own: u32,
     },
 
-    /// Other users can write to it.
+    /// Other users can write to the file or directory.
     ///
     /// Row: image-writable
     #[error(
@@ -62,7 +62,7 @@ pub enum Error {
     )]
     Writable { path: PathBuf, mode: u32 },
 
-    /// It has a type that undying never creates there. It was not opened.
+    /// The object has a type that undying never creates at this path. The object was not opened.
     ///
     /// Row: image-wrong-type
     #[error(
@@ -72,25 +72,25 @@ pub enum Error {
     )]
     WrongType { path: PathBuf, found: &'static str, wanted: &'static str },
 
-    /// The store is named by a scheme that no backend has.
+    /// The location of the store has a scheme that no backend serves.
     ///
     /// Row: store-backend-unknown
     #[error("no store backend has the scheme {0}\nhelp: give a directory")]
     UnknownBackend(String),
 
-    /// The path of the store leads to something else than a directory.
+    /// The path of the store leads to an object that is not a directory.
     ///
     /// Row: store-not-directory
     #[error("the store {path} is not a directory\nhelp: name a directory with --store DIR", path = shown(.0))]
     NotDirectory(PathBuf),
 
-    /// Something is there already; it was left as it is.
+    /// The path exists already. Nothing was changed.
     ///
     /// Row: image-exists
     #[error("{path} exists already\nhelp: remove it or choose another path", path = shown(.0))]
     Exists(PathBuf),
 
-    /// The directory holds no commit record: not an image, or one that was never completed.
+    /// The directory contains no commit record: the directory is not an image, or the image was never completed.
     ///
     /// Row: image-not-committed
     #[error(
@@ -99,7 +99,7 @@ pub enum Error {
     )]
     NotCommitted(PathBuf),
 
-    /// The path of an image leads to nothing.
+    /// The path of an image does not exist.
     ///
     /// Row: image-no-path
     #[error(
@@ -108,13 +108,13 @@ pub enum Error {
     )]
     NoPath(PathBuf),
 
-    /// A file of the image is not as it was written.
+    /// The content of an image file is damaged.
     ///
     /// Row: image-damaged
     #[error("{path}: {source}\nhelp: the image cannot be trusted; restore an earlier one", path = shown(path))]
     Damaged { path: PathBuf, source: image::Error },
 
-    /// Pages are not as they were written.
+    /// The content of pages is damaged.
     ///
     /// Row: image-damaged
     #[error(
@@ -124,12 +124,12 @@ pub enum Error {
     )]
     PagesDamaged {
         path: PathBuf,
-        /// Where in it.
+        /// The offset of the damaged pages in the file.
         offset: ByteCount,
         extent: Extent,
-        /// The checksum in the index.
+        /// The checksum in the page index.
         stored: Checksum,
-        /// The checksum of the bytes that are there.
+        /// The checksum of the bytes in the file.
         computed: Checksum,
     },
 
@@ -143,13 +143,13 @@ pub enum Error {
     )]
     WrongLength {
         path: PathBuf,
-        /// Its length; `None` when it is not there.
+        /// The length of the file; `None` if the file does not exist.
         found: Option<ByteCount>,
-        /// Its length in the commit record.
+        /// The length in the commit record.
         expected: ByteCount,
     },
 
-    /// The file named `commit` was not written by this tool.
+    /// The file named `commit` was not written by undying.
     ///
     /// Row: image-foreign
     #[error("{path} is not an undying image\nhelp: give an image's directory, NAME or NAME@SEQ", path = shown(.0))]
@@ -165,11 +165,11 @@ pub enum Error {
     Newer {
         path: PathBuf,
         found: u32,
-        /// The latest format this program reads.
+        /// The latest format that this program reads.
         supported: u32,
     },
 
-    /// The image's pages are compressed in a way that this program does not know.
+    /// The pages of the image are compressed with a codec that this program does not have.
     ///
     /// Row: image-codec-unknown
     #[error(
@@ -180,11 +180,11 @@ pub enum Error {
     UnknownCodec {
         path: PathBuf,
         codec: String,
-        /// Those that there are.
+        /// The codecs that this program has.
         known: String,
     },
 
-    /// The store has no such image.
+    /// The store does not contain the requested image.
     ///
     /// Row: image-not-found
     #[error(
@@ -194,9 +194,9 @@ pub enum Error {
     )]
     NotFound {
         name: String,
-        /// The checkpoint, unless the newest was asked for.
+        /// The requested checkpoint; `None` for the newest.
         sequence: Option<Sequence>,
-        /// Where it was looked for.
+        /// The store that was searched.
         store: PathBuf,
     },
 
@@ -213,7 +213,7 @@ pub enum Error {
     #[error("the wait for the store was called off")]
     CalledOff,
 
-    /// The store takes pages so slowly that a subject would have to stand still for it.
+    /// The store accepts pages so slowly that the subject would remain stopped for too long.
     ///
     /// Row: store-slow
     #[error(
@@ -223,7 +223,7 @@ pub enum Error {
     )]
     Slow(Duration),
 
-    /// What is under this name was not copied there.
+    /// The name belongs to a subject. A copy was expected.
     ///
     /// Row: not-a-copy
     #[error(
@@ -231,28 +231,29 @@ pub enum Error {
     )]
     NotACopy(String),
 
-    /// A name that cannot be a directory of the store.
+    /// The name cannot be the name of a directory in the store.
     ///
     /// Row: name-invalid
     #[error("{name:?} cannot name a subject: {why}\nhelp: use letters, digits, '-', '_', '.' and '+'")]
     InvalidName {
         name: String,
-        /// The rule it breaks.
+        /// The rule that the name breaks.
         why: &'static str,
     },
 
-    /// What was to be written exceeds the format.
+    /// A part of the image exceeds a limit of the format.
     ///
     /// Row: image-too-large
     #[error("cannot write {path}: {source}\nhelp: please report this", path = shown(path))]
     TooLarge { path: PathBuf, source: image::Error },
 }
 
-/// A result of a store operation.
+/// The result of a store operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether the image itself is at fault: damaged, incomplete, foreign, of a later format or not to be trusted.
+    /// Reports whether the error is a fault of the image itself: damaged, incomplete, foreign, of a later format, or
+    /// not trusted.
     #[must_use]
     pub const fn is_damage(&self) -> bool {
         matches!(
@@ -271,7 +272,7 @@ impl Error {
         )
     }
 
-    /// A part of an image that could not be decoded.
+    /// Returns the error for a part of an image that could not be decoded.
     pub(crate) fn decoding(path: &Path, source: image::Error) -> Self {
         let path = path.to_path_buf();
         match source {
@@ -281,18 +282,18 @@ impl Error {
         }
     }
 
-    /// A part of an image that could not be encoded.
+    /// Returns the error for a part of an image that could not be encoded.
     pub(crate) fn encoding(path: &Path, source: image::Error) -> Self {
         Self::TooLarge { path: path.to_path_buf(), source }
     }
 }
 
-/// A path as messages show it.
+/// Returns a path in the form for messages.
 fn shown(path: &Path) -> String {
     Escaped(&path.to_string_lossy()).to_string()
 }
 
-/// The command to name in a help line for an image that is not there.
+/// Returns the help text for an image that does not exist: the command that lists the images or subjects.
 fn list_of(name: &str, store: &Path) -> String {
     if !name.is_empty() && store.join(name).is_dir() {
         format!("`undying ls {}` lists what there is", Escaped(name))
@@ -301,7 +302,7 @@ fn list_of(name: &str, store: &Path) -> String {
     }
 }
 
-/// The directory to name in a help line: a directory itself, or that of a file.
+/// Returns the directory to name in a help line: `path` itself if it is a directory, otherwise its parent.
 fn directory_of(path: &Path) -> &Path {
     if path.is_dir() { path } else { crate::layout::parent(path) }
 }
@@ -314,7 +315,7 @@ impl From<sys::Error> for Error {
     }
 }
 
-/// Whether an errno is among some.
+/// Reports whether `errno` is one of the errors in `some`.
 pub(crate) fn is_one_of(errno: Errno, some: &[rustix::io::Errno]) -> bool {
     some.iter().any(|one| Errno::from(*one) == errno)
 }

@@ -1,7 +1,7 @@
-//! The files of an image in its directory.
+//! The files in the directory of an image.
 //!
-//! Owns: the names of the files that every image has, and the options of writing one.
-//! Does not: write.
+//! Owns: the names of the files that every image contains; the options for writing an image.
+//! Does not: write files.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -10,32 +10,33 @@ use model::PageCount;
 
 use crate::codec::Codec;
 
-/// The commit record's name.
+/// The file name of the commit record.
 pub(crate) const COMMIT_FILE: &str = "commit";
 pub(crate) const RECORDS_FILE: &str = "records";
 pub(crate) const INDEX_FILE: &str = "index";
 
-/// How an image is written.
+/// Options for writing an image.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteOptions {
-    /// Buffers in circulation at most.
+    /// The maximum number of page buffers in use.
     pub buffers: NonZeroUsize,
-    /// Pages that a buffer holds.
+    /// The number of pages in a buffer.
     pub buffer_pages: PageCount,
-    /// What compresses the pages; none, and they are stored as they are.
+    /// The codec that compresses the pages; `None` stores the pages uncompressed.
     pub codec: Option<&'static dyn Codec>,
 }
 
 impl Default for WriteOptions {
-    /// 8 buffers of 2 MiB: a huge page each, which the device reads fastest, and enough to keep it busy while
-    /// some are filled and one is hashed; measured with `examples/throughput.rs`.
+    /// Returns options with 8 buffers of 2 MiB, without compression. Each buffer is one huge page, because the device
+    /// reads such buffers fastest. With eight buffers, the device is busy while some buffers are filled and hashed. The
+    /// values were measured with `examples/throughput.rs`.
     fn default() -> Self {
         const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
         Self { buffers: BUFFERS, buffer_pages: PageCount(512), codec: None }
     }
 }
 
-/// The directory that holds a path's last component.
+/// Returns the parent directory of `path`; `.` if the path has only one component.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,

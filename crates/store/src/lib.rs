@@ -1,9 +1,10 @@
-//! The store of images.
+//! The store: the directory that contains the checkpoints of all subjects (protected process trees).
 //!
-//! Owns: writing, publishing, finding, reading, verifying and pruning images; the registry of backends.
-//! Invariants: an image is committed and complete, or it does not exist. Only its owner can read an image. No byte of a
-//! page is returned before its checksum was found good.
-//! Does not: know the meaning of a record, or the process of a page.
+//! Owns: writing, publishing, finding, reading, verifying and pruning images; the registry of backends. An image is one
+//! complete checkpoint; a backend stores files.
+//! Invariants: an image is committed and complete, or it does not exist. Only the owner of an image can read the image.
+//! The checksum of a page is verified before any byte of the page is returned.
+//! Does not: interpret records, or know to which process a page belongs.
 #![forbid(unsafe_code)]
 
 mod backend;

@@ -1,14 +1,14 @@
-//! Reads many pages fast: many reads in flight, several threads, every extent checked before it is returned. Also
-//! checks every byte that a restore would use.
+//! Reads many pages fast. Several threads keep many reads in flight. The checksum of every extent is verified before
+//! the extent is returned. Also verifies every byte that a restore would use.
 //!
 //! Owns: joining adjacent extents of a segment into parts, and parts into runs; distributing the runs among threads.
-//! Invariants: each extent is returned once, and checked. After the first error, no further run is begun. Bytes between
-//! the parts are not read. An image that passes `verify` restores the bytes that were written.
-//! Does not: put the pages into a process; the caller does, on the thread that has read them.
+//! Invariants: each extent is returned once, and its checksum is verified. After the first error, no further run
+//! begins. Bytes between the parts are not read. If `verify` succeeds, a restore returns the bytes that were written.
+//! Does not: write the pages into a process. The caller writes the pages, in the thread that has read them.
 //!
-//! In an old log, live and superseded pages are mixed, about as many of each. Reading everything costs twice the bytes
-//! of an image. Reading each live stretch separately costs twice the requests that the device can take. Skipping gaps
-//! of two or more pages is between the two, see docs/design/0010.
+//! An old log contains about as many superseded pages as live pages, in mixed order. Reading all bytes would read twice
+//! the size of an image. Reading each range of live pages separately would need twice the requests that the device can
+//! process. Therefore a gap of one page is read, and longer gaps are skipped. See docs/design/0010.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -23,19 +23,20 @@ use crate::error::{Error, Result};
 use crate::pool::locked;
 use crate::reader::{ImageReader, check_pages};
 
-/// Bytes of a run at most: long enough for the device, and what one huge page of buffer holds.
+/// The maximum size of a run. The size is large enough for the full speed of the device, and equals one huge page.
 const RUN_BYTES_MAX: u64 = 2 << 20;
 
-/// The longest stretch of superseded pages that is read and thrown away rather than skipped.
+/// The longest gap of superseded pages that is read and discarded. Longer gaps are skipped.
 const GAP_BYTES_MAX: u64 = PAGE_BYTES;
 
-/// Threads for each that the caller allows: while one waits for the device, the other checks and hands out.
+/// The number of threads that are started for each thread that the caller allows. One thread waits for the device while
+/// the other checks and delivers pages.
 const THREADS_EACH: usize = 2;
 
-/// What most loads compute with: one thread waits for the device while the other checks and hands out.
+/// The usual number of computing threads. While one thread waits for the device, the other checks and delivers pages.
 pub(crate) const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("2 is not zero");
 
-/// Checked pages, as they are handed out.
+/// Verified pages of one run. A run consists of extents that are read together.
 #[derive(Debug)]
 pub struct LoadedRun<'a> {
     extents: &'a [Extent],
@@ -43,18 +44,18 @@ pub struct LoadedRun<'a> {
     bytes: &'a [u8],
 }
 
-/// What was found good.
+/// The amount of data that was verified.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VerifyReport {
-    /// Records.
+    /// The number of records.
     pub records: usize,
-    /// Pages, zero pages included.
+    /// The number of pages, including zero pages.
     pub pages: PageCount,
-    /// Bytes of pages that were read and checked.
+    /// The size of the pages that were read and verified.
     pub bytes: ByteCount,
 }
 
-/// Extents of one segment that are fetched together.
+/// Extents of one segment that are read together.
 #[derive(Debug)]
 struct Run<'a> {
     segment: SegmentId,
@@ -64,12 +65,12 @@ struct Run<'a> {
 }
 
 impl<'a> LoadedRun<'a> {
-    /// The extents and their bytes.
+    /// Returns the extents and their bytes.
     pub fn iter(&self) -> impl Iterator<Item = (&'a Extent, &'a [u8])> {
         let (bytes, mut parts, mut before) = (self.bytes, self.parts, 0);
         self.extents.iter().filter_map(move |extent| {
             let (_, place) = extent.stored()?;
-            // Both rise, and each extent lies in one part.
+            // Extents and parts are sorted by offset, and each extent lies in one part.
             while let [first, rest @ ..] = parts
                 && first.end.get() <= place.start
             {
@@ -83,14 +84,14 @@ impl<'a> LoadedRun<'a> {
 }
 
 impl ImageReader {
-    /// Reads the stored pages among these extents of this image's index, and hands them to `sink`.
+    /// Reads the stored pages of the given extents of this image's index, and passes them to `sink`.
     ///
-    /// `sink` is called in no particular order, for each run on the thread that read it. So many threads compute at
-    /// once; twice as many are started, since half of them wait for the device. Zero extents are left to the caller.
+    /// `sink` is called for the runs in no particular order, in the thread that has read the run. Twice `threads`
+    /// threads are started, because half of them wait for the device. `sink` does not receive extents of zero pages.
     ///
     /// # Errors
     ///
-    /// The first error of reading, checking or `sink`.
+    /// Returns the first error of reading, of a check or of `sink`.
     pub fn load<E>(
         &self,
         extents: &[Extent],
@@ -115,12 +116,12 @@ impl ImageReader {
         load.failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    /// Reads and checks every byte of its pages. Calls `good` with the number of bytes that were found good, on several
-    /// threads.
+    /// Reads and verifies all pages of the image. Calls `good` for each verified run with the number of its bytes. The
+    /// calls come from several threads.
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong with it.
+    /// Returns the first error of reading or of a check.
     pub fn verify(&self, good: impl Fn(ByteCount) + Sync) -> Result<VerifyReport> {
         let index = self.index();
         self.load::<Error>(index.extents(), THREADS, |run| {
@@ -140,7 +141,7 @@ struct Load<'a, E> {
 }
 
 impl<E: From<Error>> Load<'_, E> {
-    /// Takes runs until there are none left.
+    /// Reads runs until no run is left.
     fn work(&self, sink: &impl Fn(&LoadedRun<'_>) -> std::result::Result<(), E>) {
         let mut reader = PartReader::default();
         loop {
@@ -166,7 +167,7 @@ impl<E: From<Error>> Load<'_, E> {
     }
 }
 
-/// Cuts sorted extents into runs.
+/// Divides sorted extents into runs.
 fn join(extents: &[Extent]) -> Vec<Run<'_>> {
     let mut runs: Vec<Run<'_>> = Vec::new();
     let mut first = 0;
@@ -187,7 +188,8 @@ fn join(extents: &[Extent]) -> Vec<Run<'_>> {
 }
 
 impl Run<'_> {
-    /// Takes bytes that begin no earlier than those before, if they are in its segment and there is room.
+    /// Adds an extent to the run. The extent must not begin before the previous extent. Returns false if the extent
+    /// lies in another segment or the run would become too large.
     fn take(&mut self, segment: SegmentId, bytes: &Range<u64>) -> bool {
         let Some(last) = self.parts.last_mut() else { return false };
         if segment != self.segment {

@@ -1,9 +1,9 @@
-//! The file operations for storing an image, so that a test can replace the disk.
+//! The file operations for storing images, as traits, so that a test can replace the disk.
 //!
 //! Owns: the traits `Medium`, `NewFile`, `PageFile`, `PageSource`, `Lock`.
-//! Invariants of an implementation: nothing is durable before the matching sync has returned; afterwards it survives a
-//! power cut. A rename is atomic.
-//! Does not: define the order of writes; `publish` and `writer` do.
+//! Invariants of an implementation: nothing is durable before the matching sync has returned. After the sync, the data
+//! survives a power cut. A rename is atomic.
+//! Does not: define the order of writes; the modules `staging` and `writer` do.
 
 use std::fmt::Debug;
 use std::num::NonZeroUsize;
@@ -15,49 +15,49 @@ use sys::Result;
 use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
 
-/// A name in a directory.
+/// An entry of a directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Entry {
-    /// The name; one that is not UTF-8 is none of ours and is left out of listings.
+    /// The name. Listings omit names that are not UTF-8, because a store never creates them.
     pub name: String,
-    /// Whether it is a directory.
+    /// Whether the entry is a directory.
     pub is_directory: bool,
 }
 
-/// What a path leads to.
+/// The type of the object at a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A directory.
     Directory {
-        /// Its permission bits.
+        /// The permission bits of the directory.
         mode: u32,
     },
-    /// Anything else.
+    /// Any other object.
     File,
 }
 
-/// How a file of pages is going to be written.
+/// The expected pattern of writes to a file of pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Writes {
-    /// Few pages at once, to be made durable together with other small files.
+    /// One write of few pages. The caller makes the file durable together with other small files.
     One,
-    /// With at most so many writes under way.
+    /// Many writes, with at most this number in flight.
     Many(NonZeroUsize),
 }
 
-/// Something that holds directories and files.
+/// A file system, or a simulation of one.
 pub trait Medium: Send + Sync + Debug {
-    /// Creates a directory for its owner only; it must not exist.
+    /// Creates a directory with permissions for its owner only. The path must not exist.
     fn create_directory(&self, path: &Path) -> Result<()>;
 
-    /// Creates a small file for its owner only; it must not exist.
+    /// Creates a small file with permissions for its owner only. The path must not exist.
     fn create_file(&self, path: &Path) -> Result<Box<dyn NewFile>>;
 
-    /// Creates a file of pages for its owner only; it must not exist.
+    /// Creates a file of pages with permissions for its owner only. The path must not exist.
     fn create_pages(&self, path: &Path, writes: Writes) -> Result<Box<dyn PageFile>>;
 
-    /// Creates a file of this length for its owner only, its space taken, to be written in place; it must not
-    /// exist.
+    /// Creates a preallocated file of this length for writes in place, with permissions for its owner only. The path
+    /// must not exist.
     fn create_log(
         &self,
         path: &Path,
@@ -65,38 +65,40 @@ pub trait Medium: Send + Sync + Debug {
         in_flight: NonZeroUsize,
     ) -> Result<Box<dyn PageFile>>;
 
-    /// Opens a file of pages, if no other user can have written it. It stays readable after it has been removed.
+    /// Opens a file of pages. Fails if another user can have written to the file. The file stays readable after its
+    /// removal.
     fn open_pages(&self, path: &Path) -> crate::error::Result<Box<dyn PageSource>>;
 
-    /// The first bytes of a file, at most `limit`, if no other user can have written it.
+    /// Reads at most `limit` bytes from the start of a file. Fails if another user can have written to the file.
     fn read_file(&self, path: &Path, limit: ByteCount) -> crate::error::Result<Vec<u8>>;
 
-    /// Checks that no other user can have written to a directory. Succeeds if nothing is there.
+    /// Checks that no other user can have written to a directory. Succeeds if the path does not exist.
     fn check_directory(&self, _path: &Path) -> crate::error::Result<()> {
         Ok(())
     }
 
-    /// The path that a path given by the operator leads to if it is a symbolic link; otherwise the same path.
+    /// Follows a symbolic link that the operator has named, and returns its destination. Returns any other path
+    /// unchanged.
     fn resolve(&self, path: &Path) -> Result<PathBuf> {
         Ok(path.to_path_buf())
     }
 
-    /// The names in a directory, in no order.
+    /// Returns the entries of a directory, in no particular order.
     fn list(&self, path: &Path) -> Result<Vec<Entry>>;
 
-    /// What a path leads to; `None` when to nothing.
+    /// Returns the type of the object at a path; `None` if the path does not exist.
     fn kind(&self, path: &Path) -> Result<Option<Kind>>;
 
-    /// Makes what others have written to a file durable.
+    /// Makes the content of a file durable, including writes through other descriptors.
     fn sync_file(&self, path: &Path) -> Result<()>;
 
-    /// Makes a directory's entries durable.
+    /// Makes the entries of a directory durable.
     fn sync_directory(&self, path: &Path) -> Result<()>;
 
-    /// Gives a directory another name. An empty directory there is replaced, anything else is an error.
+    /// Renames a directory. Replaces an empty directory at `to`; fails if another object exists there.
     fn rename(&self, from: &Path, to: &Path) -> Result<()>;
 
-    /// Gives a file a second name, which must not exist.
+    /// Creates a hard link to a file. The new path must not exist.
     fn link(&self, from: &Path, to: &Path) -> Result<()>;
 
     /// Removes a file.
@@ -105,35 +107,35 @@ pub trait Medium: Send + Sync + Debug {
     /// Removes an empty directory.
     fn remove_directory(&self, path: &Path) -> Result<()>;
 
-    /// Takes a directory for this writer until the lock is dropped or the process ends; `None` when another
-    /// has it, or when it is gone.
+    /// Locks a directory until the lock is dropped or the process ends. Returns `None` if another process holds the
+    /// lock, or if the directory was removed.
     fn lock(&self, path: &Path) -> Result<Option<Box<dyn Lock>>>;
 }
 
-/// A file being written once, from the beginning to the end.
+/// A file that is written once, from the beginning to the end.
 pub trait NewFile: Send + Debug {
     /// Appends bytes.
     fn write(&mut self, bytes: &[u8]) -> Result<()>;
 
-    /// Begins to make the content durable without waiting for it; only for speed.
+    /// Starts writeback, and returns before the writeback is complete. The call affects only speed.
     fn start_sync(&mut self) -> Result<()>;
 
     /// Makes the content durable.
     fn sync(&mut self) -> Result<()>;
 }
 
-/// A file of pages being written.
+/// A file of pages that is being written.
 pub trait PageFile: Send + Debug {
-    /// Writes a part of a buffer at an offset, possibly later; all whole pages.
+    /// Writes the part `part` of a buffer (whole pages) at an offset. The write may happen later.
     fn submit(&mut self, buffer: PageBuffer, part: Range<ByteCount>, offset: ByteCount) -> Result<()>;
 
-    /// A buffer that has been written, if there is one now.
+    /// Returns a buffer whose write is complete. Returns `None` if there is no such buffer now.
     fn take_done(&mut self) -> Result<Option<PageBuffer>>;
 
-    /// A buffer that has been written, waiting for it; `None` when no write is under way.
+    /// Waits for a buffer whose write is complete, and returns the buffer. Returns `None` if no write is in flight.
     fn wait_done(&mut self) -> Result<Option<PageBuffer>>;
 
-    /// Begins to make the content durable without waiting for it; only for speed.
+    /// Starts writeback, and returns before the writeback is complete. The call affects only speed.
     fn start_sync(&mut self) -> Result<()> {
         Ok(())
     }
@@ -141,19 +143,20 @@ pub trait PageFile: Send + Debug {
     /// Waits for all writes and makes the content durable.
     fn sync(&mut self) -> Result<()>;
 
-    /// As `sync`, at this length.
+    /// Waits for all writes, truncates the file to `length`, and makes the content durable.
     fn finish(self: Box<Self>, length: ByteCount) -> Result<()>;
 }
 
-/// A file of pages being read, by several threads at once.
+/// A file of pages that several threads read at the same time.
 pub trait PageSource: Send + Sync + Debug {
-    /// The length of the file.
+    /// Returns the length of the file.
     fn length(&self) -> Result<ByteCount>;
 
-    /// Fills the buffer from an offset; a file that ends before is an error.
+    /// Fills the buffer from an offset. Fails if the file ends too early.
     fn read(&self, buffer: &mut [u8], offset: ByteCount) -> Result<()>;
 
-    /// Reads parts, whole pages, rising, one behind the other into the reader's buffer.
+    /// Reads parts of the file into the reader's buffer, one after the other. The parts consist of whole pages and are
+    /// sorted by offset.
     fn read_parts<'a>(&self, parts: &[Range<ByteCount>], reader: &'a mut PartReader) -> Result<&'a [u8]> {
         let total = parts.iter().map(|part| part.end.get() - part.start.get()).sum::<u64>();
         let buffer = reader.buffer(ByteCount(total))?;
@@ -167,5 +170,5 @@ pub trait PageSource: Send + Sync + Debug {
     }
 }
 
-/// A directory held by one writer.
+/// The lock of a directory. Dropping the value releases the lock.
 pub trait Lock: Send + Sync + Debug {}

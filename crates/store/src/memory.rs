@@ -1,10 +1,10 @@
-//! Checkpoints in this process's own memory: for rollback, not for a crash.
+//! Checkpoints in the memory of this process: for rollback, not for recovery after a crash.
 //!
-//! Owns: which buffers a checkpoint needs, compaction.
-//! Invariants: a kept checkpoint never changes; a buffer is used again only when no checkpoint and no reader needs it;
-//! there are never more buffers than the limit. Inside a pause nothing is computed: pages stay in the buffers that they
-//! were copied into, and zero pages, checksums and the index follow with the commit.
-//! Does not: survive this process.
+//! Owns: the buffers that each checkpoint needs; compaction.
+//! Invariants: a kept checkpoint never changes. A buffer is reused only when no checkpoint and no reader needs it. The
+//! number of buffers never exceeds the limit. In a pause, nothing is computed: pages stay in the buffers into which
+//! they were copied. The commit finds zero pages and computes checksums and the index.
+//! Does not: survive the end of this process.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
@@ -29,29 +29,30 @@ use crate::pool::{Pool, locked};
 use crate::reader::{ImageReader, Segment};
 use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
 
-/// Buffers that may hold superseded pages, beside as many as hold live ones, before a commit moves what lives.
+/// A commit compacts if the number of buffers exceeds twice the number that its live pages need, plus this number.
 const SLACK: usize = 4;
 
-/// How much memory is used for checkpoints.
+/// Limits for the memory of checkpoints.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryOptions {
-    /// Pages that a buffer holds.
+    /// The number of pages in a buffer.
     pub buffer_pages: PageCount,
-    /// Buffers at most, for all checkpoints that are kept and the one that is taken.
+    /// The maximum number of buffers, for the kept checkpoints and the one in progress together.
     pub buffers_max: usize,
-    /// Newest checkpoints that are kept.
+    /// The number of checkpoints that are kept. Older checkpoints are removed.
     pub keep: NonZeroUsize,
 }
 
 impl Default for MemoryOptions {
-    /// Two checkpoints, one to go back to while the next is taken, in at most 1 GiB in buffers of a huge page.
+    /// Returns limits for two checkpoints in at most 1 GiB, in buffers of one huge page. One checkpoint is available
+    /// for rollback while the next is taken.
     fn default() -> Self {
         const KEEP: NonZeroUsize = NonZeroUsize::new(2).expect("2 is not zero");
         Self { buffer_pages: PageCount(512), buffers_max: 512, keep: KEEP }
     }
 }
 
-/// Checkpoints of one subject, in memory. A clone is the same.
+/// Checkpoints of one subject in memory. A clone refers to the same checkpoints.
 #[derive(Clone, Debug)]
 pub struct Memory {
     pool: Arc<Pool>,
@@ -59,7 +60,7 @@ pub struct Memory {
     keep: usize,
 }
 
-/// A checkpoint being copied into memory.
+/// A checkpoint that is being copied into memory.
 #[derive(Debug)]
 struct MemoryEpoch {
     memory: Memory,
@@ -83,7 +84,7 @@ struct Kept {
     pages: Pages,
 }
 
-/// The pages of a checkpoint, each buffer a segment.
+/// The pages of a checkpoint. Each buffer is a segment.
 #[derive(Clone, Debug, Default)]
 struct Pages {
     map: PageMap,
@@ -91,7 +92,7 @@ struct Pages {
     next: u32,
 }
 
-/// A buffer that checkpoints need; free again once none does.
+/// A buffer that checkpoints or readers share. The buffer returns to the pool when the last reference is dropped.
 #[derive(Debug)]
 struct Filled {
     buffer: Option<PageBuffer>,
@@ -99,18 +100,19 @@ struct Filled {
 }
 
 impl Memory {
-    /// Without a checkpoint.
+    /// Creates an empty set of checkpoints.
     #[must_use]
     pub fn new(options: MemoryOptions) -> Self {
         let pool = Arc::new(Pool::new(options.buffers_max, options.buffer_pages));
         Self { pool, kept: Arc::default(), keep: options.keep.get() }
     }
 
-    /// Opens a checkpoint, `None` when it is not kept. It can be read for as long as the reader lives.
+    /// Opens a checkpoint for reading. Returns `None` if the checkpoint is not kept. The reader stays valid when the
+    /// checkpoint is removed.
     ///
     /// # Errors
     ///
-    /// When its places contradict each other.
+    /// Fails if the index of the checkpoint contradicts its buffers.
     pub fn image(&self, sequence: Sequence) -> Result<Option<ImageReader>> {
         let kept = locked(&self.kept);
         let Some(found) = kept.iter().find(|kept| kept.commit.sequence == sequence) else { return Ok(None) };
@@ -125,7 +127,7 @@ impl Memory {
             .map(Some)
     }
 
-    /// Memory that the buffers take, free ones included.
+    /// Returns the memory of all buffers, including free buffers.
     #[must_use]
     pub fn size(&self) -> ByteCount {
         self.pool.total()
@@ -133,7 +135,7 @@ impl Memory {
 }
 
 impl CheckpointSink for Memory {
-    /// Without a newest one it begins with nothing.
+    /// Begins a checkpoint. If no checkpoint is kept, the new one starts with no pages.
     fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>> {
         if locked(&self.kept).back().is_some_and(|newest| sequence <= newest.commit.sequence) {
             return Err(Error::Exists(path_of(sequence)));
@@ -187,7 +189,7 @@ impl OpenCheckpoint for MemoryEpoch {
         }
         let index = pages.settle(&memory.pool)?;
         let hash = took.lap();
-        // Where a file would be, there is none.
+        // The fields for files describe an empty file, because a checkpoint in memory has no files.
         let file = SealedFile { name: PLACE.to_owned(), length: ByteCount(0), checksum: Checksum::default() };
         let bytes = ByteCount(pages.live(&index).values().sum::<u64>() * PAGE_BYTES);
         let meta = CommitMeta { sequence, ..meta };
@@ -210,7 +212,7 @@ impl MemoryEpoch {
 }
 
 impl Pages {
-    /// Takes the pages of a batch over.
+    /// Adds the pages of a batch to the page map, and keeps the buffer of the batch.
     fn enter(&mut self, batch: PageBatch, pool: &Arc<Pool>) -> Result<()> {
         let (mut buffer, pieces) = batch.into_parts();
         let id = SegmentId(self.next);
@@ -223,7 +225,8 @@ impl Pages {
         Ok(())
     }
 
-    /// The index, once superseded pages take no more memory than live ones; buffers that it does not need go.
+    /// Returns the index, and frees buffers that the index does not need. Compacts first if superseded pages use too
+    /// much memory.
     fn settle(&mut self, pool: &Arc<Pool>) -> Result<PageIndex> {
         let index = self.index()?;
         let live = self.live(&index);
@@ -247,7 +250,7 @@ impl Pages {
         self.index()
     }
 
-    /// The index of the pages as they are; buffers that it does not need go.
+    /// Returns the index of the current pages, and frees buffers that the index does not need.
     fn index(&mut self) -> Result<PageIndex> {
         let index = self.map.index().map_err(|error| Error::encoding(&PathBuf::from(PLACE), error))?;
         let live = self.live(&index);
@@ -255,7 +258,7 @@ impl Pages {
         Ok(index)
     }
 
-    /// Live pages of each buffer that has some.
+    /// Returns the number of live pages in each buffer. Omits buffers without live pages.
     fn live(&self, index: &PageIndex) -> BTreeMap<SegmentId, u64> {
         let mut live = BTreeMap::new();
         for (id, bytes) in index.extents().iter().filter_map(Extent::stored) {
@@ -288,15 +291,15 @@ impl Drop for Filled {
     }
 }
 
-/// Where a file would be.
+/// The name that is used where a commit record needs a file name.
 const PLACE: &str = "memory";
 
-/// What stands in errors for the path of a checkpoint.
+/// Returns the path that errors show for a checkpoint.
 fn path_of(sequence: Sequence) -> PathBuf {
     PathBuf::from(format!("{PLACE}@{sequence}"))
 }
 
-/// An empty buffer; memory that is used up is not waited for.
+/// Returns an empty buffer. Fails instead of waiting if the limit is reached.
 fn take(pool: &Pool) -> Result<PageBatch> {
     pool.take_now()?.ok_or_else(exhausted)
 }

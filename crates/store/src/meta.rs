@@ -1,40 +1,40 @@
-//! The facts about a checkpoint, apart from its pages and records.
+//! The metadata of a checkpoint: everything except pages and records.
 //!
-//! Owns: `CommitMeta` and its form in a commit record, `WriteTimings`.
-//! Does not: write.
+//! Owns: `CommitMeta` and the commit record that contains it; `WriteTimings`.
+//! Does not: write files.
 
 use std::time::{Duration, SystemTime};
 
 use image::{Commit, ImageKind, SealedFile, SegmentFile, Timings};
 use model::{ByteCount, PageCount, Pid, Sequence};
 
-/// What the caller knows of an image and the commit record repeats.
+/// The metadata of an image that the caller supplies and the commit record contains.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CommitMeta {
-    /// The number of this checkpoint of its subject.
+    /// The sequence number of this checkpoint.
     pub sequence: Sequence,
-    /// When the subject was stopped.
+    /// The time at which the subject was stopped.
     pub time: SystemTime,
     /// The name of the subject.
     pub subject: String,
-    /// The processes inside, the root of the tree first.
+    /// The pids of the subject's processes, the root of the process tree first.
     pub pids: Vec<Pid>,
     /// The release of the running kernel.
     pub kernel_release: String,
-    /// The version of this tool.
+    /// The version of `undying`.
     pub tool_version: String,
-    /// How long the checkpoint took.
+    /// How long the steps of the checkpoint took.
     pub timings: Timings,
 }
 
 impl CommitMeta {
-    /// What a commit record repeats.
+    /// Returns the metadata that a commit record contains.
     pub(crate) fn of(commit: Commit) -> Self {
         let Commit { sequence, time, subject, pids, kernel_release, tool_version, timings, .. } = commit;
         Self { sequence, time, subject, pids, kernel_release, tool_version, timings }
     }
 
-    /// The commit record.
+    /// Returns the commit record with this metadata.
     pub(crate) fn record(
         self,
         kind: ImageKind,
@@ -63,15 +63,15 @@ impl CommitMeta {
     }
 }
 
-/// How long the steps of writing took.
+/// The duration of each step of writing a checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WriteTimings {
-    /// Finding zero pages and computing checksums, on the worker.
+    /// The time for finding zero pages and computing checksums, in the writer thread.
     pub hash: Duration,
-    /// Compressing, on all threads that do.
+    /// The time for compression, summed over all compressing threads.
     pub compress: Duration,
-    /// Submitting and waiting for the device, on the worker.
+    /// The time for submitting writes and waiting for the device, in the writer thread.
     pub write: Duration,
-    /// From the call of `finish` to the image being visible and durable.
+    /// The time from the call of `finish` until the image is visible and durable.
     pub commit: Duration,
 }

@@ -1,8 +1,8 @@
 //! Names of subjects, and names of images on a command line.
 //!
-//! Owns: which names are valid, and the names of new subjects; `NAME@SEQ`.
-//! Invariants: a valid name is one directory of the store and not hidden.
-//! Does not: check whether it exists.
+//! Owns: the rules for valid names and for names of new subjects; the form `NAME@SEQ`.
+//! Invariants: a valid name is the name of one directory of the store, and this directory is not hidden.
+//! Does not: check whether the subject exists.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use model::Sequence;
 
 use crate::error::{Error, Result};
 
-/// Bytes of a name at most, so that names of temporary directories made from it stay valid.
+/// The maximum length of a name in bytes. The limit leaves room for the longer names of temporary directories.
 const NAME_BYTES_MAX: usize = 200;
 
 /// The name of a subject in a store.
@@ -19,14 +19,15 @@ const NAME_BYTES_MAX: usize = 200;
 pub struct SubjectName(String);
 
 impl SubjectName {
-    /// The name as text.
+    /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The name of something new. Beside what is valid, it consists of letters, digits, `-`, `_`, `.` and `+` only. Names
-    /// with other characters exist in stores of earlier versions. Fails with `InvalidName`.
+    /// Parses the name of a new subject. In addition to the rules for valid names, the name contains only letters,
+    /// digits, `-`, `_`, `.` and `+`. Stores of earlier versions can contain names with other characters. Fails with
+    /// `InvalidName`.
     pub fn chosen(name: &str) -> Result<Self> {
         let is_plain = |letter: char| letter.is_alphanumeric() || "-_.+".contains(letter);
         let parsed: Self = name.parse()?;
@@ -67,7 +68,7 @@ impl fmt::Display for SubjectName {
     }
 }
 
-/// Reads `NAME` or `NAME@SEQ`.
+/// Parses `NAME` or `NAME@SEQ`.
 pub(crate) fn parse_spec(spec: &str) -> Result<(SubjectName, Option<Sequence>)> {
     let Some((name, sequence)) = spec.split_once('@') else { return Ok((spec.parse()?, None)) };
     let why = "what follows the @ is not a sequence number";
@@ -76,7 +77,7 @@ pub(crate) fn parse_spec(spec: &str) -> Result<(SubjectName, Option<Sequence>)> 
     Ok((name.parse()?, Some(sequence)))
 }
 
-/// Reads a sequence number as this store writes it: digits, no leading zero.
+/// Parses a sequence number in the form that the store writes: digits without a leading zero.
 pub(crate) fn parse_sequence(text: &str) -> Option<Sequence> {
     let canonical = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     canonical.then(|| text.parse().ok()).flatten().map(Sequence)

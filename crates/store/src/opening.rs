@@ -1,8 +1,8 @@
-//! Opens an image by its path: in a directory of its own, or as a checkpoint of a log.
+//! Opens an image by its path. The image is a directory, or a checkpoint of a log.
 //!
 //! Owns: the order of the checks.
-//! Invariants: no content of an image is used before its checksums were found good.
-//! Does not: check pages before they are read; `load` and `verify` do.
+//! Invariants: the checksums of an image are verified before its content is used.
+//! Does not: check pages before a caller reads them; `load` and `verify` check pages.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::log::read as log;
 use crate::medium::{Kind, Medium};
 use crate::reader::{ImageReader, Segment};
 
-/// The longest commit record that is read: far above one with 100,000 processes.
+/// The maximum length of a commit record. The length is sufficient for much more than 100,000 processes.
 const COMMIT_BYTES_MAX: ByteCount = ByteCount(16 << 20);
 
 impl ImageReader {
@@ -26,12 +26,13 @@ impl ImageReader {
     ///
     /// # Errors
     ///
-    /// `NoPath`, `NotCommitted`, `Foreign`, `Newer`, `Damaged`, `WrongLength`: the first check that failed; or `Io`.
+    /// Returns the error of the first failed check: `NoPath`, `NotCommitted`, `Foreign`, `Newer`, `Damaged` or
+    /// `WrongLength`. Also returns `Io`.
     pub fn open(path: &Path) -> Result<Self> {
         Self::open_on(&Directory::default(), path)
     }
 
-    /// As `open`, on any medium. Fails as `open`.
+    /// Opens the image in this directory on the given medium. Fails as `open` does.
     pub fn open_on(medium: &dyn Medium, path: &Path) -> Result<Self> {
         let path = &*medium.resolve(path)?;
         let not_committed = || Error::NotCommitted(path.to_path_buf());
@@ -40,7 +41,7 @@ impl ImageReader {
         }
         match Self::open_files(medium, path) {
             Err(error @ Error::NoPath { .. }) => Err(error),
-            // Pruned between two of its files: not damage.
+            // The image was pruned while its files were being opened. This is not damage.
             Err(error) if error.is_damage() && medium.kind(path)?.is_none() => Err(not_committed()),
             result => result,
         }
@@ -58,7 +59,7 @@ impl ImageReader {
     }
 }
 
-/// The commit record of the image in this directory.
+/// Returns the commit record of the image in this directory.
 pub(crate) fn read_commit(medium: &dyn Medium, directory: &Path) -> Result<Commit> {
     let directory = &*medium.resolve(directory)?;
     let not_committed = || Error::NotCommitted(directory.to_path_buf());
@@ -68,7 +69,7 @@ pub(crate) fn read_commit(medium: &dyn Medium, directory: &Path) -> Result<Commi
     let path = directory.join(COMMIT_FILE);
     match medium.kind(directory)? {
         None => return Err(Error::NoPath(directory.to_path_buf())),
-        // Without a commit record it is no image, and its permission bits do not matter.
+        // A directory without a commit record is not an image, and its permission bits do not matter.
         Some(Kind::Directory { .. }) if medium.kind(&path)?.is_some() => medium.check_directory(directory)?,
         Some(_) => {}
     }
@@ -85,7 +86,7 @@ fn read_sealed<T>(
 ) -> Result<T> {
     let path = directory.join(&file.name);
     let wrong_length = |found| Error::WrongLength { path: path.clone(), found, expected: file.length };
-    // One byte more than it should have shows that it is longer.
+    // One extra byte reveals a file that is too long.
     let limit = ByteCount(file.length.get().saturating_add(1));
     let bytes = present(medium.read_file(&path, limit), || wrong_length(None))?;
     if bytes.len() as u64 != file.length.get() {
@@ -113,7 +114,7 @@ fn open_segment(medium: &dyn Medium, directory: &Path, file: &SegmentFile) -> Re
     Segment::compressed(path, pages, table, packing.clone())
 }
 
-/// Names the error of a file that is not there.
+/// Replaces the error of a missing file by the error that `absent` returns.
 fn present<T>(result: Result<T>, absent: impl FnOnce() -> Error) -> Result<T> {
     let is_absent = |errno| errno == Errno::ENOENT || errno == Errno::from(rustix::io::Errno::NOTDIR);
     match result {

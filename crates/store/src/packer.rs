@@ -1,9 +1,9 @@
-//! Leaving zero pages out of a buffer, and the checksums of the others.
+//! Removes zero pages from a buffer, and computes the checksums of the other pages.
 //!
-//! Owns: which pages are zero, `Packed`, the list of what a buffer holds after packing.
-//! Invariants: pages come out in the order in which they were pushed, so that the later copy of a page counts;
-//! a checksum is computed from the very bytes that are stored.
-//! Does not: write.
+//! Owns: the check for zero pages; `Packed`, the list of the pages in a buffer after packing.
+//! Invariants: the order of the pages does not change, so that a later copy of a page replaces an earlier copy. A
+//! checksum is computed from the same bytes that are stored.
+//! Does not: write pages.
 
 use image::{PageChecksum, PageMap, SegmentId, SpaceId};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount};
@@ -13,15 +13,16 @@ use crate::batch::Piece;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// What is in a buffer: each page with its space and number, and the checksum of one that is stored.
+/// The content of a packed buffer: each page with its address space, its page number, and the checksum of a stored
+/// page.
 #[derive(Debug, Default)]
 pub(crate) struct Packed {
     pub(crate) pages: Vec<(SpaceId, u64, Option<PageChecksum>)>,
-    /// Pages that are stored, at the front of the buffer.
+    /// The number of stored pages, which are at the front of the buffer.
     pub(crate) stored: u32,
 }
 
-/// Moves the pages of a buffer that are not zero to its front, and lists all of them.
+/// Moves the non-zero pages of a buffer to its front, and lists all pages.
 pub(crate) fn pack(buffer: &mut PageBuffer, pieces: &[Piece], packed: &mut Packed) {
     packed.pages.clear();
     packed.stored = 0;
@@ -43,8 +44,8 @@ pub(crate) fn pack(buffer: &mut PageBuffer, pieces: &[Piece], packed: &mut Packe
     }
 }
 
-/// As `pack`, and enters all pages into the map, as those that follow at `end` of a segment. Gives how many pages are
-/// stored.
+/// Packs a buffer as `pack` does, and enters all pages into the page map. The stored pages follow each other at offset
+/// `end` of the segment. Returns the number of stored pages.
 pub(crate) fn pack_into(
     map: &mut PageMap,
     segment: SegmentId,
@@ -71,7 +72,7 @@ pub(crate) fn pack_into(
     PageCount(u64::from(packed.stored))
 }
 
-/// Whether every byte is zero. Most pages that are not show it in their first bytes; the others are read in
+/// Reports whether every byte is zero. Most non-zero pages have a non-zero byte in the first block. The check reads
 /// blocks that compile to vector instructions.
 fn is_zero(page: &[u8; PAGE]) -> bool {
     let (blocks, _) = page.as_chunks::<128>();

@@ -1,10 +1,10 @@
-//! The way of pages into an image: hashed and sent to the device by a thread while copiers fill the next buffers, or all
-//! at the end when they are few.
+//! Writes the pages of an image. A thread hashes pages and writes them while copiers fill the next buffers. A small
+//! number of pages is written at the end, without a thread.
 //!
-//! Owns: the decision between the two, the worker and the way to it, the page map.
-//! Invariants: batches are taken in the order they were sent; no write is under way once the writer, or its end,
-//! was waited for or dropped.
-//! Does not: copy from a subject, or publish.
+//! Owns: the decision to start the thread; the thread and its queue; the page map.
+//! Invariants: batches are processed in the order in which they were sent. No write is in flight after the
+//! `PagesWriter` or its `Ending` was dropped, or after `wait` has returned.
+//! Does not: copy from a subject, or publish the image.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
@@ -25,17 +25,17 @@ use crate::packer::pack_into;
 use crate::pool::{OnPanic, Pool, locked};
 use crate::segment::{EndedSegment, SegmentWriter};
 
-/// Orders that wait for the worker at most; every buffer of a pool can wait, and more would exceed the granted
-/// memory.
+/// The maximum number of queued orders. The queue has space for every buffer of a pool; a longer queue would need more
+/// memory than allowed.
 const ORDERS_MAX: usize = 64;
 
-/// Bytes that are written at a time when they come from a codec.
+/// The size of a buffer for compressed pages.
 const BUFFER_BYTES: ByteCount = ByteCount(2 << 20);
 
-/// The only segment that a writer makes.
+/// The id of the only segment of an image.
 pub(crate) const SEGMENT: SegmentId = SegmentId(0);
 
-/// What the writer tells its worker.
+/// An order for the writing thread.
 #[derive(Debug)]
 pub(crate) enum Order {
     Pages(PageBatch),
@@ -43,22 +43,22 @@ pub(crate) enum Order {
     Finish,
 }
 
-/// What the worker has done. No write is under way any more: the kernel may cancel those of a thread that
-/// exits.
+/// The result of the writing thread. The thread has waited for all writes, because the kernel may cancel writes of a
+/// thread that exits.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) map: PageMap,
-    /// The segment, not yet durable; none if no page was stored.
+    /// The segment, not yet durable; `None` if no page was stored.
     pub(crate) segment: Option<EndedSegment>,
-    /// What has compressed it.
+    /// The codec that has compressed the segment.
     pub(crate) codec: Option<&'static dyn Codec>,
-    /// Without that of the commit.
+    /// The durations, without the time of the commit.
     pub(crate) timings: WriteTimings,
 }
 
 type Outcome = Result<Option<Finished>>;
 
-/// Takes pages for an image.
+/// Receives the pages of an image.
 #[derive(Debug)]
 pub(crate) struct PagesWriter {
     stage: Mutex<Stage>,
@@ -67,7 +67,7 @@ pub(crate) struct PagesWriter {
 
 #[derive(Debug)]
 enum Stage {
-    /// At most one small batch has come: to wake a thread, and to wait for it, would take longer than to write it.
+    /// At most one small batch was received. Starting a thread and waiting for it would take longer than the write.
     Few {
         worker: Box<Worker>,
         held: Option<PageBatch>,
@@ -79,7 +79,7 @@ enum Stage {
     Over,
 }
 
-/// A writer that takes no more pages.
+/// A writer that accepts no more pages.
 #[derive(Debug)]
 pub(crate) enum Ending {
     Done(Finished),
@@ -103,7 +103,7 @@ impl PagesWriter {
         Self { stage: Mutex::new(Stage::Few { worker, held: None }), pool }
     }
 
-    /// Many pages are going to come: starts the thread.
+    /// Starts the thread, because many pages will follow.
     pub(crate) fn begin(&self) -> Result<()> {
         locked(&self.stage).start(&self.pool).map(drop)
     }
@@ -117,17 +117,17 @@ impl PagesWriter {
                 *held = Some(batch);
                 return Ok(());
             }
-            // Told inside a pause, where a thread is not to be started for nothing.
+            // The order has no effect, because no page was received yet. In a pause, no thread is started without need.
             (Stage::Few { held: None, .. }, Order::Discard(..)) => return Ok(()),
             (_, order) => order,
         };
         let orders = stage.start(&self.pool)?;
-        // It may wait for the worker.
+        // The lock is released before `pass`, because `pass` may wait for the thread.
         drop(stage);
         self.pass(&orders, order)
     }
 
-    /// Takes no more pages, and has what there is written.
+    /// Ends the writer: no more pages are accepted, and the received pages are written.
     pub(crate) fn end(self) -> Result<Ending> {
         match std::mem::replace(&mut *locked(&self.stage), Stage::Over) {
             Stage::Few { worker, held } => worker.write_few(held).map(Ending::Done),
@@ -148,7 +148,7 @@ impl PagesWriter {
 }
 
 impl Stage {
-    /// The way to the thread, which is started if it was not.
+    /// Returns the queue of the thread. Starts the thread if it does not run.
     fn start(&mut self, pool: &Pool) -> Result<SyncSender<Order>> {
         match std::mem::replace(self, Self::Over) {
             Self::Few { worker, held } => {
@@ -157,7 +157,7 @@ impl Stage {
                 let handle = thread.spawn(move || worker.run(&receiver));
                 let handle = handle.map_err(|error| sys::Error::new("start a thread", error))?;
                 *self = Self::Thread { orders: orders.clone(), handle };
-                // It has room for this one.
+                // The new queue has space for this order.
                 match held.map(|batch| orders.send(Order::Pages(batch))) {
                     Some(Err(_)) => Err(failure(pool)),
                     _ => Ok(orders),
@@ -192,13 +192,13 @@ impl Drop for PagesWriter {
     fn drop(&mut self) {
         if let Stage::Thread { orders, handle } = std::mem::replace(&mut *locked(&self.stage), Stage::Over) {
             drop(orders);
-            // Its result, or panic, is of no more use: the image is given up.
+            // The result of the thread is not needed, because the image is discarded.
             let _ = handle.join();
         }
     }
 }
 
-/// Puts non-zero pages into a file at `path`, created when the first one comes.
+/// Writes non-zero pages to a file at `path`. The file is created when the first stored page arrives.
 #[derive(Debug)]
 struct Worker {
     medium: Arc<dyn Medium>,
@@ -212,14 +212,14 @@ struct Worker {
 }
 
 impl Worker {
-    /// Works until told to finish. `None` when the writer was dropped instead.
+    /// Processes orders until `Order::Finish`. Returns `None` if the writer was dropped instead.
     fn run(self, orders: &Receiver<Order>) -> Result<Option<Finished>> {
         let pool = Arc::clone(&self.pool);
         let _guard = OnPanic(|error: &Error| pool.fail(error));
         self.work(orders).inspect_err(|error| pool.fail(error))
     }
 
-    /// Writes a last batch, which is all there is, without a thread.
+    /// Writes the only batch, without a thread.
     fn write_few(mut self, batch: Option<PageBatch>) -> Result<Finished> {
         self.writes = Writes::One;
         if let Some(batch) = batch {
@@ -237,7 +237,7 @@ impl Worker {
             self.collect()?;
             let order = match orders.try_recv() {
                 Ok(order) => order,
-                // Buffers must come back even when nothing more is sent: a copier may be waiting for one.
+                // This arm waits for a write, because a copier may be waiting for a buffer without sending an order.
                 Err(TryRecvError::Empty) if self.wait()? => continue,
                 Err(TryRecvError::Empty) => match orders.recv() {
                     Ok(order) => order,
@@ -256,7 +256,7 @@ impl Worker {
         }
     }
 
-    /// Gives back buffers whose writes are complete.
+    /// Returns buffers whose writes are complete to the pool.
     fn collect(&mut self) -> Result<()> {
         let Some(segment) = &mut self.segment else { return Ok(()) };
         while let Some(buffer) = segment.take_done()? {
@@ -265,7 +265,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits for one write; false when none is under way.
+    /// Waits for one write. Returns false if no write is in flight.
     fn wait(&mut self) -> Result<bool> {
         let Some(segment) = &mut self.segment else { return Ok(false) };
         let took = Stopwatch::start();
@@ -300,7 +300,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Writes what compressing has held back.
+    /// Writes the bytes that the compression has buffered.
     fn flush(&mut self) -> Result<()> {
         self.segment.as_mut().map_or(Ok(()), SegmentWriter::flush)
     }
@@ -314,11 +314,11 @@ impl Worker {
         Ok(Finished { map, segment, codec, timings })
     }
 
-    /// Begins the segment; `first` bytes of pages come at first.
+    /// Creates the segment file. The first batch has `first` bytes of pages.
     fn begin(&self, first: ByteCount) -> Result<SegmentWriter> {
         let sink = self.medium.create_pages(&self.path, self.writes)?;
         let buffer = match self.writes {
-            // All there is, and compressed it is no longer.
+            // The only batch has `first` bytes, and its compressed form is not longer.
             Writes::One => first,
             Writes::Many(_) => BUFFER_BYTES,
         };
@@ -329,7 +329,7 @@ impl Worker {
     }
 }
 
-/// Why the worker takes no more orders.
+/// Returns the reason why the thread accepts no more orders.
 fn failure(pool: &Pool) -> Error {
     let gone = || Error::Io(sys::Error::new("go on after a failed write", sys::Errno::SHORT));
     pool.failure().unwrap_or_else(gone)

@@ -1,8 +1,10 @@
-//! The page buffers that circulate between copiers, writers and the device.
+//! The pool of page buffers. Buffers circulate between copiers, writers and the device.
 //!
-//! Owns: how many there are, who waits for one and how long; failing those that wait for a thread that is gone.
-//! Invariants: there are no more buffers than the pool's limit, those in reserve, and those that one pause had to make;
-//! the last are the first to go, and no reserve is made before they are gone. After a failure no caller waits.
+//! Owns: the number of buffers; the wait for a buffer and its time limit; the failure of these waits after a writer has
+//! failed.
+//! Invariants: the number of buffers does not exceed the sum of three values. These are the limit of the pool, the
+//! reserve (additional buffers for a pause), and the spare buffers that the last pause has allocated. Spare buffers are
+//! freed first. A new reserve is granted only when the spare buffers are freed. After a failure, no caller waits.
 //! Does not: clear a buffer between two uses.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,9 +24,9 @@ pub(crate) struct Pool {
     state: Mutex<State>,
     changed: Condvar,
     limit: usize,
-    /// The size of a buffer.
+    /// The size of a buffer in bytes.
     pub(crate) size: ByteCount,
-    /// Buffers that there are, wherever they are.
+    /// The number of existing buffers, both free and in use.
     made: Arc<AtomicUsize>,
 }
 
@@ -32,23 +34,23 @@ pub(crate) struct Pool {
 struct State {
     free: Vec<PageBuffer>,
     pieces: Vec<Vec<Piece>>,
-    /// Buffers asked for last beside those of the pool, for a pause.
+    /// The number of additional buffers that the last `reserve` and `extend_reserve` have requested for a pause.
     reserved: usize,
     failure: Option<Error>,
-    /// Callers do not wait for buffers.
+    /// Whether waits for buffers are cancelled.
     called_off: bool,
-    /// How long a caller may wait for one buffer.
+    /// The maximum wait for one buffer; `None` without a limit.
     wait_max: Option<Duration>,
 }
 
 impl Pool {
-    /// With at most so many buffers of so many pages; each is made when it is needed first.
+    /// Returns a pool of at most `limit` buffers. A buffer is allocated when it is first needed.
     pub(crate) fn new(limit: usize, buffer_pages: PageCount) -> Self {
         let (state, changed, size) = (Mutex::default(), Condvar::new(), buffer_pages.bytes());
         Self { state, changed, limit, size, made: Arc::default() }
     }
 
-    /// Makes all buffers now.
+    /// Allocates all buffers now.
     pub(crate) fn fill(&self) -> Result<()> {
         let mut state = locked(&self.state);
         while state.free.len() < self.limit {
@@ -59,47 +61,48 @@ impl Pool {
         Ok(())
     }
 
-    /// Pages that a buffer holds.
+    /// Returns the number of pages in a buffer.
     pub(crate) fn buffer_pages(&self) -> PageCount {
         PageCount(self.size.get() / PAGE_BYTES)
     }
 
-    /// Memory that all buffers take, free ones included.
+    /// Returns the memory of all buffers, including free buffers.
     pub(crate) fn total(&self) -> ByteCount {
         ByteCount(self.made.load(Ordering::Relaxed) as u64 * self.size.get())
     }
 
-    /// An empty buffer, if there is one now or one can be made.
+    /// Returns an empty buffer if one is free or can be allocated.
     pub(crate) fn take_now(&self) -> Result<Option<PageBatch>> {
         let mut state = locked(&self.state);
         state.check()?;
         self.take_one(&mut state)
     }
 
-    /// An empty buffer, if there is one. Makes none, which takes long.
+    /// Returns an empty buffer if one is free. Does not allocate, because an allocation takes long.
     pub(crate) fn take_free(&self) -> Result<Option<PageBatch>> {
         let mut state = locked(&self.state);
         state.check()?;
         Ok(self.pop(&mut state))
     }
 
-    /// An empty buffer. Calls `drive` before it waits for one.
+    /// Waits for an empty buffer. Calls `drive` before waiting, so that a writer without a thread can return buffers.
     pub(crate) fn take(&self, drive: impl FnOnce() -> Result<()>) -> Result<PageBatch> {
         self.wait_for(drive, |state| self.take_one(state))
     }
 
-    /// So many buffers beside those of the pool, as `take` gives one.
+    /// Waits for `count` additional buffers, beyond the limit of the pool. Calls `drive` before waiting.
     pub(crate) fn reserve(&self, drive: impl FnOnce() -> Result<()>, count: usize) -> Result<Vec<PageBatch>> {
         self.wait_for(drive, |state| self.take_reserve(state, count))
     }
 
-    /// A buffer beyond all limits, made now. Takes no lock: its holder may get no processor before the caller has ended.
+    /// Allocates a buffer, regardless of all limits. Takes no lock, because the thread that holds the lock may get no
+    /// processor until the caller is finished.
     pub(crate) fn spare(&self) -> Result<PageBatch> {
         let buffer = PageBuffer::new(self.size)?;
         Ok(PageBatch::lent(buffer, self.no_pieces(), Lent::count(&self.made)))
     }
 
-    /// One more for the reserve: one that has come back from it, or one made now.
+    /// Adds one buffer to the reserve: a returned buffer of the reserve, or a new buffer.
     pub(crate) fn extend_reserve(&self) -> Result<PageBatch> {
         let mut state = locked(&self.state);
         state.check()?;
@@ -113,7 +116,7 @@ impl Pool {
         self.spare()
     }
 
-    /// Waits until buffers that came back make `take` give something.
+    /// Waits until returned buffers allow `take` to return a value.
     fn wait_for<T>(
         &self,
         drive: impl FnOnce() -> Result<()>,
@@ -147,23 +150,23 @@ impl Pool {
         }
     }
 
-    /// From now on no caller waits for buffers, or all may wait again.
+    /// Cancels all present and later waits for buffers. With `false`, waits are allowed again.
     pub(crate) fn call_off_waits(&self, called_off: bool) {
         locked(&self.state).called_off = called_off;
         self.changed.notify_all();
     }
 
-    /// Whether no caller may wait.
+    /// Reports whether waits are cancelled.
     pub(crate) fn is_called_off(&self) -> bool {
         locked(&self.state).called_off
     }
 
-    /// How long a caller may wait for one buffer from now on.
+    /// Limits the time that a caller may wait for one buffer, from now on.
     pub(crate) fn limit_waits(&self, wait_max: Option<Duration>) {
         locked(&self.state).wait_max = wait_max;
     }
 
-    /// Brings a buffer back. One that is not the pool's own is kept in place of one that is missing.
+    /// Returns a buffer to the pool. A buffer that the pool has not allocated replaces a missing buffer.
     pub(crate) fn give(&self, buffer: PageBuffer) {
         let mut state = locked(&self.state);
         let limit = self.limit + state.reserved;
@@ -176,18 +179,18 @@ impl Pool {
             state.free.push(buffer);
         }
         drop(state);
-        // One who waits for a reserve may need more than this one.
+        // Wakes all waiting threads, because a thread that waits for a reserve may need several buffers.
         self.changed.notify_all();
     }
 
-    /// Brings a batch back as it is, its pages unused.
+    /// Returns the buffer of a batch to the pool. The pages of the batch are not used.
     pub(crate) fn give_batch(&self, batch: PageBatch) {
         let (buffer, pieces) = batch.into_parts();
         self.give(buffer);
         self.give_pieces(pieces);
     }
 
-    /// Brings the list of a batch's pieces back.
+    /// Returns the list of pieces of a batch to the pool.
     pub(crate) fn give_pieces(&self, mut pieces: Vec<Piece>) {
         pieces.clear();
         let mut state = locked(&self.state);
@@ -196,18 +199,18 @@ impl Pool {
         }
     }
 
-    /// From now on, taking a buffer gives this error.
+    /// Makes every later request for a buffer fail with this error, and wakes the waiting threads.
     pub(crate) fn fail(&self, error: &Error) {
         locked(&self.state).failure.get_or_insert_with(|| error.clone());
         self.changed.notify_all();
     }
 
-    /// The error that `fail` was given first.
+    /// Returns the first error that was passed to `fail`.
     pub(crate) fn failure(&self) -> Option<Error> {
         locked(&self.state).failure.clone()
     }
 
-    /// A buffer that is free, or one in place of one that was lost or went into the reserve.
+    /// Returns a free buffer, or a new buffer if the limit and the reserve allow another one.
     fn take_one(&self, state: &mut State) -> Result<Option<PageBatch>> {
         if let Some(free) = self.pop(state) {
             return Ok(Some(free));
@@ -224,7 +227,7 @@ impl Pool {
 
     fn take_reserve(&self, state: &mut State, count: usize) -> Result<Option<Vec<PageBatch>>> {
         state.reserved = count;
-        // One at a time of those that are too many now: to give memory back takes its time, too.
+        // Frees only one surplus buffer for each call, because freeing memory takes time too.
         if state.free.len() > count && self.made.load(Ordering::Relaxed) > self.limit + count {
             self.made.fetch_sub(1, Ordering::Relaxed);
             state.free.pop();
@@ -240,7 +243,7 @@ impl Pool {
         Ok(Some(taken))
     }
 
-    /// A list with room for a piece of each page.
+    /// Returns an empty list with capacity for one piece for each page.
     fn no_pieces(&self) -> Vec<Piece> {
         Vec::with_capacity(self.buffer_pages().get() as usize)
     }
@@ -252,7 +255,8 @@ impl State {
     }
 }
 
-/// Ends all waits for a thread that has panicked, with an error.
+/// Calls the function with an error if the current thread panics, so that other threads stop waiting for the current
+/// thread.
 pub(crate) struct OnPanic<T: Fn(&Error)>(pub(crate) T);
 
 impl<T: Fn(&Error)> Drop for OnPanic<T> {
@@ -263,7 +267,7 @@ impl<T: Fn(&Error)> Drop for OnPanic<T> {
     }
 }
 
-/// Locks; what a thread that panicked has left is as good as any other state here.
+/// Locks a mutex. A panic of another thread does not make the protected state invalid.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -278,7 +282,8 @@ mod tests {
         Ok(())
     }
 
-    /// One who holds a reserve for long must not leave the pool without buffers: those that come back stay in use.
+    /// A thread that holds a reserve for a long time must not leave the pool without buffers. Returned buffers stay in
+    /// use.
     #[test]
     fn a_reserve_that_is_held_takes_nothing_from_the_pool() {
         let pool = Pool::new(1, PAGES);
@@ -292,7 +297,7 @@ mod tests {
         }
         held.into_iter().for_each(|batch| pool.give_batch(batch));
         assert_eq!(pool.total(), ByteCount(6 * PAGES.bytes().get()));
-        // The next pause needs fewer, and the others go.
+        // The next pause needs fewer buffers, and the other buffers are freed.
         for _ in 0..6 {
             pool.reserve(nothing, 1).unwrap().into_iter().for_each(|batch| pool.give_batch(batch));
         }

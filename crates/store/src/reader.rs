@@ -1,11 +1,12 @@
-//! An open image.
+//! An open image (one complete checkpoint).
 //!
-//! Owns: its records, its index, its open segments; which chunks of a compressed one a read takes, expanding them.
-//! Invariants: an open image has a good commit record, record file and index; every extent lies inside a
-//! segment of the right length. The image stays readable when it is pruned meanwhile. Places are those of the expanded
-//! segment; a codec sees only what it wrote. A chunk that is damaged reads as zeros: what is wrong with its pages is
-//! reported by their check, as for any other damage.
-//! Does not: check pages before they are read; `load` and `verify` do. It keeps nothing that it has expanded.
+//! Owns: the records, the page index and the open segments of an image; choosing and expanding the chunks that a read
+//! of a compressed segment needs.
+//! Invariants: the checksums of the commit record, the records and the index of an open image are correct. Every extent
+//! lies inside a segment of the right length. The image remains readable when it is pruned. Offsets refer to the
+//! expanded segment. A codec receives only bytes that it has written. A damaged chunk is read as zeros; the checksums
+//! of its pages then report the damage.
+//! Does not: check pages before they are read, because `load` and `verify` check pages; or cache expanded chunks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::layout::parent;
 use crate::medium::PageSource;
 
-/// A committed image, open for reading by any number of threads.
+/// A committed image. Several threads may read the image at the same time.
 #[derive(Debug)]
 pub struct ImageReader {
     path: PathBuf,
@@ -37,21 +38,21 @@ pub struct ImageReader {
 pub(crate) struct Segment {
     pub(crate) path: PathBuf,
     pub(crate) pages: Box<dyn PageSource>,
-    /// The length of its pages when they are not compressed.
+    /// The length of the uncompressed segment.
     pub(crate) length: ByteCount,
-    /// The length of its file.
+    /// The length of the file.
     pub(crate) file_length: ByteCount,
     packing: Option<Packing>,
 }
 
 impl Segment {
-    /// A segment whose length is what it is.
+    /// Returns an uncompressed segment. The length of the segment is the length of the file.
     pub(crate) fn new(path: PathBuf, pages: Box<dyn PageSource>) -> Result<Self> {
         let length = pages.length()?;
         Ok(Self { path, pages, length, file_length: length, packing: None })
     }
 
-    /// A segment whose pages are compressed, with the table of its chunks.
+    /// Returns a compressed segment with the table of its chunks.
     pub(crate) fn compressed(
         path: PathBuf,
         pages: Box<dyn PageSource>,
@@ -75,7 +76,7 @@ impl Segment {
         Ok(Self { path, pages, length, file_length, packing: Some(packing) })
     }
 
-    /// What a commit record says of it.
+    /// Returns the entry for this segment in a commit record.
     pub(crate) fn file(&self, id: SegmentId) -> SegmentFile {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         SegmentFile { id, name, length: self.file_length, packing: self.packing.clone() }
@@ -83,7 +84,8 @@ impl Segment {
 }
 
 impl ImageReader {
-    /// An image of what was read and opened elsewhere.
+    /// Creates a reader from parts that the caller has read and opened. Verifies that every extent lies inside a
+    /// segment.
     pub(crate) fn from_parts(
         path: PathBuf,
         commit: Commit,
@@ -96,42 +98,43 @@ impl ImageReader {
         Ok(Self { path, commit, records, index, segments })
     }
 
-    /// The image's directory; for a checkpoint of a log, where it would be.
+    /// Returns the directory of the image. For a checkpoint of a log, this directory does not exist.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The commit record.
+    /// Returns the commit record.
     #[must_use]
     pub const fn commit(&self) -> &Commit {
         &self.commit
     }
 
-    /// The records.
+    /// Returns the records.
     #[must_use]
     pub const fn records(&self) -> &RecordSet {
         &self.records
     }
 
-    /// The records, to be consumed; the reader keeps none.
+    /// Moves the records out of the reader.
     #[must_use]
     pub fn take_records(&mut self) -> RecordSet {
         std::mem::take(&mut self.records)
     }
 
-    /// Where every page is.
+    /// Returns the page index, which contains the location of every page.
     #[must_use]
     pub const fn index(&self) -> &PageIndex {
         &self.index
     }
 
-    /// Reads the pages of one extent of this image's index into a buffer of exactly their size, and checks
-    /// them. Zero pages become zero bytes. Meant for single extents; `load` is the way to read many.
+    /// Reads the pages of one extent of this image's index, and verifies the checksum. `buffer` must have the size of
+    /// the extent. Zero pages become zero bytes. Use `load` to read many extents.
     ///
     /// # Errors
     ///
-    /// `PagesDamaged`, or why they cannot be read. The buffer's content is then not to be used.
+    /// Returns `PagesDamaged`, or an error of reading the pages. After an error, the content of the buffer is
+    /// undefined.
     pub fn read_extent(&self, extent: &Extent, buffer: &mut [u8]) -> Result<()> {
         if buffer.len() as u64 != extent.pages.bytes().get() {
             return Err(sys::Error::path("read an extent of", &self.path, Errno::EINVAL).into());
@@ -145,12 +148,12 @@ impl ImageReader {
         check_pages(&segment.path, extent, buffer)
     }
 
-    /// The segments that pages are in: file, and what a commit record says of it.
+    /// Returns the path of each segment, and its entry for a commit record.
     pub(crate) fn segment_files(&self) -> impl Iterator<Item = (&Path, SegmentFile)> {
         self.segments.iter().map(|(id, segment)| (&*segment.path, segment.file(*id)))
     }
 
-    /// The codec that its pages are compressed with, if they are.
+    /// Returns the codec of the compressed pages, if any segment is compressed.
     pub(crate) fn codec(&self) -> Option<&'static dyn Codec> {
         let packing = self.segments.values().find_map(|segment| segment.packing.as_ref())?;
         codec::codec(&packing.codec)
@@ -162,7 +165,7 @@ impl ImageReader {
     }
 }
 
-/// Whether an extent's bytes, those of this file, are those that were written.
+/// Verifies the checksum of an extent. `bytes` are the content of the extent, and `path` is the segment file.
 pub(crate) fn check_pages(path: &Path, extent: &Extent, bytes: &[u8]) -> Result<()> {
     let Source::Stored { offset, checksum: stored, .. } = extent.source else { return Ok(()) };
     let computed = Checksum::of(bytes);
@@ -172,12 +175,12 @@ pub(crate) fn check_pages(path: &Path, extent: &Extent, bytes: &[u8]) -> Result<
     Err(Error::PagesDamaged { path: path.to_path_buf(), offset, extent: *extent, stored, computed })
 }
 
-/// Whether every stored extent lies inside a segment.
+/// Verifies that every stored extent lies inside a segment.
 fn check_places(index: &PageIndex, segments: &BTreeMap<SegmentId, Segment>) -> image::Result<()> {
     let mut last = None;
     for (place, extent) in index.extents().iter().enumerate() {
         let Some((id, bytes)) = extent.stored() else { continue };
-        // Neighbours mostly lie in one segment.
+        // Adjacent extents are usually in the same segment.
         let length = match last {
             Some((known, length)) if known == id => length,
             _ => segments.get(&id).map_or(0, |segment| segment.length.get()),
@@ -249,7 +252,7 @@ impl PageSource for CompressedSource {
     }
 }
 
-/// A range as places behind a start.
+/// Converts a range to offsets relative to `start`.
 const fn within(range: &Range<u64>, start: u64) -> Range<usize> {
     (range.start - start) as usize..(range.end - start) as usize
 }

@@ -1,9 +1,9 @@
-//! A segment on its way to its file: its pages as they are, or compressed in chunks.
+//! Writes the file of a segment (a sequence of pages), either uncompressed or compressed in chunks.
 //!
-//! Owns: cutting pages into chunks, sharing them among threads, packing what comes out.
-//! Invariants: chunks lie in the file in the order of their pages, without gaps, and nothing behind them; a buffer that
-//! was submitted comes back once.
-//! Does not: know which pages they are; the map keeps their places in the segment as if it were not compressed.
+//! Owns: dividing pages into chunks, distributing the chunks among threads, collecting the compressed bytes in buffers.
+//! Invariants: the file contains the chunks in the order of their pages, without gaps, and nothing after the last
+//! chunk. Each submitted buffer is returned exactly once.
+//! Does not: know the addresses of the pages. The page map of the caller uses offsets in the uncompressed segment.
 
 use std::thread;
 use std::time::Duration;
@@ -19,44 +19,44 @@ use crate::medium::PageFile;
 
 const CHUNK: usize = CHUNK_BYTES.0 as usize;
 
-/// Threads that compress at most.
+/// The maximum number of compressing threads.
 const THREADS_MAX: usize = 8;
 
-/// Buffers of compressed bytes on their way to the device at most.
+/// The maximum number of buffers with compressed bytes that are being filled or written.
 const BUFFERS_MAX: usize = 4;
 
-/// A file that pages are being written to.
+/// A segment file that is being written.
 #[derive(Debug)]
 pub(crate) struct SegmentWriter {
     sink: Box<dyn PageFile>,
-    /// Where the next page lies, as the map has it.
+    /// The offset of the next page in the uncompressed segment.
     pub(crate) end: u64,
     compressed: Option<Compressed>,
 }
 
-/// A segment of which everything is written, not yet durable.
+/// A completely written segment that is not yet durable.
 #[derive(Debug)]
 pub(crate) struct EndedSegment {
     pub(crate) sink: Box<dyn PageFile>,
-    /// The length of its file.
+    /// The length of the file.
     pub(crate) length: ByteCount,
-    /// Its chunks, if it is compressed.
+    /// The table of chunks; `None` if the segment is not compressed.
     pub(crate) chunks: Option<ChunkTable>,
 }
 
 #[derive(Debug)]
 struct Compressed {
     lanes: Vec<Lane>,
-    /// A chunk that is not full yet.
+    /// The bytes of an incomplete chunk.
     begun: Vec<u8>,
     chunks: Vec<StoredChunk>,
     output: Output,
-    /// Buffers of pages, to be given back.
+    /// Page buffers that can be returned to the caller.
     done: Vec<PageBuffer>,
     spent: Duration,
 }
 
-/// What one thread compresses.
+/// The compressor of one thread and its output.
 #[derive(Debug)]
 struct Lane {
     compressor: Box<dyn Compressor>,
@@ -64,7 +64,7 @@ struct Lane {
     chunks: Vec<StoredChunk>,
 }
 
-/// Compressed bytes on their way to the device.
+/// Compressed bytes that are being collected in buffers and written.
 #[derive(Debug)]
 struct Output {
     size: ByteCount,
@@ -76,15 +76,15 @@ struct Output {
 }
 
 impl SegmentWriter {
-    /// Pages are written as they are.
+    /// Returns a writer that stores pages uncompressed.
     pub(crate) const fn plain(sink: Box<dyn PageFile>) -> Self {
         Self { sink, end: 0, compressed: None }
     }
 
-    /// Pages are compressed, and written in buffers of this size.
+    /// Returns a writer that compresses pages and writes the compressed bytes in buffers of `buffer` bytes.
     pub(crate) fn compressed(sink: Box<dyn PageFile>, codec: &dyn Codec, buffer: ByteCount) -> Result<Self> {
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        // A buffer of pages has no more than so many chunks to share.
+        // More threads are useless: a buffer contains at most this number of chunks.
         let threads = threads.min(THREADS_MAX).min(buffer.get().div_ceil(CHUNK_BYTES.0) as usize);
         let mut lanes = Vec::with_capacity(threads);
         for _ in 0..threads {
@@ -103,12 +103,12 @@ impl SegmentWriter {
         Ok(Self { sink, end: 0, compressed: Some(compressed) })
     }
 
-    /// How long compressing took so far.
+    /// Returns the time spent on compression until now.
     pub(crate) fn spent(&self) -> Duration {
         self.compressed.as_ref().map_or(Duration::ZERO, |compressed| compressed.spent)
     }
 
-    /// Writes the first bytes of a buffer, whole pages, behind those before, possibly later.
+    /// Appends the first `length` bytes of a buffer (whole pages) to the segment. The write may happen later.
     pub(crate) fn submit(&mut self, buffer: PageBuffer, length: ByteCount) -> Result<()> {
         let offset = ByteCount(self.end);
         self.end += length.get();
@@ -120,7 +120,7 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// A buffer that is free again, if there is one now.
+    /// Returns a page buffer whose write is complete. Returns `None` if there is no such buffer now.
     pub(crate) fn take_done(&mut self) -> Result<Option<PageBuffer>> {
         let Some(compressed) = &mut self.compressed else { return Ok(self.sink.take_done()?) };
         while let Some(buffer) = self.sink.take_done()? {
@@ -129,7 +129,8 @@ impl SegmentWriter {
         Ok(compressed.done.pop())
     }
 
-    /// A buffer that is free again, waiting for it; `None` when no write is under way.
+    /// Waits for a page buffer whose write is complete, and returns the buffer. Returns `None` if no write is in
+    /// flight.
     pub(crate) fn wait_done(&mut self) -> Result<Option<PageBuffer>> {
         let Some(compressed) = &mut self.compressed else { return Ok(self.sink.wait_done()?) };
         if let Some(buffer) = compressed.done.pop() {
@@ -141,12 +142,12 @@ impl SegmentWriter {
         Ok(None)
     }
 
-    /// Begins to make the content durable without waiting for it.
+    /// Starts writeback, and returns before the writeback is complete.
     pub(crate) fn start_sync(&mut self) -> Result<()> {
         Ok(self.sink.start_sync()?)
     }
 
-    /// Writes what is held back. Writes may be under way when it returns.
+    /// Writes incomplete chunks and partly filled buffers. Writes may be in flight when the call returns.
     pub(crate) fn flush(&mut self) -> Result<()> {
         match &mut self.compressed {
             Some(compressed) => compressed.flush(&mut *self.sink),
@@ -154,14 +155,14 @@ impl SegmentWriter {
         }
     }
 
-    /// The segment, after `flush` and after all writes were waited for.
+    /// Returns the segment. Call this after `flush`, when no write is in flight.
     pub(crate) fn into_ended(self) -> std::result::Result<EndedSegment, image::Error> {
         let whole = ByteCount(self.end);
         let Some(compressed) = self.compressed else {
             return Ok(EndedSegment { sink: self.sink, length: whole, chunks: None });
         };
         let table = ChunkTable::new(whole, &compressed.chunks)?;
-        // What the last page was filled up with is cut off.
+        // The padding of the last page does not belong to the file.
         let length = table.stored();
         Ok(EndedSegment { sink: self.sink, length, chunks: Some(table) })
     }
@@ -197,7 +198,7 @@ impl Compressed {
         self.output.flush(sink)
     }
 
-    /// Puts what the threads have into the output, in order.
+    /// Appends the output of all threads, in the order of the chunks.
     fn put(&mut self, sink: &mut dyn PageFile) -> Result<()> {
         for lane in &mut self.lanes {
             self.output.put(&lane.stored, sink)?;
@@ -208,7 +209,7 @@ impl Compressed {
     }
 }
 
-/// Compresses chunks, a share of neighbours on each thread; the first share on this one.
+/// Compresses chunks. Each thread compresses consecutive chunks; the calling thread compresses the first chunks.
 fn compress(lanes: &mut [Lane], chunks: &[&[u8]]) -> Result<()> {
     let share = chunks.len().div_ceil(lanes.len()).max(1);
     thread::scope(|scope| {
@@ -254,7 +255,7 @@ impl Output {
         Ok(())
     }
 
-    /// Writes the buffer that is being filled, up to a whole page.
+    /// Writes the buffer that is being filled, padded to a whole page.
     fn flush(&mut self, sink: &mut dyn PageFile) -> Result<()> {
         let Some(mut buffer) = self.filling.take() else { return Ok(()) };
         let length = self.filled.next_multiple_of(PAGE_BYTES as usize);

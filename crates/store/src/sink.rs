@@ -1,9 +1,10 @@
-//! The port through which a checkpoint leaves its subject.
+//! The interface that receives the pages and records of checkpoints. The log, the image directory and memory implement
+//! this interface.
 //!
-//! Owns: the traits `CheckpointSink`, `OpenCheckpoint`, `PageSink`. The log, the image folder and memory are sinks.
-//! Invariants: a later copy of a page supersedes an earlier one; nothing of a checkpoint is visible before its commit,
-//! and a checkpoint that is dropped instead leaves nothing.
-//! Does not: capture.
+//! Owns: the traits `CheckpointSink`, `OpenCheckpoint` and `PageSink`.
+//! Invariants: a later copy of a page replaces an earlier copy. No part of a checkpoint is visible before its commit. A
+//! checkpoint that is dropped without a commit leaves no data behind.
+//! Does not: capture a process.
 
 use std::time::Duration;
 
@@ -15,82 +16,88 @@ use crate::error::Result;
 use crate::log::here::Ticket;
 use crate::meta::CommitMeta;
 
-/// What a checkpoint begins with.
+/// The initial content of a new checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Base {
-    /// Nothing: only pages that are appended are part of it.
+    /// No pages: only appended pages belong to the checkpoint.
     Nothing,
-    /// The pages of the checkpoint before.
+    /// The pages of the previous checkpoint.
     Newest,
 }
 
-/// A place for the checkpoints of one subject, one after the other.
+/// Receives the checkpoints of one subject (a protected process tree) in sequence.
 pub trait CheckpointSink {
-    /// Begins a checkpoint. `None` when the sink does not keep up.
+    /// Begins a checkpoint. Returns `None` if the sink has too many unfinished checkpoints.
     ///
     /// # Errors
     ///
-    /// `Exists` when the number is not above all before; what went wrong with earlier checkpoints.
+    /// Returns `Exists` if the sequence number is not higher than all earlier sequence numbers, or the error of an
+    /// earlier checkpoint.
     fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>>;
 }
 
-/// A checkpoint that is being taken. Copiers on several threads may share it by reference.
+/// A checkpoint that is being captured. Copiers in several threads may share the checkpoint by reference.
 pub trait OpenCheckpoint: PageSink + Sync {
-    /// Makes a checkpoint of the pages and these records. May return before it is durable; the ticket says when.
+    /// Commits a checkpoint with the appended pages and these records. May return before the checkpoint is durable; the
+    /// ticket reports when the checkpoint is durable.
     ///
     /// # Errors
     ///
-    /// What went wrong so far; nothing is left behind then.
+    /// Returns the first error of this checkpoint. After an error, no data remains.
     fn commit(self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket>;
 }
 
-/// What takes copied pages, in buffers that it lends. Every method may fail with what went wrong with pages appended
-/// earlier.
+/// Lends buffers and receives them filled with copied pages. Every method may fail with an error of pages that were
+/// appended earlier.
 pub trait PageSink {
-    /// An empty buffer; waits for one if it must.
+    /// Returns an empty buffer. Waits if no buffer is free.
     fn buffer(&self) -> Result<PageBatch>;
-    /// An empty buffer for so many pages, where one of the usual size costs more than to copy these.
+    /// Returns an empty buffer for this number of pages. May return a smaller buffer than `buffer`, if allocating a
+    /// buffer of the usual size costs more than copying the pages.
     fn buffer_for(&self, _pages: PageCount) -> Result<PageBatch> {
         self.buffer()
     }
-    /// Takes over a filled one.
+    /// Receives a filled buffer.
     fn append(&self, batch: PageBatch) -> Result<()>;
-    /// Takes over one that has room left, and may give it again as the next.
+    /// Receives a buffer that is not full. A later call of `buffer` may return the same buffer.
     fn keep(&self, batch: PageBatch) -> Result<()> {
         self.append(batch)
     }
-    /// So many empty buffers for a pause; waits for them if it must.
+    /// Returns `count` empty buffers for a pause. Waits until all of these buffers are available.
     fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
         (0..count).map(|_| self.spare()).collect()
     }
-    /// One more for the pause, as a rule made now. It counts as one of `reserve` until the next call of that.
+    /// Returns one more empty buffer for the pause, usually a newly allocated one. The buffer belongs to the reserve
+    /// until the next call of `reserve`.
     fn extend_reserve(&self) -> Result<PageBatch> {
         self.spare()
     }
-    /// An empty buffer that is here already, if there is one.
+    /// Returns an empty buffer if one is available without waiting.
     fn free_buffer(&self) -> Result<Option<PageBatch>> {
         Ok(None)
     }
-    /// Whether `free_buffer` makes one now, which takes as long as clearing its memory does.
+    /// Reports whether `free_buffer` would allocate a buffer now. An allocation takes as long as clearing the memory.
     fn has_to_make(&self) -> bool {
         false
     }
-    /// An empty buffer made now, beside all others; never waits.
+    /// Allocates an additional empty buffer. Never waits.
     fn spare(&self) -> Result<PageBatch> {
         self.buffer()
     }
-    /// Has buffers at hand for so many pages, as far as limits allow without a wait: to make one inside a stop takes
-    /// as long as to copy hundreds of pages, and many times that where memory has to be compacted for it.
+    /// Takes buffers for this number of pages in advance, as far as limits allow without a wait. While the subject is
+    /// stopped, an allocation takes as long as copying hundreds of pages. If the kernel must compact memory first, the
+    /// allocation takes many times longer.
     fn prepare(&self, _pages: PageCount) -> Result<()> {
         Ok(())
     }
-    /// Takes back one that was not needed.
+    /// Takes back an unused buffer.
     fn put_back(&self, _batch: PageBatch) {}
-    /// How many pages a buffer holds.
+    /// Returns the number of pages in a buffer.
     fn buffer_pages(&self) -> PageCount;
-    /// How long a caller may wait for one buffer from now on, where a store may not keep up for ever.
+    /// Limits the time that a caller may wait for one buffer, from now on. A slow store then cannot block the caller
+    /// forever.
     fn limit_waits(&self, _wait_max: Option<Duration>) {}
-    /// Takes a range out of the checkpoint; what is appended later is in again. Waits while too many are waiting to be
-    /// taken out.
+    /// Removes a range of pages from the checkpoint. Pages that are appended later are part of the checkpoint again.
+    /// Waits while too many removals are queued.
     fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()>;
 }

@@ -1,11 +1,12 @@
-//! Directories on their way in or out: hidden, locked, and removed when their writer is gone.
+//! Staging directories: hidden, locked directories with an image that is being written or removed.
 //!
-//! Owns: the names of such directories, their lock, their removal; the one way in which anything becomes visible in a
-//! store: durable first, then renamed, then durable again.
-//! Invariants: a staging directory is locked as long as its writer works on it; one that can be locked is
-//! a dead writer's and may go. Before it is published nothing is at the target, or an empty directory; afterwards, all
-//! of what was staged, durably; after a crash in between, one or the other.
-//! Does not: know what an image consists of; write or sync the files inside; the caller does, before.
+//! Owns: the names, locks and removal of staging directories; the only code that makes a directory visible in a store.
+//! This code makes the content durable, renames the directory, and makes the new name durable.
+//! Invariants: a writer holds the lock of its staging directory. A staging directory that can be locked is a leftover
+//! of a dead writer and may be removed. Before publication, the target does not exist or is an empty directory. After
+//! publication, the target contains the complete, durable content. After a crash during publication, the target is in
+//! one of these two states.
+//! Does not: know the files of an image, or write or sync files. The caller writes and syncs files before publication.
 //!
 //! Proof: `crates/store/tests/power_cut.rs`, which cuts the power at every step.
 
@@ -20,19 +21,20 @@ use crate::error::{Error, Result, is_one_of};
 use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, parent};
 use crate::medium::{Entry, Kind, Lock, Medium};
 
-/// What a staging directory's name ends with; it begins with a dot.
+/// The suffix of a staging directory's name. The name begins with a dot.
 const SUFFIX: &str = ".partial";
 
-/// Names tried at most: each can be lost to one sweeper, or to one process of another pid namespace.
+/// The maximum number of names that are tried. A name fails if another process removes the new directory as a leftover,
+/// or if a process of another pid namespace uses the same name.
 const ATTEMPTS_MAX: usize = 16;
 
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
-/// A directory that no other process uses; removed when dropped.
+/// A directory that no other process uses. Dropping the value removes an unpublished directory.
 #[derive(Debug)]
 pub(crate) struct Staging {
     medium: Arc<dyn Medium>,
-    /// Where to put the files.
+    /// The path of the directory in which the caller creates the files.
     pub(crate) path: PathBuf,
     target: PathBuf,
     _lock: Box<dyn Lock>,
@@ -40,7 +42,7 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// A staging directory beside `target`, which must not exist, or be an empty directory.
+    /// Creates a staging directory next to `target`. `target` must not exist, or must be an empty directory.
     pub(crate) fn create(medium: Arc<dyn Medium>, target: &Path) -> Result<Self> {
         let exists = || Error::Exists(target.to_path_buf());
         let name = target.file_name().ok_or_else(exists)?.to_string_lossy().into_owned();
@@ -53,7 +55,7 @@ impl Staging {
         Ok(Self { medium, path, target: target.to_path_buf(), _lock: lock, published: false })
     }
 
-    /// Makes the directory, whose files are durable, visible under its final name.
+    /// Makes the directory visible under its final name. All files must be durable.
     pub(crate) fn publish(mut self) -> Result<()> {
         use rustix::io::Errno as Taken;
         publish(&*self.medium, &self.path, &self.target).map_err(|error| {
@@ -68,25 +70,25 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if !self.published {
-            // Where removal fails now, the next writer's sweep does it.
+            // If the removal fails now, the sweep of the next writer removes the directory.
             let _ = remove_tree(&*self.medium, &self.path);
         }
     }
 }
 
-/// Makes a staged directory, whose files are durable, visible under its final name.
+/// Makes a staging directory visible under its final name. All files must be durable.
 fn publish(medium: &dyn Medium, staged: &Path, target: &Path) -> sys::Result<()> {
     medium.sync_directory(staged)?;
     medium.rename(staged, target)?;
     medium.sync_directory(parent(target)).inspect_err(|_| {
-        // Visible, but perhaps not for long: better not visible at all. Should this fail too, what is
-        // visible is nevertheless whole.
+        // After a failed sync, a power cut can undo the rename. Therefore the directory gets its hidden name again. If
+        // this rename fails too, the visible directory is nevertheless complete.
         let _ = medium.rename(target, staged);
     })
 }
 
-/// Removes a visible directory, so that after a crash it is there whole or not at all. False when another
-/// process is removing it.
+/// Removes a visible directory. After a crash, the directory is either complete or not visible. Returns false if
+/// another process is removing the directory.
 pub(crate) fn retire(medium: &dyn Medium, path: &Path) -> Result<bool> {
     let Some(_lock) = medium.lock(path)? else { return Ok(false) };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -97,18 +99,19 @@ pub(crate) fn retire(medium: &dyn Medium, path: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// Removes what dead writers left behind in a directory. It may be a directory that others use as well.
+/// Removes the leftovers of dead writers from a directory, and returns the number of removed leftovers. Other programs
+/// may use the directory too.
 pub(crate) fn sweep(medium: &dyn Medium, directory: &Path) -> Result<usize> {
     let mut removed = 0;
     each_leftover(medium, directory, |path| {
-        // One that cannot be removed belongs to another user: not an error of this process.
+        // A leftover that cannot be removed belongs to another user. This is not an error of this process.
         removed += usize::from(remove_tree(medium, path).is_ok());
         Ok(())
     })?;
     Ok(removed)
 }
 
-/// What dead writers left behind in a directory, with its size, removed if it is to be.
+/// Returns the leftovers of dead writers in a directory, with their sizes. Removes the leftovers if `remove` is true.
 pub(crate) fn leftovers(
     medium: &dyn Medium,
     directory: &Path,
@@ -118,7 +121,7 @@ pub(crate) fn leftovers(
     each_leftover(medium, directory, |path| {
         let mut bytes = 0;
         for entry in medium.list(path)? {
-            // What is no regular file has no size, and is removed as well.
+            // An entry that is not a regular file counts as size 0, and is removed too.
             let pages = medium.open_pages(&path.join(entry.name)).ok();
             bytes += pages.and_then(|pages| pages.length().ok()).map_or(0, ByteCount::get);
         }
@@ -131,10 +134,10 @@ pub(crate) fn leftovers(
     Ok(found)
 }
 
-/// Calls `each` with each leftover of a dead writer, while it is locked.
+/// Calls `each` with each leftover of a dead writer. The leftover is locked during the call.
 ///
-/// A leftover is recognised by its name, its owner and the names in it. A writer holds the lock until it publishes or
-/// ends, however it ends: the kernel drops the lock with the process, and keeps none over a reboot.
+/// A leftover is recognised by its name, its owner and the names of its files. A living writer holds the lock until the
+/// publication. The kernel releases the lock when the writer ends for any reason, and no lock survives a reboot.
 fn each_leftover(
     medium: &dyn Medium,
     directory: &Path,
@@ -145,7 +148,7 @@ fn each_leftover(
             continue;
         }
         let path = directory.join(&entry.name);
-        // One that cannot be locked is in use, or belongs to another user.
+        // A directory that cannot be locked is in use or belongs to another user.
         if medium.check_directory(&path).is_ok()
             && let Ok(Some(_lock)) = medium.lock(&path)
             && is_ours(medium, &path)
@@ -156,7 +159,7 @@ fn each_leftover(
     Ok(())
 }
 
-/// Whether a directory holds nothing but files of an image or a log.
+/// Reports whether a directory contains only files of an image or a log.
 fn is_ours(medium: &dyn Medium, path: &Path) -> bool {
     const NAMES: [&str; 3] = [COMMIT_FILE, RECORDS_FILE, INDEX_FILE];
     let is_known = |name: &str| {
@@ -177,7 +180,7 @@ fn create_locked(medium: &dyn Medium, directory: &Path, name: &str) -> Result<(P
         }
         match medium.lock(&path) {
             Ok(Some(lock)) => return Ok((path, lock)),
-            // A sweeper came first, and removes it.
+            // Another process has locked the new directory as a leftover, and removes the directory.
             Ok(None) => {}
             Err(error) => {
                 let _ = medium.remove_directory(&path);
@@ -193,7 +196,8 @@ fn staging_name(name: &str) -> String {
     format!(".{name}.{}-{count}{SUFFIX}", std::process::id())
 }
 
-/// Whether a name is one of a directory on its way in or out. Such a name comes and goes with a checkpoint.
+/// Reports whether a name is the name of a staging directory. These directories appear and disappear with each
+/// checkpoint.
 #[must_use]
 pub fn is_staging_name(name: &str) -> bool {
     let numbers = name.strip_prefix('.').and_then(|name| name.strip_suffix(SUFFIX)?.rsplit_once('.'));
@@ -203,7 +207,7 @@ pub fn is_staging_name(name: &str) -> bool {
         .is_some_and(|(pid, count)| is_number(pid) && is_number(count))
 }
 
-/// Removes a directory of files.
+/// Removes a directory that contains only files.
 fn remove_tree(medium: &dyn Medium, path: &Path) -> sys::Result<()> {
     for entry in medium.list(path)? {
         medium.remove_file(&path.join(entry.name))?;

@@ -1,9 +1,10 @@
-//! The store: one directory for each subject, and in it one image for each checkpoint, or a log of them.
+//! The store: one directory for each subject. This directory contains one image for each checkpoint, or a log of
+//! checkpoints.
 //!
-//! Owns: the layout `STORE/NAME/SEQ` and `STORE/NAME/log`, listing, choosing, pruning.
-//! Invariants: a store that others can read is refused; sequence numbers rise; only committed images are
-//! listed as images.
-//! Does not: decide when to prune; the caller does.
+//! Owns: the layout `STORE/NAME/SEQ` and `STORE/NAME/log`; listing, choosing and pruning images.
+//! Invariants: a store that other users can read is refused. A new checkpoint gets a higher sequence number than all
+//! existing checkpoints. Only committed images are listed as images.
+//! Does not: decide when to prune; the caller decides.
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -24,39 +25,40 @@ use crate::reader::ImageReader;
 use crate::staging;
 use crate::writer::ImageWriter;
 
-/// Permission bits of users other than the owner.
+/// Permission bits of the group and of other users.
 const OTHERS: u32 = 0o077;
 
-/// A place for the images of many subjects.
+/// The directory that contains the images of all subjects.
 #[derive(Clone, Debug)]
 pub struct Store {
     pub(crate) medium: Arc<dyn Medium>,
     pub(crate) root: PathBuf,
 }
 
-/// A directory of the store that is an image, or should be, or a checkpoint of a log.
+/// An entry of a subject: a directory with a sequence number as its name, or a checkpoint of the log.
 #[derive(Clone, Debug)]
 pub struct StoreEntry {
-    /// Its number.
+    /// The sequence number of the entry.
     pub sequence: Sequence,
-    /// Its directory; for a checkpoint of a log, where it would be.
+    /// The path of the image. For a checkpoint of a log, no directory exists at this path.
     pub path: PathBuf,
-    /// Its commit record, or what is wrong with it.
+    /// The commit record, or the error of reading the commit record.
     pub commit: Result<Commit>,
 }
 
 impl Store {
-    /// Opens the store at a location, a directory or `SCHEME://…`, and creates it if it is not there.
+    /// Opens the store at `location`, a directory or `SCHEME://…`, and creates the store if it does not exist.
     ///
     /// # Errors
     ///
-    /// `Exposed` when others may read it; `Untrusted` when another user owns it; `NotDirectory`; `UnknownBackend`; `Io`.
+    /// Returns `Exposed` if other users may read the store, `Untrusted` if another user owns the store, `NotDirectory`,
+    /// `UnknownBackend` or `Io`.
     pub fn open(location: &Path) -> Result<Self> {
         let (medium, root) = backend::locate(location)?;
         Self::open_on(medium, &root)
     }
 
-    /// As `open`, on any medium. Fails as `open`.
+    /// Opens the store at `root` on the given medium. Fails as `open` does.
     pub fn open_on(medium: Arc<dyn Medium>, root: &Path) -> Result<Self> {
         let root = &*medium.resolve(root)?;
         match medium.kind(root)? {
@@ -70,13 +72,13 @@ impl Store {
         Ok(Self { medium, root: root.to_path_buf() })
     }
 
-    /// Where the store is.
+    /// Returns the path of the store.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// All subjects, by name. Fails when the store cannot be listed.
+    /// Returns the names of all subjects, sorted. Fails if the store cannot be listed.
     pub fn names(&self) -> Result<Vec<SubjectName>> {
         let entries = self.medium.list(&self.root)?;
         let directories = entries.into_iter().filter(|entry| entry.is_directory);
@@ -85,17 +87,17 @@ impl Store {
         Ok(names)
     }
 
-    /// The number that the next checkpoint of a subject gets: above all that are there, whole or not.
-    /// Fails when the subject's directory cannot be listed.
+    /// Returns the sequence number for the next checkpoint of a subject. The number is higher than all existing
+    /// sequence numbers, including those of uncommitted images. Fails if the subject's directory cannot be listed.
     pub fn next_sequence(&self, name: &SubjectName) -> Result<Sequence> {
         Ok(self.sequences(name)?.last().map_or(Sequence(1), |last| Sequence(last.0.saturating_add(1))))
     }
 
-    /// Begins an image; what dead writers left behind in this store is removed first.
+    /// Begins an image. First removes incomplete images that dead writers have left in this store (leftovers).
     ///
     /// # Errors
     ///
-    /// `Exists` when the number is taken, or what kept the directory from being created.
+    /// Returns `Exists` if the sequence number is in use, or the error of creating the directory.
     pub fn begin(
         &self,
         name: &SubjectName,
@@ -107,15 +109,15 @@ impl Store {
         ImageWriter::create_on(Arc::clone(&self.medium), &self.image_path(name, sequence), options)
     }
 
-    /// Opens a subject's log for writing. Fails as `LogWriter::open_on`.
+    /// Opens a subject's log for writing. Fails as `LogWriter::open_on` does.
     pub fn open_log(&self, name: &SubjectName, options: LogOptions) -> Result<LogWriter> {
         self.prepare(name)?;
         self.sweep_all();
         LogWriter::open_on(&self.medium, &self.log(name), options)
     }
 
-    /// Everything that has a number, in rising order, committed or not.
-    /// Fails when the subject's directory cannot be listed.
+    /// Returns all entries of a subject, committed or not, by increasing sequence number. Fails if the subject's
+    /// directory cannot be listed.
     pub fn entries(&self, name: &SubjectName) -> Result<Vec<StoreEntry>> {
         let entry = |sequence| {
             let path = self.image_path(name, sequence);
@@ -132,14 +134,14 @@ impl Store {
         Ok(entries)
     }
 
-    /// The committed images, in rising order, with their commit records.
-    /// Fails when the subject's directory cannot be listed.
+    /// Returns the committed images with their commit records, by increasing sequence number. Fails if the subject's
+    /// directory cannot be listed.
     pub fn list(&self, name: &SubjectName) -> Result<Vec<(Sequence, Commit)>> {
         let entries = self.entries(name)?.into_iter();
         Ok(entries.filter_map(|entry| Some((entry.sequence, entry.commit.ok()?))).collect())
     }
 
-    /// The committed image with the highest number. Fails when the subject's directory cannot be listed.
+    /// Returns the committed image with the highest sequence number. Fails if the subject's directory cannot be listed.
     pub fn newest(&self, name: &SubjectName) -> Result<Option<(Sequence, PathBuf)>> {
         let newest = |sequence: &Sequence| {
             opening::read_commit(&*self.medium, &self.image_path(name, *sequence)).is_ok()
@@ -148,11 +150,11 @@ impl Store {
         Ok(found.map(|sequence| (sequence, self.image_path(name, sequence))))
     }
 
-    /// The directory of one image.
+    /// Returns the directory of one image.
     ///
     /// # Errors
     ///
-    /// `NotFound`, or what is wrong with its commit record.
+    /// Returns `NotFound`, or the error of reading the commit record.
     pub fn get(&self, name: &SubjectName, sequence: Sequence) -> Result<PathBuf> {
         let path = self.image_path(name, sequence);
         if !self.sequences(name)?.contains(&sequence) {
@@ -162,12 +164,13 @@ impl Store {
         Ok(path)
     }
 
-    /// The directory that an IMAGE argument names: a path with a slash, a directory here that holds a commit
-    /// record, `NAME@SEQ`, or `NAME` for the newest.
+    /// Returns the directory that an IMAGE argument names. The argument is the path of an image, `NAME@SEQ`, or `NAME`
+    /// for the newest image of a subject. A path contains a slash, or names a directory in the working directory that
+    /// contains a commit record.
     ///
     /// # Errors
     ///
-    /// `NotFound`, `InvalidName`, or what is wrong with the commit record.
+    /// Returns `NotFound`, `InvalidName`, or the error of reading the commit record.
     pub fn resolve(&self, spec: &str) -> Result<PathBuf> {
         let path = Path::new(spec);
         let only_path = spec.contains('/') || !matches!(path.components().next(), Some(Component::Normal(_)));
@@ -184,22 +187,24 @@ impl Store {
         }
     }
 
-    /// Opens the image or the checkpoint of the log with this number. Fails with `NotFound`, or as `ImageReader::open`.
+    /// Opens the image or the log checkpoint with this sequence number. Fails with `NotFound`, or as
+    /// `ImageReader::open` does.
     pub fn image(&self, name: &SubjectName, sequence: Sequence) -> Result<ImageReader> {
         self.read(&self.get(name, sequence)?)
     }
 
-    /// Opens an image on this store's medium. Fails as `ImageReader::open`.
+    /// Opens an image on this store's medium. Fails as `ImageReader::open` does.
     pub fn read(&self, path: &Path) -> Result<ImageReader> {
         ImageReader::open_on(&*self.medium, path)
     }
 
-    /// Keeps an image, a path as `resolve` gives it, under a name of its own and its own number, and gives the
-    /// path. The copy shares its pages with the image, and stays when that one goes.
+    /// Copies an image under the name `name`, with the same sequence number, and returns the path of the copy. `image`
+    /// is a path that `resolve` has returned. The copy shares its pages with the image, and remains when the image is
+    /// removed.
     ///
     /// # Errors
     ///
-    /// `Exists` when the name has an image of this number; what is wrong with the image; or `Io`.
+    /// Returns `Exists` if `name` has an image with this sequence number, an error of reading the image, or `Io`.
     pub fn link(&self, image: &Path, name: &SubjectName) -> Result<PathBuf> {
         let sequence = opening::read_commit(&*self.medium, image)?.sequence;
         if self.sequences(name)?.contains(&sequence) {
@@ -211,19 +216,21 @@ impl Store {
         Ok(path)
     }
 
-    /// Removes one image; false when there is none of this number, or when another process is removing it.
-    /// Checkpoints of a log go by its policy, or with `prune`. Fails when it cannot be removed.
+    /// Removes one image. Returns false if no image has this sequence number, or if another process is removing the
+    /// image. Checkpoints of a log are removed by the retention policy of the log, or by `prune`. Fails if the image
+    /// cannot be removed.
     pub fn remove(&self, name: &SubjectName, sequence: Sequence) -> Result<bool> {
         let path = self.image_path(name, sequence);
         Ok(self.medium.kind(&path)?.is_some() && staging::retire(&*self.medium, &path)?)
     }
 
-    /// Writes an image, a path as `resolve` gives it, anew at `target` on this store's medium: one directory that
-    /// shares nothing and holds nothing else, to be taken to another machine. With a codec, its pages are compressed.
+    /// Writes a copy of an image to `target` on this store's medium. `image` is a path that `resolve` has returned. The
+    /// copy shares no file with the image and contains only this checkpoint, so that the copy can be moved to another
+    /// machine. With a codec, the pages of the copy are compressed.
     ///
     /// # Errors
     ///
-    /// `Exists`; what is wrong with the image; or `Io`.
+    /// Returns `Exists`, an error of reading the image, or `Io`.
     pub fn export(
         &self,
         image: &Path,
@@ -233,13 +240,13 @@ impl Store {
         copy::export(&self.medium, image, target, WriteOptions { codec, ..WriteOptions::default() })
     }
 
-    /// Removes all but the newest `keep` committed images, and gives the numbers removed. What has a lower
-    /// number than those kept and is not committed goes too.
+    /// Removes all committed images except the newest `keep`, and returns the sequence numbers of the removed images.
+    /// Also removes uncommitted entries whose number is lower than the numbers of the kept images.
     ///
     /// # Errors
     ///
-    /// `LogBusy` when checkpoints of a log that is being written would go; when something cannot be removed. What was
-    /// removed before stays so.
+    /// Returns `LogBusy` if another process is writing a log whose checkpoints would be removed, or an error of
+    /// removing an entry. Images that were removed before the error remain removed.
     pub fn prune(&self, name: &SubjectName, keep: usize) -> Result<Vec<Sequence>> {
         let logged = log::read::sequences(&*self.medium, &self.log(name))?;
         let mut kept = 0;
@@ -267,21 +274,21 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes what dead writers of a subject left behind, and says how many there were.
-    /// Fails when the subject's directory cannot be listed.
+    /// Removes the leftovers of dead writers of a subject, and returns the number of removed directories. Fails if the
+    /// subject's directory cannot be listed.
     pub fn sweep(&self, name: &SubjectName) -> Result<usize> {
         staging::sweep(&*self.medium, &self.subject(name))
     }
 
-    /// Removes what dead writers left behind in the whole store. A subject that cannot be swept is left as it is: it
-    /// must not keep others from being written.
+    /// Removes the leftovers of dead writers in the whole store. Ignores errors, because a damaged directory of one
+    /// subject must not prevent checkpoints of other subjects.
     fn sweep_all(&self) {
         for name in self.names().unwrap_or_default() {
             let _ = self.sweep(&name);
         }
     }
 
-    /// Makes the directory of a subject if it is not there, and refuses one that others can write to.
+    /// Creates the directory of a subject if it does not exist, and refuses a directory that other users can write to.
     fn prepare(&self, name: &SubjectName) -> Result<()> {
         let directory = self.subject(name);
         if self.medium.kind(&directory)?.is_none() {
@@ -302,7 +309,7 @@ impl Store {
         self.subject(name).join(log::LOG_DIRECTORY)
     }
 
-    /// The numbers that are there, rising, in directories and in the log.
+    /// Returns the sequence numbers of all images and log checkpoints, sorted.
     fn sequences(&self, name: &SubjectName) -> Result<Vec<Sequence>> {
         let mut sequences = self.directories(name)?;
         sequences.extend(log::read::sequences(&*self.medium, &self.log(name))?);
@@ -311,7 +318,7 @@ impl Store {
         Ok(sequences)
     }
 
-    /// The numbers of directories, rising.
+    /// Returns the sequence numbers of the image directories, sorted.
     fn directories(&self, name: &SubjectName) -> Result<Vec<Sequence>> {
         let directory = self.subject(name);
         if self.medium.kind(&directory)?.is_none() {
@@ -329,7 +336,7 @@ impl Store {
     }
 }
 
-/// Creates a directory and those above it that are missing, each durable before the next.
+/// Creates a directory and its missing ancestors. Each directory is durable before the next one is created.
 fn create_durably(medium: &dyn Medium, path: &Path) -> Result<()> {
     let mut missing = vec![path];
     while let Some(above) = missing.last().map(|path| parent(path))

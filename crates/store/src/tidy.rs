@@ -1,8 +1,9 @@
-//! Tidying a store: named copies, merging, and what nothing refers to.
+//! Maintenance of a store: named copies (images that are stored under a name of their own), rewriting logs, and garbage
+//! collection.
 //!
-//! Owns: what is a copy and what is a subject; what is garbage.
-//! Invariants: a subject is never taken for a copy, nor the unfinished work of a living writer for garbage.
-//! Does not: choose what to keep; `Store::prune` does.
+//! Owns: the distinction between copies and subjects; the definition of garbage.
+//! Invariants: a subject is never treated as a copy. Unfinished work of a living writer is never treated as garbage.
+//! Does not: choose which checkpoints are kept; `Store::prune` does.
 
 use std::path::{Path, PathBuf};
 
@@ -14,20 +15,20 @@ use crate::name::SubjectName;
 use crate::staging;
 use crate::store::Store;
 
-/// What nothing refers to, and what could not be inspected.
+/// Unreferenced files and directories, and the subjects that could not be inspected.
 #[derive(Clone, Debug, Default)]
 pub struct Garbage {
-    /// Files and directories, with their sizes.
+    /// Unreferenced files and directories, with their sizes.
     pub found: Vec<(PathBuf, ByteCount)>,
-    /// Subjects whose log is being written. Its writer tidies it itself.
+    /// Subjects whose log has a running writer. The writer removes unneeded segments.
     pub busy: Vec<SubjectName>,
-    /// Subjects that are damaged or cannot be read, and left as they are.
+    /// Subjects that are damaged or cannot be read, with the error. The logs of these subjects remain unchanged.
     pub damaged: Vec<(SubjectName, Error)>,
 }
 
 impl Store {
-    /// The subject that the images under this name were copied from; `None` when the name is a subject's own,
-    /// or nothing. Fails when the store cannot be read.
+    /// Returns the name of the subject from which the images under this name were copied. Returns `None` if the name
+    /// belongs to a subject, or if nothing has this name. Fails if the store cannot be read.
     pub fn copy_of(&self, name: &SubjectName) -> Result<Option<String>> {
         if self.medium.kind(&self.log(name))?.is_some() {
             return Ok(None);
@@ -42,12 +43,12 @@ impl Store {
         Ok(entries.into_iter().last().and_then(|entry| Some(entry.commit.ok()?.subject)))
     }
 
-    /// Keeps an image, a path as `resolve` gives it, as a copy under a name that nothing has yet. What a dead writer
-    /// left behind under the name is removed first.
+    /// Copies an image under a name that is not in use. `image` is a path that `resolve` has returned. Removes the
+    /// leftovers of dead writers under the name first.
     ///
     /// # Errors
     ///
-    /// `Exists` when the name is taken; otherwise as `link`.
+    /// Returns `Exists` if the name is in use; otherwise returns the errors of `link`.
     pub fn keep_copy(&self, image: &Path, name: &SubjectName) -> Result<PathBuf> {
         let directory = self.subject(name);
         if self.medium.kind(&directory)?.is_some() {
@@ -59,11 +60,11 @@ impl Store {
         self.link(image, name)
     }
 
-    /// Removes a copy and its name. Who is reading it reads on.
+    /// Removes a copy and its name. Readers that have opened the copy can continue to read.
     ///
     /// # Errors
     ///
-    /// `NotFound`; `NotACopy` when it is a subject's own; or why it cannot be removed.
+    /// Returns `NotFound`, `NotACopy` if the name belongs to a subject, or an error of the removal.
     pub fn remove_copy(&self, name: &SubjectName) -> Result<()> {
         let entries = self.entries(name)?;
         if self.copy_of(name)?.is_none() {
@@ -73,7 +74,7 @@ impl Store {
         for entry in entries {
             self.remove(name, entry.sequence)?;
         }
-        // Something of another's may have come meanwhile: then the name stays.
+        // Another process may have created an entry in the directory. In this case the name remains.
         if self.medium.list(&self.subject(name))?.is_empty() {
             self.medium.remove_directory(&self.subject(name))?;
             self.medium.sync_directory(&self.root)?;
@@ -81,12 +82,12 @@ impl Store {
         Ok(())
     }
 
-    /// Writes the newest checkpoint of a subject's log anew, in order and with one index; `None` when it has no
-    /// log. Images in directories hold no deltas.
+    /// Writes the newest checkpoint of a subject's log again, with pages in order of address and one index. Returns
+    /// `None` if the subject has no log: an image directory already has this form.
     ///
     /// # Errors
     ///
-    /// `LogBusy` when it is being written; `NotFound`; what is damaged; or `Io`.
+    /// Returns `LogBusy` if another process is writing the log, `NotFound`, the damage found, or `Io`.
     pub fn squash(&self, name: &SubjectName) -> Result<Option<Squashed>> {
         if self.newest(name)?.is_none() {
             return Err(self.not_found(name, None));
@@ -97,12 +98,11 @@ impl Store {
         log::squash::squash(&self.medium, &self.log(name))
     }
 
-    /// Finds what nothing refers to, and removes it if it is to: what dead writers left behind, and segments that
-    /// no checkpoint needs.
+    /// Finds leftovers of dead writers and segments that no checkpoint needs. Removes these files if `remove` is true.
     ///
     /// # Errors
     ///
-    /// When the store cannot be listed. What is wrong with one subject is in the answer.
+    /// Fails if the store cannot be listed. Errors of single subjects are part of the result.
     pub fn garbage(&self, remove: bool) -> Result<Garbage> {
         let mut garbage = Garbage::default();
         for name in self.names()? {
@@ -122,7 +122,7 @@ impl Store {
             return Ok(());
         }
         self.medium.check_directory(&directory)?;
-        // Held to the end: a writer that came meanwhile would make segments that no checkpoint names yet.
+        // The lock is held to the end. Otherwise a new writer could create segments that no checkpoint names yet.
         let Some(_lock) = self.medium.lock(&directory)? else {
             garbage.busy.push(name.clone());
             return Ok(());

@@ -1,9 +1,9 @@
-//! Opening what lies in a store or an image, if no other user can have written it.
+//! Opens files and directories of a store or an image, if no other user can have written to them.
 //!
 //! Owns: the checks of type, owner and permission bits; opening without side effects.
-//! Invariants: the last component of a path is never followed if it is a symbolic link; a FIFO, socket or device is
-//! never opened; the checks are made on the descriptor that is used afterwards.
-//! Does not: check the content; checksums do. They find damage, and no intent.
+//! Invariants: a symbolic link as the last component of a path is never followed. A FIFO, socket or device is never
+//! opened. The checks use the same descriptor that is used afterwards.
+//! Does not: check the content; checksums do. Checksums detect damage, but not deliberate changes.
 //!
 //! Proof: `tests/trust.rs`.
 
@@ -17,34 +17,35 @@ use sys::Errno;
 
 use crate::error::{Error, Result};
 
-/// Permission bits that let others write.
+/// Permission bits that let the group or other users write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// How a file is opened that may have to be created.
+/// The access mode of a file that may have to be created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// For writing at its end.
+    /// Opens the file for appending.
     Append,
-    /// For writing; what is in it stays.
+    /// Opens the file for writing, without truncation.
     Write,
 }
 
-/// Opens a regular file for reading. Only root or this user may own it, and only its owner may write to it.
+/// Opens a regular file for reading. The file must belong to root or to the effective user of this process. Only the
+/// owner of the file may have the permission to write.
 ///
 /// # Errors
 ///
-/// `Untrusted`, `Writable` or `WrongType`; `Io` with ENOENT if it does not exist.
+/// Returns `Untrusted`, `Writable` or `WrongType`; or `Io` with ENOENT if the file does not exist.
 pub fn open_file(path: &Path) -> Result<File> {
     let handle = open_handle(path)?;
     check(&handle, path, FileType::RegularFile)?;
     reopen(&handle, path, OpenOptions::new().read(true))
 }
 
-/// Opens a regular file for writing as `open_file` does, or creates it with mode 0600.
+/// Opens a regular file for writing with the checks of `open_file`, or creates the file with mode 0600.
 ///
 /// # Errors
 ///
-/// As `open_file`, without ENOENT for the file itself.
+/// Returns the errors of `open_file`, except ENOENT for the file itself.
 pub fn open_or_create(path: &Path, access: Access) -> Result<File> {
     let mut options = OpenOptions::new();
     match access {
@@ -60,11 +61,12 @@ pub fn open_or_create(path: &Path, access: Access) -> Result<File> {
     reopen(&handle, path, &options)
 }
 
-/// Opens a directory, which must be owned by root or this user, and writable by its owner only.
+/// Opens a directory. The directory must belong to root or to the effective user of this process. Only the owner of the
+/// directory may have the permission to write.
 ///
 /// # Errors
 ///
-/// As `open_file`.
+/// Returns the errors of `open_file`.
 pub fn open_directory(path: &Path) -> Result<File> {
     let handle = open_handle(path)?;
     check(&handle, path, FileType::Directory)?;
@@ -76,18 +78,18 @@ pub fn open_directory(path: &Path) -> Result<File> {
 ///
 /// # Errors
 ///
-/// As `open_file`.
+/// Returns the errors of `open_file`.
 pub fn check_directory(path: &Path) -> Result<()> {
     check(&open_handle(path)?, path, FileType::Directory)
 }
 
-/// A descriptor that names the object and does not open it.
+/// Returns an `O_PATH` descriptor, which names the object without opening it.
 fn open_handle(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty()).map_err(|errno| sys::Error::path("open", path, errno).into())
 }
 
-/// Opens the object that a handle names.
+/// Opens the object that an `O_PATH` descriptor names.
 fn reopen(handle: &OwnedFd, path: &Path, options: &OpenOptions) -> Result<File> {
     let link = format!("/proc/thread-self/fd/{}", handle.as_fd().as_raw_fd());
     options.open(link).map_err(|error| sys::Error::path("open", path, error).into())
@@ -128,7 +130,7 @@ const fn described(file_type: FileType) -> &'static str {
     }
 }
 
-/// Whether an error says that nothing is there.
+/// Reports whether the error means that the file does not exist.
 #[must_use]
 pub fn is_absence(error: &Error) -> bool {
     matches!(error, Error::Io(error) if error.errno == Errno::ENOENT)

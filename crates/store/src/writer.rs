@@ -1,9 +1,9 @@
-//! Writing one image: pages while they come, then records and index, then the commit record.
+//! Writes one image: pages as they arrive, then records and index, then the commit record.
 //!
-//! Owns: the order in which an image's files are written, the commit record's content.
-//! Invariants: nothing is visible before `finish`; dropping the writer, or an error at any step, leaves
-//! nothing behind; all files are durable before the directory gets its name.
-//! Does not: choose a sequence number or a place; `Store` or the caller does.
+//! Owns: the order in which the files of an image are written; the content of the commit record.
+//! Invariants: the image is not visible before `finish`. Dropping the writer, or an error at any step, leaves no files
+//! behind. All files are durable before the directory gets its final name.
+//! Does not: choose a sequence number or a directory; `Store` or the caller does.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,26 +27,26 @@ use crate::staging::{self, Staging};
 const SEGMENT_FILE: &str = "pages-0.seg";
 const CHUNKS_FILE: &str = "chunks-0";
 
-/// An image being written. Copiers on several threads may share it by reference.
+/// Writes one image. Copiers in several threads may share the writer by reference.
 #[derive(Debug)]
 pub struct ImageWriter {
-    /// Before `staging`, so that nothing writes into a directory that is being removed.
+    /// This field is dropped before `staging`, so that no write goes to a directory that is being removed.
     pages: PagesWriter,
     staging: Staging,
     medium: Arc<dyn Medium>,
 }
 
 impl ImageWriter {
-    /// Begins an image that is to be a directory at `path`, which must not exist, or be an empty directory.
+    /// Begins an image that will be the directory `path`. `path` must not exist, or must be an empty directory.
     ///
     /// # Errors
     ///
-    /// `Exists`; or what kept the directory from being created.
+    /// Returns `Exists`, or an error of creating the directory.
     pub fn create(path: &Path, options: WriteOptions) -> Result<Self> {
         Self::create_on(Arc::new(Directory::default()), path, options)
     }
 
-    /// As `create`, on any medium. Fails as `create`.
+    /// Begins an image on the given medium. Fails as `create` does.
     pub fn create_on(medium: Arc<dyn Medium>, path: &Path, options: WriteOptions) -> Result<Self> {
         staging::sweep(&*medium, parent(path))?;
         let staging = Staging::create(Arc::clone(&medium), path)?;
@@ -55,17 +55,17 @@ impl ImageWriter {
         Ok(Self { pages, staging, medium })
     }
 
-    /// Writes what is left, makes everything durable and the image visible.
+    /// Writes the remaining pages, makes all files durable, and makes the image visible.
     ///
     /// # Errors
     ///
-    /// What went wrong at any step; nothing is left behind then.
+    /// Returns the first error of any step. After an error, no files remain.
     pub fn finish(self, records: &RecordSet, meta: CommitMeta) -> Result<LogCommitted> {
         let Self { pages, staging, medium } = self;
         let took = Stopwatch::start();
         let ending = pages.end()?;
         let files = Files { medium: &*medium, directory: &staging.path };
-        // While the last pages are on their way to the device.
+        // Meanwhile the last pages are being written.
         let sealed = files.seal(RECORDS_FILE, records.encode());
         let finished = ending.wait()?;
         let (mut records_file, records) = sealed?;
@@ -77,8 +77,8 @@ impl ImageWriter {
         let segments = segment.into_iter().collect();
         let commit = meta.record(ImageKind::Full, pages.pages(), bytes, records, index, segments);
         let (mut commit_file, _) = files.seal(COMMIT_FILE, commit.encode())?;
-        // Together rather than each after its write: the first sync then carries most of the others. The
-        // order among them decides nothing, as the directory gets its name after all.
+        // All syncs follow the last write, because the first sync then also writes most data of the other files. The
+        // order of the syncs does not matter, because the directory gets its final name later.
         if let Some(segment) = finished.segment {
             segment.sink.finish(segment.length)?;
         }
@@ -95,10 +95,11 @@ impl ImageWriter {
 }
 
 impl PageSink for ImageWriter {
-    /// Waits until a buffer is free; one who already holds all of them, unappended, waits for ever. What is copied inside
-    /// a pause goes into batches taken before, or into `PageBatch::over` own buffers.
+    /// Returns an empty buffer. Waits until a buffer is free. A caller that holds all buffers without appending them
+    /// waits forever. For pages that are copied in a pause, use batches that were taken before the pause, or
+    /// `PageBatch::over`.
     fn buffer(&self) -> Result<PageBatch> {
-        // Now rather than with the first batch, which may come inside a pause.
+        // Starts the thread now. The first batch could come in a pause.
         self.pages.begin()?;
         self.pages.pool.take(|| Ok(())).map(PageBatch::unlent)
     }
@@ -114,7 +115,7 @@ impl PageSink for ImageWriter {
         self.pages.send(Order::Pages(batch))
     }
 
-    /// Not of the pool: the worker needs all of it.
+    /// Allocates a buffer that does not belong to the pool, because the writing thread needs all buffers of the pool.
     fn spare(&self) -> Result<PageBatch> {
         Ok(PageBatch::over(PageBuffer::new(self.pages.pool.size)?))
     }
@@ -129,16 +130,16 @@ impl PageSink for ImageWriter {
 }
 
 impl OpenCheckpoint for ImageWriter {
-    /// Returns when it is durable.
+    /// Commits the image, and returns when the image is durable.
     fn commit(self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
         self.finish(&records, meta).map(Ticket::answered)
     }
 }
 
-/// What a commit record says of a segment, and the file of its chunks if it is compressed.
+/// The chunk table file of a compressed segment, and the entry of the segment for the commit record.
 type Sealed = (Option<Box<dyn NewFile>>, SegmentFile);
 
-/// The directory that small files go to.
+/// The directory in which small files are created.
 pub(crate) struct Files<'a> {
     pub(crate) medium: &'a dyn Medium,
     pub(crate) directory: &'a Path,
@@ -149,7 +150,7 @@ impl Files<'_> {
         self.directory.join(name)
     }
 
-    /// Writes a file, not yet durable, and gives what the commit record says of it.
+    /// Writes a file and starts writeback without a sync. Returns the file and its entry for the commit record.
     pub(crate) fn seal(
         &self,
         name: &str,
@@ -163,8 +164,8 @@ impl Files<'_> {
         Ok((file, SealedFile { name: name.to_owned(), length, checksum }))
     }
 
-    /// What the commit record says of the segment, and the file of its chunks if it is compressed; `None` without
-    /// a segment.
+    /// Writes the chunk table if the segment is compressed. Returns the table file and the segment's entry for the
+    /// commit record. Returns `None` if the image has no segment.
     fn seal_chunks(&self, finished: &Finished) -> Result<Option<Sealed>> {
         let Some(segment) = &finished.segment else { return Ok(None) };
         let (name, length) = (SEGMENT_FILE.to_owned(), segment.length);

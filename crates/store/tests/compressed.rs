@@ -1,4 +1,5 @@
-//! Compressed segments hold the same pages in fewer bytes, and damage to them is found like any other.
+//! Tests of compressed segments: the pages are unchanged, the files are smaller, and damage is found as in other
+//! segments.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -17,7 +18,7 @@ use undying_store as store;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// What a page holds: nothing, text that repeats, a counter, or noise.
+/// Returns the content of a page: zeros, repeated text, a counter, or random bytes.
 fn content(page: u64) -> Vec<u8> {
     match page % 97 / 20 {
         0 => vec![0; PAGE],
@@ -35,7 +36,7 @@ fn options(codec: &'static dyn Codec, buffer: u64) -> WriteOptions {
     WriteOptions { buffers: 3.try_into().unwrap(), buffer_pages: PageCount(buffer), codec: Some(codec) }
 }
 
-/// Writes pages from 0 on, in batches of so many.
+/// Writes `pages` pages from address 0, in batches of `each` pages.
 fn write(path: &Path, options: WriteOptions, pages: u64, each: u64) {
     let writer = ImageWriter::create(path, options).unwrap();
     let mut page = 0;
@@ -61,7 +62,7 @@ fn files(path: &Path) -> Vec<(String, Vec<u8>)> {
     fs::read_dir(path).unwrap().map(|entry| named(entry.unwrap())).collect()
 }
 
-/// All pages are there with their content, by large reads, by single extents, and by single pages.
+/// Checks that all pages have their content, with `load` and with `read_extent`.
 fn check(path: &Path, pages: u64) {
     let image = ImageReader::open(path).unwrap();
     let expect = |extent: &Extent, bytes: &[u8]| {
@@ -98,7 +99,8 @@ fn pages_come_back_whatever_the_codec_and_the_batches() {
     let scratch = tempfile::tempdir().unwrap();
     let chunk = CHUNK_BYTES.0 / PAGE_BYTES;
     for codec in CODECS {
-        // One page; all in one small batch; whole chunks; batches that end within chunks; many buffers of output.
+        // The cases: single pages; all pages in one small batch; whole chunks; batches that end within a chunk; many
+        // output buffers.
         for (number, (pages, each)) in
             [(21, 1), (90, 90), (4 * chunk, chunk), (2000, 37), (9000, 512)].into_iter().enumerate()
         {
@@ -131,7 +133,7 @@ fn what_does_not_get_smaller_is_stored_as_it_is() {
     }
 }
 
-/// A bit anywhere, and a file that is too short, too long or missing.
+/// Tests flipped bits in all files, and files that are too short, too long or missing.
 #[test]
 fn damage_is_found_and_named() {
     let scratch = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Every kind of damage to a committed image is found before anything of it is used, and named.
+//! Tests that damage to a committed image is found before its content is used, and that the error names the file.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -28,7 +28,8 @@ fn a_flipped_bit_anywhere_is_found() {
     for path in files(&image) {
         let whole = fs::read(&path).unwrap();
         let file = fs::File::options().write(true).open(&path).unwrap();
-        // Every byte of the small files; of the segment one in 61, which meets every page and offset alike.
+        // All bytes of small files are tested, and every 61st byte of the segment. This stride reaches every page and
+        // different offsets in the pages.
         let stride = if whole.len() > 10_000 { 61 } else { 1 };
         for place in (0..whole.len()).step_by(stride) {
             file.write_all_at(&[whole[place] ^ (1 << (place % 8))], place as u64).unwrap();

@@ -1,5 +1,5 @@
-//! Logs on a real directory: what was committed comes back, space stays bounded, readers and the writer do not
-//! disturb each other.
+//! Tests of logs in a real directory: committed checkpoints can be read, disk usage stays bounded, and readers and the
+//! writer do not disturb each other.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -24,7 +24,7 @@ use store::{
 
 use undying_store as store;
 
-/// Commits one page with a number, on top of what is there.
+/// Commits one page with this tag, as a change of the previous checkpoint.
 fn commit(writer: &LogWriter, sequence: u64, page: u64, tag: u64) {
     let epoch = writer.begin(Sequence(sequence), Base::Newest).unwrap().unwrap();
     let mut batch = epoch.buffer().unwrap();
@@ -89,7 +89,8 @@ fn a_log_stays_within_twice_what_lives_and_old_segments_go() {
     let status = writer.status();
     assert!(status.moved.0 > 0, "nothing was cleaned: {status:?}");
     assert!(status.full_indexes > 1 && status.syncs > 100, "{status:?}");
-    // Twice at most 2,000 live pages, slack, what three checkpoints keep, and the heads of segments.
+    // The limit covers twice the size of at most 2,000 live pages, slack, the pages of three kept checkpoints, and the
+    // heads of segments.
     let live = 2_000 * PAGE_BYTES;
     assert!(most < 4 * live, "{} KiB of disk for {} KiB live", most >> 10, live >> 10);
     writer.close().unwrap();
@@ -121,14 +122,14 @@ fn readers_see_whole_checkpoints(options: LogOptions) {
                             continue;
                         };
                         match scratch.store.read(&path) {
-                            // Held open while the log goes on, and read at the end.
+                            // The image stays open while the log continues, and is compared at the end.
                             Ok(image) if opened.len() < 40 => opened.push((sequence, image)),
                             Ok(image) => {
                                 image
                                     .load::<Error>(image.index().extents(), NonZeroUsize::MIN, |_| Ok(()))
                                     .unwrap();
                             }
-                            // Two more were committed between looking and opening.
+                            // Two more checkpoints were committed between `newest` and `read`.
                             Err(Error::NotCommitted { .. }) => {}
                             Err(error) => panic!("{error}"),
                         }
@@ -250,7 +251,7 @@ fn a_subject_that_went_back_leaves_newer_checkpoints_behind() {
             commit(&writer, sequence, sequence, sequence);
         }
         writer.void_above(Sequence(3)).unwrap();
-        // An epoch that comes to nothing does not make the next one less than full.
+        // After an abandoned epoch, the next epoch must still be a full checkpoint.
         drop(writer.begin(Sequence(6), Base::Newest).unwrap().unwrap());
         commit(&writer, 7, 9, 9);
         assert_eq!(scratch.listed(), [1, 2, 3, 7]);
@@ -334,7 +335,7 @@ fn held_checkpoints_stay_until_others_are_held() {
 fn checkpoints_are_thinned_with_age() {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { keep: Keep::thinned(8), ..options() });
-    // The model's clock goes on by 10 ms a number.
+    // The clock of the model advances by 10 ms for each sequence number.
     (1..=400).for_each(|count| commit(&writer, 5 * count, count % 50, count));
     let kept = writer.status().kept;
     assert!(kept.len() <= 8, "{kept:?}");
@@ -374,7 +375,7 @@ fn named_copies_and_exports_stay_when_the_log_goes_on() {
         }
     }
     writer.close().unwrap();
-    // A copy of a copy, and its source removed.
+    // Copy a copy, then remove the source.
     let (sequence, name, path) = copies[0].clone();
     let second = scratch.store.link(&path, &"second".parse().unwrap()).unwrap();
     assert!(scratch.store.remove(&name, sequence).unwrap());
@@ -412,7 +413,7 @@ fn a_squashed_checkpoint_lies_in_one_piece_and_the_others_stay() {
         if done.parts > 1 {
             break (listed, before, done);
         }
-        // The log had just merged the deltas by itself; the next ones follow.
+        // The log had just merged the deltas. The next epochs write new deltas.
         assert!(subject.next < Sequence(1000), "there were never deltas to merge");
         epochs = 10;
     };
@@ -430,14 +431,14 @@ fn a_squashed_checkpoint_lies_in_one_piece_and_the_others_stay() {
         "pages that follow each other lie so"
     );
     assert_eq!(after.commit().time, before.commit().time);
-    // What was opened before reads on.
+    // A reader that was opened before `squash` can still read.
     subject.compare(Sequence(newest), &before).unwrap();
 
-    // Nothing but the squashed one: the log is as large as its pages, in whole segments, and the active one.
+    // Only the squashed checkpoint remains. The log then contains its pages, in whole segments, and the active segment.
     scratch.store.prune(&scratch.name, 1).unwrap();
     assert!(scratch.log_bytes() <= done.bytes.0 * 16 / 12 + 4 * (1 << 18), "{} bytes", scratch.log_bytes());
     subject.compare(Sequence(newest), &scratch.store.read(&scratch.image(newest)).unwrap()).unwrap();
-    // And a writer goes on from there.
+    // A new writer continues from this checkpoint.
     let writer = scratch.open(options());
     assert_eq!(writer.base(), Some(Sequence(newest)));
     let ticket = subject.epoch(&writer).unwrap().unwrap();
@@ -456,7 +457,7 @@ fn garbage_is_what_nothing_refers_to_and_nobody_works_on() {
     let garbage = scratch.store.garbage(true).unwrap();
     assert_eq!((garbage.found.len(), &garbage.busy[..]), (0, &[scratch.name.clone()][..]), "it has a writer");
     writer.close().unwrap();
-    // A segment that a writer had made and not come to use, and an image that was being written.
+    // Create an unused segment and an unfinished image.
     let stray = log.join("0000009999.seg");
     std::fs::copy(log.join("0000000001.seg"), &stray).unwrap();
     let partial = scratch.store.root().join("subject/.7.1-1.partial");
@@ -475,7 +476,7 @@ fn garbage_is_what_nothing_refers_to_and_nobody_works_on() {
     assert!(scratch.store.garbage(false).unwrap().found.is_empty());
     scratch.store.read(&scratch.image(sequence.0)).unwrap().verify(|_| ()).unwrap();
 
-    // A damaged newest checkpoint is no reason to throw away what it may have been made of.
+    // If the newest checkpoint is damaged, segments that may contain its data must not be removed.
     let first = log.join("0000000001.seg");
     let mut bytes = std::fs::read(&first).unwrap();
     bytes[16 * 4096..].fill(0xa5);
@@ -485,7 +486,7 @@ fn garbage_is_what_nothing_refers_to_and_nobody_works_on() {
     assert!(first.exists());
 }
 
-/// Takes what there is without a wait, made for it or not.
+/// Takes all buffers that are available without a wait.
 fn drain(epoch: &dyn OpenCheckpoint) -> Vec<store::PageBatch> {
     epoch.limit_waits(Some(Duration::ZERO));
     let taken = std::iter::from_fn(|| match epoch.buffer() {
@@ -514,7 +515,7 @@ fn a_reserve_stands_beside_the_pool_and_what_a_pause_took_beyond_it_is_waited_fo
     writer.call_off_waits(true);
     assert!(matches!(epoch.reserve(4), Err(Error::CalledOff)), "five more than there may be are still out");
     writer.call_off_waits(false);
-    // These are written, and go.
+    // The spare buffers are written and then freed.
     spares.into_iter().for_each(|batch| epoch.append(batch).unwrap());
     let reserved = epoch.reserve(4).unwrap();
     let spare = drain(&*epoch);

@@ -1,4 +1,4 @@
-//! Logs whose segments are compressed when they have become cold.
+//! Tests of logs whose old segments are compressed.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -18,10 +18,10 @@ use sys::clock::Clock;
 
 use undying_store as store;
 
-/// How long compressing may take.
+/// The maximum time that the compression may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// So many epochs more.
+/// Takes this number of checkpoints.
 fn go_on(writer: &LogWriter, subject: &mut Subject, epochs: usize) {
     for _ in 0..epochs {
         if let Some(ticket) = subject.epoch(writer).unwrap() {
@@ -30,7 +30,7 @@ fn go_on(writer: &LogWriter, subject: &mut Subject, epochs: usize) {
     }
 }
 
-/// Takes checkpoints until so many segments are compressed, by a thread that gives way to all others.
+/// Takes checkpoints until this number of segments is compressed. The compressing thread has the lowest priority.
 fn compress(writer: &LogWriter, subject: &mut Subject, segments: usize) {
     let begun = Instant::now();
     while begun.elapsed() < LIMIT {
@@ -57,20 +57,22 @@ fn what_has_become_cold_is_compressed_and_is_what_it_was() {
     let image = scratch.image(newest.0);
     scratch.store.read(&image).unwrap().verify(|_| ()).unwrap();
 
-    // Who opens it without compressing anything reads and goes on, and older releases are still told.
+    // A writer without compression can read the compressed segments and continue. The format version of the root still
+    // tells older releases that they cannot read the log.
     let writer = scratch.open(options());
     assert!(writer.status().compressed > 0, "{:?}", writer.status());
     subject.restored(writer.base());
     go_on(&writer, &mut subject, 2);
     writer.close().unwrap();
     subject.compare_all(&scratch.store, &scratch.name).unwrap();
-    // One of three that are kept was there before; the cleaner may have moved all that lived in compressed segments.
+    // One of the three kept checkpoints is older than this writer. Compaction may have moved all live pages out of the
+    // compressed segments.
     if scratch.files(".zstd") > 0 {
         assert_eq!(scratch.newest_root_version(), 2);
     }
 }
 
-/// One epoch that writes these pages.
+/// Writes one epoch that changes these pages.
 fn write(writer: &LogWriter, subject: &mut Subject, pages: impl Iterator<Item = u64>) {
     let sequence = subject.next;
     subject.next = Sequence(sequence.0 + 1);
@@ -94,10 +96,10 @@ fn what_a_subject_leaves_half_empty_and_alone_is_compressed_too() {
     write(&writer, &mut subject, 0..192);
     write(&writer, &mut subject, (0..192).step_by(2));
     writer.close().unwrap();
-    // Four segments that are half empty, and two that are full.
+    // The log now has four half-empty segments and two full segments.
     assert!(scratch.files(".seg") >= 6, "{}", scratch.files(".seg"));
     let writer = scratch.open(compressing("lz4"));
-    // By a thread that gives way to all others.
+    // The loop is needed because the compressing thread has the lowest priority.
     let begun = Instant::now();
     while writer.status().compressed < 6 && begun.elapsed() < LIMIT {
         write(&writer, &mut subject, 0..1);
@@ -105,7 +107,7 @@ fn what_a_subject_leaves_half_empty_and_alone_is_compressed_too() {
     }
     let status = writer.status();
     writer.close().unwrap();
-    // The one that is written to, and those that are made ahead or not yet looked at.
+    // The uncompressed segments are the active segment, segments created in advance, and segments not yet inspected.
     assert!(scratch.files(".lz4") >= 6 && scratch.files(".seg") <= 4, "{status:?}");
     subject.compare_all(&scratch.store, &scratch.name).unwrap();
 }
@@ -123,7 +125,7 @@ fn a_segment_is_compressed_once_nothing_was_written_to_it_for_so_long() {
     clock.advance(after - Duration::from_secs(1));
     write(&writer, &mut subject, 0..1);
     assert_eq!(writer.status().compressed, 0);
-    // It looks now and then.
+    // The compressor inspects the segments only at intervals.
     clock.advance(after / 8);
     write(&writer, &mut subject, 0..1);
     write(&writer, &mut subject, 0..1);
@@ -160,7 +162,7 @@ fn segments_of_a_codec_that_is_not_here_are_refused_by_name() {
             std::fs::rename(&path, path.with_extension("lzma")).unwrap();
         }
     }
-    // It may be only an earlier checkpoint that has the segment.
+    // The segment may belong only to an earlier checkpoint.
     let refusal = kept.iter().find_map(|sequence| scratch.store.read(&scratch.image(sequence.0)).err());
     assert!(matches!(&refusal, Some(Error::UnknownCodec { codec, .. }) if codec == "lzma"), "{refusal:?}");
     let opened = scratch.store.open_log(&scratch.name, options());

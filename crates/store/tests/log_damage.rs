@@ -1,5 +1,5 @@
-//! Whatever byte of a log is damaged: what is read is what was written, or an error that says so, and no older
-//! checkpoint ever passes for the newest.
+//! Tests of damage to the files of a log, at many offsets. A read returns the written data or an error that reports the
+//! damage. An older checkpoint must never be presented as the newest.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -19,7 +19,7 @@ use store::{
 
 use undying_store as store;
 
-/// Bytes between those that are flipped; prime, so that every offset within a structure has its turn.
+/// The distance between flipped bytes. The number is prime, so that every offset within a structure is tested.
 const STRIDE: u64 = 2_003;
 
 fn options(codec: Option<&str>) -> LogOptions {
@@ -63,7 +63,7 @@ fn sample(seed: u64, codec: Option<&str>) -> Sample {
 }
 
 impl Sample {
-    /// Checks everything that the store lists; whether the newest is as it was written.
+    /// Checks all checkpoints that the store lists. Returns whether the newest checkpoint is undamaged.
     fn check(&self) -> Result<bool, String> {
         let entries = self.store.entries(&self.name).map_err(|error| error.to_string())?;
         if entries.last().map(|entry| entry.sequence) != Some(self.newest) {
@@ -126,7 +126,7 @@ fn each_missing_or_cut(sample: &Sample) {
     for path in &sample.files {
         let content = std::fs::read(path).unwrap();
         let check = |what: &str| {
-            // Without the file that names the newest, there may be nothing to tell that it was.
+            // If the file that names the newest checkpoint is missing, the loss of this checkpoint may be undetectable.
             let listed = sample.store.entries(&sample.name);
             for entry in listed.into_iter().flatten() {
                 let image = match entry.commit.and_then(|_| sample.store.read(&entry.path)) {
@@ -154,7 +154,8 @@ fn each_missing_or_cut(sample: &Sample) {
 #[test]
 fn a_log_goes_on_from_the_last_whole_checkpoint() {
     let sample = sample(5, None);
-    // Both slots of the newest stay; its root, the last bytes written, does not.
+    // Damages the root of the newest checkpoint, which is the last data written. Both slots of the checkpoint remain
+    // valid.
     let damaged = sample.files.iter().rev().find_map(|path| {
         let content = std::fs::read(path).unwrap();
         let last = content.iter().rposition(|byte| *byte != 0)?;

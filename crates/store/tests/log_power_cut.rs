@@ -1,9 +1,9 @@
-//! The power goes while a log is written and cleaned, on disks that keep any part of what was not synced:
-//! every checkpoint that was answered for and is among those kept reads back byte for byte, nothing that was
-//! not finished shows, and the log goes on from there.
+//! Power cuts while a log is written and compacted. The simulated disk preserves an arbitrary part of the unsynced
+//! data. Every completed checkpoint that the retention policy keeps must be readable byte for byte. A checkpoint that
+//! was not finished must not be visible. A new writer must be able to continue the log.
 //!
-//! A failure prints the seed, which repeats it exactly: all the work is done on the test's own thread. A few
-//! hundred seeds every day; many more with `UNDYING_LONG_TESTS` set.
+//! A failure prints the seed, which repeats the failure exactly, because all work is done in the thread of the test.
+//! The usual run uses a few hundred seeds; with `UNDYING_LONG_TESTS`, thousands.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -26,13 +26,13 @@ use undying_store as store;
 
 const STORE: &str = "/store";
 
-/// Epochs of a life that nothing ends.
+/// The number of epochs (checkpoints) of a writer without a fault.
 const EPOCHS: u64 = 25;
 
-/// The seed of a usual life, in which several segments are compressed.
+/// The seed of a typical run in which several segments are compressed.
 const USUAL: u64 = 2;
 
-/// Checkpoints kept.
+/// The number of kept checkpoints.
 const KEPT: usize = 3;
 
 fn rounds(short: u64, long: u64) -> u64 {
@@ -59,7 +59,7 @@ fn options(segments: Segments) -> LogOptions {
     LogOptions {
         buffers: NonZeroUsize::new(3).unwrap(),
         buffer_pages: PageCount(4),
-        // Twelve pages of data a segment, so that a life fills dozens.
+        // A segment has space for twelve pages of data, so that one writer fills dozens of segments.
         segment: ByteCount(28 * 4096),
         keep: Keep::newest(KEPT),
         compression: (segments == Segments::Compressed)
@@ -68,7 +68,7 @@ fn options(segments: Segments) -> LogOptions {
     }
 }
 
-/// What a life came to.
+/// The result of one writer.
 #[derive(Debug, Default)]
 struct Life {
     answered: Option<Sequence>,
@@ -77,7 +77,7 @@ struct Life {
     error: Option<Error>,
 }
 
-/// Opens the log and takes checkpoints until something goes wrong.
+/// Opens the log and takes checkpoints until an error occurs.
 fn live(disk: &Arc<Disk>, subject: &mut Subject, epochs: u64, segments: Segments) -> Life {
     let mut life = Life::default();
     let opened = open(disk).and_then(|store| store.open_log(&name(), options(segments)));
@@ -98,7 +98,7 @@ fn run(writer: &LogWriter, subject: &mut Subject, epochs: u64, life: &mut Life) 
     let mut waiting = Vec::new();
     for _ in 0..epochs {
         waiting.extend(subject.epoch(writer)?);
-        // Sometimes one sync covers several.
+        // Sometimes one sync covers several checkpoints.
         if subject.random.u64(..3) > 0 || waiting.len() == store::EPOCHS_IN_FLIGHT_MAX {
             for ticket in waiting.drain(..) {
                 life.answered = Some(ticket.wait()?.sequence);
@@ -111,7 +111,7 @@ fn run(writer: &LogWriter, subject: &mut Subject, epochs: u64, life: &mut Life) 
     Ok(())
 }
 
-/// Why the log is not what it should be after a life.
+/// Checks the log after a writer has ended. Returns the reason if the log is wrong.
 fn inspect(disk: &Arc<Disk>, subject: &Subject, life: &Life) -> Result<(), String> {
     let store = open(disk).map_err(|error| error.to_string())?;
     let whole = subject.compare_all(&store, &name())?;
@@ -125,7 +125,7 @@ fn inspect(disk: &Arc<Disk>, subject: &Subject, life: &Life) -> Result<(), Strin
     Ok(())
 }
 
-/// Steps that a life takes which nothing ends.
+/// Returns the number of steps of a writer without a fault.
 fn steps_of(seed: u64, segments: Segments) -> u64 {
     let disk = Disk::new(seed);
     let mut subject = Subject::new(seed, 40, 6);
@@ -136,7 +136,8 @@ fn steps_of(seed: u64, segments: Segments) -> u64 {
     disk.steps()
 }
 
-/// Three lives on one disk, each ended by a power cut, and a last one that is not. What was moved in all.
+/// Runs four writers in sequence on one disk. A power cut ends each of the first three. Returns the number of pages
+/// moved by compaction.
 fn lives(seed: u64, steps: u64, lie: Lie, segments: Segments) -> Result<u64, String> {
     let disk = Disk::new(seed);
     disk.lie(lie);
@@ -148,7 +149,7 @@ fn lives(seed: u64, steps: u64, lie: Lie, segments: Segments) -> Result<u64, Str
         if cut {
             disk.plan(random.u64(..steps), Fault::PowerCut);
         }
-        // Every other life finds what the one before has compressed, and compresses nothing.
+        // Every second writer reads the compressed segments of its predecessor, but compresses nothing itself.
         let segments = if number % 2 == 0 { segments } else { Segments::Plain };
         let life = live(&disk, &mut subject, EPOCHS, segments);
         if let Some(error) = life.error.as_ref().filter(|_| !disk.hit()) {

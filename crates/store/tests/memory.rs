@@ -1,4 +1,5 @@
-//! Checkpoints in memory: what was committed comes back, memory stays bounded, readers keep what they have opened.
+//! Tests of checkpoints in memory: committed checkpoints can be read, memory usage stays bounded, and readers keep the
+//! checkpoints that they have opened.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -41,7 +42,7 @@ fn random_checkpoints_come_back_and_memory_stays_bounded() {
         for (sequence, reader) in &readers {
             subject.compare(*sequence, reader).unwrap();
         }
-        // 800 pages live at most in each of three checkpoints and three readers, twice that is held.
+        // Each of three checkpoints and three readers has at most 800 live pages. Compaction allows twice this number.
         let most = ByteCount(6 * 2 * 800 * model::PAGE_BYTES + 30 * BUFFER.bytes().0);
         assert!(memory.size() <= most, "{} of {most}", memory.size());
     }

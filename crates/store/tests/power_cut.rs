@@ -1,7 +1,7 @@
-//! The power goes at every step of a publish and of a prune, on disks that keep any part of what was not
-//! synced: the images committed before stay readable, the new one is whole or absent.
+//! Power cuts at every step of a publication and of a prune. The simulated disk preserves an arbitrary part of the
+//! unsynced data. Images that were committed before must stay readable. The new image must be complete or absent.
 //!
-//! A failure prints the seed and the step; both together repeat it exactly.
+//! A failure prints the seed and the step, which together repeat the failure exactly.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -18,7 +18,7 @@ use store::{CommitMeta, Error, Medium, PageSink, Store, SubjectName, WriteOption
 
 use undying_store as store;
 
-/// More than the 1,000 that the store's contract asks for.
+/// The number of seeds. The design requires at least 1,000.
 const SEEDS: u64 = 1_200;
 
 const STORE: &str = "/store";
@@ -31,18 +31,19 @@ fn open(disk: &Arc<Disk>) -> store::Result<Store> {
     Store::open_on(Arc::clone(disk) as Arc<dyn Medium>, Path::new(STORE))
 }
 
-/// The byte that fills a page of a checkpoint.
+/// Returns the byte that fills a page of a checkpoint.
 fn fill(sequence: Sequence, page: u64) -> u8 {
     if page.is_multiple_of(4) { 0 } else { (sequence.0 * 31 + page) as u8 | 1 }
 }
 
-/// Every second checkpoint is compressed.
+/// Returns write options. Every second checkpoint is compressed.
 fn options(sequence: Sequence) -> WriteOptions {
     let codec = sequence.0.is_multiple_of(2).then(|| store::codec("lz4").unwrap());
     WriteOptions { buffers: 2.try_into().unwrap(), buffer_pages: PageCount(4), codec }
 }
 
-/// Pages below a buffer's come in one batch, as those of a small program do.
+/// Writes an image. If all pages fit into one buffer, the pages are appended in one batch, like the pages of a small
+/// program.
 fn write(store: &Store, sequence: Sequence, pages: u64) -> store::Result<()> {
     let options = options(sequence);
     let writer = store.begin(&name(), sequence, options)?;
@@ -70,7 +71,7 @@ fn write(store: &Store, sequence: Sequence, pages: u64) -> store::Result<()> {
     writer.finish(&records, meta).map(drop)
 }
 
-/// Why the images in the store are not what they should be; `Ok` with their numbers.
+/// Checks all images of the store, and returns their sequence numbers. Returns the reason if an image is wrong.
 fn inspect(disk: &Arc<Disk>, pages: u64) -> Result<Vec<Sequence>, String> {
     let store = open(disk).map_err(|error| error.to_string())?;
     let entries = store.entries(&name()).map_err(|error| error.to_string())?;
@@ -102,7 +103,7 @@ fn inspect(disk: &Arc<Disk>, pages: u64) -> Result<Vec<Sequence>, String> {
     Ok(whole)
 }
 
-/// A disk with so many images of so many pages.
+/// Returns a disk with this number of images, each with this number of pages.
 fn prepared(images: u64, pages: u64) -> Arc<Disk> {
     let disk = Disk::new(0);
     let store = open(&disk).unwrap();
@@ -110,12 +111,13 @@ fn prepared(images: u64, pages: u64) -> Arc<Disk> {
     disk
 }
 
-/// Pages of an image in the run with this seed.
+/// Returns the number of pages of an image for this seed.
 fn pages_of(seed: u64) -> u64 {
     fastrand::Rng::with_seed(seed).u64(1..10)
 }
 
-/// Writes a second image to a disk that has one, with the power cut after so many steps. What is wrong then.
+/// Writes a second image to a disk with one image, and cuts the power after `step` steps. Returns whether the power cut
+/// occurred, or the reason if an image is wrong.
 fn cut(disk: &Disk, seed: u64, step: u64, lie: Lie) -> Result<bool, String> {
     let (disk, pages) = (disk.fork(seed), pages_of(seed));
     let store = open(&disk).map_err(|error| error.to_string())?;
@@ -136,7 +138,7 @@ fn cut(disk: &Disk, seed: u64, step: u64, lie: Lie) -> Result<bool, String> {
     Ok(hit)
 }
 
-/// The store goes on as before, and nothing of a dead writer stays.
+/// Checks that the store continues to work after a restart, and that no leftover of a dead writer remains.
 fn after_restart(disk: &Arc<Disk>, pages: u64) -> Result<(), String> {
     let store = open(disk).map_err(|error| error.to_string())?;
     let next = store.next_sequence(&name()).map_err(|error| error.to_string())?;

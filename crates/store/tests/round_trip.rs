@@ -1,4 +1,4 @@
-//! What is written to a directory is read back: page by page, with every way of writing, from several threads.
+//! Tests that pages written to an image directory are read back, with every write method and from several threads.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -21,7 +21,7 @@ use undying_store as store;
 
 const TWO: NonZeroUsize = NonZeroUsize::new(2).unwrap();
 
-/// Every page of an image, with the byte that fills it.
+/// Returns every page of an image, with the byte that fills the page.
 fn pages(image: &ImageReader) -> BTreeMap<(u32, u64), u8> {
     let found = Mutex::new(BTreeMap::new());
     let note = |extent: &Extent, bytes: &[u8]| {
@@ -121,7 +121,7 @@ fn later_pages_supersede_earlier_ones_and_discarded_ones_are_gone() {
     assert!(image.read_extent(zero, &mut bytes[1..]).is_err(), "a buffer of another size");
 }
 
-/// The first small batch is held back until it is known whether more comes.
+/// The writer holds the first small batch until another order arrives.
 #[test]
 fn a_small_batch_is_superseded_by_what_comes_after_it() {
     let scratch = tempfile::tempdir().unwrap();
@@ -148,7 +148,7 @@ fn a_small_batch_is_superseded_by_what_comes_after_it() {
     for (name, then, expected) in cases {
         let path = scratch.path().join(name);
         let writer = ImageWriter::create(&path, options()).unwrap();
-        // Takes out what is not there.
+        // Discard pages that were never appended.
         writer.discard(SpaceId(0), AddressRange::new(Address(0), Address(9 * PAGE_BYTES))).unwrap();
         small(&writer, 0, 1);
         then(&writer);
@@ -263,8 +263,8 @@ fn a_directory_that_is_not_there_or_not_ours_is_an_error() {
     assert!(matches!(error, Error::Io(_)));
 }
 
-/// Many stretches of live pages with superseded ones between them, as in a log of age: with all of it in the page
-/// cache, and with none.
+/// The segment alternates live and superseded pages, like an old log. The pages are read with the whole file in the
+/// page cache, and with no part of it cached.
 #[test]
 fn pages_scattered_in_a_segment_come_back_cached_or_not() {
     const PAGES: u64 = 3000;
@@ -274,7 +274,8 @@ fn pages_scattered_in_a_segment_come_back_cached_or_not() {
     let mut expected = BTreeMap::new();
     for round in 1..=3_u64 {
         for page in 0..PAGES {
-            // The first time all; then every third, and every seventh, again.
+            // The first round writes all pages. The second round writes every third page again, and the third round
+            // every seventh.
             if round == 1 || page % [0, 0, 3, 7][round as usize] == 0 {
                 let value = (page * 5 + round) as u8 | 1;
                 append(&writer, 0, page, &[value]).unwrap();

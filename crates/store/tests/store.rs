@@ -1,4 +1,4 @@
-//! The store on a real directory: listing, choosing, pruning, sweeping, refusing.
+//! Tests of the store in a real directory: listing, choosing, pruning, sweeping and refusing images.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -163,7 +163,7 @@ fn readers_see_only_whole_images_while_a_writer_works() {
             if let Some((sequence, path)) = scratch.store.newest(&scratch.name).unwrap() {
                 match verify(&path) {
                     Ok(report) => assert_eq!(report.pages.0, 20, "{sequence}"),
-                    // Two checkpoints later it may have been pruned before it was opened.
+                    // The image may be pruned after two more checkpoints, before it is opened.
                     Err(error) => assert!(
                         matches!(error, Error::NotCommitted { .. } | Error::NoPath { .. }),
                         "{sequence}: {error}"
@@ -197,7 +197,7 @@ fn a_full_file_system_gives_a_clean_error() {
     store.read(&store.get(&name, Sequence(1)).unwrap()).unwrap().verify(|_| ()).unwrap();
 }
 
-/// A tmpfs of 1 MiB.
+/// A mounted tmpfs of 1 MiB.
 struct Mount(PathBuf);
 
 impl Mount {

@@ -1,4 +1,5 @@
-//! What another user owns, may write or has planted is refused before it is opened, and keeps nothing else from working.
+//! Tests that objects that another user owns, can write or has planted are refused before they are opened. Other
+//! subjects of the store remain usable.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -17,10 +18,10 @@ use store::{Base, CheckpointSink, Error, ImageReader, LogOptions, Store, Subject
 
 use undying_store as store;
 
-/// An account that owns nothing.
+/// The uid of an account that owns no files.
 const NOBODY: u32 = 65_534;
 
-/// Far above what a refusal takes, far below a test that hangs.
+/// The time limit of a test: much longer than a refusal, and much shorter than a hang.
 const LIMIT: Duration = Duration::from_secs(20);
 
 struct Scratch {
@@ -29,7 +30,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// A store with an image of `good`, an image of `bad`, and a log of `logged`.
+    /// Creates a store with an image of `good`, an image of `bad`, and a log of `logged`.
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open(&directory.path().join("store")).unwrap();
@@ -53,7 +54,7 @@ impl Scratch {
         paths.remove(0)
     }
 
-    /// Whether the untouched subject is still listed and whole, and tidying reports the others.
+    /// Checks that the untouched subject can be listed and verified, and that `garbage` reports the damaged subjects.
     fn others_go_on(&self, damaged: &[&str]) {
         assert_eq!(self.store.list(&subject("good")).unwrap().len(), 1);
         self.store.read(&self.store.resolve("good").unwrap()).unwrap().verify(|_| ()).unwrap();
@@ -83,20 +84,20 @@ fn write_log(store: &Store, name: &str, sequence: u64) {
     log.close().unwrap();
 }
 
-/// Makes an error in a thread of its own, so that a call that blocks fails the test and does not hang it.
+/// Calls a function in another thread and returns its error. A call that blocks fails the test instead of hanging it.
 fn refused<T: Send + 'static>(call: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Error {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || sender.send(call().map(drop)));
     receiver.recv_timeout(LIMIT).expect("the call blocks").expect_err("it was accepted")
 }
 
-/// Puts something else in the place of a file; false, with the reason printed, where that is not permitted.
+/// Replaces a file by another kind of object. Returns false and prints the reason if this is not permitted.
 fn plant(kind: &str, path: &Path) -> bool {
     let _ = fs::remove_file(path);
     let mode = Mode::RUSR | Mode::WUSR;
     match kind {
         "FIFO" => mknodat(CWD, path, FileType::Fifo, mode, 0).unwrap(),
-        // /dev/zero: to read it to its end would never end.
+        // The device is /dev/zero: reading it to the end would never finish.
         "device" => match mknodat(CWD, path, FileType::CharacterDevice, mode, makedev(1, 5)) {
             Err(Errno::PERM) => {
                 println!("unsupported: device nodes");
@@ -111,7 +112,7 @@ fn plant(kind: &str, path: &Path) -> bool {
     true
 }
 
-/// What a dead writer left behind.
+/// Creates a leftover directory of a dead writer.
 fn leftover(path: PathBuf) -> PathBuf {
     fs::create_dir(&path).unwrap();
     fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
@@ -280,7 +281,7 @@ fn every_writer_of_a_store_sweeps_all_subjects() {
     let left = dead();
     drop(scratch.store.begin(&subject("good"), Sequence(5), options()).unwrap());
     assert!(left.iter().all(|path| !path.exists()), "an image");
-    // `undying run` opens a log.
+    // `undying run` opens a log in the same way.
     let left = dead();
     write_log(&scratch.store, "new", 1);
     assert!(left.iter().all(|path| !path.exists()), "a log");
@@ -297,13 +298,13 @@ fn a_copy_between_stores_sweeps_where_it_goes() {
         fs::set_permissions(other.root().join(name), Permissions::from_mode(0o700)).unwrap();
         leftover(other.root().join(name).join(format!(".{number}.7-1.partial")))
     };
-    // The same number of the same copy, and another one.
+    // One leftover has the sequence number of the copy; the other leftover has another number.
     let linked = [dead("linked", 1), dead("linked", 9)];
     other.read(&other.link(&image, &subject("linked")).unwrap()).unwrap().verify(|_| ()).unwrap();
     let exported = dead("exported", 9);
     other.export(&image, &other.root().join("exported/1"), None).unwrap();
     other.read(&other.root().join("exported/1")).unwrap().verify(|_| ()).unwrap();
-    // A copy that was killed does not keep its name.
+    // The leftover of a killed copy must not reserve the name.
     let kept = dead("kept", 1);
     other.read(&other.keep_copy(&image, &subject("kept")).unwrap()).unwrap().verify(|_| ()).unwrap();
     assert!(linked.iter().chain([&exported, &kept]).all(|path| !path.exists()));

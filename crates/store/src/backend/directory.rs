@@ -1,8 +1,8 @@
-//! The backend that keeps images in directories of a local file system.
+//! The backend that stores images in directories of a local file system.
 //!
-//! Owns: the real file operations, with modes 0700 and 0600, and the advisory lock on a directory.
-//! Invariants: every file or directory that it creates is new. No symbolic link in the place of an image's directory or
-//! file is followed. A file that another user could have written is not read.
+//! Owns: the real file operations, with modes 0700 and 0600; the advisory lock on a directory.
+//! Invariants: the backend creates only new files and directories. A symbolic link at the path of an image's directory
+//! or file is never followed. A file that another user could have written is not read.
 //! Does not: order operations; its callers do.
 
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -30,7 +30,8 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Writes pages with this method at best; the default is the best there is.
+    /// Returns a backend that writes pages with this method. If the file system does not support the method, the
+    /// backend uses a simpler method. The default is the fastest method.
     #[must_use]
     pub const fn with_method(method: Method) -> Self {
         Self { method }
@@ -55,7 +56,7 @@ impl Medium for Directory {
 
     fn create_pages(&self, path: &Path, writes: Writes) -> Result<Box<dyn PageFile>> {
         let (method, in_flight) = match writes {
-            // Past the page cache it would be waited for by itself, before the wait for all.
+            // A single write with O_DIRECT would need a wait of its own, before the common sync of all files.
             Writes::One => (Method::Buffered, NonZeroUsize::MIN),
             Writes::Many(in_flight) => (self.method, in_flight),
         };
@@ -130,7 +131,7 @@ impl Medium for Directory {
     }
 
     fn sync_directory(&self, path: &Path) -> Result<()> {
-        // The directory that holds an image is the operator's, and may be a symbolic link.
+        // A symbolic link is followed, because the operator chooses the directory in which images are stored.
         let directory = open(path, OFlags::DIRECTORY).map_err(failed("open", path))?;
         directory.sync_all().map_err(failed("sync", path))
     }
@@ -144,8 +145,8 @@ impl Medium for Directory {
     }
 
     fn remove_file(&self, path: &Path) -> Result<()> {
-        // Through the directory itself: in a place that others can write to, its name may by now be a
-        // symbolic link to files of another user.
+        // The file is removed relative to the opened directory. If other users can write to the path, the directory's
+        // name may meanwhile be a symbolic link to another user's files.
         let name = path.file_name().ok_or_else(|| Error::path("remove", path, Errno::EINVAL))?;
         let directory = open_directory(parent(path)).map_err(failed("open", parent(path)))?;
         let removed = rustix::fs::unlinkat(&directory, name, AtFlags::empty());
@@ -167,7 +168,7 @@ impl Medium for Directory {
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
             Err(errno) => return Err(Error::path("lock", path, errno)),
         }
-        // Between open and lock its last holder may have removed or renamed it.
+        // The previous owner of the lock may have removed or renamed the directory between open and lock.
         let held = directory.metadata().map_err(failed("look at", path))?;
         let same =
             std::fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino()));
@@ -244,7 +245,7 @@ impl PageSource for DirectReader {
     }
 }
 
-/// Open and locked for as long as it lives.
+/// A directory that is open and locked until the value is dropped.
 #[derive(Debug)]
 struct DirectoryLock {
     _directory: File,
@@ -252,8 +253,9 @@ struct DirectoryLock {
 
 impl Lock for DirectoryLock {}
 
-/// Creates a file for its owner only, in a directory that no other user can write to. The directory is checked on the
-/// descriptor that the file is created through: its path may lie in a directory of another user, who can exchange it.
+/// Creates a file with permissions for its owner only, in a directory that no other user can write to. The directory is
+/// checked on the same descriptor through which the file is created. A check by path is unsafe: another user who owns a
+/// parent directory can replace the path.
 fn create_in_own(path: &Path) -> Result<File> {
     let create = |errno: Errno| Error::path("create", path, errno);
     let name = path.file_name().ok_or_else(|| create(Errno::EINVAL))?;
@@ -266,7 +268,7 @@ fn create_in_own(path: &Path) -> Result<File> {
     file.map(File::from).map_err(|errno| create(errno.into()))
 }
 
-/// Opens a directory, but not through a symbolic link of that name.
+/// Opens a directory. Fails if the last component of the path is a symbolic link.
 fn open_directory(path: &Path) -> std::io::Result<File> {
     open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW)
 }

@@ -1,4 +1,4 @@
-//! The registry of store backends: a new one is a file here and a line in `BACKENDS`.
+//! The registry of store backends. A new backend is a file here and a line in `BACKENDS`.
 //!
 //! Owns: choosing a backend by the scheme of a location.
 //! Invariants: a location without a scheme is a directory.
@@ -13,18 +13,18 @@ use self::directory::Directory;
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 
-/// A kind of place that images can live in.
+/// A storage type for images.
 #[derive(Clone, Copy, Debug)]
 pub struct Backend {
-    /// What comes before `://` in a location.
+    /// The part of a location before `://`.
     pub scheme: &'static str,
-    /// What it is, for help and documentation.
+    /// A short description for help and documentation.
     pub summary: &'static str,
-    /// Gives the medium that serves the rest of a location.
+    /// Returns the medium that serves locations with this scheme.
     pub connect: fn() -> Arc<dyn Medium>,
 }
 
-/// Every backend.
+/// All backends.
 pub const BACKENDS: &[Backend] = &[DIRECTORY];
 
 const DIRECTORY: Backend = Backend {
@@ -33,7 +33,7 @@ const DIRECTORY: Backend = Backend {
     connect: || Arc::new(Directory::default()),
 };
 
-/// The medium and the path on it that a location names.
+/// Returns the medium and the path on the medium that a location names.
 pub(crate) fn locate(location: &Path) -> Result<(Arc<dyn Medium>, PathBuf)> {
     let Some((scheme, rest)) = location.to_str().and_then(|text| text.split_once("://")) else {
         return Ok(((DIRECTORY.connect)(), location.to_path_buf()));

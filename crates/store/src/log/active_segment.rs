@@ -1,9 +1,10 @@
-//! The active segment: the end of a log, to which everything is appended.
+//! The active segment: the end of a log, to which all data is appended.
 //!
-//! Owns: the segment that is being written, the next free block, the slots, its own buffers.
+//! Owns: the active segment, its next free block and slots (the blocks that publish checkpoints); buffers for blobs and
+//! slots. A blob is a checksummed byte sequence, for example an index part.
 //! Invariants: a block is written once, except slots. A sync covers every segment that was written since the last sync.
 //! A buffer returns to its pool when its write is complete.
-//! Does not: know the meaning of a page or a blob.
+//! Does not: interpret pages or blobs.
 
 use std::path::{Path, PathBuf};
 
@@ -18,41 +19,41 @@ use crate::medium::PageFile;
 
 const BLOCK: usize = LOG_BLOCK_BYTES as usize;
 
-/// Bytes of a buffer that blobs are gathered in: a delta and a root fit into one, and a full index of a large
-/// subject is written in pieces of a size that the device likes.
+/// The size of a buffer for blobs. The delta and the root of an epoch fit into one buffer. A full index of a large
+/// subject is written in several buffers of a size that is efficient for the device.
 const STREAM_BYTES: ByteCount = ByteCount(256 << 10);
 
-/// Buffers for blobs: one being filled and one being written.
+/// The maximum number of buffers for blobs: one buffer is filled while the other buffer is written.
 const STREAMS_MAX: usize = 2;
 
-/// Whose buffer is being written.
+/// The owner of a buffer that is being written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Owner {
-    /// The pool that copiers fill buffers from.
+    /// The pool that lends buffers to copiers.
     Pool,
-    /// The cleaner.
+    /// The cleaner, which moves pages for compaction.
     Cleaner,
     Stream,
     Slot,
 }
 
-/// The end of the log.
+/// The active segment with its buffers.
 #[derive(Debug)]
 pub(super) struct ActiveSegment {
     pub(super) directory: PathBuf,
     pub(super) background_writer: BackgroundWriter,
     length: ByteCount,
     active: Option<Active>,
-    /// Segments that are not synced, the active one last.
+    /// The segments that are not synced. The active segment is the last one.
     files: Vec<Box<dyn PageFile>>,
     stream: Option<Stream>,
     owners: Vec<(usize, Owner)>,
     streams: Vec<PageBuffer>,
     streams_made: usize,
     slots: Vec<PageBuffer>,
-    /// Buffers of others whose writes are complete.
+    /// Buffers of the pool and the cleaner whose writes are complete.
     pub(super) returned: Vec<(Owner, PageBuffer)>,
-    /// Bytes appended so far, slots included.
+    /// The number of bytes appended so far, including slots.
     pub(super) written: u64,
 }
 
@@ -63,7 +64,7 @@ struct Active {
     slot: u32,
 }
 
-/// A buffer that is being filled with blobs, for these blocks of the active segment.
+/// A buffer that is being filled with blobs. The buffer will be written from `block` of the active segment.
 #[derive(Debug)]
 struct Stream {
     buffer: PageBuffer,
@@ -90,13 +91,13 @@ impl ActiveSegment {
         }
     }
 
-    /// The segment being written, and the first block of it that is not.
+    /// Returns the active segment and its first unwritten block.
     pub(super) fn place(&self) -> Option<LogPlace> {
         self.active.as_ref().map(|active| LogPlace { segment: active.number, block: active.next })
     }
 
-    /// Appends the first `count` blocks of a buffer, and tells where they are: from which block of the
-    /// buffer on, how many, and the place of the first.
+    /// Appends the first `count` blocks of a buffer. Calls `placed` for each contiguous range with the first block in
+    /// the buffer, the number of blocks, and the place in the log.
     pub(super) fn append(
         &mut self,
         buffer: PageBuffer,
@@ -115,12 +116,12 @@ impl ActiveSegment {
             if done == count {
                 return Ok(());
             }
-            // The segment is full: the rest of the buffer goes to the next, once the device is done with it.
+            // The segment is full. The remaining blocks go to the next segment when the write to this one is complete.
             buffer = self.take_back()?;
         }
     }
 
-    /// Appends bytes that may be read again as a blob.
+    /// Appends bytes, and returns the blob that describes their place and checksum.
     pub(super) fn blob(&mut self, bytes: &[u8]) -> Result<Blob> {
         let mut blob = Blob { pieces: Vec::new(), checksum: Checksum::of(bytes) };
         let mut rest = bytes;
@@ -140,7 +141,7 @@ impl ActiveSegment {
         Ok(blob)
     }
 
-    /// Writes what blobs have gathered, filled up to whole blocks.
+    /// Writes the partly filled buffer for blobs, padded to whole blocks.
     pub(super) fn flush(&mut self) -> Result<()> {
         let Some(mut stream) = self.stream.take() else { return Ok(()) };
         let blocks = stream.filled.div_ceil(BLOCK);
@@ -148,7 +149,8 @@ impl ActiveSegment {
         self.submit(stream.buffer, Owner::Stream, 0, blocks as u32).map(drop)
     }
 
-    /// Writes the next slot of the active segment; the block depends on which segment that is.
+    /// Writes the next slot of the active segment. `encode` receives the number of this segment and returns the
+    /// content.
     pub(super) fn slot(&mut self, encode: impl FnOnce(LogSegment) -> Result<Vec<u8>>) -> Result<()> {
         self.room()?;
         let mut buffer = match self.slots.pop() {
@@ -165,7 +167,7 @@ impl ActiveSegment {
         Ok(())
     }
 
-    /// Makes everything written so far durable.
+    /// Makes all data written so far durable.
     pub(super) fn sync(&mut self) -> Result<()> {
         let full = self.files.len().saturating_sub(1);
         for mut file in self.files.drain(..full).collect::<Vec<_>>() {
@@ -178,7 +180,7 @@ impl ActiveSegment {
         self.collect()
     }
 
-    /// Notices writes that are complete.
+    /// Collects the buffers of completed writes.
     pub(super) fn collect(&mut self) -> Result<()> {
         for number in 0..self.files.len() {
             while let Some(buffer) = self.files[number].take_done()? {
@@ -188,7 +190,7 @@ impl ActiveSegment {
         Ok(())
     }
 
-    /// Waits for one write; false when none is under way.
+    /// Waits for one write. Returns false if no write is in flight.
     pub(super) fn wait(&mut self) -> Result<bool> {
         for number in 0..self.files.len() {
             if let Some(buffer) = self.files[number].wait_done()? {
@@ -199,7 +201,7 @@ impl ActiveSegment {
         Ok(false)
     }
 
-    /// Free blocks of the active segment, at least one; makes the next segment the active one where needed.
+    /// Returns the number of free blocks in the active segment, at least one. Begins a new segment if necessary.
     fn room(&mut self) -> Result<u32> {
         let blocks = (self.length.get() / LOG_BLOCK_BYTES) as u32;
         if let Some(active) = &self.active
@@ -213,7 +215,7 @@ impl ActiveSegment {
         Ok(blocks - FIRST_BLOCK)
     }
 
-    /// Writes blocks of a buffer at the next free place.
+    /// Writes blocks of a buffer to the next free blocks of the segment.
     fn submit(&mut self, buffer: PageBuffer, owner: Owner, from: u32, count: u32) -> Result<LogPlace> {
         self.room()?;
         let failed = || sys::Error::path("append to", &self.directory, sys::Errno::EINVAL);
@@ -253,7 +255,7 @@ impl ActiveSegment {
         }
     }
 
-    /// The stream to put bytes into, with room, and the segment it is for.
+    /// Returns the stream buffer, which is not full, and the number of its segment.
     fn stream(&mut self) -> Result<(LogSegment, &mut Stream)> {
         if self.stream.is_none() {
             let buffer = self.stream_buffer()?;
@@ -278,7 +280,7 @@ impl ActiveSegment {
     }
 }
 
-/// Adds bytes to a blob, to its last piece where they follow it.
+/// Adds a range of bytes to a blob. Extends the last piece if the bytes follow directly.
 fn push_piece(blob: &mut Blob, segment: LogSegment, offset: u64, length: u64) {
     if let Some(last) = blob.pieces.last_mut()
         && last.segment == segment

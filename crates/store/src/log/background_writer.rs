@@ -1,9 +1,10 @@
-//! The background writer: creates segments, reads pages that are to be moved, removes segments. No commit waits for
-//! this work.
+//! The background writer: creates segments, reads pages for compaction, removes segments. Commits do not wait for this
+//! work.
 //!
-//! Owns: its thread, or the same work done immediately if there is to be no thread.
-//! Invariants: segments are returned in the order of their numbers. A page is returned only if its checksum is good.
-//! Does not: decide what to move or remove.
+//! Owns: its thread. Without a thread, the caller does the same work immediately.
+//! Invariants: segments are returned in the order of their numbers. A page is returned only after its checksum was
+//! verified.
+//! Does not: decide which pages are moved or which segments are removed.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,22 +22,23 @@ use super::worker_thread::WorkerThread;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, PageFile};
 
-/// Segments made ahead: at the device's full rate one lasts some milliseconds, and making one takes about one.
+/// The number of segments that are created in advance. At the full rate of the device, a segment lasts some
+/// milliseconds, and the creation takes about one millisecond.
 const AHEAD: u32 = 2;
 
-/// Jobs that wait at most: the segments ahead, the reads under way, and one removal each.
+/// The maximum number of queued jobs: the segments created in advance, the reads in progress, and removals.
 const JOBS_MAX: usize = 64;
 
-/// The longest stretch of dead blocks that is read and thrown away rather than skipped: as in `load`, reading it
-/// costs less than another request.
+/// A gap of fewer blocks than this between two pages is read and discarded. As in `load`, reading a short gap costs
+/// less than another request.
 const GAP_BLOCKS_MAX: u32 = 16;
 
-/// Blocks that are read at once at most: 1 MiB, which the device reads at its full rate.
+/// The maximum number of blocks that are read at once: 1 MiB, which the device reads at its full rate.
 const READ_BLOCKS_MAX: u32 = 256;
 
 const BLOCK: usize = LOG_BLOCK_BYTES as usize;
 
-/// A page to be moved.
+/// A page that compaction will move.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Move {
     pub(super) space: SpaceId,
@@ -46,7 +48,7 @@ pub(super) struct Move {
     pub(super) checksum: PageChecksum,
 }
 
-/// Pages of one segment to be moved, by block, no more than the buffer holds.
+/// Pages of one segment that will be moved, sorted by block. The pages fit into the buffer.
 #[derive(Debug)]
 pub(super) struct MoveJob {
     pub(super) segment: LogSegment,
@@ -67,7 +69,7 @@ enum Done {
     Read(MoveJob, Result<()>),
 }
 
-/// The way to the background writer.
+/// The interface to the background writer.
 #[derive(Debug)]
 pub(super) struct BackgroundWriter {
     work: Work,
@@ -76,9 +78,9 @@ pub(super) struct BackgroundWriter {
     asked: u32,
     ready: VecDeque<(LogSegment, Result<Box<dyn PageFile>>)>,
     read: VecDeque<(MoveJob, Result<()>)>,
-    /// Reads that are under way or wait to be taken.
+    /// The number of reads that are in progress or complete and not yet taken.
     pub(super) reading: usize,
-    /// For where there is no thread.
+    /// The reader for work without a thread.
     reader: PartReader,
 }
 
@@ -90,7 +92,8 @@ struct Work {
 }
 
 impl BackgroundWriter {
-    /// A background writer that makes segments from this number on, in a thread of its own or in the caller's.
+    /// Returns a background writer that creates segments from the number `first` on, in its own thread or in the thread
+    /// of the caller.
     pub(super) fn start(
         medium: Arc<dyn Medium>,
         directory: &Path,
@@ -108,7 +111,7 @@ impl BackgroundWriter {
         Ok(background_writer)
     }
 
-    /// The next segment. Waits for it where it is not made yet.
+    /// Returns the next segment. Waits if the segment is not yet created.
     pub(super) fn segment(&mut self) -> Result<(LogSegment, Box<dyn PageFile>)> {
         let number = LogSegment(self.next);
         self.next = self.next.checked_add(1).ok_or_else(|| too_many(&self.work.directory))?;
@@ -118,7 +121,8 @@ impl BackgroundWriter {
             }
         }
         let made = match self.ready.pop_front() {
-            // What kept it from being made ahead may be over: room was freed meanwhile.
+            // If the creation in advance has failed, the segment is created now, because space may have been freed
+            // meanwhile.
             Some((_, Ok(file))) => Ok(file),
             _ => self.work.create(number),
         };
@@ -127,13 +131,13 @@ impl BackgroundWriter {
         Ok((number, made?))
     }
 
-    /// Begins to read pages that are to be moved.
+    /// Starts to read pages for compaction.
     pub(super) fn read(&mut self, job: MoveJob) {
         self.reading += 1;
         self.give(Job::Read(job));
     }
 
-    /// A read that is complete, if there is one now.
+    /// Returns a completed read, if there is one now.
     pub(super) fn take_read(&mut self) -> Option<(MoveJob, Result<()>)> {
         while self.receive(false) {}
         let read = self.read.pop_front()?;
@@ -141,14 +145,14 @@ impl BackgroundWriter {
         Some(read)
     }
 
-    /// Removes segments that nothing refers to.
+    /// Removes segments without references.
     pub(super) fn remove(&mut self, numbers: Vec<LogSegment>) {
         if !numbers.is_empty() {
             self.give(Job::Remove(numbers));
         }
     }
 
-    /// Ends the thread, and removes what was made and not used.
+    /// Ends the thread, and removes segments that were created and not used.
     pub(super) fn finish(mut self) {
         if let Some(thread) = &mut self.thread {
             thread.close();
@@ -175,7 +179,8 @@ impl BackgroundWriter {
         }
     }
 
-    /// Takes one result; false when there is none (or, waiting, when the thread is gone).
+    /// Receives one result. Returns false if there is no result. With `wait`, returns false only if the thread has
+    /// ended.
     fn receive(&mut self, wait: bool) -> bool {
         let Some(thread) = &self.thread else { return false };
         let done = if wait { thread.take() } else { thread.try_take() };
@@ -223,7 +228,7 @@ impl Work {
         numbers.iter().for_each(|number| remove_segment(&*self.medium, &self.directory, *number));
     }
 
-    /// Fills the buffer with the pages of a job, one behind the other, and checks them.
+    /// Fills the buffer with the pages of a job, in order, and verifies their checksums.
     fn read(&self, job: &mut MoveJob, reader: &mut PartReader) -> Result<()> {
         let segment = open_segment(&*self.medium, &self.directory, job.segment)?;
         let mut done = 0;
@@ -242,7 +247,8 @@ impl Work {
     }
 }
 
-/// What to read at once for the first of these moves, and of how many, at which block of what was read each is.
+/// Returns the byte ranges of one read for the first of these pages. Also returns the position of each of these first
+/// pages in the data of the read, counted in blocks.
 fn stretches(moves: &[Move]) -> (Vec<Range<ByteCount>>, Vec<usize>) {
     let mut parts: Vec<Range<u32>> = Vec::new();
     let (mut blocks, mut total) = (Vec::new(), 0);

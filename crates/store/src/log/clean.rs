@@ -1,10 +1,10 @@
-//! The cleaner of a log: which segments are emptied, and how much of this work one commit does.
+//! Compaction of a log: which segments are emptied, and how many pages one commit moves.
 //!
-//! Owns: the choice of victims, the pace.
-//! Invariants: moved bytes are bounded by a share of the bytes of the epoch itself, except for a small share that is
+//! Owns: the choice of segments to empty; the rate of compaction.
+//! Invariants: a commit moves at most a multiple of the bytes that the epoch itself writes. A small number of moves is
 //! always allowed. Only the newest checkpoint is considered. When an older checkpoint was the newest, its segments were
-//! at most twice as large as its content, so it keeps no more than that.
-//! Does not: read or write pages; the background writer reads, the writer thread writes.
+//! at most twice as large as its content. Therefore the size of these segments remains bounded.
+//! Does not: read or write pages. The background writer reads pages, and the writer thread writes pages.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,29 +19,32 @@ use super::state::State;
 use super::table::Cell;
 use crate::error::Result;
 
-/// Pages of one job: 1 MiB, so that a job never keeps the background writer long from making a segment.
+/// The number of pages in one job: 1 MiB, so that a job does not delay the creation of a segment for long.
 const JOB_PAGES: usize = 256;
 
-/// Jobs under way or waiting to be taken, each with its buffer; what a commit of 5,000 dirty pages moves.
+/// The maximum number of jobs that are queued, running or completed, each with its buffer. This number is sufficient
+/// for the moves of a commit with 5,000 changed pages.
 const JOBS_MAX: usize = 8;
 
-/// Segments emptied at a time; their pages are found with one walk over all pages.
+/// The maximum number of segments that are emptied at the same time. One scan of all pages finds the live pages of
+/// these segments.
 const VICTIMS_MAX: usize = 8;
 
-/// Segments above the target before anything is moved: the one being written, and those made ahead.
+/// The number of segments above the target size before compaction starts: the active segment and the segments created
+/// in advance.
 const SLACK_SEGMENTS: u64 = 3;
 
-/// Pages that a commit may move however little the epoch wrote.
+/// The number of pages that every commit may move, even if the epoch wrote fewer pages.
 const PAGES_MIN: u64 = 64;
 
-/// How full the log is.
+/// The fill level of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fill {
-    /// Blocks of a segment.
+    /// The number of blocks in a segment.
     blocks: u64,
-    /// Blocks of segments that hold live pages.
+    /// The number of blocks in segments with live pages.
     used: u64,
-    /// Live pages in those.
+    /// The number of live pages in these segments.
     live: u64,
 }
 
@@ -53,7 +56,7 @@ pub(super) struct Cleaner {
 }
 
 impl Fill {
-    /// Counts.
+    /// Counts the blocks and the live pages of all segments.
     pub(super) fn of(segments: &Segments) -> Self {
         let mut fill = Self { blocks: segments.blocks, used: 0, live: 0 };
         for state in segments.iter().filter(|state| state.live > 0) {
@@ -63,14 +66,14 @@ impl Fill {
         fill
     }
 
-    /// Blocks beyond twice what lives, and a little slack.
+    /// Returns the number of blocks by which the log exceeds twice the live pages plus `SLACK_SEGMENTS`.
     pub(super) const fn excess(&self) -> u64 {
         self.used.saturating_sub(2 * self.live + SLACK_SEGMENTS * self.blocks)
     }
 
-    /// Pages that the commit of an epoch which wrote so many may move. Where every page is as likely to be
-    /// written as any other, a log twice as long as what lives needs a quarter (M. Rosenblum and J. Ousterhout
-    /// 1992; the emptiest segments are a fifth full then); the pace rises with the excess.
+    /// Returns the number of pages that a commit may move if its epoch wrote `written` pages. With uniform random
+    /// writes, a log of twice the size of the live pages must move a quarter of `written`. The emptiest segments are
+    /// then a fifth full (M. Rosenblum and J. Ousterhout 1992). The rate increases with the excess.
     pub(super) fn quota(&self, written: u64) -> u64 {
         let excess = self.excess();
         if excess == 0 {
@@ -82,7 +85,7 @@ impl Fill {
 }
 
 impl Cleaner {
-    /// Chooses segments to empty, where there is need and nothing is planned yet; not the active one.
+    /// Chooses segments to empty, if compaction is necessary and no work is queued. Never chooses the active segment.
     pub(super) fn plan(&mut self, state: &mut State, active: Option<LogSegment>) {
         let fill = Fill::of(&state.segments);
         if fill.excess() == 0 || !self.queue.is_empty() {
@@ -94,7 +97,7 @@ impl Cleaner {
         let (mut moves, mut freed): (BTreeMap<LogSegment, Vec<Move>>, u64) = (BTreeMap::new(), 0);
         for victim in candidates.into_iter().take(VICTIMS_MAX) {
             let gain = fill.blocks.saturating_sub(u64::from(victim.live));
-            // Moving a segment that is nearly full frees next to nothing for all its bytes.
+            // Moving the pages of an almost full segment frees little space for many written bytes.
             if gain < fill.blocks / 8 || freed > fill.excess() {
                 break;
             }
@@ -118,7 +121,7 @@ impl Cleaner {
         }
     }
 
-    /// Keeps the background writer busy with what is planned.
+    /// Passes queued jobs to the background writer, as long as buffers are available.
     pub(super) fn feed(&mut self, background_writer: &mut BackgroundWriter) -> Result<()> {
         while background_writer.reading < JOBS_MAX && !self.queue.is_empty() {
             let buffer = match self.buffers.pop() {

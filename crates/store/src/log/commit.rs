@@ -1,8 +1,9 @@
-//! Commits an epoch as a checkpoint: the new state, its part, its root, its slot.
+//! Commits an epoch as a checkpoint. A commit changes the state, and writes an index part, a root and a slot. The root
+//! describes the checkpoint, and the slot is the block that publishes the root.
 //!
-//! Owns: the writes of a commit, in order: moved pages, part, root, slot.
+//! Owns: the order of the writes of a commit: moved pages, part, root, slot.
 //! Invariants: the state changes only here. A root names every segment that its checkpoint needs.
-//! Does not: sync; `settle` does, once for all waiting commits.
+//! Does not: sync; `settle` syncs once for all waiting commits.
 
 use std::collections::BTreeSet;
 
@@ -22,11 +23,11 @@ use crate::error::{Error, Result};
 use crate::meta::CommitMeta;
 use crate::pool::locked;
 
-/// What a checkpoint's own bytes are called where a file of an image would be.
+/// The file name in commit records of a log, because the format requires a name.
 const LOG_FILE: &str = "log";
 
 impl WriterThread {
-    /// Writes everything that makes a checkpoint of the open epoch.
+    /// Writes a checkpoint of the open epoch. The caller must sync afterwards.
     pub(super) fn commit(&mut self, finish: Finish) -> Result<()> {
         let Finish { records, meta, promise, begun } = finish;
         let Some(mut epoch) = self.epoch.take() else {
@@ -68,9 +69,9 @@ impl WriterThread {
         Ok(LogCommitted { sequence, commit, written, moved, timings })
     }
 
-    /// Writes a root, and the slot that names it: its checkpoint is the newest one that is kept.
+    /// Writes a root and the slot that publishes it. The checkpoint becomes the newest checkpoint.
     pub(super) fn publish(&mut self, root: &LogRoot) -> Result<()> {
-        // Whether a reader may meet compressed segments.
+        // The format version depends on whether readers can encounter compressed segments.
         let compressed =
             self.compression.is_some() || self.state.segments.iter().any(|state| state.compressed.is_some());
         let bytes = root
@@ -79,7 +80,7 @@ impl WriterThread {
         let place = self.active_segment.blob(&bytes)?;
         self.active_segment.flush()?;
         let kept = Kept::new(&root.commit, place.clone(), root.segments.iter().copied());
-        // Segments that hold blobs alone are known too, so that they are removed when nothing needs them.
+        // Segments that contain only blobs are added too, so that they are removed when no checkpoint needs them.
         if !kept.segments.iter().all(|number| self.state.segments.add(*number).is_some()) {
             return Err(too_long());
         }
@@ -87,7 +88,8 @@ impl WriterThread {
         self.slot(root.commit.sequence, place)
     }
 
-    /// Writes pages that the cleaner has read, as many as this epoch may, and enters their new places.
+    /// Writes pages that the background writer has read for compaction, up to the quota of this epoch, and records
+    /// their new places.
     fn move_pages(&mut self, epoch: &mut OpenEpoch) -> Result<PageCount> {
         let quota = Fill::of(&self.state.segments).quota(epoch.pages_written);
         let mut moved = 0;
@@ -96,7 +98,7 @@ impl WriterThread {
         {
             match read {
                 Ok(()) => {}
-                // All its pages were written anew meanwhile, and it was removed.
+                // The segment was removed, because the program has changed all of these pages meanwhile.
                 Err(Error::Io(error)) if error.errno == Errno::ENOENT => job.moves.clear(),
                 Err(error) => return Err(error),
             }
@@ -133,7 +135,7 @@ impl WriterThread {
         meta.record(kind, pages, bytes, file.clone(), file, Vec::new())
     }
 
-    /// A root that names the parts, the older checkpoints that stay, and the segments that it needs.
+    /// Returns a root with the current parts, the older checkpoints that remain, and the needed segments.
     fn root(&self, commit: &Commit) -> LogRoot {
         let parts = &self.parts.parts;
         let live = self.state.segments.iter().filter(|state| state.live > 0).map(|state| state.number);

@@ -1,9 +1,11 @@
-//! Compresses segments that were not written for a while.
+//! Compresses segments that have not lost many live pages for some time.
 //!
-//! Owns: which segments are compressed and when, the thread that does it, the files of a compressed segment.
-//! Invariants: only durable segments that are no longer written are compressed. The original file is removed when its
-//! replacement is durable. Each segment is tried once: a failure leaves it as it was, and fails no commit.
-//! Does not: read pages for its callers; `layout` does, from either file.
+//! Owns: the choice of segments to compress and the time of compression; the compressing thread; writing the files of a
+//! compressed segment.
+//! Invariants: only durable segments that are no longer written are compressed. The uncompressed file is removed when
+//! its replacement is durable. Each segment is tried once. A failed compression leaves the segment unchanged, and no
+//! commit fails.
+//! Does not: read pages for callers; `layout` does, from both kinds of files.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -27,31 +29,32 @@ use crate::error::{Error, Result};
 use crate::medium::{Medium, Writes};
 use crate::segment::{EndedSegment, SegmentWriter};
 
-/// Looks for cold segments in the time that makes one cold.
+/// Segments are inspected at intervals of `after` divided by this number.
 const LOOKS: u32 = 64;
 
-/// Segments that the thread is given at once: what was dirtied meanwhile is not compressed for nothing.
+/// The maximum number of segments that are sent to the thread at once. The limit is low because a waiting segment can
+/// lose its live pages, and its compression would then be useless.
 const BATCH_MAX: usize = 16;
 
-/// Bytes read at once, and the reads and writes that a segment's thread may be late to notice its end by.
+/// The number of bytes that are read at once. The thread checks after each read whether it must end.
 const READ_BYTES: ByteCount = ByteCount(1 << 20);
 
-/// Writes under way.
+/// The maximum number of writes in flight.
 const IN_FLIGHT: std::num::NonZeroUsize = std::num::NonZeroUsize::new(2).expect("2 is not zero");
 
-/// The calling thread.
+/// The thread id that means the calling thread.
 const SELF: Tid = Tid(0);
 
-/// The last of all ordinary threads.
+/// The nice value of the thread: the lowest priority of ordinary threads.
 const NICE: i32 = 19;
 
-/// What came of a segment: how long it is now, if it was worth it.
+/// The result of a compression: the new length, or `None` if the segment remains uncompressed.
 type Outcome = (LogSegment, Result<Option<ByteCount>>);
 
-/// Which segments are compressed.
+/// Chooses and compresses old segments.
 #[derive(Debug)]
 pub(super) struct Compressor {
-    /// How long a segment is watched.
+    /// The time for which a full segment is observed before it is compressed.
     after: Duration,
     clock: Clock,
     work: Work,
@@ -71,7 +74,7 @@ struct Work {
 }
 
 impl Compressor {
-    /// Compresses what nothing has been written to for so long, in a thread of its own or in the caller's.
+    /// Creates a compressor that works in its own thread or in the thread of the caller.
     pub(super) fn new(
         medium: Arc<dyn Medium>,
         directory: &Path,
@@ -83,8 +86,8 @@ impl Compressor {
         Self { after, clock, work, thread: None, own_thread, done, under_way: 0, next_look }
     }
 
-    /// Begins with what has become cold, `active` being the segment that is written to. Not before everything before it
-    /// is durable, the newest slot in it among that.
+    /// Starts the compression of segments whose pages rarely change. `active` is the active segment. Call this when all
+    /// data before the active segment is durable, including the newest slot (the block that publishes a commit).
     pub(super) fn plan(&mut self, segments: &mut Segments, active: LogSegment) {
         let now = self.clock.now();
         if self.under_way > 0 || self.next_look.is_some_and(|next| now < next) {
@@ -116,7 +119,8 @@ impl Compressor {
         }
     }
 
-    /// A segment that is done with, if there is one now, and its new length, if it has one.
+    /// Returns a segment whose compression has ended, if there is one now. The length is `None` if the segment remains
+    /// uncompressed.
     pub(super) fn take_done(&mut self) -> Option<(LogSegment, Option<ByteCount>)> {
         let done = self.done.pop_front().or_else(|| self.thread.as_ref()?.try_take());
         let (number, outcome) = done?;
@@ -131,7 +135,7 @@ impl Compressor {
         } else if let Some(thread) = self.thread() {
             thread.give(found);
         } else {
-            // Without a thread, these stay as they are.
+            // If the thread cannot be started, these segments remain uncompressed.
             return;
         }
         self.under_way = count;
@@ -145,8 +149,8 @@ impl Compressor {
     }
 }
 
-/// Whether most of what lived in a segment is likely to stay: what has been there for as long as is watched, and lost
-/// less than a quarter. So do those that older checkpoints alone need.
+/// Reports whether most live pages of a segment are likely to remain: less than a quarter was lost during the
+/// observation. Segments that only older checkpoints need also qualify.
 fn stays(was: u32, live: u32) -> bool {
     4 * u64::from(live) >= 3 * u64::from(was)
 }
@@ -164,7 +168,7 @@ impl Work {
             if !is_last {
                 is_last = true;
                 let nice = Attributes { nice: NICE, ..Attributes::default() };
-                // It is as right, and in the way of others.
+                // If the priority cannot be set, the compression is still correct, but can delay other threads.
                 let _ = scheduling::set_attributes(SELF, &nice);
             }
             for number in numbers {
@@ -175,14 +179,16 @@ impl Work {
         })
     }
 
-    /// Puts a compressed segment in the place of one; `None` when it is not worth it, or the log has dropped the segment.
+    /// Replaces a segment by a compressed segment. Returns `None` if compression is not useful or if the thread must
+    /// end.
     fn compress(&self, number: LogSegment) -> Result<Option<ByteCount>> {
         let (medium, directory) = (&*self.medium, &*self.directory);
         let (path, chunks) =
             (compressed_path(directory, number, self.codec.name()), chunks_path(directory, number));
         let done = self.write(number, &path, &chunks);
         if let Ok(Some(length)) = done {
-            // From here on it counts. Where this fails, the next writer removes one or the other.
+            // From now on, the compressed file is used. If the removal fails, the next writer removes the compressed
+            // file.
             medium.remove_file(&segment_path(directory, number))?;
             return Ok(Some(length));
         }
@@ -191,13 +197,13 @@ impl Work {
         done
     }
 
-    /// Writes a segment's compressed file and its chunks, durable both.
+    /// Writes the compressed file and the chunk table of a segment, and makes both durable.
     fn write(&self, number: LogSegment, path: &Path, chunks: &Path) -> Result<Option<ByteCount>> {
         let medium = &*self.medium;
         let source = medium.open_pages(&segment_path(&self.directory, number))?;
         let whole = source.length()?;
         let sink = medium.create_pages(path, Writes::Many(IN_FLIGHT))?;
-        // Chunk by chunk: on one thread.
+        // With a buffer of one chunk, the compression uses only this thread.
         let mut writer = SegmentWriter::compressed(sink, self.codec, CHUNK_BYTES)?;
         let (mut reader, mut at) = (PartReader::default(), ByteCount(0));
         while at < whole {

@@ -1,9 +1,10 @@
-//! The changes of an epoch: removed ranges and new pages, and their form in a part.
+//! The changes of an epoch (the interval between two checkpoints): removed ranges and new pages, and their encoding in
+//! an index part.
 //!
-//! Owns: `Delta`, joining two of them, writing pages as runs.
-//! Invariants: the removals of a delta apply before its pages, whatever the order of calls was. The result is the same
-//! as that of the calls in their order.
-//! Does not: hold page contents.
+//! Owns: `Delta`; merging two deltas; encoding pages as runs (consecutive pages in consecutive blocks).
+//! Invariants: the removals of a delta apply before its pages, whatever the order of the calls was. The result equals
+//! the result of the single calls in their order.
+//! Does not: contain the bytes of pages.
 
 use std::ops::Range;
 
@@ -12,33 +13,33 @@ use model::{Address, AddressRange, PAGE_BYTES, PageCount};
 
 use super::table::{BlockIndex, Cell, PageTable};
 
-/// Dropped ranges that are gathered before they are sorted and joined.
+/// The number of removed ranges that are collected before they are sorted and joined.
 const DROPS_LOOSE_MAX: usize = 1024;
 
-/// Changes against an earlier state.
+/// Changes relative to an earlier state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Delta {
-    /// Nothing of the earlier state counts.
+    /// Whether the earlier state is removed completely.
     pub(super) full: bool,
-    /// The ranges it drops, in no order; the same pages may be in several.
+    /// The removed ranges, in page numbers. The ranges are unsorted and may overlap.
     pub(super) drops: Vec<(SpaceId, Range<u64>)>,
     join_at: usize,
-    /// The pages it brings.
+    /// The pages that are set after the removals.
     pub(super) pages: PageTable,
 }
 
 impl Delta {
-    /// A delta against nothing.
+    /// Returns a delta relative to an empty state.
     pub(super) fn full() -> Self {
         Self { full: true, ..Self::default() }
     }
 
-    /// Enters a page.
+    /// Sets the place of a page.
     pub(super) fn set(&mut self, space: SpaceId, page: u64, cell: Cell) {
         self.pages.set(space, page, cell);
     }
 
-    /// Takes the pages in a range out.
+    /// Removes the pages of a range.
     pub(super) fn drop_range(&mut self, space: SpaceId, pages: Range<u64>) {
         if pages.is_empty() {
             return;
@@ -50,12 +51,12 @@ impl Delta {
         self.drops.push((space, pages));
         if self.drops.len() >= self.join_at.max(DROPS_LOOSE_MAX) {
             self.join_drops();
-            // Those that cannot be joined stay; looking again at every call would cost their square.
+            // Ranges that cannot be joined remain in the list. A new attempt at every call would cost quadratic time.
             self.join_at = 2 * self.drops.len();
         }
     }
 
-    /// Goes on with a later delta.
+    /// Merges a later delta into this delta.
     pub(super) fn absorb(&mut self, later: &Self) {
         if later.full {
             self.clone_from(later);
@@ -69,7 +70,7 @@ impl Delta {
         }
     }
 
-    /// Writes it into a part.
+    /// Encodes the delta into a part.
     pub(super) fn encode(&mut self, part: &mut LogPartEncoder, place: impl Fn(BlockIndex) -> LogPlace) {
         self.join_drops();
         for (space, pages) in &self.drops {
@@ -79,7 +80,7 @@ impl Delta {
         encode_pages(&self.pages, part, place);
     }
 
-    /// Sorts the dropped ranges and joins those that touch.
+    /// Sorts the removed ranges, and joins adjacent or overlapping ranges.
     fn join_drops(&mut self) {
         self.drops.sort_unstable_by_key(|(space, pages)| (*space, pages.start));
         self.drops.dedup_by(|(space, later), (before_space, before)| {
@@ -92,7 +93,7 @@ impl Delta {
     }
 }
 
-/// Writes the pages of a table into a part, as runs.
+/// Encodes the pages of a table into a part, as runs.
 pub(super) fn encode_pages(
     table: &PageTable,
     part: &mut LogPartEncoder,
@@ -128,7 +129,7 @@ impl RunJoiner<'_> {
         let continues = self.open.is_some_and(|run| {
             let next = match (run.at, block_index) {
                 (None, None) => true,
-                // BlockIndexes of two segments may follow each other in number; places then do not.
+                // Consecutive block indexes may belong to two segments; the places are then not consecutive.
                 (Some((first, placed)), Some(block_index)) => {
                     u64::from(first.get()) + run.pages == u64::from(block_index.get())
                         && placed.segment == place(block_index).segment
@@ -180,7 +181,7 @@ mod tests {
     enum Step {
         Set(u32, u64, u64, Option<u32>),
         Drop(u32, u64, u64),
-        /// A delta ends, the next begins.
+        /// Ends the current delta and begins the next one.
         Next,
     }
 
@@ -194,7 +195,7 @@ mod tests {
         ]
     }
 
-    /// BlockIndexes are blocks of segments of 64.
+    /// Maps block indexes to segments of 64 blocks.
     fn place(block_index: BlockIndex) -> LogPlace {
         LogPlace { segment: LogSegment(block_index.get() / 64), block: block_index.get() % 64 }
     }
@@ -225,7 +226,7 @@ mod tests {
     }
 
     proptest! {
-        /// However calls are cut into deltas, and these joined, the parts lead to what the calls one by one do.
+        /// The result does not depend on how the calls are divided into deltas, or on how the deltas are merged.
         #[test]
         fn deltas_lead_where_their_calls_lead(steps in prop::collection::vec(step(), 1..60), full: bool) {
             let fresh = |full| if full { Delta::full() } else { Delta::default() };

@@ -1,7 +1,7 @@
-//! Waiting for a checkpoint: for the writer thread, or by doing its work.
+//! Waiting for a checkpoint. The caller waits for the writer thread, or does the work of the writer itself.
 //!
-//! Owns: `Ticket`; the log writer of a log whose callers do the work.
-//! Does not: complete a ticket; the log writer does.
+//! Owns: `Ticket`; the writer of a log that works in the threads of its callers (`LogThreads::Caller`).
+//! Does not: complete a ticket; the writer does.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,11 +13,11 @@ use super::writer_thread::WriterThread;
 use crate::error::Result;
 use crate::pool::locked;
 
-/// A log writer that works when it is called.
+/// The writer of a log without its own thread. The writer works when a caller waits.
 #[derive(Debug, Default)]
 pub(super) struct Here(pub(super) Mutex<Option<WriterThread>>);
 
-/// The promise of an answer: durable, or why not.
+/// A handle for the result of a checkpoint that may be in progress. The result is the durable checkpoint or an error.
 #[derive(Clone, Debug)]
 pub struct Ticket {
     pub(super) state: Arc<TicketState>,
@@ -25,44 +25,46 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Of a checkpoint that is all that it will be.
+    /// Returns a ticket that is already completed.
     pub(crate) fn answered(committed: LogCommitted) -> Self {
         let state = TicketState::new(committed.sequence);
         state.set(Ok(committed));
         Self { state: Arc::new(state), here: Arc::default() }
     }
 
-    /// The checkpoint that was promised.
+    /// Returns the sequence number of the checkpoint.
     #[must_use]
     pub fn sequence(&self) -> Sequence {
         self.state.sequence
     }
 
-    /// Waits until it is durable.
+    /// Waits until the checkpoint is durable.
     ///
     /// # Errors
     ///
-    /// Why it never will be.
+    /// Returns the error that has prevented the checkpoint.
     pub fn wait(&self) -> Result<LogCommitted> {
         let _ = self.here.drive();
         let gone = || Err(sys::Error::new("wait for a checkpoint", sys::Errno::SHORT).into());
         self.state.wait(None).unwrap_or_else(gone)
     }
 
-    /// As `wait`, for so long at most; `None` when it is still under way then. Fails as `wait`.
+    /// Waits as `wait` does, at most for `timeout`. Returns `None` if the checkpoint is still in progress. Fails as
+    /// `wait` does.
     pub fn wait_for(&self, timeout: Duration) -> Result<Option<LogCommitted>> {
         let _ = self.here.drive();
         self.state.wait(Some(timeout)).transpose()
     }
 
-    /// Whether it is durable yet; `None` while it is under way. Fails as `wait`.
+    /// Returns the result if the checkpoint is durable; `None` while the checkpoint is in progress. Fails as `wait`
+    /// does.
     pub fn poll(&self) -> Result<Option<LogCommitted>> {
         self.state.get().transpose()
     }
 }
 
 impl Here {
-    /// Lets the writer thread work, if it is one that works here.
+    /// Runs the writer until its queue is empty, if the writer has no thread of its own.
     pub(super) fn drive(&self) -> Result<()> {
         locked(&self.0).as_mut().map_or(Ok(()), WriterThread::drive)
     }

@@ -1,9 +1,10 @@
-//! The files of a segment, uncompressed or compressed.
+//! The files of a segment: one uncompressed file, or a compressed file and its chunk table.
 //!
-//! Owns: their names, their layout, creating, opening, checking and removing them, and finding existing ones.
-//! Invariants: a segment is durable, including its name and header, before pages are written to it. A number is never
-//! used twice. A place in a segment is the same in either file. As long as the uncompressed file exists, it is used.
-//! Does not: decide when one is needed; compress, `compression` does.
+//! Owns: the names and the layout of these files; creating, opening, checking, removing and listing segments.
+//! Invariants: a segment is durable, including its name and header, before pages are written to it. A segment number is
+//! never used twice. A position in a segment is the same for the uncompressed and the compressed file. As long as the
+//! uncompressed file exists, the uncompressed file is used.
+//! Does not: decide when a segment is needed, or compress segments; `compression` compresses segments.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -22,32 +23,33 @@ use crate::medium::{Medium, PageFile};
 use crate::reader::{Segment, check_pages};
 use crate::trust;
 
-/// The directory of a subject that holds its log.
+/// The name of the log directory in the directory of a subject.
 pub(crate) const LOG_DIRECTORY: &str = "log";
 
-/// Slots of a segment. An epoch takes two at most, and a slot is not written again before so many others:
-/// far more than can be under way at once, so that the newest durable commit is never overwritten.
+/// The number of slots (blocks that publish a commit) in a segment. An epoch writes at most two slots, and all slots
+/// are written in turn. The number is much higher than the number of slots in flight, so that the newest durable commit
+/// is never overwritten.
 pub(super) const SLOTS: u32 = 15;
 
-/// Blocks before the first page: the header and the slots.
+/// The number of blocks before the first page: the header and the slots.
 pub(super) const FIRST_BLOCK: u32 = 1 + SLOTS;
 
-/// Bytes before the first page.
+/// The number of bytes before the first page.
 pub(super) const HEAD_BYTES: ByteCount = ByteCount(FIRST_BLOCK as u64 * LOG_BLOCK_BYTES);
 
-/// The least size of a segment: as much for pages as for its head.
+/// The minimum size of a segment: half of the segment is available for pages.
 pub(super) const SEGMENT_BYTES_MIN: u64 = 2 * HEAD_BYTES.0;
 
-/// The greatest size of a segment: above it nothing gets faster, and cleaning gets coarser.
+/// The maximum size of a segment. Larger segments do not increase the speed, but make compaction less precise.
 pub(super) const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 
-/// The longest table of chunks that is read: many times that of the longest segment.
+/// The maximum size of a chunk table that is read. The table of the largest segment is much smaller.
 const CHUNKS_BYTES_MAX: ByteCount = ByteCount(1 << 20);
 
 const SUFFIX: &str = "seg";
 const CHUNKS_SUFFIX: &str = "chunks";
 
-/// What every segment of a log has in common.
+/// The common properties of all segments of a log.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) log: LogId,
@@ -55,55 +57,55 @@ pub(super) struct Shape {
     pub(super) in_flight: NonZeroUsize,
 }
 
-/// A segment's file.
+/// Returns the path of an uncompressed segment.
 pub(super) fn segment_path(directory: &Path, number: LogSegment) -> PathBuf {
     directory.join(segment_name(number))
 }
 
-/// The name of a segment's file.
+/// Returns the file name of an uncompressed segment.
 fn segment_name(number: LogSegment) -> String {
     format!("{:010}.{SUFFIX}", number.0)
 }
 
-/// The file of a segment that was compressed.
+/// Returns the path of a compressed segment.
 pub(super) fn compressed_path(directory: &Path, number: LogSegment, codec: &str) -> PathBuf {
     directory.join(format!("{}.{codec}", segment_name(number)))
 }
 
-/// Where the chunks of a compressed segment lie.
+/// Returns the path of the chunk table of a compressed segment.
 pub(super) fn chunks_path(directory: &Path, number: LogSegment) -> PathBuf {
     directory.join(format!("{:010}.{CHUNKS_SUFFIX}", number.0))
 }
 
-/// Files of one segment. It is written as it is; a compressed file and its chunks may take that one's place, which goes
-/// once these are durable.
+/// The existing files of one segment. A segment is written uncompressed. A compressed file and its chunk table can
+/// replace the uncompressed file. The uncompressed file is removed when both replacements are durable.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct SegmentFiles {
-    /// As it was written.
+    /// Whether the uncompressed file exists.
     pub(super) is_plain: bool,
     has_chunks: bool,
-    /// The codecs that it was compressed with; never more than one.
+    /// The codecs of the existing compressed files. At most one codec exists.
     codecs: Vec<String>,
 }
 
 impl SegmentFiles {
-    /// Whether its pages can be read.
+    /// Reports whether the pages of the segment can be read.
     const fn is_whole(&self) -> bool {
         self.is_plain || self.has_chunks && !self.codecs.is_empty()
     }
 
-    /// The codec that it has to be read with.
+    /// Returns the codec that is needed to read the segment; `None` if the uncompressed file exists.
     pub(super) fn codec(&self) -> Option<&str> {
         if self.is_plain { None } else { self.codecs.first().map(String::as_str) }
     }
 
-    /// All of them.
+    /// Returns the paths of all files.
     pub(super) fn paths(&self, directory: &Path, number: LogSegment) -> Vec<PathBuf> {
         let plain = self.is_plain.then(|| segment_path(directory, number));
         plain.into_iter().chain(self.compressed(directory, number)).collect()
     }
 
-    /// Segments that were begun and not completed.
+    /// Returns the files of an unfinished compression.
     pub(super) fn leftovers(&self, directory: &Path, number: LogSegment) -> Vec<PathBuf> {
         if self.is_plain { self.compressed(directory, number).collect() } else { Vec::new() }
     }
@@ -114,7 +116,7 @@ impl SegmentFiles {
     }
 }
 
-/// The files of all segments, by number. Refuses a directory that another user can write to.
+/// Returns the files of all segments, by segment number. Refuses a directory that another user can write to.
 pub(super) fn files(medium: &dyn Medium, directory: &Path) -> Result<BTreeMap<LogSegment, SegmentFiles>> {
     medium.check_directory(directory)?;
     let mut found: BTreeMap<LogSegment, SegmentFiles> = BTreeMap::new();
@@ -135,13 +137,13 @@ pub(super) fn files(medium: &dyn Medium, directory: &Path) -> Result<BTreeMap<Lo
     Ok(found)
 }
 
-/// The segments that are there, rising.
+/// Returns the numbers of the readable segments, sorted.
 pub(super) fn segments(medium: &dyn Medium, directory: &Path) -> Result<Vec<LogSegment>> {
     let found = files(medium, directory)?.into_iter();
     Ok(found.filter(|(_, files)| files.is_whole()).map(|(number, _)| number).collect())
 }
 
-/// Makes a segment, durable and empty.
+/// Creates an empty, durable segment.
 pub(super) fn create_segment(
     medium: &dyn Medium,
     directory: &Path,
@@ -163,24 +165,24 @@ pub(super) fn create_segment(
     };
     fill().map_err(|error: sys::Error| {
         if error.errno != sys::Errno::EEXIST {
-            // Where removal fails now, the next writer's sweep does it.
+            // If the removal fails now, the sweep of the next writer removes the file.
             let _ = medium.remove_file(&path);
         }
         error.into()
     })
 }
 
-/// Opens a segment. ENOENT when it is not there: its writer may have removed it since it was listed.
+/// Opens a segment. Fails with ENOENT if the writer has removed the segment since it was listed.
 pub(super) fn open_segment(medium: &dyn Medium, directory: &Path, number: LogSegment) -> Result<Segment> {
     let plain = segment_path(directory, number);
     match absent(medium.open_pages(&plain))? {
         Ok(pages) => Segment::new(plain, pages),
-        // What takes its place was complete before it went.
+        // The replacement was complete before the uncompressed file was removed.
         Err(gone) => open_compressed(medium, directory, number)?.ok_or(gone),
     }
 }
 
-/// The beginning of a segment; as much as there is of it.
+/// Reads the first bytes of a segment: the header and the slots. Returns fewer bytes if the file is shorter.
 pub(super) fn head(medium: &dyn Medium, directory: &Path, number: LogSegment) -> Result<Vec<u8>> {
     match absent(medium.read_file(&segment_path(directory, number), HEAD_BYTES))? {
         Ok(head) => Ok(head),
@@ -193,7 +195,7 @@ pub(super) fn head(medium: &dyn Medium, directory: &Path, number: LogSegment) ->
     }
 }
 
-/// Whether a page, found at this offset of a segment's file, is the one that was written.
+/// Verifies the checksum of a page at this offset of a segment.
 pub(super) fn check_page(
     path: &Path,
     (space, page): (SpaceId, u64),
@@ -206,7 +208,7 @@ pub(super) fn check_page(
     check_pages(path, &extent, bytes)
 }
 
-/// Removes a segment. What cannot be removed now is removed by the next writer's sweep.
+/// Removes a segment. If the removal fails, the sweep of the next writer removes the files.
 pub(super) fn remove_segment(medium: &dyn Medium, directory: &Path, number: LogSegment) {
     if medium.remove_file(&segment_path(directory, number)).is_err() {
         for codec in CODECS {
@@ -235,7 +237,7 @@ fn open_compressed(medium: &dyn Medium, directory: &Path, number: LogSegment) ->
     Err(Error::UnknownCodec { path, codec: codec.to_owned(), known: codec::names() })
 }
 
-/// Takes a file's absence out of what may go wrong.
+/// Separates the error of a missing file from all other errors.
 fn absent<T>(result: Result<T>) -> Result<std::result::Result<T, Error>> {
     match result {
         Err(error) if !trust::is_absence(&error) => Err(error),
@@ -243,7 +245,7 @@ fn absent<T>(result: Result<T>) -> Result<std::result::Result<T, Error>> {
     }
 }
 
-/// A log has more segments than it can number.
+/// Returns the error for a log whose segment numbers are exhausted.
 pub(super) fn too_many(directory: &Path) -> Error {
     let what = "the number of segments";
     Error::encoding(directory, image::Error::TooLarge { part: image::Part::LogHeader, what })

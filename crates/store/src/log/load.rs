@@ -1,9 +1,11 @@
-//! Reads the content of a log: the newest commit, roots, and the state that their parts give.
+//! Reads the content of a log: the newest commit, the roots (checkpoint descriptions), and the state that the index
+//! parts of a root describe.
 //!
 //! Owns: the rule for the newest commit; checks of data that may not be durable.
-//! Invariants: a commit counts only if every byte exists that was not durable when its slot was written. Damage to
-//! durable data is reported. It is never hidden by falling back to an older checkpoint.
-//! Does not: write.
+//! Invariants: a slot (the block that publishes a commit) states which data was durable when the slot was written. A
+//! commit is valid only if all its other data is complete. Damage to durable data is reported, and never hidden by the
+//! use of an older checkpoint.
+//! Does not: write to the log.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,7 +24,8 @@ use crate::error::{Error, Result};
 use crate::medium::Medium;
 use crate::reader::Segment;
 
-/// Bytes of a blob at most: far above the index of a subject of 16 TiB.
+/// The maximum size of a blob (a byte sequence such as an index part). The index of a subject of 16 TiB is much
+/// smaller.
 const BLOB_BYTES_MAX: u64 = 64 << 30;
 
 /// The newest commit of a log.
@@ -30,9 +33,9 @@ const BLOB_BYTES_MAX: u64 = 64 << 30;
 pub(super) struct Newest {
     pub(super) slot: LogSlot,
     pub(super) root: LogRoot,
-    /// Bytes of a segment.
+    /// The size of a segment in bytes.
     pub(super) length: ByteCount,
-    /// A later commit that was durable and is damaged now, and how.
+    /// A later commit that was durable and is now damaged, with the error.
     pub(super) damaged: Option<(Sequence, Error)>,
 }
 
@@ -41,12 +44,12 @@ pub(super) struct Newest {
 pub(super) struct Loaded {
     pub(super) pages: PageTable,
     pub(super) segments: Segments,
-    /// Those of one kind and owner in their order.
+    /// The records. Records of the same kind and owner are in their original order.
     pub(super) records: BTreeMap<RecordKey, Record>,
 }
 
 impl Newest {
-    /// The checkpoints of the log, rising, one that is damaged among them.
+    /// Returns the sequence numbers of the log's checkpoints, sorted, including a damaged one.
     pub(super) fn sequences(&self) -> impl Iterator<Item = Sequence> {
         let damaged = self.damaged.as_ref().map(|(sequence, _)| *sequence);
         let kept = self.root.kept.iter().map(|kept| kept.sequence);
@@ -54,7 +57,7 @@ impl Newest {
     }
 }
 
-/// A log's directory, with the segments that were opened so far.
+/// The directory of a log, and the segments opened so far.
 #[derive(Debug)]
 pub(super) struct LogFiles<'a> {
     pub(super) medium: &'a dyn Medium,
@@ -67,14 +70,14 @@ impl<'a> LogFiles<'a> {
         Self { medium, directory: directory.to_path_buf(), open: BTreeMap::new() }
     }
 
-    /// The newest commit that is whole; `None` when there was none.
+    /// Returns the newest complete commit; `None` if the log has no commit.
     pub(super) fn newest(&mut self) -> Result<Option<Newest>> {
         let mut damaged = None;
         let there = layout::segments(self.medium, &self.directory)?;
         for number in there.iter().rev() {
             let Some(mut newest) = self.newest_in(*number, &mut damaged)? else { continue };
             let Some(later) = damaged.take() else { return Ok(Some(newest)) };
-            // What the damaged one did not keep may be gone in part.
+            // Segments that only this older commit needs may have been removed.
             if !self.has_all(&newest.root, &there) {
                 damaged = Some(later);
                 continue;
@@ -89,7 +92,7 @@ impl<'a> LogFiles<'a> {
         damaged.map_or(Ok(None), |(_, error)| Err(error))
     }
 
-    /// The root of a checkpoint that is kept, or what is wrong with it.
+    /// Returns the root of a kept checkpoint, or the error of reading the root.
     pub(super) fn root(&mut self, newest: &Newest, sequence: Sequence) -> Result<Option<LogRoot>> {
         if let Some((damaged, error)) = &newest.damaged
             && *damaged == sequence
@@ -105,7 +108,7 @@ impl<'a> LogFiles<'a> {
         }
     }
 
-    /// What the parts of a root add up to.
+    /// Returns the pages and records that the parts of a root describe.
     pub(super) fn load(&mut self, root: &LogRoot, length: ByteCount) -> Result<Loaded> {
         let mut segments = Segments::new(length);
         for number in &root.segments {
@@ -121,7 +124,7 @@ impl<'a> LogFiles<'a> {
             loaded.apply(part).map_err(|what| self.damaged(segment, Part::LogPart, what))?;
         }
         loaded.segments.count(&loaded.pages);
-        // Parts name segments that later parts have left.
+        // Earlier parts may name segments in which no page remains after later parts are applied.
         let strays: Vec<_> =
             loaded.segments.iter().filter(|state| !root.segments.contains(&state.number)).copied().collect();
         for stray in strays {
@@ -133,7 +136,7 @@ impl<'a> LogFiles<'a> {
         Ok(loaded)
     }
 
-    /// Takes a segment's file that was opened, or opens it.
+    /// Returns a segment from the table of open segments, or opens the segment.
     pub(super) fn take(&mut self, number: LogSegment) -> Result<Segment> {
         match self.open.remove(&number) {
             Some(segment) => Ok(segment),
@@ -141,7 +144,7 @@ impl<'a> LogFiles<'a> {
         }
     }
 
-    /// Whether every segment of a checkpoint is there.
+    /// Reports whether all segments of a checkpoint exist.
     fn has_all(&self, root: &LogRoot, there: &[LogSegment]) -> bool {
         root.segments.iter().all(|number| there.binary_search(number).is_ok())
     }
@@ -151,11 +154,11 @@ impl<'a> LogFiles<'a> {
         number: LogSegment,
         damaged: &mut Option<(Sequence, Error)>,
     ) -> Result<Option<Newest>> {
-        // One that was removed since the listing makes the listing worthless: the error tells the caller to
-        // begin anew, rather than to take what an older segment says.
+        // If the segment was removed since the listing, the listing is outdated. The error makes the caller start
+        // again, instead of using an older segment.
         let head = layout::head(self.medium, &self.directory, number)?;
         let blocks: Vec<&[u8]> = head.chunks_exact(LOG_BLOCK_BYTES as usize).collect();
-        // The slots say everything themselves; a header that is good must not contradict them.
+        // A slot contains all necessary fields. A valid header must not contradict the slot.
         let header = blocks.first().and_then(|block| LogHeader::decode(block).ok());
         let belongs = |slot: &LogSlot| {
             slot.segment == number
@@ -173,16 +176,16 @@ impl<'a> LogFiles<'a> {
             match self.check(&slot, length) {
                 Ok(root) => return Ok(Some(Newest { slot, root, length, damaged: None })),
                 Err(error) if !is_absence(&error) => return Err(error),
-                // The one before can still be restored, but it is not the newest.
+                // The previous checkpoint can still be restored, but it is not the newest.
                 Err(error) if was_durable => drop(damaged.get_or_insert((slot.sequence, error))),
-                // It never became whole: the one before counts.
+                // The commit was never complete, so the previous commit is the newest.
                 Err(_) => {}
             }
         }
         Ok(None)
     }
 
-    /// Reads a slot's root, and checks all that was not durable when the slot was written.
+    /// Reads the root of a slot, and checks all data that was not durable when the slot was written.
     fn check(&mut self, slot: &LogSlot, length: ByteCount) -> Result<LogRoot> {
         let mut root = self.read_root(&slot.root)?;
         if root.commit.sequence != slot.sequence {
@@ -192,7 +195,7 @@ impl<'a> LogFiles<'a> {
             return Ok(root);
         }
         self.check_pages(&root, length, slot.durable)?;
-        // Checkpoints that were committed together stand or fall one by one.
+        // Checkpoints that share one sync are checked separately: each one may be complete or incomplete.
         let mut kept = Vec::with_capacity(root.kept.len());
         for entry in std::mem::take(&mut root.kept) {
             if entry.root.place() < slot.durable || self.is_whole(&entry, length, slot.durable)? {
@@ -212,7 +215,7 @@ impl<'a> LogFiles<'a> {
         }
     }
 
-    /// Reads and checks every page of a checkpoint that lies at this place or behind.
+    /// Reads and verifies every page of a checkpoint at or after the place `from`.
     fn check_pages(&mut self, root: &LogRoot, length: ByteCount, from: LogPlace) -> Result<()> {
         let loaded = self.load(root, length)?;
         let mut page = vec![0; PAGE_BYTES as usize];
@@ -241,7 +244,7 @@ impl<'a> LogFiles<'a> {
         }
         let mut bytes = Vec::new();
         for piece in &blob.pieces {
-            // Lengths are believed once the file has them, before memory is taken.
+            // Memory is allocated only for a length that the file really has.
             let segment = self.segment(piece.segment)?;
             if piece.offset.get() + piece.length.get() > segment.length.get() {
                 return Err(self.damaged(piece.segment, Part::LogPart, "a piece behind the end"));
@@ -284,7 +287,7 @@ impl<'a> LogFiles<'a> {
 }
 
 impl Loaded {
-    /// Goes on with a part.
+    /// Applies the changes of a part.
     fn apply(&mut self, part: LogPart) -> std::result::Result<(), &'static str> {
         if part.full {
             self.pages.clear();
@@ -319,8 +322,7 @@ impl Loaded {
     }
 }
 
-/// Whether an error says that bytes are missing or not those that were meant, rather than that they cannot be
-/// read.
+/// Reports whether the error means that data is missing or wrong. Other errors mean that the data cannot be read.
 fn is_absence(error: &Error) -> bool {
     match error {
         Error::Io(error) => error.errno == Errno::ENOENT,

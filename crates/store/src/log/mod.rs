@@ -1,9 +1,10 @@
-//! Logs: the checkpoints of one subject as a stream of changes of bounded size.
+//! Logs: the checkpoints of one subject (a protected process tree), stored as a sequence of changes. A log consists of
+//! segments: files that are written in blocks of 4096 bytes.
 //!
-//! Owns: writing, cleaning, opening and reading logs; see docs/design/0007-continuous-store.md.
-//! Invariants: a block is written once. A checkpoint is committed by one sync and opened without following a chain.
-//! Unneeded segments are removed.
-//! Does not: know the meaning of a record, or the process of a page.
+//! Owns: writing, compacting, opening and reading logs; see docs/design/0007-continuous-store.md.
+//! Invariants: a block is written once. One sync commits a checkpoint. Opening a checkpoint needs a bounded number of
+//! index parts. Unneeded segments are removed.
+//! Does not: interpret records, or know to which process a page belongs.
 
 mod active_segment;
 mod background_writer;

@@ -1,9 +1,9 @@
-//! Opens a log for writing: from the data of the last writer to a running writer thread.
+//! Opens a log for writing: reads the newest state and prepares the writer.
 //!
-//! Owns: the lock, reading the newest state.
-//! Invariants: one writer at a time. Data of an earlier writer is durable before anything is built on it. No segment of
-//! an earlier writer is written again.
-//! Does not: start a thread.
+//! Owns: the lock of the log; the steps from the files of the last writer to a `WriterThread`.
+//! Invariants: a log has one writer at a time. Data of an earlier writer is durable before new data refers to it. No
+//! segment of an earlier writer is written again.
+//! Does not: start the writer thread.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,19 +29,20 @@ use crate::layout::parent;
 use crate::medium::{Lock, Medium};
 use crate::packer::Packed;
 
-/// Writes in flight beside those of the pool's buffers: blobs, slots, moved pages.
+/// The maximum number of writes in flight in addition to the buffers of the pool: blobs (index parts and roots), slots,
+/// and pages moved by compaction.
 const OTHER_WRITES: usize = 12;
 
-/// A log that is ready to be written to.
+/// A log that is ready for writing.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) writer_thread: WriterThread,
     pub(super) lock: Box<dyn Lock>,
-    /// The newest checkpoint, on which the next one can build.
+    /// The newest checkpoint, on which the next checkpoint can build.
     pub(super) newest: Option<Newest>,
 }
 
-/// Opens the log in this directory, which is made if it is not there.
+/// Opens the log in this directory, and creates the directory if it does not exist.
 pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOptions) -> Result<Opened> {
     let shared = Arc::new(Shared::new(options.buffers.get(), options.buffer_pages)?);
     let lock = lock(&**medium, directory)?;
@@ -50,7 +51,7 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
     let first = there.keys().last().map_or(Some(1), |last| last.0.checked_add(1));
     let first = LogSegment(first.ok_or_else(|| too_many(directory))?);
     garbage.iter().try_for_each(|path| medium.remove_file(path))?;
-    // One that was compressed was durable before.
+    // Compressed segments are already durable.
     let durable = newest.as_ref().map_or(LogSegment(0), |newest| newest.slot.durable.segment);
     let unsure = there.iter().filter(|(number, files)| files.is_plain && **number >= durable);
     let mut unsure = unsure.filter(|(number, _)| live.contains(number));
@@ -59,7 +60,7 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
         Some(newest) => newest.slot.log,
         None => new_id()?,
     };
-    // BlockIndexes are counted in segments of one size; a log keeps the one it was made with.
+    // Block indexes depend on the segment size, so a log keeps the size with which it was created.
     let asked = options.segment.get().clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
     let asked = ByteCount(asked.next_multiple_of(PAGE_BYTES));
     let length = newest.as_ref().map_or(asked, |newest| newest.length);
@@ -86,7 +87,7 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
         active_segment: ActiveSegment::new(directory, background_writer, length),
         stamp: SlotStamp { log, generation, durable: LogPlace { segment: first, block: 0 } },
         state,
-        // The first commit writes a full part: what a merged one would have to say is not known.
+        // The first commit writes a full index, because the content of the next merged part is unknown.
         parts: Parts::default(),
         retention: Retention { policy: options.keep, kept },
         epoch: None,
@@ -103,7 +104,7 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
     Ok(Opened { writer_thread, lock, newest })
 }
 
-/// The log's directory, made if need be, and held.
+/// Creates the directory of the log if necessary, and locks it.
 fn lock(medium: &dyn Medium, directory: &Path) -> Result<Box<dyn Lock>> {
     if medium.kind(directory)?.is_none() {
         match medium.create_directory(directory) {

@@ -1,9 +1,10 @@
-//! Options of writing a log, and which of its checkpoints stay restorable.
+//! Options for writing a log, and the retention policy: which checkpoints remain restorable.
 //!
-//! Owns: the options of opening a log; `Keep`, the retention by age.
-//! Invariants: the newest checkpoint is always kept. Retention depends only on numbers and times, so that the same
-//! checkpoints give the same result.
-//! Does not: write or remove anything; a checkpoint is removed when the next root does not name it.
+//! Owns: the options for opening a log; `Keep`, the retention policy.
+//! Invariants: the newest checkpoint is always kept. Retention depends only on the number of checkpoints and their
+//! times, so that the same checkpoints give the same result.
+//! Does not: write or remove data. A checkpoint is removed when the next root (checkpoint description) does not name
+//! the checkpoint.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -13,17 +14,17 @@ use sys::clock::Clock;
 
 use crate::codec::Codec;
 
-/// Ages at which one older checkpoint each is kept, beside those that are younger than the first.
+/// The limits between the age intervals of the thinned policy. One older checkpoint is kept for each interval.
 const AGES: [Duration; 4] =
     [Duration::from_secs(1), Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(600)];
 
-/// The thinned policy gives at most this many of its places to age; the rest goes to the newest.
+/// The maximum number of checkpoints that the thinned policy keeps for their age: one for each interval.
 const AGED_MAX: usize = AGES.len() + 1;
 
-/// Checkpoints kept where nothing else is asked for.
+/// The default number of kept checkpoints.
 const KEEP_DEFAULT: usize = 8;
 
-/// Which checkpoints stay.
+/// A retention policy: which checkpoints remain restorable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keep {
     newest: usize,
@@ -31,29 +32,30 @@ pub struct Keep {
 }
 
 impl Keep {
-    /// The newest so many, at least one.
+    /// Keeps the newest `count` checkpoints, at least one.
     #[must_use]
     pub const fn newest(count: usize) -> Self {
         Self { newest: if count == 0 { 1 } else { count }, aged: 0 }
     }
 
-    /// So many in all: the newest, and beside them the oldest that is younger than 1 s, the oldest of 1 to
-    /// 10 s, 10 s to 1 min, 1 to 10 min, and the youngest above. Up to half of them, at most five, are such
-    /// older ones; the young come first.
+    /// Keeps at most `count` checkpoints. Up to half of them, at most five, are kept for their age; the others are the
+    /// newest. The age intervals are: under 1 s, 1 to 10 s, 10 s to 1 min, 1 to 10 min, and above. The oldest
+    /// checkpoint of an interval is kept; of the last interval, the youngest. If `count` is small, the young intervals
+    /// have priority.
     #[must_use]
     pub fn thinned(count: usize) -> Self {
         let aged = if count >= 2 * AGED_MAX - 2 { AGED_MAX } else { count / 2 };
         Self { newest: (count - aged).max(1), aged }
     }
 
-    /// How many are kept at most.
+    /// Returns the maximum number of kept checkpoints.
     #[must_use]
     pub const fn count(&self) -> usize {
         self.newest + self.aged
     }
 
-    /// Which of these stay, given when each was taken, oldest first. Ages count from the last one; a clock
-    /// that went back makes a checkpoint young, not old.
+    /// Reports for each checkpoint whether it is kept. `taken` contains the times of the checkpoints, oldest first.
+    /// Ages are relative to the last time. If the clock was set back, a checkpoint counts as young, not as old.
     #[must_use]
     pub fn choose(&self, taken: &[Duration]) -> Vec<bool> {
         let mut kept = vec![false; taken.len()];
@@ -67,8 +69,8 @@ impl Keep {
                 let age = now.saturating_sub(taken[*place]);
                 from <= age && age < below
             };
-            // The oldest, so that it grows into the next bucket; in the last, which nothing leaves, the
-            // youngest.
+            // The oldest checkpoint of an interval is kept, so that it later enters the next interval. No checkpoint
+            // leaves the last interval, so its youngest one is kept.
             let found = if bucket < AGES.len() { (0..old).find(inside) } else { (0..old).rev().find(inside) };
             found.into_iter().for_each(|place| kept[place] = true);
         }
@@ -77,52 +79,52 @@ impl Keep {
 }
 
 impl Default for Keep {
-    /// Eight, thinned with age.
+    /// Keeps eight checkpoints, thinned by age.
     fn default() -> Self {
         Self::thinned(KEEP_DEFAULT)
     }
 }
 
-/// Who does the work.
+/// The threads that write the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogThreads {
-    /// Two threads of the writer's own: one writes, one makes segments and reads what is moved.
+    /// Two threads of the writer. One thread writes; the other thread creates segments and reads pages for compaction.
     Own,
-    /// The caller, whenever it waits: for tools, and for tests that must go the same way twice.
+    /// The calling thread, whenever it waits. Tools use this mode, and tests that must be deterministic.
     Caller,
 }
 
-/// How a log is written.
+/// Options for writing a log.
 #[derive(Clone, Debug)]
 pub struct LogOptions {
-    /// Buffers in circulation; all are made when the log is opened. Those that an epoch reserves for what it copies
-    /// while its subject is stopped come on top.
+    /// The number of buffers in the pool. All buffers are allocated when the log is opened. Buffers that an epoch
+    /// reserves for a pause are additional.
     pub buffers: NonZeroUsize,
-    /// Pages that a buffer holds.
+    /// The number of pages in a buffer.
     pub buffer_pages: PageCount,
-    /// Size of a segment of a new log.
+    /// The size of a segment, for a new log.
     pub segment: ByteCount,
-    /// Which checkpoints stay restorable.
+    /// The retention policy.
     pub keep: Keep,
-    /// Whether segments are compressed, and which.
+    /// The compression of old segments; `None` disables compression.
     pub compression: Option<SegmentCompression>,
-    /// Who does the work.
+    /// The threads that do the work.
     pub threads: LogThreads,
 }
 
-/// Segments that are compressed: those that have been full for a while, and have lost little of what lived in them.
+/// Compression of old segments: segments that have been full for some time and have lost few live pages.
 #[derive(Clone, Debug)]
 pub struct SegmentCompression {
-    /// How.
+    /// The codec for compression.
     pub codec: &'static dyn Codec,
-    /// How long a segment is watched, from when it is full.
+    /// The time for which a full segment is observed before it is compressed.
     pub after: Duration,
-    /// Tells how long that is.
+    /// The clock that measures `after`.
     pub clock: Clock,
 }
 
 impl SegmentCompression {
-    /// By the clock of the kernel.
+    /// Returns options that use the clock of the kernel.
     #[must_use]
     pub fn new(codec: &'static dyn Codec, after: Duration) -> Self {
         Self { codec, after, clock: Clock::default() }
@@ -130,8 +132,9 @@ impl SegmentCompression {
 }
 
 impl Default for LogOptions {
-    /// 8 buffers of 2 MiB and segments of 16 MiB: a segment lasts 40 ms at the highest rate asked for, and
-    /// cleaning by segments of that size keeps a subject of 64 MiB on twice its size.
+    /// Returns options with 8 buffers of 2 MiB and segments of 16 MiB. At the highest expected rate, a segment is full
+    /// after 40 ms. With segments of this size, compaction limits the log of a 64 MiB subject to twice the size of the
+    /// subject.
     fn default() -> Self {
         const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
         Self {
@@ -149,7 +152,8 @@ impl Default for LogOptions {
 mod tests {
     use super::*;
 
-    /// Takes a checkpoint every so often for so long, keeping as the policy says; their ages then, rising.
+    /// Simulates a checkpoint at every interval `every` for the time `total`. Applies the policy, and passes the times
+    /// of the kept checkpoints to `look`, oldest first.
     fn run(keep: Keep, every: Duration, total: Duration, mut look: impl FnMut(&[Duration])) {
         let mut taken: Vec<Duration> = Vec::new();
         let mut now = Duration::from_secs(1_000);
@@ -185,7 +189,8 @@ mod tests {
     #[test]
     fn no_age_is_without_a_checkpoint_for_long() {
         let started = Duration::from_secs(1_000);
-        // From, to, and for how long the place may be empty: until the one below fills it again.
+        // For each interval: start and end in seconds, and the maximum time in seconds without a checkpoint in the
+        // interval. After this time, a checkpoint of the next younger interval is old enough.
         let places = [(0.03, 1.0, 0.1), (1.0, 10.0, 1.1), (10.0, 60.0, 11.1), (60.0, 600.0, 71.1)];
         let mut seen = [started; 4];
         run(Keep::default(), Duration::from_millis(10), Duration::from_secs(1_300), |taken| {

@@ -1,9 +1,9 @@
-//! The queue between the threads that take checkpoints and the thread that writes them.
+//! The queue between the threads that take checkpoints and the thread that writes the log.
 //!
-//! Owns: the orders, the event that reports completions.
-//! Invariants: queueing an order and taking a buffer neither allocate nor wait for the device. Orders are carried out
-//! in their order. Every ticket is completed, also when the writer fails.
-//! Does not: write.
+//! Owns: the queued orders; the eventfd that reports completions.
+//! Invariants: queueing an order and taking a buffer neither allocate nor wait for the device. Orders are processed in
+//! the order of the queue. Every ticket (the future result of a checkpoint) is completed, also if the writer fails.
+//! Does not: write to the log.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -21,16 +21,16 @@ use crate::error::{Error, Result};
 use crate::meta::CommitMeta;
 use crate::pool::{Pool, locked};
 
-/// Epochs that may be under way at once, that is, finished and not yet durable: as many as one sync can cover
-/// while the next are copied. More would only be memory and lost time after a crash.
+/// The maximum number of epochs (checkpoints in progress) that are finished but not yet durable. One sync can cover
+/// this number while the next epochs are copied. A higher number would only use memory and lose more time in a crash.
 pub const EPOCHS_IN_FLIGHT_MAX: usize = 4;
 
-/// Dropped ranges that wait at most, beside the orders of pages: what the areas of a large program change in
-/// an epoch, many times over.
+/// The maximum number of queued `Order::Drop` orders, in addition to the orders with pages. This is many times the
+/// number of mappings that a large program changes in one epoch.
 const DROPS_MAX: usize = 4096;
 
-/// Completions that wait for an event loop to look at most: many times those in flight; older ones are
-/// forgotten.
+/// The maximum number of completions that wait for the event loop: many times the number in flight. Older completions
+/// are discarded.
 const COMPLETIONS_MAX: usize = 16 * EPOCHS_IN_FLIGHT_MAX;
 
 #[derive(Debug)]
@@ -51,7 +51,8 @@ pub(super) struct Finish {
     pub(super) begun: Stopwatch,
 }
 
-/// The duty to answer a ticket; dropped unanswered, as by a panic, it says so.
+/// The obligation to complete a ticket. If the value is dropped without completing the ticket, for example in a panic,
+/// the ticket is completed with an error.
 #[derive(Debug)]
 pub(super) struct Promise {
     pub(super) shared: Arc<Shared>,
@@ -64,21 +65,22 @@ pub(super) struct Shared {
     orders: Condvar,
     pub(super) event: OwnedFd,
     pub(super) pool: Pool,
-    /// What the log holds is not this subject's past.
+    /// Whether the checkpoints in the log no longer match the history of the subject. The next epoch is then a full
+    /// checkpoint.
     pub(super) is_void: AtomicBool,
-    /// An epoch is being copied.
+    /// Whether an epoch is being copied.
     pub(super) is_open: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// Checkpoints that stay whatever the policy says.
+    /// Checkpoints that stay restorable regardless of the retention policy.
     pub(super) held: Vec<Sequence>,
     pub(super) queue: VecDeque<Order>,
     drops: usize,
-    /// Epochs that wait whole, so that one sync can cover them too.
+    /// The number of queued `Order::Finish` orders. One sync can cover these epochs too.
     pub(super) finishes: usize,
-    /// Epochs finished and not yet durable.
+    /// The number of epochs that are finished but not yet durable.
     pub(super) in_flight: usize,
     completions: VecDeque<Completion>,
     failure: Option<Error>,
@@ -87,7 +89,7 @@ pub(super) struct State {
 }
 
 impl Shared {
-    /// With so many buffers of so many pages, all of them in memory from now on.
+    /// Returns a queue with a pool of `limit` buffers of `buffer_pages` pages. All buffers are allocated now.
     pub(super) fn new(limit: usize, buffer_pages: PageCount) -> Result<Self> {
         let pool = Pool::new(limit, buffer_pages);
         pool.fill()?;
@@ -101,7 +103,7 @@ impl Shared {
         Ok(Self { state, orders, event, pool, is_void, is_open })
     }
 
-    /// Adds an order; false when there is no room for another dropped range now.
+    /// Adds an order to the queue. Returns false if the queue has no space for another `Order::Drop`.
     pub(super) fn order(&self, order: Order) -> Result<bool> {
         let mut state = locked(&self.state);
         if let Err(error) = state.check() {
@@ -128,8 +130,8 @@ impl Shared {
         Ok(true)
     }
 
-    /// The next order. While `wait` and there is none, waits until there is, or the queue is closed: then there never
-    /// will be one.
+    /// Returns the next order. Without `wait`, returns `None` if the queue is empty. With `wait`, waits for an order,
+    /// and returns `None` if the queue is empty and closed.
     pub(super) fn next(&self, wait: bool) -> Option<Order> {
         let mut state = locked(&self.state);
         loop {
@@ -148,7 +150,7 @@ impl Shared {
         }
     }
 
-    /// Answers a ticket, and tells the event loop.
+    /// Completes a ticket, and notifies the event loop.
     fn answer(&self, ticket: &TicketState, result: Result<LogCommitted>) {
         let mut state = locked(&self.state);
         state.in_flight = state.in_flight.saturating_sub(1);
@@ -156,13 +158,13 @@ impl Shared {
             state.completions.pop_front();
         }
         state.completions.push_back((ticket.sequence, result.clone()));
-        // Both under the lock that `take_completions` takes, so that neither is seen without the other. The counter
-        // cannot be full unless the event is readable already.
+        // The completion and the event are set under the lock that `take_completions` takes, so that the caller sees
+        // both or neither. The write fails only if the counter is full, and then the event is already readable.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         ticket.set(result);
     }
 
-    /// Nothing is written any more: answers all that wait, and whatever is asked from now on, with this.
+    /// Makes the log fail: all queued tickets are completed with this error, and later requests return the error.
     pub(super) fn fail(&self, error: &Error) {
         let mut state = locked(&self.state);
         state.failure.get_or_insert_with(|| error.clone());
@@ -176,7 +178,7 @@ impl Shared {
         }
     }
 
-    /// Forgets all that was ordered and not begun, and has the checkpoints above one left behind.
+    /// Discards all queued orders, and queues the invalidation of checkpoints above `newest`.
     pub(super) fn void_above(&self, newest: Sequence) -> Result<()> {
         let mut state = locked(&self.state);
         state.check()?;
@@ -196,21 +198,21 @@ impl Shared {
         Ok(())
     }
 
-    /// The first failure.
+    /// Returns the first failure, if there is one.
     pub(super) fn check(&self) -> Result<()> {
         locked(&self.state).check()
     }
 
-    /// No more orders come.
+    /// Closes the queue: no more orders will be added.
     pub(super) fn close(&self) {
         locked(&self.state).closed = true;
         self.orders.notify_all();
     }
 
-    /// Takes what has completed since the last call, and makes the event quiet again.
+    /// Returns the completions since the last call, and resets the event.
     pub(super) fn take_completions(&self) -> Vec<Completion> {
         let mut count = [0; 8];
-        // Nothing to read means that nothing has completed.
+        // The read fails if nothing has completed.
         let _ = rustix::io::read(&self.event, &mut count);
         locked(&self.state).completions.drain(..).collect()
     }
@@ -223,12 +225,13 @@ impl State {
 }
 
 impl Promise {
-    /// Answers the ticket of an epoch that was not finished. It is no completion: the caller has the error.
+    /// Completes the ticket of an epoch that could not be queued. The error is returned to the caller, and is not
+    /// reported as a completion.
     fn refuse(self, error: Error) {
         self.ticket.set(Err(error));
     }
 
-    /// Keeps it.
+    /// Completes the ticket with this result.
     pub(super) fn answer(self, result: Result<LogCommitted>) {
         self.shared.answer(&self.ticket, result);
     }

@@ -1,8 +1,8 @@
 //! Reads checkpoints of a log as images.
 //!
-//! Owns: `LogView`, a log as a reader sees it; building an `ImageReader` for one checkpoint.
-//! Invariants: opened files stay readable, whatever the writer removes meanwhile.
-//! Does not: lock anything; a writer may be running.
+//! Owns: listing the checkpoints of a log; building an `ImageReader` for one checkpoint.
+//! Invariants: opened files stay readable, even if the writer removes them meanwhile.
+//! Does not: lock the log; a writer may be running.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,12 +22,12 @@ use crate::name::parse_sequence;
 use crate::reader::ImageReader;
 use crate::trust::is_absence;
 
-/// Times that a reader begins anew because the writer removed what it was about to open; each time, the log has
-/// gone on by several checkpoints.
+/// The maximum number of retries. A reader retries if the writer has removed a file before the reader has opened it.
+/// For each retry, the writer has written several new checkpoints.
 const RETRIES_MAX: usize = 64;
 
-/// The directory of the log and the number that the path of an image stands for, if there is no such directory
-/// but a log beside it.
+/// Splits the path of an image into the directory of the log and a sequence number. Returns `None` if an image
+/// directory with this path exists or if there is no log next to it.
 pub(crate) fn locate(medium: &dyn Medium, path: &Path) -> sys::Result<Option<(PathBuf, Sequence)>> {
     let Some(sequence) = path.file_name().and_then(|name| parse_sequence(name.to_str()?)) else {
         return Ok(None);
@@ -37,13 +37,13 @@ pub(crate) fn locate(medium: &dyn Medium, path: &Path) -> sys::Result<Option<(Pa
     Ok(is_log.then_some((directory, sequence)))
 }
 
-/// The checkpoints of the log in this directory, rising.
+/// Returns the sequence numbers of the checkpoints of the log in this directory, sorted.
 pub(crate) fn sequences(medium: &dyn Medium, directory: &Path) -> Result<Vec<Sequence>> {
     let found = with_newest(medium, directory, |_, newest| Ok(newest.sequences().collect()));
     found.map(Option::unwrap_or_default)
 }
 
-/// The commit records of the checkpoints of a log, rising.
+/// Returns the commit records of the checkpoints of a log, by increasing sequence number.
 pub(crate) fn commits(medium: &dyn Medium, directory: &Path) -> Result<Vec<(Sequence, Result<Commit>)>> {
     let found = with_newest(medium, directory, |files, newest| {
         let mut commits = Vec::new();
@@ -61,13 +61,13 @@ pub(crate) fn commits(medium: &dyn Medium, directory: &Path) -> Result<Vec<(Sequ
     found.map(Option::unwrap_or_default)
 }
 
-/// The commit record of one checkpoint of a log; `None` when it has no such checkpoint.
+/// Returns the commit record of one checkpoint of a log; `None` if the log has no such checkpoint.
 pub(crate) fn commit(medium: &dyn Medium, directory: &Path, sequence: Sequence) -> Result<Option<Commit>> {
     let found = with_newest(medium, directory, |files, newest| files.root(newest, sequence));
     Ok(found?.flatten().map(|root| root.commit))
 }
 
-/// Opens one checkpoint of a log; `None` when it has no such checkpoint.
+/// Opens one checkpoint of a log. Returns `None` if the log has no such checkpoint.
 pub(crate) fn open(
     medium: &dyn Medium,
     path: &Path,
@@ -92,7 +92,8 @@ pub(crate) fn open(
     opened.map(Option::flatten)
 }
 
-/// Does something with the newest commit, anew when the writer removed what was needed for it. `None` without a log.
+/// Calls `each` with the newest commit. Retries if the writer has removed a needed file meanwhile. Returns `None` if
+/// there is no log or no commit.
 fn with_newest<T>(
     medium: &dyn Medium,
     directory: &Path,
@@ -119,7 +120,8 @@ fn with_newest<T>(
     }
 }
 
-/// What is gone again and again was not removed by a writer that goes on.
+/// Returns the final error after all retries. A file that is still missing was not removed by a running writer, so the
+/// log is damaged.
 fn missing(error: Error, expected: ByteCount) -> Error {
     match error {
         Error::Io(sys::Error { errno: Errno::ENOENT, target: Target::Path(path), .. }) => {
@@ -129,7 +131,7 @@ fn missing(error: Error, expected: ByteCount) -> Error {
     }
 }
 
-/// The pages of a checkpoint as extents, and the segments that these are in.
+/// Returns the pages of a checkpoint as extents, and the segments that contain these extents.
 fn extents(loaded: &Loaded) -> (Vec<Extent>, BTreeMap<LogSegment, SegmentId>) {
     let mut used = BTreeMap::new();
     let mut extents: Vec<Extent> = Vec::new();
@@ -152,7 +154,8 @@ fn extents(loaded: &Loaded) -> (Vec<Extent>, BTreeMap<LogSegment, SegmentId>) {
     (extents, used)
 }
 
-/// Adds a page to an extent, if it is the next one in address and place.
+/// Adds a page to an extent if the page follows directly in the address space and in the segment. Returns false
+/// otherwise.
 fn extend(
     last: &mut Extent,
     space: SpaceId,

@@ -1,21 +1,22 @@
-//! The records of the newest checkpoint, so that unchanged records are not written again.
+//! The records of the newest checkpoint, so that unchanged records are not written again. A record is the saved state
+//! of one kernel object.
 //!
-//! Owns: `RecordMap`: keys, and the bytes of each record.
-//! Invariants: two records are equal only if all their bytes are.
+//! Owns: `RecordMap`: the keys and the bytes of all records.
+//! Invariants: two records are equal only if all their bytes are equal.
 //! Does not: interpret a payload.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use image::{LogPartEncoder, RecordKey, RecordSet};
 
-/// Records by kind, owner and number among those of both.
+/// Records by kind, owner, and ordinal (the position among the records with the same kind and owner).
 #[derive(Clone, Debug, Default)]
 pub(super) struct RecordMap {
     records: BTreeMap<RecordKey, Vec<u8>>,
 }
 
 impl RecordMap {
-    /// The records of a set.
+    /// Returns a map of the records in `set`.
     pub(super) fn of(set: &RecordSet) -> Self {
         let mut records = BTreeMap::new();
         let mut counts: BTreeMap<(&str, image::Owner), u32> = BTreeMap::new();
@@ -28,14 +29,14 @@ impl RecordMap {
         Self { records }
     }
 
-    /// The keys of all records that are in one of the two only, or differ.
+    /// Returns the keys of records that differ between the two maps or exist in only one map.
     pub(super) fn changes(&self, before: &Self) -> BTreeSet<RecordKey> {
         let changed = self.records.iter().filter(|(key, bytes)| before.records.get(*key) != Some(*bytes));
         let gone = before.records.keys().filter(|key| !self.records.contains_key(*key));
         changed.map(|(key, _)| key).chain(gone).cloned().collect()
     }
 
-    /// Writes the state of these records into a part.
+    /// Encodes the current state of the records with these keys: the content, or the removal.
     pub(super) fn encode(&self, keys: &BTreeSet<RecordKey>, part: &mut LogPartEncoder) {
         for key in keys {
             match self.records.get(key) {
@@ -45,7 +46,7 @@ impl RecordMap {
         }
     }
 
-    /// Writes all records into a part.
+    /// Encodes all records.
     pub(super) fn encode_all(&self, part: &mut LogPartEncoder) {
         self.records.iter().for_each(|(key, bytes)| part.record(key.ordinal, bytes));
     }

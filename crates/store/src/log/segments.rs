@@ -1,9 +1,10 @@
-//! The segments of a log in the memory of its writer: numbers, live pages, block indexes.
+//! The table of a log's segments in the memory of the writer: segment numbers, live pages, block indexes. A block index
+//! is a 32-bit number for a block of the log.
 //!
-//! Owns: `Segments`, the translation between block indexes and places.
-//! Invariants: `live` of a segment is the number of pages that the newest state has in it. The segment of a block index
-//! is known as long as anything refers to the block index.
-//! Does not: touch a file.
+//! Owns: `Segments`; the translation between block indexes and places (segment and block).
+//! Invariants: `live` of a segment is the number of pages of the newest state in the segment. A segment is in the table
+//! as long as any block index refers to it.
+//! Does not: access files.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -15,57 +16,58 @@ use super::layout::FIRST_BLOCK;
 use super::table::{BlockIndex, Cell, PageTable};
 use crate::error::Error;
 
-/// All segments of a log.
+/// The table of all segments of a log.
 #[derive(Clone, Debug)]
 pub(crate) struct Segments {
-    /// Blocks of one that is not compressed, behind its head.
+    /// The number of blocks for pages in an uncompressed segment.
     pub(crate) blocks: u64,
     bits: u32,
     slots: Vec<Option<SegmentState>>,
     pub(crate) numbers: BTreeMap<LogSegment, u32>,
 }
 
-/// One segment.
+/// The state of one segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SegmentState {
     pub(crate) number: LogSegment,
-    /// Pages of the newest state in it.
+    /// The number of pages of the newest state in the segment.
     pub(crate) live: u32,
-    /// Whether its pages are being moved out.
+    /// Whether compaction is moving the pages to other segments.
     pub(crate) cleaning: bool,
-    /// What compressing it came to, if that was tried or is about to be.
+    /// The state of compression; `None` if compression was not tried.
     pub(crate) compressed: Option<Compressed>,
-    /// What is compared with, to tell whether it is cold; none before nothing is written to it any more.
+    /// The earlier number of live pages, for the decision whether to compress the segment. `None` until the compressor
+    /// has first inspected the full segment.
     pub(crate) watched: Option<Watched>,
 }
 
-/// How much lived in a segment at some time.
+/// The number of live pages in a segment at an earlier time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Watched {
     pub(crate) since: Instant,
     pub(crate) live: u32,
 }
 
-/// A segment and a codec.
+/// The state of compression of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Compressed {
-    /// Under way.
+    /// Compression is in progress.
     Begun,
-    /// It stays as it is.
+    /// The segment remains uncompressed.
     Not,
-    /// To so many bytes.
+    /// The segment is compressed to this size.
     To(ByteCount),
 }
 
 impl Segments {
-    /// None yet; each will have at most so many bytes.
+    /// Creates an empty table for segments of at most `length` bytes.
     pub(crate) fn new(length: ByteCount) -> Self {
         let all = length.get().div_ceil(LOG_BLOCK_BYTES).max(2);
         let blocks = all.saturating_sub(FIRST_BLOCK.into());
         Self { blocks, bits: (all - 1).ilog2() + 1, slots: Vec::new(), numbers: BTreeMap::new() }
     }
 
-    /// Adds a segment; `None` when there are more than block indexes can be counted for, 16 TiB in all.
+    /// Adds a segment. Returns `None` if the log is larger than block indexes can address (16 TiB).
     pub(crate) fn add(&mut self, number: LogSegment) -> Option<()> {
         if self.numbers.contains_key(&number) {
             return Some(());
@@ -84,7 +86,7 @@ impl Segments {
         Some(())
     }
 
-    /// Forgets a segment that nothing refers to.
+    /// Removes a segment without references.
     pub(crate) fn remove(&mut self, number: LogSegment) {
         if let Some(slot) = self.numbers.remove(&number) {
             debug_assert!(self.slots[slot as usize].is_none_or(|state| state.live == 0), "still in use");
@@ -92,13 +94,13 @@ impl Segments {
         }
     }
 
-    /// The block index of a place; `None` when the segment is not known.
+    /// Returns the block index of a place. Returns `None` if the segment is not in the table.
     pub(crate) fn block_index(&self, place: LogPlace) -> Option<BlockIndex> {
         let slot = *self.numbers.get(&place.segment)?;
         (place.block >> self.bits == 0).then(|| BlockIndex::new(slot << self.bits | place.block))
     }
 
-    /// The place of a block index.
+    /// Returns the place of a block index.
     pub(crate) fn place(&self, block_index: BlockIndex) -> LogPlace {
         let state = self.slots[(block_index.get() >> self.bits) as usize];
         let segment = state.map(|state| state.number).unwrap_or_default();
@@ -106,22 +108,22 @@ impl Segments {
         LogPlace { segment, block: block_index.get() & ((1 << self.bits) - 1) }
     }
 
-    /// All segments, by number.
+    /// Returns all segments, by number.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &SegmentState> {
         self.numbers.values().filter_map(|slot| self.slots[*slot as usize].as_ref())
     }
 
-    /// As `iter`, in no order, to be changed.
+    /// Returns mutable references to all segments, in no particular order.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut SegmentState> {
         self.slots.iter_mut().flatten()
     }
 
-    /// What is known of a segment.
+    /// Returns the state of a segment.
     pub(crate) fn get_mut(&mut self, number: LogSegment) -> Option<&mut SegmentState> {
         self.slots[*self.numbers.get(&number)? as usize].as_mut()
     }
 
-    /// Bytes that all of them take on the device.
+    /// Returns the size of all segments on the device.
     pub(crate) fn disk(&self) -> ByteCount {
         let lengths = self.iter().map(|state| match state.compressed {
             Some(Compressed::To(length)) => length.get(),
@@ -130,19 +132,19 @@ impl Segments {
         ByteCount(lengths.sum())
     }
 
-    /// How many of them are compressed.
+    /// Returns the number of compressed segments.
     pub(crate) fn compressed(&self) -> usize {
         self.iter().filter(|state| matches!(state.compressed, Some(Compressed::To(_)))).count()
     }
 
-    /// A cell has come into the newest state.
+    /// Counts a page that was added to the newest state.
     pub(crate) fn enter(&mut self, cell: Cell) {
         if let Some(state) = self.state_of(cell) {
             state.live += 1;
         }
     }
 
-    /// A cell has left the newest state.
+    /// Counts a page that was removed from the newest state.
     pub(crate) fn leave(&mut self, cell: Cell) {
         if let Some(state) = self.state_of(cell) {
             debug_assert!(state.live > 0, "more left than came");
@@ -150,12 +152,12 @@ impl Segments {
         }
     }
 
-    /// The newest state is empty.
+    /// Sets the number of live pages of all segments to zero.
     pub(crate) fn leave_all(&mut self) {
         self.slots.iter_mut().flatten().for_each(|state| state.live = 0);
     }
 
-    /// Counts what a table refers to.
+    /// Counts the live pages of all segments from a page table.
     pub(crate) fn count(&mut self, table: &PageTable) {
         self.leave_all();
         table.iter().for_each(|(_, _, cell)| self.enter(cell));
@@ -167,7 +169,7 @@ impl Segments {
     }
 }
 
-/// A log has more segments than can be counted.
+/// Returns the error for a log that is larger than block indexes can address.
 pub(super) fn too_long() -> Error {
     sys::Error::new("count a log of more than 16 TiB", sys::Errno::ENOSPC).into()
 }

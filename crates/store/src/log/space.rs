@@ -1,9 +1,10 @@
-//! Which segments of a log are live.
+//! The live segments of a log: segments that a kept checkpoint needs.
 //!
-//! Owns: the kept checkpoints, the segments that they need, and the choice of removable segments. Opening, committing,
-//! pruning and garbage collection use it.
-//! Invariants: a segment is live as long as a kept checkpoint names it, or the slot of the newest checkpoint is in it.
-//! Does not: remove anything.
+//! Owns: the kept checkpoints; the segments that they need; the choice of removable segments. Opening, committing,
+//! pruning and garbage collection use this module.
+//! Invariants: a segment is live if a kept checkpoint names it or if it contains the slot of the newest checkpoint. A
+//! slot is a block that publishes a commit.
+//! Does not: remove files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,16 +19,16 @@ use super::options::Keep;
 use crate::error::Result;
 use crate::medium::Medium;
 
-/// A checkpoint that can be restored, and what stays for it.
+/// A checkpoint that can be restored, and the segments that it needs.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     entry: LogKept,
-    /// Those that it needs, with those of its root; they rise.
+    /// The needed segments, including the segments of the root (the checkpoint description). Sorted.
     pub(super) segments: Vec<LogSegment>,
 }
 
 impl Kept {
-    /// A checkpoint whose root is here, and names these segments.
+    /// Returns a checkpoint whose root is at `root` and names these segments.
     pub(super) fn new(commit: &Commit, root: Blob, named: impl IntoIterator<Item = LogSegment>) -> Self {
         Self::of(LogKept { sequence: commit.sequence, time_unix_ns: unix_ns(commit), root }, named)
     }
@@ -38,12 +39,12 @@ impl Kept {
     }
 }
 
-/// The segments that a blob lies in.
+/// Returns the segments that contain a blob (a checksummed byte sequence).
 pub(super) fn segments_of(blob: &Blob) -> impl Iterator<Item = LogSegment> + '_ {
     blob.pieces.iter().map(|piece| piece.segment)
 }
 
-/// The checkpoints that can be restored, oldest first, and the policy by which older ones go.
+/// The checkpoints that can be restored, oldest first, and the retention policy for older checkpoints.
 #[derive(Debug)]
 pub(super) struct Retention {
     pub(super) policy: Keep,
@@ -51,7 +52,8 @@ pub(super) struct Retention {
 }
 
 impl Retention {
-    /// Removes what the policy does not keep beside a new checkpoint, apart from those that are held.
+    /// Removes the checkpoints that the policy does not keep after the new checkpoint `new`, except the checkpoints in
+    /// `held`.
     pub(super) fn thin(&mut self, new: &Commit, held: &[Sequence]) {
         let times = self.entries().map(|entry| entry.time_unix_ns).chain([unix_ns(new)]);
         let stays = self.policy.choose(&times.map(Duration::from_nanos).collect::<Vec<_>>());
@@ -59,41 +61,42 @@ impl Retention {
         self.kept.retain(|kept| stays.next() == Some(true) || held.contains(&kept.entry.sequence));
     }
 
-    /// Removes the oldest until `count` are left, and returns their sequence numbers.
+    /// Removes the oldest checkpoints until `count` checkpoints remain. Returns the sequence numbers of the removed
+    /// checkpoints.
     pub(super) fn shorten(&mut self, count: usize) -> Vec<Sequence> {
         let surplus = self.kept.len().saturating_sub(count);
         self.kept.drain(..surplus).map(|kept| kept.entry.sequence).collect()
     }
 
-    /// Removes those above one: the subject goes on from an older state.
+    /// Removes the checkpoints above `newest`, because the subject continues from an older state.
     pub(super) fn void_above(&mut self, newest: Sequence) {
         self.kept.retain(|kept| kept.entry.sequence <= newest);
     }
 
-    /// What roots say of each.
+    /// Returns the entries of the kept checkpoints, as a root names them.
     pub(super) fn entries(&self) -> impl DoubleEndedIterator<Item = &LogKept> + ExactSizeIterator {
         self.kept.iter().map(|kept| &kept.entry)
     }
 }
 
-/// The segments that are live: those of what is kept, and the one that the newest slot is in.
+/// Returns the live segments: the segments of the kept checkpoints, and the segment of the newest slot.
 pub(super) fn live(kept: &[Kept], slot: Option<LogSegment>) -> BTreeSet<LogSegment> {
     kept.iter().flat_map(|kept| kept.segments.iter().copied()).chain(slot).collect()
 }
 
-/// What a log without a writer holds.
+/// The content of a log without a writer.
 pub(super) struct Inventory {
     pub(super) newest: Option<Newest>,
     pub(super) there: BTreeMap<LogSegment, SegmentFiles>,
-    /// Oldest first.
+    /// The kept checkpoints, oldest first.
     pub(super) kept: Vec<Kept>,
     pub(super) live: BTreeSet<LogSegment>,
-    /// Files that nothing refers to.
+    /// Files without references.
     pub(super) garbage: Vec<PathBuf>,
 }
 
 impl Inventory {
-    /// Takes it. Only while the log has no writer, which the caller's lock says.
+    /// Reads the content of a log. The caller must hold the lock of the log, so that the log has no writer.
     pub(super) fn take(files: &mut LogFiles<'_>) -> Result<Self> {
         let newest = files.newest()?;
         let directory = files.directory.clone();
@@ -108,7 +111,7 @@ impl Inventory {
     }
 }
 
-/// Files of the log in this directory that nothing refers to.
+/// Returns the files without references in the log in this directory.
 pub(crate) fn garbage(medium: &dyn Medium, directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(Inventory::take(&mut LogFiles::new(medium, directory))?.garbage)
 }
@@ -124,7 +127,7 @@ fn kept_of(files: &mut LogFiles<'_>, newest: &Newest) -> Result<Vec<Kept>> {
     Ok(kept)
 }
 
-/// When a checkpoint was taken, in nanoseconds since 1970.
+/// Returns the time of a checkpoint in nanoseconds since 1970.
 fn unix_ns(commit: &Commit) -> u64 {
     let since = commit.time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)

@@ -1,10 +1,10 @@
-//! Writes the newest checkpoint of a log without a writer again: its pages in order of address, its index in one part.
-//! Or its root alone, with fewer older checkpoints.
+//! Rewrites the newest checkpoint of a log without a writer, with pages in order of address and the index in one part.
+//! Alternatively rewrites only the root (description) of the newest checkpoint, to remove older checkpoints.
 //!
-//! Owns: the order in which pages are read and written for that.
-//! Invariants: the previous checkpoint stays complete until the new one is durable. Kept older checkpoints are not
-//! changed, whenever the power fails. A log with a writer is not touched; the writer has its own policy.
-//! Does not: decide when; the cleaner of a log bounds its size without this.
+//! Owns: the order in which `squash` reads and writes pages.
+//! Invariants: the previous checkpoint stays complete until the new checkpoint is durable. Older checkpoints that are
+//! kept remain unchanged, whenever the power fails. A log with a writer is not changed; the writer has its own policy.
+//! Does not: decide when to run. Compaction bounds the size of a log without this module.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -27,37 +27,38 @@ use crate::meta::CommitMeta;
 use crate::pool::locked;
 use crate::reader::ImageReader;
 
-/// Pages that are read before they are written in order. In a log of age they lie everywhere; so many at a time
-/// keep the device busy, in 32 MiB.
+/// The number of pages that are read before they are written in order. In an old log, adjacent pages are far apart.
+/// Reading this number of pages (32 MiB) keeps the device busy.
 const WINDOW_PAGES: u64 = 8192;
 
-/// Buffers on their way to the device.
+/// The number of buffers for writing.
 const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
 
-/// What `squash` did to a log.
+/// The result of `squash`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Squashed {
-    /// The checkpoint that was written anew.
+    /// The sequence number of the rewritten checkpoint.
     pub sequence: Sequence,
-    /// Parts of its index before: one full one, and deltas. It has one now.
+    /// The number of index parts before `squash`: one full index and its deltas. `squash` leaves one part.
     pub parts: usize,
-    /// Bytes of its pages, all written once.
+    /// The size of the checkpoint's pages, which were all written once.
     pub bytes: ByteCount,
-    /// The log's size before.
+    /// The size of the log before `squash`.
     pub disk_before: ByteCount,
-    /// The log's size now; older checkpoints may still need what lies in the old segments.
+    /// The size of the log after `squash`. Older checkpoints may still need the old segments.
     pub disk_after: ByteCount,
-    /// Older checkpoints that stay.
+    /// The number of older checkpoints that remain.
     pub older: usize,
 }
 
-/// Writes the newest checkpoint of this log anew; `None` when it has none.
+/// Rewrites the newest checkpoint of the log in this directory. Returns `None` if the log has no checkpoint.
 pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Option<Squashed>> {
-    // All that are kept stay: the policy is that of their writer.
+    // All checkpoints are kept here, because only the usual writer of the log applies a retention policy.
     let options = LogOptions { buffers: BUFFERS, keep: Keep::newest(usize::MAX), ..LogOptions::default() };
     let Opened { mut writer_thread, lock: _lock, newest } = open_here(medium, directory, options)?;
     let Some(newest) = newest else { return Ok(None) };
-    // What comes before a damaged checkpoint is not the newest state; going on would hide that.
+    // If the newest checkpoint is damaged, an older checkpoint is not rewritten, because a rewrite would hide the
+    // damage.
     if let Some((_, error)) = newest.damaged {
         return Err(error);
     }
@@ -80,7 +81,8 @@ pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Optio
     Ok(Some(squashed))
 }
 
-/// Leaves the newest `keep` checkpoints, at least one, and gives the numbers of those that went.
+/// Removes all checkpoints except the newest `keep`, at least one. Returns the sequence numbers of the removed
+/// checkpoints.
 pub(crate) fn prune(medium: &Arc<dyn Medium>, directory: &Path, keep: usize) -> Result<Vec<Sequence>> {
     let (buffers, buffer_pages) = (NonZeroUsize::MIN, PageCount(1));
     let options = LogOptions { buffers, buffer_pages, ..LogOptions::default() };
@@ -90,7 +92,7 @@ pub(crate) fn prune(medium: &Arc<dyn Medium>, directory: &Path, keep: usize) -> 
     if !gone.is_empty() {
         let mut root = newest.root;
         root.kept.retain(|kept| !gone.contains(&kept.sequence));
-        // The same checkpoint with another root.
+        // The newest checkpoint stays the same, but gets a new root.
         writer_thread.retention.kept.pop();
         writer_thread.publish(&root)?;
         writer_thread.settle()?;
@@ -99,13 +101,14 @@ pub(crate) fn prune(medium: &Arc<dyn Medium>, directory: &Path, keep: usize) -> 
     Ok(gone)
 }
 
-/// Opens a log to be written by the calling thread.
+/// Opens a log for writing by the calling thread.
 fn open_here(medium: &Arc<dyn Medium>, directory: &Path, options: LogOptions) -> Result<Opened> {
     open::open(medium, directory, &LogOptions { threads: LogThreads::Caller, ..options })
 }
 
 impl WriterThread {
-    /// Commits a full checkpoint with the pages and the records of this image, in the place of the newest.
+    /// Commits a full checkpoint with the pages and the records of `image`. The new checkpoint replaces the newest
+    /// checkpoint.
     fn write_again(&mut self, image: &ImageReader, sequence: Sequence) -> Result<()> {
         self.begin(sequence, true);
         let mut buffer = vec![0; (WINDOW_PAGES * PAGE_BYTES) as usize];
@@ -117,7 +120,7 @@ impl WriterThread {
             self.append_window(window, &buffer)?;
         }
         let Some(mut epoch) = self.epoch.take() else { return Err(lost(image)) };
-        // The new one stands for it; the old root is found until the new slot is.
+        // The new root replaces this entry. Until the new slot is durable, readers find the old root.
         self.retention.kept.pop();
         self.write_commit(&mut epoch, image.records(), CommitMeta::of(image.commit().clone()))?;
         self.settle()
@@ -144,7 +147,7 @@ impl WriterThread {
         Ok(())
     }
 
-    /// A buffer, after waiting for the device where all are on their way.
+    /// Returns a free buffer. Waits for the device if all buffers are being written.
     fn free_buffer(&mut self) -> Result<PageBatch> {
         loop {
             self.collect()?;
@@ -158,7 +161,7 @@ impl WriterThread {
     }
 }
 
-/// How many of these extents fit into a window, at least one.
+/// Returns how many of these extents fit into a window, at least one.
 fn window(extents: &[Extent]) -> usize {
     let mut pages = 0;
     let fits = |extent: &&Extent| {
@@ -168,7 +171,7 @@ fn window(extents: &[Extent]) -> usize {
     extents.iter().take_while(fits).count().max(1)
 }
 
-/// Reads the stored pages of some extents, one behind the other.
+/// Reads the stored pages of the extents in `window` into `buffer`, in order.
 fn read_window(image: &ImageReader, window: &[Extent], buffer: &mut [u8]) -> Result<()> {
     let mut places = Vec::with_capacity(window.len());
     let mut at = 0;
@@ -189,7 +192,7 @@ fn read_window(image: &ImageReader, window: &[Extent], buffer: &mut [u8]) -> Res
     })
 }
 
-/// Cannot happen: an extent or an epoch that was there a moment ago.
+/// Returns the error for a state that cannot occur: a known extent or epoch is missing.
 fn lost(image: &ImageReader) -> Error {
     sys::Error::path("keep track of", image.path(), Errno::EINVAL).into()
 }

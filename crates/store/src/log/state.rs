@@ -1,14 +1,16 @@
-//! The newest state of a log: its pages and records, and the segments of the log; how it becomes parts: a delta mostly,
-//! merged ones now and then, everything rarely.
+//! The newest state of a log: its pages, records and segments. Each commit encodes the changes as an index part. A part
+//! is usually the delta of one epoch, sometimes several merged deltas, and rarely a full index.
 //!
-//! Owns: `State`, how an epoch and moved pages change it; the parts of the newest root, the choice of the next part.
-//! Invariants: `live` of a segment is the number of pages of the state that lie in it. The parts of a root add up to its
-//! state; there are at most `2 × TIER_PARTS` and one.
-//! Does not: write them.
+//! Owns: `State`, and how an epoch and moved pages change the state; the parts of the newest root (checkpoint
+//! description); the choice of the next part.
+//! Invariants: `live` of a segment is the number of pages of the newest state in the segment. Applying the parts of a
+//! root in order gives the state of the checkpoint. A root has at most `2 × TIER_PARTS + 1` parts.
+//! Does not: write the parts.
 //!
-//! Cost: a page that changes is entered once in its epoch's delta and at most once in a merged one, about 10
-//! bytes each time. A full index is due after 64 times its own size was appended to the log, 1.6 %; parts
-//! then reach back over at most that much, and a segment that only a part keeps is soon given back.
+//! Cost: the index entry of a changed page is written once in the delta of its epoch, and at most once in a merged
+//! delta. An entry has about 10 bytes. A full index is due when the log has grown by 64 times the size of the index
+//! (1.6 %). Therefore the parts refer only to a recent piece of the log, and a segment that only a part needs is
+//! removed soon.
 
 use std::collections::BTreeSet;
 
@@ -21,37 +23,38 @@ use super::records::RecordMap;
 use super::segments::Segments;
 use super::table::{Cell, PageTable};
 
-/// Parts of one tier before they are merged: opening a checkpoint reads 65 parts at most.
+/// The number of parts in one tier before they are merged. Tier 0 contains the deltas of single epochs, tier 1 contains
+/// merged deltas, and tier 2 contains the full index. Opening a checkpoint reads at most 65 parts.
 const TIER_PARTS: usize = 32;
 
-/// Bytes appended to the log for each byte of the full index before the next is due.
+/// A full index is due when the log has grown by the size of the last full index, multiplied by this number.
 const FULL_SPACING: u64 = 64;
 
-/// Below this size a full index is as cheap as a delta.
+/// The minimum size that is assumed for a full index. A full index below this size costs no more than a delta.
 const FULL_BYTES_MIN: u64 = 4096;
 
-/// Pages and records of the newest checkpoint, and of the epoch that is being committed.
+/// Pages and records of the newest checkpoint, including the epoch that is being committed.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) pages: PageTable,
     pub(super) records: RecordMap,
-    /// All of the log, with those that older checkpoints alone need.
+    /// All segments of the log, including segments that only older checkpoints need.
     pub(super) segments: Segments,
 }
 
 impl State {
-    /// Without pages and records.
+    /// Returns a state without pages and records.
     pub(super) fn empty(segments: Segments) -> Self {
         Self { pages: PageTable::default(), records: RecordMap::default(), segments }
     }
 
-    /// That of a checkpoint.
+    /// Returns the state of a loaded checkpoint.
     pub(super) fn of(loaded: Loaded) -> Self {
         let Loaded { pages, segments, records } = loaded;
         Self { pages, records: RecordMap::of(&records.into_values().collect()), segments }
     }
 
-    /// Enters what an epoch has changed.
+    /// Applies the changes of an epoch.
     pub(super) fn apply(&mut self, delta: &Delta) {
         if delta.full {
             self.pages.clear();
@@ -65,7 +68,7 @@ impl State {
         }
     }
 
-    /// Enters one page.
+    /// Sets the place of one page.
     pub(super) fn enter(&mut self, space: SpaceId, page: u64, cell: Cell) {
         if let Some(before) = self.pages.set(space, page, cell) {
             self.segments.leave(before);
@@ -73,7 +76,7 @@ impl State {
         self.segments.enter(cell);
     }
 
-    /// Replaces the records; the keys of those that have changed.
+    /// Replaces the records, and returns the keys of the changed records.
     pub(super) fn set_records(&mut self, records: &RecordSet) -> BTreeSet<RecordKey> {
         let records = RecordMap::of(records);
         let changed = records.changes(&self.records);
@@ -82,18 +85,18 @@ impl State {
     }
 }
 
-/// The parts of the newest checkpoint, and what the next merged one must say.
+/// The parts of the newest checkpoint, and the content of the next merged part.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     pub(super) parts: Vec<LogPartRef>,
-    /// All changes since the last part that is not a single delta.
+    /// All changes since the last merged or full part.
     merged: Delta,
     merged_records: BTreeSet<RecordKey>,
     full_bytes: u64,
     full_at: u64,
 }
 
-/// A part to be written.
+/// A part that will be written.
 #[derive(Debug)]
 pub(super) struct NextPart {
     pub(super) bytes: Vec<u8>,
@@ -101,14 +104,15 @@ pub(super) struct NextPart {
 }
 
 impl NextPart {
-    /// Whether it says everything.
+    /// Reports whether the part is a full index.
     pub(super) const fn is_full(&self) -> bool {
         self.tier == 2
     }
 }
 
 impl Parts {
-    /// Encodes the part that takes the state before to this one; `appended` is the length of the log so far.
+    /// Encodes the part that describes the changes from the previous state to this state. `appended` is the number of
+    /// bytes in the log.
     pub(super) fn next(
         &mut self,
         state: &State,
@@ -116,7 +120,7 @@ impl Parts {
         changed: &BTreeSet<RecordKey>,
         appended: ByteCount,
     ) -> image::Result<NextPart> {
-        // A part that says everything empties both.
+        // A full part clears `merged` and `merged_records`, so the changes need not be added.
         if !delta.full {
             self.merged.absorb(delta);
             self.merged_records.extend(changed.iter().cloned());
@@ -145,7 +149,7 @@ impl Parts {
         Ok(NextPart { bytes: part.finish()?, tier: 0 })
     }
 
-    /// The part was written here.
+    /// Records that the part was written to `blob`.
     pub(super) fn enter(&mut self, blob: image::Blob, part: &NextPart) {
         if part.tier > 0 {
             self.parts.retain(|earlier| earlier.tier >= part.tier && part.tier < 2);

@@ -1,58 +1,58 @@
-//! The place of every page of a subject, in few bytes.
+//! A compact table with the place of every page of a subject.
 //!
-//! Owns: `PageTable`: chunks of 128 pages, each a short sorted list or a full array.
-//! Invariants: pages are listed by space and address. The cost of a change depends on the changed pages, not on the
-//! size of the table.
-//! Does not: know the meaning of a block index, or count references.
+//! Owns: `PageTable`: chunks of 128 pages, each stored as a short sorted list or as a full array.
+//! Invariants: pages are sorted by address space and address. The cost of a change depends on the number of changed
+//! pages, not on the size of the table.
+//! Does not: interpret block indexes, or count references.
 //!
-//! Size: 8 bytes a page in a full chunk and at most 12 in a sparse one, and about 60 for the chunk itself; 4 GiB of
-//! adjacent pages take 8.7 MiB.
+//! Size: a page uses 8 bytes in a full chunk, and at most 12 bytes in a sparse chunk. Each chunk adds about 60 bytes.
+//! Adjacent pages of 4 GiB need 8.7 MiB.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use image::{PageChecksum, SpaceId};
 
-/// Pages of a chunk.
+/// The number of pages in a chunk.
 const CHUNK_PAGES: usize = 128;
 
-/// Entries of a sparse chunk at most: above, an array takes hardly more.
+/// The maximum number of entries in a sparse chunk. For more entries, an array is hardly larger.
 const SPARSE_MAX: usize = 40;
 
 const NOTHING: u32 = u32::MAX;
 const ZERO: u32 = u32::MAX - 1;
 
-/// A block of the log, as the writer numbers them in memory.
+/// A number for a block of the log, used only in memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct BlockIndex(u32);
 
-/// What is known of a page.
+/// The content of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cell {
-    /// Every byte is zero.
+    /// All bytes of the page are zero.
     Zero,
-    /// Its bytes are here.
+    /// The bytes of the page are in this block and have this checksum.
     At(BlockIndex, PageChecksum),
 }
 
-/// Pages and their cells.
+/// A table of pages and their cells.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PageTable {
     chunks: BTreeMap<(SpaceId, u64), Chunk>,
-    /// How many there are, zero pages included.
+    /// The number of pages, including zero pages.
     pub(crate) pages: u64,
-    /// How many are stored somewhere.
+    /// The number of pages that are stored in a block.
     pub(crate) stored: u64,
 }
 
 #[derive(Clone, Debug)]
 enum Chunk {
-    /// Sorted by page.
+    /// A list of entries, sorted by page.
     Sparse(Vec<(u8, Packed)>),
     Dense(Box<Dense>),
 }
 
-/// A cell, or nothing, as block index and checksum.
+/// A packed cell: block index and checksum. The block index `NOTHING` means that there is no page.
 type Packed = (u32, u32);
 
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ struct Dense {
 }
 
 impl BlockIndex {
-    /// The highest number that a block index can have; those above mean something else.
+    /// The highest valid block index. Higher numbers have a special meaning.
     pub(crate) const MAX: u32 = ZERO - 1;
 
     pub(crate) const fn new(number: u32) -> Self {
@@ -76,18 +76,18 @@ impl BlockIndex {
 }
 
 impl PageTable {
-    /// Forgets everything.
+    /// Removes all pages.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// What is known of a page.
+    /// Returns the cell of a page, if the table contains the page.
     pub(crate) fn get(&self, space: SpaceId, page: u64) -> Option<Cell> {
         let (chunk, inside) = split(page);
         self.chunks.get(&(space, chunk))?.get(inside)
     }
 
-    /// From now on this is known of a page; what was before.
+    /// Sets the cell of a page, and returns the previous cell.
     pub(crate) fn set(&mut self, space: SpaceId, page: u64, cell: Cell) -> Option<Cell> {
         let (chunk, inside) = split(page);
         let before = self.chunks.entry((space, chunk)).or_default().set(inside, cell);
@@ -97,7 +97,7 @@ impl PageTable {
         before
     }
 
-    /// Forgets the pages in a range, telling each cell that went.
+    /// Removes the pages of a range. Calls `gone` with each removed cell.
     pub(crate) fn remove(&mut self, space: SpaceId, pages: Range<u64>, mut gone: impl FnMut(Cell)) {
         if pages.is_empty() {
             return;
@@ -123,7 +123,7 @@ impl PageTable {
         self.stored -= removed_stored;
     }
 
-    /// Every page, by space and address.
+    /// Returns all pages, sorted by address space and address.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SpaceId, u64, Cell)> {
         self.chunks.iter().flat_map(|(&(space, number), chunk)| {
             let base = number * CHUNK_PAGES as u64;

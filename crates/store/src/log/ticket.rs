@@ -1,7 +1,7 @@
-//! The result of an epoch that was given to the writer, and the status of a log.
+//! The result of a finished epoch (the interval that ends with a checkpoint), and the status of a log.
 //!
-//! Owns: the ticket of a finished epoch, and its result; `LogStatus`.
-//! Does not: order or write.
+//! Owns: the ticket of a finished epoch and its result; `LogStatus`.
+//! Does not: queue orders, or write to the log.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,23 +13,25 @@ use crate::error::Result;
 use crate::meta::WriteTimings;
 use crate::pool::locked;
 
-/// A checkpoint that is durable.
+/// A durable checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogCommitted {
-    /// Its number.
+    /// The sequence number.
     pub sequence: Sequence,
-    /// Its commit record.
+    /// The commit record.
     pub commit: image::Commit,
-    /// Bytes written for it: pages, index, records, root and slot, and pages moved to keep the log short.
+    /// The number of bytes written for the checkpoint: pages, index, records, the blocks that publish the checkpoint,
+    /// and pages moved by compaction.
     pub written: ByteCount,
-    /// Of these, pages that were moved.
+    /// The number of pages moved by compaction. `written` includes the moved pages.
     pub moved: PageCount,
-    /// How long writing it took; `commit` counts from the call of `finish`.
+    /// The durations of the steps. `commit` starts at the call of `finish`.
     pub timings: WriteTimings,
 }
 
 impl LogCommitted {
-    /// Of a checkpoint, as an image or in memory, for which nothing was written but its own bytes.
+    /// Returns the result for a checkpoint in an image directory or in memory. Only the bytes of the checkpoint itself
+    /// were written.
     pub(crate) const fn alone(commit: image::Commit, timings: WriteTimings) -> Self {
         let (sequence, written) = (commit.sequence, commit.bytes);
         Self { sequence, commit, written, moved: PageCount(0), timings }
@@ -39,32 +41,32 @@ impl LogCommitted {
 /// The state of a log after its newest commit.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LogStatus {
-    /// Checkpoints that can be restored, rising.
+    /// The checkpoints that can be restored, by increasing sequence number.
     pub kept: Vec<Sequence>,
-    /// Pages of the newest one, zero pages included.
+    /// The number of pages in the newest checkpoint, including zero pages.
     pub pages: PageCount,
-    /// Of these, pages that are stored.
+    /// The number of stored pages in the newest checkpoint. Zero pages are not stored.
     pub stored: PageCount,
-    /// Segments that something refers to, the one being written included.
+    /// The number of referenced segments, including the segment that is being written.
     pub segments: usize,
-    /// Of these, segments that are compressed.
+    /// The number of compressed segments.
     pub compressed: usize,
-    /// Bytes that they take on the device.
+    /// The size of all segments on the device.
     pub disk: ByteCount,
-    /// Bytes written since the writer was opened.
+    /// The number of bytes written since the writer was opened.
     pub written: ByteCount,
-    /// Pages moved since then, to keep the log short.
+    /// The number of pages moved by compaction since the writer was opened.
     pub moved: PageCount,
-    /// Syncs since then.
+    /// The number of syncs since the writer was opened.
     pub syncs: u64,
-    /// Full indexes written since then.
+    /// The number of full indexes written since the writer was opened.
     pub full_indexes: u64,
 }
 
-/// What became of an epoch.
+/// The sequence number of an epoch, and its result.
 pub type Completion = (Sequence, Result<LogCommitted>);
 
-/// An answer that is still to come.
+/// The shared state of a ticket.
 #[derive(Debug)]
 pub(super) struct TicketState {
     pub(super) sequence: Sequence,
@@ -77,12 +79,12 @@ impl TicketState {
         Self { sequence, answer: Mutex::new(None), answered: Condvar::new() }
     }
 
-    /// The answer, if there is one.
+    /// Returns the result, if the ticket is completed.
     pub(super) fn get(&self) -> Option<Result<LogCommitted>> {
         locked(&self.answer).clone()
     }
 
-    /// The answer, waiting for it at most so long.
+    /// Waits for the result, at most for `timeout`.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> Option<Result<LogCommitted>> {
         let deadline = timeout.map(Deadline::after);
         let mut answer = locked(&self.answer);

@@ -1,15 +1,15 @@
-//! A thread that takes jobs and returns results, for work that no commit waits for.
+//! A thread that receives jobs and returns results, for work for which no commit waits.
 //!
-//! Owns: the thread, the queues to it and back.
-//! Invariants: jobs are done in their order. When it is dropped, no job is left.
-//! Does not: know the work.
+//! Owns: the thread; the queues for jobs and for results.
+//! Invariants: jobs are processed in the order of the queue. After the drop, no job is left.
+//! Does not: know the content of the jobs.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use crate::error::Result;
 
-/// The way to such a thread.
+/// The interface to a worker thread.
 #[derive(Debug)]
 pub(super) struct WorkerThread<J, D> {
     jobs: Option<SyncSender<J>>,
@@ -18,8 +18,9 @@ pub(super) struct WorkerThread<J, D> {
 }
 
 impl<J: Send + 'static, D: Send + 'static> WorkerThread<J, D> {
-    /// Starts a thread of this name. At most this many jobs, and as many results, can be queued; a further one blocks its
-    /// sender. The work gets each job with a function for its results, which returns whether there is still a receiver.
+    /// Starts a thread with this name. At most `waiting` jobs and `waiting` results can be queued; a further job or
+    /// result blocks its sender. `work` receives each job and a function that sends a result. This function returns
+    /// whether the receiver still exists.
     pub(super) fn start(
         name: &str,
         waiting: usize,
@@ -38,22 +39,22 @@ impl<J: Send + 'static, D: Send + 'static> WorkerThread<J, D> {
         Ok(Self { jobs: Some(jobs), done, handle: Some(handle) })
     }
 
-    /// Gives it a job. A thread that is gone has panicked; waiting for its results says so.
+    /// Sends a job to the thread. If the thread has panicked, the error appears when the caller waits for a result.
     pub(super) fn give(&self, job: J) {
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
     }
 
-    /// A result, if there is one now.
+    /// Returns a result, if there is one now.
     pub(super) fn try_take(&self) -> Option<D> {
         self.done.try_recv().ok()
     }
 
-    /// A result, waiting for it; `None` when none will come.
+    /// Waits for a result. Returns `None` if the thread has ended and no result is left.
     pub(super) fn take(&self) -> Option<D> {
         self.done.recv().ok()
     }
 
-    /// Gives no more jobs.
+    /// Closes the queue for jobs, so that the thread ends after the last job.
     pub(super) fn close(&mut self) {
         self.jobs = None;
     }
@@ -64,7 +65,7 @@ impl<J, D> Drop for WorkerThread<J, D> {
         self.jobs = None;
         while self.done.recv().is_ok() {}
         if let Some(handle) = self.handle.take() {
-            // A panic has been noticed where its results were waited for.
+            // A panic was already detected by the caller that waited for a result.
             let _ = handle.join();
         }
     }

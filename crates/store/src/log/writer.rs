@@ -1,8 +1,8 @@
-//! Writes a log: one checkpoint after the other, while copiers continue.
+//! Writes the checkpoints of a subject (a protected process tree) to a log, while copiers continue.
 //!
-//! Owns: `LogWriter`, its epochs, their limits.
-//! Invariants: a checkpoint becomes visible only when it is complete. One epoch is open at a time. While the pool has a
-//! buffer, appending pages neither allocates nor waits for the device.
+//! Owns: `LogWriter`; its epochs (checkpoints in progress) and their limits.
+//! Invariants: a checkpoint becomes visible only when it is complete. At most one epoch is open. While the pool has a
+//! free buffer, appending pages neither allocates nor waits for the device.
 //! Does not: copy from a subject, or decide when the next checkpoint is due.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -28,7 +28,7 @@ use crate::meta::CommitMeta;
 use crate::pool::locked;
 use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
 
-/// A log being written. Copiers on several threads may share it by reference.
+/// Writes a log. Copiers in several threads may share the writer by reference.
 #[derive(Debug)]
 pub struct LogWriter {
     shared: Arc<Shared>,
@@ -37,12 +37,12 @@ pub struct LogWriter {
     directory: PathBuf,
     base: Option<Sequence>,
     last: AtomicU64,
-    /// After the thread, so that no other writer starts before it has ended.
+    /// The lock is dropped after the thread has ended, so that no other writer starts earlier.
     _lock: Box<dyn Lock>,
 }
 
-/// A checkpoint being copied. Dropping it leaves the log as it was; its pages must then be copied again by the
-/// next epoch.
+/// A checkpoint that is being copied. Dropping the value does not change the log. The next epoch must then copy the
+/// pages again.
 #[derive(Debug)]
 struct Epoch {
     shared: Arc<Shared>,
@@ -52,12 +52,12 @@ struct Epoch {
 }
 
 impl LogWriter {
-    /// Opens the log in this directory for writing, and makes it if it is not there. What earlier writers
-    /// left unfinished is removed.
+    /// Opens the log in this directory for writing, and creates the log if it does not exist. Removes files that
+    /// earlier writers have not finished.
     ///
     /// # Errors
     ///
-    /// `LogBusy` when another process writes it; what is wrong with its newest checkpoint; or `Io`.
+    /// Returns `LogBusy` if another process is writing the log, an error if the newest checkpoint is damaged, or `Io`.
     pub fn open_on(medium: &Arc<dyn Medium>, directory: &Path, options: LogOptions) -> Result<Self> {
         let Opened { writer_thread, lock, newest } = open::open(medium, directory, &options)?;
         let shared = Arc::clone(&writer_thread.shared);
@@ -86,74 +86,75 @@ impl LogWriter {
         })
     }
 
-    /// The newest whole checkpoint when the log was opened. A subject that was restored from it can begin
-    /// with `Base::Newest`; any other needs `Base::Nothing` first.
+    /// Returns the newest complete checkpoint at the time of opening. A subject that was restored from this checkpoint
+    /// can begin with `Base::Newest`. Every other subject must begin with `Base::Nothing`.
     #[must_use]
     pub const fn base(&self) -> Option<Sequence> {
         self.base
     }
 
-    /// Leaves checkpoints behind that are newer than one: the subject goes on from an older state. Epochs that wait to
-    /// be written are answered with `CalledOff`. The next epoch is a full one, and with its commit all newer ones are
-    /// gone; those that the device has been given may become durable before, and cannot be called back.
+    /// Invalidates all checkpoints that are newer than `newest`, because the subject continues from an older state.
+    /// Queued epochs are completed with `CalledOff`. The next epoch is a full checkpoint, and its commit removes the
+    /// invalidated checkpoints. Epochs whose writes are already in flight may become durable before this commit.
     ///
     /// # Errors
     ///
-    /// What went wrong with earlier epochs.
+    /// Returns an error of an earlier epoch.
     pub fn void_above(&self, newest: Sequence) -> Result<()> {
         self.shared.is_void.store(true, Ordering::Release);
         self.shared.void_above(newest)
     }
 
-    /// What went wrong with any epoch so far. A writer that has failed stays so.
+    /// Checks whether an epoch has failed. After a failure, all later epochs fail too.
     ///
     /// # Errors
     ///
-    /// The first thing that did.
+    /// Returns the first error of any epoch.
     pub fn check(&self) -> Result<()> {
         self.shared.check()
     }
 
-    /// Makes present and later waits for a buffer end with `CalledOff`; with `false`, waiting is allowed again.
+    /// Cancels present and later waits for buffers with `CalledOff`. With `false`, waits are allowed again.
     pub fn call_off_waits(&self, called_off: bool) {
         self.shared.pool.call_off_waits(called_off);
     }
 
-    /// Has these checkpoints stay restorable beside those that the policy keeps, from the next commit on and instead
-    /// of those of an earlier call. Numbers of checkpoints that are not kept any more mean nothing.
+    /// Sets the checkpoints that remain restorable in addition to those of the retention policy. The list replaces the
+    /// list of an earlier call, and takes effect with the next commit. Sequence numbers of removed checkpoints are
+    /// ignored.
     pub fn hold(&self, sequences: &[Sequence]) {
         sequences.clone_into(&mut locked(&self.shared.state).held);
     }
 
-    /// Epochs that are finished and not yet durable.
+    /// Returns the number of epochs that are finished but not yet durable.
     #[must_use]
     pub fn behind(&self) -> usize {
         locked(&self.shared.state).in_flight
     }
 
-    /// A descriptor that becomes readable when an epoch has completed.
+    /// Returns a descriptor that becomes readable when an epoch has completed.
     #[must_use]
     pub fn event(&self) -> BorrowedFd<'_> {
         self.shared.event.as_fd()
     }
 
-    /// The epochs that have completed since the last call, oldest first.
+    /// Returns the epochs that have completed since the last call, oldest first.
     #[must_use]
     pub fn take_completions(&self) -> Vec<Completion> {
         self.shared.take_completions()
     }
 
-    /// The state after the newest commit.
+    /// Returns the state of the log after the newest commit.
     #[must_use]
     pub fn status(&self) -> LogStatus {
         locked(&self.shared.state).status.clone()
     }
 
-    /// Completes all epochs that are under way, and ends the writer.
+    /// Completes all epochs in progress, and ends the writer.
     ///
     /// # Errors
     ///
-    /// The first thing that went wrong with any epoch.
+    /// Returns the first error of any epoch.
     pub fn close(mut self) -> Result<()> {
         self.end();
         self.shared.check()
@@ -162,12 +163,12 @@ impl LogWriter {
     fn end(&mut self) {
         self.shared.close();
         if let Some(thread) = self.thread.take() {
-            // A panic has failed the queue already.
+            // After a panic of the thread, the queue has already failed.
             let _ = thread.join();
         }
         let writer_thread = locked(&self.here.0).take();
         if let Some(mut writer_thread) = writer_thread {
-            // Its error has been given to every ticket and to the queue.
+            // The error was already reported to every ticket and to the queue.
             let _ = writer_thread.drive();
             writer_thread.active_segment.background_writer.finish();
         }
@@ -175,8 +176,9 @@ impl LogWriter {
 }
 
 impl CheckpointSink for LogWriter {
-    /// `None` while `EPOCHS_IN_FLIGHT_MAX` are under way: the store does not keep up, and waiting for `behind` to fall is
-    /// better than memory that grows. One epoch is open at a time; a second one is an `Io` error.
+    /// Returns `None` while `EPOCHS_IN_FLIGHT_MAX` epochs are in flight, so that a slow store does not increase the
+    /// memory usage. The caller should wait until `behind` decreases. At most one epoch is open; a second `begin` fails
+    /// with `Io`.
     fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>> {
         self.shared.check()?;
         if self.behind() >= EPOCHS_IN_FLIGHT_MAX {
@@ -190,7 +192,7 @@ impl CheckpointSink for LogWriter {
             let busy = rustix::io::Errno::BUSY;
             return Err(sys::Error::path("begin a second epoch in", &self.directory, busy).into());
         }
-        // A delta against nothing is a full one.
+        // A delta relative to an empty state is a full checkpoint.
         let is_void = self.shared.is_void.load(Ordering::Acquire);
         let full = base == Base::Nothing || is_void || last == 0 && self.base.is_none();
         let (shared, here) = (Arc::clone(&self.shared), Arc::clone(&self.here));
@@ -209,17 +211,18 @@ impl Drop for LogWriter {
 }
 
 impl PageSink for Epoch {
-    /// Waits until a buffer is free. One who already holds all of them, unappended, waits for ever.
+    /// Returns an empty buffer. Waits until a buffer is free. A caller that holds all buffers without appending them
+    /// waits forever.
     fn buffer(&self) -> Result<PageBatch> {
         self.shared.pool.take(|| self.here.drive())
     }
 
-    /// Neither allocates nor waits.
+    /// Queues a batch. Neither allocates nor waits.
     fn append(&self, batch: PageBatch) -> Result<()> {
         self.shared.order(Order::Pages(batch)).map(drop)
     }
 
-    /// Beside those of the pool. Waits until what earlier pauses took beyond them is written.
+    /// Returns buffers in addition to those of the pool. Waits until additional buffers of earlier pauses are written.
     fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
         self.shared.pool.reserve(|| self.here.drive(), count)
     }
@@ -228,12 +231,13 @@ impl PageSink for Epoch {
         self.shared.pool.extend_reserve()
     }
 
-    /// Neither allocates nor waits: this is the one to call while the subject is stopped.
+    /// Returns a free buffer. Neither allocates nor waits, so that the method can be called while the subject is
+    /// stopped.
     fn free_buffer(&self) -> Result<Option<PageBatch>> {
         self.shared.pool.take_free()
     }
 
-    /// Beyond the pool and the reserve: the next `reserve` waits until it is written.
+    /// Allocates a buffer beyond the pool and the reserve. The next `reserve` waits until this buffer is written.
     fn spare(&self) -> Result<PageBatch> {
         self.shared.pool.spare()
     }
@@ -260,8 +264,8 @@ impl PageSink for Epoch {
 }
 
 impl OpenCheckpoint for Epoch {
-    /// Does not wait; writing goes on in the writer's threads. Records that are as they were in the checkpoint before are
-    /// not written again.
+    /// Queues the checkpoint and returns without waiting. The threads of the writer write the checkpoint. Records that
+    /// have not changed since the previous checkpoint are not written again.
     fn commit(mut self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
         let state = Arc::new(TicketState::new(self.sequence));
         let promise = Promise { shared: Arc::clone(&self.shared), ticket: Arc::clone(&state) };
@@ -276,7 +280,7 @@ impl OpenCheckpoint for Epoch {
 impl Drop for Epoch {
     fn drop(&mut self) {
         if !self.finished {
-            // A writer that has failed forgets its epochs anyway.
+            // An error is ignored, because a writer that has failed discards its epochs anyway.
             let _ = self.shared.order(Order::Abandon);
         }
         self.shared.is_open.store(false, Ordering::Release);

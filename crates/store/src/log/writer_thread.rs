@@ -1,8 +1,8 @@
-//! The writer thread: receives orders, appends pages, commits epochs.
+//! The writer thread: processes orders, appends pages, commits epochs (checkpoints in progress).
 //!
-//! Owns: the order of the pages of an epoch, its commit and the sync.
-//! Invariants: a ticket is completed successfully only after everything that its checkpoint refers to is durable. A
-//! segment is removed only after a commit that does not need it is durable.
+//! Owns: the order of the pages of an epoch; the commit of an epoch and the sync.
+//! Invariants: a ticket is completed successfully only after all data of its checkpoint is durable. A segment is
+//! removed only after a commit that does not need the segment is durable.
 //! Does not: copy from a subject.
 
 use std::sync::Arc;
@@ -34,9 +34,9 @@ use crate::pool::{OnPanic, locked};
 pub(super) struct OpenEpoch {
     pub(super) sequence: Sequence,
     pub(super) delta: Delta,
-    /// The segment that its first page may be in; nothing from there on is removed.
+    /// The segment of the first page of this epoch, or an earlier segment. No segment from this number on is removed.
     pub(super) first: LogSegment,
-    /// Bytes in the log when it began.
+    /// The number of bytes in the log when the epoch began.
     pub(super) begun_at: u64,
     pub(super) pages_written: u64,
     pub(super) timings: WriteTimings,
@@ -51,37 +51,37 @@ pub(super) struct WriterThread {
     pub(super) parts: Parts,
     pub(super) retention: Retention,
     pub(super) epoch: Option<OpenEpoch>,
-    /// Room for what the batch that is being written holds.
+    /// Reused memory for the list of pages in the current batch.
     pub(super) packed: Packed,
     pub(super) cleaner: Cleaner,
-    /// Without it, nothing is compressed any more.
+    /// The compressor of old segments; `None` if compression is disabled.
     pub(super) compression: Option<Compressor>,
     pub(super) pending: Vec<Pending>,
     pub(super) status: LogStatus,
 }
 
-/// A checkpoint that is written and not synced.
+/// A checkpoint that is written but not synced.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) promise: Promise,
-    /// The answer, apart from what the sync takes.
+    /// The result of the checkpoint, without the duration of the sync.
     pub(super) written: LogCommitted,
-    /// When `finish` was called.
+    /// The time since the call of `finish`.
     pub(super) begun: Stopwatch,
 }
 
-/// What a slot says beside its checkpoint.
+/// The fields of a slot (the block that publishes a checkpoint) that do not depend on the checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlotStamp {
     pub(super) log: LogId,
-    /// Of the slot that was written last.
+    /// The generation of the last written slot.
     pub(super) generation: u64,
     /// Everything before this place is durable.
     pub(super) durable: LogPlace,
 }
 
 impl Pending {
-    /// Answers its ticket, now that it is durable.
+    /// Completes the ticket after the sync.
     fn settle(self, sync: Duration) {
         let mut committed = self.written;
         committed.timings.write += sync;
@@ -91,16 +91,16 @@ impl Pending {
 }
 
 impl WriterThread {
-    /// Carries out orders until the queue is closed and empty.
+    /// Processes orders until the queue is closed and empty.
     pub(super) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let _guard = OnPanic(|error: &Error| shared.fail(error));
-        // An error has been given to every ticket and to the queue.
+        // The error was already reported to every ticket and to the queue.
         let _ = self.work(true);
         self.active_segment.background_writer.finish();
     }
 
-    /// Carries out what is waiting now, without a thread.
+    /// Processes the queued orders in the calling thread.
     pub(super) fn drive(&mut self) -> Result<()> {
         self.work(false)
     }
@@ -118,12 +118,12 @@ impl WriterThread {
         }
     }
 
-    /// Carries out one order, and what is due then. False when there is none.
+    /// Processes one order and the work that is due then. Returns false if there is no order.
     fn turn(&mut self, wait: bool) -> Result<bool> {
         self.collect()?;
         let order = match self.shared.next(false) {
             Some(order) => order,
-            // Buffers must come back even when nothing more is ordered: a copier may be waiting for one.
+            // This arm waits for a write, because a copier may be waiting for a buffer without sending an order.
             None if self.active_segment.wait()? => return Ok(true),
             None => match self.shared.next(wait) {
                 Some(order) => order,
@@ -139,12 +139,13 @@ impl WriterThread {
                     epoch.delta.drop_range(space, range.start.get() / PAGE_BYTES..end);
                 }
             }
-            // Their segments go after the next commit, whose root no longer names them.
+            // The next root (checkpoint description) no longer names the invalidated checkpoints. Their segments are
+            // removed after the commit of this root.
             Order::Void(above) => self.retention.void_above(above),
             Order::Abandon => self.epoch = None,
             Order::Finish(finish) => {
                 self.commit(*finish)?;
-                // One sync covers all that are waiting whole.
+                // `settle` runs only after the last queued epoch, so that one sync covers all queued epochs.
                 if locked(&self.shared.state).finishes == 0 {
                     self.settle()?;
                 }
@@ -166,7 +167,7 @@ impl WriterThread {
         });
     }
 
-    /// Writes a batch of the open epoch.
+    /// Writes a batch of pages of the open epoch.
     pub(super) fn append(&mut self, batch: PageBatch) -> Result<()> {
         let (mut buffer, pieces) = batch.into_parts();
         let Some(mut epoch) = self.epoch.take() else {
@@ -193,7 +194,7 @@ impl WriterThread {
         Ok(())
     }
 
-    /// Appends the first blocks of a buffer; where each went.
+    /// Appends the first `count` blocks of a buffer, and returns their places in the log.
     pub(super) fn append_packed(&mut self, buffer: PageBuffer, owner: Owner, count: u32) -> Result<Places> {
         let mut places = Places::default();
         if count == 0 {
@@ -211,7 +212,7 @@ impl WriterThread {
         if is_full { Err(too_long()) } else { Ok(places) }
     }
 
-    /// Syncs what was committed and answers the tickets; then what is due after a commit.
+    /// Syncs all commits, completes their tickets, and starts the work that is due after a commit.
     pub(super) fn settle(&mut self) -> Result<()> {
         let took = Stopwatch::start();
         self.active_segment.sync()?;
@@ -232,14 +233,14 @@ impl WriterThread {
         self.plan()
     }
 
-    /// Records that the newest commit is durable, so that its pages need no check. Nothing waits
-    /// for it, and nothing depends on it.
+    /// Writes another slot that records the newest commit as durable, so that a reader need not verify its pages.
+    /// Nothing waits for this write, and nothing depends on it.
     fn seal(&mut self) -> Result<()> {
         let Some(newest) = self.retention.entries().next_back() else { return Ok(()) };
         self.slot(newest.sequence, newest.root.clone())
     }
 
-    /// Writes a slot for a checkpoint.
+    /// Writes a slot that publishes a checkpoint.
     pub(super) fn slot(&mut self, sequence: Sequence, root: Blob) -> Result<()> {
         let directory = self.active_segment.directory.clone();
         self.active_segment.slot(|segment| {
@@ -250,7 +251,7 @@ impl WriterThread {
         })
     }
 
-    /// Removes the segments that nothing kept needs.
+    /// Removes the segments that no kept checkpoint needs.
     fn release(&mut self) {
         let live = space::live(&self.retention.kept, self.active_segment.place().map(|place| place.segment));
         let open = self.epoch.as_ref().map(|epoch| epoch.first);
@@ -261,7 +262,7 @@ impl WriterThread {
         self.active_segment.background_writer.remove(gone);
     }
 
-    /// Chooses what to move next, and has it read.
+    /// Chooses the next pages for compaction, and requests their reading.
     fn plan(&mut self) -> Result<()> {
         let active = self.active_segment.place().map(|place| place.segment);
         self.cleaner.plan(&mut self.state, active);
@@ -271,19 +272,19 @@ impl WriterThread {
         self.cleaner.feed(&mut self.active_segment.background_writer)
     }
 
-    /// Notes which segments have been compressed.
+    /// Records which segments have been compressed.
     fn note_compressed(&mut self) {
         let Some(compression) = &mut self.compression else { return };
         while let Some((number, length)) = compression.take_done() {
             match self.state.segments.get_mut(number) {
                 Some(state) => state.compressed = Some(length.map_or(Compressed::Not, Compressed::To)),
-                // Removed meanwhile, as it was.
+                // The segment was removed meanwhile, so the compressed file is removed too.
                 None => self.active_segment.background_writer.remove(vec![number]),
             }
         }
     }
 
-    /// Publishes the state after a commit.
+    /// Publishes the status of the log.
     pub(super) fn report(&mut self) {
         let (pages, segments) = (&self.state.pages, &self.state.segments);
         self.status.kept = self.retention.entries().map(|entry| entry.sequence).collect();
@@ -319,12 +320,12 @@ impl WriterThread {
     }
 }
 
-/// Where the blocks of a buffer went.
+/// The places in the log where the blocks of a buffer are stored, as ranges.
 #[derive(Debug, Default)]
 pub(super) struct Places(Vec<(u32, u32, BlockIndex)>);
 
 impl Places {
-    /// The block index of a block.
+    /// Returns the block index of the block with this number in the buffer.
     pub(super) fn block_index(&self, number: u32) -> BlockIndex {
         let found = self.0.iter().find(|(from, count, _)| (*from..from + count).contains(&number));
         let (from, _, block_index) = found.copied().unwrap_or((0, 0, BlockIndex::new(0)));

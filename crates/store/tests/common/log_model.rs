@@ -1,4 +1,5 @@
-//! A log, or another sink, beside a model of what every checkpoint in it must hold.
+//! A model of a subject. The model knows the expected content of every checkpoint, and tests compare a log or another
+//! sink with the model.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test program uses a part")]
@@ -13,21 +14,21 @@ use store::{Base, CheckpointSink, CommitMeta, ImageReader, PageSink, Result, Sto
 
 use undying_store as store;
 
-/// A page's content, told by one number; zero for a page of zeros.
+/// Fills a page with content that the number `tag` determines. The tag 0 gives a zero page.
 pub(crate) fn fill(bytes: &mut [u8], tag: u64) {
     for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         *word = tag.wrapping_mul(place as u64 * 2 + 1).to_le_bytes();
     }
 }
 
-/// What a checkpoint holds: pages by space and number, and the payloads of its records.
+/// The content of a checkpoint: a tag for each page, by address space and page number, and the payloads of the records.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct State {
     pub(crate) pages: BTreeMap<(u32, u64), u64>,
     pub(crate) records: Vec<Vec<u8>>,
 }
 
-/// A subject that is checkpointed, and all that it ever was.
+/// A simulated subject, with its current state and its state at each checkpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct Subject {
     pub(crate) random: Rng,
@@ -39,23 +40,23 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// With pages below `span`, of which up to `dirty` change in an epoch.
+    /// Creates a subject whose page numbers are below `span`. At most `dirty` pages change in one step.
     pub(crate) fn new(seed: u64, span: u64, dirty: u64) -> Self {
         let (now, history) = (State::default(), BTreeMap::new());
         Self { random: Rng::with_seed(seed), now, history, next: Sequence(1), span, dirty }
     }
 
-    /// Goes on with what was restored.
+    /// Sets the state to that of the restored checkpoint.
     pub(crate) fn restored(&mut self, from: Option<Sequence>) {
         self.now = from.map_or_else(State::default, |from| self.history[&from].clone());
-        // What was not committed never was.
+        // Checkpoints that were not committed do not exist.
         let keep = from.map_or(Sequence(0), |from| from);
         self.history.retain(|sequence, _| *sequence <= keep);
         self.next = Sequence(self.next.0.max(keep.0 + 1));
     }
 
-    /// One epoch of random changes, whole in one call of each kind. The state that it leads to is entered when
-    /// `finish` has been called, since it may be committed from then on.
+    /// Takes one checkpoint with random changes. The expected state is recorded when `commit` is called, because the
+    /// checkpoint may become durable from then on.
     pub(crate) fn epoch(&mut self, sink: &dyn CheckpointSink) -> Result<Option<Ticket>> {
         let sequence = self.next;
         let full = self.history.is_empty() || self.random.u64(..40) == 0;
@@ -101,7 +102,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Appends so many pages, in batches of runs.
+    /// Appends `count` pages, in batches of short runs.
     fn write(&mut self, epoch: &dyn PageSink, mut count: u64) -> Result<()> {
         while count > 0 {
             let mut batch = epoch.buffer()?;
@@ -128,7 +129,7 @@ impl Subject {
         self.now.records.iter().enumerate().map(record).collect()
     }
 
-    /// Compares an image, page by page, with what the subject was.
+    /// Compares the pages and records of an image with the expected state.
     pub(crate) fn compare(&self, sequence: Sequence, image: &ImageReader) -> std::result::Result<(), String> {
         let expected = self.history.get(&sequence).ok_or(format!("{sequence} never was"))?;
         let mut left = expected.pages.clone();
@@ -158,7 +159,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Compares everything that the store lists; the numbers.
+    /// Compares all checkpoints that the store lists, and returns their sequence numbers.
     pub(crate) fn compare_all(
         &self,
         store: &Store,

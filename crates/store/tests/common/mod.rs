@@ -1,4 +1,4 @@
-//! What several tests of the store need: a meta record, records, pages with known bytes.
+//! Helpers for several tests of the store: metadata, records, and pages with known bytes.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test program uses a part")]
@@ -34,7 +34,7 @@ pub(crate) fn records() -> RecordSet {
     (0..3).map(|number| Record::new("kind", 1, Owner::Object(number), vec![number as u8; 50])).collect()
 }
 
-/// Appends pages that begin at a page number and are filled with these values.
+/// Appends pages from the page number `page` on. Each value fills one page.
 pub(crate) fn append(writer: &ImageWriter, space: u32, page: u64, values: &[u8]) -> Result<()> {
     for (number, part) in values.chunks(options().buffer_pages.0 as usize).enumerate() {
         let first = page + number as u64 * options().buffer_pages.0;
@@ -49,7 +49,7 @@ pub(crate) fn append(writer: &ImageWriter, space: u32, page: u64, values: &[u8])
     Ok(())
 }
 
-/// An image of 40 pages, of which some are zero, at a path.
+/// Writes an image of 40 pages to a path. Every fifth page is zero.
 pub(crate) fn write_image(path: &Path, sequence: u64) -> Result<LogCommitted> {
     let writer = ImageWriter::create(path, options())?;
     let values: Vec<u8> = (0..40).map(|page| if page % 5 == 0 { 0 } else { page as u8 }).collect();
@@ -57,7 +57,7 @@ pub(crate) fn write_image(path: &Path, sequence: u64) -> Result<LogCommitted> {
     writer.finish(&records(), meta(sequence))
 }
 
-/// Checks the image in this directory.
+/// Verifies the image in this directory.
 pub(crate) fn verify(path: &Path) -> Result<VerifyReport> {
     ImageReader::open(path)?.verify(|_| ())
 }

@@ -1,4 +1,4 @@
-//! A store with one log, and what lies in its directory.
+//! A temporary store with one log, and helpers to inspect the directory of the log.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test program uses a part")]
@@ -41,20 +41,20 @@ impl Scratch {
         self.store.root().join("subject/log")
     }
 
-    /// Files of the log whose names end so.
+    /// Returns the number of files in the log directory whose names end with `suffix`.
     pub(crate) fn files(&self, suffix: &str) -> usize {
         let entries = std::fs::read_dir(self.log()).unwrap();
         entries.filter(|entry| entry.as_ref().unwrap().path().to_string_lossy().ends_with(suffix)).count()
     }
 
-    /// The format of the root that was written last.
+    /// Returns the format version of the last written root.
     pub(crate) fn newest_root_version(&self) -> u32 {
         let entries = std::fs::read_dir(self.log()).unwrap();
         let plain = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "seg");
         let mut segments: Vec<_> = entries.map(|entry| entry.unwrap().path()).filter(plain).collect();
         segments.sort();
         let magic = b"\x89undyT\r\n";
-        // The newest may hold slots and no root yet.
+        // The newest segment may contain slots but no root yet.
         let root = segments.iter().rev().find_map(|path| {
             let bytes = std::fs::read(path).unwrap();
             let root = bytes.windows(magic.len()).rposition(|window| window == magic)?;
@@ -80,7 +80,7 @@ pub(crate) fn options() -> LogOptions {
     }
 }
 
-/// Segments are compressed as soon as they are full.
+/// Returns options that compress segments as soon as they are full.
 pub(crate) fn compressing(codec: &str) -> LogOptions {
     let codec = store::codec(codec).unwrap();
     LogOptions { compression: Some(SegmentCompression::new(codec, Duration::ZERO)), ..options() }

@@ -1,10 +1,10 @@
-//! A disk in memory that forgets what was not synced, the way real ones may.
+//! A simulated disk in memory. A power cut loses unsynced data, as on a real disk.
 //!
-//! Owns: what is durable and what only looks so; cutting the power at a given step; running out of space.
-//! Invariants: the same seed and steps give the same outcome; what a sync covered is never lost (unless the
-//! disk is told to lie); nothing else is promised: unsynced writes may survive in any subset and order, torn
-//! at 512 bytes, and unsynced names in any subset.
-//! Does not: take time, or model a file system's journal, which would only promise more.
+//! Owns: the durable content and the visible content; power cuts at a given step; a full disk.
+//! Invariants: the same seed and steps give the same result. Synced data is never lost, unless the test enables a
+//! `Lie`. Nothing else is guaranteed: unsynced writes survive in any subset and order, torn at 512 bytes. Unsynced
+//! names survive in any subset.
+//! Does not: simulate time or the journal of a file system. A journal would only add guarantees.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -25,28 +25,28 @@ use undying_store as store;
 const SECTOR: usize = 512;
 const ROOT: usize = 0;
 
-/// What goes wrong at a step.
+/// A fault at a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
-    /// The power goes: this step may or may not have begun, nothing after it happens.
+    /// A power cut. The step of the fault may or may not take effect, and no later step does.
     PowerCut,
-    /// The disk is full from here on.
+    /// The disk is full from this step on.
     Full,
 }
 
-/// Syncs that a disk only pretends to do.
+/// Syncs that the disk reports as successful without making data durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Lie {
-    /// None.
+    /// No sync: the disk is honest.
     #[default]
     Honest,
-    /// Those of files.
+    /// Syncs of files.
     Files,
-    /// Those of directories.
+    /// Syncs of directories.
     Directories,
 }
 
-/// The disk.
+/// A simulated disk.
 #[derive(Debug)]
 pub(crate) struct Disk {
     state: Arc<Mutex<State>>,
@@ -70,7 +70,7 @@ enum Node {
 
 type Names = BTreeMap<String, usize>;
 
-/// Names that change together: to a node, or to nothing.
+/// Names that change together. Each name then refers to a node, or is removed.
 type Renaming = Vec<(String, Option<usize>)>;
 
 #[derive(Clone, Debug)]
@@ -86,14 +86,14 @@ impl Disk {
         Arc::new(Self { state: Arc::new(Mutex::new(state)) })
     }
 
-    /// An unused disk with the same content and another seed.
+    /// Returns a new disk with the same content and another seed.
     pub(crate) fn fork(&self, seed: u64) -> Arc<Self> {
         let state =
             State { nodes: self.state().nodes.clone(), random: Rng::with_seed(seed), ..State::default() };
         Arc::new(Self { state: Arc::new(Mutex::new(state)) })
     }
 
-    /// From now on this goes wrong after so many more steps.
+    /// Plans a fault that occurs after `steps` more steps.
     pub(crate) fn plan(&self, steps: u64, fault: Fault) {
         let mut state = self.state();
         state.fault = Some((state.steps + steps, fault));
@@ -103,22 +103,23 @@ impl Disk {
         self.state().lie = lie;
     }
 
-    /// Whether the planned fault has happened.
+    /// Reports whether the planned fault has occurred.
     pub(crate) fn hit(&self) -> bool {
         let state = self.state();
         state.fault.is_some_and(|(at, _)| state.steps > at)
     }
 
-    /// Steps taken so far.
+    /// Returns the number of steps until now.
     pub(crate) fn steps(&self) -> u64 {
         self.state().steps
     }
 
-    /// The power comes back: what was not durable is there, or not, or in part.
+    /// Restores the power. Each unsynced change is preserved, lost, or preserved in part.
     pub(crate) fn restart(&self) {
         let mut guard = self.state();
         let state = &mut *guard;
-        // Some disks keep all, some nothing, most something.
+        // A few simulated disks preserve all unsynced changes, or lose all of them. Most simulated disks preserve a
+        // random subset.
         let keep = state.random.u64(..8);
         for node in &mut state.nodes {
             node.settle(&mut state.random, keep);
@@ -127,7 +128,7 @@ impl Disk {
         state.fault = None;
     }
 
-    /// Room again.
+    /// Ends the fault, so that the disk is no longer full.
     pub(crate) fn heal(&self) {
         self.state().fault = None;
     }
@@ -138,7 +139,7 @@ impl Disk {
 }
 
 impl Node {
-    /// Decides what survived.
+    /// Decides randomly which unsynced changes survive.
     fn settle(&mut self, random: &mut Rng, keep: u64) {
         let survives = |random: &mut Rng| match keep {
             0 => false,
@@ -189,7 +190,7 @@ impl Node {
 }
 
 impl State {
-    /// Counts a step. Whether it takes effect, and how it ends.
+    /// Counts a step. Returns whether the step takes effect, and its result.
     fn step(&mut self, needs_space: bool, path: &Path) -> (bool, Result<()>) {
         let now = self.steps;
         self.steps += 1;
@@ -274,7 +275,7 @@ impl State {
             Node::File { .. } => self.lie == Lie::Files,
             Node::Directory { .. } => self.lie == Lie::Directories,
         };
-        // One that the power interrupts may have done part of its work: `restart` decides which.
+        // An interrupted sync may be partly done; `restart` decides which changes survive.
         if result.is_ok() && !lied {
             self.nodes[node].sync();
         }
