@@ -1,30 +1,32 @@
-//! How long a restart waits.
+//! The back-off: the waiting time before a restart of a program that dies repeatedly.
 //!
-//! Owns: the back-off of a crash loop, as data and as state; its jitter.
+//! An incarnation of a program lasts from a start or restore to the next death.
+//!
+//! Owns: the parameters and the state of the back-off, and its jitter.
 //! Invariants: no wait is longer than `BackOffPlan::longest`. All randomness comes from the seed of the plan.
-//! Does not: wait, or count restarts; `restarts` does the latter.
+//! Does not: wait, or count restarts; `restarts` counts restarts.
 
 use std::time::Duration;
 
 use crate::system;
 
-/// How the waits between deaths and restarts grow.
+/// The parameters of the waits between deaths and restarts.
 ///
-/// The first restart after a healthy incarnation does not wait. The next one waits `first`, and each one after that
-/// `factor` times as long as the one before, up to `longest`.
+/// The first restart after a healthy incarnation does not wait. The next restart waits for `first`. Each further wait
+/// is `factor` times as long as the previous wait, up to `longest`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct BackOffPlan {
     /// The first wait that is not zero.
     pub first: Duration,
     /// The longest wait.
     pub longest: Duration,
-    /// How many times as long as the wait before each wait is; 1 at least.
+    /// The factor between two successive waits, at least 1.
     pub factor: f64,
-    /// The part of a wait, 0 to 1, that is drawn at random. A wait never becomes longer by it.
+    /// The fraction of a wait, from 0 to 1, that is drawn at random. Jitter only shortens a wait.
     pub jitter: f64,
-    /// An incarnation of this length is no part of a crash loop.
+    /// The minimum lifetime of a healthy incarnation. The death of a healthy incarnation resets the back-off.
     pub healthy: Duration,
-    /// What the jitter is drawn from. Components of one system have different seeds.
+    /// The random seed of the jitter. Components of one system have different seeds.
     pub seed: u64,
 }
 
@@ -42,7 +44,7 @@ impl Default for BackOffPlan {
 }
 
 impl BackOffPlan {
-    /// The back-off of a component of a system file.
+    /// Returns the back-off of a component in a system file.
     #[must_use]
     pub fn of(restart: &system::Restart, seed: u64) -> Self {
         Self {
@@ -56,7 +58,8 @@ impl BackOffPlan {
     }
 }
 
-/// The back-off of one subject. A program that waits for a port or a file does not use up its restarts in a second.
+/// The back-off of one subject. A program that fails until a port or a file is available does not use up all restarts
+/// within a second.
 #[derive(Debug)]
 pub(crate) struct BackOff {
     plan: BackOffPlan,
@@ -66,17 +69,17 @@ pub(crate) struct BackOff {
 }
 
 impl BackOff {
-    /// No death so far.
+    /// Returns the back-off before the first death.
     pub(crate) fn new(plan: BackOffPlan) -> Self {
         Self { plan, random: SplitMix64(plan.seed), next: Duration::ZERO }
     }
 
-    /// The time to wait after an incarnation of this length has ended.
+    /// Returns the wait after an incarnation with this lifetime has died.
     pub(crate) fn died(&mut self, lived: Duration) -> Duration {
         if lived >= self.plan.healthy { self.died_healthy() } else { self.advance() }
     }
 
-    /// The time to wait after a healthy incarnation has ended, however long it lived.
+    /// Returns the wait after the death of an incarnation that counts as healthy, independent of its lifetime.
     pub(crate) fn died_healthy(&mut self) -> Duration {
         self.next = Duration::ZERO;
         self.advance()
@@ -94,13 +97,14 @@ impl BackOff {
     }
 }
 
-/// A generator of random numbers: [splitmix64](https://prng.di.unimi.it/splitmix64.c) of Sebastiano Vigna. Good enough
-/// to keep components out of step, and good for nothing that an attacker must not guess.
+/// A random number generator: [splitmix64](https://prng.di.unimi.it/splitmix64.c) of Sebastiano Vigna.
+///
+/// The numbers are good enough to desynchronise components, and not suitable for secrets.
 #[derive(Debug)]
 pub(crate) struct SplitMix64(pub(crate) u64);
 
 impl SplitMix64 {
-    /// The next number.
+    /// Returns the next number.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -109,7 +113,7 @@ impl SplitMix64 {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number from 0 up to and without 1.
+    /// Returns a number from 0 (inclusive) to 1 (exclusive).
     fn fraction(&mut self) -> f64 {
         const BITS: u32 = f64::MANTISSA_DIGITS;
         (self.next() >> (u64::BITS - BITS)) as f64 / (1_u64 << BITS) as f64

@@ -1,38 +1,40 @@
-//! Faults of a program that runs.
+//! Faults of a running program.
 //!
-//! Owns: the faults that checks from outside find, their words, which of them speak against the program itself.
-//! Does not: find one, or decide what follows; a host does the first, `subject` the second.
+//! Owns: the faults that checks of the guardian find, the texts of these faults, and which faults count against the
+//! program itself. The guardian is the process that supervises the program.
+//! Does not: find a fault, or decide about the consequences. The guardian finds faults, and the module `subject`
+//! decides about the consequences.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a running program is killed and restarted by its policy.
+/// A reason to kill a running program, and to restart the program according to its policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// It sent no heartbeat in time, too many times in a row.
+    /// Too many heartbeats in succession were missed.
     MissedHeartbeat,
-    /// A probe of it failed too many times in a row.
+    /// Too many probes in succession have failed.
     FailedProbe,
-    /// Complaints about it reached their quorum.
+    /// The complaints about the program reached their quorum.
     Complaints,
-    /// It uses no processor time and makes no system calls while a probe fails.
+    /// The program uses no processor time and makes no system calls while a probe fails.
     Hang,
-    /// Executable pages of it differ from their file.
+    /// Executable pages in memory differ from their file.
     CodeChanged,
-    /// It uses more memory than its limit.
+    /// The program uses more memory than its limit.
     Memory,
-    /// It has more open descriptors than its limit.
+    /// The program has more open descriptors than its limit.
     Descriptors,
-    /// It was not ready within its timeout.
+    /// The program was not ready within its timeout.
     NotReady,
-    /// Another member of its group died. The only fault that is not its own.
+    /// Another member of the program's group died. Only this fault is not the program's own fault.
     Group,
 }
 
 impl Fault {
-    /// Every fault.
+    /// All faults.
     pub const ALL: [Self; 9] = [
         Self::MissedHeartbeat,
         Self::FailedProbe,
@@ -45,15 +47,16 @@ impl Fault {
         Self::Group,
     ];
 
-    /// Whether the program itself is at fault. Only then does its death count: for the limit on restarts, for the
-    /// back-off, and against the checkpoint that it descends from.
+    /// Reports whether the program itself is at fault.
+    ///
+    /// Only the deaths for such faults count: for the limit on restarts, for the back-off, and against a checkpoint.
     #[must_use]
     pub const fn is_own(self) -> bool {
         !matches!(self, Self::Group)
     }
 }
 
-/// A verb phrase, for a sentence that begins with the name of the program.
+/// Writes a verb phrase, for a sentence that begins with the name of the program.
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,10 +1,16 @@
-//! The life of a subject and of a system of them as state machines, and the description of a system.
+//! State machines for the supervision of a subject and of a system, and the description of a system.
 //!
-//! Owns: when a checkpoint is due, what follows a death, which checkpoint a restart uses, when to give up; the order in
-//! which components start and end, and what follows when one gives up; the keys of `system.toml`.
-//! Invariants: pure. Time is a parameter, and the only results are a new state and actions or orders; nothing here
-//! reads a clock, sleeps, sends a signal or opens a file.
-//! Does not: carry out an action or an order. The guardian does, and reports the outcome as the next event.
+//! A subject is a protected program (a process tree). A system is a group of subjects that are described by one file,
+//! `system.toml`; its subjects are called components. An incarnation of a subject lasts from a start or restore to the
+//! next death.
+//!
+//! Owns: when a checkpoint is due, the consequences of a death, the checkpoint that a restart uses, and when restarts
+//! end. For a system: the start and end order of components, the consequences of a give-up, and the keys of
+//! `system.toml`.
+//! Invariants: this crate is pure. Time is a parameter, and the only results are a new state and actions or orders. No
+//! code here reads a clock, sleeps, sends a signal or opens a file.
+//! Does not: carry out an action or an order. The guardian (the process of `undying run` and `undying up`) carries out
+//! actions and orders, and reports the outcome as the next event.
 #![forbid(unsafe_code)]
 
 mod back_off;

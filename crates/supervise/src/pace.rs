@@ -1,24 +1,25 @@
-//! When the next checkpoint is due, and at which rate they are taken.
+//! The schedule of checkpoints, and their achieved rate. A round is one interval of the schedule.
 //!
-//! Owns: the schedule, the bounded memories of pauses and commits.
-//! Invariants: the subject gets at least as much time to run as a checkpoint takes from it; a checkpoint that is
-//! refused is tried again ever less often, down to once in a while.
+//! Owns: the schedule, and the bounded histories of pauses and commits.
+//! Invariants: after a checkpoint, the subject runs at least as long as the pause lasted. The retry interval after a
+//! refused checkpoint doubles, up to a maximum.
 //! Does not: read a clock.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Pauses that percentiles are taken of: enough for a 99th, and small.
+/// The number of pauses in the history. The number is large enough for the 99th percentile, and needs little memory.
 const PAUSES_MAX: usize = 1024;
-/// Commits that the achieved rate is taken of: seconds at a high rate, and as long as there are at a low one.
+/// The number of commits in the history for the achieved rate. At a high rate, the history covers a few seconds, and at
+/// a low rate a longer time.
 const COMMITS_MAX: usize = 64;
-/// The interval at which a subject that cannot be checkpointed is inspected again.
+/// The maximum interval between two attempts to checkpoint a subject that was refused.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// The schedule of checkpoints.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    /// `None`: no checkpoint is ever due.
+    /// The checkpoint interval. `None`: no checkpoint is ever due.
     every: Option<Duration>,
     next: Option<Instant>,
     retry: Duration,
@@ -26,19 +27,19 @@ pub(crate) struct Pace {
     commits: VecDeque<Instant>,
 }
 
-/// Percentiles of the last pauses.
+/// Percentiles of the pauses in the history.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pauses {
-    /// Half of them are no longer.
+    /// The median pause.
     pub p50: Duration,
-    /// 99 of a hundred are no longer.
+    /// The 99th percentile.
     pub p99: Duration,
-    /// The longest one.
+    /// The longest pause.
     pub max: Duration,
 }
 
 impl Pace {
-    /// The first checkpoint is due after `every`.
+    /// Returns a schedule in which the first checkpoint is due after `every`.
     pub(crate) fn new(every: Option<Duration>, now: Instant) -> Self {
         Self {
             every,
@@ -49,29 +50,29 @@ impl Pace {
         }
     }
 
-    /// When the next checkpoint is due.
+    /// Returns the time at which the next checkpoint is due.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.next
     }
 
-    /// A new incarnation has begun, or this program was stopped meanwhile: rounds that have passed do not count.
+    /// Restarts the schedule: a new incarnation has begun, or `undying` itself was stopped. Missed rounds do not count.
     pub(crate) fn begin(&mut self, now: Instant) {
         self.next = self.every.map(|every| now + every);
         self.retry = self.every.unwrap_or_default();
         self.commits.clear();
     }
 
-    /// The subject was stopped for this time, in addition to checkpoints.
+    /// Records a stop of the subject. For a checkpoint, `taken` records the pause.
     pub(crate) fn paused(&mut self, pause: Duration) {
         push(&mut self.pauses, pause, PAUSES_MAX);
     }
 
-    /// A checkpoint was taken; it may not be committed yet. How many rounds have passed over it.
+    /// Records a checkpoint that was taken and may not be committed yet. Returns the number of rounds that were missed.
     pub(crate) fn taken(&mut self, pause: Duration, now: Instant) -> u32 {
         self.paused(pause);
         let (Some(every), Some(due)) = (self.every, self.next) else { return 0 };
         self.retry = every;
-        // Rounds that have passed already are left out, not made up for.
+        // Missed rounds are skipped.
         let mut rounds = 0;
         let mut next = due + every;
         if next < now {
@@ -83,25 +84,26 @@ impl Pace {
         rounds
     }
 
-    /// A checkpoint was taken in slices. The subject was stopped in turns, and runs as long before the next one.
+    /// Records a checkpoint in slices: stops of the subject that each copied a part of the pages. The next checkpoint
+    /// is due only after the subject has run as long as all stops together.
     pub(crate) fn sliced(&mut self, longest: Duration, total: Duration, now: Instant) {
         self.paused(longest);
         self.next = self.next.map(|next| next.max(now + total));
     }
 
-    /// A checkpoint was committed.
+    /// Records a committed checkpoint.
     pub(crate) fn committed(&mut self, now: Instant) {
         push(&mut self.commits, now, COMMITS_MAX);
     }
 
-    /// A checkpoint was refused or failed.
+    /// Records a refused or failed checkpoint.
     pub(crate) fn failed(&mut self, now: Instant) {
         let Some(every) = self.every else { return };
         self.retry = (self.retry * 2).min(RETRY_MAX.max(every));
         self.next = Some(now + self.retry);
     }
 
-    /// Checkpoints taken per second, of late.
+    /// Returns the recent rate of committed checkpoints, per second.
     pub(crate) fn achieved_hz(&self) -> f64 {
         match (self.commits.front(), self.commits.back()) {
             (Some(first), Some(last)) if last > first => {
@@ -111,7 +113,7 @@ impl Pace {
         }
     }
 
-    /// How long the subject was stopped of late.
+    /// Returns percentiles of the recent pauses.
     pub(crate) fn pauses(&self) -> Pauses {
         let mut sorted: Vec<Duration> = self.pauses.iter().copied().collect();
         sorted.sort_unstable();
@@ -163,7 +165,7 @@ mod tests {
         let mut pace = Pace::new(Some(EVERY), start);
         let continued = start + 50 * EVERY;
         pace.begin(continued);
-        // The stop came in the middle of a checkpoint.
+        // The stop began during a checkpoint.
         assert_eq!(pace.taken(Duration::from_millis(1), continued + Duration::from_millis(2)), 0);
         assert_eq!(pace.taken(Duration::from_millis(1), continued + 2 * EVERY), 0);
     }

@@ -1,20 +1,20 @@
-//! How many restarts are allowed.
+//! The limit on restarts of a subject (a protected program).
 //!
-//! Owns: the limit on restarts within a window.
-//! Invariants: no window holds more restarts than its limit.
-//! Does not: say how long a restart waits; `back_off` does.
+//! Owns: the count of restarts within a sliding window.
+//! Invariants: no window contains more restarts than the limit.
+//! Does not: decide how long a restart waits; `back_off` decides about the wait.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::system::Rate;
 
-/// A number of restarts within a time.
+/// The maximum number of restarts within a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RestartLimit {
-    /// How many.
+    /// The number of restarts.
     pub count: usize,
-    /// Within which time.
+    /// The length of the window.
     pub window: Duration,
 }
 
@@ -30,7 +30,7 @@ impl From<Rate> for RestartLimit {
     }
 }
 
-/// The restarts so far, as far as they count.
+/// The times of earlier restarts that still count.
 #[derive(Debug)]
 pub(crate) struct Restarts {
     limit: RestartLimit,
@@ -38,12 +38,12 @@ pub(crate) struct Restarts {
 }
 
 impl Restarts {
-    /// None so far.
+    /// Returns a count without restarts.
     pub(crate) fn new(limit: RestartLimit) -> Self {
         Self { limit, times: VecDeque::new() }
     }
 
-    /// Asks for one more; `false` when there were too many.
+    /// Requests one more restart. Returns `false`, and records nothing, if the limit is reached.
     pub(crate) fn admit(&mut self, now: Instant) -> bool {
         while self.times.front().is_some_and(|time| now.duration_since(*time) > self.limit.window) {
             self.times.pop_front();
@@ -55,7 +55,7 @@ impl Restarts {
         true
     }
 
-    /// Whether the next death would exceed the limit.
+    /// Reports whether a restart after the next death would exceed the limit.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.times.len() >= self.limit.count
     }

@@ -1,38 +1,37 @@
-//! How a subject has ended, and what the operator wants to follow.
+//! The exit status of a subject (a protected program), and the policies for restarts and changed files.
 //!
-//! Owns: the typed result of a wait, and its exit code; the policies on restarts and on changed files, and their names
-//! on the command line.
-//! Does not: wait, or apply a policy; `subject` does the latter.
+//! Owns: the typed result of a wait and its exit code, the policies, and the names of the policies on the command line.
+//! Does not: wait for a process, or apply a policy; the module `subject` applies the policies.
 
 use std::fmt;
 
 use model::Signal;
 use serde::{Deserialize, Serialize};
 
-/// What a shell adds to the number of a signal to make an exit code of it.
+/// The number that a shell adds to a signal number to form an exit code.
 const KILLED: i32 = 128;
-/// The exit code of an end that is not known: the one of a failure of undying.
+/// The exit code for an unknown exit status: the code for a failure of `undying`.
 const UNKNOWN: u8 = 125;
 
-/// Signals by which programs are told to end, or end when their reader is gone: no failures. The same as in
-/// systemd.service(5), `Restart=on-failure`.
+/// Signals that count as a clean end: requests to end, and SIGPIPE, which a program receives when its reader has gone.
+/// `Restart=on-failure` of systemd.service(5) uses the same signals.
 const CLEAN: [Signal; 4] = [Signal(1), Signal(2), Signal(13), Signal(15)];
-/// Sent only by other processes, so it proves nothing about the state that it ends.
+/// SIGKILL: sent only by other processes, and therefore no evidence against the state of the killed program.
 pub(crate) const KILL: Signal = Signal(9);
 
-/// How a subject ended.
+/// The status with which a subject ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SubjectStatus {
-    /// It exited with this code.
+    /// The subject exited with this code.
     Exited(i32),
-    /// It was killed by this signal.
+    /// The subject was killed by this signal.
     Killed(Signal),
-    /// It ended, and its exit status is unknown, because it was not a child of this process.
+    /// The subject ended with an unknown status, because it was not a child of this process.
     Unknown,
 }
 
 impl SubjectStatus {
-    /// The end by a signal, or with this exit code.
+    /// Returns the status for a signal number or an exit code. `Unknown` if both are `None`.
     #[must_use]
     pub fn of(signal: Option<i32>, exit: Option<i32>) -> Self {
         match (signal, exit) {
@@ -42,8 +41,9 @@ impl SubjectStatus {
         }
     }
 
-    /// What a shell would report: the code itself, or 128 + the signal. An unknown end counts as a failure of
-    /// undying (125): it must not be taken for success.
+    /// Returns the exit code that a shell would report: the code itself, or 128 plus the signal number.
+    ///
+    /// An unknown status counts as a failure of `undying` (125), so that it is not mistaken for success.
     #[must_use]
     pub fn code(self) -> u8 {
         match self {
@@ -53,25 +53,25 @@ impl SubjectStatus {
         }
     }
 
-    /// Its exit code, if it exited.
+    /// Returns the exit code; `None` if the subject did not exit.
     #[must_use]
     pub fn exit(self) -> Option<i32> {
         if let Self::Exited(code) = self { Some(code) } else { None }
     }
 
-    /// The number of the signal that killed it, if one did.
+    /// Returns the number of the signal that killed the subject; `None` if no signal did.
     #[must_use]
     pub fn signal(self) -> Option<i32> {
         if let Self::Killed(signal) = self { Some(signal.get()) } else { None }
     }
 
-    /// Whether it ended successfully.
+    /// Reports whether the subject exited with code 0.
     #[must_use]
     pub fn is_success(self) -> bool {
         self == Self::Exited(0)
     }
 
-    /// Whether it ended successfully, or by a signal that tells programs to end.
+    /// Reports whether the subject exited with code 0, or was killed by a signal that counts as a clean end.
     #[must_use]
     pub fn is_clean(self) -> bool {
         match self {
@@ -80,7 +80,7 @@ impl SubjectStatus {
         }
     }
 
-    /// From the status that wait(2) fills in.
+    /// Converts a status of wait(2).
     #[must_use]
     pub fn from_wait(status: i32) -> Self {
         const SIGNAL_BITS: i32 = 0x7f;
@@ -101,24 +101,24 @@ impl fmt::Display for SubjectStatus {
     }
 }
 
-/// Which deaths are followed by a restart.
+/// The deaths that are followed by a restart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RestartPolicy {
-    /// None.
+    /// No death is followed by a restart.
     Never,
-    /// An exit code other than 0, and any signal but HUP, INT, PIPE and TERM.
+    /// A restart follows any exit code other than 0, and any signal other than HUP, INT, PIPE and TERM.
     #[default]
     OnFailure,
-    /// Every one.
+    /// Every death is followed by a restart.
     Always,
 }
 
 impl RestartPolicy {
-    /// Every policy.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::Never, Self::OnFailure, Self::Always];
 
-    /// Its name on the command line and in `status`.
+    /// Returns the name on the command line and in `status`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -128,7 +128,7 @@ impl RestartPolicy {
         }
     }
 
-    /// Whether a restart follows a death that was not requested.
+    /// Reports whether a restart follows a death that was not requested.
     #[must_use]
     pub fn restarts(self, status: SubjectStatus) -> bool {
         match self {
@@ -139,29 +139,30 @@ impl RestartPolicy {
     }
 }
 
-/// What a restart does when regular files that the subject writes have changed since the checkpoint.
+/// The treatment of changed files at a restart: regular files that the subject writes and that have changed since the
+/// checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChangedFiles {
-    /// All files go back to the checkpoint with the memory.
+    /// All files are rolled back to the checkpoint, together with the memory.
     #[default]
     Rewind,
     /// The program starts from its beginning and recovers from its files.
     Fresh,
-    /// Files that the program only appends to stay as they are. If any other one has changed, the program starts from its
-    /// beginning.
+    /// Files that the program only appends to stay as they are. If any other file has changed, the program starts from
+    /// its beginning.
     Append,
-    /// The memory of the checkpoint meets the files as they are.
+    /// The memory of the checkpoint is restored, and the files stay as they are.
     Keep,
     /// The run ends with an error that names the files.
     Refuse,
 }
 
 impl ChangedFiles {
-    /// Those that can be chosen for a run.
+    /// The policies that can be chosen for a run.
     pub const ALL: [Self; 4] = [Self::Rewind, Self::Keep, Self::Refuse, Self::Fresh];
 
-    /// Its name on the command line and in `status`.
+    /// Returns the name on the command line and in `status`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

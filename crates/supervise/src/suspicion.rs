@@ -1,26 +1,30 @@
-//! Which checkpoints a restart passes over.
+//! The checkpoints that a restart does not use.
 //!
-//! Owns: the deaths that speak against a checkpoint, checkpoints that cannot be restored.
-//! Invariants: what descends from a checkpoint that is passed over is passed over as well.
-//! Does not: know which checkpoints there are.
+//! An incarnation of a program lasts from a start or restore to the next death.
+//!
+//! Owns: the deaths that are evidence against a checkpoint, and the checkpoints that cannot be restored.
+//! Invariants: if a checkpoint is avoided, all checkpoints that descend from it are avoided, too.
+//! Does not: know which checkpoints exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use model::Sequence;
 
-/// Which checkpoints are not to be used, since what they hold leads to death.
+/// The checkpoints that are avoided because their state leads to a death.
 ///
-/// An incarnation descends from a checkpoint: the newest that it has committed, or the one it was restored from. When
-/// two incarnations in a row that descend from the same one end within the window, the one before it is used: a
-/// fallback. An incarnation that began at a fallback and ends within the window discredits the fallback at once, with
-/// all that it has committed. Deaths that come from outside are no evidence.
+/// An incarnation descends from a checkpoint: the newest checkpoint that it has committed, or the checkpoint from which
+/// it was restored. If two successive incarnations that descend from the same checkpoint die within the window, this
+/// checkpoint is avoided. The next restart then uses the previous checkpoint, the fallback.
+///
+/// If an incarnation that began at a fallback dies within the window, the fallback is avoided at once. The checkpoints
+/// of this incarnation are avoided, too. A death with an external cause is no evidence.
 #[derive(Debug, Default)]
 pub(crate) struct Suspicion {
     window: Duration,
-    /// Where and when this incarnation began; nowhere for one from the program's beginning.
+    /// The checkpoint and the time at which this incarnation began. Both are `None` after a start from the beginning.
     incarnation: (Option<Sequence>, Option<Instant>),
-    /// Checkpoints committed by incarnations that began at a checkpoint, with that one.
+    /// The origin of each checkpoint: the checkpoint from which the committing incarnation was restored.
     origins: BTreeMap<Sequence, Sequence>,
     deaths: BTreeMap<Sequence, Instant>,
     fallbacks: BTreeSet<Sequence>,
@@ -29,12 +33,13 @@ pub(crate) struct Suspicion {
 }
 
 impl Suspicion {
-    /// Nothing is suspected; two deaths count as in a row within `window`.
+    /// Returns a state without suspected checkpoints. Two deaths within `window` count as successive.
     pub(crate) fn new(window: Duration) -> Self {
         Self { window, ..Self::default() }
     }
 
-    /// An incarnation begins at a checkpoint; those newer than it may be avoided.
+    /// Records that an incarnation begins at a checkpoint. If newer checkpoints are avoided, the checkpoint is a
+    /// fallback.
     pub(crate) fn begins(&mut self, at: Sequence, now: Instant) {
         self.incarnation = (Some(at), Some(now));
         if self.avoided.range(at..).next().is_some() {
@@ -42,20 +47,22 @@ impl Suspicion {
         }
     }
 
-    /// An incarnation begins at the program's beginning.
+    /// Records that an incarnation begins at the beginning of the program: all evidence is cleared.
     pub(crate) fn begins_afresh(&mut self) {
         *self = Self::new(self.window);
     }
 
-    /// This incarnation has committed a checkpoint.
+    /// Records that this incarnation has committed a checkpoint.
     pub(crate) fn committed(&mut self, sequence: Sequence) {
         if let Some(origin) = self.incarnation.0 {
             self.origins.insert(sequence, origin);
         }
     }
 
-    /// An incarnation that descended from a checkpoint has ended; gives the checkpoint that is passed over from now on.
-    /// Deaths that are no evidence are not reported here.
+    /// Records the death of an incarnation that descended from checkpoint `from`. Returns the checkpoint that is
+    /// avoided from now on, if any.
+    ///
+    /// The caller does not report deaths with an external cause.
     pub(crate) fn died(&mut self, from: Sequence, now: Instant) -> Option<Sequence> {
         let is_recent = |time: Instant| now.duration_since(time) <= self.window;
         let fallback = self.incarnation.0.filter(|began| self.fallbacks.contains(began));
@@ -73,24 +80,24 @@ impl Suspicion {
         })
     }
 
-    /// Whether some checkpoint was passed over since the program's beginning.
+    /// Reports whether any checkpoint was avoided since the last start from the beginning.
     pub(crate) fn has_avoided(&self) -> bool {
         !self.avoided.is_empty()
     }
 
-    /// A checkpoint cannot be restored.
+    /// Records that a checkpoint cannot be restored.
     pub(crate) fn unusable(&mut self, sequence: Sequence) {
         self.unusable.insert(sequence);
     }
 
-    /// The newest of the checkpoints that may be used.
+    /// Returns the newest of the given checkpoints that may be used.
     pub(crate) fn choose(&self, committed: &[Sequence]) -> Option<Sequence> {
         let usable =
             |sequence: &&Sequence| !self.avoided.contains(sequence) && !self.unusable.contains(sequence);
         committed.iter().rev().find(usable).copied()
     }
 
-    /// Forgets checkpoints older than the oldest one that exists.
+    /// Removes all data about checkpoints older than `oldest`, the oldest existing checkpoint.
     pub(crate) fn forget_below(&mut self, oldest: Sequence) {
         self.origins = self.origins.split_off(&oldest);
         self.deaths = self.deaths.split_off(&oldest);
@@ -99,7 +106,7 @@ impl Suspicion {
         self.unusable = self.unusable.split_off(&oldest);
     }
 
-    /// Avoids a checkpoint and what descends from it. A child has a higher number than its origin.
+    /// Avoids a checkpoint and all checkpoints that descend from it. A descendant has a higher number than its origin.
     fn avoid(&mut self, sequence: Sequence) {
         self.avoided.insert(sequence);
         for (child, origin) in self.origins.range(sequence..) {

@@ -1,9 +1,13 @@
-//! When a checkpoint is taken, and the way of each one until it is durable.
+//! The schedule of a subject's checkpoints, and the state of each checkpoint until it is durable.
 //!
-//! Owns: the numbers of checkpoints, those in flight, checkpoints that are late.
-//! Invariants: one is taken at a time, of a subject that runs; at most `Plan::in_flight_max` are in flight; a number
-//! rises with each attempt that may have used it.
-//! Does not: judge deaths.
+//! A subject is a protected program. A checkpoint in flight was taken, and is not yet durable. A round is one interval
+//! of the schedule.
+//!
+//! Owns: the sequence numbers of checkpoints, the checkpoints in flight, and the count of late checkpoints.
+//! Invariants: at most one checkpoint is taken at a time, and only while the subject runs. At most
+//! `Plan::in_flight_max` checkpoints are in flight. The sequence number rises after each attempt that may have used the
+//! number.
+//! Does not: decide about deaths.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +17,7 @@ use super::event::{Action, LateReason, NotTaken, Sliced, State, Step};
 use super::{Checkpoints, Subject};
 
 impl Subject {
-    /// Whether a checkpoint could be taken now.
+    /// Reports whether a checkpoint could be taken now.
     pub(super) fn can_take(&self) -> bool {
         self.state == State::Running
             && !self.checkpoints.is_opening
@@ -21,7 +25,8 @@ impl Subject {
             && self.incarnation.killed_for.is_none()
     }
 
-    /// When the next checkpoint is due; never without checkpoints.
+    /// Returns the time at which the next checkpoint is due: now, if a process has requested a checkpoint. `None` if no
+    /// checkpoint is due.
     pub(super) fn due_time(&self, now: Instant) -> Option<Instant> {
         let next = self.pace.next()?;
         if self.incarnation.is_wanted {
@@ -30,7 +35,7 @@ impl Subject {
         (self.incarnation.is_ready && !self.has_enough()).then_some(next)
     }
 
-    /// Whether no further checkpoint is due by the clock.
+    /// Reports whether the schedule requires no further checkpoint.
     fn has_enough(&self) -> bool {
         let Checkpoints { descends, in_flight, .. } = &self.checkpoints;
         self.plan.once && (descends.is_some() || !in_flight.is_empty())
@@ -45,7 +50,8 @@ impl Subject {
             self.actions.push(Action::Take(sequence));
             return;
         }
-        // The rate falls, and nothing piles up. Rounds that pass while one is taken are counted when it was.
+        // A due checkpoint that cannot be taken is skipped and not queued. Rounds that pass while a checkpoint is being
+        // taken are counted at its end.
         let is_idle = matches!(self.state, State::Running | State::Held) && !self.checkpoints.is_opening;
         let is_round = self.pace.next() == Some(due) && is_idle;
         if is_round && self.checkpoints.late.replace(due) != Some(due) {
@@ -54,7 +60,8 @@ impl Subject {
         }
     }
 
-    /// Whether `Take` was waiting for this answer; the subject is at rest then.
+    /// Ends the state `Checkpointing`. Returns whether a process had requested the checkpoint; `None` in every other
+    /// state.
     fn answered(&mut self) -> Option<bool> {
         let State::Checkpointing { is_wanted, .. } = self.state else { return None };
         self.rest();
@@ -89,7 +96,8 @@ impl Subject {
         }
     }
 
-    /// One was taken, and rounds may have passed meanwhile. If it began late, they were counted with the reason of that.
+    /// Counts the rounds that have passed during a checkpoint. If the checkpoint began late, the rounds were already
+    /// counted with the reason of the delay.
     fn pass(&mut self, now: Instant, pause: Duration, reason: LateReason) {
         let began_late = self.checkpoints.late == self.pace.next();
         let passed = self.pace.taken(pause, now);
@@ -125,7 +133,7 @@ impl Subject {
         if !std::mem::take(&mut self.checkpoints.is_opening) {
             return;
         }
-        // Otherwise it would be opened again immediately, for the waiting callers.
+        // A remaining request would immediately open the log again.
         self.incarnation.is_wanted = false;
         self.checkpoints.advance();
         if !is_dying {
@@ -142,7 +150,7 @@ impl Subject {
         self.suspicion.committed(sequence);
         self.incarnation.has_checkpoint = true;
         if let Some(oldest) = oldest {
-            // An older one may still be in flight.
+            // An older checkpoint may still be in flight.
             let first = self.checkpoints.in_flight.front().copied();
             self.suspicion.forget_below(first.map_or(oldest, |first| first.min(oldest)));
         }

@@ -1,9 +1,12 @@
-//! What follows a death.
+//! The decisions after the death of a subject (a protected program).
 //!
-//! Owns: the decisions between the notice of a death and the next incarnation.
-//! Invariants: a checkpoint is restored only if it was committed before that, belongs to this program, was not passed
-//! over, and, where files go back, if they can go back to it. What is still being written is waited for, or left
-//! behind, before a new incarnation begins.
+//! The root is the first process of a subject. An incarnation of a subject lasts from a start or restore to the next
+//! death. A checkpoint in flight was taken, and is not yet durable. The undo log records earlier contents of files.
+//!
+//! Owns: all decisions from the detection of a death to the next incarnation.
+//! Invariants: a checkpoint is restored only if it is committed, belongs to this program and was not passed over. If
+//! files are rolled back, a rollback to the checkpoint must also be possible. Before a new incarnation begins, each
+//! checkpoint in flight is either awaited or invalidated.
 //! Does not: end a process, or build one.
 
 use std::time::{Duration, Instant};
@@ -14,25 +17,28 @@ use super::event::{Action, Death, End, Failure, FreshReason, Notice, RestoreErro
 use super::{KilledFor, Subject};
 use crate::status::{ChangedFiles, RestartPolicy, SubjectStatus};
 
-/// How long after a signal that programs can survive, such as Ctrl-C, a death counts as requested.
+/// The time for which a request to end by a survivable signal, such as SIGINT, is valid. A death within this time
+/// counts as requested.
 const SOFT_REQUEST: Duration = Duration::from_secs(60);
-/// How long the only checkpoint is waited for: a disk that takes longer has failed, and an hour's work is worth it.
+/// The longest wait for a checkpoint in flight if no other checkpoint exists.
+///
+/// A disk that needs more time has failed. An hour of the program's work is worth this wait.
 const NO_OTHER_TIMEOUT: Duration = Duration::from_secs(600);
-/// The part of the time between two checkpoints that a dead subject waits for one in flight: so a wait costs at most a
-/// tenth of what it saves.
+/// The time between two checkpoints, divided by this number, is the wait for a checkpoint in flight. The wait costs at
+/// most a tenth of the program time that the checkpoint saves.
 const EPOCH_SHARE: u32 = 10;
-/// Waited for even at high rates: a fraction of what any restore takes.
+/// The shortest wait, used at high checkpoint rates: a fraction of the duration of any restore.
 const TIMEOUT_MIN: Duration = Duration::from_millis(20);
-/// The longest such wait, however much it would save: below what people notice, and of the order of a restore.
+/// The longest wait if another checkpoint exists. It is too short for people to notice, and about as long as a restore.
 const TIMEOUT_MAX: Duration = Duration::from_millis(100);
-/// Stands for the beginning of the program. No checkpoint has this number.
+/// The number that stands for the beginning of the program. No checkpoint has this number.
 const BEGINNING: Sequence = Sequence(0);
 
 const HUP: Signal = Signal(1);
 const INT: Signal = Signal(2);
 const QUIT: Signal = Signal(3);
 
-/// How long a dead subject waits for checkpoints in flight, while there is another one.
+/// Returns the wait for checkpoints in flight if another checkpoint exists.
 fn timeout(every: Duration) -> Duration {
     (every / EPOCH_SHARE).clamp(TIMEOUT_MIN, TIMEOUT_MAX)
 }
@@ -45,7 +51,7 @@ impl Subject {
         }
     }
 
-    /// Kills the root. The first reason counts: for the first failure of a process, the restart goes back behind it.
+    /// Kills the root. Only the first reason counts: a restart must use a checkpoint from before the first failure.
     pub(super) fn kill(&mut self, killed_for: KilledFor) {
         let is_first = self.incarnation.killed_for.is_none() && self.incarnation.ending.is_none();
         if self.state.is_alive() && is_first {
@@ -63,11 +69,11 @@ impl Subject {
             return;
         }
         if matches!(self.state, State::Checkpointing { .. }) {
-            // What became of it was not reported: its number may be used.
+            // The outcome of the checkpoint was not reported: its number may already be used.
             self.checkpoints.advance();
         }
         let (status, fault) = match self.incarnation.killed_for.take() {
-            // The root may have exited successfully in the moment in which a child failed.
+            // The root may have exited successfully at the moment when a child failed.
             Some(KilledFor::Child(signal)) if !own.is_clean() => (SubjectStatus::Killed(signal), None),
             Some(KilledFor::Fault(fault)) => (own, Some(fault)),
             _ => (own, None),
@@ -83,12 +89,14 @@ impl Subject {
             return;
         }
         self.state = State::Dying(Death { status, fault, noticed: now });
-        // Until then, no process of an incarnation that is to be taken back serves or writes.
+        // `Clear` ends all processes, so that no process serves requests or writes files while the subject is rolled
+        // back.
         self.actions.extend([Action::Tell(Notice::Died(own)), Action::Clear]);
     }
 
-    /// Whether the subject was asked to end: by a signal to the guardian, or by its terminal, whose signals reach only
-    /// the foreground group.
+    /// Reports whether the end of the subject was requested: by a signal to the guardian, or by the terminal.
+    ///
+    /// The terminal sends signals only to the foreground process group.
     fn was_asked_for(&self, now: Instant, status: SubjectStatus, has_terminal: bool) -> bool {
         let is_death_by = |signal| status == SubjectStatus::Killed(signal);
         match self.incarnation.ending {
@@ -155,16 +163,18 @@ impl Subject {
         }
     }
 
-    /// Decides about the checkpoints that were being written when the subject died. They are waited for while that
-    /// costs little, or when there are no others; else they are left behind.
+    /// Decides how long the restore waits for the checkpoints that are in flight at the death.
+    ///
+    /// The wait is short if another usable checkpoint exists, and at most `NO_OTHER_TIMEOUT` otherwise. Checkpoints
+    /// that are not durable at the end of the wait are invalidated.
     fn weigh(&mut self, now: Instant, survey: &Survey, death: Death) {
         let in_flight: Vec<Sequence> = self.checkpoints.in_flight.iter().copied().collect();
         let is_worth_it = !self.usable(survey, &in_flight).is_empty();
-        // A reader may find those in flight whole already.
+        // The list may contain a checkpoint in flight, if the checkpoint is already complete in the store.
         let mut others = self.own(survey);
         others.retain(|sequence| !in_flight.contains(sequence));
         let has_other = self.suspicion.choose(&self.usable(survey, &others)).is_some() || !is_worth_it;
-        // What a single checkpoint saves is a start.
+        // With `Plan::once`, a checkpoint only saves the time of a start, which does not justify a long wait.
         let has_other = has_other || self.plan.once;
         let until = death.noticed
             + if has_other { timeout(self.plan.every.unwrap_or_default()) } else { NO_OTHER_TIMEOUT };
@@ -182,7 +192,7 @@ impl Subject {
         self.actions.push(Action::Survey);
     }
 
-    /// Invalidates the checkpoints in flight, since an older one is restored.
+    /// Invalidates the checkpoints in flight, because an older checkpoint is restored.
     fn leave_behind(&mut self) {
         let dropped: Vec<Sequence> = self.checkpoints.in_flight.drain(..).collect();
         dropped.iter().for_each(|sequence| self.suspicion.unusable(*sequence));
@@ -190,8 +200,10 @@ impl Subject {
         self.actions.push(Action::LeaveBehind { dropped, newest });
     }
 
-    /// Judges the checkpoint that the death speaks against. Gives whether the program starts from its beginning since
-    /// going on step by step would end in giving up, with no try left for the beginning.
+    /// Records the death as evidence against a checkpoint. Returns whether the program should start from its beginning.
+    ///
+    /// A start is better if the limit allows no further restart, and if earlier restores already led to deaths.
+    /// Otherwise the run could end without any start from the beginning.
     fn is_better_begun_anew(&mut self, survey: &Survey, death: Death) -> bool {
         if !death.is_own() {
             return false;
@@ -208,10 +220,11 @@ impl Subject {
         self.restarts.is_exhausted() && self.suspicion.has_avoided() && self.plan.can_start
     }
 
-    /// Restores the newest checkpoint that may be used, else starts the program from its beginning.
+    /// Restores the newest usable checkpoint. Without a usable checkpoint, starts the program from its beginning.
     fn choose(&mut self, survey: &Survey, death: Death, has_failed: bool) {
         let committed = self.own(survey);
-        // Going back drops what came later from the undo log: a later checkpoint is never chosen after an earlier one.
+        // A rollback drops later changes from the undo log. Therefore a later checkpoint is never chosen after an
+        // earlier checkpoint.
         if let Some(sequence) = self.suspicion.choose(&self.usable(survey, &committed)) {
             self.state = State::Restoring { death, step: Step::Building(sequence), has_failed };
             self.actions.push(Action::Restore(sequence));
@@ -230,7 +243,7 @@ impl Subject {
         }
     }
 
-    /// Starts the program from its beginning, with its files of then where these can go back to it.
+    /// Starts the program from its beginning. The files are rolled back to the beginning first, where possible.
     fn start_with_files(&mut self, why: Option<FreshReason>, survey: &Survey) {
         self.start(self.goes_back() && survey.reaches_beginning, why);
     }
@@ -250,7 +263,7 @@ impl Subject {
         self.checkpoints.descends = Some(sequence);
         let took = now.saturating_duration_since(death.noticed);
         self.actions.push(Action::Tell(Notice::Restored(sequence, took)));
-        // Where it is now, it has been checkpointed before.
+        // The program has already been checkpointed at this point, and counts as ready.
         self.begin_incarnation(now, true);
     }
 
@@ -287,7 +300,7 @@ impl Subject {
         }
     }
 
-    /// An action could not be carried out.
+    /// Handles a failed action: the run ends.
     pub(super) fn fail(&mut self) {
         let is_restart = matches!(self.state, State::Starting { .. } | State::Restoring { .. });
         self.state = State::Ended(if is_restart { End::Failed(Failure::LastError) } else { End::Left });
@@ -297,13 +310,13 @@ impl Subject {
         self.plan.files == ChangedFiles::Rewind
     }
 
-    /// This program's own checkpoints.
+    /// Returns the checkpoints of this program, without checkpoints of earlier programs.
     fn own(&self, survey: &Survey) -> Vec<Sequence> {
         let own = survey.committed.iter().filter(|sequence| **sequence >= self.checkpoints.first);
         own.copied().collect()
     }
 
-    /// The checkpoints that a restart may use: all, or those that files can go back to.
+    /// Returns the usable checkpoints: all given checkpoints, or only those to which files can be rolled back.
     fn usable(&self, survey: &Survey, checkpoints: &[Sequence]) -> Vec<Sequence> {
         let is_usable = |sequence: &&Sequence| !self.goes_back() || survey.exact.contains(sequence);
         checkpoints.iter().filter(is_usable).copied().collect()
@@ -336,7 +349,7 @@ mod tests {
         subject
     }
 
-    /// Lets a subject crash; gives what is done once its checkpoints are known.
+    /// Simulates a crash of the subject. Returns the actions after the list of checkpoints is known.
     fn crash(subject: &mut Subject, survey: &Survey, now: Instant) -> Vec<Action> {
         let status = SubjectStatus::Killed(Signal(11));
         subject.step(now, Event::Died { status, has_terminal: false, after_child: Vec::new() });
@@ -359,7 +372,8 @@ mod tests {
         };
         assert_eq!(crash(&mut subject, &survey, now), [Action::Restore(Sequence(5))]);
         subject.step(now, Event::Restored);
-        // Incarnations that descend from a checkpoint that is not exact begin at the exact one before it.
+        // Checkpoint 6 is not exact: files cannot be rolled back to it. The first death was therefore counted against
+        // checkpoint 5, and the second death poisons checkpoint 5.
         let poisoned = Action::Tell(Notice::Poisoned(Sequence(5)));
         assert_eq!(crash(&mut subject, &survey, now), [poisoned, Action::Restore(Sequence(3))]);
         let failed = subject.step(now, Event::NotRestored(RestoreError::Unusable));
@@ -507,7 +521,7 @@ mod tests {
         assert_eq!(crash(&mut subject, &all(&[2]), now), [Action::Restore(Sequence(2))]);
         subject.step(now, Event::Restored);
         assert_eq!(subject.step(now + later, Event::Due), []);
-        // Files have changed: it starts anew, and so does its checkpoint.
+        // Files have changed: the program starts from its beginning, and a new checkpoint is taken.
         crash(&mut subject, &all(&[2]), now + later);
         subject.step(now + later, Event::NotRestored(RestoreError::FilesChanged));
         subject.step(now + later, Event::Started);

@@ -1,9 +1,14 @@
-//! What a subject is doing, what can happen to it, and what is to be done.
+//! The states of a subject (a protected program), the events that change the states, and the actions that follow.
 //!
-//! Owns: the states, the events that a host reports, the actions that it carries out, the ways in which a run ends.
-//! Invariants: actions are carried out in their order. Each of `Take`, `OpenLog`, `Clear`, `Survey`, `Restore` and
-//! `Start` is answered by one event; until then there is no second one of these, `OpenLog` apart.
-//! Does not: word anything, or change a state; `Subject` does the latter.
+//! The guardian (the process of `undying run` and `undying up`) reports events and carries out actions. The root is the
+//! first process of a subject. An incarnation of a subject lasts from a start or restore to the next death. A run
+//! consists of incarnations, until the subject is not restarted. A checkpoint in flight was taken, and is not yet
+//! durable.
+//!
+//! Owns: the types for states, events, actions, notices, and the ways in which a run ends.
+//! Invariants: actions are carried out in the given order. Each of `Take`, `OpenLog`, `Clear`, `Survey`, `Restore` and
+//! `Start` is answered by one event. While an answer is pending, only `OpenLog` of these actions may be given.
+//! Does not: write texts for the operator, or change a state; `Subject` changes states.
 
 use std::time::{Duration, Instant};
 
@@ -13,314 +18,319 @@ use crate::fault::Fault;
 use crate::restarts::RestartLimit;
 use crate::status::{KILL, SubjectStatus};
 
-/// What a subject is doing.
+/// The state of a subject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// The program is being started from its beginning, or adopted.
     Starting {
-        /// Its files go back to the beginning first.
+        /// Whether the files are first rolled back to the beginning of the program.
         is_with_files: bool,
     },
-    /// It runs.
+    /// The program runs.
     Running,
-    /// It runs, and a checkpoint of it is being taken.
+    /// The program runs, and a checkpoint is being taken.
     Checkpointing {
-        /// Its number.
+        /// The sequence number of the checkpoint.
         sequence: Sequence,
-        /// A process has requested it.
+        /// Whether a process of the subject has requested the checkpoint.
         is_wanted: bool,
     },
-    /// It runs, and holds checkpoints back.
+    /// The program runs, and defers checkpoints on its own request.
     Held,
-    /// It has died, and its remaining processes are being ended.
+    /// The root process has died, and the remaining processes are being ended.
     Dying(Death),
-    /// Its restart waits until a time.
+    /// The restart waits until the given time.
     BackingOff(Death, Instant),
-    /// It is being restored.
+    /// The subject is being restored.
     Restoring {
-        /// The death that it is restored from.
+        /// The death that caused the restore.
         death: Death,
-        /// What is being waited for.
+        /// The current step of the restore.
         step: Step,
-        /// A checkpoint could not be restored.
+        /// Whether a restore of a checkpoint has already failed.
         has_failed: bool,
     },
-    /// The run is over. This is final.
+    /// The run has ended. This state is final.
     Ended(End),
 }
 
 /// A death that is followed by a restart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Death {
-    /// What the subject has died of: of this itself, or of the failure of one of its other processes.
+    /// The status of the death. If the root was killed because another process had failed, the status is the failure of
+    /// this process.
     pub status: SubjectStatus,
-    /// The fault that the root was killed for, whatever it has ended with.
+    /// The fault for which the root was killed; independent of the exit status of the root.
     pub fault: Option<Fault>,
-    /// When the death was noticed.
+    /// The time at which the death was detected.
     pub noticed: Instant,
 }
 
 impl Death {
-    /// Whether the program ended as it should, so that its checkpoints are of no use.
+    /// Reports whether the program ended successfully, so that its checkpoints are not needed.
     pub(super) fn is_clean(self) -> bool {
         self.fault.is_none() && self.status.is_clean()
     }
 
-    /// Whether SIGKILL came from another process: no evidence about the state that it ends. A kill for a fault is.
+    /// Reports whether the root was killed by SIGKILL from another process, and not for a fault. Such a death is no
+    /// evidence against the state of the program.
     pub(super) fn is_from_outside(self) -> bool {
         self.fault.is_none() && self.status == SubjectStatus::Killed(KILL)
     }
 
-    /// Whether the death counts: for the limit on restarts, for the back-off and against a checkpoint.
+    /// Reports whether the death counts: for the limit on restarts, for the back-off, and against a checkpoint.
     pub(super) fn is_own(self) -> bool {
         self.fault.is_none_or(Fault::is_own)
     }
 }
 
-/// The part of a restore that is under way.
+/// The current step of a restore.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Checkpoints are being listed, to decide how long those in flight are waited for.
+    /// The checkpoints are being listed. The list decides how long the restore waits for checkpoints in flight.
     Weighing,
-    /// Checkpoints in flight are waited for until a time.
+    /// The restore waits, at most until the given time, for checkpoints in flight.
     Settling(Instant),
-    /// Checkpoints are being listed, to decide which of them the death speaks against.
+    /// The checkpoints are being listed. The list decides which checkpoint the death is evidence against.
     Judging,
-    /// Checkpoints are being listed once more, after a restore that failed.
+    /// The checkpoints are being listed again, after a failed restore.
     Choosing,
-    /// The processes of a checkpoint are being built.
+    /// The processes of the checkpoint with this number are being built.
     Building(Sequence),
 }
 
-/// How a run ends.
+/// The way in which a run ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// The subject ended, and is not restarted.
+    /// The subject ended with this status, and is not restarted.
     Over(SubjectStatus),
-    /// The limit on restarts does not allow another one.
+    /// The subject ended with this status, and the limit allows no further restart.
     GaveUp(SubjectStatus),
-    /// The subject could not be brought back.
+    /// The subject could not be restored or started.
     Failed(Failure),
-    /// The subject or a remaining process of it still runs, and the guardian cannot end it.
+    /// A process of the subject still runs, and the guardian cannot end the process.
     Left,
 }
 
-/// Why a subject could not be brought back.
+/// The reason why a subject could not be restored or started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// The error of the action that failed last.
+    /// An action failed. The last error contains the reason.
     LastError,
-    /// None of its checkpoints could be restored, the oldest one for the last error, and undying has not started the
-    /// program.
+    /// No checkpoint could be restored, and the program was adopted, so that `undying` cannot start the program. The
+    /// last error belongs to the oldest checkpoint.
     NotRestorable {
-        /// How many there are.
+        /// The number of checkpoints.
         tried: usize,
     },
-    /// There is no checkpoint, and undying has not started the program.
+    /// There is no checkpoint, and the program was adopted, so that `undying` cannot start the program.
     NoWayBack,
 }
 
 impl State {
-    /// Whether the program runs.
+    /// Reports whether the program runs.
     #[must_use]
     pub const fn is_alive(&self) -> bool {
         matches!(self, Self::Running | Self::Checkpointing { .. } | Self::Held)
     }
 }
 
-/// Something that has happened.
+/// A report of the guardian.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// The program was started from its beginning, or adopted. Answers `Action::Start`, and is the first event.
+    /// The program was started from its beginning, or adopted. This event begins a run, and also answers
+    /// `Action::Start`.
     Started,
-    /// The program has reported that its initialisation is done.
+    /// The program has reported the end of its initialisation.
     Ready,
-    /// Whether any of its processes holds checkpoints back.
+    /// Reports whether any process of the subject defers checkpoints.
     Holds(bool),
-    /// A process has requested a checkpoint.
+    /// A process of the subject has requested a checkpoint.
     Wanted,
-    /// All events that have arrived were reported: due actions are to be taken.
+    /// All events that have arrived were reported. The subject then handles due actions.
     Due,
     /// The guardian and the subject were stopped together, and continue.
     Continued,
-    /// A checkpoint has left the subject and is being written. Answers `Action::Take`.
+    /// A checkpoint was taken and is being written. This event answers `Action::Take`.
     Taken {
-        /// How long the subject was stopped for it.
+        /// The duration of the pause for the checkpoint.
         pause: Duration,
-        /// How long it was stopped before that, for trackers of new processes.
+        /// The duration of an earlier stop, in which dirty-page trackers were attached to new processes.
         arming: Duration,
-        /// It was stopped in turns before that.
+        /// The earlier stops that each copied a part of the pages (slices); `None` without slices.
         sliced: Option<Sliced>,
-        /// Most of the time was spent waiting for the store.
+        /// Whether most of the time was spent waiting for the store.
         is_store_slow: bool,
     },
-    /// Dirty pages were scanned, and no checkpoint was taken. Answers `Action::Take` in a dry run.
+    /// Dirty pages were scanned, and no checkpoint was taken. This event answers `Action::Take` in a dry run.
     Looked {
-        /// How long the subject was stopped for it.
+        /// The duration of the pause for the scan.
         pause: Duration,
     },
-    /// No checkpoint was taken. Answers `Action::Take`.
+    /// No checkpoint was taken. This event answers `Action::Take`.
     NotTaken(NotTaken),
-    /// The log takes no further checkpoints, and its unwritten data is lost. Answers `Action::Take`.
+    /// The log (the file of the subject's checkpoints) accepts no further checkpoints, and its unwritten data is lost.
+    /// This event answers `Action::Take`.
     LogLost,
-    /// The log was opened anew. Answers `Action::OpenLog`.
+    /// The log was opened again. This event answers `Action::OpenLog`.
     LogOpened,
-    /// It could not be opened. Answers `Action::OpenLog`.
+    /// The log could not be opened. This event answers `Action::OpenLog`.
     LogNotOpened {
-        /// The subject has died meanwhile.
+        /// Whether the subject has died in the meantime.
         is_dying: bool,
     },
     /// A checkpoint is durable.
     Committed {
-        /// Its number.
+        /// The sequence number of the checkpoint.
         sequence: Sequence,
-        /// The oldest one in the log.
+        /// The oldest checkpoint in the log.
         oldest: Option<Sequence>,
     },
     /// A checkpoint could not be written.
     WriteFailed(Sequence),
     /// The log has discarded a checkpoint on request.
     CalledOff(Sequence),
-    /// A checkpoint differs from the subject.
+    /// The content of a checkpoint differs from the subject.
     Differs(Sequence),
-    /// The guardian got a signal that requests the end of the subject.
+    /// The guardian received a signal that requests the end of the subject.
     EndRequested(Signal),
-    /// A process of the subject other than its root has failed by this signal.
+    /// A process of the subject other than the root process has died by this signal.
     ChildFailed(Signal),
-    /// A check from outside finds the subject faulty.
+    /// A check of the guardian has found a fault of the subject.
     Faulted(Fault),
-    /// The root has ended. Everything else that had arrived by then was reported before.
+    /// The root process has ended. All earlier events were already reported.
     Died {
-        /// How.
+        /// The status with which the root ended.
         status: SubjectStatus,
-        /// The subject has the terminal in the foreground.
+        /// Whether the subject is in the foreground process group of the terminal.
         has_terminal: bool,
-        /// Checkpoints that may have been taken after the failure of one of its other processes.
+        /// Checkpoints that were possibly taken after the failure of another process of the subject.
         after_child: Vec<Sequence>,
     },
-    /// Nothing of the dead subject is left. Answers `Action::Clear`.
+    /// All processes of the dead subject have ended. This event answers `Action::Clear`.
     Cleared,
-    /// Which checkpoints there are. Answers `Action::Survey`.
+    /// The checkpoints of the subject. This event answers `Action::Survey`.
     Surveyed(Survey),
-    /// The subject runs again, from the requested checkpoint. Answers `Action::Restore`.
+    /// The subject runs again, from the requested checkpoint. This event answers `Action::Restore`.
     Restored,
-    /// The restore failed, and left nothing. Answers `Action::Restore`.
+    /// The restore failed, and has left no process. This event answers `Action::Restore`.
     NotRestored(RestoreError),
-    /// The program was not started, since its files could not go back. Answers `Action::Start`.
+    /// The program was not started, because its files could not be rolled back. This event answers `Action::Start`.
     NotStarted(RestoreError),
-    /// An action could not be carried out for any other reason.
+    /// An action failed for any other reason.
     Failed,
 }
 
-/// How long a subject was stopped in turns that copied a part each.
+/// The stops of a checkpoint in slices. Each slice stops the subject and copies a part of the pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sliced {
-    /// The longest turn.
+    /// The duration of the longest stop.
     pub longest: Duration,
-    /// All of them.
+    /// The total duration of all stops.
     pub total: Duration,
 }
 
-/// Why no checkpoint was taken.
+/// The reason why no checkpoint was taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotTaken {
-    /// The log has as much to write as it takes.
+    /// The log cannot accept more data: too many checkpoints are still being written.
     Behind,
-    /// The tracker could not be attached; another one is used from now on.
+    /// The dirty-page tracker could not be attached. Another tracker is used from now on.
     TrackerReplaced,
-    /// It was refused, or has failed.
+    /// The checkpoint was refused, or has failed.
     Refused,
     /// The subject was dying.
     Dying,
 }
 
-/// Why a checkpoint could not be restored.
+/// The reason why a checkpoint could not be restored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RestoreError {
-    /// An older one may be restored.
+    /// This checkpoint is unusable. An older checkpoint may be restorable.
     Unusable,
-    /// Files have changed since the checkpoint; older checkpoints fit them even less.
+    /// Files have changed since the checkpoint. Older checkpoints match the files even less.
     FilesChanged,
-    /// Files could not go back, and none has.
+    /// The files could not be rolled back. No file was changed.
     FilesStay,
-    /// Some files have gone back and others have not: they fit nothing.
+    /// Only some files were rolled back. The files match no checkpoint.
     FilesHalfWay,
 }
 
-/// The checkpoints of a subject.
+/// The list of a subject's checkpoints.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Survey {
-    /// Those that are committed, rising.
+    /// The committed checkpoints, in rising order.
     pub committed: Vec<Sequence>,
-    /// Those that files can go back to, committed or in flight. Unused where files do not go back.
+    /// The checkpoints to which files can be rolled back, committed or in flight. Unused if files are not rolled back.
     pub exact: Vec<Sequence>,
-    /// Files can go back to the beginning of the program.
+    /// Whether files can be rolled back to the beginning of the program.
     pub reaches_beginning: bool,
 }
 
-/// Something to be done.
+/// An instruction to the guardian.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Take a checkpoint with this number. It answers all requests of processes until now.
+    /// Take a checkpoint with this number. The checkpoint answers all earlier requests of processes.
     Take(Sequence),
-    /// Open the log anew, whose checkpoints in flight are lost.
+    /// Open the log again. Its checkpoints in flight are lost.
     OpenLog,
-    /// Kill the root.
+    /// Kill the root process.
     KillRoot,
-    /// Send the program a signal that came while there was none to take it.
+    /// Send this signal to the program. The signal arrived while the program did not run.
     Signal(Signal),
-    /// Count checkpoints that were due and are not taken.
+    /// Count checkpoints that were due and were not taken: the reason, and the number of checkpoints.
     Late(LateReason, u32),
-    /// Tell the operator.
+    /// Report a notice to the operator.
     Tell(Notice),
-    /// End everything that the dead root has left.
+    /// End all remaining processes of the dead subject.
     Clear,
     /// List the checkpoints.
     Survey,
-    /// Give up the checkpoints that are still being written.
+    /// Invalidate the checkpoints that are still being written.
     LeaveBehind {
-        /// Their numbers, rising.
+        /// The numbers of these checkpoints, in rising order.
         dropped: Vec<Sequence>,
-        /// The newest checkpoint that stays; 0 for none.
+        /// The newest checkpoint that remains valid; 0 if there is none.
         newest: Sequence,
     },
-    /// Take files back if they go back, and build the processes of this checkpoint.
+    /// Build the processes of this checkpoint. If files are rolled back, roll the files back first.
     Restore(Sequence),
     /// Start the program from its beginning.
     Start {
-        /// Files go back to the beginning first; else the program finds them as they are.
+        /// Whether the files are first rolled back to the beginning of the program. Otherwise the files stay as they
+        /// are.
         is_with_files: bool,
-        /// Why no checkpoint is used; `None` if there is none.
+        /// The reason why no checkpoint is used; `None` if there is no checkpoint.
         why: Option<FreshReason>,
     },
 }
 
-/// Why checkpoints that were due are not taken.
+/// The reason why due checkpoints were not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LateReason {
-    /// The one before was still being copied.
+    /// The previous checkpoint was still being copied.
     Copying,
-    /// The store was still writing earlier ones.
+    /// The store was still writing earlier checkpoints.
     Writing,
-    /// The program holds them back.
+    /// The program defers checkpoints.
     Held,
 }
 
-/// Why a program starts from its beginning although it had checkpoints.
+/// The reason why a program starts from its beginning although there were checkpoints.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FreshReason {
-    /// Those that it was restored from led to death, and no later restart is allowed.
+    /// Earlier restores were followed by further deaths, and the limit allows no restart after this start.
     LastRestart,
-    /// None of them could be restored.
+    /// No checkpoint could be restored.
     NotRestorable {
-        /// How many there are.
+        /// The number of checkpoints.
         tried: usize,
     },
-    /// Files have changed since the newest one.
+    /// Files have changed since the newest checkpoint.
     FilesChanged,
-    /// Files can go back to none of them.
+    /// Files cannot be rolled back to any checkpoint.
     NoneExact,
-    /// Files could not go back to this checkpoint; 0 stands for the beginning of the program.
+    /// Files could not be rolled back to this checkpoint. 0 stands for the beginning of the program.
     FilesStay(Sequence),
 }
 
@@ -329,23 +339,23 @@ pub enum FreshReason {
 pub enum Notice {
     /// The subject died, and a restart may follow.
     Died(SubjectStatus),
-    /// A process other than its root has failed, and the root is ended for it.
+    /// A process other than the root process has failed, and the root process is killed for this reason.
     ChildFailed,
-    /// The subject is faulty, and its root is killed for it.
+    /// The subject is faulty, and the root process is killed for this reason.
     Faulted(Fault),
-    /// There were more restarts than allowed.
+    /// The limit on restarts was exceeded.
     GaveUp(RestartLimit),
     /// The restart waits for this time.
     BacksOff(Duration),
-    /// A checkpoint leads to death again, and is no longer used.
+    /// A checkpoint has again led to a death, and is no longer used.
     Poisoned(Sequence),
-    /// A checkpoint could not be restored, for the reason of the last error.
+    /// A checkpoint could not be restored. The reason is the last error.
     NotRestored {
-        /// Its number.
+        /// The sequence number of the checkpoint.
         sequence: Sequence,
-        /// The next message has the same reason.
+        /// Whether the next notice reports the same reason.
         is_explained_next: bool,
     },
-    /// The subject runs again.
+    /// The subject runs again from this checkpoint. The duration is the time since the death.
     Restored(Sequence, Duration),
 }

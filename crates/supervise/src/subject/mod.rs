@@ -1,8 +1,12 @@
-//! The state machine.
+//! The state machine of one subject (a protected program): checkpoints, deaths and restarts.
 //!
-//! Owns: the state of one subject, and which part of it an event concerns.
-//! Invariants: `step` is total: an event that does not belong to the state changes nothing. An end is final. The
-//! number of a checkpoint is used once.
+//! The root is the first process of a subject. An incarnation of a subject lasts from a start or restore to the next
+//! death. A run consists of incarnations, until the subject is not restarted. A checkpoint in flight was taken, and is
+//! not yet durable.
+//!
+//! Owns: the state of one subject, and the dispatch of events to the submodules.
+//! Invariants: `step` is total: an event that does not fit the state changes nothing. The end of a run is final. Each
+//! sequence number of a checkpoint is used once.
 //! Does not: know how an action is carried out.
 
 mod checkpoints;
@@ -26,42 +30,44 @@ pub use event::{
     State, Step, Survey,
 };
 
-/// What is decided before a run begins.
+/// The decisions made before a run begins.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Plan {
-    /// Time between two checkpoints. `None`: none is ever taken, and a restart starts the program from its beginning.
+    /// The time between two checkpoints. `None`: no checkpoint is taken, and a restart starts the program from its
+    /// beginning.
     pub every: Option<Duration>,
-    /// Of a program that starts from its beginning one checkpoint is taken by the clock, and tried again after `every`
-    /// where it fails.
+    /// Whether the schedule takes only one checkpoint after each start from the beginning. A failed checkpoint is tried
+    /// again after `every`.
     pub once: bool,
-    /// No checkpoint is due before the program has reported that it is ready.
+    /// Whether the schedule waits until the program has reported readiness.
     pub awaits_ready: bool,
-    /// Which deaths are followed by a restart.
+    /// The deaths that are followed by a restart.
     pub restart: RestartPolicy,
-    /// How many restarts are allowed.
+    /// The limit on restarts.
     pub limit: RestartLimit,
-    /// How long restarts wait.
+    /// The back-off of restarts.
     pub back_off: BackOffPlan,
-    /// What a restart does with changed files. With `Rewind` they go back before the processes are built.
+    /// The treatment of changed files at a restart. With `Rewind`, files are rolled back before the processes are
+    /// built.
     pub files: ChangedFiles,
-    /// The program can be started from its beginning. One that was adopted cannot.
+    /// Whether the program can be started from its beginning. An adopted program cannot be started.
     pub can_start: bool,
-    /// Checkpoints that are being written at the same time, at most.
+    /// The maximum number of checkpoints that are written at the same time.
     pub in_flight_max: usize,
 }
 
-/// The checkpoints that a store has when a run begins.
+/// The checkpoints in the store at the beginning of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Beginning {
-    /// The number of the next one.
+    /// The number of the next checkpoint.
     pub next: Sequence,
-    /// The first checkpoint of this program; earlier ones belong to other programs.
+    /// The first checkpoint of this program. Earlier checkpoints belong to other programs.
     pub first: Sequence,
-    /// The newest one.
+    /// The newest checkpoint.
     pub newest: Option<Sequence>,
 }
 
-/// One subject, from the start of a run to its end.
+/// The state machine of one subject, from the start of a run to its end.
 #[derive(Debug)]
 pub struct Subject {
     plan: Plan,
@@ -72,26 +78,26 @@ pub struct Subject {
     restarts: Restarts,
     back_off: BackOff,
     suspicion: Suspicion,
-    /// Restarts that were begun.
+    /// The number of restarts that were begun.
     restart_count: u64,
-    /// What the event that is being handled has led to so far.
+    /// The actions that the current event has caused so far.
     actions: Vec<Action>,
 }
 
 /// The checkpoints of one subject.
 #[derive(Debug)]
 struct Checkpoints {
-    /// The number of the next one.
+    /// The number of the next checkpoint.
     next: Sequence,
-    /// The first one of this program.
+    /// The first checkpoint of this program.
     first: Sequence,
-    /// The newest checkpoint that this incarnation descends from.
+    /// The newest checkpoint from which this incarnation descends: committed by this incarnation, or restored.
     descends: Option<Sequence>,
-    /// Those that are being written, rising.
+    /// The checkpoints that are being written, in rising order.
     in_flight: VecDeque<Sequence>,
-    /// The log is being opened anew.
+    /// Whether the log (the file of the checkpoints) is being opened again.
     is_opening: bool,
-    /// The due time that passed without a checkpoint, as far as it was counted.
+    /// The last due time that passed without a checkpoint and was counted as late.
     late: Option<Instant>,
 }
 
@@ -108,50 +114,50 @@ impl Checkpoints {
         }
     }
 
-    /// What older incarnations have left is not the past of this one.
+    /// Excludes the checkpoints of older incarnations: a program started from its beginning does not descend from them.
     fn begin_anew(&mut self) {
         self.first = self.next;
         self.descends = None;
     }
 
-    /// Takes one out of those in flight; `false` if it was left behind.
+    /// Removes a checkpoint from the checkpoints in flight. Returns `false` if the checkpoint was not in flight.
     fn remove(&mut self, sequence: Sequence) -> bool {
         let place = self.in_flight.iter().position(|found| *found == sequence);
         place.and_then(|place| self.in_flight.remove(place)).is_some()
     }
 
-    /// The log takes no number twice, whatever became of it.
+    /// Advances to the next number. The log accepts each number only once, also after a failed checkpoint.
     fn advance(&mut self) {
         self.next = Sequence(self.next.get().saturating_add(1));
     }
 }
 
-/// What is known of the present incarnation of the program.
+/// The state of the current incarnation of the program.
 #[derive(Debug)]
 struct Incarnation {
-    /// From 1.
+    /// The number of the incarnation, from 1.
     number: u64,
     began: Instant,
-    /// It has committed a checkpoint.
+    /// Whether the incarnation has committed a checkpoint.
     has_checkpoint: bool,
-    /// Checkpoints are due by the clock.
+    /// Whether the schedule may take checkpoints.
     is_ready: bool,
-    /// One of its processes holds checkpoints back.
+    /// Whether a process of the subject defers checkpoints.
     is_held: bool,
-    /// A checkpoint is requested and not being taken.
+    /// Whether a checkpoint is requested and not yet being taken.
     is_wanted: bool,
-    /// A signal has requested its end.
+    /// The signal that has requested the end of the subject, and the time of the request.
     ending: Option<(Signal, Instant)>,
-    /// Why the root is killed, if it is.
+    /// The reason for which the root is being killed; `None` if the root is not being killed.
     killed_for: Option<KilledFor>,
 }
 
-/// Why the root of a subject is killed by us.
+/// The reason for which `undying` kills the root of a subject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum KilledFor {
-    /// Another process has failed by this signal.
+    /// Another process of the subject has died by this signal.
     Child(Signal),
-    /// A check from outside finds the subject faulty.
+    /// A check of the guardian (the supervising process) has found this fault of the subject.
     Fault(Fault),
 }
 
@@ -171,7 +177,7 @@ impl Incarnation {
 }
 
 impl Subject {
-    /// A subject that is being started or adopted; `Event::Started` reports that it runs.
+    /// Returns a subject that is being started or adopted. `Event::Started` reports that the subject runs.
     #[must_use]
     pub fn new(plan: Plan, beginning: Beginning, now: Instant) -> Self {
         Self {
@@ -188,7 +194,7 @@ impl Subject {
         }
     }
 
-    /// Handles an event; returns the actions to take now, in this order.
+    /// Handles an event. Returns the actions, which the caller carries out now, in this order.
     pub fn step(&mut self, now: Instant, event: Event) -> Vec<Action> {
         if matches!(self.state, State::Ended(_)) {
             self.after_end(&event, now);
@@ -230,13 +236,13 @@ impl Subject {
         std::mem::take(&mut self.actions)
     }
 
-    /// What it is doing.
+    /// Returns the state of the subject.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// When `Event::Due` has something to do, if nothing else happens before.
+    /// Returns the time at which `Event::Due` is needed, if no other event arrives earlier.
     #[must_use]
     pub fn wake(&self, now: Instant) -> Option<Instant> {
         match self.state {
@@ -246,48 +252,48 @@ impl Subject {
         }
     }
 
-    /// The number of the next checkpoint.
+    /// Returns the number of the next checkpoint.
     #[must_use]
     pub fn next_sequence(&self) -> Sequence {
         self.checkpoints.next
     }
 
-    /// The first checkpoint that is one of this program's.
+    /// Returns the first checkpoint of this program.
     #[must_use]
     pub fn first_sequence(&self) -> Sequence {
         self.checkpoints.first
     }
 
-    /// Checkpoints that are being written, rising.
+    /// Returns the checkpoints that are being written, in rising order.
     pub fn in_flight(&self) -> impl ExactSizeIterator<Item = Sequence> + '_ {
         self.checkpoints.in_flight.iter().copied()
     }
 
-    /// Whether the root is being killed since another process has failed.
+    /// Reports whether the root is being killed because another process has failed.
     #[must_use]
     pub fn has_failed_child(&self) -> bool {
         matches!(self.incarnation.killed_for, Some(KilledFor::Child(_)))
     }
 
-    /// Which incarnation of the program this is, from 1; 0 before the first.
+    /// Returns the number of the current incarnation, from 1; 0 before the first incarnation.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.incarnation.number
     }
 
-    /// Restarts that were begun.
+    /// Returns the number of restarts that were begun.
     #[must_use]
     pub fn restart_count(&self) -> u64 {
         self.restart_count
     }
 
-    /// Checkpoints committed per second, of late.
+    /// Returns the recent rate of committed checkpoints, per second.
     #[must_use]
     pub fn achieved_hz(&self) -> f64 {
         self.pace.achieved_hz()
     }
 
-    /// How long the subject was stopped of late.
+    /// Returns percentiles of the recent pauses.
     #[must_use]
     pub fn pauses(&self) -> Pauses {
         self.pace.pauses()
@@ -323,7 +329,7 @@ impl Subject {
         }
     }
 
-    /// No checkpoint is being taken.
+    /// Sets the state of a subject of which no checkpoint is being taken.
     fn rest(&mut self) {
         self.state = if self.incarnation.is_held { State::Held } else { State::Running };
     }
@@ -337,7 +343,8 @@ impl Subject {
         }
     }
 
-    /// What was being written at the end may still be committed.
+    /// Handles an event after the end of the run. A checkpoint that was being written at the end may still be
+    /// committed.
     fn after_end(&mut self, event: &Event, now: Instant) {
         match event {
             Event::Committed { sequence, .. } if self.checkpoints.remove(*sequence) => {

@@ -1,7 +1,10 @@
-//! What is wanted of the components.
+//! The effect of commands: which components of a system are wanted, that is, should run.
+//!
+//! A run of a component consists of incarnations: a death is followed by a restart within the run.
 //!
 //! Owns: the effect of each command, and of a restart of the whole system.
-//! Invariants: a command changes only what is wanted. `runs` gives the orders that follow from it.
+//! Invariants: a command sets the wanted state of components. The module `runs` then derives the orders that start and
+//! end runs.
 //! Does not: begin or end a run.
 
 use std::time::Instant;
@@ -19,7 +22,7 @@ impl Supervisor {
         }
     }
 
-    /// A component that is being stopped runs again when it has ended.
+    /// Requests that a component and its needs run. A component that is being stopped runs again after its end.
     pub(super) fn start(&mut self, id: ComponentId) {
         if matches!(self.phase, Phase::Down { .. }) {
             self.tell(SystemNotice::NotStarted(id));
@@ -35,7 +38,10 @@ impl Supervisor {
         }
     }
 
-    /// A component that has ended by itself then counts as stopped: a restart of the system does not start it.
+    /// Requests the end of a component's run.
+    ///
+    /// A component that has ended by itself becomes stopped, so that a restart of the system does not start the
+    /// component.
     pub(super) fn stop(&mut self, id: ComponentId) {
         let component = self.at_mut(id);
         component.is_wanted = false;
@@ -75,7 +81,7 @@ impl Supervisor {
         }
     }
 
-    /// Follows a file that was read again: removed components are ended, new ones started.
+    /// Applies the plan of a system file that was read again: stops removed components, and starts new components.
     pub(super) fn follow(&mut self, now: Instant, plan: SystemPlan) {
         let before = std::mem::replace(&mut self.plan, plan);
         self.components.resize_with(self.plan.ids().len(), Supervised::idle);
@@ -90,7 +96,8 @@ impl Supervisor {
         }
     }
 
-    /// Ends all runs, then starts all components except those that an operator has stopped, or that may still run.
+    /// Ends all runs, then starts the components again. Two kinds of components stay ended: components that an operator
+    /// has stopped, and components that the guardian could not end.
     pub(super) fn restart_system(&mut self) {
         self.phase = Phase::Restarting;
         self.tell(SystemNotice::SystemRestarts);

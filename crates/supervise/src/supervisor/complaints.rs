@@ -1,8 +1,11 @@
 //! Complaints about a component.
 //!
+//! A component may complain about a component that it needs, and an operator about any component.
+//!
 //! Owns: which complainants count, and when complaints restart a component.
-//! Invariants: complaints restart only a component that is ready, and only at its quorum. They concern one incarnation.
-//! Does not: add them up; `tally` does.
+//! Invariants: complaints restart a component only if it is ready, and only at its quorum (the required sum of
+//! weights). Complaints about an incarnation end with the incarnation.
+//! Does not: add the weights; `tally` does.
 
 use std::num::NonZeroU32;
 use std::time::Instant;

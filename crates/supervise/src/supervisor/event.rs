@@ -1,9 +1,12 @@
-//! What the components of a system are doing, what can happen to them, and what is to be done.
+//! The states of a component, the events that change the states, and the orders that follow.
 //!
-//! Owns: the states of a component, the events that a host reports, the orders that it carries out.
-//! Invariants: orders are carried out in their order. `Run` is answered by `Started`, `Restored` or `Ended`; `End` and
-//! `KillRun` are answered by `Ended`; `Fail` is answered by `Died` or `Ended`.
-//! Does not: word anything, or change a state; `Supervisor` does the latter.
+//! A component is a program of a system. The guardian (the process of `undying up`) reports events and carries out
+//! orders.
+//!
+//! Owns: the types for states, events, orders and notices.
+//! Invariants: orders are carried out in the given order. The guardian answers `Run` with `Started`, `Restored` or
+//! `Ended`. The guardian answers `End` and `KillRun` with `Ended`, and `Fail` with `Died` or `Ended`.
+//! Does not: write texts for the operator, or change a state; `Supervisor` changes states.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -13,48 +16,52 @@ use crate::fault::Fault;
 use crate::status::SubjectStatus;
 use crate::subject::End;
 
-/// What a component is doing. A *run* lasts from `Order::Run` to `SystemEvent::Ended`. It consists of incarnations:
-/// within a run, the state machine of the component (`Subject`) restarts it.
+/// The state of a component.
+///
+/// A *run* lasts from `Order::Run` to `SystemEvent::Ended`. A run consists of incarnations: within a run, the state
+/// machine of the component (`Subject`) restarts the program after a death.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ComponentState {
-    /// It was not told to run yet.
+    /// The component was never ordered to run.
     Idle,
-    /// It runs once the components that `Supervisor::waits_for` gives are ready, or have ended.
+    /// The component waits to run. `Supervisor::waits_for` returns the awaited components.
     Waiting,
-    /// It has a run, and is not ready.
+    /// The component has a run, and is not ready.
     Starting {
-        /// When its run was ordered, or when its last incarnation died.
+        /// The time at which the run was ordered, or at which the last incarnation died.
         since: Instant,
-        /// When it is killed if it is not ready by then. `None` until it was started.
+        /// The deadline for readiness: a component that is not ready by then is killed. `None` until the component was
+        /// started.
         ready_by: Option<Instant>,
     },
-    /// It is ready.
+    /// The component is ready.
     Ready {
-        /// Since when.
+        /// The time at which the component became ready.
         since: Instant,
     },
-    /// It died, and its own state machine brings it back.
+    /// An incarnation has died, and the component's own state machine restarts the program.
     Down {
-        /// Since when.
+        /// The time of the death.
         since: Instant,
-        /// How it died.
+        /// The status with which the incarnation died.
         status: SubjectStatus,
     },
-    /// It was told to end.
+    /// The component was asked to end.
     Stopping {
-        /// When it is killed if it has not ended by then.
+        /// The deadline for the end: a component that has not ended by then is killed.
         until: Instant,
     },
-    /// It did not end in time, and is being killed.
+    /// The component did not end in time, and is being killed.
     Killing,
-    /// It was ended on request, or taken back before it ran.
+    /// The component was ended by a command, or the command to run was withdrawn before a run began.
     Stopped,
-    /// Its run is over without a request, and nothing restarts it but a command.
+    /// The run has ended without a command. Only a command, the consequence of a give-up, or a changed system file
+    /// starts the component again.
     Ended(End),
 }
 
 impl ComponentState {
-    /// Whether it has a run: between `Order::Run` and `SystemEvent::Ended`.
+    /// Reports whether the component has a run: between `Order::Run` and `SystemEvent::Ended`.
     #[must_use]
     pub const fn has_run(&self) -> bool {
         match self {
@@ -67,79 +74,79 @@ impl ComponentState {
         }
     }
 
-    /// Whether the components that need it may be started.
+    /// Reports whether the components that need this component may be started.
     #[must_use]
     pub const fn is_ready(&self) -> bool {
         matches!(self, Self::Ready { .. })
     }
 
-    /// Whether an incarnation of it is known to run, and was not told to end.
+    /// Reports whether an incarnation is known to run, and was not asked to end.
     #[must_use]
     pub const fn is_alive(&self) -> bool {
         matches!(self, Self::Ready { .. } | Self::Starting { ready_by: Some(_), .. })
     }
 
-    /// Whether its run is being ended on request.
+    /// Reports whether the run is being ended on request.
     #[must_use]
     pub const fn is_stopping(&self) -> bool {
         matches!(self, Self::Stopping { .. } | Self::Killing)
     }
 }
 
-/// Something that has happened, or a command.
+/// A report of the guardian, or a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SystemEvent {
-    /// Command: all components run, each when its needs are ready.
+    /// Command: all components run, each component as soon as its needs are ready.
     Up,
-    /// All events that have arrived were reported: due actions are to be taken.
+    /// All events that have arrived were reported. The supervisor then handles due timeouts.
     Due,
-    /// A run or an incarnation runs from the beginning of the program.
+    /// A new incarnation runs from the beginning of the program.
     Started(ComponentId),
-    /// An incarnation runs from a checkpoint, where it was ready already.
+    /// An incarnation was restored from a checkpoint, in which the program was already ready.
     Restored(ComponentId),
-    /// The condition of `ready` holds.
+    /// The condition of the key `ready` is met.
     Ready(ComponentId),
-    /// An incarnation has ended. The run continues: the component's own state machine restarts it.
+    /// An incarnation has ended. The run continues: the component's own state machine restarts the program.
     Died {
-        /// Which component.
+        /// The component of the incarnation.
         id: ComponentId,
-        /// How.
+        /// The status with which the incarnation ended.
         status: SubjectStatus,
     },
-    /// A run is over.
+    /// A run has ended.
     Ended {
-        /// Of which component.
+        /// The component of the run.
         id: ComponentId,
-        /// How.
+        /// The way in which the run ended.
         end: End,
     },
-    /// A check from outside finds a component faulty.
+    /// A check of the guardian has found a fault of a component.
     Fault {
-        /// Which component.
+        /// The faulty component.
         id: ComponentId,
-        /// What is wrong.
+        /// The fault.
         fault: Fault,
     },
-    /// A client or an operator complains about a component.
+    /// A component or an operator complains about a component.
     Complaint {
-        /// Which component.
+        /// The component that the complaint is about.
         about: ComponentId,
         /// The complainant.
         by: Complainant,
-        /// How much it counts.
+        /// The weight of the complaint.
         weight: NonZeroU32,
     },
-    /// Command: a component runs, and all that it needs.
+    /// Command: a component runs, and all components that it needs.
     Start(ComponentId),
-    /// Command: the run of a component ends. Components that need it continue.
+    /// Command: the run of a component ends. Components that need this component continue.
     Stop(ComponentId),
-    /// Command: the run of a component ends, and a new one begins. Components that need it continue.
+    /// Command: the run of a component ends, and a new run begins. Components that need this component continue.
     Restart(ComponentId),
-    /// Command: all runs end, each after those of all components that need it. This is final.
+    /// Command: all runs end, each run after the runs of all dependents. No run begins afterwards.
     Down,
 }
 
-/// Where a complaint comes from.
+/// The origin of a complaint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Complainant {
     /// An operator.
@@ -148,69 +155,69 @@ pub enum Complainant {
     Component(ComponentId),
 }
 
-/// Something to be done.
+/// An instruction to the guardian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
     /// Begin a run of a component.
     Run(ComponentId),
-    /// Ask a component to end (SIGTERM). Its run is over then: nothing restarts it.
+    /// Ask a component to end (SIGTERM). The end of the component ends the run: no restart follows.
     End(ComponentId),
-    /// Kill a component (SIGKILL). Its run is over then.
+    /// Kill a component (SIGKILL). The end of the component ends the run.
     KillRun(ComponentId),
-    /// Kill the present incarnation of a component, which its policy restarts. The event for its own state machine is
-    /// `Event::Faulted`.
+    /// Kill the current incarnation of a component. The policy of the component decides about a restart. The guardian
+    /// reports `Event::Faulted` to the component's own state machine.
     Fail(ComponentId, Fault),
-    /// Run the program of `exec` in the component's `restart`.
+    /// Run the program of `exec` in the `restart` key of the component.
     Exec(ComponentId),
-    /// Report to the operator.
+    /// Report a notice to the operator.
     Tell(SystemNotice),
 }
 
 /// A report to the operator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SystemNotice {
-    /// A component waits for others.
+    /// A component waits for other components.
     Waiting(ComponentId),
     /// A component is ready.
     Ready {
-        /// Which one.
+        /// The component.
         id: ComponentId,
-        /// How long it was not: since its run was ordered, or since it died.
+        /// The time for which the component was not ready: since its run was ordered, or since it died.
         took: Duration,
     },
     /// A component was not ready in time, and is killed.
     NotReady {
-        /// Which one.
+        /// The component.
         id: ComponentId,
-        /// How long it had.
+        /// The timeout for readiness.
         timeout: Duration,
     },
     /// A component was ended on request.
     Stopped(ComponentId),
     /// A component did not end in time after SIGTERM, and is killed.
     NotStopped {
-        /// Which one.
+        /// The component.
         id: ComponentId,
-        /// How long it had.
+        /// The time that the component had for its end.
         timeout: Duration,
     },
-    /// The run of a component is over, and its policy does not restart it.
+    /// The run of a component has ended, and the policy restarts nothing.
     Ended {
-        /// Which one.
+        /// The component.
         id: ComponentId,
-        /// How.
+        /// The way in which the run ended.
         end: End,
     },
-    /// A component was restarted too often, or cannot be brought back.
+    /// A component was restarted too often, or cannot be started or restored.
     GaveUp {
-        /// Which one.
+        /// The component.
         id: ComponentId,
-        /// How its run ended.
+        /// The way in which the run ended.
         end: End,
-        /// What follows.
+        /// The consequence of the give-up.
         follows: AfterGiveUp,
     },
-    /// A component is killed and restarted since another member of its group died.
+    /// A component is killed and restarted because another member of its group has died.
     GroupRestarts {
         /// The member that died.
         died: ComponentId,
@@ -219,51 +226,52 @@ pub enum SystemNotice {
     },
     /// A complaint was counted.
     Complaint {
-        /// The component that it is about.
+        /// The component that the complaint is about.
         about: ComponentId,
         /// The complainant.
         by: Complainant,
-        /// What the complaints of the window add up to.
+        /// The sum of the weights of all complaints in the window.
         sum: u32,
-        /// The sum that restarts the component.
+        /// The sum at which the component is restarted.
         quorum: NonZeroU32,
     },
     /// A complaint was not counted.
     ComplaintRefused {
-        /// The component that it is about.
+        /// The component that the complaint is about.
         about: ComponentId,
         /// The complainant.
         by: Complainant,
-        /// Why.
+        /// The reason for the refusal.
         why: ComplaintRefusal,
     },
-    /// A component is not started, since the system goes down.
+    /// A component is not started, because the system goes down.
     NotStarted(ComponentId),
-    /// All components are ended, to be started again.
+    /// All components are ended, and then started again.
     SystemRestarts,
-    /// All components are ended, and none is started again.
+    /// All components are ended, and no component is started again.
     SystemGoesDown {
-        /// Not on request: a component gave up again after the restart of the system.
+        /// Whether a repeated give-up is the reason: a component gave up again after the restart of the system. `false`
+        /// for a command.
         has_failed: bool,
     },
 }
 
-/// What follows when a component was restarted too often, or cannot be brought back.
+/// The consequence of a give-up: a component was restarted too often, or cannot be started or restored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AfterGiveUp {
-    /// It stays dead.
+    /// The component is not started again.
     StaysDead,
-    /// It is started again, after the components that cannot run without it have ended; then these are.
+    /// All dependents of the component are ended. Then the component, and after it the dependents, are started again.
     RestartsDependents,
     /// The system is restarted.
     RestartsSystem,
     /// The system goes down.
     SystemGoesDown,
-    /// It stays dead, and the program of `exec` is run.
+    /// The component is not started again, and the program of `exec` is run.
     RunsProgram,
 }
 
-/// Why a complaint is not counted.
+/// The reason why a complaint does not count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ComplaintRefusal {
     /// The complainant does not need the component.

@@ -1,8 +1,11 @@
-//! What happens to the incarnations within a run.
+//! Events of the incarnations within a run of a component: start, readiness, timeout, death.
 //!
-//! Owns: when a component is ready, its timeouts, what the death of a member means for its group.
-//! Invariants: an incarnation is killed for one fault at most. A death that a group has caused causes no further one.
-//! Does not: begin or end a run, apart from killing one that does not end in time.
+//! A run consists of incarnations: a death is followed by a restart within the run.
+//!
+//! Owns: when a component is ready, its timeouts, and the consequences of a member's death for its group.
+//! Invariants: an incarnation is killed for at most one fault. A death that was caused by a group causes no further
+//! death.
+//! Does not: begin or end a run. Exception: a run that does not end in time is killed by this module.
 
 use std::time::Instant;
 
@@ -31,7 +34,8 @@ impl Supervisor {
         }
     }
 
-    /// Since when a component is not ready that has a run and no incarnation.
+    /// Returns the time since which a component without an incarnation is not ready. `None` for a component with an
+    /// incarnation or without a run.
     fn not_ready_since(&self, id: ComponentId) -> Option<Instant> {
         match self.at(id).state {
             ComponentState::Starting { since, ready_by: None } | ComponentState::Down { since, .. } => {
@@ -48,7 +52,8 @@ impl Supervisor {
         }
     }
 
-    /// A component whose `ready` was taken out of the file is ready as soon as it was started.
+    /// Makes a component ready whose `ready` key was removed from the file. Such a component is ready as soon as it was
+    /// started.
     pub(super) fn ready_if_unconditional(&mut self, now: Instant, id: ComponentId) {
         if let ComponentState::Starting { since, ready_by: Some(_) } = self.at(id).state
             && self.plan[id].ready_timeout.is_none()
@@ -74,7 +79,8 @@ impl Supervisor {
         }
     }
 
-    /// Kills the members that share the fate of a dead member, except those that would stay dead.
+    /// Kills the group members that are restarted together with `died`. A member whose policy restarts nothing is not
+    /// killed.
     pub(super) fn restart_group_of(&mut self, died: ComponentId) {
         for member in self.plan.sharing_fate_of(died) {
             if self.at(member).can_fail() && self.plan[member].policy != Policy::Never {
@@ -84,7 +90,7 @@ impl Supervisor {
         }
     }
 
-    /// Kills the present incarnation, unless it is being killed or ended.
+    /// Kills the current incarnation, unless the incarnation is already being killed or ended.
     pub(super) fn fail(&mut self, id: ComponentId, fault: Fault) {
         let component = self.at_mut(id);
         if component.can_fail() {

@@ -1,12 +1,13 @@
-//! The components of a system as one state machine.
+//! The state machine of a system: decides when components start and end.
 //!
-//! Each component has a state machine of its own, `Subject`, for what follows the death of one incarnation. The
-//! supervisor decides what concerns more than one incarnation or more than one component.
+//! Each component has its own state machine, `Subject`, which handles the death of one incarnation. The supervisor
+//! makes the decisions about more than one incarnation, or about more than one component. A run of a component consists
+//! of incarnations: a death is followed by a restart within the run.
 //!
-//! Owns: when a run of a component begins and ends, what is wanted of each component, what follows when one gives up.
-//! Invariants: `step` is total: an event that does not belong to the state changes nothing. A run begins only while all
-//! that the component needs is ready, and never beside another run of it. A step gives at most one order for a component,
-//! notices and `Exec` apart.
+//! Owns: the beginning and end of runs, the wanted state of each component, and the consequences of a give-up.
+//! Invariants: `step` is total: an event that does not fit the state changes nothing. A run begins only while all needs
+//! of the component are ready, and while the component has no other run. A step gives at most one order for a
+//! component, not counting notices and `Exec`.
 //! Does not: restart an incarnation, or know how an order is carried out.
 
 mod commands;
@@ -28,45 +29,45 @@ pub use event::{
 };
 pub use plan::{ComponentId, ComponentPlan, GroupPlan, Quorum, SystemPlan};
 
-/// How long a component may take to end after SIGTERM, before it is killed: as in `docker stop`.
+/// The time from SIGTERM to SIGKILL for a component that does not end. `docker stop` uses the same time.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The components of a system, from its start to its end.
 ///
-/// Methods that take a `ComponentId` panic if it is one of another, larger system.
+/// A method with a parameter of type `ComponentId` panics if the id belongs to another, larger system.
 #[derive(Debug)]
 pub struct Supervisor {
     plan: SystemPlan,
-    /// By id.
+    /// The components, indexed by `ComponentId`.
     components: Vec<Supervised>,
     phase: Phase,
-    /// What the event that is being handled has led to so far.
+    /// The orders that the current event has caused so far.
     orders: Vec<Order>,
 }
 
-/// What the system as a whole is doing.
+/// The state of the system as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Each component is in its wanted state, or on the way to it.
+    /// Each component is in its wanted state, or is changing to it.
     Up,
-    /// All runs end, and then it is up again.
+    /// All runs end. The next phase is `Up`.
     Restarting,
-    /// All runs end. This is final.
+    /// All runs end. This phase is final.
     Down {
-        /// A component gave up again after the restart of the system.
+        /// Whether a component gave up again after the restart of the system.
         has_failed: bool,
     },
 }
 
 impl Supervisor {
-    /// A system of which nothing runs yet; `SystemEvent::Up` starts it.
+    /// Returns a system without runs. `SystemEvent::Up` starts the system.
     #[must_use]
     pub fn new(plan: SystemPlan) -> Self {
         let components = plan.ids().map(|_| Supervised::idle()).collect();
         Self { plan, components, phase: Phase::Up, orders: Vec::new() }
     }
 
-    /// Handles an event; returns the orders to carry out now, in this order.
+    /// Handles an event. Returns the orders, which the caller carries out now, in this order.
     pub fn step(&mut self, now: Instant, event: SystemEvent) -> Vec<Order> {
         match event {
             SystemEvent::Up => self.up(),
@@ -87,9 +88,11 @@ impl Supervisor {
         std::mem::take(&mut self.orders)
     }
 
-    /// Follows a revised plan of this system: ends components that it removes, starts those that it adds, and restarts
-    /// `restarted`, apart from those that an operator has stopped. All others go on. Without effect once the system goes
-    /// down.
+    /// Applies a revised plan of this system: ends removed components, starts added components, and restarts the
+    /// components in `restarted`.
+    ///
+    /// A component that an operator has stopped stays stopped. All other components continue. The method has no effect
+    /// while the system goes down.
     pub fn revise(&mut self, now: Instant, plan: SystemPlan, restarted: &[ComponentId]) -> Vec<Order> {
         if !self.is_going_down() {
             self.follow(now, plan);
@@ -105,38 +108,39 @@ impl Supervisor {
         std::mem::take(&mut self.orders)
     }
 
-    /// When `SystemEvent::Due` has something to do, if nothing else happens before.
+    /// Returns the time at which `SystemEvent::Due` is needed, if no other event arrives earlier.
     #[must_use]
     pub fn wake(&self) -> Option<Instant> {
         self.components.iter().filter_map(Supervised::deadline).min()
     }
 
-    /// What is decided about the system and its components.
+    /// Returns the plan of the system and its components.
     #[must_use]
     pub fn plan(&self) -> &SystemPlan {
         &self.plan
     }
 
-    /// The name of a component.
+    /// Returns the name of a component.
     #[must_use]
     pub fn name(&self, id: ComponentId) -> &str {
         &self.plan[id].name
     }
 
-    /// The component of this name.
+    /// Returns the component with this name.
     #[must_use]
     pub fn id(&self, name: &str) -> Option<ComponentId> {
         self.plan.id(name)
     }
 
-    /// What a component is doing.
+    /// Returns the state of a component.
     #[must_use]
     pub fn state(&self, id: ComponentId) -> ComponentState {
         self.at(id).state
     }
 
-    /// What a waiting component waits for: that these are ready, or that they have ended if they are being ended. Empty
-    /// for a component that does not wait.
+    /// Returns the components that a waiting component waits for. Empty for a component that does not wait.
+    ///
+    /// The component waits until its needs are ready, and until components that are being ended have ended.
     #[must_use]
     pub fn waits_for(&self, id: ComponentId) -> Vec<ComponentId> {
         match self.at(id).state {
@@ -145,14 +149,15 @@ impl Supervisor {
         }
     }
 
-    /// The sum of the complaints about a component that count now.
+    /// Returns the sum of the complaints about a component that count at `now`.
     #[must_use]
     pub fn complaints(&self, id: ComponentId, now: Instant) -> u32 {
         self.at(id).complaints.sum(now, self.plan[id].quorum.within)
     }
 
-    /// Whether nothing runs, and nothing will without a command. A component that an operator has stopped, or that was
-    /// not asked to run yet, keeps a system open that was not asked to go down.
+    /// Reports whether the system has ended: no component has a run, and only a command can start a run.
+    ///
+    /// A stopped or idle component keeps the system open, until the system goes down.
     #[must_use]
     pub fn is_over(&self) -> bool {
         let is_down = self.is_going_down();
@@ -162,13 +167,13 @@ impl Supervisor {
         })
     }
 
-    /// Whether all runs are being ended for good.
+    /// Reports whether the system goes down: all runs are being ended, and no run begins afterwards.
     #[must_use]
     pub fn is_going_down(&self) -> bool {
         matches!(self.phase, Phase::Down { .. })
     }
 
-    /// Whether a component gave up, could not be brought back, or took the system down with it.
+    /// Reports whether a component gave up, could not be restored, could not be ended, or caused the system to go down.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         let is_failure =

@@ -1,9 +1,9 @@
-//! A system as its supervisor needs it: components by id, what they need, what follows when they fail.
+//! The plan of a system for its supervisor: components by id, their needs, and the consequences of failures.
 //!
-//! Owns: the ids of components, the order in which they start, defaults of what the file leaves out.
-//! Invariants: a component keeps its id when the file is read again, also while the file does not have it; names are
-//! looked up here and nowhere else.
-//! Does not: know what a component is doing.
+//! Owns: the ids of components, the start order, and the defaults of missing keys.
+//! Invariants: a component keeps its id when the file is read again, even if a version of the file omits the component.
+//! Names are resolved only in this module.
+//! Does not: know the state of a component.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -14,95 +14,99 @@ use crate::back_off::{BackOffPlan, SplitMix64};
 use crate::restarts::RestartLimit;
 use crate::system::{self, GiveUp, Policy, Strategy, System};
 
-/// How long a component may take to be ready if `ready` has no `timeout`: as in systemd.
+/// The default timeout for readiness, if `ready` has no key `timeout`. systemd uses the same default.
 const READY_TIMEOUT: Duration = Duration::from_secs(90);
-/// What restarts a component without `complaints`: two complainants, or an operator with a weight of 2. A single client
-/// that is itself at fault restarts nothing.
+/// The default quorum (the sum of weights that restarts a component), if a component has no key `complaints`.
+///
+/// Two complainants restart the component, or an operator with a weight of 2. A single faulty client restarts nothing.
 const QUORUM: Quorum =
     Quorum { sum: const { NonZeroU32::new(2).expect("2 is not zero") }, within: Duration::from_mins(1) };
 
-/// A component of one system. The components of the first file have the ids from 0 on, in the order of their names;
-/// those that a later file adds follow.
+/// The id of a component within one system.
+///
+/// The components of the first file have the ids from 0 on, in the order of their names. Components that a later file
+/// adds have the next ids.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ComponentId(u32);
 
 impl ComponentId {
-    /// Its place, from 0, for a list with one element for each component.
+    /// Returns the id as an index, from 0, into a list with one element for each component.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What is decided about a system before it is started.
+/// The decisions about a system, made before its start.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SystemPlan {
     components: Vec<ComponentPlan>,
     groups: Vec<GroupPlan>,
-    /// Each component after all that it needs.
+    /// All components, each component behind all its needs.
     start_order: Vec<ComponentId>,
 }
 
-/// What is decided about one component.
+/// The decisions about one component.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ComponentPlan {
-    /// Its name in the file.
+    /// The name in the file.
     pub name: String,
-    /// What follows its death.
+    /// The policy for restarts after a death.
     pub policy: Policy,
-    /// Components that are ready before it is started.
+    /// The components that must be ready before this component is started.
     pub needs: Vec<ComponentId>,
-    /// Components that need it.
+    /// The components that directly need this component.
     pub dependents: Vec<ComponentId>,
-    /// Components that it cannot run without, directly or not, in start order.
+    /// All direct and indirect needs, in start order.
     pub all_needs: Vec<ComponentId>,
-    /// Components that cannot run without it, directly or not, in start order.
+    /// All direct and indirect dependents, in start order.
     pub all_dependents: Vec<ComponentId>,
-    /// How long it may take to be ready. `None`: it is ready as soon as it was started.
+    /// The timeout for readiness. `None`: the component is ready as soon as it was started.
     pub ready_timeout: Option<Duration>,
-    /// How many restarts it is allowed.
+    /// The limit on restarts.
     pub limit: RestartLimit,
-    /// How long its restarts wait, with a seed of its own.
+    /// The back-off of restarts, with its own random seed.
     pub back_off: BackOffPlan,
-    /// What follows when it was restarted too often, or cannot be brought back.
+    /// The consequence of a give-up: the component was restarted too often, or cannot be started or restored.
     pub on_give_up: GiveUp,
-    /// How many complaints restart it.
+    /// The quorum of complaints at which the component is restarted.
     pub quorum: Quorum,
-    /// The file that was read last does not have it.
+    /// Whether the component is missing in the file that was read last.
     pub is_removed: bool,
 }
 
-/// How many complaints restart a component.
+/// The number of complaints that restart a component.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Quorum {
-    /// The sum of their weights.
+    /// The required sum of the weights.
     pub sum: NonZeroU32,
-    /// The time in which they come.
+    /// The window in which complaints count.
     pub within: Duration,
 }
 
-/// Components that share a fate.
+/// A group: components that are restarted or checkpointed together.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupPlan {
-    /// Its name in the file.
+    /// The name in the file.
     pub name: String,
-    /// Its members, in the order of the file.
+    /// The members, in the order of the file.
     pub members: Vec<ComponentId>,
-    /// Which members are restarted when one has died.
+    /// The members that are restarted when a member has died.
     pub strategy: Strategy,
-    /// They are checkpointed at one moment and restored together.
+    /// Whether the members are checkpointed at one moment and restored together.
     pub together: bool,
 }
 
 impl SystemPlan {
-    /// The plan of a system that was read. The jitter of its components is drawn from `seed`.
+    /// Returns the plan of a system. The jitter of restarts is drawn from `seed`.
     #[must_use]
     pub fn of(system: &System, seed: u64) -> Self {
         Self { components: Vec::new(), groups: Vec::new(), start_order: Vec::new() }.revised(system, seed)
     }
 
-    /// The plan after the file was read again. Components that it does not have any more stay, marked as removed, behind
-    /// all others in the start order.
+    /// Returns the plan after the file was read again.
+    ///
+    /// Components that the file omits remain in the plan, are marked as removed, and are last in the start order.
     #[must_use]
     pub fn revised(&self, system: &System, seed: u64) -> Self {
         let mut names: Vec<&str> = self.components.iter().map(|component| component.name.as_str()).collect();
@@ -137,7 +141,7 @@ impl SystemPlan {
         plan
     }
 
-    /// Completes what follows from `needs`.
+    /// Computes all fields that follow from `needs`.
     fn close(&mut self) {
         let mut all_needs = vec![BTreeSet::new(); self.components.len()];
         for id in &self.start_order {
@@ -160,31 +164,31 @@ impl SystemPlan {
         }
     }
 
-    /// The components, removed ones included.
+    /// Returns the ids of all components, also of removed components.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = ComponentId> + use<> {
         let count = u32::try_from(self.components.len()).unwrap_or(u32::MAX);
         (0..count).map(ComponentId)
     }
 
-    /// The components, each after all that it needs.
+    /// Returns the components in start order, each component behind all its needs.
     #[must_use]
     pub fn start_order(&self) -> &[ComponentId] {
         &self.start_order
     }
 
-    /// The groups, by their names.
+    /// Returns the groups, sorted by name.
     #[must_use]
     pub fn groups(&self) -> &[GroupPlan] {
         &self.groups
     }
 
-    /// The component of this name, unless it is removed.
+    /// Returns the component with this name; `None` for a removed component.
     #[must_use]
     pub fn id(&self, name: &str) -> Option<ComponentId> {
         self.ids().find(|id| self[*id].name == name && !self[*id].is_removed)
     }
 
-    /// The members of its group that are restarted when a component has died.
+    /// Returns the members of the group of `died` that are restarted when `died` has died.
     pub(super) fn sharing_fate_of(&self, died: ComponentId) -> Vec<ComponentId> {
         let is_member = |group: &&GroupPlan| group.members.contains(&died);
         let Some(group) = self.groups.iter().find(is_member) else { return Vec::new() };
@@ -197,9 +201,11 @@ impl SystemPlan {
     }
 }
 
+/// Access to the plan of one component.
+///
 /// # Panics
 ///
-/// With an id of another, larger system.
+/// Panics if the id belongs to another, larger system.
 impl Index<ComponentId> for SystemPlan {
     type Output = ComponentPlan;
 
@@ -209,7 +215,8 @@ impl Index<ComponentId> for SystemPlan {
 }
 
 impl ComponentPlan {
-    /// Without what follows from the needs of others.
+    /// Creates the plan of one component. `SystemPlan::close` sets the fields that follow from the needs of other
+    /// components.
     fn new(name: &str, component: &system::Component, needs: Vec<ComponentId>, seed: u64) -> Self {
         let ready = component.ready.as_ref();
         let quorum = component

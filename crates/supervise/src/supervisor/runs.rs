@@ -1,8 +1,11 @@
-//! When a run begins and ends, and what follows its end.
+//! The beginning and the end of runs, and the consequences of an end.
 //!
-//! Owns: the order of starts and ends, what follows when a component gives up.
-//! Invariants: a component is started while all that it needs is ready. One that is to end is asked to once the
-//! components that cannot run without it, as far as they are to end too, have ended.
+//! A run of a component consists of incarnations: a death is followed by a restart within the run. A component gives up
+//! when it was restarted too often, or cannot be restored.
+//!
+//! Owns: the order of starts and ends, and the consequences of a give-up.
+//! Invariants: a component is started only while all its needs are ready. If a component and its dependents are to end,
+//! the component is asked to end after the dependents have ended.
 //! Does not: restart an incarnation.
 
 use std::time::Instant;
@@ -15,7 +18,7 @@ use crate::subject::End;
 use crate::system::GiveUp;
 
 impl Supervisor {
-    /// Gives the orders that lead from the present state to the wanted state.
+    /// Gives the orders that lead from the current state to the wanted state.
     pub(super) fn settle(&mut self, now: Instant) {
         let order = self.plan.start_order().to_vec();
         for id in order.iter().rev() {
@@ -53,8 +56,10 @@ impl Supervisor {
         }
     }
 
-    /// What prevents a run of a component: needs that are not ready, and components that cannot run without it and are
-    /// being ended. While the system is restarted, everything that runs.
+    /// Returns the components that prevent a run of component `id`.
+    ///
+    /// These are needs that are not ready, and dependents that are being ended. During a restart of the system, every
+    /// component with a run prevents new runs.
     pub(super) fn obstacles(&self, id: ComponentId) -> Vec<ComponentId> {
         let prevents = |other: &ComponentId| {
             let state = self.at(*other).state;
@@ -65,7 +70,7 @@ impl Supervisor {
         self.plan.start_order().iter().filter(|other| prevents(other)).copied().collect()
     }
 
-    /// The run of a component is over.
+    /// Handles the end of a component's run.
     pub(super) fn ended(&mut self, now: Instant, id: ComponentId, end: End) {
         let component = self.at_mut(id);
         if !component.state.has_run() {
@@ -75,7 +80,7 @@ impl Supervisor {
         let was_asked_for = std::mem::take(&mut component.is_ending);
         let fault = component.end_incarnation();
         match end {
-            // What still runs must not run twice.
+            // The program may still run, and must not run twice.
             End::Left => self.stays_ended(id, end),
             _ if was_asked_for => self.becomes_stopped(id),
             End::Over(_) => self.stays_ended(id, end),
@@ -114,7 +119,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts a component again that has given up, after all that cannot run without it has ended.
+    /// Starts a component again after a give-up. First, all its dependents end.
     fn restart_with_dependents(&mut self, id: ComponentId) {
         let component = self.at_mut(id);
         (component.is_wanted, component.is_last_try) = (true, true);

@@ -1,6 +1,8 @@
-//! One component while its system is up.
+//! One component of a running system, as the supervisor sees it.
 //!
-//! Owns: what is wanted of a component, beside its state.
+//! A run of a component consists of incarnations: a death is followed by a restart within the run.
+//!
+//! Owns: the state and the wanted state of one component.
 //! Invariants: only a component with a run is ending or faulty.
 //! Does not: know other components.
 
@@ -10,23 +12,25 @@ use super::event::ComponentState;
 use super::tally::Tally;
 use crate::fault::Fault;
 
-/// How many windows of its limit on restarts a run lasts that has made good a give-up. A run that lasted longer was
-/// free of deaths for a whole window: no more deaths fit into the other one.
+/// The length of a good run, in windows of the restart limit. After a good run, a give-up counts as a first give-up.
+///
+/// The deaths that cause a give-up lie within one window. A longer run therefore had a whole window without these
+/// deaths.
 const WINDOWS_GOOD: u32 = 2;
 
 /// The state of one component.
 #[derive(Debug)]
 pub(super) struct Supervised {
     pub(super) state: ComponentState,
-    /// It is to run.
+    /// Whether the component should run.
     pub(super) is_wanted: bool,
-    /// Its present run is being ended. If it is wanted, another run follows.
+    /// Whether the current run is being ended. If the component is wanted, another run follows.
     pub(super) is_ending: bool,
-    /// Its present incarnation is being killed for this fault.
+    /// The fault for which the current incarnation is being killed.
     pub(super) fault: Option<Fault>,
-    /// Its present run began after a give-up.
+    /// Whether the current run began after a give-up.
     pub(super) is_last_try: bool,
-    /// When its last run began.
+    /// The time at which the last run began.
     pub(super) began: Option<Instant>,
     pub(super) complaints: Tally,
 }
@@ -50,24 +54,24 @@ impl Supervised {
         self.began = Some(now);
     }
 
-    /// Has the present run end, if there is one.
+    /// Marks the current run, if there is one, to be ended.
     pub(super) fn end_run(&mut self) {
         self.is_ending = self.state.has_run();
     }
 
-    /// An incarnation is over. What was wrong with it concerns the next one no more. Gives the fault that it was killed
-    /// for.
+    /// Ends an incarnation: clears its complaints and its fault. Returns the fault for which the incarnation was
+    /// killed.
     pub(super) fn end_incarnation(&mut self) -> Option<Fault> {
         self.complaints.clear();
         self.fault.take()
     }
 
-    /// Whether a fault of it has an effect: it lives, and is neither being killed nor ended.
+    /// Reports whether a fault has an effect: the component is alive, and is neither being killed nor being ended.
     pub(super) fn can_fail(&self) -> bool {
         self.state.is_alive() && self.fault.is_none() && !self.is_ending
     }
 
-    /// When something about it is due.
+    /// Returns the next deadline of the component: the timeout for readiness, or the timeout of a stop.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.state {
             ComponentState::Starting { ready_by, .. } if self.can_fail() => ready_by,
@@ -76,7 +80,7 @@ impl Supervised {
         }
     }
 
-    /// Whether it gives up for the second time, without a good run since the first.
+    /// Reports whether a give-up now is the second give-up, without a good run since the first give-up.
     pub(super) fn gives_up_again(&self, now: Instant, window: Duration) -> bool {
         let good = window.saturating_mul(WINDOWS_GOOD);
         let is_good = |began| now.saturating_duration_since(began) > good;

@@ -1,15 +1,15 @@
 //! The complaints about one component.
 //!
-//! Owns: which of them count, and what they add up to.
-//! Invariants: a complainant counts once in a window, so that there is at most one entry for each.
-//! Does not: know whether a complainant may complain, or what follows.
+//! Owns: which complaints count, and the sum of their weights.
+//! Invariants: each complainant counts at most once in a window, and has at most one entry.
+//! Does not: know which component may complain, or which sum restarts a component.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use super::event::Complainant;
 
-/// The complaints that count, one for each complainant.
+/// The complaints that count: one entry for each complainant.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     counted: Vec<Counted>,
@@ -23,7 +23,8 @@ struct Counted {
 }
 
 impl Tally {
-    /// Counts a complaint, and gives the sum. A complainant that has one in the window counts with the heavier one.
+    /// Adds a complaint, and returns the sum of the weights. If the complainant already has an entry in the window, the
+    /// heavier complaint counts.
     pub(super) fn add(&mut self, now: Instant, by: Complainant, weight: NonZeroU32, within: Duration) -> u32 {
         self.counted.retain(|counted| is_recent(counted, now, within));
         match self.counted.iter_mut().find(|counted| counted.by == by) {
@@ -34,13 +35,13 @@ impl Tally {
         self.sum(now, within)
     }
 
-    /// The sum of the weights in the window that ends now.
+    /// Returns the sum of the weights in the window that ends at `now`.
     pub(super) fn sum(&self, now: Instant, within: Duration) -> u32 {
         let recent = self.counted.iter().filter(|counted| is_recent(counted, now, within));
         recent.fold(0, |sum, counted| sum.saturating_add(counted.weight.get()))
     }
 
-    /// The count begins anew.
+    /// Removes all complaints.
     pub(super) fn clear(&mut self) {
         self.counted.clear();
     }

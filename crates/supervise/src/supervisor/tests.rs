@@ -1,4 +1,4 @@
-//! What follows one event or command.
+//! Tests of the supervisor: the orders that follow a single event or command.
 
 use std::num::NonZeroU32;
 
@@ -15,7 +15,7 @@ const GAVE_UP: End = End::GaveUp(CRASH);
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_hours(1);
 
-/// `web` needs `app`, which needs `db`; `job` stands alone.
+/// The components of the test system: `web` needs `app`, and `app` needs `db`. `job` has no needs and no dependents.
 const SHOP: &str = r#"
 [component.db]
 command = ["db"]
@@ -31,7 +31,7 @@ command = ["job"]
 policy = "never"
 "#;
 
-/// A supervisor with its time.
+/// A supervisor with simulated time.
 struct Shop {
     supervisor: Supervisor,
     now: Instant,
@@ -49,7 +49,7 @@ impl Shop {
         Self { supervisor: Supervisor::new(SystemPlan::of(&system, 1)), now: Instant::now() }
     }
 
-    /// One of which all components are ready.
+    /// Returns a system in which all components are ready.
     fn ready(changes: &[(&str, &str)]) -> Self {
         let mut shop = Self::new(changes);
         assert_eq!(shop.step(SystemEvent::Up), ["run db", "run job"]);
@@ -75,7 +75,7 @@ impl Shop {
         self.supervisor.step(self.now, event)
     }
 
-    /// The orders without notices, in short.
+    /// Handles an event. Returns the orders as short texts, without notices.
     fn step(&mut self, event: SystemEvent) -> Vec<String> {
         let orders = self.raw(event);
         self.short(orders)
@@ -94,7 +94,7 @@ impl Shop {
         short.collect()
     }
 
-    /// The orders after the file was replaced by this one.
+    /// Replaces the system file. Returns the orders as short texts.
     fn revise(&mut self, components: &str, restarted: &[&str]) -> Vec<String> {
         let text = format!("[system]\nname = \"shop\"\n{components}");
         let system =
@@ -185,7 +185,7 @@ fn stop_ends_one_component_and_start_brings_all_that_it_needs() {
     assert_eq!(shop.step(SystemEvent::Stop(db)), [""; 0]);
     assert_eq!(shop.stopped("db"), [""; 0]);
     assert_eq!(shop.step(SystemEvent::Restart(app)), ["end app"]);
-    // What it needs is started at once, it when that is ready.
+    // `db` is started at once, and `app` when `db` is ready.
     let mut shop = Shop::ready(&[]);
     for name in ["db", "app"] {
         let id = shop.id(name);
@@ -204,12 +204,12 @@ fn a_command_during_a_stop_counts_when_the_component_has_ended() {
     shop.step(SystemEvent::Stop(db));
     assert_eq!(shop.step(SystemEvent::Start(db)), [""; 0]);
     assert_eq!(shop.stopped("db"), ["run db"]);
-    // A stop takes back the start.
+    // A stop cancels a pending start.
     shop.step(SystemEvent::Restart(db));
     assert_eq!(shop.step(SystemEvent::Stop(db)), [""; 0]);
     assert_eq!(shop.stopped("db"), [""; 0]);
     assert_eq!(shop.state("db"), ComponentState::Stopped);
-    // And of one that waits.
+    // A stop also cancels a start that waits for a need.
     let mut shop = Shop::new(&[]);
     let app = shop.id("app");
     shop.step(SystemEvent::Up);
@@ -296,10 +296,10 @@ fn given_up_with_restart_dependents_restarts_them_after_it_once() {
     shop.started("db");
     assert_eq!(shop.step(SystemEvent::Ready(db)), ["run app"]);
     assert_eq!(shop.started("app"), ["run web"]);
-    // Again within two windows.
+    // `db` gives up again within two windows, and stays ended.
     assert_eq!(shop.ended("db", GAVE_UP), [""; 0]);
     assert_eq!(shop.state("db"), ComponentState::Ended(GAVE_UP));
-    // Much later, it is tried again.
+    // A much later give-up counts as a first give-up.
     shop.step(SystemEvent::Start(db));
     shop.started("db");
     shop.now += HOUR;
@@ -353,7 +353,7 @@ fn a_group_restarts_its_members_once_for_each_death() {
             "[group.all]\nmembers = [\"db\", \"app\", \"web\", \"job\"]\nstrategy = \"{strategy}\"\n{SHOP}"
         );
         let mut shop = Shop::ready(&[(SHOP, &group)]);
-        // The job is not restarted by its policy, and is spared.
+        // The policy of `job` restarts nothing, so that `job` is not killed.
         let fate = "is in a group of which another member died";
         let failed: Vec<String> = of_app.iter().map(|name| format!("fail {name}: {name} {fate}")).collect();
         assert_eq!(shop.died("app"), failed);
@@ -363,7 +363,7 @@ fn a_group_restarts_its_members_once_for_each_death() {
         for name in of_app {
             assert_eq!(shop.started(name), [""; 0]);
         }
-        // One that is not back yet is not killed again.
+        // A component that does not run yet is not killed again.
         let db = shop.id("db");
         shop.step(SystemEvent::Ready(db));
         assert_eq!(shop.died("web").len(), usize::from(strategy == "all"));
@@ -389,12 +389,12 @@ fn complaints_restart_at_their_quorum() {
     let mut shop = Shop::ready(&[("command = [\"db\"]", quorum)]);
     let db = shop.id("db");
     let killed = ["fail db: db reached the quorum of complaints"];
-    // One complainant counts once, with its heaviest complaint.
+    // A complainant counts once, with its heaviest complaint.
     for (weight, sum) in [(1, 1), (1, 1), (2, 2), (1, 2)] {
         assert_eq!(shop.complain("db", Some("app"), weight), [""; 0]);
         assert_eq!(shop.supervisor.complaints(db, shop.now), sum);
     }
-    // Others are refused.
+    // A complaint of a component that does not need `db` is refused.
     assert_eq!(shop.complain("db", Some("web"), 9), [""; 0]);
     assert_eq!(shop.complain("db", None, 1), killed);
     assert_eq!(shop.supervisor.complaints(db, shop.now), 0);
@@ -403,7 +403,7 @@ fn complaints_restart_at_their_quorum() {
     shop.started("db");
     assert_eq!(shop.complain("db", None, 9), [""; 0], "it is not ready");
     shop.step(SystemEvent::Ready(db));
-    // Those of an earlier window do not count.
+    // Complaints of an earlier window do not count.
     shop.complain("db", Some("app"), 2);
     shop.now += SECOND * 11;
     assert_eq!(shop.supervisor.complaints(db, shop.now), 0);
@@ -432,7 +432,7 @@ fn ids_follow_the_names_and_each_component_has_jitter_of_its_own() {
     assert_eq!(web.all_needs, [shop.id("db"), shop.id("app")]);
 }
 
-/// A component of a file, which needs these.
+/// Returns the table of a component with these needs, as written in a file.
 fn table(name: &str, needs: &[&str]) -> String {
     format!("[component.{name}]\ncommand = [\"{name}\"]\nneeds = {needs:?}\n")
 }
@@ -441,19 +441,19 @@ fn table(name: &str, needs: &[&str]) -> String {
 fn a_revision_touches_only_what_it_changes() {
     let mut shop = Shop::ready(&[]);
     let (db, web) = (shop.id("db"), shop.id("web"));
-    // `web` is removed, `api` is new, `app` has another command, `db` and `job` are as before.
+    // `web` is removed, `api` is new, `app` has another command, `db` and `job` are unchanged.
     let file = [table("api", &["db"]), table("app", &["db"]), table("db", &[]), table("job", &[])].concat();
     assert_eq!(shop.revise(&file, &["app"]), ["end web", "run api"]);
     assert_eq!((shop.supervisor.id("web"), shop.supervisor.name(web)), (None, "web"));
     assert_eq!(shop.id("db"), db, "ids stay");
-    // `app` ends once `web`, which cannot run without it, has ended.
+    // `app` ends after `web`, because `web` needs `app`.
     let end = End::Over(SubjectStatus::Killed(Signal(15)));
     assert_eq!(shop.step(SystemEvent::Ended { id: web, end }), ["end app"]);
     assert_eq!(shop.stopped("app"), ["run app"]);
     assert!(shop.state("db").is_ready() && shop.state("job").is_ready());
     assert_eq!(shop.supervisor.state(web), ComponentState::Stopped);
 
-    // It comes back under the id that it had.
+    // `web` returns with the same id.
     let file = [file, table("web", &["app"])].concat();
     assert_eq!(shop.revise(&file, &[]), [""; 0]);
     assert_eq!((shop.id("web"), shop.state("web")), (web, ComponentState::Waiting));

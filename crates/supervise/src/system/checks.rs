@@ -1,9 +1,12 @@
-//! What must hold between the keys of a system file.
+//! Checks of a system file that involve several keys.
 //!
-//! Owns: reading the text, the checks across components, the order in which components are started.
+//! A system is a group of programs, its components. The file describes the components and their needs: the other
+//! components that a component requires.
+//!
+//! Owns: parsing of the text, the checks across keys and components, and the start order of components.
 //! Invariants: all mistakes that concern several keys or components are reported together. A mistake within one value
-//! ends the reading, so it is reported alone.
-//! Does not: look at this machine.
+//! ends the parsing, and is therefore reported alone.
+//! Does not: check programs, users or addresses on this machine.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -14,16 +17,16 @@ use toml::Spanned;
 use super::description::{Component, GiveUp, Group, Policy, System};
 use super::mistake::{Mistake, Mistakes, of_parser, suggestion};
 
-/// Bytes of a name, at most. It names a directory of the store, and begins the names of checkpoints; both are limited to
-/// 255 bytes.
+/// The maximum length of a name in bytes. The name is the name of a directory in the store, and the first part of the
+/// names of checkpoints. Both kinds of names are limited to 255 bytes.
 const NAME_MAX: usize = 64;
 
 impl System {
-    /// Reads the content of a system file.
+    /// Parses and checks the content of a system file.
     ///
     /// # Errors
     ///
-    /// All that is wrong with it.
+    /// Returns all mistakes in the file.
     pub fn parse(content: Vec<u8>) -> Result<Self, Mistakes> {
         let text = String::from_utf8(content).map_err(|error| {
             let at = error.utf8_error().valid_up_to();
@@ -40,15 +43,15 @@ impl System {
         Err(Mistakes { all, text })
     }
 
-    /// The JSON schema of a system file.
+    /// Returns the JSON schema of a system file.
     #[must_use]
     pub fn schema() -> String {
         let schema = schemars::schema_for!(System);
         serde_json::to_string_pretty(&schema).unwrap_or_default()
     }
 
-    /// The components in rows. A component needs only components of earlier rows, so that the components of one row can
-    /// start at the same time.
+    /// Returns the components in rows. A component needs only components of earlier rows, so that the components of one
+    /// row can start at the same time.
     #[must_use]
     pub fn start_order(&self) -> Vec<Vec<&str>> {
         let mut rows: Vec<Vec<&str>> = Vec::new();
@@ -160,7 +163,7 @@ impl System {
         found
     }
 
-    /// The components of a cycle of `needs`, in order, if there is a cycle.
+    /// Finds a cycle of `needs`. The mistake names the components of the cycle in order.
     fn of_cycle(&self) -> Option<Mistake> {
         let placed: HashSet<&str> = self.start_order().into_iter().flatten().collect();
         let is_open = |need: &&Spanned<String>| {
@@ -199,7 +202,7 @@ fn of_name(name: &Spanned<String>, what: &str) -> Option<Mistake> {
     Some(mistake.with_help(format!("use up to {NAME_MAX} letters, digits, '-' and '_'")))
 }
 
-/// The longest time between two checkpoints of a component whose output waits for them.
+/// The maximum time between two checkpoints of a component whose output is held until a checkpoint is committed.
 const OUTPUT_EVERY_MAX: Duration = Duration::from_secs(1);
 
 fn of_output(component: &Component) -> Option<Mistake> {
@@ -317,7 +320,7 @@ strategy = "rest"
         assert_eq!(db.restart.max.0.get(), 5);
     }
 
-    /// A mistake is told with its line and column, what it is, and what to do.
+    /// Each mistake is reported with line, column, a description and a suggestion.
     #[test]
     fn mistakes_are_told_with_place_and_suggestion() {
         let cases: &[(&str, &str, &[&str])] = &[

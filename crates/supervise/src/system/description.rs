@@ -1,7 +1,10 @@
 //! The keys of `system.toml`, and their defaults.
 //!
-//! Owns: the types that the file is read into; the tables of which exactly one of several keys must be there.
-//! Does not: compare components; `checks` does.
+//! A system is a group of programs, its components. The comments on the keys are also the descriptions in the JSON
+//! schema.
+//!
+//! Owns: the types of the parsed file, and the tables in which exactly one of several keys must be present.
+//! Does not: compare components; `checks` compares them.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -14,11 +17,11 @@ use toml::Spanned;
 
 use super::values::{Rate, Size, Time, TimeRange};
 
-/// A system.
+/// The content of a system file.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct System {
-    /// What concerns all components.
+    /// The settings for all components.
     pub system: Common,
     /// The components by name.
     #[serde(default)]
@@ -30,110 +33,114 @@ pub struct System {
     pub group: BTreeMap<Spanned<String>, Group>,
 }
 
-/// What concerns all components.
+/// The settings for all components.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Common {
     /// The name of the system.
     #[schemars(with = "String")]
     pub name: Spanned<String>,
-    /// Where checkpoints are kept. Without it, the store that `--store` names.
+    /// The directory for checkpoints. Default: the store named by `--store`.
     pub store: Option<PathBuf>,
 }
 
-/// A program that is kept running.
+/// A program that is supervised and restarted.
 #[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Component {
-    /// The program and its arguments. No shell reads them.
+    /// The program and its arguments, executed without a shell.
     #[schemars(with = "Vec<String>", length(min = 1))]
     pub command: Spanned<Vec<String>>,
-    /// What follows its death.
+    /// The policy after a death of the component.
     #[serde(default)]
     pub policy: Policy,
-    /// The time from one checkpoint to the next, of `policy = "checkpointed"`.
+    /// The time between two checkpoints, for `policy = "checkpointed"`.
     #[schemars(with = "Option<Time>")]
     pub every: Option<Spanned<Time>>,
-    /// Components that are ready before this one is started.
+    /// The components that must be ready before this component is started.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub needs: Vec<Spanned<String>>,
-    /// Addresses that it connects to, each behind the name of the component that listens there. Only needed for an
-    /// address that the `ready` of that component does not have: calls wait until it is ready, from its first start
-    /// on.
+    /// The addresses that this component connects to. The key is the name of the component that listens at the address.
+    ///
+    /// Connection attempts wait until the listening component is ready, from its first start on. The entry is only
+    /// needed for an address that is not in the `ready` key of the listening component.
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]
     pub channels: BTreeMap<Spanned<String>, Spanned<String>>,
-    /// When it is ready: without it, as soon as it was started.
+    /// The condition for readiness. Default: ready as soon as the component was started.
     pub ready: Option<Ready>,
-    /// How it shows that it does not hang.
+    /// The check whether the component hangs. Default: no check.
     pub heartbeat: Option<Heartbeat>,
-    /// How it is restarted.
+    /// The rules for restarts.
     #[serde(default)]
     pub restart: Restart,
-    /// How many complaints restart it. Without it, a sum of 2 within a minute.
+    /// The number of complaints that restart the component. Default: a sum of 2 within a minute.
     pub complaints: Option<Complaints>,
-    /// The time in which all of its executable pages are compared with their files.
+    /// The interval in which all executable pages are compared with their files.
     pub integrity: Option<Time>,
-    /// The user that it runs as, by name or number. Without it, the user of undying.
+    /// The user that runs the component, as a name or a number. Default: the user of `undying`.
     pub user: Option<String>,
-    /// Variables of its environment, beside those of undying.
+    /// Additional environment variables. `undying` passes its own environment variables, too.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
-    /// Its working directory. Without it, the directory of the system file.
+    /// The working directory. Default: the directory of the system file.
     pub directory: Option<PathBuf>,
-    /// Bounds above which it is restarted.
+    /// The limits above which the component is restarted.
     pub limits: Option<Limits>,
-    /// The file that its standard output and standard error are appended to. Without it, those of undying.
+    /// The file to which standard output and standard error are appended. Default: the standard output and standard
+    /// error of `undying`.
     pub log: Option<PathBuf>,
-    /// Whether a stateless component is started again from a checkpoint that was taken once it was ready.
+    /// Whether a stateless component is restarted from a checkpoint of its initialised state. The checkpoint is taken
+    /// once the component is ready.
     #[schemars(with = "bool")]
     pub warm: Option<Spanned<bool>>,
-    /// When what a checkpointed component sends over TCP goes out. Without it, at once.
+    /// The time at which TCP output of a checkpointed component is sent. Default: at once.
     #[schemars(with = "Output")]
     pub output: Option<Spanned<Output>>,
 }
 
 impl Component {
-    /// Whether it is started again from a checkpoint of its initialised state.
+    /// Reports whether the component is restarted from a checkpoint of its initialised state.
     #[must_use]
     pub fn is_warm(&self) -> bool {
         self.warm.as_ref().is_some_and(|warm| *warm.get_ref())
     }
 
-    /// Whether its output is held until a checkpoint contains it.
+    /// Reports whether output of the component is held until a checkpoint contains the output.
     #[must_use]
     pub fn holds_output(&self) -> bool {
         self.output.as_ref().is_some_and(|output| *output.get_ref() == Output::Committed)
     }
 }
 
-/// When what a component sends goes out.
+/// The time at which the output of a component is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Output {
-    /// At once. A peer may then have received output that a restored component has not sent.
+    /// Output is sent at once. After a restore, a peer may have received output that the restored component has not
+    /// sent.
     #[default]
     AtOnce,
-    /// When a checkpoint contains it: its connections continue after a restore.
+    /// Output is sent after a checkpoint that contains the output. The connections continue after a restore.
     Committed,
 }
 
-/// What follows the death of a component.
+/// The policy after a death of a component.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// It stays dead.
+    /// The component is not restarted.
     Never,
-    /// It is started from its beginning.
+    /// The component is started from its beginning.
     #[default]
     Stateless,
-    /// It is restored from its last checkpoint.
+    /// The component is restored from its last checkpoint.
     Checkpointed,
 }
 
 impl Policy {
-    /// Its name in the file.
+    /// Returns the name of the policy in the file.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -144,205 +151,207 @@ impl Policy {
     }
 }
 
-/// When a component is ready. Exactly one condition, and how long it may take.
+/// The readiness of a component: exactly one condition, and a timeout.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(try_from = "ReadyTable")]
 #[schemars(with = "ReadyTable")]
 pub struct Ready {
     /// The condition.
     pub condition: Condition,
-    /// How long it may take; 90 s without it. A component that is not ready by then is killed and restarted.
+    /// The timeout for readiness; 90 s by default. A component that is not ready in time is killed and restarted.
     pub timeout: Option<Time>,
 }
 
-/// The condition for readiness.
+/// The condition for the readiness of a component.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Condition {
-    /// It sends `READY=1` to the socket that NOTIFY_SOCKET names (sd_notify(3)).
+    /// The component sends `READY=1` to the socket in NOTIFY_SOCKET (sd_notify(3)).
     Notify,
-    /// It writes a line to this descriptor, or closes it.
+    /// The component writes a line to this descriptor, or closes the descriptor.
     Fd(u32),
-    /// Its output has a line that contains this text.
+    /// The output of the component contains a line with this text.
     Log(String),
-    /// It has called listen(2) for the first time.
+    /// The component has called listen(2) for the first time.
     Listen,
-    /// A probe succeeds.
+    /// The probe succeeds.
     Probe(Probe),
 }
 
-/// A question from outside, which needs no help from the program.
+/// A test from outside the component, which needs no support in the program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Probe {
-    /// A connection to this address is accepted.
+    /// A TCP connection to this address is accepted.
     Tcp(String),
-    /// A GET of this URL is answered with a status of 200 to 399.
+    /// A GET request for this URL returns a status from 200 to 399.
     Http(String),
-    /// This program ends with status 0.
+    /// This program exits with status 0.
     Exec(Vec<String>),
 }
 
-/// How a component shows that it does not hang. Exactly one of the ways, and its times.
+/// The check whether a component hangs: exactly one method, and its times.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(try_from = "HeartbeatTable")]
 #[schemars(with = "HeartbeatTable")]
 pub struct Heartbeat {
-    /// A probe; without one, the component sends `WATCHDOG=1` (sd_notify(3)).
+    /// The probe. `None`: the component itself sends `WATCHDOG=1` (sd_notify(3)).
     pub probe: Option<Probe>,
-    /// From one beat to the next.
+    /// The time between two heartbeats.
     pub every: Time,
-    /// How many in a row may be missed.
+    /// The number of successive missed heartbeats or failed probes at which the component is killed.
     pub misses: u32,
 }
 
-/// How a component is restarted.
+/// The rules for restarts of a component.
 #[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Restart {
-    /// Restarts in a time: one more, and it is given up.
+    /// The maximum number of restarts within a time. One more death is a give-up.
     pub max: Rate,
-    /// The wait before a restart: the shortest, and the longest. The first restart after a healthy time does not wait.
+    /// The shortest and the longest wait before a restart. The first restart after a healthy incarnation does not wait.
     pub backoff: TimeRange,
-    /// How many times as long as the wait before each wait is; 1 at least.
+    /// The factor between two successive waits, at least 1.
     pub factor: f64,
-    /// The random part of a wait, 0 to 1, so that components are not restarted in step.
+    /// The random part of a wait, from 0 to 1. The random part desynchronises the restarts of several components.
     pub jitter: f64,
-    /// The next restart does not wait if a component was up for this time.
+    /// The lifetime from which an incarnation is healthy: the next restart then does not wait.
     pub healthy: Time,
-    /// What follows when it is given up.
+    /// The consequence of a give-up.
     pub on_give_up: GiveUp,
-    /// The program that `on_give_up = "exec"` runs.
+    /// The program that is run for `on_give_up = "exec"`, with its arguments.
     #[schemars(with = "Option<Vec<String>>")]
     pub exec: Option<Spanned<Vec<String>>>,
 }
 
-/// What follows when a component was restarted too often, or cannot be brought back.
+/// The consequence of a give-up: a component was restarted too often, or could not be started or restored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GiveUp {
-    /// It stays dead.
+    /// The component is not restarted.
     #[default]
     Stop,
-    /// The components that cannot run without it are ended. Then it is started from its beginning, and they are. If it
-    /// is given up again within two windows of `max`, it stays dead.
+    /// All dependents of the component are ended. Then the component is started from its beginning, and the dependents
+    /// after it. After another give-up within two windows of `max`, the component is not restarted.
     RestartDependents,
-    /// The whole system is ended and started again. If a component is given up again within two windows of `max`, the
-    /// system is ended for good, with a failure.
+    /// The whole system is ended and started again. After another give-up within two windows of `max`, the system is
+    /// ended with a failure.
     Escalate,
-    /// The program of `exec` is run. The component stays dead.
+    /// The program of `exec` is run, and the component is not restarted.
     Exec,
 }
 
-/// How many complaints about a component restart it (an operator's, or those of its dependents).
+/// The quorum of complaints at which a component is restarted. An operator may complain, and each component that needs
+/// this component.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Complaints {
-    /// The sum of their weights. A complainant counts once, with its heaviest complaint.
+    /// The required sum of weights. A complainant counts once, with its heaviest complaint.
     pub quorum: NonZeroU32,
-    /// The time in which they come.
+    /// The time within which complaints are added.
     pub within: Time,
 }
 
-/// Bounds above which a component is restarted.
+/// The limits above which a component is restarted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Resident memory of the process tree.
+    /// The maximum resident memory of the process tree.
     pub memory: Option<Size>,
-    /// Open descriptors of one process.
+    /// The maximum number of open descriptors of one process.
     pub descriptors: Option<u32>,
 }
 
-/// Components that share a fate.
+/// A group of components that are restarted or checkpointed together.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Group {
-    /// The components.
+    /// The names of the components.
     #[schemars(with = "Vec<String>", length(min = 2))]
     pub members: Spanned<Vec<Spanned<String>>>,
-    /// Which members are restarted when one has died.
+    /// The members that are restarted when a member has died.
     #[serde(default)]
     pub strategy: Strategy,
-    /// Whether they are checkpointed at one moment and restored together.
+    /// Whether the members are checkpointed at one moment and restored together.
     #[serde(default)]
     pub together: bool,
 }
 
-/// Which members of a group are restarted when one has died.
+/// The members of a group that are restarted when a member has died.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {
-    /// That one.
+    /// Only the dead member.
     #[default]
     One,
-    /// That one, and those behind it in the list of members.
+    /// The dead member, and all members behind it in the list.
     Rest,
-    /// All of them.
+    /// All members.
     All,
 }
 
-/// `ready` as it is written.
+/// The table `ready` as written in the file.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ReadyTable {
-    /// `true`: the component sends `READY=1` to the socket that NOTIFY_SOCKET names (sd_notify(3)).
+    /// `true`: the component sends `READY=1` to the socket in NOTIFY_SOCKET (sd_notify(3)).
     notify: Option<bool>,
-    /// It writes a line to this descriptor, or closes it.
+    /// The component writes a line to this descriptor, or closes the descriptor.
     fd: Option<u32>,
-    /// Its output has a line that contains this text.
+    /// The output of the component contains a line with this text.
     log: Option<String>,
-    /// `true`: it has called listen(2) for the first time.
+    /// `true`: the component calls listen(2) for the first time.
     listen: Option<bool>,
-    /// A connection to this address is accepted.
+    /// A TCP connection to this address is accepted.
     tcp: Option<String>,
-    /// A GET of this URL is answered with a status of 200 to 399.
+    /// A GET request for this URL returns a status from 200 to 399.
     http: Option<String>,
-    /// This program ends with status 0.
+    /// This program exits with status 0.
     exec: Option<Vec<String>>,
-    /// How long it may take; 90 s without it. A component that is not ready by then is killed and restarted.
+    /// The timeout for readiness; 90 s by default. A component that is not ready in time is killed and restarted.
     timeout: Option<Time>,
 }
 
-/// `heartbeat` as it is written.
+/// The table `heartbeat` as written in the file.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct HeartbeatTable {
-    /// `true`: the component sends `WATCHDOG=1` to the socket that NOTIFY_SOCKET names (sd_notify(3)).
+    /// `true`: the component sends `WATCHDOG=1` to the socket in NOTIFY_SOCKET (sd_notify(3)).
     notify: Option<bool>,
-    /// A connection to this address is accepted.
+    /// A TCP connection to this address is accepted.
     tcp: Option<String>,
-    /// A GET of this URL is answered with a status of 200 to 399.
+    /// A GET request for this URL returns a status from 200 to 399.
     http: Option<String>,
-    /// This program ends with status 0.
+    /// This program exits with status 0.
     exec: Option<Vec<String>>,
-    /// From one beat to the next.
+    /// The time between two heartbeats or probes.
     every: Time,
-    /// How many in a row may be missed.
+    /// The number of successive missed heartbeats or failed probes at which the component is killed.
     #[serde(default = "misses")]
     misses: u32,
 }
 
-/// One beat may be late on a busy machine.
+/// Returns the default of `misses`. The default tolerates one late heartbeat on a busy machine.
 const fn misses() -> u32 {
     2
 }
 
-/// Why a table does not have exactly one of some keys, or has an impossible value.
+/// The error for a table that does not contain exactly one of several keys, or that contains an impossible value.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOne {
-    /// None of these is there.
+    /// The table contains none of these keys.
     #[error("one of {0} is missing")]
     Missing(&'static str),
-    /// More than one of these.
+    /// The table contains more than one of these keys.
     #[error("only one of {0} can be there")]
     Several(&'static str),
-    /// The pipe would take the place of a stream that the program writes to later.
+    /// The descriptor is a standard stream. The pipe for the readiness line would replace a stream that the program
+    /// uses later.
     #[error(
         "descriptor {0} is a standard stream; write 3 or more, or log = \"TEXT\" for a line of the output"
     )]
     Standard(u32),
 }
 
-/// The only value that is given.
+/// Returns the only value that is present.
 fn exactly_one<T>(found: impl IntoIterator<Item = Option<T>>, names: &'static str) -> Result<T, NotOne> {
     let mut found = found.into_iter().flatten();
     match (found.next(), found.next()) {

@@ -1,6 +1,6 @@
-//! What is wrong with a system file, as a person reads it.
+//! The mistakes in a system file, formatted for the operator.
 //!
-//! Owns: the place of a mistake, the line with a caret, the suggestion.
+//! Owns: the position of a mistake, the quoted line with a caret, and the search for a similar name.
 //! Does not: find mistakes.
 
 use std::ops::Range;
@@ -8,26 +8,27 @@ use std::ops::Range;
 use annotate_snippets::renderer::DecorStyle;
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 
-/// The share of letters that may differ in a suggested name: one in this many.
+/// The length of a wrong name, divided by this number, is the maximum number of letters that may differ in a
+/// suggestion.
 const LETTERS_EACH_WRONG: usize = 3;
 
-/// One thing that is wrong.
+/// One mistake.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mistake {
-    /// Where, in bytes.
+    /// The position in the text, in bytes.
     pub place: Range<usize>,
-    /// What is wrong.
+    /// The description of the mistake.
     pub what: String,
-    /// What to do about it.
+    /// The suggested correction.
     pub help: Option<String>,
 }
 
-/// All that is wrong with a file.
+/// All mistakes in a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mistakes {
-    /// In the order in which they were found; at least one.
+    /// The mistakes in the order of detection; at least one.
     pub all: Vec<Mistake>,
-    /// What was read.
+    /// The text of the file.
     pub(super) text: String,
 }
 
@@ -42,13 +43,13 @@ impl Mistake {
 }
 
 impl Mistakes {
-    /// What was found in a text otherwise than by [`System::parse`](super::System::parse).
+    /// Returns mistakes that were not found by [`System::parse`](super::System::parse).
     #[must_use]
     pub fn of(text: String, all: Vec<Mistake>) -> Self {
         Self { all, text }
     }
 
-    /// Each with the line of the file that it is in.
+    /// Formats all mistakes, each with the affected line of the file.
     #[must_use]
     pub fn shown(&self, path: &str) -> String {
         let renderer = Renderer::plain().decor_style(DecorStyle::Ascii);
@@ -65,7 +66,7 @@ impl Mistakes {
     }
 }
 
-/// A mistake that the parser has found.
+/// Converts an error of the TOML parser into a mistake.
 pub(super) fn of_parser(error: &toml::de::Error, text: &str) -> Mistake {
     let place = error.span().unwrap_or(text.len()..text.len());
     let said = error.message();
@@ -81,7 +82,7 @@ pub(super) fn of_parser(error: &toml::de::Error, text: &str) -> Mistake {
     Mistake::new(place, format!("unknown key `{unknown}`")).with_help(help)
 }
 
-/// The name that was probably meant.
+/// Returns the known name that is most similar to `wrong`; `None` if no name is similar enough.
 pub(super) fn suggestion<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let letters_max = (wrong.chars().count() / LETTERS_EACH_WRONG).max(1);
     let near = known.into_iter().map(|name| (strsim::osa_distance(wrong, name), name));

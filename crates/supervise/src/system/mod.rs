@@ -1,8 +1,9 @@
-//! A system: components that are started, watched and restarted together, as `system.toml` describes them.
+//! A system: a group of programs that are started, supervised and restarted together, as described in `system.toml`.
 //!
-//! Owns: the parts that read and check the file.
-//! Invariants: a `System` that was read is consistent: what a component needs is there, and there is no cycle.
-//! Does not: open files; look at programs, users or addresses on this machine.
+//! Owns: the modules that parse and check the file.
+//! Invariants: a `System` that was parsed is consistent: each component that is needed exists, and the needs contain no
+//! cycle.
+//! Does not: open files, or check programs, users or addresses on this machine.
 
 mod checks;
 mod description;

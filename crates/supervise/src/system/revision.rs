@@ -1,23 +1,23 @@
-//! What a new version of a system file changes about a component.
+//! The differences between two versions of a component in a system file.
 //!
-//! Owns: which keys take effect at once, at the next run, or only in a new process.
+//! Owns: the time at which each changed key takes effect: at once, with the next run, or only in a new process.
 //! Does not: apply a change.
 
 use super::description::{Component, Condition, Heartbeat};
 
-/// The keys of a component that two versions of a file give different values, by when the new value takes effect.
+/// The changed keys of a component, grouped by the time at which the new value takes effect.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ComponentChanges {
-    /// The process is started with these. It has to be restarted.
+    /// Keys that take effect only in a new process: the component has to be restarted.
     pub process: Vec<&'static str>,
-    /// These take effect with the next run.
+    /// Keys that take effect with the next run. A run may consist of several processes, one after another.
     pub next_run: Vec<&'static str>,
-    /// These take effect at once.
+    /// Keys that take effect at once.
     pub at_once: Vec<&'static str>,
 }
 
 impl ComponentChanges {
-    /// Whether the two versions are the same.
+    /// Reports whether no key has changed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -25,7 +25,7 @@ impl ComponentChanges {
 }
 
 impl Component {
-    /// What changes from this version to a newer one.
+    /// Returns the differences between this version and a newer version.
     #[must_use]
     pub fn changes(&self, new: &Self) -> ComponentChanges {
         let differing = |keys: &[(&'static str, bool)]| -> Vec<&'static str> {
@@ -62,7 +62,7 @@ impl Component {
         }
     }
 
-    /// Whether it gets a socket for messages of sd_notify(3).
+    /// Reports whether the component gets a socket for sd_notify(3) messages.
     #[must_use]
     pub fn has_notify_socket(&self) -> bool {
         let condition = self.ready.as_ref().map(|ready| &ready.condition);
@@ -71,7 +71,7 @@ impl Component {
     }
 }
 
-/// Whether a process needs something of the new `ready` that it was not started with: a socket or a pipe.
+/// Reports whether the new `ready` needs a socket or a pipe that a process of the old version does not have.
 fn starts_with_ready(old: &Component, new: &Component) -> bool {
     let given = |component: &Component| match component.ready.as_ref().map(|ready| &ready.condition) {
         Some(Condition::Fd(number)) => Some(*number),
@@ -80,7 +80,7 @@ fn starts_with_ready(old: &Component, new: &Component) -> bool {
     given(old) != given(new) || !old.has_notify_socket() && new.has_notify_socket()
 }
 
-/// Whether a process learns of the new `heartbeat` from its environment.
+/// Reports whether a process gets the new `heartbeat` only through its environment, at its start.
 fn starts_with_heartbeat(old: &Component, new: &Component) -> bool {
     let interval = |component: &Component| {
         let notified = component.heartbeat.as_ref().filter(|heartbeat| heartbeat.is_notified());
@@ -90,7 +90,7 @@ fn starts_with_heartbeat(old: &Component, new: &Component) -> bool {
 }
 
 impl Heartbeat {
-    /// Whether the component sends it by sd_notify(3).
+    /// Reports whether the component itself sends the heartbeat by sd_notify(3).
     #[must_use]
     pub const fn is_notified(&self) -> bool {
         self.probe.is_none()

@@ -1,8 +1,8 @@
-//! Values with units, as they are written in a system file.
+//! Values with units in a system file, `system.toml`.
 //!
-//! Owns: durations, ranges of durations, rates, sizes; their text and their place in the schema.
-//! Invariants: none of them is zero, no time is longer than `TIME_MAX`, and a range rises.
-//! Does not: say what a value is good for.
+//! Owns: durations, ranges of durations, rates and sizes, and their text format and JSON schema.
+//! Invariants: no value is zero, no duration is longer than `TIME_MAX`, and the start of a range is not above its end.
+//! Does not: know the purpose of a value.
 
 use std::borrow::Cow;
 use std::num::NonZeroU32;
@@ -12,10 +12,10 @@ use model::ByteCount;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-/// The longest time. Adding it to a point in time must not overflow.
+/// The maximum duration. The limit prevents an overflow when a duration is added to a point in time.
 const TIME_MAX: Duration = Duration::from_hours(10 * 365 * 24);
 
-/// A text that is no value.
+/// The error for a text that cannot be parsed as a value.
 #[derive(Debug, thiserror::Error)]
 #[error("{text:?} is not of the form {example:?}")]
 pub struct Malformed {
@@ -23,7 +23,7 @@ pub struct Malformed {
     example: &'static str,
 }
 
-/// Declares a value that is written as a string.
+/// Declares a type for values that are written as strings.
 macro_rules! written {
     ($(#[$about:meta])* $name:ident($($field:ty),+) = $pattern:literal, $example:literal) => {
         $(#[$about])*
@@ -62,7 +62,7 @@ written! {
 }
 
 written! {
-    /// So many in a duration: `5/1m`.
+    /// A number of events within a duration: `5/1m`.
     Rate(NonZeroU32, Duration) = "^[0-9]+/.+$", "5/1m"
 }
 

@@ -1,7 +1,7 @@
-//! What must hold after every step.
+//! The invariants of a subject (a protected program), checked after every step of a simulation.
 //!
-//! Owns: the invariants of a subject, and the memory of what it was told that they need.
-//! Does not: make anything happen.
+//! Owns: the invariants, and the history of events that the invariants need.
+//! Does not: create events.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -13,12 +13,12 @@ use undying_supervise::{
     SubjectStatus, Survey,
 };
 
-/// Events and actions that a failure shows.
+/// The number of events and action lists that a failure prints.
 const SHOWN: usize = 40;
-/// The longest wait for a checkpoint in flight.
+/// The longest permitted wait for a checkpoint in flight (taken, and not yet durable).
 const SETTLING_MAX: Duration = Duration::from_secs(600);
 
-/// An action that has not been answered.
+/// An action that was not yet answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Work {
     Clear,
@@ -27,43 +27,44 @@ enum Work {
     Start,
 }
 
-/// Knows what was done, and what may be done.
+/// Checks the invariants, and records all events and actions.
 pub(super) struct Judge {
-    /// Checkpoints that are never restored.
+    /// The checkpoints that must not be restored.
     pub(super) unusable: BTreeSet<Sequence>,
     seed: u64,
     base: Instant,
     plan: Plan,
-    /// What has happened of late.
+    /// The most recent events and actions.
     shown: VecDeque<(Instant, Heard)>,
     state: State,
     is_taking: bool,
     is_opening: bool,
     work: Option<Work>,
     death: LastDeath,
-    /// The fault that the root is being killed for.
+    /// The fault for which the root is being killed.
     fault: Option<Fault>,
-    /// The last number that was used.
+    /// The sequence number that was used last.
     used: Option<Sequence>,
     restarts: (u64, VecDeque<Instant>),
 }
 
-/// An event or what followed it.
+/// An event, or the resulting actions with the new state.
 enum Heard {
     Event(Event),
     Actions(Vec<Action>, State),
 }
 
-/// The death that is being judged.
+/// The last death of the subject.
 struct LastDeath {
     status: SubjectStatus,
     fault: Option<Fault>,
     has_terminal: bool,
-    /// Checkpoints of this number and above are later.
+    /// The first unused sequence number at the death. A checkpoint with this or a higher number is newer than the
+    /// death.
     next: Sequence,
     at: Instant,
     is_end_asked: bool,
-    /// The checkpoint that was tried last.
+    /// The checkpoint whose restore was tried last.
     tried: Option<Sequence>,
     reaches_beginning: bool,
 }
@@ -97,7 +98,8 @@ impl Judge {
         }
     }
 
-    /// Another guardian has adopted the subject, and knows nothing of what the first one has learned.
+    /// Resets the recorded state: another guardian has adopted the subject, and does not know the findings of the first
+    /// guardian.
     pub(super) fn guardian_restarted(&mut self, plan: Plan, now: Instant) {
         let (seed, base) = (self.seed, self.base);
         let (shown, used) = (std::mem::take(&mut self.shown), self.used);
@@ -123,7 +125,7 @@ impl Judge {
         self.death.reaches_beginning = survey.reaches_beginning;
     }
 
-    /// Takes note of an event before the subject does.
+    /// Records an event, before the subject handles the event.
     pub(super) fn heard(&mut self, now: Instant, event: &Event) {
         match event {
             Event::Taken { .. } | Event::Looked { .. } | Event::NotTaken(_) => self.is_taking = false,
@@ -146,7 +148,7 @@ impl Judge {
         self.show(now, Heard::Event(event.clone()));
     }
 
-    /// Checks a step.
+    /// Checks all invariants after a step.
     pub(super) fn check(
         &mut self,
         subject: &Subject,
@@ -271,7 +273,8 @@ impl Judge {
                     None => !self.plan.restart.restarts(self.death.status),
                 };
                 let is_asked = self.death.is_end_asked || self.death.has_terminal;
-                // A child's failure counts as the root's, which may be one that the policy lets pass.
+                // The failure of a child counts as the root's status. The policy may require no restart for this
+                // status.
                 let is_of_child = self.death.fault.is_none()
                     && matches!(self.death.status, SubjectStatus::Killed(signal) if signal.get() == 9);
                 self.assert(is_meant || is_asked || is_of_child, "a restart was due");
@@ -302,7 +305,7 @@ impl Judge {
         self.assert(is_allowed, "more restarts than the limit allows");
     }
 
-    /// A subject waits for an answer, for a time, or for its own death.
+    /// Checks that the subject waits for an answer, for a deadline, or for its own death.
     pub(super) fn is_not_stuck(&self, subject: &Subject, wake: Option<Instant>, coming: usize) {
         self.assert(wake.is_some() || coming > 0, "nothing can happen any more");
         let waits = self.work.is_some() || wake.is_some() || subject.state().is_alive();

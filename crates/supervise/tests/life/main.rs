@@ -1,8 +1,8 @@
-//! Whole lives of subjects in injected time.
+//! Simulations of whole subjects (protected programs), from start to end, with simulated time.
 //!
-//! Owns: how many lives are tried, and from which seeds.
-//! Invariants: a seed is printed with every failure, and gives the same life again.
-//! Does not: start a process or read a clock.
+//! Owns: the number of simulated subjects, and their seeds.
+//! Invariants: a failure prints its seed, and the seed reproduces the simulation.
+//! Does not: start a process. The clock is only read to measure the speed.
 
 mod judge;
 mod world;
@@ -11,9 +11,9 @@ use std::time::Instant;
 
 use world::World;
 
-/// Lives of one test. A debug build takes some seconds for them.
+/// The number of subjects in one test run. A debug build takes a few seconds.
 const LIVES: u64 = 40_000;
-/// Seeds from elsewhere, so that a search can go on where CI has ended: the first one of `UNDYING_SEED`.
+/// The environment variable with the first seed. With another first seed, a search can continue after the seeds of CI.
 const FIRST: &str = "UNDYING_SEED";
 
 #[test]

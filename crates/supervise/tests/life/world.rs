@@ -1,9 +1,10 @@
-//! A made-up machine: a program that dies, a tracer, a log and a store that fail.
+//! A simulated machine for one subject (a protected program): the program dies, and tracer, log and store fail.
 //!
-//! Owns: what happens, when, and how the actions of a subject are answered.
-//! Invariants: all randomness comes from the seed; a host's promises hold, as that a checkpoint's outcome is reported
-//! before the death.
-//! Does not: judge; `judge` does.
+//! Owns: the simulated events, their times, and the answers to the actions of the subject
+//! (`undying_supervise::Subject`).
+//! Invariants: all randomness comes from the seed. The simulation keeps the guarantees of a real guardian (the process
+//! that supervises a subject): for example, the outcome of a checkpoint is reported before the death.
+//! Does not: check invariants; `judge` does.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -17,16 +18,16 @@ use undying_supervise::{
 
 use super::judge::Judge;
 
-/// Events of one life, before it is asked to end.
+/// The number of events before the subject is asked to end.
 const STEPS: usize = 150;
-/// Events until it has ended then.
+/// The maximum number of events between the first request to end and the end.
 const LAST_STEPS: usize = 200;
-/// Checkpoints that the store keeps.
+/// The number of checkpoints that the store keeps.
 const KEPT: usize = 4;
-/// The time that lives without checkpoints are measured in.
+/// The unit for lifetimes of subjects without checkpoints.
 const UNCHECKPOINTED: Duration = Duration::from_millis(200);
 const TERM: Signal = Signal(15);
-/// How programs end.
+/// The statuses with which programs end.
 const ENDS: [SubjectStatus; 8] = [
     SubjectStatus::Exited(0),
     SubjectStatus::Exited(1),
@@ -38,7 +39,7 @@ const ENDS: [SubjectStatus; 8] = [
     SubjectStatus::Unknown,
 ];
 
-/// How often things have happened.
+/// The number of occurrences of each type of event.
 #[derive(Default, Debug)]
 pub(super) struct Counts {
     steps: u64,
@@ -93,31 +94,31 @@ impl Counts {
         self.failed += other.failed;
     }
 
-    /// A search that never sees one of them looks in the wrong place.
+    /// Asserts that each counted event has occurred. An event that never occurs is not tested.
     pub(super) fn assert_all_seen(&mut self) {
         let text = format!("{self:?}");
         assert!(self.all().into_iter().all(|count| *count > 0), "{text}");
     }
 }
 
-/// Something that is going to happen.
+/// A future event.
 #[derive(Clone, Debug)]
 enum Coming {
-    /// The root ends.
+    /// The root process ends.
     Death(SubjectStatus),
-    /// Something is reported.
+    /// An event is reported to the subject.
     Report(Event),
-    /// The log has written a checkpoint, or fails to.
+    /// The log writes a checkpoint, or fails to write the checkpoint.
     Write(Sequence),
-    /// A signal asks for the end; most programs follow.
+    /// A signal requests the end. Most programs end.
     EndRequest(Signal),
-    /// A child fails.
+    /// A child process fails.
     ChildFailure,
-    /// The guardian is killed, and another one adopts the subject.
+    /// The guardian is killed, and another guardian adopts the subject.
     GuardianRestart,
 }
 
-/// The machine.
+/// The simulated machine.
 pub(super) struct World {
     pub(super) counts: Counts,
     random: Rng,
@@ -127,7 +128,7 @@ pub(super) struct World {
     coming: Vec<(Instant, Coming)>,
     store: BTreeSet<Sequence>,
     exact: BTreeSet<Sequence>,
-    /// Used numbers are below.
+    /// The next sequence number. All used numbers are lower.
     next: Sequence,
     child_failed_at: Option<Sequence>,
     plan: Plan,
@@ -140,7 +141,8 @@ impl World {
         let (first, next) = (Sequence(random.u64(1..5)), Sequence(random.u64(5..8)));
         let store: BTreeSet<Sequence> = (1..next.get()).filter(|_| random.bool()).map(Sequence).collect();
         let beginning = Beginning { next, first, newest: store.last().copied() };
-        // Some subjects are adopted with checkpoints of their own, others begin with those of others.
+        // A subject either is adopted with its own checkpoints, or is started with checkpoints of other programs in the
+        // store.
         let beginning = if plan.can_start { Beginning { first: next, ..beginning } } else { beginning };
         let subject = Subject::new(plan, beginning, base);
         let judge = Judge::new(seed, plan, base);
@@ -159,7 +161,7 @@ impl World {
         }
     }
 
-    /// Lives until the end.
+    /// Simulates the subject until its end.
     pub(super) fn live(&mut self) {
         self.report(Event::Started);
         for step in 0..STEPS + LAST_STEPS {
@@ -175,7 +177,7 @@ impl World {
         self.judge.fail("it does not end");
     }
 
-    /// Lets time pass until something happens.
+    /// Advances the time to the next event and handles the event.
     fn next_thing(&mut self) {
         let earliest = (0..self.coming.len()).min_by_key(|index| self.coming[*index].0);
         let wake = self.subject.wake(self.now);
@@ -187,7 +189,7 @@ impl World {
                 self.happen(thing);
             }
             (_, Some(wake)) => {
-                // The loop is late now and then.
+                // Occasionally, the event loop is late.
                 let late = if self.random.u8(..20) == 0 { self.delay() } else { Duration::ZERO };
                 self.now = self.now.max(wake) + late;
                 self.report(Event::Due);
@@ -215,7 +217,7 @@ impl World {
             Coming::Write(sequence) => self.write(sequence),
             Coming::Death(_) | Coming::ChildFailure | Coming::GuardianRestart => {}
         }
-        // What has arrived together is judged together.
+        // `Due` follows only sometimes, so that several events are handled together.
         if self.random.bool() {
             self.report(Event::Due);
         }
@@ -271,7 +273,7 @@ impl World {
         self.report(Event::Started);
     }
 
-    /// Reports an event, and carries out what follows.
+    /// Reports an event to the subject, and carries out the resulting actions.
     fn report(&mut self, event: Event) {
         self.counts.steps += 1;
         self.note(&event);
@@ -290,7 +292,7 @@ impl World {
         }
     }
 
-    /// What an event means for the machine.
+    /// Updates the simulated state for an event.
     fn note(&mut self, event: &Event) {
         let is_used = match event {
             Event::Taken { .. } => {
@@ -388,7 +390,8 @@ impl World {
         Survey { committed, exact, reaches_beginning: self.random.bool() }
     }
 
-    /// Some are whole in the store all the same, and are reported too late.
+    /// Invalidates checkpoints. Some of these checkpoints are already complete in the store, and their commit is
+    /// reported too late.
     fn leave_behind(&mut self, dropped: &[Sequence]) {
         self.coming.retain(|(_, thing)| !matches!(thing, Coming::Write(_)));
         for sequence in dropped {
@@ -416,7 +419,7 @@ impl World {
             _ => self.counts.failed_restores += 1,
         }
         if self.plan.files == ChangedFiles::Rewind {
-            // Going back drops what came later.
+            // A rollback removes later changes from the undo log.
             self.exact.retain(|exact| *exact <= sequence);
         }
         self.come_later(Coming::Report(event));
@@ -443,7 +446,7 @@ impl World {
         }
     }
 
-    /// An end is final, whatever is still reported.
+    /// Checks that the end is final, although further events are reported.
     fn after_end(&mut self) {
         let end = self.subject.state();
         let late = [
@@ -461,7 +464,7 @@ impl World {
         }
     }
 
-    /// Mostly short, seldom of minutes.
+    /// Returns a random delay: mostly short, rarely minutes.
     fn delay(&mut self) -> Duration {
         let most = [1, 1, 10, 10, 100, 1_000, 20_000, 200_000][self.random.usize(..8)];
         Duration::from_micros(self.random.u64(..most * 1_000))
@@ -518,7 +521,7 @@ fn back_off(random: &mut Rng) -> BackOffPlan {
     }
 }
 
-/// A policy of a subject whose files do not go back.
+/// Returns a random policy for a subject whose files are not rolled back.
 fn kept(random: &mut Rng) -> ChangedFiles {
     [ChangedFiles::Keep, ChangedFiles::Refuse, ChangedFiles::Fresh][random.usize(..3)]
 }

@@ -1,7 +1,9 @@
-//! What must hold after every step.
+//! The invariants of a system, checked after every step of a simulation.
 //!
-//! Owns: the invariants of a system, and what was reported and ordered, as far as they need it.
-//! Does not: make anything happen, or use a plan: needs and groups are those of the random system.
+//! A run of a component consists of incarnations: a death is followed by a restart within the run.
+//!
+//! Owns: the invariants, and the history of events and orders that the invariants need.
+//! Does not: create events, or use a plan (`SystemPlan`): needs and groups are those of the random system (`spec`).
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -15,43 +17,43 @@ use undying_supervise::{
 
 use super::spec::{COMPLAINTS_WITHIN, READY_TIMEOUT, Spec, WINDOW};
 
-/// Steps that a failure shows.
+/// The number of steps that a failure prints.
 const SHOWN: usize = 40;
 
-/// Knows what was reported and ordered.
+/// Checks the invariants, and records all events and orders.
 pub(super) struct Judge {
     seed: u64,
     base: Instant,
     known: Vec<Known>,
-    /// The system goes down for good.
+    /// Whether the system goes down: no run begins afterwards.
     pub(super) is_down: bool,
-    /// All runs end before another one begins.
+    /// Whether the system is being restarted: all runs end before another run begins.
     is_restarting: bool,
     shown: VecDeque<(Instant, SystemEvent, Vec<Order>)>,
 }
 
-/// What is known of one component.
+/// The recorded state of one component.
 #[derive(Clone, Default)]
 struct Known {
     has_run: bool,
     began: Option<Instant>,
-    /// When its present incarnation was started.
+    /// The time at which the current incarnation was started.
     alive: Option<Instant>,
     is_ready: bool,
-    /// Its run is to end, for a command or for another component that gave up.
+    /// Whether the run must end, because of a command or because another component gave up.
     is_to_end: bool,
-    /// When it was asked to end.
+    /// The time at which the component was asked to end.
     end_asked: Option<Instant>,
     is_killed: bool,
     fault: Option<Fault>,
-    /// A run of it may begin.
+    /// Whether a run of the component may begin.
     may_run: bool,
     is_stopped_by_operator: bool,
     was_asked_to_run: bool,
-    /// The program of its last run may go on.
+    /// Whether the program of the last run may still run.
     is_left: bool,
     is_last_try: bool,
-    /// Complaints about the present incarnation.
+    /// The complaints about the current incarnation: time, complainant and weight.
     complaints: Vec<(Instant, Complainant, u32)>,
 }
 
@@ -61,7 +63,7 @@ impl Judge {
         Self { seed, base, known, is_down: false, is_restarting: false, shown: VecDeque::new() }
     }
 
-    /// Checks a step.
+    /// Checks all invariants after a step.
     pub(super) fn check(
         &mut self,
         spec: &Spec,
@@ -88,7 +90,7 @@ impl Judge {
         self.check_states(spec, supervisor);
     }
 
-    /// Takes note of an event. Gives the component that has died of its own, if one has.
+    /// Records an event. Returns the component that has died of its own cause, and not because of its group.
     fn note(&mut self, spec: &Spec, now: Instant, event: SystemEvent) -> Option<usize> {
         match event {
             SystemEvent::Up => (0..self.known.len()).for_each(|id| self.may_run(id)),
@@ -119,7 +121,7 @@ impl Judge {
                 let died = self.dies(id);
                 let known = &mut self.known[id.index()];
                 known.has_run = false;
-                // One that ends by itself is not run again without a reason.
+                // A component that ends without a command may only run again for a new reason.
                 known.is_left = end == End::Left;
                 known.may_run &= known.is_to_end && !known.is_left;
                 (known.end_asked, known.is_to_end) = (None, false);
@@ -134,7 +136,7 @@ impl Judge {
         None
     }
 
-    /// A restart of the system has ended everything.
+    /// Ends the restart phase of the system when all runs have ended.
     fn note_restart(&mut self) {
         self.is_restarting &= !self.is_down && self.known.iter().any(|known| known.has_run);
     }
@@ -257,7 +259,8 @@ impl Judge {
         self.known[id.index()].fault = Some(fault);
     }
 
-    /// All that share the fate of a component that has died of its own are killed, if they live and come back.
+    /// Checks the group of a component that has died of its own cause: exactly the living members that share its fate
+    /// and can restart are killed.
     fn check_group(&self, spec: &Spec, own_death: Option<usize>, orders: &[Order]) {
         let restarts_others = |order: &Order| {
             matches!(order, Order::Tell(SystemNotice::GaveUp { .. } | SystemNotice::SystemRestarts))
@@ -274,7 +277,7 @@ impl Judge {
         }
     }
 
-    /// The heaviest complaint of each one that may complain, added up.
+    /// Returns the sum of the heaviest recent complaints of all permitted complainants.
     fn complaints(&self, spec: &Spec, now: Instant, about: usize) -> u32 {
         let recent = |by: Complainant| {
             let all = self.known[about].complaints.iter();
@@ -326,7 +329,7 @@ impl Judge {
         self.note_restart();
     }
 
-    /// What the supervisor says is what was reported and ordered.
+    /// Checks that the states of the supervisor agree with the recorded events and orders.
     fn check_states(&self, spec: &Spec, supervisor: &Supervisor) {
         for id in supervisor.plan().ids() {
             let (state, known) = (supervisor.state(id), &self.known[id.index()]);
@@ -341,7 +344,7 @@ impl Judge {
         self.assert(spec, !(has_runs && supervisor.is_over()), "the system is over and something runs");
     }
 
-    /// Nothing will be reported any more, and nothing is due.
+    /// Checks a system without pending events and deadlines: no component is stuck.
     pub(super) fn is_not_stuck(&self, spec: &Spec, supervisor: &Supervisor) {
         for id in supervisor.plan().ids() {
             let state = supervisor.state(id);
@@ -353,7 +356,7 @@ impl Judge {
         }
     }
 
-    /// Faults have stopped, and all components were asked to run.
+    /// Checks that all components are ready, after all components were asked to run and failures have stopped.
     pub(super) fn is_up(&self, spec: &Spec, supervisor: &Supervisor) {
         let is_up = supervisor.plan().ids().all(|id| supervisor.state(id).is_ready());
         self.assert(spec, is_up, "a component is not ready although nothing fails any more");
@@ -362,7 +365,7 @@ impl Judge {
     pub(super) fn has_ended(&self, spec: &Spec, supervisor: &Supervisor, took: Duration) {
         let is_over = supervisor.is_over() && self.known.iter().all(|known| !known.has_run);
         self.assert(spec, is_over, "the system is not over");
-        // A stop and a kill for each of a chain of all components, and the time that the kills take.
+        // For each component of a chain: the timeout of a stop, and at most the same time again for the kill.
         let bound = 2 * STOP_TIMEOUT * self.known.len() as u32;
         self.assert(spec, took <= bound, "the end took too long");
     }

@@ -1,8 +1,8 @@
-//! Whole lives of systems in injected time.
+//! Simulations of whole systems, from start to end, with simulated time. A system is a group of components (programs).
 //!
-//! Owns: how many systems are tried, and from which seeds.
-//! Invariants: a seed is printed with every failure, and gives the same life again.
-//! Does not: start a process or read a clock.
+//! Owns: the number of simulated systems, and their seeds.
+//! Invariants: a failure prints its seed, and the seed reproduces the simulation.
+//! Does not: start a process. The clock is only read to measure the speed.
 
 mod judge;
 mod spec;
@@ -12,9 +12,9 @@ use std::time::Instant;
 
 use world::World;
 
-/// Systems of one test. A debug build takes some seconds for them.
+/// The number of systems in one test run. A debug build takes a few seconds.
 const SYSTEMS: u64 = 20_000;
-/// Seeds from elsewhere, so that a search can go on where CI has ended: the first one of `UNDYING_SEED`.
+/// The environment variable with the first seed. With another first seed, a search can continue after the seeds of CI.
 const FIRST: &str = "UNDYING_SEED";
 
 #[test]

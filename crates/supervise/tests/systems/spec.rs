@@ -1,8 +1,8 @@
-//! Random systems.
+//! Random systems for the tests. A system is a group of components (programs) with needs.
 //!
-//! Owns: what a system is made of, and the `System` that a file with this content is read into.
-//! Invariants: component `n` has the id `n`, since its name is the letter in this place.
-//! Does not: use the plan that is made of a system. What it says about needs and groups is known independently.
+//! Owns: the content of a random system, and its conversion into a `System`, as if it were read from a file.
+//! Invariants: component `n` has the id `n`, because its name is the letter at this position of the alphabet.
+//! Does not: use the plan (`SystemPlan`) of a system. Needs and groups are computed independently of the plan.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -16,15 +16,15 @@ pub(super) const WINDOW: Duration = Duration::from_secs(60);
 pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) const COMPLAINTS_WITHIN: Duration = Duration::from_secs(60);
 
-/// A system.
+/// A random system.
 #[derive(Debug)]
 pub(super) struct Spec {
     pub(super) components: Vec<ComponentSpec>,
-    /// The members, and which of them are restarted.
+    /// The members of each group, and the strategy that selects the restarted members.
     pub(super) groups: Vec<(Vec<usize>, Strategy)>,
 }
 
-/// A component.
+/// A random component.
 #[derive(Debug)]
 pub(super) struct ComponentSpec {
     pub(super) needs: Vec<usize>,
@@ -33,14 +33,14 @@ pub(super) struct ComponentSpec {
     pub(super) policy: Policy,
     pub(super) restarts_max: NonZeroU32,
     pub(super) on_give_up: GiveUp,
-    /// Without one, the default of 2.
+    /// The quorum of complaints; `None` for the default of 2.
     pub(super) quorum: Option<NonZeroU32>,
 }
 
 impl Spec {
     pub(super) fn random(random: &mut Rng) -> Self {
         let count = random.usize(2..=COMPONENTS_MAX);
-        // Components start in an order that is not the one of their names.
+        // The components start in a different order than the order of their names.
         let mut order: Vec<usize> = (0..count).collect();
         random.shuffle(&mut order);
         let chance = random.u8(1..4);
@@ -63,8 +63,10 @@ impl Spec {
         Self { components, groups }
     }
 
-    /// The system as it would be read from a file. `template` has one component and one group, with all else that a
-    /// component has here: reading a file for each system would take most of the time.
+    /// Returns the system as if it were read from a file.
+    ///
+    /// `template` is a parsed system with one group. The template provides all other values of components and groups.
+    /// Parsing a file for each system would take most of the test's time.
     pub(super) fn system(&self, template: &System) -> System {
         let (component, group) =
             template.component.values().zip(template.group.values()).next().expect("is there");
@@ -87,7 +89,7 @@ impl Spec {
         System { system: template.system.clone(), component: components.collect(), group: groups.collect() }
     }
 
-    /// Whether a component may be killed since another one died.
+    /// Reports whether the component `member` may be killed because the component `died` has died.
     pub(super) fn shares_fate(&self, member: usize, died: usize) -> bool {
         self.groups.iter().any(|(members, strategy)| {
             let place = |id| members.iter().position(|other| *other == id);
@@ -110,7 +112,7 @@ impl Spec {
     }
 }
 
-/// A component and a group, as a file has them.
+/// Returns a parsed system with two components and one group.
 pub(super) fn template() -> System {
     let ready = format!("{{ notify = true, timeout = \"{}s\" }}", READY_TIMEOUT.as_secs());
     let text = format!(

@@ -1,8 +1,13 @@
-//! A made-up machine: programs that start, become ready, die and come back, and operators who interfere.
+//! A simulated machine for one random system: programs start, become ready, die and restart, and operators send
+//! commands.
 //!
-//! Owns: what happens, when, and how the orders of a supervisor are answered.
-//! Invariants: all randomness comes from the seed; a host's promises hold, as that each `Run` is answered.
-//! Does not: judge; `judge` does.
+//! A run of a component consists of incarnations: a death is followed by a restart within the run.
+//!
+//! Owns: the simulated events, their times, and the answers to the orders of the supervisor
+//! (`undying_supervise::Supervisor`).
+//! Invariants: all randomness comes from the seed. The simulation keeps the guarantees of a real guardian (the process
+//! that supervises a system): for example, each `Run` is answered.
+//! Does not: check invariants; `judge` does.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
@@ -18,18 +23,18 @@ use undying_supervise::{
 use super::judge::Judge;
 use super::spec::{READY_TIMEOUT, Spec, WINDOW};
 
-/// Events of one life while things fail.
+/// The number of events in the first part of a simulation, with failures.
 const STEPS: usize = 60;
-/// Events until a system is at rest once nothing fails any more.
+/// The maximum number of events until a system without failures is at rest.
 const LAST_STEPS: usize = 1_000;
-/// How programs end.
+/// The statuses with which programs end.
 const ENDS: [SubjectStatus; 3] =
     [SubjectStatus::Exited(0), SubjectStatus::Exited(1), SubjectStatus::Killed(Signal(11))];
 const KILLED: SubjectStatus = SubjectStatus::Killed(Signal(9));
-/// Faults that checks report. The others are decided by the supervisor.
+/// The faults that checks report. The supervisor itself decides about all other faults.
 const CHECKED: [Fault; 3] = [Fault::Hang, Fault::Memory, Fault::MissedHeartbeat];
 
-/// How often things have happened.
+/// The number of occurrences of each type of event.
 #[derive(Default, Debug)]
 pub(super) struct Counts {
     steps: u64,
@@ -71,30 +76,30 @@ impl Counts {
         self.all().into_iter().zip(other.all()).for_each(|(sum, count)| *sum += *count);
     }
 
-    /// A search that never sees one of them looks in the wrong place.
+    /// Asserts that each counted event has occurred. An event that never occurs is not tested.
     pub(super) fn assert_all_seen(&mut self) {
         let text = format!("{self:?}");
         assert!(self.all().into_iter().all(|count| *count > 0), "{text}");
     }
 }
 
-/// Something that is going to happen.
+/// A future event.
 #[derive(Clone, Copy, Debug)]
 enum Coming {
-    /// It is reported, if the run is still this one.
+    /// The event is reported if the run has not changed.
     OfRun(ComponentId, u32, SystemEvent),
-    /// It is reported, if the incarnation is still this one.
+    /// The event is reported if the incarnation has not changed.
     OfIncarnation(ComponentId, u32, SystemEvent),
-    /// An incarnation dies, by itself or killed.
+    /// An incarnation dies, with or without a kill.
     Death { id: ComponentId, incarnation: u32, status: SubjectStatus },
 }
 
-/// What the machine knows of a component.
+/// The simulated process of a component.
 #[derive(Default)]
 struct Process {
-    /// Counts up at each begin and end of a run.
+    /// The number of beginnings and ends of runs.
     run: u32,
-    /// Counts up at each begin and end of an incarnation.
+    /// The number of beginnings and ends of incarnations.
     incarnation: u32,
     is_alive: bool,
     is_asked_to_end: bool,
@@ -102,7 +107,7 @@ struct Process {
     restarts: VecDeque<Instant>,
 }
 
-/// The machine.
+/// The simulated machine.
 pub(super) struct World {
     pub(super) counts: Counts,
     random: Rng,
@@ -112,7 +117,7 @@ pub(super) struct World {
     judge: Judge,
     processes: Vec<Process>,
     coming: Vec<(Instant, Coming)>,
-    /// Nothing fails any more.
+    /// Whether failures have stopped.
     is_quiet: bool,
 }
 
@@ -136,7 +141,7 @@ impl World {
         }
     }
 
-    /// Lives through failures, then through none, then to the end.
+    /// Simulates a phase with failures, a phase without failures, and the end of the system.
     pub(super) fn live(&mut self) {
         let first = if self.random.u8(..4) > 0 { SystemEvent::Up } else { SystemEvent::Start(self.any()) };
         self.report(first);
@@ -166,7 +171,7 @@ impl World {
         self.judge.is_not_stuck(&self.spec, &self.supervisor);
     }
 
-    /// Lets time pass until something happens; `false` if nothing will.
+    /// Advances the time to the next event and handles the event. Returns `false` if there is no future event.
     fn next_thing(&mut self) -> bool {
         let earliest = (0..self.coming.len()).min_by_key(|index| self.coming[*index].0);
         match (earliest, self.supervisor.wake()) {
@@ -189,7 +194,7 @@ impl World {
         ids[self.random.usize(..ids.len())]
     }
 
-    /// A command, a complaint or a finding of a check.
+    /// Reports a random command, a complaint, or a fault that a check has found.
     fn interfere(&mut self) {
         let id = self.any();
         let event = match self.random.u8(..40) {
@@ -228,7 +233,7 @@ impl World {
         }
     }
 
-    /// What the state machine of a component decides about a death.
+    /// Simulates a death, and the decision that the state machine of the component makes about it.
     fn die(&mut self, id: ComponentId, status: SubjectStatus) {
         self.counts.deaths += 1;
         let spec = &self.spec.components[id.index()];
@@ -247,7 +252,7 @@ impl World {
         }
         let end = if is_over { End::Over(status) } else { End::GaveUp(status) };
         if (is_over || has_given_up) && self.random.bool() {
-            // Both may be reported as one.
+            // The death and the end of the run may be reported as one event.
             return self.report(SystemEvent::Ended { id, end });
         }
         let is_lost = !self.is_quiet && !is_over && self.random.u8(..60) == 0;
@@ -264,7 +269,7 @@ impl World {
         self.come(2_000, Coming::OfRun(id, run, next));
     }
 
-    /// Reports an event, and carries out what follows.
+    /// Reports an event to the supervisor, and carries out the resulting orders.
     fn report(&mut self, event: SystemEvent) {
         self.counts.steps += 1;
         self.note(event);
@@ -275,7 +280,7 @@ impl World {
         }
     }
 
-    /// What an event means for the machine.
+    /// Updates the simulated processes for an event.
     fn note(&mut self, event: SystemEvent) {
         match event {
             SystemEvent::Started(id) | SystemEvent::Restored(id) => {
@@ -300,7 +305,7 @@ impl World {
             let most = READY_TIMEOUT.as_millis() as u64 * if is_late { 3 } else { 1 };
             self.come(most - 1, ready);
         } else if self.random.u8(..8) == 0 {
-            // More than was asked for.
+            // A component without a condition for readiness may report readiness, too.
             self.come(1_000, ready);
         }
         if self.random.u8(..3) > 0 {
@@ -365,7 +370,7 @@ impl World {
         }
     }
 
-    /// A run that was asked to end does.
+    /// Schedules the end of a run that was asked to end or is being killed.
     fn over(&mut self, id: ComponentId, most: u64, status: SubjectStatus) {
         let is_lost = !self.is_quiet && self.random.u8(..100) == 0;
         let end = if is_lost { End::Left } else { End::Over(status) };
@@ -373,7 +378,7 @@ impl World {
         self.come(most, Coming::OfRun(id, run, SystemEvent::Ended { id, end }));
     }
 
-    /// Has something happen within so many milliseconds.
+    /// Schedules an event at a random time within `most` milliseconds.
     fn come(&mut self, most: u64, thing: Coming) {
         let delay = Duration::from_micros(self.random.u64(..most * 1_000));
         self.coming.push((self.now + delay, thing));
