@@ -29,7 +29,7 @@ const NO_OTHER_TIMEOUT: Duration = Duration::from_secs(600);
 const EPOCH_SHARE: u32 = 10;
 /// The shortest wait, used at high checkpoint rates: a fraction of the duration of any restore.
 const TIMEOUT_MIN: Duration = Duration::from_millis(20);
-/// The longest wait if another checkpoint exists. It is too short for people to notice, and about as long as a restore.
+/// The longest wait if another checkpoint exists: too short for people to notice, and about as long as a restore.
 const TIMEOUT_MAX: Duration = Duration::from_millis(100);
 /// The number that stands for the beginning of the program. No checkpoint has this number.
 const BEGINNING: Sequence = Sequence(0);

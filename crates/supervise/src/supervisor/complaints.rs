@@ -3,8 +3,8 @@
 //! A component may complain about a component that it needs, and an operator about any component.
 //!
 //! Owns: which complainants count, and when complaints restart a component.
-//! Invariants: complaints restart a component only if it is ready, and only at its quorum (the required sum of
-//! weights). Complaints about an incarnation end with the incarnation.
+//! Invariants: complaints restart a component only if the component is ready, and only at its quorum (the required sum
+//! of weights). Complaints about an incarnation end with the incarnation.
 //! Does not: add the weights; `tally` does.
 
 use std::num::NonZeroU32;
