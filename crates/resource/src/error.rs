@@ -1,7 +1,7 @@
 //! Errors of saving or restoring a kernel object.
 //!
 //! Owns: the error type of this crate.
-//! Does not: print; the verbs do.
+//! Does not: print errors; the commands of the crate `cli` do.
 
 use model::{Escaped, Pid};
 
@@ -21,33 +21,33 @@ pub enum ResourceError {
         Escaped(why)
     )]
     Malformed {
-        /// The record's kind.
+        /// The kind of the record.
         kind: &'static str,
-        /// What the decoder found.
+        /// The reason that the decoder reported.
         why: String,
     },
     /// An unsupported object that preflight could not find.
     /// Row: not-supported
     #[error("{} of pid {pid} is not supported: {}\nhelp: {}", Escaped(what), Escaped(why), Escaped(fix))]
     Unsupported {
-        /// The process.
+        /// The process that uses the object.
         pid: Pid,
-        /// The object.
+        /// The name of the object.
         what: String,
-        /// The reason.
+        /// The reason why the object is not supported.
         why: String,
-        /// What the operator can do.
+        /// The action that removes the obstacle.
         fix: String,
     },
     /// A file that the program needs is missing, or is not the file of the checkpoint.
     /// Row: file-changed
     #[error("{}: {}\nhelp: {}", Escaped(path), Escaped(why), Escaped(fix))]
     File {
-        /// Its path.
+        /// The path of the file.
         path: String,
-        /// What is wrong with it.
+        /// The reason why the file cannot be used.
         why: String,
-        /// What the operator can do.
+        /// The action that lets the restore succeed.
         fix: String,
     },
 }

@@ -1,9 +1,10 @@
-//! Recording the state of writable files inside the pause.
+//! Records the state of writable files inside the pause, while all threads of the subject (the protected program) are
+//! stopped.
 //!
-//! Owns: which descriptors and mappings are recorded, and with what content.
-//! Invariants: one record per file, however many descriptors and mappings it has. No operation blocks, and no lease
-//! is broken.
-//! Does not: judge changes.
+//! Owns: the selection of descriptors and mappings, and the decision which file content is recorded.
+//! Invariants: a file has one record, also if several descriptors and mappings refer to the file. No operation blocks
+//! or breaks a lease.
+//! Does not: compare files with their records; `compare` does.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,24 +28,25 @@ use crate::support::opening::{self, is_path_only, may_read, may_write};
 use crate::support::path::{Link, Name};
 use crate::support::tmpfs;
 
-/// A file behind a shared mapping that is, or can become, writable.
+/// A file with a shared mapping that is writable or can become writable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MappedForWriting {
-    /// Its device and inode as in maps of proc(5).
+    /// Device and inode of the file, as in `/proc/PID/maps`.
     pub key: ObjectKey,
-    /// Its path, with the suffix ` (deleted)` if its name was removed.
+    /// The path of the file. The path has the suffix ` (deleted)` if the name of the file was removed.
     pub path: PathBuf,
-    /// Whether a mapping of it is writable now, and not only after mprotect(2).
+    /// `true` if a mapping of the file is writable now; `false` if mprotect(2) would have to make the mapping writable
+    /// first.
     pub is_writable: bool,
 }
 
-/// Collects the records of one checkpoint.
+/// Collects the file records of one checkpoint.
 #[derive(Debug)]
 pub struct FileStates {
     found: HashMap<(u64, Inode), FileRecord>,
-    /// Mapped files, by device number and inode as in maps of proc(5).
+    /// Mapped files: device number and inode, as in `/proc/PID/maps`.
     mapped: HashSet<((u32, u32), Inode)>,
-    /// The same, without files known to be memory files.
+    /// The mapped files without the known memory files (files on a tmpfs).
     mapped_for_writing: Vec<MappedForWriting>,
     directories: HashMap<PathBuf, DirectoryRecord>,
     link: Link,
@@ -53,7 +55,7 @@ pub struct FileStates {
 }
 
 impl FileStates {
-    /// Begins a checkpoint; `ends_subject` if the subject is killed once it is committed.
+    /// Starts the records of one checkpoint. `ends_subject` is `true` if the subject is killed after the commit.
     #[must_use]
     pub fn begin(ends_subject: bool) -> Self {
         Self {
@@ -67,13 +69,13 @@ impl FileStates {
         }
     }
 
-    /// Records a description if it may write to a regular file that has a name.
+    /// Adds a record if the description may write to a regular file that has a name.
     ///
-    /// `leased`: the subject has a lease on it, which an open would break.
+    /// `leased` is `true` if the subject has a lease on the file. An open of the file would break the lease.
     ///
     /// # Errors
     ///
-    /// When the description cannot be inspected.
+    /// Returns an error if the description cannot be inspected.
     pub fn add(
         &mut self,
         description: &Description,
@@ -94,7 +96,8 @@ impl FileStates {
             return Ok(());
         }
         self.link.read(description)?;
-        // A file whose name was removed is saved with its content, also if it has another name.
+        // If the name of a file was removed, the image contains the content of the file, even if the file has other
+        // names.
         let Name::Live(path) = Name::new(self.link.bytes(), &stat) else { return Ok(()) };
         let appends = appends_only(envelope.flags, envelope.position, stat.st_size as u64);
         let ends = if appends && !leased { self.ends(description, envelope.flags, &stat) } else { None };
@@ -112,7 +115,7 @@ impl FileStates {
         if !area.protection.shared || !(area.protection.write || area.flags.has("mw")) {
             return;
         }
-        // One open per file, however many mappings it has.
+        // Each file is opened once, even if the file has several mappings.
         if !self.mapped.insert((*device, *inode)) {
             let key = ObjectKey::of(area).filter(|_| area.protection.write);
             let known = self.mapped_for_writing.iter_mut().find(|known| Some(known.key) == key);
@@ -120,7 +123,7 @@ impl FileStates {
             return;
         }
         let seen = open_mapped(path, *inode);
-        // A file that cannot be opened by its path may be any file, also a memory file.
+        // A file that cannot be opened by its path may be a memory file or any other file.
         let may_be_regular = match &seen {
             Some((file, stat)) => !is_on_tmpfs(file, stat),
             None => !is_no_data(path, *inode),
@@ -132,7 +135,7 @@ impl FileStates {
         let Some((file, stat)) = seen else { return };
         let key = (stat.st_dev, *inode);
         if is_on_tmpfs(&file, &stat) {
-            // The memory kinds save the content of mapped tmpfs files, whatever their size.
+            // The memory kinds (code that saves mappings) save the content of a mapped tmpfs file of any size.
             self.found.remove(&key);
             return;
         }
@@ -149,7 +152,7 @@ impl FileStates {
         }
     }
 
-    /// Records the directories of files that can be truncated at a restore. To be called after all files are added.
+    /// Records the directories of files that a restore can truncate. Must be called after all files were added.
     pub fn add_directories(&mut self, listed: &Directories) {
         for record in self.found.values().filter(|record| record.effect() == Effect::CutBack) {
             let file = record.path();
@@ -160,13 +163,13 @@ impl FileStates {
         }
     }
 
-    /// Files that shared mappings can change, without memory files that have a name.
+    /// Returns the files that shared mappings can change, without memory files that have a name.
     #[must_use]
     pub fn mapped_for_writing(&self) -> &[MappedForWriting] {
         &self.mapped_for_writing
     }
 
-    /// The records of files and of directories, each sorted by path.
+    /// Returns the records of files and the records of directories, each list sorted by path.
     #[must_use]
     pub fn finish(self) -> (Vec<FileRecord>, Vec<DirectoryRecord>) {
         let mut files: Vec<FileRecord> = self.found.into_values().collect();
@@ -176,7 +179,7 @@ impl FileStates {
         (files, directories.into_iter().map(|(_, record)| record).collect())
     }
 
-    /// The record of a file; created at the first call.
+    /// Returns the record of a file, and creates the record at the first call.
     fn record(&mut self, path: &Path, stat: &Stat) -> &mut FileRecord {
         let times_are_coarse = self.clock.is_coarse_for(stat);
         let ended = self.ends_subject;
@@ -206,10 +209,11 @@ impl FileStates {
 
 const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// Whether a description can change a regular file whose content is not part of the image. Files without a name are
-/// included: an earlier checkpoint may need their content under the former name.
+/// Reports whether a description can change a regular file whose content is not part of the image. The result is also
+/// `true` for a file without a name, because an earlier checkpoint may need the content under the former name.
 ///
-/// `inherited`: the guardian has inherited the description.
+/// `inherited` is `true` if the guardian has inherited the description. The guardian is the process that starts,
+/// checkpoints and restarts the subject.
 #[must_use]
 pub fn is_changeable(description: &Description, flags: u32, inherited: bool) -> bool {
     let file = description.duplicate.as_fd();
@@ -219,22 +223,24 @@ pub fn is_changeable(description: &Description, flags: u32, inherited: bool) -> 
         && (inherited || !rustix::fs::fstat(file).is_ok_and(|stat| has_saved_content(file, &stat)))
 }
 
-/// Whether a file is on a tmpfs, so that its content is memory.
+/// Reports whether a file is on a tmpfs. The content of a tmpfs file is memory.
 #[must_use]
 pub fn is_memory_file(file: impl AsFd) -> bool {
     rustix::fs::fstat(&file).is_ok_and(|stat| is_on_tmpfs(file, &stat))
 }
 
-/// Whether a description writes only behind the present end of the file.
+/// Reports whether a description writes only behind the present end of the file.
 ///
-/// A readable descriptor may belong to a database that gets the length with lseek(2) and then writes anywhere with
-/// pwrite(2). It counts only with O_APPEND, which also applies to pwrite(2).
+/// A readable and writable descriptor may belong to a database. A database gets the length with lseek(2), and then
+/// writes at any offset with pwrite(2). A readable descriptor therefore counts only with O_APPEND, which also applies
+/// to pwrite(2).
 fn appends_only(flags: u32, position: Option<u64>, size: u64) -> bool {
     let is_append = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
     is_append || size == 0 || (!may_read(flags) && position == Some(size))
 }
 
-/// Opens the file of a mapping by its path; `None` if the path leads to another file or to no regular file.
+/// Opens the file of a mapping by its path. Returns `None` if the path leads to another file, or the file is not
+/// regular.
 fn open_mapped(path: &Path, inode: Inode) -> Option<(OwnedFd, Stat)> {
     let named =
         rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()).ok()?;
@@ -246,7 +252,7 @@ fn open_mapped(path: &Path, inode: Inode) -> Option<(OwnedFd, Stat)> {
     Some((opening::reopen(&named, READ).ok()?, stat))
 }
 
-/// Whether the path of a mapping leads to its file, and that is a device or on a pseudo file system.
+/// Reports whether the path leads to the mapped file, and the file is a device or is on a pseudo file system.
 fn is_no_data(path: &Path, inode: Inode) -> bool {
     let named = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty());
     let Ok(named) = named else { return false };
@@ -255,7 +261,7 @@ fn is_no_data(path: &Path, inode: Inode) -> bool {
     stat.st_ino == inode.get() && (!is_regular || is_pseudo(&named))
 }
 
-/// Whether the image has the content of an open file: tmpfs files are saved up to a limit.
+/// Reports whether the image contains the content of an open file. The image contains tmpfs files up to a size limit.
 fn has_saved_content(file: impl AsFd, stat: &Stat) -> bool {
     const BLOCK_BYTES: u64 = 512;
     stat.st_blocks as u64 * BLOCK_BYTES <= DATA_BYTES_MAX && is_on_tmpfs(file, stat)

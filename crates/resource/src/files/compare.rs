@@ -1,8 +1,8 @@
-//! Comparing files with their records.
+//! Compares files with their records at a restore.
 //!
-//! Owns: the verdict over each file.
-//! Invariants: content is read only after device, inode and type were compared. All files are compared before any is
-//! changed. An undetectable change counts as a change.
+//! Owns: the verdict on each file.
+//! Invariants: the content of a file is read only after device, inode and type were compared. All files are compared
+//! before a file is changed. If a change cannot be excluded, the file counts as changed.
 //! Does not: change a file; [`Cut::apply`] does.
 
 use std::collections::HashSet;
@@ -20,37 +20,38 @@ use super::record::FileRecord;
 use super::sample;
 use crate::support::opening;
 
-/// A file that does not match the memory of the checkpoint.
+/// A file whose content may not match the memory of the checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChangedFile {
-    /// Its path.
+    /// The path of the file.
     pub path: PathBuf,
-    /// The difference, as the rest of a sentence that begins with the path.
+    /// The difference. The text continues a sentence that begins with the path.
     pub why: String,
 }
 
-/// Result of comparing a file.
+/// The result of comparing one file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
-    /// It is unchanged.
+    /// The file is unchanged.
     Same,
-    /// The recorded bytes are unchanged, and more bytes follow.
+    /// The recorded bytes are unchanged, and more bytes follow the recorded bytes.
     Grew,
-    /// Its content differs, and the image has the recorded content.
+    /// The content differs from the recorded content, and the image contains the recorded content.
     GoesBack,
-    /// It has changed otherwise, or is another file.
+    /// The file has another change, or the path leads to another file. The text describes the difference.
     Changed(String),
 }
 
-/// Compares every file. Returns those that have to be truncated, or whose content has to be written.
+/// Compares every file. Returns the files that have to be truncated, and the files whose recorded content has to be
+/// written.
 ///
-/// `directories` are those of files that can be truncated; `None` in images of earlier versions, whose files are
-/// compared without them. `opened_later` are files in the records of checkpoints after this one, which was taken at
-/// `time`. Files that are `covered` are not compared.
+/// `directories` are the directories of files that can be truncated. `None` means an image of an earlier version
+/// without directory records; its files are compared without directories. The checkpoint was taken at `time`.
+/// `opened_later` are files in the records of later checkpoints. Files in `covered` are not compared.
 ///
 /// # Errors
 ///
-/// All files that have changed.
+/// Returns all files that have changed.
 pub fn compare(
     records: &[FileRecord],
     directories: Option<&[DirectoryRecord]>,
@@ -99,19 +100,19 @@ fn was_changed_after(path: &Path, time: SystemTime, covered: &Covered) -> bool {
     })
 }
 
-/// Facts about a file for a verdict. Each is queried on demand, since some need reads.
+/// The facts about a file that a verdict needs. Each fact is queried on demand, because some queries read the file.
 pub(super) trait Evidence {
-    /// fstat of the file at the path; a link at its end is not followed.
+    /// Returns the fstat(2) result of the file at the path. A symbolic link at the end of the path is not followed.
     fn stat(&self) -> Result<Stat, rustix::io::Errno>;
-    /// The checksum that corresponds to [`FileRecord::ends`].
+    /// Returns the checksum to compare with [`FileRecord::ends`].
     fn ends(&mut self) -> Option<u32>;
-    /// The checksum that corresponds to [`FileRecord::whole`].
+    /// Returns the checksum to compare with [`FileRecord::whole`].
     fn whole(&mut self) -> Option<u32>;
-    /// Whether a process has it open for writing; true if unknown.
+    /// Reports whether a process has the file open for writing. Returns `true` if this is unknown.
     fn may_have_writer(&mut self) -> bool;
 }
 
-/// Compares one file.
+/// Compares one file with its record.
 pub(super) fn judge(record: &FileRecord, evidence: &mut dyn Evidence) -> Verdict {
     let now = match evidence.stat() {
         Ok(now) => now,
@@ -148,8 +149,8 @@ pub(super) fn judge(record: &FileRecord, evidence: &mut dyn Evidence) -> Verdict
     Verdict::Grew
 }
 
-/// Compares a mapped file. Stores through a mapping need not change the times, so a file without a checksum of its
-/// content counts as changed.
+/// Compares a mapped file with its record. A store through a mapping may leave the file times unchanged. A file
+/// without a checksum of the content therefore counts as changed.
 fn judge_mapped(record: &FileRecord, size: u64, touched: bool, evidence: &mut dyn Evidence) -> Verdict {
     match record.whole {
         Some(_) if size == record.size && evidence.whole() == record.whole => Verdict::Same,
@@ -182,10 +183,10 @@ fn changed(record: &FileRecord, size: u64, modified: bool) -> Verdict {
     })
 }
 
-/// A file in the file system.
+/// A file in the file system, opened at the path of a record.
 struct Seen<'a> {
     record: &'a FileRecord,
-    /// O_PATH descriptor and stat.
+    /// The O_PATH descriptor and the stat of the file.
     file: Option<(OwnedFd, Stat)>,
     errno: rustix::io::Errno,
     reader: Option<OwnedFd>,
@@ -200,7 +201,8 @@ impl<'a> Seen<'a> {
         Self { record, file: found.ok(), errno, reader: None }
     }
 
-    /// A readable descriptor, opened at the first call. To be called only after device, inode and type were compared.
+    /// Returns a readable descriptor, which the first call opens. Must be called only after device, inode and type
+    /// were compared.
     fn reader(&mut self) -> Option<&OwnedFd> {
         if self.reader.is_none() {
             const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);

@@ -1,22 +1,25 @@
-//! Files that the undo log has reverted before a restore.
+//! Files that the undo log has reverted to the checkpoint before a restore.
 //!
-//! Owns: the set of these files.
-//! Does not: revert files, or compare the others.
+//! The undo log records the former content of files before they change.
+//!
+//! Owns: the set of reverted files.
+//! Does not: revert files, or compare files that were not reverted.
 
 use std::collections::HashSet;
 
-/// Files that the undo log has reverted to the checkpoint.
+/// The set of files that the undo log has reverted.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Covered {
-    /// No file was reverted: all are compared.
+    /// No file was reverted. All files are compared.
     #[default]
     Nothing,
-    /// All files but these, by device and inode: they could be changed without a record in the log, and are compared.
+    /// All files were reverted, except the given files (device and inode). The given files are compared, because they
+    /// could change without a record in the undo log.
     AllBut(HashSet<(u64, u64)>),
 }
 
 impl Covered {
-    /// Whether a file needs no comparison, since it was reverted.
+    /// Reports whether a file needs no comparison because the file was reverted.
     #[must_use]
     pub fn has(&self, device: u64, inode: u64) -> bool {
         match self {

@@ -1,8 +1,8 @@
-//! Reverting a file: truncating it to its recorded length, or writing the recorded content.
+//! Reverts a file: truncates the file to its recorded length, or writes the recorded content.
 //!
 //! Owns: the order of the steps.
-//! Invariants: bytes are stored durably elsewhere before they are truncated or overwritten. After a crash in between,
-//! the file and the copy exist, and the next comparison has the same result.
+//! Invariants: bytes are stored durably elsewhere before the bytes are truncated or overwritten. After a crash between
+//! the two steps, the file and the stored copy exist, and the next comparison has the same result.
 //! Does not: choose where the bytes are stored.
 
 use std::fs::File;
@@ -17,22 +17,22 @@ use super::record::FileRecord;
 use crate::error::Result;
 use crate::support::opening;
 
-/// Stores the bytes of a file from an offset durably: path, file, offset, length in bytes.
+/// Stores bytes of a file durably. The arguments are the path, the file, the offset and the length in bytes.
 pub type MoveAside<'a> = dyn FnMut(&Path, &File, u64, u64) -> sys::Result<()> + 'a;
 
-/// A file to be reverted.
+/// A file that has to be reverted.
 #[derive(Debug)]
 pub struct Cut {
     path: PathBuf,
-    /// O_PATH descriptor of the compared file.
+    /// The O_PATH descriptor of the compared file.
     file: OwnedFd,
-    /// Its length at the checkpoint; the next field is its present length.
+    /// The length at the checkpoint, in bytes. The next field is the length at the comparison.
     from: u64,
     length: u64,
     modified: Timespec,
-    /// The content to write; `None` to truncate.
+    /// The content to write; `None` if the file only has to be truncated.
     content: Option<Vec<u8>>,
-    /// Whether the program writes to it with O_APPEND only.
+    /// `true` if the program writes to the file only with O_APPEND.
     appends: bool,
 }
 
@@ -45,23 +45,24 @@ impl Cut {
         Self { path: record.path(), file, from, length, modified, content, appends }
     }
 
-    /// Whether the restored program continues behind the added bytes if the file is not truncated.
+    /// Reports whether the file may stay as it is. The restored program then appends behind the added bytes.
     #[must_use]
     pub fn may_stay(&self) -> bool {
         self.appends
     }
 
-    /// Its path.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Checks that the file is still as compared. To be called for all files before any is reverted.
+    /// Checks that the length of the file has not changed since the comparison. Must be called for all files before
+    /// the first file is reverted.
     ///
     /// # Errors
     ///
-    /// When the length has changed meanwhile, or the file cannot be inspected.
+    /// Returns an error if the length has changed, or the file cannot be inspected.
     pub fn check(&self) -> Result<()> {
         let now = rustix::fs::fstat(&self.file).map_err(|errno| Error::path("inspect", &self.path, errno))?;
         if now.st_size as u64 == self.length {
@@ -71,12 +72,12 @@ impl Cut {
         }
     }
 
-    /// Stores the bytes aside, and reverts the file. Restores its modification time too, by which a later restart
-    /// recognizes it.
+    /// Stores the bytes aside, and reverts the file. Also restores the modification time, by which a later restart
+    /// recognizes the file as unchanged.
     ///
     /// # Errors
     ///
-    /// When the length has changed meanwhile, or the file cannot be read, copied or changed.
+    /// Returns an error if the length has changed, or the file cannot be read, copied or changed.
     pub fn apply(&self, aside: &mut MoveAside<'_>) -> Result<()> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = File::from(opening::reopen(&self.file, flags)?);

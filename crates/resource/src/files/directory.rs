@@ -1,13 +1,15 @@
-//! The directory of a file that can be truncated: listed before the pause, compared at a restore.
+//! The directory of a file that can be truncated: its names are listed before the pause, and compared at a restore.
 //!
-//! Owns: the record of one directory, which listings are valid, the verdict over removed names.
-//! Invariants: no directory is listed inside the pause. A listing is valid only if the times of the directory are the
-//! same before it, after it and in the pause. An unknown change counts as a removal.
-//! Does not: compare the files behind the names. A name that leads to another file counts as present.
+//! The pause is the time in which all threads of the subject (the protected program) are stopped.
 //!
-//! A database appends to a log which files it has (RocksDB and LevelDB: MANIFEST). Other files are closed at the
-//! checkpoint. A compaction after the checkpoint removes some of them and appends this to the log. Truncating the log
-//! then would make it refer to files that no longer exist.
+//! Owns: the record of one directory, the validity of a listing, and the verdict on removed names.
+//! Invariants: no directory is listed inside the pause. A listing is valid only if the times of the directory are
+//! equal before the listing, after the listing and in the pause. An unknown change counts as a removal.
+//! Does not: compare the files of the names. A name that leads to another file counts as present.
+//!
+//! A database (RocksDB, LevelDB) appends the names of its files to a log (MANIFEST). At a checkpoint, files other than
+//! the log may be closed. A compaction after the checkpoint removes such files and appends the change to the log.
+//! Truncating the log would then create references to files that no longer exist.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -25,20 +27,20 @@ use crate::support::file_system::is_pseudo;
 use crate::support::opening::{may_read, may_write};
 use crate::support::path;
 
-/// Maximum number of recorded names of one directory: 4 KiB in each checkpoint. A larger directory must be unchanged
-/// for a truncation.
+/// The maximum number of recorded names of one directory: 4 KiB in each checkpoint. In a larger directory, a file can
+/// be truncated only if the directory is unchanged.
 const NAMES_MAX: usize = 512;
-/// Maximum number of directories listed for one checkpoint. A file in a further one is truncated only if its
-/// directory is unchanged.
+/// The maximum number of directories that are listed for one checkpoint. In a directory that is not listed, a file can
+/// be truncated only if the directory is unchanged.
 const LISTED_MAX: usize = 64;
-/// Time after a change until a directory can be listed on each kernel. [`super::times`] needs 20 ms, and the clock of
-/// file times lags by up to 10 ms.
+/// The wait after a change until a directory can be listed, on every kernel version. [`super::times`] needs 20 ms, and
+/// the clock of file times lags by up to 10 ms.
 const SETTLING: Duration = Duration::from_millis(30);
 
-/// One directory at a checkpoint, with at least one file that can be truncated.
+/// The record of a directory at a checkpoint. The directory contains at least one file that can be truncated.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct DirectoryRecord {
-    /// Absolute path, as bytes.
+    /// The absolute path, as bytes.
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
     /// `st_dev`.
@@ -59,18 +61,18 @@ pub struct DirectoryRecord {
     /// `st_ctime`, nanoseconds.
     #[prost(uint64, tag = "7")]
     changed_ns: u64,
-    /// The times are too close to the checkpoint to show a change right after it.
+    /// `true` if the times are too close to the checkpoint to show a change right after the checkpoint.
     #[prost(bool, tag = "8")]
     times_are_coarse: bool,
-    /// `names` contains all names of the checkpoint.
+    /// `true` if `names` contains all names of the checkpoint.
     #[prost(bool, tag = "9")]
     is_listed: bool,
-    /// Hash of each name ([`hash`]), sorted.
+    /// The hash of each name ([`hash`]), sorted.
     #[prost(fixed64, repeated, tag = "10")]
     names: Vec<u64>,
 }
 
-/// Identity and times of a directory: equal if it is the same one and unchanged.
+/// Identity and times of a directory. Two values are equal if the directory is the same directory and unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct State {
     device: u64,
@@ -118,25 +120,27 @@ impl DirectoryRecord {
     }
 }
 
-/// The names in one directory at one time.
+/// The names in one directory at one moment.
 #[derive(Debug)]
 enum Listing {
-    /// It is on a pseudo file system, whose files are not recorded.
+    /// The directory is on a pseudo file system. Files of pseudo file systems are not recorded.
     Pseudo,
-    /// It changed during the listing, or its times may not show the next change.
+    /// The directory changed during the listing, or its times may not show the next change.
     Unsteady,
-    /// `None` for more than [`NAMES_MAX`] names.
+    /// The state of the directory and its names; `None` for more than [`NAMES_MAX`] names.
     Names(State, Option<Vec<u64>>),
 }
 
-/// Listings of the directories of files that can be truncated, kept between checkpoints.
+/// Listings of directories that contain files that can be truncated. The listings are kept between checkpoints.
 #[derive(Debug, Default)]
 pub struct Directories(HashMap<PathBuf, Listing>);
 
 impl Directories {
-    /// While the subject runs, lists the directories that have changed since their last listing. `inherited` are
-    /// files that are never truncated. Names that `is_transient` accepts are omitted. With `waits`, directories that
-    /// changed just before are listed again after 30 ms.
+    /// Lists the directories that have changed since their last listing, while the subject runs.
+    ///
+    /// Files in `inherited` are never truncated, so their directories are not listed for them. Names that
+    /// `is_transient` accepts are omitted. With `waits`, a directory that has just changed is listed again after 30
+    /// ms.
     pub fn list<'a>(
         &mut self,
         descriptions: impl Iterator<Item = &'a Known>,
@@ -169,7 +173,7 @@ impl Directories {
         }
     }
 
-    /// The record of a directory; inside the pause, one stat(2).
+    /// Returns the record of a directory. Called inside the pause; makes one stat(2) call.
     pub(super) fn record(&self, path: &Path, clock: Clock) -> DirectoryRecord {
         let Ok(stat) = rustix::fs::lstat(path) else { return DirectoryRecord::new(path, State::default()) };
         let state = State::of(&stat);
@@ -187,7 +191,8 @@ impl Directories {
 }
 
 impl Listing {
-    /// Returns the last listing if it is still valid, or else lists the directory; `None` if it cannot be read.
+    /// Returns the last listing if the listing is still valid. Otherwise lists the directory, and returns `None` if
+    /// the directory cannot be read.
     fn renew(path: &Path, last: Option<Self>, is_transient: &dyn Fn(&str) -> bool) -> Option<Self> {
         match last {
             Some(Self::Pseudo) => return Some(Self::Pseudo),
@@ -226,7 +231,7 @@ impl Listing {
 
 const LIST: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
-/// Whether a file may be truncatable in the pause.
+/// Reports whether the file may turn out in the pause to be a file that can be truncated.
 fn may_be_cut_back(known: &Known) -> bool {
     let flags = known.info.flags;
     FileType::from_raw_mode(known.stat.st_mode) == FileType::RegularFile
@@ -237,7 +242,7 @@ fn may_be_cut_back(known: &Known) -> bool {
             || known.stat.st_size == 0)
 }
 
-/// The next name; `Some(Ok(None))` for `.` and `..`.
+/// Reads the next name. Returns `Some(Ok(None))` for `.` and `..`.
 fn next_name(directory: &mut Dir) -> Option<rustix::io::Result<Option<Vec<u8>>>> {
     let entry = directory.next()?;
     Some(entry.map(|entry| {
@@ -246,16 +251,17 @@ fn next_name(directory: &mut Dir) -> Option<rustix::io::Result<Option<Vec<u8>>>>
     }))
 }
 
-/// 64-bit FNV-1a hash of a name (Fowler, Noll, Vo). It is part of the format, unlike the hashers of the standard
-/// library, which may change. It need not resist chosen names, since the subject owns the directory.
+/// Returns the 64-bit FNV-1a hash of a name (Fowler, Noll, Vo). The hash function is part of the image format; the
+/// hash functions of the standard library may change. The hash need not resist chosen names, because the subject owns
+/// the directory.
 fn hash(name: &[u8]) -> u64 {
     name.iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Finds names that were removed from directories, at a restore; each directory is inspected once.
+/// Finds names that were removed from directories, at a restore. Each directory is inspected once.
 pub(super) struct Neighbours<'a> {
-    /// `None` for an image of a version without directory records.
+    /// The directory records; `None` for an image of a version without directory records.
     records: Option<&'a [DirectoryRecord]>,
     verdicts: HashMap<PathBuf, Option<&'static str>>,
 }
@@ -270,7 +276,8 @@ impl<'a> Neighbours<'a> {
         Self { records, verdicts: HashMap::new() }
     }
 
-    /// Why a file must not be truncated although it only grew, as the rest of a sentence that begins with the path.
+    /// Returns the reason why a file must not be truncated although the file only grew. The text continues a sentence
+    /// that begins with the path.
     pub(super) fn forbid_cut(&mut self, file: &Path) -> Option<&'static str> {
         let records = self.records?;
         let path = file.parent().unwrap_or(file);
@@ -306,7 +313,7 @@ fn judge(record: &DirectoryRecord) -> Option<&'static str> {
     }
 }
 
-/// Whether each recorded name exists.
+/// Reports whether each recorded name exists in the directory.
 fn has_all(directory: &OwnedFd, names: &[u64]) -> rustix::io::Result<bool> {
     let mut missing: HashSet<u64> = names.iter().copied().collect();
     let mut directory = Dir::new(rustix::fs::openat(directory.as_fd(), ".", LIST, Mode::empty())?)?;
@@ -326,7 +333,7 @@ mod tests {
 
     #[test]
     fn hashes_match_the_published_function() {
-        // Test vectors by the authors.
+        // The test vectors are published by the authors of the hash.
         assert_eq!(hash(b""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(hash(b"a"), 0xaf63_dc4c_8601_ec8c);
         assert_eq!(hash(b"foobar"), 0x8594_4171_f739_67e8);

@@ -1,19 +1,21 @@
-//! Regular files that the subject may write: their state at a checkpoint, and the comparison at a restore.
+//! Regular files that the subject (the protected program) may write: their state at a checkpoint, and the comparison
+//! at a restore.
 //!
-//! Owns: the records of files and of their directories, judging a change, truncating a file that only grew.
-//! Invariants: a restore reads the content of a file only after its device, inode and type were compared. No file is
+//! Owns: the records of files and of their directories, the verdict on a change, and truncating a file that only grew.
+//! Invariants: a restore reads the content of a file only after device, inode and type were compared. No file is
 //! changed before every file was accepted.
-//! Does not: restore the content of larger files. A file that was changed in place refuses the restore.
+//! Does not: restore the content of larger files. A restore is refused if such a file was changed in place.
 //!
-//! A checkpoint restores memory. A program whose memory is older than its files can destroy them. A database
-//! overwrites new pages with old ones, or a log gets lines twice. So the image records the state of each regular file
-//! that a process has open for writing or maps shared and writable. The restore compares it.
+//! A checkpoint restores memory. A program whose memory is older than its files can destroy the files: a database
+//! overwrites new pages with old pages, or a program appends lines to a log twice. The image therefore records the
+//! state of each regular file that a process has open for writing or maps shared and writable. The restore compares
+//! the file with the record.
 //!
-//! A small file that is written through mappings alone (performance counters of a Java virtual machine) is recorded
-//! with its content, which is restored with the memory.
+//! A small file that is written only through mappings (performance counters of a Java virtual machine) is recorded
+//! with its content. The content is restored together with the memory.
 //!
-//! Files whose content is part of the image (files without a name, memory files) are not recorded. Neither are files
-//! of pseudo file systems such as proc(5).
+//! Files whose content is part of the image (files without a name, memory files) are not recorded. Files of pseudo
+//! file systems such as proc(5) are not recorded either.
 
 mod capture;
 mod compare;

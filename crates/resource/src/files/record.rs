@@ -1,16 +1,16 @@
-//! The record of a file that the subject may write.
+//! The record of a file that the subject (the protected program) may write.
 //!
-//! Owns: its state in the image, and the effect of a later change.
-//! Does not: compare.
+//! Owns: the state of the file in the image, and the effect of a later change of the file.
+//! Does not: compare files with records; `compare` does.
 
 use std::path::{Path, PathBuf};
 
 use crate::support::path;
 
-/// State of one file at a checkpoint, merged from all descriptors and mappings of the subject.
+/// The state of one file at a checkpoint, merged from all descriptors and mappings of the subject.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct FileRecord {
-    /// Absolute path, as bytes.
+    /// The absolute path, as bytes.
     #[prost(bytes = "vec", tag = "1")]
     pub(super) path: Vec<u8>,
     /// `st_dev`.
@@ -19,7 +19,7 @@ pub struct FileRecord {
     /// `st_ino`.
     #[prost(uint64, tag = "3")]
     pub(super) inode: u64,
-    /// Length in bytes.
+    /// The length in bytes.
     #[prost(uint64, tag = "4")]
     pub(super) size: u64,
     /// `st_mtime`, seconds.
@@ -34,64 +34,65 @@ pub struct FileRecord {
     /// `st_ctime`, nanoseconds.
     #[prost(uint64, tag = "8")]
     pub(super) changed_ns: u64,
-    /// A descriptor may write anywhere in it.
+    /// `true` if a descriptor may write at any offset of the file.
     #[prost(bool, tag = "9")]
     pub(super) in_place: bool,
-    /// A mapping may write to it.
+    /// `true` if a mapping may write to the file.
     #[prost(bool, tag = "10")]
     pub(super) mapped: bool,
-    /// The guardian has inherited it and passes it on: other processes write to it too.
+    /// `true` if the guardian has inherited the file and passes the file on to the subject. The guardian is the
+    /// process that starts, checkpoints and restarts the subject. Other processes write to the file too.
     #[prost(bool, tag = "11")]
     pub(super) inherited: bool,
-    /// Checksum of the first and the last page, for a file that is only appended to.
+    /// The checksum of the first and the last page, for a file that is only appended to.
     #[prost(uint32, optional, tag = "12")]
     pub(super) ends: Option<u32>,
-    /// Checksum of the whole content, for a mapped file up to [`super::sample::WHOLE_BYTES_MAX`].
+    /// The checksum of the whole content, for a mapped file up to [`super::sample::WHOLE_BYTES_MAX`].
     #[prost(uint32, optional, tag = "13")]
     pub(super) whole: Option<u32>,
-    /// The times are too close to the checkpoint to show a change right after it.
+    /// `true` if the times are too close to the checkpoint to show a change right after the checkpoint.
     #[prost(bool, tag = "14")]
     pub(super) times_are_coarse: bool,
-    /// The checkpoint killed the subject, so no store through a mapping followed.
+    /// `true` if the checkpoint killed the subject, so that no later store through a mapping was possible.
     #[prost(bool, tag = "15")]
     pub(super) ended: bool,
-    /// The whole content of a file that is written through mappings alone, up to [`super::sample::KEPT_BYTES_MAX`].
+    /// The whole content of a file that is written only through mappings, up to [`super::sample::KEPT_BYTES_MAX`].
     #[prost(bytes = "vec", optional, tag = "16")]
     pub(super) content: Option<Vec<u8>>,
-    /// A descriptor writes at its own position, and not always at the end (O_APPEND).
+    /// `true` if a descriptor writes at its own position, and not always at the end of the file (O_APPEND).
     #[prost(bool, tag = "17")]
     pub(super) positioned: bool,
 }
 
-/// Effect of a later change of a file on a restart.
+/// The effect of a later change of a file on a restart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// If it only grew and no name was removed from its directory, it is truncated to its recorded length.
+    /// The file is truncated to its recorded length if the file only grew and no name was removed from its directory.
     CutBack,
-    /// The content of the checkpoint, which is in the image, is written to it.
+    /// The content of the checkpoint, which is in the image, is written to the file.
     GoesBack,
-    /// A change prevents the restart.
+    /// A change of the file prevents the restart.
     Prevents,
-    /// It prevents every restart, since stores through a large mapping leave no trace.
+    /// The file prevents every restart, because stores through a large mapping leave no trace.
     AlwaysPrevents,
-    /// It is not changed: the guardian has inherited it, and other processes write to it too.
+    /// The file is not changed. The guardian has inherited the file, and other processes write to the file too.
     Stays,
 }
 
 impl FileRecord {
-    /// Its path.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         path::from_bytes(&self.path)
     }
 
-    /// Its device and inode.
+    /// Returns the device and the inode of the file.
     #[must_use]
     pub fn file(&self) -> (u64, u64) {
         (self.device, self.inode)
     }
 
-    /// The effect of a change on a restart.
+    /// Returns the effect of a change on a restart.
     #[must_use]
     pub fn effect(&self) -> Effect {
         if self.inherited {

@@ -1,24 +1,26 @@
 //! Checksums of file content.
 //!
-//! Owns: which bytes of a file a checksum covers.
-//! Invariants: a read does not change the file position and waits only for the disk.
-//! Does not: prove that the bytes between the ends are unchanged.
+//! Owns: the choice of the bytes that a checksum covers.
+//! Invariants: a read does not change the file position, and waits for nothing but the disk.
+//! Does not: prove that the bytes between the first and the last page are unchanged.
 
 use std::os::fd::BorrowedFd;
 
 use image::Checksum;
 use rustix::io::{Errno, pread, retry_on_intr};
 
-/// Number of bytes at either end of a file that [`ends`] covers.
+/// The number of bytes at each end of a file that [`ends`] covers.
 const END_BYTES: usize = 4096;
 
-/// Maximum size of a mapped file whose whole content is checksummed inside the pause: about 0.2 ms at 5 GB/s.
+/// The maximum size in bytes of a mapped file whose whole content is checksummed inside the pause, when all threads of
+/// the subject are stopped. The checksum takes about 0.2 ms at 5 GB/s.
 pub(super) const WHOLE_BYTES_MAX: u64 = 1 << 20;
 
-/// Checksum of the first and the last [`END_BYTES`] bytes of the first `size` bytes; `None` if they cannot be read.
+/// Returns the checksum of the first and the last [`END_BYTES`] bytes of the first `size` bytes. Returns `None` if the
+/// bytes cannot be read.
 ///
-/// The whole content is covered up to twice [`END_BYTES`]. A program that rewrites a file from its beginning, or
-/// completes a header later, changes the first page.
+/// The checksum covers the whole content of a file up to twice [`END_BYTES`]. A program that rewrites a file from its
+/// beginning, or completes a header later, changes the first page.
 pub(super) fn ends(file: BorrowedFd<'_>, size: u64) -> Option<u32> {
     let mut buffer = [0; END_BYTES];
     let head = size.min(END_BYTES as u64) as usize;
@@ -29,10 +31,11 @@ pub(super) fn ends(file: BorrowedFd<'_>, size: u64) -> Option<u32> {
     Some(sum.extend(&buffer[..tail]).get())
 }
 
-/// Maximum recorded content, which is part of each checkpoint. The counters of a Java virtual machine take 32 KiB.
+/// The maximum size in bytes of recorded content, which is part of each checkpoint. The counters of a Java virtual
+/// machine take 32 KiB.
 pub(super) const KEPT_BYTES_MAX: u64 = 256 << 10;
 
-/// The first `size` bytes; `None` if they are more than [`WHOLE_BYTES_MAX`] or cannot be read.
+/// Returns the first `size` bytes. Returns `None` if `size` exceeds [`WHOLE_BYTES_MAX`], or the bytes cannot be read.
 pub(super) fn content(file: BorrowedFd<'_>, size: u64) -> Option<Vec<u8>> {
     if size > WHOLE_BYTES_MAX {
         return None;
@@ -42,12 +45,12 @@ pub(super) fn content(file: BorrowedFd<'_>, size: u64) -> Option<Vec<u8>> {
     Some(buffer)
 }
 
-/// Checksum of the result of [`content`].
+/// Returns the checksum of the bytes that [`content`] returns.
 pub(super) fn whole(file: BorrowedFd<'_>, size: u64) -> Option<u32> {
     content(file, size).map(|content| sum(&content))
 }
 
-/// Checksum of a content.
+/// Returns the checksum of `content`.
 pub(super) fn sum(content: &[u8]) -> u32 {
     Checksum::of(content).get()
 }

@@ -1,4 +1,4 @@
-//! Tests of recording, changing and comparing files that the subject may write.
+//! Tests that record, change and compare files that the subject (the protected program) may write.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -11,7 +11,7 @@ use super::*;
 use crate::fd::envelope::Envelope;
 use crate::support::testing::describe;
 
-/// The record of a file as a subject has it open.
+/// Returns the record of a file that a subject has open.
 fn record(file: &File) -> FileRecord {
     record_of(&[file], false)
 }
@@ -74,7 +74,8 @@ fn a_file_that_only_grew_is_truncated_and_unchanged_afterwards() {
         drop(file);
         assert_eq!(cut_back(&record), b"after\n");
         assert_eq!(fs::read(&path).unwrap(), b"before\n");
-        // A restore that fails after the truncation, or a second death before the next checkpoint, compares it again.
+        // The record is compared again after a restore that fails after the truncation, and after a second death of
+        // the subject before the next checkpoint.
         assert!(compared(&record).unwrap().is_empty());
     }
 }
@@ -194,7 +195,7 @@ fn read_only_and_nameless_files_are_not_recorded() {
 fn mapped_record(path: &Path, ends_subject: bool) -> FileRecord {
     let file = in_place(path);
     let size = rustix::fs::fstat(&file).unwrap().st_size as usize;
-    // The mapping only has to be listed; no store goes through it.
+    // The mapping only has to be listed. No store goes through the mapping.
     let script = format!(
         "import mmap,sys\nf=open({path:?},'r+b')\nm=mmap.mmap(f.fileno(),{size})\nprint('ready',flush=True)\nsys.stdin.read()"
     );
@@ -226,7 +227,7 @@ fn a_small_mapped_file_is_compared_by_content_and_a_large_one_is_not_compared() 
     fs::write(&path, vec![1; 32_768]).unwrap();
     let small = FileRecord { content: None, ..mapped_record(&path, false) };
     assert_eq!(small.effect(), Effect::Prevents);
-    // Written and written back: the content decides, not the times.
+    // The same content is written again. The comparison uses the content, not the times.
     fs::write(&path, vec![1; 32_768]).unwrap();
     assert!(compared(&small).unwrap().is_empty());
     rustix::io::pwrite(in_place(&path), b"x", 9_000).unwrap();
@@ -285,7 +286,7 @@ fn a_mapping_is_listed_unless_the_image_has_its_content() {
     let text = path.to_str().unwrap();
     assert_eq!(listed(text, inode, "rw-s"), std::slice::from_ref(&path));
     assert!(listed(text, inode, "r--s").is_empty() && listed(text, inode, "rw-p").is_empty());
-    // It may have lost its name since, and an earlier checkpoint needs its content.
+    // The file may have lost its name since the checkpoint, and an earlier checkpoint needs the content.
     assert_eq!(listed(&format!("{text} (deleted)"), inode, "rw-s").len(), 1);
     let device = rustix::fs::stat("/dev/null").unwrap();
     assert!(listed("/dev/null", device.st_ino, "rw-s").is_empty());
@@ -302,7 +303,7 @@ fn a_file_opened_later_has_changed_if_it_was_written_since() {
     assert!(compare(&[], None, &later, &Covered::Nothing, time).unwrap().is_empty());
     let found = compare(&[], None, &later, &Covered::Nothing, SystemTime::UNIX_EPOCH).unwrap_err();
     assert!(found.len() == 1 && found[0].path == path, "{found:?}");
-    // A file in the checkpoint's records is judged by its record.
+    // A file in the records of the checkpoint is compared with its record.
     assert!(compare(&[record], None, &later, &Covered::Nothing, SystemTime::UNIX_EPOCH).unwrap().is_empty());
 }
 
@@ -322,7 +323,7 @@ fn the_content_of_a_small_file_that_is_only_mapped_is_restored() {
     assert!(compared(&record).unwrap().is_empty());
 }
 
-/// A checkpoint of files, with listings of their directories from before the pause.
+/// A checkpoint of files, with listings of their directories from before the pause, in which the subject is stopped.
 struct Checkpoint {
     files: Vec<FileRecord>,
     directories: Vec<DirectoryRecord>,
@@ -333,7 +334,7 @@ impl Checkpoint {
         Self::after(files, || {})
     }
 
-    /// `meanwhile` runs between the listing and the pause.
+    /// Takes a checkpoint. `meanwhile` runs between the listing and the pause.
     fn after(files: &[&File], meanwhile: impl FnOnce()) -> Self {
         let descriptions: Vec<_> = files.iter().map(|file| describe(0, file)).collect();
         let mut listed = Directories::default();
@@ -354,7 +355,7 @@ impl Checkpoint {
             let found =
                 compare(&self.files, Some(&self.directories), &[], &Covered::Nothing, SystemTime::UNIX_EPOCH);
             let has_writer = |changed: &ChangedFile| changed.why.contains("another process has it open");
-            // A child process of another test has our descriptors until its exec.
+            // A child process that another test has forked has duplicates of the descriptors until exec.
             if !found.as_ref().is_err_and(|changed| changed.iter().any(has_writer)) {
                 return found;
             }
@@ -373,7 +374,7 @@ impl Checkpoint {
     }
 }
 
-/// A log with a line, in a folder with a closed file.
+/// Creates a log with one line, in a directory with a closed file.
 fn log_beside_data(folder: &Path) -> File {
     fs::write(folder.join("data"), "data").unwrap();
     let mut log = appending(&folder.join("log"));
@@ -397,7 +398,7 @@ fn a_log_is_not_truncated_after_a_file_beside_it_was_removed() {
     fs::write(folder.path().join("merged"), "data").unwrap();
     fs::remove_file(folder.path().join("data")).unwrap();
     checkpoint.assert_changed(REMOVED);
-    // An image of a version without directory records.
+    // `None` stands for an image of a version without directory records.
     assert!(Neighbours::new(None).forbid_cut(&checkpoint.files[0].path()).is_none());
     assert!(Neighbours::new(Some(&checkpoint.directories)).forbid_cut(&checkpoint.files[0].path()).is_some());
 }
@@ -448,7 +449,7 @@ fn a_directory_that_changed_before_the_pause_must_be_unchanged_afterwards() {
     let path = folder.path().join("data");
     let checkpoint = Checkpoint::after(&[&log], || {
         fs::remove_file(&path).unwrap();
-        // The pause has to be some clock ticks later, where file times are coarse.
+        // The pause has to be some clock ticks later, because file times may be coarse.
         std::thread::sleep(std::time::Duration::from_millis(50));
     });
     grow(log);
@@ -467,7 +468,7 @@ fn a_replaced_directory_has_changed() {
     grow(log);
     fs::rename(&before, &after).unwrap();
     checkpoint.assert_changed("cannot be opened");
-    // The same files in another directory of the same name.
+    // The same files are then in another directory of the same name.
     fs::create_dir(&before).unwrap();
     for name in ["data", "log"] {
         fs::rename(after.join(name), before.join(name)).unwrap();

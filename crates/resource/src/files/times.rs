@@ -1,18 +1,18 @@
 //! Reliability of file times.
 //!
 //! Owns: the resolution of file times by kernel release.
-//! Invariants: times count as fine only if each later change changes them.
-//! Does not: compare times.
+//! Invariants: file times count as fine only if each later change of the file changes the times.
+//! Does not: compare file times.
 
 use rustix::fs::Stat;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// Two ticks of the slowest clock (100 Hz) by which a kernel before 6.13 stamps files.
+/// Two ticks of the slowest clock (100 Hz) that a kernel before 6.13 uses for file times.
 const COARSE_NS: i64 = 20_000_000;
-/// The first release with multigrain timestamps, where the times differ after every change that follows a stat(2).
+/// The first release with multigrain timestamps: the times differ after every change that follows a stat(2).
 const FINE_TIMES: (u32, u32) = (6, 13);
 
-/// A time, compared with the times of files that are inspected later.
+/// A moment, to be compared with the times of files that are inspected later.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
     now: Timespec,
@@ -20,18 +20,18 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// The present time on this kernel.
+    /// Returns the present time on this kernel.
     pub(super) fn now() -> Self {
         Self { now: clock_gettime(ClockId::RealtimeCoarse), has_fine_times: release() >= FINE_TIMES }
     }
 
-    /// The present time on a kernel before 6.13.
+    /// Returns the present time, as on a kernel before 6.13.
     #[cfg(test)]
     pub(super) fn coarse() -> Self {
         Self { has_fine_times: false, ..Self::now() }
     }
 
-    /// Whether a change right after this time could leave the times of a file unchanged.
+    /// Reports whether a change right after this moment could leave the times of a file unchanged.
     pub(super) fn is_coarse_for(self, stat: &Stat) -> bool {
         let changed = stat.st_ctime * 1_000_000_000 + stat.st_ctime_nsec as i64;
         let now = self.now.tv_sec * 1_000_000_000 + self.now.tv_nsec;
@@ -39,7 +39,7 @@ impl Clock {
     }
 }
 
-/// Major and minor number of the running kernel.
+/// Returns the major and the minor number of the running kernel.
 fn release() -> (u32, u32) {
     let name = rustix::system::uname();
     let text = name.release().to_string_lossy();
