@@ -1,8 +1,9 @@
-//! Saving and restoring kernel objects, one file per kind.
+//! Saves and restores kernel objects. A kind is the code for one type of kernel object, in a file of its own.
 //!
-//! Owns: the interfaces of descriptor kinds, state kinds and memory kinds, and their registries.
-//! Invariants: a kind has steps *before*, *inside* and *after* the pause; inside it, a kind only copies raw bytes
-//! into allocated memory. Records are versioned and contain no state of the present run.
+//! Owns: the interfaces and the registries of descriptor kinds, state kinds and memory kinds.
+//! Invariants: each kind has steps *before*, *inside* and *after* the pause, in which all threads of the program are
+//! stopped. Inside the pause, a kind only copies raw bytes into allocated memory. Records have versions, and contain
+//! no state of the running `undying` process.
 //! Does not: stop or create processes, or decide where records are stored.
 #![forbid(unsafe_code)]
 

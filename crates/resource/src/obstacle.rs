@@ -1,21 +1,21 @@
-//! Obstacles to a checkpoint, reported before the program is touched.
+//! Obstacles to a checkpoint, reported before the program is stopped or changed.
 //!
-//! Owns: the fields of one obstacle, as `preflight --json` prints it.
-//! Does not: find obstacles; the kinds do.
+//! Owns: the fields of one obstacle. `preflight --json` prints these fields.
+//! Does not: find obstacles. The kinds (the code for each type of kernel object) find obstacles.
 
 use model::Pid;
 
 /// One reason why a process cannot be checkpointed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Obstacle {
-    /// The process that holds it.
+    /// The process that cannot be checkpointed.
     pub pid: Pid,
-    /// The object: `fd 7 (io_uring)`, `System V shared memory` …
+    /// The name of the object: `fd 7 (io_uring)`, `System V shared memory` …
     pub what: String,
-    /// Its location: a path, an address range, a peer; empty if there is none.
+    /// The location of the object: a path, an address range, a peer. Empty if the object has no location.
     pub place: String,
-    /// The reason.
+    /// The reason why the object prevents a checkpoint.
     pub why: String,
-    /// What the operator can do.
+    /// The action that removes the obstacle.
     pub fix: String,
 }

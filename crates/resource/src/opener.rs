@@ -1,11 +1,12 @@
-//! Opening files by recorded paths with the rights of the processes that held them.
+//! Opens files by recorded paths, with the rights of their holders: the processes that had the files open.
 //!
-//! Owns: the decision with which rights a recorded path is opened.
-//! Invariants: no symbolic link is followed, since a recorded path has none. A file with the recorded device, inode,
-//! type and birth time is opened with the restorer's rights, since its holders had it open. Any other file is opened
-//! with the rights of its holders, so that a restore adds no right. The inspected file is the opened one: the path is
-//! resolved to an O_PATH descriptor, which is reopened.
-//! Does not: decide which other files are acceptable; each kind does.
+//! Owns: the choice of the rights with which a recorded path is opened.
+//! Invariants: no symbolic link is followed, because a recorded path contains no symbolic link. A file with the
+//! recorded device, inode, type and birth time is opened with the rights of the restorer (the restoring process). The
+//! holders had this file open. Any other file is opened with the rights of its holders, so that a restore adds no
+//! right. The path is resolved to an O_PATH descriptor, and this descriptor is inspected and then reopened. The
+//! inspected file is therefore the opened file.
+//! Does not: decide which other files are acceptable. Each kind (the code for one type of kernel object) decides.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -20,14 +21,14 @@ use crate::error::ResourceError;
 use crate::support::identity::Identity;
 use crate::support::opening::{may_read, may_write, own_link};
 
-/// Opens files for the processes that hold them. The default one uses the restorer's rights only.
+/// Opens files for the processes that hold the files. The default opener uses only the rights of the restorer.
 #[derive(Clone, Default, Debug)]
 pub struct Opener {
-    /// Rights of the holders, without duplicates and without those that include all of the restorer's.
+    /// The rights of the holders, without duplicates. Rights that include all rights of the restorer are left out.
     others: Arc<[FileRights]>,
 }
 
-/// Why a recorded path was not opened.
+/// The reason why a recorded path was not opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("its path now contains a symbolic link, which it did not at the checkpoint")]
@@ -43,8 +44,8 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// The error of a restore. `whose` describes the use of the path by the program; `usual` is the fix if the path
-    /// leads to no file.
+    /// Returns the error of a restore. `whose` describes how the program uses the path. `usual` is the fix if neither
+    /// a symbolic link nor a missing right is the reason.
     pub(crate) fn of(&self, path: &Path, whose: &str, usual: &str) -> ResourceError {
         let fix = match self {
             Self::Link => "replace the symbolic link by the file itself, then restore again",
@@ -64,7 +65,7 @@ impl Refusal {
 /// A file at a recorded path, as an O_PATH descriptor.
 #[derive(Debug)]
 pub(crate) struct Found<'a> {
-    /// `None` if it was found by other means than its path.
+    /// The recorded path; `None` if the file was found by other means than its path.
     path: Option<&'a Path>,
     file: OwnedFd,
     identity: Identity,
@@ -72,11 +73,12 @@ pub(crate) struct Found<'a> {
 }
 
 impl Opener {
-    /// Uses these rights. A file is opened with all of them or not at all.
+    /// Creates an opener with the rights of `holders`. A file is opened only if the rights of every holder permit the
+    /// open.
     ///
     /// # Errors
     ///
-    /// When the restorer's own rights cannot be read.
+    /// Returns an error if the restorer's own rights cannot be read.
     pub fn new(holders: impl IntoIterator<Item = FileRights>) -> sys::Result<Self> {
         let own = file_rights::own()?;
         let is_less = |rights: &FileRights| {
@@ -89,8 +91,8 @@ impl Opener {
         Ok(Self { others: others.into() })
     }
 
-    /// Resolves a recorded path. `recorded` is `None` where the record does not identify the file; then the holders'
-    /// rights are used.
+    /// Resolves a recorded path. `recorded` is `None` if the record does not identify the file. The rights of the
+    /// holders are used then.
     pub(crate) fn find<'a>(
         &'a self,
         path: &'a Path,
@@ -114,7 +116,7 @@ impl Opener {
         Ok(Found { path: Some(path), file, identity, others: &self.others })
     }
 
-    /// Wraps a file that was found by other means than its path, as an O_PATH or open descriptor.
+    /// Wraps a file that was found by other means than its path. `file` is an O_PATH descriptor or an open descriptor.
     pub(crate) fn adopt(&self, file: OwnedFd, recorded: Option<Identity>) -> Result<Found<'_>, Refusal> {
         let identity = Identity::of(&file)?;
         let is_recorded = recorded.is_some_and(|recorded| recorded.is_that_of(&identity));
@@ -123,7 +125,7 @@ impl Opener {
     }
 }
 
-/// An O_PATH descriptor of the nearest existing directory above a recorded path, without following symbolic links.
+/// Returns an O_PATH descriptor of the nearest existing directory above a recorded path. Follows no symbolic link.
 pub(crate) fn nearest_directory(path: &Path) -> Result<OwnedFd, Refusal> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut last = E::NOENT;
@@ -137,12 +139,12 @@ pub(crate) fn nearest_directory(path: &Path) -> Result<OwnedFd, Refusal> {
 }
 
 impl Found<'_> {
-    /// Its stat.
+    /// Returns the stat of the file.
     pub(crate) fn stat(&self) -> Result<Stat, Refusal> {
         rustix::fs::fstat(&self.file).map_err(|errno| Refusal::Failed(errno.into()))
     }
 
-    /// Opens it. Flags of the open (O_NOFOLLOW, O_DIRECTORY) are also those of the new description.
+    /// Opens the file. The new open file description has all `flags`, also O_NOFOLLOW and O_DIRECTORY.
     pub(crate) fn open(&self, flags: OFlags) -> Result<OwnedFd, Refusal> {
         let Some((first, rest)) = self.others.split_first() else {
             return self.open_as_ourselves(flags).map_err(own_refusal)?;
@@ -155,8 +157,9 @@ impl Found<'_> {
         Ok(opened)
     }
 
-    /// Runs a system call on it with the holders' rights, with a path in `/proc/self/fd` that leads to this file
-    /// only. With several holders the call must succeed for each; the last result is returned.
+    /// Runs a system call on the file with the rights of the holders. The call receives a path in `/proc/self/fd` that
+    /// leads to this file only. With several holders, the call runs once for each holder and must succeed each time.
+    /// Returns the last result.
     pub(crate) fn act<Output: Send>(
         &self,
         call: impl Fn(&str) -> Result<Output, E> + Sync,
@@ -176,7 +179,8 @@ impl Found<'_> {
             let flags = flags - OFlags::NOFOLLOW;
             return rustix::fs::open(own_link(&self.file), flags, Mode::empty()).map(Ok);
         };
-        // O_NOFOLLOW would refuse the link in /proc, and the description must have that flag.
+        // The new description must have O_NOFOLLOW, but an open of the link in /proc with O_NOFOLLOW fails. The
+        // recorded path is therefore opened.
         let file = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
         Ok(match Identity::of(&file) {
             Ok(identity) if identity == self.identity => Ok(file),
@@ -185,8 +189,8 @@ impl Found<'_> {
         })
     }
 
-    /// Checks the rights of a further holder for these flags without another open, since the other end of a named
-    /// pipe would see it.
+    /// Checks that the rights of a further holder permit an open with `flags`. The file is not opened again, because
+    /// the other end of a named pipe would detect a second open.
     fn check(&self, rights: &FileRights, flags: OFlags) -> Result<(), Refusal> {
         if flags.contains(OFlags::PATH) {
             return Ok(());
@@ -204,8 +208,8 @@ impl AsFd for Found<'_> {
     }
 }
 
-/// Resolves a path to an O_PATH descriptor. A symbolic link at its end is resolved to itself; one further up is
-/// refused.
+/// Resolves a path to an O_PATH descriptor. A symbolic link at the end of the path is resolved to the link itself. A
+/// symbolic link elsewhere in the path is refused.
 fn resolve(path: &Path) -> Result<OwnedFd, E> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
@@ -229,7 +233,7 @@ mod tests {
 
     const READ_WRITE: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC);
 
-    /// A directory that every user may search, with its canonical path.
+    /// Creates a directory that every user may search. Returns the directory and its canonical path.
     fn folder() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();

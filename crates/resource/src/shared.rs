@@ -1,24 +1,24 @@
-//! Objects that several kinds share in one restore.
+//! Objects that several kinds share in one restore. A kind is the code for one type of kernel object.
 //!
-//! Owns: these objects; the caller passes them from kind to kind.
-//! Invariants: it exists until all processes are complete. On drop, its files lose their names, unless `keep` was
-//! called.
+//! Owns: the shared objects. The caller passes the objects from kind to kind.
+//! Invariants: [`Shared`] exists until all processes are complete. On drop, the names of the created files are
+//! removed, unless `keep` was called.
 //! Does not: depend on kinds.
 
 use crate::support::making::Placed;
 use crate::support::nameless::RemovedDirectories;
 
-/// Passed to every kind of a restore.
+/// The shared objects of a restore, which every kind receives.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// Open directories and working directories, which may be the same.
+    /// Removed directories. An open descriptor and a working directory may refer to the same removed directory.
     pub(crate) removed_directories: RemovedDirectories,
-    /// Files that this restore has created and that have their names.
+    /// Files that this restore has created under a name.
     pub(crate) placed: Vec<Placed>,
 }
 
 impl Shared {
-    /// Keeps the created files, since the restore has succeeded.
+    /// Keeps the created files. Called when the restore has succeeded.
     pub fn keep(&mut self) {
         self.placed.drain(..).for_each(Placed::keep);
     }

@@ -1,16 +1,17 @@
-//! Kinds refuse payloads that they cannot have written.
+//! Tests that kinds refuse payloads that the kinds cannot have written. A kind is the code for one type of kernel
+//! object.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use undying_resource::memory::ObjectRecord;
 use undying_resource::{fd, memory, state};
 
-/// Exceeds every argument for which a process under construction has room.
+/// A length in bytes that exceeds the space for an argument in a process under construction.
 const LONG: usize = 1 << 20;
 
 #[test]
 fn no_kind_accepts_a_payload_that_is_no_message() {
-    // A field that does not end.
+    // The payload is a field that does not end.
     let payload = vec![0xff; LONG];
     for kind in fd::REGISTRY {
         assert!(kind.check(kind.version(), &payload).is_err(), "{}", kind.name());
@@ -31,7 +32,7 @@ struct Bytes {
     one: Vec<Vec<u8>>,
 }
 
-/// A message like a signal action: a signal and its bytes.
+/// A message with the layout of a signal action: a signal and its bytes.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Action {
     #[prost(bytes = "vec", tag = "2")]

@@ -1,7 +1,7 @@
 //! Records the state of writable files inside the pause, while all threads of the subject (the protected program) are
 //! stopped.
 //!
-//! Owns: the selection of descriptors and mappings, and the decision which file content is recorded.
+//! Owns: the selection of descriptors and mappings, and the choice of the file content that is recorded.
 //! Invariants: a file has one record, also if several descriptors and mappings refer to the file. No operation blocks
 //! or breaks a lease.
 //! Does not: compare files with their records; `compare` does.
@@ -35,8 +35,7 @@ pub struct MappedForWriting {
     pub key: ObjectKey,
     /// The path of the file. The path has the suffix ` (deleted)` if the name of the file was removed.
     pub path: PathBuf,
-    /// `true` if a mapping of the file is writable now; `false` if mprotect(2) would have to make the mapping writable
-    /// first.
+    /// `true` if a mapping of the file is writable now; `false` if a mapping becomes writable only by mprotect(2).
     pub is_writable: bool,
 }
 
@@ -232,14 +231,14 @@ pub fn is_memory_file(file: impl AsFd) -> bool {
 /// Reports whether a description writes only behind the present end of the file.
 ///
 /// A readable and writable descriptor may belong to a database. A database gets the length with lseek(2), and then
-/// writes at any offset with pwrite(2). A readable descriptor therefore counts only with O_APPEND, which also applies
-/// to pwrite(2).
+/// writes at any offset with pwrite(2). A readable descriptor therefore counts as appending only with O_APPEND, which
+/// also applies to pwrite(2).
 fn appends_only(flags: u32, position: Option<u64>, size: u64) -> bool {
     let is_append = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
     is_append || size == 0 || (!may_read(flags) && position == Some(size))
 }
 
-/// Opens the file of a mapping by its path. Returns `None` if the path leads to another file, or the file is not
+/// Opens the file of a mapping by its path. Returns `None` if the path leads to another file or to a file that is not
 /// regular.
 fn open_mapped(path: &Path, inode: Inode) -> Option<(OwnedFd, Stat)> {
     let named =

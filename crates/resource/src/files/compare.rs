@@ -45,8 +45,8 @@ pub(super) enum Verdict {
 /// Compares every file. Returns the files that have to be truncated, and the files whose recorded content has to be
 /// written.
 ///
-/// `directories` are the directories of files that can be truncated. `None` means an image of an earlier version
-/// without directory records; its files are compared without directories. The checkpoint was taken at `time`.
+/// `directories` are the directories of files that can be truncated. An image of an earlier version has no directory
+/// records: `directories` is `None`, and files are compared without directories. The checkpoint was taken at `time`.
 /// `opened_later` are files in the records of later checkpoints. Files in `covered` are not compared.
 ///
 /// # Errors
@@ -108,7 +108,7 @@ pub(super) trait Evidence {
     fn ends(&mut self) -> Option<u32>;
     /// Returns the checksum to compare with [`FileRecord::whole`].
     fn whole(&mut self) -> Option<u32>;
-    /// Reports whether a process has the file open for writing. Returns `true` if this is unknown.
+    /// Reports whether a process has the file open for writing. Also returns `true` if the check fails.
     fn may_have_writer(&mut self) -> bool;
 }
 

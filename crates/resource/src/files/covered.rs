@@ -1,6 +1,6 @@
 //! Files that the undo log has reverted to the checkpoint before a restore.
 //!
-//! The undo log records the former content of files before they change.
+//! The undo log records the former content of a file before a change of the file.
 //!
 //! Owns: the set of reverted files.
 //! Does not: revert files, or compare files that were not reverted.
@@ -13,8 +13,8 @@ pub enum Covered {
     /// No file was reverted. All files are compared.
     #[default]
     Nothing,
-    /// All files were reverted, except the given files (device and inode). The given files are compared, because they
-    /// could change without a record in the undo log.
+    /// All files were reverted, except the given files (device and inode). The given files are compared, because a
+    /// change of such a file may have no record in the undo log.
     AllBut(HashSet<(u64, u64)>),
 }
 

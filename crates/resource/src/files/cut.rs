@@ -17,7 +17,8 @@ use super::record::FileRecord;
 use crate::error::Result;
 use crate::support::opening;
 
-/// Stores bytes of a file durably. The arguments are the path, the file, the offset and the length in bytes.
+/// Stores bytes of a file durably. The arguments are the path, the file, the offset of the first byte, and the number
+/// of bytes.
 pub type MoveAside<'a> = dyn FnMut(&Path, &File, u64, u64) -> sys::Result<()> + 'a;
 
 /// A file that has to be reverted.
@@ -45,7 +46,7 @@ impl Cut {
         Self { path: record.path(), file, from, length, modified, content, appends }
     }
 
-    /// Reports whether the file may stay as it is. The restored program then appends behind the added bytes.
+    /// Reports whether the file may keep the added bytes. The restored program then appends behind the added bytes.
     #[must_use]
     pub fn may_stay(&self) -> bool {
         self.appends
@@ -72,8 +73,8 @@ impl Cut {
         }
     }
 
-    /// Stores the bytes aside, and reverts the file. Also restores the modification time, by which a later restart
-    /// recognizes the file as unchanged.
+    /// Stores bytes of the file with `aside`, and reverts the file. Also restores the modification time, by which a
+    /// later restart recognizes the file as unchanged.
     ///
     /// # Errors
     ///

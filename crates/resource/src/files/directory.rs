@@ -138,7 +138,7 @@ pub struct Directories(HashMap<PathBuf, Listing>);
 impl Directories {
     /// Lists the directories that have changed since their last listing, while the subject runs.
     ///
-    /// Files in `inherited` are never truncated, so their directories are not listed for them. Names that
+    /// Files in `inherited` are never truncated, so no directory is listed because of these files. Names that
     /// `is_transient` accepts are omitted. With `waits`, a directory that has just changed is listed again after 30
     /// ms.
     pub fn list<'a>(
@@ -231,7 +231,7 @@ impl Listing {
 
 const LIST: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
-/// Reports whether the file may turn out in the pause to be a file that can be truncated.
+/// Reports whether a restore may have to truncate the file. The final decision follows in the pause.
 fn may_be_cut_back(known: &Known) -> bool {
     let flags = known.info.flags;
     FileType::from_raw_mode(known.stat.st_mode) == FileType::RegularFile

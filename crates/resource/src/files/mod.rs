@@ -4,12 +4,13 @@
 //! Owns: the records of files and of their directories, the verdict on a change, and truncating a file that only grew.
 //! Invariants: a restore reads the content of a file only after device, inode and type were compared. No file is
 //! changed before every file was accepted.
-//! Does not: restore the content of larger files. A restore is refused if such a file was changed in place.
+//! Does not: restore a file that was changed in place, except a small mapped file. Such a change of another file
+//! prevents the restore.
 //!
-//! A checkpoint restores memory. A program whose memory is older than its files can destroy the files: a database
-//! overwrites new pages with old pages, or a program appends lines to a log twice. The image therefore records the
-//! state of each regular file that a process has open for writing or maps shared and writable. The restore compares
-//! the file with the record.
+//! A restore sets memory back to the checkpoint. A program whose memory is older than its files can destroy the files.
+//! For example, a database overwrites new pages with old pages, or a program appends lines to a log twice. The image
+//! therefore records the state of each regular file that a process has open for writing or maps shared and writable.
+//! The restore compares the file with the record.
 //!
 //! A small file that is written only through mappings (performance counters of a Java virtual machine) is recorded
 //! with its content. The content is restored together with the memory.

@@ -1,7 +1,8 @@
-//! Mappings of files whose name was removed or leads to another file: upgraded libraries, unlinked scratch files.
+//! The memory kind of files whose name was removed or leads to another file: upgraded libraries, unlinked scratch
+//! files.
 //!
-//! Owns: the claim on such mappings; the content of the whole file is saved in the image.
-//! Does not: restore the name; the restored mapping has an unlinked file too.
+//! Owns: recognizing mappings of these files, and saving the content of the whole file in the image.
+//! Does not: restore the name of a file. The restored mapping has an unlinked file too.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -20,10 +21,11 @@ use tracee::procfs::Backing;
 
 const NAME: &str = "memory/deleted_file";
 
-/// Maximum length of an unlinked file in an image; preflight refuses longer ones.
+/// The maximum length in bytes of an unlinked file in an image. Preflight (the check before a checkpoint) refuses
+/// longer files.
 const LENGTH_MAX: u64 = 1 << 30;
 
-/// Names that the kernel itself uses for files without a directory entry; other kinds handle them.
+/// Names that the kernel itself uses for files without a directory entry. Other kinds save mappings of these files.
 const KERNEL_NAMES: &[&str] =
     &["/dev/zero (deleted)", "/memfd:", "/SYSV", "/anon_hugepage", "/secretmem", "/[aio]", "anon_inode:"];
 
@@ -33,17 +35,18 @@ struct DeletedFileObject {
     path: String,
     #[prost(uint32, tag = "2")]
     mode: u32,
-    /// Missing in images of earlier versions.
+    /// The owner of the file; `None` in images of earlier versions.
     #[prost(uint32, optional, tag = "3")]
     user: Option<u32>,
     #[prost(uint32, optional, tag = "4")]
     group: Option<u32>,
 }
 
-/// The kind.
+/// The memory kind of deleted files.
 pub(super) struct DeletedFile;
 
-/// Whether the object of a mapping is a regular file. True if it cannot be inspected, so that this kind refuses it.
+/// Reports whether the object of a mapping is a regular file. Returns `true` if the object cannot be inspected, so
+/// that this kind refuses the mapping.
 fn is_file(of: AreaOf<'_>) -> bool {
     let found = rustix::fs::stat(of.link());
     found.map_or(true, |stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
@@ -79,7 +82,7 @@ impl MemoryKind for DeletedFile {
                 let why = format!("it has {} bytes, and the limit of an image is {LENGTH_MAX}", stat.st_size);
                 vec![of.obstacle(what, &why, "give the file a name again, or let the program unmap it")]
             }
-            // The mapping no longer exists: there is no content to save.
+            // The mapping no longer exists, so there is no content to save.
             Err(errno) if is_gone(errno) => Vec::new(),
             Err(errno) => vec![of.obstacle(
                 what,
@@ -126,7 +129,7 @@ impl MemoryKind for DeletedFile {
             .ok_or_else(|| Error::path("create an unlinked copy of", &object.path, Errno::EACCES))?;
         rustix::fs::ftruncate(&file, record.length)
             .map_err(|errno| Error::path("set the length of the copy of", &object.path, errno))?;
-        // Missing in images of earlier versions.
+        // Images of earlier versions contain no owner.
         if let (Some(user), Some(group)) = (object.user, object.group) {
             let (user, group) = owner(user, group)?;
             rustix::fs::fchown(&file, Some(user), Some(group))

@@ -1,7 +1,8 @@
-//! Protection and flags of mappings: from `/proc` to mmap(2), madvise(2) and mlock2(2).
+//! Conversion of the protection and the flags of mappings from `/proc` to arguments of mmap(2), madvise(2) and
+//! mlock2(2).
 //!
-//! Owns: the tables between smaps flags and the calls that set them; converting a mapping to its record.
-//! Does not: depend on kinds.
+//! Owns: the tables of smaps flags and of the calls that set these flags; converting a mapping to its record.
+//! Does not: depend on memory kinds.
 
 use model::Pid;
 use tracee::procfs::{Area, AreaFlags, Protection};
@@ -22,7 +23,7 @@ const MAP_GROWSDOWN: u64 = 0x100;
 const MAP_NORESERVE: u64 = 0x4000;
 const MAP_FIXED_NOREPLACE: u64 = 0x0010_0000;
 
-/// Flags of smaps that madvise(2) sets, with its advice.
+/// Flags of smaps, each with the advice of madvise(2) that sets the flag.
 const ADVICE: &[(&str, u64)] = &[
     ("rr", 1),  // MADV_RANDOM
     ("sr", 2),  // MADV_SEQUENTIAL
@@ -33,33 +34,33 @@ const ADVICE: &[(&str, u64)] = &[
     ("wf", 18), // MADV_WIPEONFORK
 ];
 
-/// The same, for advice about the layout of pages, which is set before there are pages.
+/// Flags of smaps about the layout of pages, each with its advice. This advice is given before the mapping is filled.
 const ADVICE_BEFORE_PAGES: &[(&str, u64)] = &[
     ("nh", 15), // MADV_NOHUGEPAGE
 ];
 
-/// Other flags that are needed to map the memory again.
+/// Other smaps flags that a restore needs to map the memory again.
 const MAPPING: &[&str] = &["gd", "nr", "lo", "lf", "mw", DROPPABLE];
 
-/// The flag of memory that the kernel may drop (MAP_DROPPABLE). Only mmap(2) sets it, not madvise(2).
+/// The flag of memory that the kernel may drop (MAP_DROPPABLE). Only mmap(2) sets this flag, not madvise(2).
 pub(super) const DROPPABLE: &str = "dp";
 
 /// The flag of memory with a protection key.
 const KEYED: &str = "pk";
 
-/// How smaps shows a flag for which the kernel has no name.
+/// The code in smaps of a flag for which the kernel has no name.
 const NAMELESS: &str = "??";
 
-/// The fix for a program with hugetlb pages.
+/// The fix that is proposed for a program with hugetlb pages.
 pub(super) const WITHOUT_HUGETLB: &str =
     "start the program without hugetlb pages (JVM: -XX:-UseLargePages); transparent huge pages are saved";
-/// The fix for a program that maps a device.
+/// The fix that is proposed for a program that maps a device.
 pub(super) const WITHOUT_DEVICE: &str =
     "start the program without the device: with software rendering, or without direct access to hardware";
 const WITHOUT_USERFAULTFD: &str =
     "start the program without its own userfaultfd (garbage collectors, live migration)";
 
-/// Flags of mappings that cannot be captured: the object, the reason, the fix.
+/// Flags of mappings that cannot be captured, each with the object, the reason and the fix of the obstacle.
 const OBSTACLES: &[(&str, &str, &str, &str)] = &[
     ("ht", "huge page mapping", "hugetlb pages are not supported", WITHOUT_HUGETLB),
     ("io", "device mapping", "the memory of a device cannot be saved", WITHOUT_DEVICE),
@@ -104,16 +105,16 @@ const OBSTACLES: &[(&str, &str, &str, &str)] = &[
     ),
 ];
 
-/// A call that is made for a mapping after mmap(2).
+/// A system call that a restore makes for a mapping after mmap(2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Advice {
-    /// madvise(2) with this advice.
+    /// madvise(2) with the given advice.
     Advise(u64),
-    /// mlock2(2) with these flags.
+    /// mlock2(2) with the given flags.
     Lock(u64),
 }
 
-/// PROT_* bits of access rights.
+/// Returns the PROT_* bits of access rights.
 #[must_use]
 pub fn protection_bits(protection: Protection) -> u32 {
     let mut bits = 0;
@@ -129,7 +130,7 @@ pub fn protection_bits(protection: Protection) -> u32 {
     bits
 }
 
-/// MAP_* flags with which the memory is mapped at its address.
+/// Returns the MAP_* flags with which a restore maps the memory at its address.
 #[must_use]
 pub fn map_flags(area: &AreaRecord) -> u64 {
     let sharing = match area.shared {
@@ -150,13 +151,13 @@ pub fn map_flags(area: &AreaRecord) -> u64 {
     flags
 }
 
-/// The calls for a mapping before it is filled.
+/// Returns the calls that a restore makes for a mapping before the mapping is filled.
 #[must_use]
 pub fn advice_before_pages(area: &AreaRecord) -> Vec<Advice> {
     advice_of(area, ADVICE_BEFORE_PAGES)
 }
 
-/// The calls for a mapping after it is filled.
+/// Returns the calls that a restore makes for a mapping after the mapping was filled.
 #[must_use]
 pub fn advice(area: &AreaRecord) -> Vec<Advice> {
     let mut steps = advice_of(area, ADVICE);
@@ -171,7 +172,7 @@ fn advice_of(area: &AreaRecord, table: &[(&str, u64)]) -> Vec<Advice> {
 }
 
 impl AreaRecord {
-    /// The record of a mapping, with the id of its object.
+    /// Creates the record of a mapping. `object` is the id of the mapped object; 0 for no object.
     #[must_use]
     pub fn new(area: &Area, object: u64) -> Self {
         let given = ["[anon:", NAMED_SHARED].iter().find_map(|prefix| area.name.strip_prefix(prefix));
@@ -193,14 +194,15 @@ fn kept(flags: &AreaFlags) -> Vec<String> {
     let advised = ADVICE_BEFORE_PAGES.iter().chain(ADVICE).map(|(flag, _)| *flag);
     let wanted = |flag: &str| advised.clone().any(|known| known == flag) || MAPPING.contains(&flag);
     let mut kept: Vec<String> = flags.iter().filter(|flag| wanted(flag)).map(str::to_owned).collect();
-    // Kernels without a name for the flag of MLOCK_ONFAULT show it like this.
+    // A kernel without a name for the flag of MLOCK_ONFAULT shows the flag as `??`.
     if flags.has("lo") && flags.has(NAMELESS) && !flags.has("lf") {
         kept.push("lf".to_owned());
     }
     kept
 }
 
-/// Obstacles from the flags of a process's mappings: one per flag, with the first mapping that has it.
+/// Returns the obstacles in the flags of a process's mappings: one obstacle per flag, about the first mapping with the
+/// flag.
 pub(super) fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (flag, what, why, fix) in OBSTACLES {
@@ -220,7 +222,8 @@ pub(super) fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
     found
 }
 
-/// Whether it is execute-only memory: the kernel assigns a key to it, and does so again when it is mapped.
+/// Reports whether a mapping is execute-only memory. The kernel itself assigns a protection key to execute-only
+/// memory, also when a restore maps the memory again.
 fn is_execute_only(of: AreaOf<'_>) -> bool {
     protection_bits(of.area.protection) == PROT_EXEC
 }
@@ -273,7 +276,7 @@ mod tests {
 
     /// Codes of `VmFlags` (Documentation/filesystems/proc.rst, up to Linux 6.18) that are in no table above.
     const CODES: &[(&str, Verdict)] = &[
-        // Rights, and the sharing; what may be granted follows from the object and how it was opened.
+        // Access rights and sharing. The maximum rights follow from the object and from how the object was opened.
         ("rd", Derived),
         ("wr", Derived),
         ("ex", Derived),
@@ -281,14 +284,15 @@ mod tests {
         ("mr", Derived),
         ("me", Derived),
         ("ms", Derived),
-        // The kernel's own accounting and marks: of commitment, drivers, removed features, trackers of writes.
+        // Codes that the kernel itself sets: for memory accounting, drivers, removed features, and the tracking of
+        // writes.
         ("ac", Derived),
         ("de", Derived),
         ("nl", Ignored),
         ("dw", Ignored),
         ("sd", Derived),
         ("gu", Same("MADV_GUARD_INSTALL")),
-        // Other architectures.
+        // Codes of other architectures.
         ("ar", Ignored),
         ("bt", Ignored),
         ("mt", Ignored),
@@ -296,7 +300,7 @@ mod tests {
         ("MADV_GUARD_INSTALL", Kept(LAYOUT)),
     ];
 
-    /// The codes that the documentation lists.
+    /// The codes in the documentation of the kernel.
     const DOCUMENTED: &str = "rd wr ex sh mr mw me ms gd pf lo io sr rr dc de ac nr ht sf nl ar wf dd sd mm hg nh mg \
                               bt mt um uw ss sl lf dp ui gu";
 
@@ -322,7 +326,7 @@ mod tests {
         ("MADV_WILLNEED", Action),
         ("MADV_DONTNEED", Action),
         ("MADV_DONTNEED_LOCKED", Action),
-        // The rest is content.
+        // MADV_FREE and MADV_REMOVE change only the content of pages.
         ("MADV_FREE", Action),
         ("MADV_REMOVE", Action),
         ("MADV_DONTFORK", Kept(THIS)),
@@ -352,7 +356,7 @@ mod tests {
         ("MAP_TYPE", Value),
         ("MAP_GROWSDOWN", Kept(THIS)),
         ("MAP_NORESERVE", Kept(THIS)),
-        // The address, which is restored.
+        // These flags select an address, and the restore uses the recorded address.
         ("MAP_FIXED", Action),
         ("MAP_FIXED_NOREPLACE", Kept(THIS)),
         ("MAP_32BIT", Action),

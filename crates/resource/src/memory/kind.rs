@@ -1,7 +1,7 @@
-//! The interface of a memory kind.
+//! The interface of a memory kind, which saves and restores one type of mapping.
 //!
-//! Owns: the trait that memory kinds implement, and its arguments.
-//! Does not: name any kind.
+//! Owns: the trait that memory kinds implement, and the arguments of its methods.
+//! Does not: name any memory kind.
 
 use std::os::fd::OwnedFd;
 
@@ -14,14 +14,14 @@ use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
 
-/// Which pages of a mapping the image must contain.
+/// The pages of a mapping that the image must contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// None: mapping the object again restores all content.
+    /// No page. Mapping the object again restores all content.
     None,
-    /// The pages that belong to this address space alone (copy-on-write).
+    /// The pages that belong only to this address space (copy-on-write).
     Private,
-    /// These, and all pages of the mapped object.
+    /// The pages of `Private`, and all pages of the mapped object.
     PrivateAndObject,
     /// All pages of the mapped object.
     Object,
@@ -37,14 +37,14 @@ pub struct AreaOf<'a> {
 }
 
 impl AreaOf<'_> {
-    /// The path of the mapped object in `/proc`; needs CAP_CHECKPOINT_RESTORE.
+    /// Returns the path of the mapped object in `/proc`. Access to the path needs CAP_CHECKPOINT_RESTORE.
     #[must_use]
     pub fn link(&self) -> String {
         let range = self.area.range;
         format!("/proc/{}/map_files/{:x}-{:x}", self.pid, range.start.get(), range.end.get())
     }
 
-    /// An obstacle about this mapping.
+    /// Creates an obstacle about this mapping.
     #[must_use]
     pub fn obstacle(&self, what: &str, why: &str, fix: &str) -> Obstacle {
         Obstacle {
@@ -59,90 +59,93 @@ impl AreaOf<'_> {
 
 /// A kind of memory mapping.
 pub trait MemoryKind: Sync {
-    /// The name of its records: `memory/` and the name of the file that implements it.
+    /// Returns the name of this kind in records: `memory/` and the name of the file that implements the kind.
     fn name(&self) -> &'static str;
 
-    /// The version of the payload it writes; it reads this and all earlier ones.
+    /// Returns the version of the payload that this kind writes. The kind reads this version and all earlier versions.
     fn version(&self) -> u32 {
         1
     }
 
-    /// One line for the tables in docs and `doctor`: what is restored.
+    /// Returns one line about the restored state, for tables in the documentation and in `doctor`.
     fn summary(&self) -> &'static str;
 
-    /// Whether a mapping is of this kind.
+    /// Reports whether a mapping is of this kind.
     fn claims(&self, of: AreaOf<'_>) -> bool;
 
-    /// Which pages the image must contain.
+    /// Returns the pages that the image must contain.
     fn content(&self, of: AreaOf<'_>) -> Content;
 
-    /// Before the pause: the properties of this mapping that would prevent a checkpoint. A mapping that no longer
-    /// exists has none. The caller inspects its object too, and handles a missing one.
+    /// Returns the properties of this mapping that would prevent a checkpoint. Called before the pause, in which all
+    /// threads of the subject (the protected program) are stopped. A mapping that no longer exists has no obstacle.
+    /// The caller also inspects the mapped object, and handles a missing object.
     fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
         let _ = of;
         Vec::new()
     }
 
-    /// Before the pause: the payload with which the object can be opened again, and its length in bytes. Called only
-    /// for mappings with an object.
+    /// Returns the payload with which the object can be opened again, and the length of the object in bytes. Called
+    /// before the pause, only for mappings with an object.
     fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
         let _ = of;
         Ok((Vec::new(), 0))
     }
 
-    /// Restore, before anything is opened or created: decodes the payload of a record and refuses invalid ones.
-    /// Changes nothing.
+    /// Decodes the payload of a record, and refuses an invalid payload. Called at a restore, before anything is opened
+    /// or created. Changes nothing.
     fn check(&self, record: &ObjectRecord) -> Result<()>;
 
-    /// What the object is, for people: a path or a name. `None` where the kind itself says it all. The record is one that
-    /// `check` has accepted.
+    /// Returns a path or a name by which a user recognizes the object. Returns `None` if the kind alone describes the
+    /// object. The caller passes only records that `check` has accepted.
     fn label(&self, record: &ObjectRecord) -> Option<String> {
         let _ = record;
         None
     }
 
-    /// Restore: opens or creates the object in this process, before any process of the subject exists. `opener` acts
-    /// for the processes that map it.
+    /// Opens or creates the object in this process. Called at a restore, before any process of the subject exists.
+    /// `opener` acts for the processes that map the object.
     fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd>;
 
-    /// Whether `open` creates an object of its own. Only such an object may be found by its inode number, which
-    /// repeats between file systems.
+    /// Reports whether `open` creates a new object. Only a new object may be found by its inode number, because two
+    /// file systems can use the same inode number.
     fn makes_objects(&self) -> bool {
         true
     }
 
-    /// Restore: removes the content of an opened object before that of the image is written, after all objects were
-    /// opened. Only objects that outlive their processes have content.
+    /// Removes the content of an opened object. Called at a restore, after all objects were opened and before the
+    /// content of the image is written. Only objects that outlive their processes have content.
     fn clear(&self, record: &ObjectRecord, object: &OwnedFd) -> Result<()> {
         let _ = (record, object);
         Ok(())
     }
 
-    /// Inside the pause: updates a record with changes since `describe`.
+    /// Updates a record with changes since `describe`. Called inside the pause.
     fn inside(&self, record: &mut ObjectRecord) -> Result<()> {
         let _ = record;
         Ok(())
     }
 
-    /// Restore: the segment to attach with shmat(2), for objects that cannot be mapped by a descriptor.
+    /// Returns the segment to attach with shmat(2), for an object that cannot be mapped by a descriptor. Called at a
+    /// restore.
     fn segment(&self, record: &ObjectRecord) -> Result<Option<SegmentId>> {
         let _ = record;
         Ok(None)
     }
 
-    /// Restore: called when every process has its mappings.
+    /// Completes the object. Called at a restore, after every process has its mappings.
     fn attached(&self, record: &ObjectRecord) -> Result<()> {
         let _ = record;
         Ok(())
     }
 
-    /// Restore: called when it has failed. Removes objects that `open` created and that would outlive this process.
+    /// Removes objects that `open` created and that would outlive this process. Called after a failed restore.
     fn abandon(&self, record: &ObjectRecord) {
         let _ = record;
     }
 }
 
-/// Whether the errno means that a mapping or its process ended since it was listed. The caller then lists them again.
+/// Reports whether the errno means that a mapping or its process has ended since the mappings were listed. The caller
+/// then lists the mappings again.
 pub(super) fn is_gone(errno: rustix::io::Errno) -> bool {
     errno == rustix::io::Errno::NOENT || errno == rustix::io::Errno::SRCH
 }

@@ -1,7 +1,7 @@
-//! Mappings of memory files created with memfd_create(2).
+//! The memory kind of memory files that were created with memfd_create(2).
 //!
-//! Owns: the claim on mappings named `/memfd:…`, and creating such a file.
-//! Does not: apply seals, which would forbid filling the file; the descriptor kind does that last.
+//! Owns: recognizing mappings named `/memfd:…`, and creating the memory file again.
+//! Does not: apply seals. The descriptor kind applies the seals last, because seals can forbid filling the file.
 
 use std::os::fd::OwnedFd;
 
@@ -22,7 +22,7 @@ struct MemfdObject {
     name: String,
 }
 
-/// The kind.
+/// The memory kind of memory files.
 pub(super) struct Memfd;
 
 impl MemoryKind for Memfd {
@@ -45,7 +45,7 @@ impl MemoryKind for Memfd {
     fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
         match rustix::fs::stat(of.link()) {
             Ok(_) => Vec::new(),
-            // The mapping no longer exists: there is no content to save.
+            // The mapping no longer exists, so there is no content to save.
             Err(errno) if is_gone(errno) => Vec::new(),
             Err(errno) => vec![of.obstacle(
                 "memory file",

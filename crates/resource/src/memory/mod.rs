@@ -1,9 +1,9 @@
-//! Memory mappings: the registry of memory kinds.
+//! The registry of memory kinds. A memory kind saves and restores one type of mapping.
 //!
-//! Owns: the order of the kinds; the obstacle of a mapping that no kind claims.
-//! Invariants: a mapping that no kind claims refuses the checkpoint. An object that several mappings or processes
+//! Owns: the order of the kinds, and the obstacle of a mapping that no kind recognizes.
+//! Invariants: a mapping that no kind recognizes prevents the checkpoint. An object that several mappings or processes
 //! share is saved once.
-//! Does not: copy pages; the engine's copiers do, as [`Content`] specifies.
+//! Does not: copy pages; the copiers of the engine copy the pages that [`Content`] specifies.
 
 mod deleted_file;
 mod flags;
@@ -26,8 +26,8 @@ pub use self::kind::{AreaOf, Content, MemoryKind};
 pub use self::record::{AreaRecord, ObjectKey, ObjectRecord};
 use crate::obstacle::Obstacle;
 
-/// Every memory kind. The first that claims a mapping is its kind. The most frequent kinds of files come first, since
-/// each inspects its file.
+/// All memory kinds. The first kind that recognizes a mapping saves the mapping. Among the kinds of files, the most
+/// frequent kinds come first, because each of these kinds inspects the file.
 pub const REGISTRY: &[&dyn MemoryKind] = &[
     &private_anonymous::PrivateAnonymous,
     &shared_anonymous::SharedAnonymous,
@@ -39,19 +39,19 @@ pub const REGISTRY: &[&dyn MemoryKind] = &[
     &deleted_file::DeletedFile,
 ];
 
-/// The kind that claims a mapping.
+/// Returns the kind that recognizes a mapping.
 #[must_use]
 pub fn kind_of(of: AreaOf<'_>) -> Option<&'static dyn MemoryKind> {
     REGISTRY.iter().copied().find(|kind| kind.claims(of))
 }
 
-/// The kind with this record name.
+/// Returns the kind with the given name in records.
 #[must_use]
 pub fn kind_named(name: &str) -> Option<&'static dyn MemoryKind> {
     REGISTRY.iter().copied().find(|kind| kind.name() == name)
 }
 
-/// The properties of a process's mappings that would prevent a checkpoint.
+/// Returns the properties of a process's mappings that would prevent a checkpoint.
 #[must_use]
 pub fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
     let mut found = flags::obstacles(pid, areas);
@@ -65,7 +65,7 @@ pub fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
     found
 }
 
-/// The fix for most programs with io_uring.
+/// The fix that is proposed for most programs with io_uring.
 pub(crate) const WITHOUT_IO_URING: &str = "start the program after `sysctl kernel.io_uring_disabled=2`: most programs \
                                            use epoll then (Node.js: UV_USE_IO_URING=0)";
 

@@ -1,7 +1,7 @@
-//! Private anonymous memory: heap, stacks, mappings of malloc(3).
+//! The memory kind of private anonymous memory: heap, stacks, mappings of malloc(3).
 //!
-//! Owns: the claim on mappings without an object.
-//! Does not: open objects, since there are none.
+//! Owns: recognizing private mappings without an object.
+//! Does not: open objects, because these mappings have no object.
 
 use std::os::fd::OwnedFd;
 
@@ -12,7 +12,7 @@ use crate::error::{ResourceError, Result};
 use crate::opener::Opener;
 use tracee::procfs::Backing;
 
-/// The kind.
+/// The memory kind of private anonymous memory.
 pub(super) struct PrivateAnonymous;
 
 impl MemoryKind for PrivateAnonymous {
@@ -28,9 +28,9 @@ impl MemoryKind for PrivateAnonymous {
         of.area.backing == Backing::Anonymous && !of.area.protection.shared
     }
 
-    /// Droppable memory is restored as if the kernel had dropped it, which its program must expect at any time. It
-    /// contains the state of random number generators; a state that is restored twice would yield the same numbers
-    /// twice.
+    /// Excludes the pages of droppable memory. A restore then has the same effect as a drop by the kernel, and the
+    /// program must expect a drop at any time. Droppable memory contains the state of random number generators. A
+    /// state that is restored twice would yield the same random numbers twice.
     fn content(&self, of: AreaOf<'_>) -> Content {
         if of.area.flags.has(DROPPABLE) { Content::None } else { Content::Private }
     }

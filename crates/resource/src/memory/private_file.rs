@@ -1,7 +1,7 @@
-//! Private mappings of files: programs, libraries, mapped data.
+//! The memory kind of private file mappings: programs, libraries, mapped data.
 //!
-//! Owns: the claim on private mappings whose file still exists at its path.
-//! Does not: save unchanged pages, which come from the file.
+//! Owns: recognizing private mappings whose file still exists at its path.
+//! Does not: save unchanged pages. The restored mapping reads unchanged pages from the file.
 
 use std::os::fd::OwnedFd;
 
@@ -14,7 +14,7 @@ use tracee::procfs::Backing;
 
 const NAME: &str = "memory/private_file";
 
-/// The kind.
+/// The memory kind of private file mappings.
 pub(super) struct PrivateFile;
 
 impl MemoryKind for PrivateFile {

@@ -1,32 +1,33 @@
-//! Records of mappings and of their objects.
+//! Records of mappings and of mapped objects.
 //!
 //! Owns: the state of a mapping in the image, and the identity of an object.
-//! Does not: depend on kinds; each kind has its own payload.
+//! Does not: depend on memory kinds. Each kind defines its own payload.
 
 use model::{Address, AddressRange, Inode};
 use tracee::procfs::{Area, Backing};
 
-/// Prefix of the name that a program has given to shared anonymous memory (PR_SET_VMA_ANON_NAME).
+/// The prefix of the name that a program has given to shared anonymous memory (PR_SET_VMA_ANON_NAME).
 pub(super) const NAMED_SHARED: &str = "[anon_shmem:";
 
-/// A device number that is used for System V segments only.
+/// The device number that stands for System V segments only.
 const SEGMENTS: (u32, u32) = (u32::MAX, 0);
 
-/// Identity of a mapped object: device and inode.
+/// The identity of a mapped object: device and inode.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ObjectKey {
-    /// Major and minor number of the device.
+    /// The major and the minor number of the device.
     pub device: (u32, u32),
     /// The inode.
     pub inode: Inode,
 }
 
 impl ObjectKey {
-    /// The object of a mapping.
+    /// Returns the identity of the object of a mapping; `None` for a mapping without an object.
     #[must_use]
     pub fn of(area: &Area) -> Option<Self> {
         match &area.backing {
-            // The inode of a segment is its id, which a file of the same device may have too.
+            // The inode number of a segment is the segment id. A file on the same device may have the same inode
+            // number.
             Backing::File { inode, .. } if area.name.starts_with("/SYSV") => {
                 Some(Self { device: SEGMENTS, inode: *inode })
             }
@@ -35,78 +36,79 @@ impl ObjectKey {
         }
     }
 
-    /// The inode by which a descriptor or a link to the same file is recognized; 0 for a segment, which has none.
+    /// Returns the inode by which a descriptor or a link to the same file is recognized. Returns 0 for a segment,
+    /// because a segment has no such inode.
     #[must_use]
     pub fn file_inode(&self) -> u64 {
         if self.device == SEGMENTS { 0 } else { self.inode.get() }
     }
 }
 
-/// One mapping as it is in the image.
+/// The record of one mapping in the image.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AreaRecord {
-    /// First address.
+    /// The first address.
     #[prost(uint64, tag = "1")]
     pub start: u64,
-    /// First address behind the mapping.
+    /// The first address behind the mapping.
     #[prost(uint64, tag = "2")]
     pub end: u64,
-    /// PROT_* bits.
+    /// The PROT_* bits.
     #[prost(uint32, tag = "3")]
     pub protection: u32,
-    /// Whether writes are visible in other mappings of the object.
+    /// `true` if writes are visible in other mappings of the object.
     #[prost(bool, tag = "4")]
     pub shared: bool,
-    /// Offset of the first byte in the object.
+    /// The offset of the mapping in the object, in bytes.
     #[prost(uint64, tag = "5")]
     pub offset: u64,
-    /// The id of its object, 0 for none.
+    /// The id of the mapped object; 0 for no object.
     #[prost(uint64, tag = "6")]
     pub object: u64,
-    /// Flags of proc_pid_smaps(5) that are needed to map it again.
+    /// The flags of proc_pid_smaps(5) that a restore needs to map the memory again.
     #[prost(string, repeated, tag = "7")]
     pub flags: Vec<String>,
-    /// The name given by PR_SET_VMA_ANON_NAME, empty for none.
+    /// The name given by PR_SET_VMA_ANON_NAME; empty for no name.
     #[prost(string, tag = "8")]
     pub name: String,
 }
 
 impl AreaRecord {
-    /// Its address range.
+    /// Returns the address range of the mapping.
     #[must_use]
     pub fn range(&self) -> AddressRange {
         AddressRange::new(Address(self.start), Address(self.end))
     }
 
-    /// Whether a flag is set in the record.
+    /// Reports whether the record contains a flag.
     #[must_use]
     pub fn has(&self, flag: &str) -> bool {
         self.flags.iter().any(|known| known == flag)
     }
 }
 
-/// One mapped object as it is in the image.
+/// The record of one mapped object in the image.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ObjectRecord {
-    /// Its id in the image, from 1.
+    /// The id of the object in the image, counted from 1.
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    /// The memory kind that saved it.
+    /// The name of the memory kind that saved the object.
     #[prost(string, tag = "2")]
     pub kind: String,
     /// The version of the payload.
     #[prost(uint32, tag = "3")]
     pub version: u32,
-    /// What the kind saved.
+    /// The state that the kind saved.
     #[prost(bytes = "vec", tag = "4")]
     pub payload: Vec<u8>,
-    /// Its length in bytes.
+    /// The length of the object in bytes.
     #[prost(uint64, tag = "5")]
     pub length: u64,
-    /// Its inode at the checkpoint, by which descriptors of the same object are recognised.
+    /// The inode at the checkpoint, by which descriptors of the same object are recognized.
     #[prost(uint64, tag = "6")]
     pub inode: u64,
-    /// Whether a mapping may write to it (shared).
+    /// `true` if a shared mapping may write to the object.
     #[prost(bool, tag = "7")]
     pub writable: bool,
 }

@@ -1,7 +1,7 @@
-//! Shared anonymous memory, which a process shares with forked children.
+//! The memory kind of shared anonymous memory, which a process shares with forked children.
 //!
-//! Owns: the claim on mappings of `/dev/zero (deleted)`, and creating such an object.
-//! Does not: copy the object's pages; the engine does, once for all mappings.
+//! Owns: recognizing mappings of `/dev/zero (deleted)`, and creating the shared object again.
+//! Does not: copy the pages of the object. The engine copies the pages once for all mappings.
 
 use std::os::fd::OwnedFd;
 
@@ -13,7 +13,7 @@ use sys::Error;
 
 const NAME: &str = "memory/shared_anonymous";
 
-/// The kind.
+/// The memory kind of shared anonymous memory.
 pub(super) struct SharedAnonymous;
 
 impl MemoryKind for SharedAnonymous {

@@ -1,7 +1,7 @@
-//! Shared mappings of files that still have their name.
+//! The memory kind of shared mappings of files that still have their name.
 //!
-//! Owns: the claim on shared mappings whose file still exists at its path.
-//! Does not: save content: stores through the mapping are in the file.
+//! Owns: recognizing shared mappings whose file still exists at its path.
+//! Does not: save content, because stores through the mapping are stores to the file.
 
 use std::os::fd::OwnedFd;
 
@@ -16,10 +16,11 @@ use tracee::procfs::Backing;
 
 const NAME: &str = "memory/shared_file";
 
-/// The kind.
+/// The memory kind of shared file mappings.
 pub(super) struct SharedFile;
 
-/// Whether the path leads to a regular file. Devices have their own memory.
+/// Reports whether the path leads to a regular file. The path of a device does not count, because a device has memory
+/// of its own.
 fn is_regular(of: AreaOf<'_>) -> bool {
     let found = rustix::fs::stat(source_file::path(of));
     found.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)

@@ -1,8 +1,9 @@
-//! The file of a mapping: its identity, and whether it is unchanged.
+//! The file of a mapping: identifies the file, and compares the file with the checkpoint.
 //!
-//! Owns: the payload that identifies a file, and opening it again.
-//! Invariants: a missing file, or one with another size or time than the mapped one, is refused by name.
-//! Does not: save the file's content.
+//! Owns: the payload that identifies a file, and opening the file again.
+//! Invariants: a restore refuses a missing file, a file that has shrunk, and a changed file whose content must be
+//! unchanged. The error names the file.
+//! Does not: save the content of the file.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use crate::opener::{Opener, Refusal};
 use crate::support::identity::Identity;
 use tracee::procfs::Backing;
 
-/// A file by path, with the attributes that identify it.
+/// The path of a file, with the attributes that identify the file.
 #[derive(Clone, PartialEq, prost::Message)]
 struct SourceFile {
     #[prost(string, tag = "1")]
@@ -30,21 +31,22 @@ struct SourceFile {
     modified_ns: u64,
     #[prost(uint32, tag = "5")]
     mode: u32,
-    /// Identity of the file; images of earlier versions lack it.
+    /// The identity of the file; `None` in images of earlier versions.
     #[prost(message, optional, tag = "20")]
     identity: Option<Identity>,
 }
 
-/// Whether the content must be unchanged.
+/// The required similarity of the file and its record.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sameness {
-    /// Unchanged pages come from the file, so its content must be the same.
+    /// The content must be unchanged, because unchanged pages of the mapping come from the file.
     Content,
-    /// The mapping is shared: the file's present content is used, and it must be long enough.
+    /// The mapping is shared. The restore uses the present content of the file. The file must be at least as long as
+    /// at the checkpoint.
     Identity,
 }
 
-/// The path of a mapping's file.
+/// Returns the path of a mapping's file.
 pub(super) fn path(of: AreaOf<'_>) -> PathBuf {
     match &of.area.backing {
         Backing::File { path, .. } => path.clone(),
@@ -52,7 +54,7 @@ pub(super) fn path(of: AreaOf<'_>) -> PathBuf {
     }
 }
 
-/// Whether the path still leads to the mapped file, and not to a symbolic link in its place.
+/// Reports whether the path still leads to the mapped file. A symbolic link at the path does not count.
 pub(super) fn is_reachable(of: AreaOf<'_>) -> bool {
     let (Backing::File { inode, device, .. }, path) = (&of.area.backing, path(of)) else { return false };
     let Ok(stat) = rustix::fs::lstat(&path) else { return false };
@@ -62,7 +64,7 @@ pub(super) fn is_reachable(of: AreaOf<'_>) -> bool {
     if (major(stat.st_dev), minor(stat.st_dev)) == *device {
         return true;
     }
-    // Some file systems (btrfs, overlayfs) have another device in maps than in stat(2).
+    // Some file systems (btrfs, overlayfs) show another device in `/proc/PID/maps` than in stat(2).
     match rustix::fs::stat(of.link()) {
         Ok(mapped) => (mapped.st_dev, mapped.st_ino) == (stat.st_dev, stat.st_ino),
         // Without CAP_CHECKPOINT_RESTORE, only the inode is compared.
@@ -70,8 +72,8 @@ pub(super) fn is_reachable(of: AreaOf<'_>) -> bool {
     }
 }
 
-/// Identity of the mapped file, whatever its path leads to. Without the right to inspect the mapped file, that of the
-/// file at its path.
+/// Returns the identity of the mapped file, even if the path leads to another file. Without the right to inspect the
+/// mapped file, returns the identity of the file at the path.
 fn identity(of: AreaOf<'_>, path: &Path) -> Option<Identity> {
     let name =
         |place: &Path, flags| rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty());
@@ -79,7 +81,7 @@ fn identity(of: AreaOf<'_>, path: &Path) -> Option<Identity> {
     Identity::of(mapped.ok()?).ok()
 }
 
-/// The payload for a mapping's file, and its length.
+/// Returns the payload for a mapping's file, and the length of the file in bytes.
 pub(super) fn describe(of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
     let path = path(of);
     let stat = rustix::fs::stat(&path).map_err(|errno| Error::path("stat", &path, errno))?;
@@ -94,7 +96,7 @@ pub(super) fn describe(of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
     Ok((prost::Message::encode_to_vec(&source), source.size))
 }
 
-/// Opens the file of a record after comparing it.
+/// Compares the file of a record with the record, and opens the file.
 pub(super) fn open(
     kind: &'static str,
     record: &ObjectRecord,
@@ -110,11 +112,11 @@ pub(super) fn open(
     };
     let found = opener.find(path, source.identity).map_err(cannot)?;
     compare(&source, &found.stat().map_err(cannot)?, sameness)?;
-    // Another file may be a named pipe or a device, whose open would block.
+    // Another file at the path may be a named pipe or a device. O_NONBLOCK keeps the open from blocking.
     found.open(access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY).map_err(cannot)
 }
 
-/// Decodes the payload of a record.
+/// Checks that the payload of a record can be decoded.
 pub(super) fn check(kind: &'static str, payload: &[u8]) -> Result<()> {
     crate::error::decode::<SourceFile>(kind, payload).map(drop)
 }

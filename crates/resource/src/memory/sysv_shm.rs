@@ -1,10 +1,11 @@
-//! System V shared memory: attachments of segments (shmat).
+//! The memory kind of System V shared memory: segments that are attached with shmat(2).
 //!
-//! Owns: the claim on mappings named `/SYSV…`, the state of a segment, creating it with its id.
-//! Invariants: a segment is restored with its id or refused. A segment that a process outside the tree has attached
-//! is refused. An existing segment is used only if key, length, owner and mode are those of the checkpoint.
-//! Does not: attach; the restore does, in each process. Does not save semaphores and message queues, which are not
-//! visible in a process.
+//! Owns: recognizing mappings named `/SYSV…`, the state of a segment, and creating a segment with its id.
+//! Invariants: a segment is restored with its id, or the restore is refused. The restore is also refused if a process
+//! outside the restored process tree has attached the segment. An existing segment is used only if key, length, owner
+//! and mode are the recorded values.
+//! Does not: attach segments; the restore attaches the segments in each process. Does not save semaphores and message
+//! queues, which are not visible in a process.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -26,11 +27,11 @@ use crate::support::outside;
 
 const NAME: &str = "memory/sysv_shm";
 const PREFIX: &str = "/SYSV";
-/// Timeout for a killed process to detach.
+/// The timeout for a killed process to detach from a segment.
 const DETACH_LIMIT: Duration = Duration::from_secs(1);
 const DETACH_POLL: Duration = Duration::from_millis(5);
 
-/// A segment as it is in the image.
+/// The state of a segment in the image.
 #[derive(Clone, PartialEq, Message)]
 struct SegmentObject {
     #[prost(int32, tag = "1")]
@@ -49,18 +50,19 @@ struct SegmentObject {
     maker_user: u32,
     #[prost(uint32, tag = "8")]
     maker_group: u32,
-    /// Marked for removal: it ends with its last attachment.
+    /// `true` if the segment is marked for removal. The kernel removes the segment at its last detach.
     #[prost(bool, tag = "9")]
     removed: bool,
-    /// The bytes behind its end in the last page.
+    /// The bytes behind the end of the segment, in its last page.
     #[prost(bytes = "vec", tag = "10")]
     tail: Vec<u8>,
 }
 
-/// The kind.
+/// The memory kind of System V shared memory.
 pub(super) struct SysvShm;
 
-/// Whether a mapping is an attachment. A file of that name is on another device than the kernel's own tmpfs.
+/// Reports whether a mapping is the attachment of a segment. A file with a similar name is on a device other than the
+/// kernel's own tmpfs.
 pub(super) fn is_attachment(of: AreaOf<'_>) -> bool {
     const KERNEL_DEVICE: u32 = 0;
     let Backing::File { device, .. } = &of.area.backing else { return false };
@@ -98,7 +100,7 @@ impl MemoryKind for SysvShm {
                 "it is locked (SHM_LOCK), which is not supported",
                 "unlock it (shmctl with SHM_UNLOCK), or lock the mapping with mlock instead",
             )],
-            // It no longer exists: there is no content to save.
+            // With EINVAL, the segment no longer exists, so there is no content to save.
             Ok(_) | Err(Error { errno: Errno::EINVAL, .. }) => Vec::new(),
             Err(error) => vec![of.obstacle(
                 "System V shared memory",
@@ -147,7 +149,7 @@ impl MemoryKind for SysvShm {
         let length =
             rustix::fs::fstat(memory).map_err(|errno| Error::new("stat a System V segment", errno))?.st_size;
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        // The file's length is whole pages, but that of the segment may end inside the last page.
+        // The length of the file is a multiple of the page size, but the segment may end inside the last page.
         let end = (length as u64).next_multiple_of(model::PAGE_BYTES);
         rustix::fs::fallocate(memory, flags, 0, end)
             .map_err(|errno| Error::new("clear a System V segment", errno))?;
@@ -176,7 +178,7 @@ impl MemoryKind for SysvShm {
         let is_ours =
             |found: &Segment| found.maker_pid == ourselves && !found.is_removed && object.is_like(found);
         if segment::status(id).is_ok_and(|found| is_ours(&found)) {
-            // It has no content, or that of an image that still exists.
+            // The segment has no content, or the content is in an image that still exists.
             let _ = segment::remove(id);
         }
     }
@@ -198,7 +200,7 @@ impl SegmentObject {
         }
     }
 
-    /// Whether a segment has the key, length, owner and mode of the checkpoint. A removed segment has no key.
+    /// Reports whether a segment has the key, length, owner and mode of the checkpoint. A removed segment has no key.
     fn is_like(&self, found: &Segment) -> bool {
         (self.removed || self.key == found.key.0)
             && (self.length, self.mode) == (found.length.get(), found.mode)
@@ -224,7 +226,7 @@ impl SegmentObject {
         }
         match segment::status(SegmentId(self.id)) {
             Ok(_) => Ok(()),
-            // It ended with its last attachment.
+            // The kernel removed the segment at its last detach.
             Err(error) if error.errno == Errno::EINVAL => self.make(),
             Err(error) => Err(error.into()),
         }
@@ -269,7 +271,7 @@ impl SegmentObject {
     }
 }
 
-/// A process that has a segment attached.
+/// Returns a process that has a segment attached.
 fn attached_by(id: i32) -> Option<Pid> {
     let entries = std::fs::read_dir(Path::new("/proc")).ok()?;
     let mut pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Pid));

@@ -1,8 +1,10 @@
-//! Shared, writable mappings of named tmpfs files: POSIX shared memory and named semaphores.
+//! The memory kind of shared, writable mappings of named tmpfs files: POSIX shared memory and named semaphores.
 //!
-//! Owns: the claim on such mappings by file type and file system; finding or creating the file at a restore.
-//! Invariants: the content comes from the image. A file that a process outside the tree can write is refused.
-//! Does not: claim files that the subject can only read; these are treated as any other file.
+//! Owns: recognizing these mappings by file type and file system; finding or creating the file at a restore.
+//! Invariants: the content comes from the image. A restore is refused if a process outside the restored process tree
+//! can write to the file.
+//! Does not: recognize files that the subject (the protected program) can only read. The kinds of ordinary files save
+//! mappings of these files.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -22,10 +24,10 @@ use crate::opener::Opener;
 use crate::support::tmpfs::{self, Found, TmpfsFile as NamedFile};
 
 const NAME: &str = "memory/tmpfs_file";
-/// The kernel's suffix for a removed name.
+/// The suffix that the kernel shows for a removed name.
 const GONE: &str = " (deleted)";
 
-/// The kind.
+/// The memory kind of named tmpfs files.
 pub(super) struct TmpfsFile;
 
 impl MemoryKind for TmpfsFile {
@@ -52,7 +54,7 @@ impl MemoryKind for TmpfsFile {
                 "its name was removed, and its other names are in other directories",
                 "give it a name in the directory in which it was created, or remove all its names",
             )],
-            // The mapping or the last name no longer exists: the caller lists them again.
+            // The mapping or the last name no longer exists. The caller lists the mappings again.
             _ => Vec::new(),
         }
     }
@@ -95,12 +97,12 @@ impl MemoryKind for TmpfsFile {
     }
 }
 
-/// Whether a mapping can write to its object. Mappings that are new in the pause have no flags yet.
+/// Reports whether a mapping can write to its object. A mapping that is new in the pause has no flags yet.
 fn may_write(of: AreaOf<'_>) -> bool {
     of.area.protection.shared && (of.area.flags.has("mw") || of.area.flags.is_empty())
 }
 
-/// A path that now leads to the file of a mapping, with the stat of the file.
+/// A path that leads to the file of a mapping now, with the stat of the file.
 struct Place {
     path: PathBuf,
     stat: Stat,
@@ -109,7 +111,7 @@ struct Place {
 }
 
 impl Place {
-    /// A name by which the file can be found later.
+    /// Returns a name by which the file can be found later.
     fn lasting_name(&self) -> Option<PathBuf> {
         if self.path == self.listed {
             return Some(self.path.clone());
@@ -120,7 +122,7 @@ impl Place {
     }
 }
 
-/// The file of a mapping, if it is a tmpfs file with a name.
+/// Finds the file of a mapping. Returns `None` if the file is not a tmpfs file with a name.
 fn find(of: AreaOf<'_>) -> Option<Place> {
     let Backing::File { inode, device, path: listed } = &of.area.backing else { return None };
     let is_mapped = |stat: &Stat| {
@@ -170,7 +172,7 @@ mod tests {
         tracee::procfs::areas_in(line.as_bytes()).unwrap().remove(0)
     }
 
-    /// A tmpfs file; `None` without a tmpfs on /dev/shm.
+    /// Creates a tmpfs file. Returns `None` if /dev/shm has no tmpfs.
     fn mapped(name: &str) -> Option<Mapped> {
         let path = PathBuf::from(format!("/dev/shm/undying-test-{}-{name}", std::process::id()));
         let options = File::options().read(true).write(true).create_new(true).open(&path);
@@ -189,7 +191,7 @@ mod tests {
         ObjectRecord { payload, length, ..ObjectRecord::default() }
     }
 
-    /// Closes the only writer.
+    /// Closes the only writable descriptor of the file.
     fn close(mapped: &mut Mapped) {
         mapped.file = File::open(&mapped.path).unwrap();
     }
@@ -243,7 +245,7 @@ mod tests {
     fn a_file_that_another_process_can_write_is_refused() {
         let Some(mapped) = mapped("outside") else { return };
         let record = record(&mapped);
-        // This descriptor represents one of another process.
+        // This writable descriptor stands for a descriptor of another process.
         let error = TmpfsFile.open(&record, &Opener::default()).unwrap_err().to_string();
         assert!(error.contains("can write to it too") && error.contains("help:"), "{error}");
         assert_eq!(std::fs::read(&mapped.path).unwrap(), b"before");

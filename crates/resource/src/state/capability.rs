@@ -1,7 +1,7 @@
 //! Names and numbers of capabilities.
 //!
-//! Owns: the table, from capabilities(7).
-//! Does not: read or set any.
+//! Owns: the table of names, from capabilities(7).
+//! Does not: read or set capabilities.
 
 /// Names, indexed by capability number.
 const NAMES: &[&str] = &[
@@ -48,15 +48,15 @@ const NAMES: &[&str] = &[
     "CHECKPOINT_RESTORE",
 ];
 
-/// CAP_SYS_ADMIN as a bit of a set.
+/// The bit of CAP_SYS_ADMIN in a set of capabilities.
 pub(super) const SYS_ADMIN: u64 = 1 << 21;
 
-/// The capability numbers in a set.
+/// Returns the numbers of the capabilities in a set.
 pub(super) fn numbers(set: u64) -> impl Iterator<Item = u64> {
     (0..u64::from(u64::BITS)).filter(move |number| set >> number & 1 == 1)
 }
 
-/// The names in a set, separated by commas.
+/// Returns the names of the capabilities in a set, separated by commas.
 pub(super) fn names(set: u64) -> String {
     let name = |number: u64| match NAMES.get(number as usize) {
         Some(name) => format!("CAP_{name}"),

@@ -1,10 +1,11 @@
-//! The controlling terminal of a session, identified by its device number.
+//! The state kind of the controlling terminal of a session, which a device number identifies.
 //!
-//! Owns: the pseudo terminal of a session leader, also when no process of the tree has it open; the foreground group.
-//! Invariants: only the same terminal becomes the controlling terminal again. A leader whose terminal no longer
-//! exists refuses the restore.
-//! Does not: open terminals for the program. Where the tree has a descriptor of the terminal, the descriptor kind has
-//! already restored it.
+//! Owns: the pseudoterminal of a session leader, even if no process of the program has the terminal open; the
+//! foreground process group.
+//! Invariants: only the recorded terminal becomes the controlling terminal again. The restore is refused if the
+//! terminal of a session leader no longer exists.
+//! Does not: open terminals for the program. If a process of the program has a descriptor of the terminal, the
+//! descriptor kind has already restored the controlling terminal.
 
 use std::path::{Path, PathBuf};
 
@@ -21,27 +22,27 @@ use crate::obstacle::Obstacle;
 
 const NAME: &str = "state/control_terminal";
 
-/// Major number of the slaves of pseudo terminals.
+/// The major device number of pseudoterminal slaves.
 const SLAVE_MAJOR: u32 = 136;
 /// O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC.
 const OPEN_FLAGS: u64 = 0o2 | 0o400 | 0o4000 | 0o2_000_000;
 const AT_FDCWD: u64 = -100_i64 as u64;
 
-/// The kind.
+/// The state kind of controlling terminals.
 pub(super) struct ControlTerminal;
 
 #[derive(Clone, Copy, PartialEq, Message)]
 struct ControlTerminalMessage {
     #[prost(uint32, tag = "1")]
     minor: u32,
-    /// With the next two fields: distinguishes terminals that have had the same number. `changed` is the ctime.
+    /// The inode and the next two fields distinguish terminals that have had the same number. `changed` is the ctime.
     #[prost(uint64, tag = "2")]
     inode: u64,
     #[prost(int64, tag = "3")]
     changed_s: i64,
     #[prost(uint64, tag = "4")]
     changed_ns: u64,
-    /// The foreground group, -1 for none.
+    /// The foreground process group; -1 for no group.
     #[prost(sint32, tag = "5")]
     foreground: i32,
 }
@@ -79,7 +80,7 @@ impl StateKind for ControlTerminal {
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        // Most processes do not lead a session; one system call is enough to skip them.
+        // Most processes are not session leaders. One system call is enough to skip such a process.
         if sys::session::of(capture.pid).is_ok_and(|session| session == capture.pid) {
             raw.extend(procfs::read(format!("/proc/{}/stat", capture.pid))?);
         }
@@ -95,7 +96,7 @@ impl StateKind for ControlTerminal {
         if major != SLAVE_MAJOR {
             return Ok(None);
         }
-        // A terminal that no longer exists was hung up, and is not a controlling terminal.
+        // A terminal that no longer exists was hung up, and is therefore not a controlling terminal.
         let Some(stat) = inspect(&path_of(minor), minor) else { return Ok(None) };
         let message = ControlTerminalMessage {
             minor,
@@ -140,7 +141,7 @@ impl StateKind for ControlTerminal {
         crate::error::decode::<ControlTerminalMessage>(NAME, payload).map(drop)
     }
 
-    /// Runs when the process groups exist: the leader sets the foreground group.
+    /// Sets the foreground process group, through the session leader. Called when the process groups exist.
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: ControlTerminalMessage = crate::error::decode(NAME, payload)?;
         let StateRestore { stub, memory, .. } = restore;
@@ -149,7 +150,7 @@ impl StateKind for ControlTerminal {
         }
         let terminal = match open(stub, memory, Path::new("/dev/tty")) {
             Ok(terminal) => terminal,
-            // The descriptor kind has restored another terminal or none.
+            // The descriptor kind has restored another controlling terminal, or no controlling terminal.
             Err(RemoteError::Refused { .. }) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
@@ -158,7 +159,7 @@ impl StateKind for ControlTerminal {
         let outcome = stub.call_with(memory, nr::IOCTL, &group, call);
         stub.call(nr::CLOSE, [terminal, 0, 0, 0, 0, 0])?;
         match outcome {
-            // The group has no process left, or is outside the tree.
+            // The group has no process any more, or is outside the restored process tree.
             Ok(_) | Err(RemoteError::Refused { errno: Errno::ESRCH | Errno::EPERM, .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -175,20 +176,20 @@ fn path_of(minor: u32) -> PathBuf {
     PathBuf::from(format!("/dev/pts/{minor}"))
 }
 
-/// The stat of `path` if it is the pseudo terminal with this number.
+/// Returns the stat of `path` if the path leads to the pseudoterminal with this number.
 fn inspect(path: &Path, number: u32) -> Option<Stat> {
     let stat = rustix::fs::stat(path).ok()?;
     let is_terminal = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
     (is_terminal && (major(stat.st_rdev), minor(stat.st_rdev)) == (SLAVE_MAJOR, number)).then_some(stat)
 }
 
-/// Major and minor of a device number as `/proc/PID/stat` encodes it.
+/// Decodes a device number of `/proc/PID/stat` into major and minor number.
 fn decode(device: i32) -> (u32, u32) {
     let device = device.cast_unsigned();
     ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xf_ff00))
 }
 
-/// Whether a process has an open descriptor of a device.
+/// Reports whether a process has an open descriptor of a device.
 fn has_open(pid: Pid, device: (u32, u32)) -> bool {
     let is_it = |fd: &model::Fd| {
         rustix::fs::stat(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|stat| {

@@ -1,8 +1,8 @@
-//! The kinds of mappings that a core dump of a process includes.
+//! The state kind of the core dump filter, which selects the types of mappings in a core dump of a process.
 //!
-//! Owns: `/proc/PID/coredump_filter`.
-//! Invariants: a filter equal to the restorer's own costs one read.
-//! Does not: save or restore anything on a kernel without core dumps, which has no such file.
+//! Owns: the value of `/proc/PID/coredump_filter`.
+//! Invariants: if the new process already has the recorded filter, the restore costs one read.
+//! Does not: save or restore a filter on a kernel without core dumps, because the file does not exist there.
 
 use std::fs;
 
@@ -15,12 +15,12 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/coredump_filter";
 
-/// The kind.
+/// The state kind of the core dump filter.
 pub(super) struct CoredumpFilter;
 
 #[derive(Clone, PartialEq, Message)]
 struct CoredumpFilterMessage {
-    /// The bits of core(5).
+    /// The filter bits, as in core(5).
     #[prost(uint32, tag = "1")]
     bits: u32,
 }
@@ -52,7 +52,7 @@ impl StateKind for CoredumpFilter {
     }
 
     fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
-        // A kernel without core dumps has no such file.
+        // A kernel without core dumps has no file `coredump_filter`.
         if raw.is_empty() {
             return Ok(None);
         }

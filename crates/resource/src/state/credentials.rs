@@ -1,9 +1,10 @@
-//! Credentials of a thread: users, groups, capabilities, securebits.
+//! The state kind of the credentials of a thread: users, groups, capabilities, securebits.
 //!
-//! Owns: the credentials, and the order of calls that gives them to a stub that has the restorer's privileges.
-//! Invariants: a thread never runs with more privileges than it had. A privilege that cannot be given refuses the
-//! restore and names it. A thread with the restorer's own credentials costs no call.
-//! Does not: restore no_new_privs and dumpable (`prctl`), keys, or security labels.
+//! Owns: the credentials, and the order of calls that gives the credentials to a stub. A stub is a process under
+//! construction, with the privileges of the restorer (the restoring process).
+//! Invariants: a thread never runs with more privileges than at the checkpoint. If a privilege cannot be given, the
+//! restore is refused and the error names the privilege. A thread with the restorer's own credentials costs no call.
+//! Does not: restore no_new_privs and dumpable (`prctl` does), keys, or security labels.
 
 use std::sync::OnceLock;
 
@@ -27,30 +28,31 @@ const PR_CAPBSET_DROP: u64 = 24;
 const PR_CAP_AMBIENT: u64 = 47;
 const PR_CAP_AMBIENT_RAISE: u64 = 2;
 const PR_CAP_AMBIENT_LOWER: u64 = 3;
-/// A change of user ids does not change the capabilities.
+/// The securebit with which a change of user ids does not change the capabilities.
 const NO_SETUID_FIXUP: u32 = 1 << 2;
-/// Capabilities cannot be added to the ambient set.
+/// The securebit with which capabilities cannot be added to the ambient set.
 const NO_AMBIENT_RAISE: u32 = 1 << 6;
 /// _LINUX_CAPABILITY_VERSION_3.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
-/// Bytes in front of the capability sets: version and pid.
+/// The number of bytes in front of the capability sets: version and pid.
 const HEADER_BYTES: usize = 8;
-/// Bytes of the capability sets: effective, permitted, inheritable, twice.
+/// The number of bytes of the capability sets: lower halves of effective, permitted and inheritable, then upper
+/// halves.
 const SETS_BYTES: usize = 24;
-/// Index of the user and group id that file accesses are checked against.
+/// The index of the user or group id that the kernel uses for checks of file accesses.
 const FILE_SYSTEM: usize = 3;
-/// Argument with which setfsuid(2) and setfsgid(2) change nothing and return the present id.
+/// The argument with which setfsuid(2) and setfsgid(2) change nothing and return the present id.
 const PRESENT_ID: u64 = u32::MAX as u64;
 
-/// The kind.
+/// The state kind of credentials.
 pub(super) struct Credentials;
 
 #[derive(Clone, PartialEq, Eq, Message)]
 struct CredentialsMessage {
-    /// Real, effective, saved and file-system user.
+    /// The real, effective, saved and file-system user.
     #[prost(uint32, repeated, tag = "1")]
     users: Vec<u32>,
-    /// Real, effective, saved and file-system group.
+    /// The real, effective, saved and file-system group.
     #[prost(uint32, repeated, tag = "2")]
     groups: Vec<u32>,
     #[prost(uint32, repeated, tag = "3")]
@@ -169,7 +171,8 @@ impl CredentialsMessage {
     }
 }
 
-/// Credentials of this process, with which every stub starts; this program never changes them.
+/// Returns the credentials of this process. Every stub starts with these credentials, and this program never changes
+/// its credentials.
 fn own() -> Result<&'static CredentialsMessage> {
     static OWN: OnceLock<CredentialsMessage> = OnceLock::new();
     if let Some(own) = OWN.get() {
@@ -192,7 +195,7 @@ fn unsupported(pid: Pid, what: String, why: String) -> ResourceError {
     ResourceError::Unsupported { pid, what, why, fix }
 }
 
-/// Refuses capabilities that the restorer lacks.
+/// Returns an error if a record contains capabilities that the restorer lacks.
 fn refuse_more(own: &CredentialsMessage, wanted: &CredentialsMessage, pid: Pid) -> Result<()> {
     let sets = [
         ("permitted", wanted.permitted, own.permitted),
@@ -209,8 +212,8 @@ fn refuse_more(own: &CredentialsMessage, wanted: &CredentialsMessage, pid: Pid) 
     Ok(())
 }
 
-/// Changes a stub's credentials from the restorer's to the wanted ones. The stub keeps its capabilities until the
-/// last step.
+/// The change of a stub's credentials from the restorer's credentials to the recorded credentials. The stub keeps its
+/// capabilities until the last step.
 struct Change<'a, 'b> {
     wanted: &'a CredentialsMessage,
     now: CredentialsMessage,
@@ -220,7 +223,8 @@ struct Change<'a, 'b> {
 impl Change<'_, '_> {
     fn make(mut self) -> Result<()> {
         let wanted = self.wanted;
-        // Before the bounding set shrinks: a capability outside it cannot become inheritable.
+        // This call must precede the change of the bounding set: a capability outside the bounding set cannot become
+        // inheritable.
         self.set_capabilities(self.now.permitted, self.now.effective, wanted.inheritable)?;
         self.drop_bounding()?;
         self.set_groups()?;
@@ -270,7 +274,7 @@ impl Change<'_, '_> {
         self.now.effective = effective;
         self.now.permitted = permitted;
         self.now.inheritable = inheritable;
-        // The kernel also lowers ambient capabilities that depend on these sets.
+        // The kernel also removes an ambient capability that is missing in the permitted or the inheritable set.
         self.now.ambient &= permitted & inheritable;
         Ok(())
     }
@@ -304,8 +308,8 @@ impl Change<'_, '_> {
         self.set_ids("users", nr::SETRESUID, nr::SETFSUID, &wanted.users)
     }
 
-    /// Sets real, effective and saved id in one call, and the file-system id in a second. The second call reports no
-    /// errors, so the id is read back.
+    /// Sets the real, effective and saved id in one call, and the file-system id in a second call. The second call
+    /// reports no errors, so the id is read back.
     fn set_ids(&mut self, what: &str, set_three: i64, set_file_system: i64, ids: &[u32]) -> Result<()> {
         let wide = |at: usize| u64::from(ids[at]);
         self.call(what, set_three, [wide(0), wide(1), wide(2), 0, 0, 0])?;

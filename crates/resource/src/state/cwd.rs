@@ -1,8 +1,9 @@
-//! The working directory of a process.
+//! The state kind of the working directory of a process.
 //!
-//! Owns: its path, or the fact that it was removed.
-//! Invariants: if another directory has its path, that one is entered only with the rights of the process. A removed
-//! directory is restored as a removed one; processes that shared it share the new one.
+//! Owns: the path of the working directory, or the fact that the directory was removed.
+//! Invariants: if the path leads to another directory, the process enters that directory only with its own rights. A
+//! removed directory is restored as a removed directory. Processes that shared a removed directory share the restored
+//! directory.
 //! Does not: restore directories that the kernel creates for another object (in `/proc`, a control group).
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -26,19 +27,20 @@ use crate::support::nameless::Removed;
 use crate::support::path::{self, Name};
 
 const NAME: &str = "state/cwd";
-/// Separates the path from the encoded [`RawMessage`] in raw state; no path contains it.
+/// The separator in raw state (the bytes that are copied inside the pause) between the path and the encoded
+/// [`RawMessage`]. No path contains this byte.
 const END_OF_PATH: u8 = 0;
-/// Payload version 2 is a message; version 1 was the bytes of the path alone.
+/// The payload version. Version 2 is a message; version 1 was the bytes of the path alone.
 const VERSION: u32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
 struct CwdMessage {
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
-    /// Set when the directory has no name any more.
+    /// Set if the directory has no name any more.
     #[prost(message, optional, tag = "2")]
     removed: Option<Removed>,
-    /// Identity of the directory; images of earlier versions lack it.
+    /// The identity of the directory; `None` in images of earlier versions.
     #[prost(message, optional, tag = "3")]
     identity: Option<Identity>,
 }
@@ -52,7 +54,7 @@ struct RawMessage {
     identity: Option<Identity>,
 }
 
-/// The kind.
+/// The state kind of the working directory.
 pub(super) struct Cwd;
 
 impl StateKind for Cwd {
@@ -166,7 +168,7 @@ fn decoded(version: u32, payload: &[u8]) -> Result<CwdMessage> {
 
 const CHANGE_IT: &str = "let the program change to a directory that exists";
 
-/// Finds the directory of a record. Another directory at its path is used only if the program has search permission.
+/// Finds the directory of a record. Another directory at the path is used only if the program has search permission.
 fn find(message: &CwdMessage, opener: &Opener) -> Result<OwnedFd> {
     let path = path::from_bytes(&message.path);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -184,7 +186,7 @@ fn find(message: &CwdMessage, opener: &Opener) -> Result<OwnedFd> {
     })
 }
 
-/// Name and stat of the working directory, and an O_PATH descriptor of it.
+/// Returns the name and the stat of the working directory, and an O_PATH descriptor of the directory.
 fn inspect(pid: Pid) -> Result<(Name, Stat, OwnedFd)> {
     let link = format!("/proc/{pid}/cwd");
     let name = procfs::link(&link)?;

@@ -1,7 +1,7 @@
-//! The three interval timers of a process.
+//! The state kind of the three interval timers of a process.
 //!
-//! Owns: their remaining times and intervals.
-//! Invariants: a timer continues with its remaining time; the time between checkpoint and restore does not count.
+//! Owns: the remaining times and the intervals of the timers.
+//! Invariants: a timer continues with its remaining time. The time between checkpoint and restore does not count.
 //! Does not: save signals that the timers have already sent; `sigpending` does.
 
 use model::ByteCount;
@@ -19,10 +19,10 @@ const NAME: &str = "state/itimers";
 /// ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF.
 const TIMERS: [u64; 3] = [ITIMER_REAL, 1, 2];
 const ITIMER_REAL: u64 = 0;
-/// Bytes of `struct itimerval`: seconds and microseconds of the interval, then of the remaining time.
+/// The number of bytes of `struct itimerval`: seconds and microseconds of the interval, then of the remaining time.
 const SETTING_BYTES: usize = 32;
 
-/// The kind.
+/// The state kind of interval timers.
 pub(super) struct Itimers;
 
 #[derive(Clone, PartialEq, Message)]
@@ -33,17 +33,17 @@ struct ItimersMessage {
 
 #[derive(Clone, PartialEq, Message)]
 struct ItimerMessage {
-    /// ITIMER_REAL, ITIMER_VIRTUAL or ITIMER_PROF.
+    /// The timer: ITIMER_REAL, ITIMER_VIRTUAL or ITIMER_PROF.
     #[prost(uint64, tag = "1")]
     which: u64,
     #[prost(int64, tag = "2")]
     interval_s: i64,
-    /// Microseconds below one second.
+    /// Microseconds of the interval, below one second.
     #[prost(int64, tag = "3")]
     interval_us: i64,
     #[prost(int64, tag = "4")]
     left_s: i64,
-    /// Microseconds below one second.
+    /// Microseconds of the remaining time, below one second.
     #[prost(int64, tag = "5")]
     left_us: i64,
 }
@@ -69,7 +69,7 @@ impl StateKind for Itimers {
         Some(&[Field("signal->real_timer"), Field("signal->it_real_incr"), Field("signal->it")])
     }
 
-    /// A running timer has less time left in each pause.
+    /// Reports whether no timer is set. The remaining time of a running timer differs in each pause.
     fn is_steady(&self, results: &[CallResult]) -> bool {
         results.iter().all(|result| result.bytes.iter().all(|byte| *byte == 0))
     }
@@ -126,9 +126,9 @@ impl ItimerMessage {
             Self { which, interval_s: word(0), interval_us: word(1), left_s: word(2), left_us: word(3) };
         let waits = (timer.left_s, timer.left_us) == (0, 0);
         if which == ITIMER_REAL && waits {
-            // Its SIGALRM is pending, and the kernel restarts the timer when the signal is delivered. A stopped timer
-            // with an interval cannot be set, so it is set running. An expiration adds no signal while SIGALRM is
-            // pending.
+            // SIGALRM is pending, and the kernel restarts the timer when SIGALRM is delivered. No call can set a
+            // stopped timer with an interval, so the restore sets a running timer. An expiration adds no signal while
+            // SIGALRM is pending.
             (timer.left_s, timer.left_us) = (timer.interval_s, timer.interval_us);
         }
         timer

@@ -1,8 +1,11 @@
-//! The interface of a state kind.
+//! The interface of a state kind, which saves and restores one type of process or thread state.
 //!
-//! Owns: the trait that state kinds implement, and the contexts that they receive.
-//! Invariants: a kind copies raw bytes inside the pause and parses them after it.
-//! Does not: name any kind.
+//! A remote call is a system call that a stopped thread executes for this program.
+//!
+//! Owns: the trait that state kinds implement, and the contexts that the methods receive.
+//! Invariants: a kind copies raw bytes inside the pause, in which all threads of the subject (the protected program)
+//! are stopped. The kind parses the bytes after the pause.
+//! Does not: name any state kind.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -23,69 +26,72 @@ use crate::obstacle::Obstacle;
 use crate::opener::Opener;
 use crate::shared::Shared;
 
-/// Whether a kind has one record for each process or for each thread.
+/// The owner of a record of a kind: a process or a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
-    /// One record for each process; captured and restored through its leader.
+    /// One record for each process, captured and restored through the leader of the process.
     Process,
     /// One record for each thread.
     Thread,
 }
 
-/// When a kind is restored. All processes pass a stage before any enters the next.
+/// The stage of a restore in which a kind is restored. All processes pass a stage before a process enters the next
+/// stage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Stage {
-    /// Descriptors and memory are in place, threads exist; privileges are still the restorer's.
+    /// Descriptors and memory are in place, and the threads exist. The processes still have the privileges of the
+    /// restoring process.
     Setup,
-    /// Timers that start to run, as late as possible.
+    /// Timers are set and start to run. This stage is as late as possible.
     Timers,
-    /// Privileges become the subject's; steps that need more privileges have run before.
+    /// Privileges change to the privileges of the subject. Steps that need more privileges have run before.
     Credentials,
-    /// State that a change of privileges resets (dumpable, parent-death signal), and state that forbids calls
-    /// (seccomp).
+    /// This stage restores state that a change of privileges resets (dumpable, parent-death signal), and state that
+    /// forbids later system calls.
     Sealing,
-    /// Pending signals are queued again; only registers are restored after this.
+    /// Pending signals are queued again. Only registers are restored after this stage.
     Signals,
 }
 
-/// Reusable buffer for the bytes that one kind copies from one process or thread inside the pause.
+/// A reusable buffer for the bytes that one kind copies from one process or thread inside the pause.
 pub type RawState = Vec<u8>;
 
-/// Context of a state kind inside the pause: one stopped thread (the leader, for process-level kinds).
+/// The context of a state kind inside the pause: one stopped thread. For a kind with one record for each process, the
+/// thread is the leader.
 #[derive(Debug)]
 pub struct StateCapture<'a> {
-    /// The process.
+    /// The process of the thread.
     pub pid: Pid,
-    /// The thread.
+    /// The stopped thread.
     pub tid: Tid,
     thread: Option<&'a mut Thread<Stopped>>,
     context: &'a RemoteContext<'a>,
     session: Option<RemoteSession<'a>>,
     files: HashMap<&'static str, Vec<u8>>,
-    /// Files held open from one capture to the next.
+    /// Files that stay open from one capture to the next.
     kept: Option<&'a RefCell<KeptFiles>>,
-    /// fdinfo of all descriptors of the process, if already read in this pause.
+    /// The fdinfo texts of all descriptors of the process; `None` if the texts were not read in this pause.
     descriptors: Option<&'a [DescriptorText]>,
-    /// The rseq registration, if already read.
+    /// The rseq registration; `None` if the registration was not read in this pause.
     sequence: Option<RseqConfiguration>,
     /// The kinds that make remote calls.
     calling: Vec<&'static dyn StateKind>,
     thread_calls: ThreadCalls<'a>,
 }
 
-/// The text of fdinfo of one descriptor.
+/// The fdinfo text of one descriptor.
 #[derive(Debug)]
 pub struct DescriptorText {
-    /// The process.
+    /// The process that has the descriptor.
     pub pid: Pid,
-    /// The descriptor.
+    /// The number of the descriptor.
     pub fd: Fd,
-    /// The text.
+    /// The content of the fdinfo file.
     pub text: Vec<u8>,
 }
 
 impl<'a> StateCapture<'a> {
-    /// A capture of one stopped thread.
+    /// Creates the context of one stopped thread.
     pub fn new(thread: &'a mut Thread<Stopped>, context: &'a RemoteContext<'a>) -> Self {
         let (pid, tid) = (thread.pid(), thread.tid());
         Self {
@@ -103,26 +109,26 @@ impl<'a> StateCapture<'a> {
         }
     }
 
-    /// Reads files of `/proc` through these open files.
+    /// Reads files of `/proc` through the open files in `kept`.
     #[must_use]
     pub fn with_files(self, kept: &'a RefCell<KeptFiles>) -> Self {
         Self { kept: Some(kept), ..self }
     }
 
-    /// Uses cached results of earlier captures that are still valid.
+    /// Uses the results of earlier captures in `cache` that are still valid.
     #[must_use]
     pub fn with_cache(mut self, cache: &'a RefCell<ResultCache>) -> Self {
         self.thread_calls.cache = Some(cache);
         self
     }
 
-    /// Uses fdinfo of all descriptors of the process that was already read in this pause.
+    /// Uses the fdinfo texts of all descriptors of the process, which were already read in this pause.
     #[must_use]
     pub fn with_descriptors(self, descriptors: &'a [DescriptorText]) -> Self {
         Self { descriptors: Some(descriptors), ..self }
     }
 
-    /// fdinfo of all descriptors of the process, if already read.
+    /// Returns the fdinfo texts of all descriptors of the process; `None` if the texts were not read in this pause.
     #[must_use]
     pub fn descriptors(&self) -> Option<&'a [DescriptorText]> {
         self.descriptors
@@ -132,14 +138,15 @@ impl<'a> StateCapture<'a> {
         self.sequence
     }
 
-    /// The process's memory.
+    /// Returns the memory of the process.
     #[must_use]
     pub fn memory(&self) -> &'a ProcessMemory {
         self.context.memory
     }
 
-    /// A session for remote calls in this thread, begun at first use and shared by all kinds.
-    /// Registers and signal mask must have been read before: a session changes both until it ends.
+    /// Returns the session for remote calls in this thread. The first call begins the session, and all kinds share the
+    /// session. Registers and signal mask must have been read before, because the session changes registers and signal
+    /// mask until the session ends.
     pub fn remote(&mut self) -> Result<&mut RemoteSession<'a>> {
         if self.session.is_none() {
             let thread = self.thread.take().expect("the thread is taken only when a session begins");
@@ -148,7 +155,7 @@ impl<'a> StateCapture<'a> {
         Ok(self.session.as_mut().expect("begun above"))
     }
 
-    /// Collects the remote calls of all these kinds. To be called once, before any of them captures its state.
+    /// Collects the remote calls of all `kinds`. Must be called once, before a kind captures its state.
     pub fn prepare(&mut self, kinds: impl Iterator<Item = &'static dyn StateKind>) -> Result<()> {
         let mut calls = RemoteCalls::default();
         for kind in kinds {
@@ -163,15 +170,15 @@ impl<'a> StateCapture<'a> {
         Ok(())
     }
 
-    /// Whether the thread needs no remote call: there is none, or all results are cached. `known` describes the
-    /// stopped thread.
+    /// Reports whether the thread needs no remote call, because no kind makes a call or all results are cached.
+    /// `known` describes the stopped thread.
     pub fn recall(&mut self, known: &KnownThread) -> bool {
         self.sequence = known.sequence;
         self.thread_calls.recall(self.tid, self.tid == self.pid.leader())
     }
 
-    /// Starts the remote calls of the thread. Returns false when no place is free until sessions of other threads
-    /// have ended. `known` describes the stopped thread.
+    /// Starts the remote calls of the thread. Returns `false` if `places` has no free memory until sessions of other
+    /// threads end. `known` describes the stopped thread.
     pub fn begin(&mut self, known: &KnownThread, places: &mut Places) -> Result<bool> {
         let room = self.thread_calls.calls.room();
         let Some(top) = places.take(room.bytes(known)) else { return Ok(false) };
@@ -189,7 +196,7 @@ impl<'a> StateCapture<'a> {
         Ok(true)
     }
 
-    /// Waits for the results.
+    /// Waits for the results of the remote calls.
     pub fn collect(&mut self) -> Result<()> {
         let Some(session) = &mut self.session else { return Ok(()) };
         if self.thread_calls.collect(session)? {
@@ -203,13 +210,13 @@ impl<'a> StateCapture<'a> {
         Ok(())
     }
 
-    /// The results of the remote calls of a kind, in call order.
+    /// Returns the results of the remote calls of a kind, in call order.
     pub fn results(&mut self, kind: &'static str) -> Vec<CallResult> {
         self.thread_calls.take(kind)
     }
 
-    /// The bytes of `/proc/PID/task/TID/NAME`, or of `/proc/TID/NAME` where the first does not exist; read once for
-    /// all kinds.
+    /// Returns the content of `/proc/PID/task/TID/NAME`, or of `/proc/TID/NAME` if the first file does not exist. Each
+    /// file is read once for all kinds.
     pub fn file(&mut self, name: &'static str) -> Result<&[u8]> {
         if !self.files.contains_key(name) {
             let bytes = match self.kept {
@@ -221,7 +228,7 @@ impl<'a> StateCapture<'a> {
         Ok(&self.files[name])
     }
 
-    /// Ends the session, if one was begun; fails when the thread could not be restored to its stop.
+    /// Ends the session, if a session was begun. Returns an error if the thread could not be restored to its stop.
     pub fn finish(self) -> Result<()> {
         match self.session {
             Some(session) => Ok(session.end()?),
@@ -230,95 +237,99 @@ impl<'a> StateCapture<'a> {
     }
 }
 
-/// Context of a state kind during a restore: one stub thread (the leader, for process-level kinds).
+/// The context of a state kind during a restore: one thread of a stub. A stub is a process under construction. For a
+/// kind with one record for each process, the thread is the leader.
 #[derive(Debug)]
 pub struct StateRestore<'a> {
     /// The thread under construction.
     pub stub: &'a mut Stub,
-    /// The memory of its process.
+    /// The memory of the process of this thread.
     pub memory: &'a ProcessMemory,
     /// Objects that this kind shares with other kinds.
     pub shared: &'a mut Shared,
-    /// Opens files for this process.
+    /// Opens files for the process of this thread.
     pub opener: &'a Opener,
 }
 
 /// A kind of process or thread state.
 pub trait StateKind: Sync {
-    /// The name of its records: `state/` and the name of the file that implements it.
+    /// Returns the name of this kind in records: `state/` and the name of the file that implements the kind.
     fn name(&self) -> &'static str;
 
-    /// The version of the payload it writes; it reads this and all earlier ones.
+    /// Returns the version of the payload that this kind writes. The kind reads this version and all earlier versions.
     fn version(&self) -> u32 {
         1
     }
 
-    /// One line for the tables in docs and `doctor`: what is restored.
+    /// Returns one line about the restored state, for tables in the documentation and in `doctor`.
     fn summary(&self) -> &'static str;
 
-    /// Whether there is one record per process or one per thread.
+    /// Returns whether a record belongs to a process or to a thread.
     fn level(&self) -> Level;
 
-    /// The stage in which it is restored.
+    /// Returns the stage in which this kind is restored.
     fn stage(&self) -> Stage;
 
-    /// Before the pause: the objects of this process that would prevent a checkpoint.
+    /// Returns the objects of this process that would prevent a checkpoint. Called before the pause.
     fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {
         let _ = pid;
         Vec::new()
     }
 
-    /// Inside the pause, before any kind captures its state: adds the remote calls that this kind needs. The calls of
-    /// all kinds run in one batch, because each stop has a cost.
+    /// Adds the remote calls that this kind needs. Called inside the pause, before a kind captures its state. The
+    /// calls of all kinds run in one batch, because each stop has a cost.
     fn add_calls(&self, capture: &mut StateCapture<'_>, calls: &mut RemoteCalls) -> Result<()> {
         let _ = (capture, calls);
         Ok(())
     }
 
-    /// The kernel fields from which the results of this kind's calls follow: equal bytes mean equal results. `None`
-    /// where results change without a change of these fields.
+    /// Returns the kernel fields that determine the results of this kind's remote calls: equal bytes mean equal
+    /// results. Returns `None` if the results can change without a change of kernel fields.
     fn sources(&self) -> Option<&'static [Field]> {
         None
     }
 
-    /// Whether these results can stay valid for longer than one pause.
+    /// Reports whether `results` can stay valid for longer than one pause.
     fn is_steady(&self, results: &[CallResult]) -> bool {
         let _ = results;
         true
     }
 
-    /// Inside the pause: copies raw state into `raw`, which is empty but retains its capacity.
+    /// Copies raw state into `raw`. Called inside the pause. `raw` is empty but retains its capacity.
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()>;
 
-    /// After the pause: converts raw state into the payload of the record; `None` when there is nothing to save.
+    /// Converts raw state into the payload of the record. Called after the pause. Returns `None` if there is nothing
+    /// to save.
     fn after(&self, raw: &[u8]) -> Result<Option<Vec<u8>>> {
         Ok(Some(raw.to_vec()))
     }
 
-    /// Restore, before anything is opened or created: decodes a payload and refuses invalid ones. Changes nothing.
+    /// Decodes a payload, and refuses an invalid payload. Called at a restore, before anything is opened or created.
+    /// Changes nothing.
     fn check(&self, version: u32, payload: &[u8]) -> Result<()>;
 
-    /// Restore, before anything is opened or created: creates objects that must exist by then. Receives process,
-    /// version and payload of each record of this kind.
+    /// Creates objects that must exist before any other object is opened or created. Called at a restore. `payloads`
+    /// contains process, version and payload of each record of this kind.
     fn prepare(&self, payloads: &[(Pid, u32, &[u8])]) -> Result<()> {
         let _ = payloads;
         Ok(())
     }
 
-    /// Restore, when the mappings of a process exist and are empty: sets what must hold before they are filled.
-    /// Called for each record.
+    /// Sets state that must be set before the mappings of a process are filled. Called at a restore for each record,
+    /// when the mappings exist and are empty.
     fn before_pages(&self, version: u32, payload: &[u8], stub: &mut Stub) -> Result<()> {
         let _ = (version, payload, stub);
         Ok(())
     }
 
-    /// The file access rights that a record gives a thread; `None` from kinds other than credentials.
+    /// Returns the file access rights that a record gives to a thread. Only the kind of credentials returns rights.
     fn file_rights(&self, version: u32, payload: &[u8]) -> Result<Option<FileRights>> {
         let _ = (version, payload);
         Ok(None)
     }
 
-    /// Restore, when a process leads its session and has no children yet: sets state that the children inherit.
+    /// Sets state that child processes inherit. Called at a restore, when a process leads its session and has no
+    /// children yet.
     fn lead(&self, version: u32, payload: &[u8], stub: &mut Stub, memory: &ProcessMemory) -> Result<()> {
         let _ = (version, payload, stub, memory);
         Ok(())

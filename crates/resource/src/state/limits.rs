@@ -1,9 +1,10 @@
-//! Resource limits of a process.
+//! The state kind of the resource limits of a process.
 //!
-//! Owns: all sixteen, soft and hard.
-//! Invariants: they are set from outside while the process has the restorer's user ids; after that only
-//! CAP_SYS_RESOURCE permits it. A hard limit above the restorer's own refuses the restore and names the limit.
-//! Does not: restore usage that counts against a limit (CPU time starts at zero).
+//! Owns: the soft and the hard value of all sixteen limits.
+//! Invariants: the limits are set from outside while the process has the user ids of the restorer (the restoring
+//! process). After the change of user ids, only CAP_SYS_RESOURCE permits a change of limits. If a hard limit above the
+//! restorer's own limit cannot be set, the restore is refused and the error names the limit.
+//! Does not: restore the usage that counts against a limit. CPU time starts at zero.
 
 use model::Pid;
 use prost::Message;
@@ -34,7 +35,7 @@ const LIMITS: &[(&str, Resource)] = &[
     ("Max realtime timeout", Resource::Rttime),
 ];
 
-/// The kind.
+/// The state kind of resource limits.
 pub(super) struct Limits;
 
 #[derive(Clone, PartialEq, Message)]
@@ -43,7 +44,7 @@ struct LimitsMessage {
     limits: Vec<LimitMessage>,
 }
 
-/// A limit; `None` means unlimited.
+/// A limit. `None` stands for an unlimited value.
 #[derive(Clone, PartialEq, Message)]
 struct LimitMessage {
     /// The kernel's number of the resource.
@@ -105,7 +106,8 @@ impl StateKind for Limits {
                 entry.ok_or_else(|| malformed(format!("unknown limit {}", limit.resource)))?;
             let wanted = Rlimit { current: limit.soft, maximum: limit.hard };
             let own = getrlimit(*resource);
-            // The restorer raises its own soft limit on descriptors, so its value does not describe the stub's.
+            // The restorer raises its own soft limit on descriptors, so this limit does not show the limit of the
+            // stub. A stub is a process under construction.
             if own == wanted && *resource != Resource::Nofile {
                 continue;
             }
@@ -130,7 +132,7 @@ fn set(pid: Pid, name: &str, resource: Resource, wanted: Rlimit, own: Option<u64
     })
 }
 
-/// Parses soft and hard limit from the part of a line behind the name.
+/// Parses the soft and the hard limit from the part of a line behind the name.
 fn parse(resource: u32, values: &str) -> Option<LimitMessage> {
     let mut words = values.split_whitespace();
     let mut next = || match words.next()? {

@@ -1,7 +1,7 @@
-//! Registrations of a process with membarrier(2).
+//! The state kind of the registrations of a process with membarrier(2).
 //!
-//! Owns: which expedited barriers it registered for.
-//! Does not: issue barriers.
+//! Owns: the set of expedited barriers for which the process is registered.
+//! Does not: issue barriers for the program.
 
 use std::sync::OnceLock;
 
@@ -15,20 +15,21 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/membarrier";
 
-/// MEMBARRIER_CMD_GET_REGISTRATIONS, since Linux 6.3; older kernels return EINVAL.
+/// MEMBARRIER_CMD_GET_REGISTRATIONS, since Linux 6.3. Older kernels return EINVAL.
 const GET_REGISTRATIONS: u64 = 1 << 9;
 
-/// Barriers that fail with EPERM in a process that has not registered for them; the next bit registers.
+/// Barriers that fail with EPERM in a process without a registration. The command with the next bit registers the
+/// process.
 const PRIVATE_BARRIERS: [u64; 3] = [1 << 3, 1 << 5, 1 << 7];
-/// MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED: before Linux 6.3 no call shows this registration.
+/// MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED. Before Linux 6.3, no call shows this registration.
 const REGISTER_GLOBAL: u32 = 1 << 2;
 
-/// The kind.
+/// The state kind of registrations with membarrier(2).
 pub(super) struct Membarrier;
 
 #[derive(Clone, PartialEq, Message)]
 struct MembarrierMessage {
-    /// MEMBARRIER_CMD_REGISTER_* bits.
+    /// The MEMBARRIER_CMD_REGISTER_* bits.
     #[prost(uint32, tag = "1")]
     registrations: u32,
 }
@@ -93,7 +94,7 @@ impl StateKind for Membarrier {
     }
 }
 
-/// Whether the kernel reports registrations.
+/// Reports whether the kernel shows registrations.
 fn reports_registrations() -> bool {
     static REPORTS: OnceLock<bool> = OnceLock::new();
     *REPORTS.get_or_init(|| {
@@ -102,7 +103,7 @@ fn reports_registrations() -> bool {
     })
 }
 
-/// Whether a release such as `6.1.0-56-amd64` is of this version or a later one.
+/// Reports whether a release such as `6.1.0-56-amd64` has this version or a later version.
 fn is_since(release: &str, version: [u32; 2]) -> bool {
     let numbers = release.split(|letter: char| !letter.is_ascii_digit());
     let numbers: Vec<u32> = numbers.map_while(|text| text.parse().ok()).take(2).collect();

@@ -1,6 +1,7 @@
-//! Registry of the state kinds: state of processes and threads other than memory and descriptors.
+//! The registry of state kinds, which save and restore state of processes and threads other than memory and
+//! descriptors.
 //!
-//! Owns: the order of the kinds; the files that they read of a thread.
+//! Owns: the order of the kinds, and the list of files that the kinds read for a thread.
 //! Does not: create processes or threads; the engine does.
 
 mod capability;
@@ -42,9 +43,9 @@ pub use self::kind::{DescriptorText, Level, RawState, Stage, StateCapture, State
 pub use self::result_cache::ResultCache;
 use crate::error::Result;
 
-/// Every state kind. Within one stage, a restore follows this order.
+/// All state kinds. Within one stage, a restore follows this order.
 pub const REGISTRY: &[&dyn StateKind] = &[
-    // Before any remote call: a filter may forbid it.
+    // Seccomp comes before the first remote call, because a filter may forbid a remote call.
     &seccomp::Seccomp,
     &sigactions::Sigactions,
     &sigaltstack::Sigaltstack,
@@ -57,7 +58,8 @@ pub const REGISTRY: &[&dyn StateKind] = &[
     &record_locks::RecordLocks,
     &membarrier::Membarrier,
     &prctl::Prctl,
-    // Timers as late as possible, then signals: a signal of an expiration in between must not be lost.
+    // Timers come as late as possible, and pending signals come after timers: a signal of a timer that expires in
+    // between must not be lost.
     &posix_timers::PosixTimers,
     &itimers::Itimers,
     &sigpending::Sigpending,
@@ -71,11 +73,12 @@ pub const REGISTRY: &[&dyn StateKind] = &[
     &scheduling::Scheduling,
 ];
 
-/// Files that kinds read of every thread, and of leaders only. Other files are opened inside the pause.
+/// `FILES` are the files of `/proc` that kinds read for every thread. `LEADER_FILES` are the files that kinds read
+/// only for leaders. Other files are opened inside the pause, in which the threads are stopped.
 const FILES: [&str; 4] = ["status", "comm", "cgroup", "personality"];
 const LEADER_FILES: [&str; 4] = ["limits", "oom_score_adj", "timers", "coredump_filter"];
 
-/// Opens the files that kinds read of a thread, before the pause.
+/// Opens the files that kinds read for a thread. Called before the pause.
 pub fn open_files(kept: &mut KeptFiles, pid: Pid, tid: Tid) -> Result<()> {
     let more = if tid == pid.leader() { &LEADER_FILES[..] } else { &[] };
     for name in FILES.iter().chain(more) {
@@ -85,7 +88,7 @@ pub fn open_files(kept: &mut KeptFiles, pid: Pid, tid: Tid) -> Result<()> {
     Ok(())
 }
 
-/// Creates the readers that validate cached results. Not to be called in a pause.
+/// Creates the readers that validate cached results. Must not be called in a pause.
 pub fn prepare_cache(cache: &mut ResultCache) {
     cache.prepare(&sources(true), &sources(false));
 }
@@ -95,7 +98,7 @@ fn sources(is_leader: bool) -> Vec<Field> {
     REGISTRY.iter().filter(is_called).filter_map(|kind| kind.sources()).flatten().copied().collect()
 }
 
-/// The kind with this record name.
+/// Returns the kind with the given name in records.
 #[must_use]
 pub fn kind_named(name: &str) -> Option<&'static dyn StateKind> {
     REGISTRY.iter().copied().find(|kind| kind.name() == name)

@@ -1,9 +1,9 @@
-//! How early the kernel kills a process when memory runs out.
+//! The state kind of the out-of-memory score: how early the kernel kills a process when memory runs out.
 //!
-//! Owns: the adjustment of its score.
-//! Invariants: a value equal to the restorer's own costs no call. A value that may not be set refuses the restore and
-//! names it.
-//! Does not: restore the minimum that the process itself may set; the kernel does not show it.
+//! Owns: the adjustment of the score.
+//! Invariants: a value that equals the value of the restoring process costs no system call in the new process. If a
+//! value may not be set, the restore is refused and the error names the value.
+//! Does not: restore the minimum that the process itself may set, because the kernel does not show this minimum.
 
 use std::fs;
 
@@ -15,12 +15,12 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/oom_score";
 
-/// The kind.
+/// The state kind of the out-of-memory score.
 pub(super) struct OomScore;
 
 #[derive(Clone, PartialEq, Message)]
 struct OomScoreMessage {
-    /// -1000 (never) to 1000 (first).
+    /// The adjustment, from -1000 (never killed) to 1000 (killed first).
     #[prost(sint32, tag = "1")]
     adjustment: i32,
 }

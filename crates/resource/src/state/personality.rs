@@ -1,8 +1,8 @@
-//! The execution domain of a thread (personality(2)).
+//! The state kind of the execution domain of a thread (personality(2)).
 //!
-//! Owns: its flags.
-//! Invariants: a thread with the restorer's own personality costs no call.
-//! Does not: restore the effects on the layout; mappings are restored at their addresses.
+//! Owns: the flags of the execution domain.
+//! Invariants: a thread with the personality of the restoring process costs no call.
+//! Does not: restore the effects of the flags on the memory layout. The mappings are restored at their addresses.
 
 use std::sync::OnceLock;
 
@@ -15,7 +15,7 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/personality";
 
-/// The kind.
+/// The state kind of the execution domain.
 pub(super) struct Personality;
 
 #[derive(Clone, PartialEq, Message)]
@@ -63,7 +63,8 @@ impl StateKind for Personality {
     }
 }
 
-/// Personality of this process, with which every stub starts; this program never changes it.
+/// Returns the personality of this process. Every stub (process under construction) starts with this personality, and
+/// this program never changes its personality.
 fn own() -> Result<u32> {
     static OWN: OnceLock<u32> = OnceLock::new();
     if let Some(own) = OWN.get() {

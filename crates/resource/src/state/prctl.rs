@@ -1,13 +1,13 @@
-//! Settings of prctl(2) that `/proc` or a getter shows.
+//! The state kind of prctl(2) settings that `/proc` or a getter shows.
 //!
-//! Owns: per thread no_new_privs, the death signal, the policies for the time stamp counter, CPUID and machine
-//! checks, and the speculation controls. Per process dumpable, child subreaper, denial of executable writes,
-//! transparent huge pages, and merging of equal pages.
-//! Invariants: restored after credentials, since their change resets dumpable and death signals; restored before
-//! seccomp filters.
-//! Does not: restore the death signal of a process whose parent is this program. Its own parent has ended, and the
-//! signal would be sent as soon as this program ends. Does not save keep-caps and other settings of credentials, or
-//! timer slack (`scheduling`).
+//! Owns: the settings of a thread: no_new_privs, the parent-death signal, the policies for the time stamp counter,
+//! CPUID and machine checks, and the speculation controls. Also the settings of a process: dumpable, child subreaper,
+//! denial of executable writes, transparent huge pages, and merging of equal pages.
+//! Invariants: these settings are restored after credentials, because a change of credentials resets dumpable and
+//! parent-death signals. These settings are restored before seccomp filters take effect.
+//! Does not: restore the parent-death signal of a process whose parent is this program. The original parent of the
+//! process has ended, and the kernel would send the signal as soon as this program ends. Does not save keep-caps and
+//! other settings of credentials (`credentials` does), or timer slack (`scheduling` does).
 
 use model::ByteCount;
 use prost::Message;
@@ -43,9 +43,9 @@ const PR_GET_MEMORY_MERGE: u64 = 68;
 const ARCH_GET_CPUID: u64 = 0x1011;
 const ARCH_SET_CPUID: u64 = 0x1012;
 
-/// SUID_DUMP_USER: the program's owner may dump and trace it.
+/// SUID_DUMP_USER: the owner of the program may dump and trace the program.
 const DUMPABLE: u32 = 1;
-/// SUID_DUMP_ROOT: only the kernel sets this, when credentials change and `fs.suid_dumpable` is 2.
+/// SUID_DUMP_ROOT. Only the kernel sets this value, when credentials change and `fs.suid_dumpable` is 2.
 const DUMPABLE_BY_ROOT: u32 = 2;
 /// PR_TSC_ENABLE.
 const TSC_ENABLED: u32 = 1;
@@ -55,15 +55,16 @@ const CPUID_ENABLED: u32 = 1;
 const MACHINE_CHECK_DEFAULT: u32 = 2;
 
 const WORD_BYTES: usize = size_of::<u32>();
-/// Defaults of the words in front of a thread's raw status: death signal, time stamp counter, machine checks, CPUID.
+/// The defaults of the 32-bit words at the beginning of raw state (the bytes that are copied inside the pause). The
+/// words are death signal, time stamp counter, machine checks, CPUID.
 const THREAD_DEFAULTS: [u32; 4] = [0, TSC_ENABLED, MACHINE_CHECK_DEFAULT, CPUID_ENABLED];
-/// Defaults of the words that follow for a leader: subreaper, dumpable, denial of executable writes, merging.
+/// The defaults of the words that follow for a leader: subreaper, dumpable, denial of executable writes, merging.
 const LEADER_DEFAULTS: [u32; 4] = [0, DUMPABLE, 0, 0];
 
-/// The speculation controls: PR_SPEC_* number, and the name of the line in the status file.
+/// The speculation controls, each with its PR_SPEC_* number and the name of its line in the status file.
 const SPECULATION: [(u64, &str); 2] = [(0, "Speculation_Store_Bypass"), (1, "SpeculationIndirectBranch")];
-/// Values of a status line that a thread has set, as PR_SPEC_ENABLE, PR_SPEC_DISABLE, PR_SPEC_FORCE_DISABLE. A policy
-/// of the whole machine has other values.
+/// Values of a status line that a thread has set, each with PR_SPEC_ENABLE, PR_SPEC_DISABLE or PR_SPEC_FORCE_DISABLE.
+/// If a policy of the whole machine applies, the line has other values.
 const SPECULATION_WORDS: [(&str, u32); 6] = [
     ("thread vulnerable", 2),
     ("thread mitigated", 4),
@@ -73,20 +74,21 @@ const SPECULATION_WORDS: [(&str, u32); 6] = [
     ("conditional force disabled", 8),
 ];
 
-/// The kind.
+/// The state kind of prctl(2) settings.
 pub(super) struct Prctl;
 
 #[derive(Clone, PartialEq, Message)]
 struct PrctlMessage {
     #[prost(bool, tag = "1")]
     no_new_privs: bool,
-    /// The signal on the death of the parent; 0 for none.
+    /// The signal that the thread receives when its parent dies; 0 for no signal.
     #[prost(uint32, tag = "2")]
     death_signal: u32,
-    /// In the leader's record only.
+    /// The settings of the process; `None` except in the record of the leader.
     #[prost(message, optional, tag = "3")]
     process: Option<ProcessMessage>,
-    /// Missing in images of earlier versions, which have two of these settings in `process`.
+    /// The settings of the thread. `None` in images of earlier versions, which contain two of these settings in
+    /// `process`.
     #[prost(message, optional, tag = "4")]
     thread: Option<ThreadMessage>,
 }
@@ -101,19 +103,19 @@ struct ThreadMessage {
     machine_check: u32,
     #[prost(bool, tag = "3")]
     cpuid_faults: bool,
-    /// PR_SPEC_* for each row of `SPECULATION`; 0 where the machine's policy applies.
+    /// The PR_SPEC_* value for each row of `SPECULATION`; 0 if the policy of the machine applies.
     #[prost(uint32, repeated, tag = "4")]
     speculation: Vec<u32>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 struct ProcessMessage {
-    /// 0, 1 or 2, as PR_GET_DUMPABLE gives it.
+    /// The value that PR_GET_DUMPABLE returns: 0, 1 or 2.
     #[prost(uint32, tag = "1")]
     dumpable: u32,
     #[prost(bool, tag = "2")]
     child_subreaper: bool,
-    /// PR_MDWE_* bits.
+    /// The PR_MDWE_* bits.
     #[prost(uint32, tag = "3")]
     deny_write_execute: u32,
     /// PR_TSC_ENABLE or PR_TSC_SIGSEGV of the leader, in images without `thread`.
@@ -124,7 +126,7 @@ struct ProcessMessage {
     machine_check: u32,
     #[prost(bool, tag = "6")]
     huge_pages_disabled: bool,
-    /// Equal pages of its whole memory may be merged.
+    /// `true` if equal pages of the whole memory may be merged.
     #[prost(bool, tag = "7")]
     merges_memory: bool,
 }
@@ -176,7 +178,7 @@ impl StateKind for Prctl {
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         let leader = capture.tid == capture.pid.leader();
         raw.push(u8::from(leader));
-        // In call order.
+        // The results are in call order.
         let defaults = THREAD_DEFAULTS.into_iter().chain(LEADER_DEFAULTS);
         for (result, default) in capture.results(NAME).into_iter().zip(defaults) {
             raw.extend(result.word_or(default)?.to_ne_bytes());
@@ -216,7 +218,8 @@ impl StateKind for Prctl {
         Ok(Some(message.encode_to_vec()))
     }
 
-    /// Otherwise filled pages would become huge pages where the system prefers them.
+    /// Disables transparent huge pages before the pages are filled. Otherwise the kernel would create huge pages on a
+    /// system that prefers huge pages.
     fn before_pages(&self, _version: u32, payload: &[u8], stub: &mut Stub) -> Result<()> {
         let message: PrctlMessage = crate::error::decode(NAME, payload)?;
         if message.process.is_some_and(|process| process.huge_pages_disabled) {
@@ -260,10 +263,10 @@ fn restore_process(process: &ProcessMessage, stub: &mut Stub) -> Result<()> {
     if process.deny_write_execute != 0 {
         set(stub, PR_SET_MDWE, u64::from(process.deny_write_execute))?;
     }
-    // The restorer's value, or the value that the change of credentials has set.
+    // `dumpable` is the restorer's value, or the value that the change of credentials has set.
     let dumpable = stub.call(nr::PRCTL, [PR_GET_DUMPABLE, 0, 0, 0, 0, 0])? as u32;
     if dumpable != process.dumpable {
-        // Only the kernel can set this value; the nearest one permits no dump.
+        // Only the kernel can set this value. The nearest other value is 0, which permits no dump.
         let wanted = if process.dumpable == DUMPABLE_BY_ROOT { 0 } else { process.dumpable };
         set(stub, PR_SET_DUMPABLE, u64::from(wanted))?;
     }
@@ -295,7 +298,7 @@ fn restore_policies(time_stamp_counter: u32, machine_check: u32, stub: &mut Stub
     Ok(())
 }
 
-/// The PR_SPEC_* value in a line of a status file, 0 where the machine's policy applies.
+/// Returns the PR_SPEC_* value in a line of a status file; 0 if the policy of the machine applies.
 fn speculation(status: &[u8], line: &str) -> u32 {
     let words = procfs::status_line(status, line).unwrap_or_default();
     SPECULATION_WORDS.iter().find(|(known, _)| *known == words).map_or(0, |(_, value)| *value)

@@ -1,9 +1,9 @@
-//! POSIX record locks (fcntl(2) `F_SETLK`), which belong to a process.
+//! The state kind of POSIX record locks (fcntl(2) `F_SETLK`), which belong to a process.
 //!
-//! Owns: the locked ranges of each file, and locking them again.
-//! Invariants: a lock is taken through the descriptor through which it was taken before. A conflicting lock of
-//! another process refuses the restore.
-//! Does not: restore locks of open file descriptions (OFD locks, flock(2)) and leases.
+//! Owns: the locked ranges of each file, and locking the ranges again.
+//! Invariants: a lock is set through the same descriptor as before. The restore is refused if another process holds a
+//! conflicting lock.
+//! Does not: restore locks of open file descriptions (OFD locks, flock(2)), or leases.
 
 use model::{Fd, Pid};
 use prost::Message;
@@ -18,10 +18,11 @@ use crate::support::lock_line::{LockLine, POSIX};
 
 const NAME: &str = "state/record_locks";
 
-/// Prefix in raw state of a line with fd and path; the lines that follow belong to this descriptor.
+/// The prefix of a line with fd and path in raw state (the bytes that are copied inside the pause). The lines that
+/// follow belong to this descriptor.
 const DESCRIPTOR: &str = "descriptor ";
 
-/// The kind.
+/// The state kind of POSIX record locks.
 pub(super) struct RecordLocks;
 
 #[derive(Clone, PartialEq, Message)]
@@ -34,14 +35,14 @@ struct LocksMessage {
 struct LockMessage {
     #[prost(int32, tag = "1")]
     fd: i32,
-    /// For error messages.
+    /// The path of the file, for error messages.
     #[prost(string, tag = "2")]
     path: String,
     #[prost(bool, tag = "3")]
     writes: bool,
     #[prost(int64, tag = "4")]
     start: i64,
-    /// 0 means to the end of the file, also when it grows.
+    /// The length of the range in bytes. 0 means up to the end of the file, also when the file grows.
     #[prost(int64, tag = "5")]
     length: i64,
 }
@@ -65,8 +66,8 @@ impl StateKind for RecordLocks {
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         let pid = capture.pid;
-        // Not from /proc/locks: opening it waits until each processor has passed through the scheduler, 10 ms or
-        // more.
+        // /proc/locks is not read, because opening /proc/locks waits until each processor has passed through the
+        // scheduler: 10 ms or more.
         if let Some(descriptors) = capture.descriptors() {
             for one in descriptors {
                 take(pid, one.fd, &one.text, raw)?;
@@ -148,7 +149,7 @@ fn malformed(line: &str) -> ResourceError {
     ResourceError::Malformed { kind: NAME, why: format!("invalid lock line `{line}`") }
 }
 
-/// Copies the text of a descriptor's fdinfo if it contains locks.
+/// Copies the fdinfo text of a descriptor if the text contains locks.
 fn take(pid: Pid, fd: Fd, text: &[u8], raw: &mut RawState) -> Result<()> {
     if text.windows(POSIX.len()).any(|window| window == POSIX.as_bytes()) {
         let info = procfs::descriptor_info(pid, fd)?;

@@ -1,7 +1,10 @@
-//! Remote calls that state kinds need of a thread, made in batches.
+//! The remote calls of state kinds, made in batches.
 //!
-//! Owns: collecting the calls of all kinds, and returning each kind its results.
-//! Invariants: results are in the order of a kind's calls. A failed call is a result, not an error of the batch.
+//! A remote call is a system call that a stopped thread executes for this program.
+//!
+//! Owns: collecting the calls of all kinds, and returning to each kind the results of its calls.
+//! Invariants: the results are in the order of the calls of a kind. A failed call is a result, not an error of the
+//! batch.
 //! Does not: decide whether a thread can make several calls in one batch; the remote session does.
 
 use std::collections::HashMap;
@@ -13,7 +16,7 @@ use tracee::{RemoteError, RemoteSession};
 
 use crate::error::{ResourceError, Result};
 
-/// Alignment of results in the data buffer, in bytes.
+/// The alignment of results in the data buffer, in bytes.
 const ALIGNMENT: u64 = 8;
 
 /// The remote calls that kinds need.
@@ -38,32 +41,33 @@ pub struct CallResult {
     number: i64,
     tid: model::Tid,
     value: std::result::Result<u64, Errno>,
-    /// The bytes that the call wrote; empty for calls that write nothing.
+    /// The bytes that the call wrote; empty for a call that writes nothing.
     pub bytes: Vec<u8>,
 }
 
-/// Remote calls of which the first batch is in flight.
+/// Remote calls whose first batch is in flight.
 #[derive(Debug)]
 pub(super) struct CallsInFlight {
     signals: SignalSets,
     batch: Batch,
 }
 
-/// Results by the name of the kind.
+/// The results of remote calls, by the name of the kind.
 pub(super) type CallResults = HashMap<&'static str, Vec<CallResult>>;
 
 impl RemoteCalls {
-    /// Assigns the following calls to this kind.
+    /// Assigns the calls that are added next to this kind.
     pub(super) fn of(&mut self, kind: &'static str) {
         self.kind = kind;
     }
 
-    /// Adds a call that returns its result.
+    /// Adds a call whose result is its return value.
     pub fn add(&mut self, number: i64, arguments: [u64; 6]) {
         self.list.push(RemoteCall { kind: self.kind, number, arguments, output: None });
     }
 
-    /// Adds a call that writes its result to the address in its argument `pointer` (counted from 0).
+    /// Adds a call that writes its result of `length` bytes to an address. `pointer` is the index of the argument that
+    /// contains the address, counted from 0.
     pub fn add_into(&mut self, number: i64, arguments: [u64; 6], pointer: usize, length: ByteCount) {
         let output = Some((pointer, length));
         self.list.push(RemoteCall { kind: self.kind, number, arguments, output });
@@ -77,7 +81,7 @@ impl RemoteCalls {
         self.list.is_empty()
     }
 
-    /// The room that a session needs to make the calls in as few batches as possible.
+    /// Returns the memory that a session needs to make the calls in as few batches as possible.
     pub(super) fn room(&self) -> Room {
         let data = self.list[..fitting(&self.list)].iter().map(RemoteCall::room).sum();
         Room { calls: self.list.len().min(Room::MOST.calls), data: ByteCount(data), opened: 0 }
@@ -93,7 +97,7 @@ impl RemoteCalls {
         Ok(CallsInFlight { signals, batch })
     }
 
-    /// Waits for the first batch, then makes all other calls.
+    /// Waits for the first batch, and then makes all other calls.
     pub(super) fn finish(
         &self,
         session: &mut RemoteSession<'_>,
@@ -120,7 +124,8 @@ impl RemoteCall {
     }
 }
 
-/// How many calls fit into the data buffer together; at least one, if there is any.
+/// Returns the number of calls whose results fit into the data buffer together. Returns at least 1 if `calls` is not
+/// empty.
 fn fitting(calls: &[RemoteCall]) -> usize {
     let mut used = 0;
     let fits = |call: &&RemoteCall| {
@@ -130,7 +135,7 @@ fn fitting(calls: &[RemoteCall]) -> usize {
     calls.iter().take_while(fits).count().max(calls.len().min(1))
 }
 
-/// The calls, with the addresses of their results.
+/// Returns the calls with the addresses of their results.
 fn queries(calls: &[RemoteCall], session: &RemoteSession<'_>) -> Vec<Query> {
     let data = session.data();
     let mut used = 0;
@@ -171,14 +176,15 @@ impl CallResult {
         Self { number: 0, tid: model::Tid(1), value: Ok(0), bytes }
     }
 
-    /// The call's return value; its errno as an error.
+    /// Returns the return value of the call, or the errno of the call as an error.
     pub fn value(&self) -> Result<u64> {
         self.value.map_err(|errno| {
             ResourceError::Remote(RemoteError::Refused { tid: self.tid, number: self.number, errno })
         })
     }
 
-    /// The word that the call wrote or returned; `default` where the kernel does not support the call or option.
+    /// Returns the word that the call wrote or returned. Returns `default` if the kernel does not support the call or
+    /// the option.
     pub fn word_or(&self, default: u32) -> Result<u32> {
         match (self.value, self.bytes.first_chunk()) {
             (Ok(_), Some(word)) => Ok(u32::from_ne_bytes(*word)),
@@ -186,7 +192,7 @@ impl CallResult {
         }
     }
 
-    /// The return value; `default` where the kernel does not support the call or option.
+    /// Returns the return value of the call. Returns `default` if the kernel does not support the call or the option.
     pub fn value_or(&self, default: u64) -> Result<u64> {
         match self.value {
             Err(Errno::EINVAL | Errno::ENOSYS) => Ok(default),

@@ -1,9 +1,11 @@
-//! Cache of remote call results, so that a thread makes no remote calls in a pause when its cached results are valid.
+//! A cache of remote call results: a thread with valid cached results makes no remote calls in a pause.
+//!
+//! A remote call is a system call that a stopped thread executes for this program.
 //!
 //! Owns: the map from bytes of kernel structures to results.
-//! Invariants: a cached result is used for the same calls only. The fields from which the kernel computes it must
-//! have the same bytes in this pause. No result is derived from a field alone.
-//! Does not: choose the fields; each kind names those of its own calls.
+//! Invariants: a cached result is used only for the same calls. The kernel fields that determine the result must have
+//! the same bytes in this pause. No result is computed from the fields themselves.
+//! Does not: choose the fields. Each kind names the fields that determine the results of its calls.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -16,24 +18,24 @@ use tracee::remote::SignalSets;
 use super::remote_calls::{CallResult, CallResults, CallsInFlight, RemoteCalls};
 use crate::error::Result;
 
-/// Cached entries per thread. Some fields contain bits that change between a few combinations.
+/// The maximum number of cached entries per thread. Some fields contain bits that change between a few combinations.
 const ENTRIES_MAX: usize = 4;
 
-/// Cached results of threads, and the readers that validate them.
+/// Cached results of threads, and the readers that validate the results.
 #[derive(Debug, Default)]
 pub struct ResultCache {
     readers: Readers,
     threads: HashMap<Tid, VecDeque<Entry>>,
-    /// Threads that needed remote calls in this pause.
+    /// The number of threads that needed remote calls in this pause.
     misses: usize,
 }
 
-/// Readers of the kernel fields that results are computed from.
+/// Readers of the kernel fields that determine results.
 #[derive(Debug, Default)]
 enum Readers {
     #[default]
     Untried,
-    /// This kernel does not offer them, or this user may not use them.
+    /// The kernel offers no readers, or this user may not use readers.
     Missing,
     Ready {
         leader: TaskReader,
@@ -47,7 +49,7 @@ pub(super) struct ThreadCalls<'a> {
     pub(super) calls: RemoteCalls,
     /// Cached results of earlier captures.
     pub(super) cache: Option<&'a RefCell<ResultCache>>,
-    /// Bytes of the kernel fields in this pause.
+    /// The bytes of the kernel fields in this pause.
     sources: Option<Vec<u8>>,
     /// The batch in flight.
     in_flight: Option<CallsInFlight>,
@@ -62,7 +64,7 @@ struct Entry {
 }
 
 impl ResultCache {
-    /// Creates the readers for leaders and for other threads; called outside any pause. Without readers, every thread
+    /// Creates the readers for leaders and for other threads. Called outside any pause. Without readers, every thread
     /// makes its remote calls.
     pub(super) fn prepare(&mut self, of_leader: &[Field], of_other: &[Field]) {
         if matches!(self.readers, Readers::Untried) {
@@ -78,25 +80,25 @@ impl ResultCache {
         self.threads.retain(|tid, _| living.contains(tid));
     }
 
-    /// Whether cached results can be validated.
+    /// Reports whether cached results can be validated.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         matches!(self.readers, Readers::Ready { .. })
     }
 
-    /// Number of threads that needed remote calls since the last call.
+    /// Returns the number of threads that needed remote calls since the last call of this function.
     pub fn take_misses(&mut self) -> usize {
         std::mem::take(&mut self.misses)
     }
 
-    /// Bytes of the kernel fields of a stopped thread; `None` if they cannot be read.
+    /// Reads the bytes of the kernel fields of a stopped thread. Returns `None` if the fields cannot be read.
     fn sources(&mut self, tid: Tid, is_leader: bool) -> Option<Vec<u8>> {
         let Readers::Ready { leader, other } = &mut self.readers else { return None };
         let reader = if is_leader { leader } else { other };
         Some(reader.read(tid).ok()?.to_vec())
     }
 
-    /// Cached results of these calls for these bytes.
+    /// Returns the cached results of `calls` for the bytes in `sources`.
     fn recall(&self, tid: Tid, sources: &[u8], calls: &RemoteCalls) -> Option<CallResults> {
         let entries = self.threads.get(&tid).into_iter().flatten();
         let mut same = entries.filter(|entry| entry.sources == sources && entry.calls == *calls);
@@ -112,7 +114,7 @@ impl ResultCache {
 }
 
 impl ThreadCalls<'_> {
-    /// Whether the thread needs no remote call: there is none, or all results are cached.
+    /// Reports whether the thread needs no remote call, because no kind makes a call or all results are cached.
     pub(super) fn recall(&mut self, tid: Tid, is_leader: bool) -> bool {
         self.calls.is_empty() || self.recall_results(tid, is_leader).is_some()
     }
@@ -131,7 +133,7 @@ impl ThreadCalls<'_> {
         Ok(())
     }
 
-    /// Waits for the results of a batch in flight; returns whether there was one.
+    /// Waits for the results of a batch in flight. Returns whether a batch was in flight.
     pub(super) fn collect(&mut self, session: &mut RemoteSession<'_>) -> Result<bool> {
         let Some(in_flight) = self.in_flight.take() else { return Ok(false) };
         self.results = self.calls.finish(session, in_flight)?;

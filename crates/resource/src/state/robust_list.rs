@@ -1,7 +1,7 @@
-//! The list of robust mutexes that a thread registered with the kernel.
+//! The state kind of the list of robust mutexes that a thread has registered with the kernel.
 //!
-//! Owns: the list's head and its length.
-//! Does not: save the list; it is memory like any other.
+//! Owns: the address and the length of the list head.
+//! Does not: save the list itself, which is part of memory.
 
 use prost::Message;
 use tracee::arch::numbers as nr;
@@ -11,7 +11,7 @@ use crate::error::Result;
 
 const NAME: &str = "state/robust_list";
 
-/// The kind.
+/// The state kind of robust mutex lists.
 pub(super) struct RobustList;
 
 #[derive(Clone, PartialEq, Message)]

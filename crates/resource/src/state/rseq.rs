@@ -1,8 +1,9 @@
-//! The rseq(2) registration of a thread.
+//! The state kind of the rseq(2) registration of a thread.
 //!
-//! Owns: the registration, and aborting a restartable sequence that a stop interrupted.
-//! Invariants: a thread that was inside a sequence continues at its abort handler, as after any preemption.
-//! Does not: save the content of `struct rseq`; it is part of memory.
+//! Owns: the registration, and aborting a restartable sequence that a stop has interrupted.
+//! Invariants: a thread that was inside a sequence continues at the abort handler of the sequence, as after any
+//! preemption.
+//! Does not: save the content of `struct rseq`, which is part of memory.
 
 use model::Address;
 use prost::Message;
@@ -15,10 +16,10 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/rseq";
 
-/// Offset in `struct rseq` of the address of the active sequence's descriptor.
+/// The offset in `struct rseq` of the address of the active sequence's descriptor, in bytes.
 const SEQUENCE_OFFSET: u64 = 8;
 
-/// The kind.
+/// The state kind of rseq(2) registrations.
 pub(super) struct Rseq;
 
 #[derive(Clone, PartialEq, Message)]
@@ -29,7 +30,8 @@ struct RseqMessage {
     length: u32,
     #[prost(uint32, tag = "3")]
     signature: u32,
-    /// The address of the active sequence's descriptor; registering clears it.
+    /// The address of the active sequence's descriptor. A registration clears the address in memory, so the restore
+    /// writes the address afterwards.
     #[prost(uint64, tag = "4")]
     sequence: u64,
 }

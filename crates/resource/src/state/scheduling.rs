@@ -1,8 +1,8 @@
-//! How a thread is scheduled: policy, nice value, processors, I/O priority, timer slack.
+//! The state kind of the scheduling of a thread: policy, nice value, processors, I/O priority, timer slack.
 //!
-//! Owns: reading and setting them from outside, by tid.
-//! Invariants: a thread that may run on all processors may run on all processors of the new machine. If none of a
-//! thread's processors exists, it may run on all; no other setting changes.
+//! Owns: reading and setting these values from outside the thread, by tid.
+//! Invariants: a thread that may run on all processors may run on all processors of the new machine. If no processor
+//! of a thread exists on the new machine, the thread may run on all processors; its other settings do not change.
 //! Does not: restore the default timer slack, which no interface shows.
 
 use std::fs;
@@ -20,20 +20,20 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/scheduling";
 
-/// Needs kernel support and CAP_SYS_NICE to read.
+/// The file with the timer slack. Reading the file needs kernel support and CAP_SYS_NICE.
 pub(super) const SLACK_FILE: &str = "timerslack_ns";
 const PR_SET_TIMERSLACK: u64 = 29;
 const PR_GET_TIMERSLACK: u64 = 30;
-/// SCHED_FIFO, SCHED_RR, SCHED_DEADLINE: the kernel stores the nice value apart from the policy.
+/// SCHED_FIFO, SCHED_RR, SCHED_DEADLINE. With these policies, the kernel stores the nice value apart from the policy.
 const REAL_TIME: [u32; 3] = [1, 2, SCHED_DEADLINE];
 const SCHED_DEADLINE: u32 = 6;
-/// SCHED_OTHER and SCHED_BATCH: only their attributes contain the nice value.
+/// SCHED_OTHER and SCHED_BATCH. Only the attributes of these policies contain the nice value.
 const SHOWS_NICE: [u32; 2] = [0, 3];
 /// SCHED_FLAG_UTIL_CLAMP_MIN and _MAX.
 const FLAG_CLAMPS: u64 = 0x60;
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
-/// The kind.
+/// The state kind of scheduling.
 pub(super) struct Scheduling;
 
 #[derive(Clone, PartialEq, Message)]
@@ -58,10 +58,11 @@ struct SchedulingMessage {
     utilisation_max: u32,
     #[prost(uint32, tag = "10")]
     io_priority: u32,
-    /// Nanoseconds.
+    /// The timer slack in nanoseconds.
     #[prost(uint64, tag = "11")]
     timer_slack: u64,
-    /// The processors on which it may run, one bit each; empty when it may run on all.
+    /// The processors on which the thread may run, one bit for each processor; empty if the thread may run on all
+    /// processors.
     #[prost(fixed64, repeated, tag = "12")]
     affinity: Vec<u64>,
 }
@@ -160,7 +161,7 @@ fn set_attributes(pid: Pid, tid: Tid, wanted: &SchedulingMessage) -> Result<()> 
         return Ok(());
     }
     if wanted.policy != SCHED_DEADLINE && attributes.runtime == now.runtime {
-        // An explicit slice would stay when the kernel's default changes.
+        // An explicit slice would stay in force when the default of the kernel changes.
         attributes.runtime = 0;
     }
     let clamps = (now.utilisation_min, now.utilisation_max);
@@ -173,7 +174,7 @@ fn set_attributes(pid: Pid, tid: Tid, wanted: &SchedulingMessage) -> Result<()> 
     })
 }
 
-/// Sets the affinity; if none of the wanted processors exists, the thread may run on all.
+/// Sets the affinity. If no wanted processor exists, the thread may run on all processors.
 fn set_affinity(tid: Tid, wanted: &[u64]) -> Result<()> {
     let now = scheduling::affinity(tid)?;
     let online = online()?;
@@ -188,7 +189,7 @@ fn set_affinity(tid: Tid, wanted: &[u64]) -> Result<()> {
         return Ok(());
     }
     match scheduling::set_affinity(tid, wanted) {
-        // The cpuset of the thread contains none of them.
+        // The cpuset of the thread contains no wanted processor.
         Err(error) if error.errno == Errno::EINVAL => Ok(()),
         outcome => Ok(outcome?),
     }
@@ -197,7 +198,7 @@ fn set_affinity(tid: Tid, wanted: &[u64]) -> Result<()> {
 fn set_timer_slack(restore: &mut StateRestore<'_>, wanted: u64) -> Result<()> {
     let tid = restore.stub.tid();
     let now = timer_slack(tid)?;
-    // Only real-time threads have zero.
+    // Only real-time threads have a timer slack of zero.
     if now == Some(wanted) || wanted == 0 {
         return Ok(());
     }
@@ -208,7 +209,8 @@ fn set_timer_slack(restore: &mut StateRestore<'_>, wanted: u64) -> Result<()> {
     Ok(())
 }
 
-/// The timer slack of a thread in nanoseconds; `None` when only the thread itself may read it.
+/// Returns the timer slack of a thread in nanoseconds. Returns `None` if only the thread itself may read its timer
+/// slack.
 fn timer_slack(tid: Tid) -> Result<Option<u64>> {
     let path = slack_file(tid);
     match procfs::read(&path) {
@@ -218,7 +220,8 @@ fn timer_slack(tid: Tid) -> Result<Option<u64>> {
     }
 }
 
-/// Whether only the thread itself may read it, or the kernel does not show it.
+/// Reports whether the error means that only the thread itself may read its timer slack, or that the kernel does not
+/// show the timer slack.
 fn is_out_of_reach(error: &sys::Error) -> bool {
     matches!(error.errno, Errno::EPERM | Errno::EACCES | Errno::ENOENT)
 }
@@ -228,7 +231,8 @@ fn parse_slack(tid: Tid, text: &[u8]) -> Result<u64> {
     slack.ok_or_else(|| sys::Error::path("parse", slack_file(tid), Errno::EINVAL).into())
 }
 
-/// `/proc/TID`, since only process directories have this file, and each tid has one.
+/// Returns the path of the timer slack file. Only process directories contain this file, and `/proc/TID` exists for
+/// each tid.
 fn slack_file(tid: Tid) -> String {
     format!("/proc/{tid}/timerslack_ns")
 }
@@ -239,13 +243,13 @@ fn nice(tid: Tid) -> Result<i32> {
     Ok(nice.map_err(|errno| sys::Error::thread("read the nice value", tid, errno))?)
 }
 
-/// The processors that are online, one bit each.
+/// Returns the processors that are online, one bit for each processor.
 fn online() -> Result<Vec<u64>> {
     let text = procfs::read_text(ONLINE)?;
     processors(text.trim()).ok_or_else(|| sys::Error::path("parse", ONLINE, Errno::EINVAL).into())
 }
 
-/// Parses a list like `0-3,8`.
+/// Parses a list of processors, such as `0-3,8`.
 fn processors(list: &str) -> Option<Vec<u64>> {
     let mut words: Vec<u64> = Vec::new();
     for range in list.split(',') {

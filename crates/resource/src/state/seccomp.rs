@@ -1,12 +1,14 @@
-//! Seccomp mode and filters of a thread.
+//! The state kind of the seccomp mode and the seccomp filters of a thread.
 //!
 //! Owns: strict mode, and the filters of a thread in installation order.
-//! Invariants: a sandbox is never lost silently. Filters that all threads of a process share are installed once with
-//! TSYNC, so that a later TSYNC of the program still works. A filter that only some threads have is installed in
-//! each. Filters are restored before the change of credentials, which may remove the privilege to install them. They
-//! are suspended until the stub is resumed.
-//! The oldest filter may be the one with which this program watches the subject's file operations. It is neither
-//! saved nor counted. A restore that watches files installs it before this kind runs.
+//! Invariants: a sandbox is never lost silently. Filters that all threads of a process share are installed once for
+//! all threads (TSYNC), so that a later TSYNC of the program still works. A filter that only some threads have is
+//! installed in each of these threads. Filters are restored before the change of credentials, because this change may
+//! remove the privilege to install filters. The filters are suspended until the stub (the process under construction)
+//! is resumed.
+//! The oldest filter may be the filter with which this program watches file operations of the subject (the protected
+//! program). This filter is neither saved nor counted. A restore that watches files installs this filter before the
+//! state kind runs.
 //! Does not: restore filters with SECCOMP_RET_USER_NOTIF, or SECCOMP_FILTER_FLAG_SPEC_ALLOW.
 
 use model::{Address, Pid, Tid};
@@ -31,10 +33,10 @@ const SET_FILTER: u64 = 1;
 const FLAG_ALL_THREADS: u64 = 1;
 /// BPF_RET | BPF_K.
 const RETURN_CONSTANT: u16 = 6;
-/// SECCOMP_RET_USER_NOTIF, and the mask of the action.
+/// SECCOMP_RET_USER_NOTIF. `RETURN_ACTION` is the mask of the action in a return value.
 const RETURN_NOTIFY: u32 = 0x7fc0_0000;
 const RETURN_ACTION: u32 = 0xffff_0000;
-/// Bytes of `struct sock_fprog`: count, address.
+/// The number of bytes of `struct sock_fprog`: count, address.
 const PROGRAM_BYTES: usize = 16;
 const PROT_READ_WRITE: u64 = 3;
 const MAP_PRIVATE_ANONYMOUS: u64 = 0x22;
@@ -44,25 +46,25 @@ const FILTER_COUNT: &str = "Seccomp_filters";
 
 const WHAT: &str = "seccomp sandbox";
 
-/// The kind.
+/// The state kind of seccomp.
 pub(super) struct Seccomp;
 
 #[derive(Clone, PartialEq, Message)]
 struct SeccompMessage {
-    /// 1 strict, 2 filters.
+    /// The mode: 1 for strict mode, 2 for filters.
     #[prost(uint32, tag = "1")]
     mode: u32,
-    /// Oldest first.
+    /// The filters, oldest first.
     #[prost(message, repeated, tag = "2")]
     filters: Vec<FilterMessage>,
-    /// How many of the oldest filters every thread of the process has. Set for the leader only.
+    /// The number of filters, counted from the oldest, that every thread of the process has. Set only for the leader.
     #[prost(uint32, tag = "3")]
     common: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
 struct FilterMessage {
-    /// SECCOMP_FILTER_FLAG_*.
+    /// The SECCOMP_FILTER_FLAG_* bits.
     #[prost(uint64, tag = "1")]
     flags: u64,
     /// Classic BPF instructions in the kernel's layout.
@@ -105,13 +107,14 @@ impl StateKind for Seccomp {
         }
         let mut message = SeccompMessage { mode, ..SeccompMessage::default() };
         match mode {
-            // Before any remote call: unless filters can be suspended, a remote call could kill the thread.
+            // This check precedes any remote call (a system call that the stopped thread executes for this program).
+            // If filters cannot be suspended, a remote call could kill the thread.
             STRICT => require_lift(pid)?,
             FILTERS => {
-                // Reading a filter needs the same privilege as suspending it.
+                // Reading a filter needs the same privilege as suspending a filter.
                 let own = own_filters(tid).or_else(|error| require_lift(pid).and(Err(error)))?;
                 let count = number(capture.file("status")?, FILTER_COUNT);
-                // Most threads of a subject with watched files have no other filter.
+                // If files are watched, the filter of this program is the only filter of most threads.
                 message.filters = if count == Some(own) { Vec::new() } else { filters_of(pid, tid, own)? };
                 if message.filters.is_empty() {
                     return Ok(());
@@ -173,7 +176,7 @@ impl StateKind for Seccomp {
     }
 }
 
-/// Whether this program may read and suspend filters; otherwise the reason and the fix.
+/// Checks that this program may read and suspend filters. Otherwise returns the reason and the fix.
 fn may_lift() -> std::result::Result<(), (&'static str, &'static str)> {
     const FIX: &str = "run undying as root with CAP_SYS_ADMIN, outside of any sandbox";
     let status = procfs::read("/proc/thread-self/status").unwrap_or_default();
@@ -200,7 +203,7 @@ fn malformed(why: &str) -> ResourceError {
     ResourceError::Malformed { kind: NAME, why: why.to_owned() }
 }
 
-/// Zero without seccomp, also on kernels that are built without it.
+/// Returns the seccomp mode. The mode is zero without seccomp, also on kernels that are built without seccomp.
 fn mode_of(status: &[u8]) -> u32 {
     number(status, "Seccomp").unwrap_or(0)
 }
@@ -209,12 +212,14 @@ fn number(status: &[u8], name: &str) -> Option<u32> {
     procfs::status_line(status, name)?.parse().ok()
 }
 
-/// How many filters of a stopped thread this program has installed: at most one, the oldest.
+/// Returns how many filters this program has installed in a stopped thread: zero or one. A filter of this program is
+/// the oldest filter of the thread.
 fn own_filters(tid: Tid) -> Result<u32> {
     Ok(u32::from(seccomp::is_watched(tid)?))
 }
 
-/// All other filters of a stopped thread, oldest first.
+/// Returns all filters of a stopped thread except the `own` oldest filters, which this program has installed. The
+/// first filter is the oldest.
 fn filters_of(pid: Pid, tid: Tid, own: u32) -> Result<Vec<FilterMessage>> {
     let mut filters = Vec::new();
     while let Some(code) = seccomp::filter(tid, own as usize + filters.len())? {
@@ -232,7 +237,7 @@ fn filters_of(pid: Pid, tid: Tid, own: u32) -> Result<Vec<FilterMessage>> {
     Ok(filters)
 }
 
-/// Whether a filter contains SECCOMP_RET_USER_NOTIF.
+/// Reports whether a filter contains SECCOMP_RET_USER_NOTIF.
 fn notifies(code: &[u8]) -> bool {
     code.chunks_exact(seccomp::INSTRUCTION_BYTES).any(|instruction| {
         let operation = u16::from_ne_bytes([instruction[0], instruction[1]]);
@@ -241,7 +246,7 @@ fn notifies(code: &[u8]) -> bool {
     })
 }
 
-/// How many of the leader's filters, oldest first, all threads have.
+/// Returns the number of the leader's filters, counted from the oldest, that all threads have.
 fn common_to_all(pid: Pid, leader: &[FilterMessage]) -> Result<usize> {
     let mut common = leader.len();
     for tid in procfs::threads(pid)?.into_iter().filter(|tid| *tid != pid.leader()) {
@@ -255,8 +260,8 @@ fn common_to_all(pid: Pid, leader: &[FilterMessage]) -> Result<usize> {
     Ok(common)
 }
 
-/// How many filters, without ours, a stub already has because its leader installed them for all threads. Before Linux
-/// 5.9 the kernel has no count, and only mode 0 is recognized.
+/// Returns the number of filters that a stub already has, because its leader installed the filters for all threads.
+/// The filter of this program does not count. Before Linux 5.9 the kernel has no count, and only mode 0 is recognized.
 fn installed_on(pid: Pid, tid: Tid) -> Result<usize> {
     let status = procfs::read(format!("/proc/{pid}/task/{tid}/status"))?;
     match (mode_of(&status), number(&status, FILTER_COUNT)) {
@@ -269,7 +274,7 @@ fn installed_on(pid: Pid, tid: Tid) -> Result<usize> {
     }
 }
 
-/// The number of instructions of a filter.
+/// Returns the number of instructions of a filter.
 fn instructions(filter: &FilterMessage) -> Result<u16> {
     u16::try_from(filter.code.len() / seccomp::INSTRUCTION_BYTES)
         .map_err(|_| malformed("a filter is too long"))
@@ -281,7 +286,7 @@ fn install(restore: &mut StateRestore<'_>, filter: &FilterMessage, flags: u64) -
     bytes.extend_from_slice(&filter.code);
     let length = bytes.len() as u64;
     let data = restore.stub.data();
-    // The longest filters need a mapping of their own.
+    // The longest filters need a separate mapping.
     let extra = length > data.len().get();
     let at = if extra {
         let call = [0, length, PROT_READ_WRITE, MAP_PRIVATE_ANONYMOUS, u64::MAX, 0];

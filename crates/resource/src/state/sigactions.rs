@@ -1,8 +1,8 @@
-//! Signal actions of a process: handlers, masks, flags.
+//! The state kind of the signal actions of a process: handlers, masks, flags.
 //!
-//! Owns: all 64 actions.
-//! Invariants: only actions that `/proc` shows as caught or ignored are read; the others are the defaults.
-//! Does not: save pending signals or masks of threads.
+//! Owns: the actions of all 64 signals.
+//! Invariants: only actions that `/proc` shows as caught or ignored are read. All other actions are the defaults.
+//! Does not: save pending signals, or signal masks of threads.
 
 use model::ByteCount;
 use prost::Message;
@@ -16,13 +16,13 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/sigactions";
 
-/// Bytes of the kernel's `struct sigaction` on x86-64: handler, flags, restorer, mask.
+/// The number of bytes of the kernel's `struct sigaction` on x86-64: handler, flags, restorer, mask.
 const ACTION_BYTES: usize = 32;
-/// Bytes of a signal set.
+/// The number of bytes of a signal set.
 const SET_BYTES: u64 = 8;
 const SIGNAL_MAX: u8 = 64;
 
-/// The kind.
+/// The state kind of signal actions.
 pub(super) struct Sigactions;
 
 #[derive(Clone, PartialEq, Message)]
@@ -109,7 +109,7 @@ impl StateKind for Sigactions {
     }
 }
 
-/// Signals whose action is not the default.
+/// Returns the signals whose action is not the default.
 fn changed(capture: &mut StateCapture<'_>) -> Result<impl Iterator<Item = u8> + use<>> {
     let status = capture.file("status")?;
     let set = procfs::signal_set(status, "SigCgt") | procfs::signal_set(status, "SigIgn");

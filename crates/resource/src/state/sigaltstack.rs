@@ -1,7 +1,7 @@
-//! The alternate signal stack of a thread.
+//! The state kind of the alternate signal stack of a thread.
 //!
-//! Owns: its address, size and flags.
-//! Does not: save the stack's content; it is part of memory.
+//! Owns: address, size and flags of the stack.
+//! Does not: save the content of the stack, which is part of memory.
 
 use model::ByteCount;
 use sys::task_reader::Field;
@@ -13,13 +13,13 @@ use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/sigaltstack";
 
-/// Bytes of `stack_t`: address, flags, size.
+/// The number of bytes of `stack_t`: address, flags, size.
 const STACK_BYTES: usize = 24;
-/// Position of the flags in it.
+/// The position of the flags in `stack_t`.
 const FLAGS: std::ops::Range<usize> = 8..12;
 const SS_ONSTACK: u32 = 1;
 
-/// The kind.
+/// The state kind of alternate signal stacks.
 pub(super) struct Sigaltstack;
 
 impl StateKind for Sigaltstack {
@@ -64,7 +64,8 @@ impl StateKind for Sigaltstack {
         // SS_ONSTACK follows from the stack pointer and cannot be set.
         let flags = u32::from_ne_bytes(word) & !SS_ONSTACK;
         bytes.copy_from_slice(&flags.to_ne_bytes());
-        // A disabled one is restored too: a stub has inherited the restorer's stack.
+        // A disabled stack is also restored, because a stub (a process under construction) has inherited the alternate
+        // stack of the restoring process.
         Ok(Some(stack))
     }
 

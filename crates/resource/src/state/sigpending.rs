@@ -1,12 +1,14 @@
-//! Pending signals.
+//! The state kind of pending signals.
 //!
-//! Owns: the queue of each thread and, in the leader's record, the queue of the process.
-//! Invariants: order and number of signals in a queue are preserved; each keeps its code, sender and value. A timer
-//! has at most one pending signal, as in the kernel: a second one counts as an overrun. Clocks run during the pause.
-//! The queues are read after the timers, so that no expiration is lost. An expiration between the two reads is in
-//! both; the restore leaves it to the timer.
-//! Does not: save signal masks; the engine does. Does not save SIGSTOP, which cannot be blocked in a process under
-//! construction. Remote calls turn an earlier SIGSTOP into a stop; a later one is an error.
+//! Owns: the signal queue of each thread. The record of the leader also contains the queue of the process.
+//! Invariants: order and number of signals in a queue are preserved. Each signal keeps its code, sender and value. A
+//! timer has at most one pending signal, as in the kernel; a second signal counts as an overrun. Clocks run during the
+//! pause, in which the threads are stopped. The queues are read after the timers, so that no expiration is lost. An
+//! expiration between the two reads is recorded twice: in the timer and in the queue. The restored timer then sends
+//! the signal.
+//! Does not: save signal masks; the engine does. Does not save SIGSTOP, because a process under construction cannot
+//! block SIGSTOP. Remote calls (system calls that a stopped thread executes for this program) turn an earlier SIGSTOP
+//! into a stop. A later SIGSTOP is an error.
 
 use model::{ByteCount, Pid};
 use prost::Message;
@@ -29,31 +31,32 @@ const SIGSTOP: i32 = 19;
 const SI_KERNEL: i32 = 128;
 /// si_code of a signal that a POSIX timer sent.
 const SI_TIMER: i32 = -2;
-/// Offsets in `siginfo_t` of the signal, the code, and for timers the timer id and its overruns.
+/// Offsets in `siginfo_t`: the signal, the code, and for a timer signal the timer id and the overrun count.
 const SIGNAL_AT: usize = 0;
 const CODE_AT: usize = 8;
 const TIMER_AT: usize = 16;
 const OVERRUN_AT: usize = 20;
 
 const INFORMATION_BYTES: usize = size_of::<SiginfoBytes>();
-/// Maximum time between reading the real interval timer and the queues. A pending SIGALRM and a timer that expires
-/// within this time are merged, as in a program that takes the signal late.
+/// The maximum time in microseconds between reading the real interval timer and reading the queues. A pending SIGALRM
+/// and a timer that expires within this time are merged, as in a program that receives the signal late.
 const ALARM_GAP_US: i64 = 1000;
-/// Bytes of `struct itimerval` and `struct itimerspec`: interval and remaining time, two words each.
+/// The number of bytes of `struct itimerval` and `struct itimerspec`: interval and remaining time, two words each.
 const SETTING_BYTES: u64 = 32;
-/// In front of each signal: its queue.
+/// The byte in front of each signal in raw state (the bytes that are copied inside the pause) names the queue of the
+/// signal.
 const OF_THREAD: u8 = 0;
 const OF_PROCESS: u8 = 1;
 
-/// The kind.
+/// The state kind of pending signals.
 pub(super) struct Sigpending;
 
 #[derive(Clone, PartialEq, Message)]
 struct PendingMessage {
-    /// `siginfo_t` of each signal for the thread, oldest first.
+    /// The `siginfo_t` of each signal for the thread, oldest first.
     #[prost(bytes = "vec", repeated, tag = "1")]
     thread: Vec<Vec<u8>>,
-    /// The same for the process; only in the leader's record.
+    /// The `siginfo_t` of each signal for the process, oldest first. Empty except in the record of the leader.
     #[prost(bytes = "vec", repeated, tag = "2")]
     process: Vec<Vec<u8>>,
 }
@@ -107,7 +110,7 @@ impl StateKind for Sigpending {
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: PendingMessage = crate::error::decode(NAME, payload)?;
-        // SIGTRAP as well: the stub's stops no longer need it.
+        // SIGTRAP is blocked as well, because the stops of the stub no longer need SIGTRAP.
         hold::in_thread(restore.stub)?;
         let (pid, tid) = (restore.stub.pid().get() as u64, restore.stub.tid().get() as u64);
         for information in message.thread {
@@ -124,7 +127,7 @@ impl StateKind for Sigpending {
     }
 }
 
-/// Lets a stub queue a signal to itself: only the target itself may send signals with codes of the kernel.
+/// Queues a signal, with a call that the stub makes. Only the target itself may send signals with codes of the kernel.
 fn queue(number: i64, to: &[u64], information: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
     let signal = field(information, SIGNAL_AT);
     let sent = restore.stub.call_with(restore.memory, number, information, |at| {
@@ -171,14 +174,15 @@ fn stop_in_progress(pid: Pid) -> ResourceError {
     }
 }
 
-/// Whether a timer that is already restored has sent the same signal, or will send it.
+/// Reports whether a timer that is already restored has sent the same signal, or will send the signal.
 fn is_sent_by_timer(information: &[u8], queue: SignalQueue, restore: &mut StateRestore<'_>) -> Result<bool> {
     if let Some(timer) = timer_signal(information) {
         let waiting = ptrace::pending_signals(restore.stub.tid(), queue)?;
         if waiting.iter().any(|other| timer_signal(other) == Some(timer)) {
             return Ok(true);
         }
-        // A running one-shot timer: it expired after it was read. Setting it again has removed its signal.
+        // Setting a timer removes its pending signal. If a one-shot timer runs and its signal is recorded, the timer
+        // expired after its setting was read.
         let Some([interval_s, interval_ns, left_s, left_ns]) = setting(nr::TIMER_GETTIME, timer.1, restore)?
         else {
             return Ok(false);
@@ -194,7 +198,7 @@ fn is_sent_by_timer(information: &[u8], queue: SignalQueue, restore: &mut StateR
     Ok(false)
 }
 
-/// The four words of a timer's setting; `None` when the timer does not exist.
+/// Returns the four words of a timer's setting. Returns `None` if the timer does not exist.
 fn setting(number: i64, timer: i32, restore: &mut StateRestore<'_>) -> Result<Option<[i64; 4]>> {
     let data = restore.stub.data().start;
     match restore.stub.call(number, [timer as u64, data.get(), 0, 0, 0, 0]) {
@@ -212,13 +216,14 @@ fn setting(number: i64, timer: i32, restore: &mut StateRestore<'_>) -> Result<Op
     Ok(Some(words))
 }
 
-/// Signal and timer id of a signal that a POSIX timer sent.
+/// Returns signal and timer id of a signal that a POSIX timer sent; `None` for other signals.
 fn timer_signal(information: &[u8]) -> Option<(i32, i32)> {
     let code = field(information, CODE_AT);
     (code == SI_TIMER).then(|| (field(information, SIGNAL_AT), field(information, TIMER_AT)))
 }
 
-/// Appends a signal. A second signal of one timer can only come from a signal that an earlier restore queued.
+/// Appends a signal to a queue. A second signal of one timer counts as an overrun of the first signal. A second signal
+/// exists only if an earlier restore queued a signal.
 fn add(queue: &mut Vec<Vec<u8>>, information: Vec<u8>) {
     let timer = timer_signal(&information);
     let same = queue.iter_mut().find(|other| timer.is_some() && timer_signal(other) == timer);
@@ -229,7 +234,7 @@ fn add(queue: &mut Vec<Vec<u8>>, information: Vec<u8>) {
     }
 }
 
-/// One 32-bit field of a `siginfo_t`.
+/// Returns one 32-bit field of a `siginfo_t`.
 fn field(information: &[u8], at: usize) -> i32 {
     information.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes)
 }

@@ -1,7 +1,9 @@
-//! Coverage of the prctl(2) options and clone(2) flags in the kernel's headers.
+//! Tests that each prctl(2) option and each clone(2) flag in the kernel's headers has a verdict.
 //!
-//! Owns: a verdict for each name; the test that every name has one.
-//! Does not: save anything; the kinds do.
+//! A verdict says what a checkpoint does with the state behind a name.
+//!
+//! Owns: the verdict for each name, and the tests.
+//! Does not: save state; the kinds do.
 
 use crate::support::kernel_headers::Verdict::{Action, Derived, Ignored, Kept, Lost, Refused, Same, Value};
 use crate::support::kernel_headers::{Verdict, definitions, judge};
@@ -12,7 +14,7 @@ const LAYOUT: &str = "crates/engine/src/restore/layout.rs";
 const SHARING: &str = "crates/engine/src/sharing.rs";
 const NAMESPACE: Verdict = Refused("refuse_namespace");
 
-/// Options of prctl(2) up to Linux 6.18. Options of other architectures are ignored.
+/// Options of prctl(2), up to Linux 6.18. Options of other architectures are ignored.
 const OPTIONS: &[(&str, Verdict)] = &[
     ("PR_SET_PDEATHSIG", Kept(PRCTL)),
     ("PR_GET_PDEATHSIG", Kept(PRCTL)),
@@ -75,7 +77,7 @@ const OPTIONS: &[(&str, Verdict)] = &[
     ("PR_GET_MEMORY_MERGE", Kept(PRCTL)),
     ("PR_RISCV_*", Ignored),
     ("PR_PPC_*", Ignored),
-    // x86 has arch_prctl(2) for its shadow stacks.
+    // On x86, arch_prctl(2) controls shadow stacks.
     ("PR_GET_SHADOW_STACK_STATUS", Ignored),
     ("PR_SET_SHADOW_STACK_STATUS", Ignored),
     ("PR_LOCK_SHADOW_STACK_STATUS", Ignored),
@@ -86,13 +88,14 @@ const OPTIONS: &[(&str, Verdict)] = &[
     ("PR_RSEQ_SLICE_EXTENSION", Lost("PR_RSEQ_SLICE_EXTENSION")),
 ];
 
-/// Flags of clone(2) up to Linux 6.18.
+/// Flags of clone(2), up to Linux 6.18.
 const CLONE_FLAGS: &[(&str, Verdict)] = &[
-    // Shared by threads. Processes that share them are refused, and so are threads that do not.
+    // Threads of one process share these objects. A checkpoint is refused if two processes share such an object, or if
+    // two threads of a process do not share such an object.
     ("CLONE_VM", Refused(SHARING)),
     ("CLONE_FS", Refused(SHARING)),
     ("CLONE_FILES", Refused(SHARING)),
-    // The kernel requires CLONE_VM with it, and it with CLONE_THREAD.
+    // The kernel requires CLONE_VM with CLONE_SIGHAND, and CLONE_SIGHAND with CLONE_THREAD.
     ("CLONE_SIGHAND", Same("CLONE_VM")),
     ("CLONE_THREAD", Kept("crates/engine/src/restore/tree.rs")),
     ("CLONE_PTRACE", Refused("refuse_ptraced_child")),

@@ -1,7 +1,7 @@
-//! The name of a thread, as `ps -L` and `top -H` show it.
+//! The state kind of the name of a thread, as `ps -L` and `top -H` show the name.
 //!
-//! Owns: the up to 15 bytes of `comm`.
-//! Does not: change the arguments that `ps` shows; they are in memory.
+//! Owns: the content of `comm`, up to 15 bytes.
+//! Does not: change the arguments that `ps` shows, which are in memory.
 
 use tracee::arch::numbers as nr;
 
@@ -11,10 +11,10 @@ use crate::error::{ResourceError, Result};
 const NAME: &str = "state/thread_name";
 
 const PR_SET_NAME: u64 = 15;
-/// TASK_COMM_LEN without the terminating zero.
+/// TASK_COMM_LEN without the terminating zero, in bytes.
 const NAME_BYTES_MAX: usize = 15;
 
-/// The kind.
+/// The state kind of thread names.
 pub(super) struct ThreadName;
 
 impl StateKind for ThreadName {

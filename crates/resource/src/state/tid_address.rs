@@ -1,7 +1,7 @@
-//! The `clear_child_tid` address of a thread, which the kernel clears and wakes a futex waiter on when the thread
-//! ends.
+//! The state kind of the `clear_child_tid` address of a thread. When the thread ends, the kernel clears the word at
+//! this address and wakes a futex waiter.
 //!
-//! Owns: the address as set by set_tid_address(2) or clone(2); pthread_join depends on it.
+//! Owns: the address that set_tid_address(2) or clone(2) has set. pthread_join(3) depends on this address.
 //! Does not: change the word at the address.
 
 use model::ByteCount;
@@ -15,10 +15,10 @@ use crate::error::{ResourceError, Result};
 const NAME: &str = "state/tid_address";
 
 const PR_GET_TID_ADDRESS: u64 = 40;
-/// Not a return value of the call.
+/// The default for a kernel without the option. The call never returns this value.
 const UNKNOWN: u64 = u64::MAX;
 
-/// The kind.
+/// The state kind of `clear_child_tid` addresses.
 pub(super) struct TidAddress;
 
 impl StateKind for TidAddress {
@@ -49,7 +49,7 @@ impl StateKind for TidAddress {
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         for result in capture.results(NAME) {
-            // Kernels without CONFIG_CHECKPOINT_RESTORE do not have the option.
+            // A kernel without CONFIG_CHECKPOINT_RESTORE does not have the option PR_GET_TID_ADDRESS.
             if result.value_or(UNKNOWN)? != UNKNOWN {
                 raw.extend(result.bytes);
             }

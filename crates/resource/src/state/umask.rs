@@ -1,7 +1,7 @@
-//! The file mode creation mask of a process.
+//! The state kind of the file mode creation mask of a process.
 //!
 //! Owns: the mask.
-//! Does not: touch files.
+//! Does not: change files.
 
 use prost::Message;
 use tracee::arch::numbers as nr;
@@ -12,7 +12,7 @@ use crate::error::Result;
 
 const NAME: &str = "state/umask";
 
-/// The kind.
+/// The state kind of the file mode creation mask.
 pub(super) struct Umask;
 
 #[derive(Clone, PartialEq, Message)]

@@ -1,8 +1,9 @@
-//! Content of a file that is saved in the image, with its holes.
+//! The content of a file that is saved in the image, with its holes.
 //!
-//! Owns: copying it into a buffer that is reused between checkpoints, its message, writing it into a new file.
-//! Invariants: holes are preserved. Content above the limit is refused, never truncated.
-//! Does not: compare with earlier content; the content is copied whole.
+//! Owns: copying the content into a buffer that is reused between checkpoints, the message with the content, and
+//! writing the content into a new file.
+//! Invariants: holes are preserved. Content above the limit is refused, and never truncated.
+//! Does not: compare with earlier content. The whole content is copied.
 
 #[cfg(test)]
 use std::os::fd::AsFd;
@@ -12,21 +13,21 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno as E;
 use sys::{Errno, Error, Result};
 
-/// Maximum data bytes of one file in an image, holes not counted. They are copied inside the pause and stay in memory
-/// until the image is written.
+/// The maximum number of data bytes of one file in an image. Holes do not count. The data is copied inside the pause
+/// (while all threads of the program are stopped), and stays in memory until the image is written.
 pub(crate) const DATA_BYTES_MAX: u64 = 64 << 20;
 
-/// Content of a file as it is in the image.
+/// The content of a file, as a message in the image.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Content {
-    /// Length of the file, holes included.
+    /// The length of the file in bytes, including holes.
     #[prost(uint64, tag = "1")]
     pub size: u64,
     #[prost(message, repeated, tag = "2")]
     pub extents: Vec<Extent>,
 }
 
-/// A run of data.
+/// A range of data without holes.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Extent {
     #[prost(uint64, tag = "1")]
@@ -55,16 +56,17 @@ impl Content {
     }
 }
 
-/// Buffer for the content of one file.
+/// A buffer for the content of one file.
 #[derive(Debug, Default)]
 pub(crate) struct ContentCopy {
     size: u64,
-    /// Offset in the file and length of each run of data; their bytes follow each other in `bytes`.
+    /// The offset in the file and the length of each range of data. The bytes of the ranges follow one another in
+    /// `bytes`.
     extents: Vec<(u64, usize)>,
     bytes: Vec<u8>,
 }
 
-/// Whether the whole content was copied.
+/// The result of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Copied {
     /// The copy is complete.
@@ -74,8 +76,8 @@ pub(crate) enum Copied {
 }
 
 impl ContentCopy {
-    /// Before the pause: allocates memory for the present content and touches it, so that the pause takes no page
-    /// faults.
+    /// Allocates memory for the present content, and touches the memory so that the pause has no page faults. Called
+    /// before the pause.
     pub(crate) fn reserve(&mut self, file: BorrowedFd<'_>) -> Result<()> {
         let wanted = data_bytes(file)?.min(DATA_BYTES_MAX) as usize;
         if self.bytes.len() < wanted {
@@ -84,8 +86,8 @@ impl ContentCopy {
         Ok(())
     }
 
-    /// Inside the pause: copies the content. `file` must be readable and must not share its position with the
-    /// subject.
+    /// Copies the content. Called inside the pause. `file` must be readable, and must not share its position with the
+    /// program.
     pub(crate) fn copy(&mut self, file: BorrowedFd<'_>) -> Result<Copied> {
         self.extents.clear();
         self.size = size(file)?;
@@ -107,7 +109,7 @@ impl ContentCopy {
         Ok(Copied::Whole)
     }
 
-    /// After the pause: the message.
+    /// Creates the message with the copied content. Called after the pause.
     pub(crate) fn message(&self) -> Content {
         let mut from = 0;
         let extents = self.extents.iter().map(|(offset, length)| {
@@ -119,7 +121,7 @@ impl ContentCopy {
     }
 }
 
-/// Data bytes of a file, holes not counted; counting stops above [`DATA_BYTES_MAX`].
+/// Returns the number of data bytes of a file. Holes do not count. Counting stops above [`DATA_BYTES_MAX`].
 pub(crate) fn data_bytes(file: BorrowedFd<'_>) -> Result<u64> {
     let size = size(file)?;
     let (mut total, mut at) = (0, 0);
@@ -137,7 +139,7 @@ fn size(file: BorrowedFd<'_>) -> Result<u64> {
     Ok(rustix::fs::fstat(file).map_err(|errno| failed("stat", errno))?.st_size as u64)
 }
 
-/// The next run of data at or behind `at`. Changes the file's position.
+/// Returns the next range of data at or behind `at`. Changes the position of the file.
 fn next_data(file: BorrowedFd<'_>, at: u64, size: u64) -> Result<Option<(u64, u64)>> {
     if at >= size {
         return Ok(None);
@@ -169,7 +171,8 @@ fn failed(operation: &'static str, errno: impl Into<Errno>) -> Error {
     Error::new(format!("{operation} of a file without a name"), errno)
 }
 
-/// Whether two descriptors of this process have the same content; for assertions. Both must be readable.
+/// Reports whether two descriptors of this process have the same content, for assertions. Both descriptors must be
+/// readable.
 #[cfg(test)]
 pub(crate) fn same(first: impl AsFd, second: impl AsFd) -> bool {
     let take = |file: BorrowedFd<'_>| {

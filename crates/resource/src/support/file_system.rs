@@ -5,15 +5,16 @@
 use std::os::fd::AsFd;
 
 const PROC: i64 = 0x9fa0;
-/// Pseudo file systems: the kernel computes file content at each read, and size and times have no meaning.
+/// Pseudo file systems: the kernel computes the content of a file at each read, and its size and times have no
+/// meaning.
 const PSEUDO: &[i64] = &[PROC, 0x6265_6572, 0x27_e0eb, 0x6367_7270, 0x6462_6720, 0x7472_6163];
 
-/// Whether an open file is on a pseudo file system.
+/// Reports whether an open file is on a pseudo file system.
 pub(crate) fn is_pseudo(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|system| is_pseudo_type(system.f_type))
 }
 
-/// Whether a file system of this type (`f_type` of statfs(2)) is a pseudo file system.
+/// Reports whether a file system of this type (`f_type` of statfs(2)) is a pseudo file system.
 pub(crate) fn is_pseudo_type(system: i64) -> bool {
     PSEUDO.contains(&system)
 }

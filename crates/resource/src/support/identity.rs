@@ -1,9 +1,9 @@
-//! Identity of a file in an image, independent of its name.
+//! The identity of a file in an image, independent of the name of the file.
 //!
-//! Owns: the identity as a record stores it, and comparing it with an open file.
-//! Invariants: a file that reuses the inode number of a removed file is a different file, if its file system records
+//! Owns: the identity in a record, and comparing the identity with an open file.
+//! Invariants: a file that reuses the inode number of a removed file is a different file, if the file system records
 //! birth times.
-//! Does not: compare contents, or decide what happens to a different file.
+//! Does not: compare contents, or decide how a different file is treated.
 
 use std::os::fd::AsFd;
 
@@ -11,7 +11,7 @@ use prost::Message;
 use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
 use sys::{Error, Result};
 
-/// S_IFMT.
+/// The mask of the file type in a mode (S_IFMT).
 pub(crate) const FORMAT_MASK: u32 = 0o170_000;
 
 /// Device, inode, type and birth time of a file.
@@ -21,10 +21,11 @@ pub(crate) struct Identity {
     pub(crate) device: u64,
     #[prost(uint64, tag = "2")]
     pub(crate) inode: u64,
-    /// S_IFMT bits.
+    /// The S_IFMT bits.
     #[prost(uint32, tag = "3")]
     pub(crate) format: u32,
-    /// Birth time in seconds since 1970; 0, as `birth_ns`, where the file system does not record it.
+    /// The birth time in seconds since 1970. `birth_s` and `birth_ns` are 0 if the file system does not record birth
+    /// times.
     #[prost(int64, tag = "4")]
     birth_s: i64,
     #[prost(uint32, tag = "5")]
@@ -32,13 +33,13 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// The identity of an open file. O_PATH is enough.
+    /// Returns the identity of an open file. An O_PATH descriptor is enough.
     pub(crate) fn of(file: impl AsFd) -> Result<Self> {
         let stat = rustix::fs::fstat(&file).map_err(|errno| Error::new("stat an open file", errno))?;
         Ok(Self::with(file, &stat))
     }
 
-    /// The identity of an open file whose stat is already known.
+    /// Returns the identity of an open file whose stat is already known.
     pub(crate) fn with(file: impl AsFd, stat: &Stat) -> Self {
         let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
         let with_birth =
@@ -49,17 +50,17 @@ impl Identity {
         Self { device: stat.st_dev, inode: stat.st_ino, format, birth_s, birth_ns }
     }
 
-    /// An identity without birth time, from records that store only device and inode.
+    /// Creates an identity without birth time, for records that store only device and inode.
     pub(crate) fn from_numbers(device: u64, inode: u64, format: FileType) -> Self {
         Self { device, inode, format: format.as_raw_mode(), birth_s: 0, birth_ns: 0 }
     }
 
-    /// Whether it is a symbolic link.
+    /// Reports whether the file is a symbolic link.
     pub(crate) fn is_link(&self) -> bool {
         self.format == FileType::Symlink.as_raw_mode()
     }
 
-    /// Whether this recorded identity is that of the file open `now`.
+    /// Reports whether this recorded identity matches the open file with the identity `now`.
     pub(crate) fn is_that_of(&self, now: &Self) -> bool {
         let names = |one: &Self| (one.device, one.inode, one.format);
         let birth = |one: &Self| (one.birth_s, one.birth_ns);

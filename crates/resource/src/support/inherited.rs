@@ -1,8 +1,9 @@
-//! Files that the restoring process has open itself and passes on: its standard streams.
+//! Files that the restoring process has open and passes on to the subject (the protected program): its standard
+//! streams.
 //!
-//! Owns: choosing the inherited file for a description.
-//! Invariants: each inherited file becomes at most one description of the subject; further descriptions of the same
-//! file are opened anew.
+//! Owns: choosing the inherited file for an open file description.
+//! Invariants: each inherited file becomes at most one description of the subject. For further descriptions, the same
+//! file is opened again.
 //! Does not: decide which files are passed on; the caller of the restore does.
 
 use std::os::fd::OwnedFd;
@@ -14,15 +15,15 @@ use sys::{Error, Result};
 use super::opening::{access_mode, flags_for, reopen};
 use crate::fd::kind::FdCreate;
 
-/// Passes on inherited files, each once.
+/// Passes on inherited files, each file once.
 #[derive(Debug, Default)]
 pub(crate) struct Inherited {
     given: Vec<usize>,
 }
 
 impl Inherited {
-    /// Returns the description of a file by device and inode, for the access mode in `flags`; `None` if it is not
-    /// inherited.
+    /// Returns the inherited file with this device and inode, if the file permits the access mode in `flags`. Returns
+    /// `None` if no such file is inherited.
     pub(crate) fn take(
         &mut self,
         context: &FdCreate<'_>,
@@ -33,7 +34,7 @@ impl Inherited {
         self.take_if(context, flags, |entry| (entry.0, entry.1) == (device, inode))
     }
 
-    /// Returns a description for which `fits` is true, for the access mode in `flags`.
+    /// Returns an inherited file for which `fits` is true, if the file permits the access mode in `flags`.
     pub(crate) fn take_if(
         &mut self,
         context: &FdCreate<'_>,

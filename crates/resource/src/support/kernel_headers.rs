@@ -1,45 +1,48 @@
-//! Test support: a verdict for each name in the kernel's headers.
+//! Test support: checks that each name in the kernel's headers has a verdict.
 //!
-//! Owns: finding definitions; the proof that each verdict needs.
-//! Invariants: a name without a verdict fails the test, and so does a verdict without its proof.
-//! Does not: contain names; the tests beside the tables do.
+//! A verdict says what a checkpoint does with the state behind a name.
+//!
+//! Owns: finding definitions, and checking the proof of each verdict.
+//! Invariants: a test fails if a name has no verdict, or a verdict has no proof.
+//! Does not: contain names. The tests beside the tables contain the names.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Directories of the headers of linux-libc-dev.
+/// Directories with the headers of linux-libc-dev.
 const FOLDERS: [&str; 2] = ["/usr/include", "/usr/include/x86_64-linux-gnu"];
 
-/// What happens to the state behind a name of a header.
+/// The treatment of the state behind a name of a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// It is restored: this source file or victim contains the name.
+    /// The state is restored. This source file or victim (a test program in `testkit/victims`) contains the name.
     Kept(&'static str),
-    /// Another name of the same state, or its opposite.
+    /// The name stands for the same state as this other name, or for its opposite.
     Same(&'static str),
-    /// It is read-only, and follows from restored state.
+    /// The state is read-only, and follows from restored state.
     Derived,
-    /// A value, a flag or a message that belongs to another name.
+    /// The name is a value, a flag or a message that belongs to another name.
     Value,
-    /// A call that leaves no state.
+    /// The name is a call that leaves no state.
     Action,
-    /// This kernel or this architecture ignores it.
+    /// This kernel or this architecture ignores the name.
     Ignored,
-    /// It refuses the checkpoint: this source file contains the name, or this victim sets it.
+    /// The state prevents the checkpoint. This source file contains the name, or this victim sets the state.
     Refused(&'static str),
-    /// It is not restored, and docs/limits.md contains these words.
+    /// The state is not restored, and docs/limits.md contains these words.
     Lost(&'static str),
 }
 
-/// One `#define`.
+/// One `#define` of a header.
 pub(crate) struct Definition {
     pub(crate) name: String,
     pub(crate) value: String,
-    /// There is a space behind `#`, which headers use for values of the preceding name.
+    /// `true` if a space follows `#`. Headers use this form for values of the preceding name.
     pub(crate) is_nested: bool,
 }
 
-/// Definitions in a header whose names start with one of the prefixes; `None` if the header does not exist.
+/// Returns the definitions in a header whose names start with one of the prefixes. Returns `None` if the header does
+/// not exist.
 pub(crate) fn definitions(header: &str, prefixes: &[&str]) -> Option<Vec<Definition>> {
     let text = FOLDERS.iter().find_map(|folder| fs::read_to_string(Path::new(folder).join(header)).ok())?;
     Some(text.lines().filter_map(|line| definition(line, prefixes)).collect())
@@ -55,8 +58,8 @@ fn definition(line: &str, prefixes: &[&str]) -> Option<Definition> {
     begins.then(|| Definition { name: name.to_owned(), value: value.to_owned(), is_nested })
 }
 
-/// Checks that the code supports every name or the name has a verdict, and that each verdict is proved. A verdict
-/// whose name ends with `*` applies to all names with this prefix.
+/// Checks that the code supports each name or a verdict exists for the name. Also checks that each verdict is proved.
+/// A verdict whose name ends with `*` applies to all names with this prefix.
 pub(crate) fn judge<'a>(
     names: impl Iterator<Item = &'a str>,
     is_known: impl Fn(&str) -> bool,

@@ -1,27 +1,28 @@
-//! Names of what an image holds, for people.
+//! Names of the objects in an image, for display.
 //!
-//! Owns: reading the name out of a payload whose first field it is.
-//! Does not: escape; the caller that prints does.
+//! Owns: reading the name from a payload whose first field is the name.
+//! Does not: escape the name; the caller that prints the name does.
 
 use prost::Message;
 use sys::socket::SocketAddress;
 
 use crate::fd::inet_address;
 
-/// A payload with a name as its first field, text or bytes; all other fields are passed over.
+/// A payload whose first field is a name, as text or bytes. All other fields are skipped.
 #[derive(Clone, PartialEq, Message)]
 struct Named {
     #[prost(bytes = "vec", tag = "1")]
     name: Vec<u8>,
 }
 
-/// The name that a payload begins with.
+/// Returns the name in the first field of a payload; `None` if the name is empty.
 pub(crate) fn first_field(payload: &[u8]) -> Option<String> {
     let name = Named::decode(payload).ok()?.name;
     (!name.is_empty()).then(|| String::from_utf8_lossy(&name).into_owned())
 }
 
-/// Addresses of a socket of the internet: `127.0.0.1:80`, and `->` with the peer's where there is one.
+/// Formats the addresses of an internet socket: `127.0.0.1:80`, followed by `->` and the address of the peer, if a
+/// peer exists.
 pub(crate) fn addresses(local: &[u8], peer: &[u8]) -> String {
     let show = |bytes: &[u8]| inet_address::show(&SocketAddress(bytes.to_vec()));
     if peer.is_empty() { show(local) } else { format!("{}->{}", show(local), show(peer)) }

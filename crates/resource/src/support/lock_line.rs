@@ -1,7 +1,7 @@
-//! A file lock as `/proc` shows it.
+//! A file lock, as `/proc` shows file locks.
 //!
 //! Owns: the parser of one line of fdinfo or of `/proc/locks`.
-//! Invariants: a line that does not parse is `None`.
+//! Invariants: parsing an invalid line returns `None`.
 //! Does not: save or restore locks.
 
 use model::Pid;
@@ -9,20 +9,21 @@ use model::Pid;
 /// The kernel's name for POSIX record locks.
 pub(crate) const POSIX: &str = "POSIX";
 
-/// A line such as `1: POSIX  ADVISORY  WRITE 812 fe:00:1234 0 EOF`.
+/// The parsed line of a lock, such as `1: POSIX  ADVISORY  WRITE 812 fe:00:1234 0 EOF`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LockLine<'a> {
-    /// `POSIX`, `FLOCK`, `OFDLCK`, `LEASE`, `DELEG`.
+    /// The type of the lock: `POSIX`, `FLOCK`, `OFDLCK`, `LEASE`, `DELEG`.
     pub(crate) kind: &'a str,
     /// `ADVISORY`; for a lease `ACTIVE`, or the state of a lease break.
     pub(crate) state: &'a str,
     /// `READ` or `WRITE`.
     pub(crate) access: &'a str,
-    /// The process that took it; -1 for a lock of an open file description, 0 outside this pid namespace.
+    /// The process that took the lock; -1 for a lock of an open file description, 0 for a process outside this pid
+    /// namespace.
     pub(crate) pid: Pid,
-    /// The first byte.
+    /// The first byte of the locked range.
     pub(crate) start: i64,
-    /// 0 means to the end of the file, also when it grows.
+    /// The length of the range in bytes. 0 means up to the end of the file, also when the file grows.
     pub(crate) length: i64,
 }
 
@@ -37,7 +38,7 @@ impl<'a> LockLine<'a> {
         Some(Self { kind, state, access, pid: Pid(pid.parse().ok()?), start, length })
     }
 
-    /// Whether it is a write lock; `None` for other access types.
+    /// Reports whether the lock is a write lock. Returns `None` for other access types than `READ` and `WRITE`.
     pub(crate) fn writes(&self) -> Option<bool> {
         match self.access {
             "READ" => Some(false),

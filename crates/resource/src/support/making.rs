@@ -1,10 +1,11 @@
-//! Creating files that no other user can replace while they are created.
+//! Creates files that no other user can replace during the creation.
 //!
-//! Owns: private directories, owner and mode of the files created in them, and the move to the final name.
-//! Invariants: a created file is accessed only through descriptors, never by a path twice. A private directory
-//! belongs to the restorer, has mode 0700 and an unguessable name; another user may rename it without harm. The final
-//! name is set by one rename that replaces nothing. Drop removes the directory with its content.
-//! Does not: choose names; follow symbolic links.
+//! Owns: private directories, the owner and mode of the files that are created there, and the move to the final name.
+//! Invariants: a created file is accessed only through descriptors, never twice by a path. A private directory belongs
+//! to the restorer (the restoring process), has mode 0700 and an unguessable name. Another user may rename the
+//! directory without harm. The final name is set by one rename, which replaces no file. Drop removes the directory
+//! with its content.
+//! Does not: choose names, or follow symbolic links.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,15 +21,16 @@ use sys::{Error, Result};
 use super::opening::own_link;
 use super::ownership::owner;
 
-/// Maximum number of random names tried; one is enough unless another process guesses it.
+/// The maximum number of random names that are tried. One name is enough, unless another process guesses the name.
 const NAMES_TRIED_MAX: u32 = 16;
-/// Maximum depth of directories in a private directory: a socket address has 108 bytes, and each level takes two.
+/// The maximum depth of directories in a private directory. A socket address has 108 bytes, and each level takes two
+/// bytes.
 const DEPTH_MAX: u32 = 64;
 const PERMISSIONS: u32 = 0o7777;
 const ENTER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const NAME_FILE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Owner and permissions of a file.
+/// The owner and the permissions of a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ownership {
     pub(crate) mode: u32,
@@ -37,29 +39,29 @@ pub(crate) struct Ownership {
 }
 
 impl Ownership {
-    /// Gives a file this owner and mode through a descriptor; O_PATH is enough.
+    /// Sets owner and mode of a file through a descriptor. An O_PATH descriptor is enough.
     pub(crate) fn give(self, file: BorrowedFd<'_>) -> std::result::Result<(), E> {
         let (user, group) = owner(self.user, self.group).map_err(|_| E::INVAL)?;
-        // The owner first: a change of owner removes set-user-ID bits.
+        // The owner is set first, because a change of owner removes set-user-ID bits.
         chownat(file, "", Some(user), Some(group), AtFlags::EMPTY_PATH)?;
         chmod(own_link(file), Mode::from_raw_mode(self.mode))
     }
 }
 
-/// A directory that only the restorer can enter, inside another one.
+/// A directory that only the restorer can enter, inside another directory.
 #[derive(Debug)]
 pub(crate) struct PrivateDirectory {
     parent: OwnedFd,
     name: String,
     directory: OwnedFd,
-    /// For error messages.
+    /// The path of the directory, for error messages.
     shown: PathBuf,
-    /// Whether it passed the check; otherwise drop does not touch it.
+    /// `true` if the directory has passed the check. Otherwise drop does not change the directory.
     is_ours: bool,
 }
 
 impl PrivateDirectory {
-    /// Creates one in the directory `parent`, whose path is `path`.
+    /// Creates a private directory in the directory `parent`, whose path is `path`.
     pub(crate) fn new(parent: OwnedFd, path: &Path) -> Result<Self> {
         let failed = |errno: E| Error::path("create a private directory in", path, errno);
         let mut tried = 0;
@@ -78,7 +80,8 @@ impl PrivateDirectory {
         Ok(made)
     }
 
-    /// Creates one in the nearest directory above `path` that is writable and is reached without symbolic links.
+    /// Creates a private directory in the nearest directory above `path` that is writable and has a path without
+    /// symbolic links.
     pub(crate) fn near(path: &Path) -> Result<Self> {
         let mut outcome = Err(Error::path("find a directory above", path, E::NOENT));
         for above in path.ancestors().skip(1) {
@@ -91,8 +94,8 @@ impl PrivateDirectory {
         outcome
     }
 
-    /// Checks that the directory belongs to the restorer, is closed to others and is empty: the owner of the parent
-    /// may have replaced it. A directory of another user is neither changed nor removed.
+    /// Checks that the directory belongs to the restorer, is closed to other users and is empty. The owner of the
+    /// parent may have replaced the directory. A directory of another user is neither changed nor removed.
     fn check(&self) -> std::result::Result<(), E> {
         let stat = fstat(&self.directory)?;
         // A directory inherits the set-group-ID bit from its parent.
@@ -110,22 +113,22 @@ impl PrivateDirectory {
         Ok(())
     }
 
-    /// The directory that contains it (O_PATH).
+    /// Returns the directory that contains the private directory (O_PATH).
     pub(crate) fn parent(&self) -> BorrowedFd<'_> {
         self.parent.as_fd()
     }
 
-    /// The path of the parent.
+    /// Returns the path of the parent.
     pub(crate) fn parent_path(&self) -> &Path {
         self.shown.parent().unwrap_or(Path::new("/"))
     }
 
-    /// The directory itself (O_PATH).
+    /// Returns the private directory itself (O_PATH).
     pub(crate) fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
 
-    /// Creates a file inside. The returned descriptor is O_PATH.
+    /// Creates a file in the private directory. Returns an O_PATH descriptor.
     pub(crate) fn make(
         &self,
         name: &str,
@@ -136,19 +139,20 @@ impl PrivateDirectory {
         self.open(Path::new(name))
     }
 
-    /// Opens a file inside by name (O_PATH).
+    /// Opens a file in the private directory by name. Returns an O_PATH descriptor.
     pub(crate) fn open(&self, name: &Path) -> Result<OwnedFd> {
         openat2(&self.directory, name, NAME_FILE, Mode::empty(), PLAIN | ResolveFlags::BENEATH)
             .map_err(|errno| Error::path("open", self.shown.join(name), errno))
     }
 
-    /// Moves a file from inside to a name in the parent directory. Fails with EEXIST when the name is taken.
+    /// Moves a file from the private directory to a name in the parent directory. Returns EEXIST if the name is taken.
     pub(crate) fn move_out(&self, from: &Path, to: &OsStr) -> std::result::Result<(), E> {
         move_file((self.directory.as_fd(), from.as_os_str()), (self.parent.as_fd(), to))
     }
 
-    /// Moves a file to the name `last` in the parent directory and removes that name, so that `/proc` shows it as
-    /// deleted there. If the name is taken, that file is not changed, and the new file is removed from inside.
+    /// Moves a file to the name `last` in the parent directory and removes that name, so that `/proc` shows the file
+    /// as deleted there. If the name is taken, the existing file is not changed, and the new file is removed from the
+    /// private directory.
     pub(crate) fn unlink_as(&self, from: &Path, last: &OsStr, flags: AtFlags) -> std::result::Result<(), E> {
         match self.move_out(from, last) {
             Ok(()) => unlinkat(&self.parent, last, flags),
@@ -156,7 +160,8 @@ impl PrivateDirectory {
         }
     }
 
-    /// Moves a file of the parent directory to a name inside. The caller must verify which file was moved.
+    /// Moves a file of the parent directory to a name in the private directory. The caller must verify which file was
+    /// moved.
     pub(crate) fn move_in(&self, from: &OsStr, to: &str) -> std::result::Result<(), E> {
         move_file((self.parent.as_fd(), from), (self.directory.as_fd(), OsStr::new(to)))
     }
@@ -168,19 +173,19 @@ impl Drop for PrivateDirectory {
             return;
         }
         clear(self.directory.as_fd(), DEPTH_MAX);
-        // If the owner of the parent has renamed it, an empty directory remains under the new name.
+        // If the owner of the parent has renamed the directory, an empty directory remains under the new name.
         let _ = unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
     }
 }
 
-/// A file at its final name while the restore may still fail. Drop removes the name and restores the file that had it
-/// before.
+/// A file at its final name while the restore may still fail. Drop removes the name, and restores the file that had
+/// the name before.
 #[derive(Debug)]
 pub(crate) struct Placed {
     private: PrivateDirectory,
     name: OsString,
     file: OwnedFd,
-    /// Whether the old file is inside the private directory.
+    /// `true` if the old file is inside the private directory.
     has_old: bool,
     is_kept: bool,
 }
@@ -190,8 +195,9 @@ const OLD: &str = ".old";
 const UNDONE: &str = ".undone";
 
 impl Placed {
-    /// Moves the file `from` of a private directory to `name` beside it. An existing file of that name is moved
-    /// inside if `may_replace` permits it. Fails with EEXIST when another file gets the name concurrently.
+    /// Moves the file `from` of a private directory to `name` in the parent directory. An existing file of that name
+    /// is moved into the private directory, if `may_replace` permits the move. Fails with EEXIST if another file gets
+    /// the name concurrently.
     pub(crate) fn new(
         private: PrivateDirectory,
         from: &Path,
@@ -219,26 +225,26 @@ impl Placed {
         Ok(placed)
     }
 
-    /// Keeps the name, since the restore has succeeded.
+    /// Keeps the name. Called when the restore has succeeded.
     pub(crate) fn keep(mut self) {
         self.is_kept = true;
     }
 
-    /// Moves the file that has the name inside, if it is `wanted`.
+    /// Moves the file that has the name into the private directory, if the file is `wanted`.
     fn take(&self, wanted: BorrowedFd<'_>, to: &str) -> std::result::Result<(), E> {
         self.private.move_in(&self.name, to)?;
         let taken = self.private.open(Path::new(to)).map_err(|_| E::NOENT)?;
         if is_same(&taken, wanted) {
             return Ok(());
         }
-        // The owner of the parent directory has replaced it.
+        // The owner of the parent directory has replaced the file.
         let _ = self.private.move_out(Path::new(to), &self.name);
         Err(E::EXIST)
     }
 
     fn give_back(&self) {
         if self.has_old {
-            // A file that has got the name meanwhile keeps it.
+            // A file that has got the name meanwhile keeps the name.
             let _ = self.private.move_out(Path::new(OLD), &self.name);
         }
     }
@@ -257,15 +263,15 @@ fn is_same(one: impl AsFd, other: impl AsFd) -> bool {
     identity(one.as_fd()).is_some_and(|one| Some(one) == identity(other.as_fd()))
 }
 
-/// Symbolic links are followed in no component.
+/// The resolve flags with which no component of a path may be a symbolic link.
 const PLAIN: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::NO_MAGICLINKS);
 
-/// Opens a directory by a path without symbolic links (O_PATH).
+/// Opens a directory by a path without symbolic links. Returns an O_PATH descriptor.
 pub(crate) fn open_directory(path: &Path) -> std::result::Result<OwnedFd, E> {
     openat2(CWD, path, ENTER, Mode::empty(), PLAIN)
 }
 
-/// Creates a file without a name near the place of its last name. The returned descriptor is O_PATH.
+/// Creates a file without a name, near the place of its last name. Returns an O_PATH descriptor.
 pub(crate) fn make_nameless(
     last: &Path,
     ownership: Ownership,
@@ -277,7 +283,7 @@ pub(crate) fn make_nameless(
     Ok(made)
 }
 
-/// Whether the file of a descriptor has this type.
+/// Reports whether the file of a descriptor has this type.
 pub(crate) fn is_a(file: BorrowedFd<'_>, format: FileType) -> bool {
     fstat(file).is_ok_and(|stat: Stat| FileType::from_raw_mode(stat.st_mode) == format)
 }
@@ -288,7 +294,8 @@ fn random_name() -> std::result::Result<String, E> {
     Ok(format!(".undying-{:032x}", u128::from_ne_bytes(random)))
 }
 
-/// Renames without replacing. Where the file system does not support that, links the new name and unlinks the old.
+/// Renames a file without replacing another file. If the file system does not support such a rename, links the new
+/// name and unlinks the old name.
 fn move_file(from: (BorrowedFd<'_>, &OsStr), to: (BorrowedFd<'_>, &OsStr)) -> std::result::Result<(), E> {
     match renameat_with(from.0, from.1, to.0, to.1, RenameFlags::NOREPLACE) {
         Err(E::INVAL | E::NOSYS | E::OPNOTSUPP) => {
@@ -347,7 +354,7 @@ mod tests {
         let private = private_in(&folder);
         assert_eq!(fs::metadata(folder.path().join(&private.name)).unwrap().mode() & PERMISSIONS, 0o700);
         let made = private.make("file", fifo).unwrap();
-        // The owner of the parent replaces the directory by another one, in which the name is a link.
+        // The owner of the parent replaces the directory by another directory, in which the name is a symbolic link.
         let moved = folder.path().join("moved");
         fs::rename(folder.path().join(&private.name), &moved).unwrap();
         fs::create_dir(folder.path().join(&private.name)).unwrap();

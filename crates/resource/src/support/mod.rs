@@ -1,6 +1,8 @@
-//! Helpers that several descriptor kinds share: paths, reopening, content of files and pipes, other users of a file.
+//! Helpers that several kinds share: paths, reopening, content of files and pipes, processes that use a file.
 //!
-//! Owns: the list of helpers; each module describes itself.
+//! A kind is the code that saves and restores one type of kernel object.
+//!
+//! Owns: the list of helpers. Each module describes itself.
 //! Does not: depend on kinds.
 
 pub(crate) mod content;

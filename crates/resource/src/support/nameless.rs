@@ -1,8 +1,8 @@
-//! Restoring files and directories that have no name any more.
+//! Restores files and directories that have no name any more.
 //!
-//! Owns: the choice of a directory and of a free name; removed directories.
-//! Invariants: a created file has a name only until it is open. A taken name is not touched.
-//! Does not: depend on kinds.
+//! Owns: the choice of a directory and of a free name, and the removed directories of a restore.
+//! Invariants: a created file has a name only until the file is open. A file whose name is taken is not changed.
+//! Does not: depend on kinds (the code for each type of kernel object).
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,10 +19,10 @@ use super::making::{Ownership, PrivateDirectory};
 use super::path;
 use crate::error::{ResourceError, Result};
 
-/// Maximum number of names tried for a file that is named for a moment; taken names are skipped.
+/// The maximum number of names that are tried for a temporary name. Taken names are skipped.
 const NAMES_TRIED_MAX: u32 = 1000;
 
-/// Creates a file in a directory under a free name.
+/// Creates a file in a directory under a free name. Returns the path of the file.
 pub(crate) fn free_name(
     home: &Path,
     mut make: impl FnMut(&Path) -> std::result::Result<(), E>,
@@ -37,13 +37,13 @@ pub(crate) fn free_name(
     Err(E::EXIST)
 }
 
-/// A removed directory as it is in the image. It is empty and cannot get entries.
+/// A removed directory in the image. The directory is empty and cannot get entries.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct Removed {
-    /// Its last name.
+    /// The last name of the directory.
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
-    /// Device and inode identify the directory among all its uses.
+    /// The device number. Device and inode identify the directory in all records that refer to the directory.
     #[prost(uint64, tag = "2")]
     device: u64,
     #[prost(uint64, tag = "3")]
@@ -69,14 +69,14 @@ impl Removed {
     }
 }
 
-/// Removed directories of one restore, each created once.
+/// The removed directories of one restore. Each directory is created once.
 #[derive(Debug, Default)]
 pub(crate) struct RemovedDirectories {
     made: HashMap<(u64, u64), OwnedFd>,
 }
 
 impl RemovedDirectories {
-    /// An O_PATH descriptor of the directory.
+    /// Returns an O_PATH descriptor of the directory. The first call creates the directory.
     pub(crate) fn get(&mut self, removed: &Removed) -> Result<&OwnedFd> {
         match self.made.entry((removed.device, removed.inode)) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
@@ -85,7 +85,7 @@ impl RemovedDirectories {
     }
 }
 
-/// Creates the directory, gives it its last name for a moment, and removes it.
+/// Creates the directory with its last name, and removes the directory at once.
 fn make_and_remove(removed: &Removed) -> Result<OwnedFd> {
     let wanted = path::from_bytes(&removed.path);
     let private = PrivateDirectory::near(&wanted)?;
@@ -94,7 +94,7 @@ fn make_and_remove(removed: &Removed) -> Result<OwnedFd> {
 }
 
 /// Creates the directory at `below`, a path relative to the parent of the private directory. Missing directories of
-/// that path are created too, and one rename gives all of them their names.
+/// the path are created too, and one rename gives all these directories their names.
 fn make_below(
     private: &PrivateDirectory,
     below: &Path,
@@ -114,7 +114,8 @@ fn make_below(
         let has_name = private.move_out(Path::new(first), first).is_ok();
         let deepest = above.pop().expect("there are several");
         let outcome = rustix::fs::unlinkat(&deepest, last, AtFlags::REMOVEDIR);
-        // Remove from the deepest up; the top one is beside the private directory if the rename succeeded.
+        // The directories are removed from the deepest upwards. The top directory is beside the private directory if
+        // the rename succeeded.
         for (directory, name) in above.iter().zip(&names).skip(1).rev() {
             let _ = rustix::fs::unlinkat(directory, *name, AtFlags::REMOVEDIR);
         }
@@ -123,7 +124,7 @@ fn make_below(
         }
         outcome?;
     }
-    // It is removed and can get no entries, so permissive modes are safe.
+    // The directory is removed and can get no entries, so permissive modes are safe.
     Ownership { mode: removed.mode, user: removed.user, group: removed.group }.give(made.as_fd())?;
     Ok(made)
 }

@@ -1,8 +1,8 @@
-//! Reopening the file of a description with other flags.
+//! Reopens the file of an open file description with other flags.
 //!
 //! Owns: the status flags that are passed to open(2), and reopening through `/proc/self/fd`.
 //! Invariants: an open never creates, truncates or blocks, and never sets a controlling terminal.
-//! Does not: set flags that fcntl(2) can change later; the envelope does.
+//! Does not: set flags that fcntl(2) can change later; `fd::envelope` does.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -18,12 +18,12 @@ const OPEN_ONLY: OFlags = OFlags::RWMODE
     .union(OFlags::NOFOLLOW)
     .union(OFlags::DIRECTORY)
     .union(OFlags::LARGEFILE);
-/// Flags that open(2) and fcntl(2) can set; with open, the file system checks them at once.
+/// Flags that open(2) and fcntl(2) can set. The file system checks these flags at once if they are passed to open(2).
 const EITHER: OFlags = OFlags::APPEND.union(OFlags::DIRECT).union(OFlags::NOATIME);
-/// O_TMPFILE includes O_DIRECTORY, but a file created with it is not a directory.
+/// O_TMPFILE, which includes O_DIRECTORY. A file that was created with O_TMPFILE is not a directory.
 const TEMPORARY: OFlags = OFlags::TMPFILE;
 
-/// The flags for reopening a description with these saved flags.
+/// Returns the flags for reopening a description with the flags `saved`.
 pub(crate) fn flags_for(saved: u32) -> OFlags {
     let saved = OFlags::from_bits_retain(saved);
     if saved.contains(OFlags::PATH) {
@@ -33,27 +33,28 @@ pub(crate) fn flags_for(saved: u32) -> OFlags {
     (kept & (OPEN_ONLY | EITHER)) | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
 }
 
-/// The access mode bits alone.
+/// Returns only the access mode bits of `flags`.
 pub(crate) fn access_mode(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OFlags::RWMODE
 }
 
-/// Whether a description is open for reading.
+/// Reports whether a description is open for reading.
 pub(crate) fn may_read(flags: u32) -> bool {
     !is_path_only(flags) && matches!(access_mode(flags), OFlags::RDONLY | OFlags::RDWR)
 }
 
-/// Whether a description is open for writing.
+/// Reports whether a description is open for writing.
 pub(crate) fn may_write(flags: u32) -> bool {
     !is_path_only(flags) && matches!(access_mode(flags), OFlags::WRONLY | OFlags::RDWR)
 }
 
-/// Whether a description is O_PATH.
+/// Reports whether a description was opened with O_PATH.
 pub(crate) fn is_path_only(flags: u32) -> bool {
     OFlags::from_bits_retain(flags).contains(OFlags::PATH)
 }
 
-/// Opens a new readable description of the same file, whatever the access mode of the subject's.
+/// Opens a new readable description of the same file, whatever the access mode of the subject's description. The
+/// subject is the protected program.
 pub(crate) fn reader(file: BorrowedFd<'_>) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     reopen(file, flags | OFlags::NOATIME).or_else(|_| reopen(file, flags))
@@ -67,12 +68,12 @@ pub(crate) fn open(path: &Path, flags: OFlags) -> Result<OwnedFd> {
 /// Opens the file of a descriptor of this process as a new description.
 pub(crate) fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
     let path = own_link(file);
-    // The link itself is symbolic: O_NOFOLLOW would refuse it.
+    // The path is a symbolic link, which O_NOFOLLOW would refuse.
     let flags = flags - OFlags::NOFOLLOW;
     rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| Error::path("reopen", &path, errno))
 }
 
-/// The path in `/proc` of a descriptor of this process.
+/// Returns the path in `/proc` of a descriptor of this process.
 pub(crate) fn own_link(file: impl AsFd) -> String {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
 }

@@ -1,8 +1,8 @@
-//! Finding a process outside the subject that uses a file, for error messages.
+//! Finds a process outside the subject (the protected program) that uses a file, for error messages.
 //!
 //! Owns: the search through the descriptor tables of other processes.
-//! Invariants: it scans all of `/proc`, so it runs only after a refusal is certain.
-//! Does not: see processes that this user may not inspect; then the result is `None`.
+//! Invariants: the search scans all of `/proc`, so the search runs only after a refusal is certain.
+//! Does not: find processes that this user may not inspect. The result is then `None`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,13 @@ use tracee::procfs;
 
 use crate::fd::scope::CaptureScope;
 
-/// A process outside the subject, other than this one, with a descriptor whose link is `target`.
+/// Finds a process, outside the subject and other than this process, with a descriptor whose link is `target`.
 pub(crate) fn holder(scope: &CaptureScope<'_>, target: &str) -> Option<Pid> {
     holder_with(scope, target, |_| true)
 }
 
-/// Like `holder`, for a descriptor whose open flags satisfy `fits`: the two ends of a pipe have the same link.
+/// Works like [`holder`], but the open flags of the descriptor must also satisfy `fits`. The flags distinguish the two
+/// ends of a pipe, which have the same link.
 pub(crate) fn holder_with(scope: &CaptureScope<'_>, target: &str, fits: impl Fn(u32) -> bool) -> Option<Pid> {
     let ourselves = Pid(std::process::id() as i32);
     let entries = fs::read_dir("/proc").ok()?;
@@ -27,7 +28,7 @@ pub(crate) fn holder_with(scope: &CaptureScope<'_>, target: &str, fits: impl Fn(
         .find(|pid| *pid != ourselves && !scope.pids.contains(pid) && holds(*pid, target, &fits))
 }
 
-/// Describes such a process in an error message.
+/// Describes a process that `holder` or `user_of` has found, for an error message.
 pub(crate) fn describe(holder: Option<Pid>) -> String {
     match holder {
         Some(pid) => {
@@ -50,8 +51,8 @@ fn holds(pid: Pid, target: &str, fits: &impl Fn(u32) -> bool) -> bool {
     })
 }
 
-/// A process other than this one that has a file open or maps it. For refusals at a restore, when no process of the
-/// subject exists.
+/// Finds a process, other than this process, that has a file open or maps the file. Used for refusals at a restore,
+/// when no process of the subject exists.
 pub(crate) fn user_of(stat: &Stat) -> Option<Pid> {
     let ourselves = Pid(std::process::id() as i32);
     let is_file = |path: PathBuf| {

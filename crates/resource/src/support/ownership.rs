@@ -6,14 +6,15 @@
 use rustix::fs::{Gid, Uid};
 use sys::{Errno, Error, Result};
 
-/// Not an id: chown(2) leaves the owner unchanged.
+/// The value that is not an id. With this value, chown(2) leaves the owner unchanged.
 const NO_ID: u32 = u32::MAX;
 
-/// An owner and a group.
+/// Returns an owner and a group for chown(2).
 ///
 /// # Errors
 ///
-/// EINVAL for a value that is not an id; with it, chown(2) would leave the restorer as owner.
+/// Returns EINVAL for a value that is not an id. With such a value, chown(2) would leave the restoring process as
+/// owner.
 pub(crate) fn owner(user: u32, group: u32) -> Result<(Uid, Gid)> {
     if user == NO_ID || group == NO_ID {
         return Err(Error::new("set the owner of a restored file", Errno::EINVAL));

@@ -1,7 +1,8 @@
-//! The name of a description's file.
+//! The name of the file of an open file description.
 //!
-//! Owns: reading the link of a duplicate inside the pause, and distinguishing removed names from existing ones.
-//! Invariants: a file named `x (deleted)` is not taken for a deleted file.
+//! Owns: reading the link of a duplicate inside the pause, and distinguishing removed names from existing names. A
+//! duplicate is a descriptor of this process for the description.
+//! Invariants: a file named `x (deleted)` is not mistaken for a deleted file.
 //! Does not: open files.
 
 use std::ffi::{CStr, OsStr};
@@ -19,19 +20,19 @@ use crate::fd::scope::CaptureScope;
 use crate::obstacle::Obstacle;
 
 const MARK: &[u8] = b" (deleted)";
-/// Maximum length of a link: the kernel prints no longer one.
+/// The maximum length of a link in bytes. The kernel prints no longer link.
 const LINK_BYTES_MAX: usize = 4096;
-/// Buffer for the path of a link, with its terminator.
+/// The size of the buffer for the path of a link, including the terminator, in bytes.
 const PATH_BYTES_MAX: usize = 32;
 
-/// A file's name, and whether it still exists.
+/// The name of a file, and whether the name still leads to the file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Name {
     /// The name leads to the file.
     Live(PathBuf),
-    /// The name was removed; another file may have it now.
+    /// The name was removed. Another file may have the name now.
     Gone(PathBuf),
-    /// The link is not a path: the kernel created the file without a name.
+    /// The link is not a path, because the kernel created the file without a name.
     None,
 }
 
@@ -48,12 +49,12 @@ impl Name {
         }
     }
 
-    /// The name of a description when it was listed.
+    /// Returns the name that a description had when the description was listed.
     pub(crate) fn of(description: &Known) -> Self {
         Self::new(description.info.target.as_os_str().as_bytes(), &description.stat)
     }
 
-    /// The path, whether or not it exists.
+    /// Returns the path, whether or not the path exists.
     pub(crate) fn path(&self) -> &Path {
         match self {
             Self::Live(path) | Self::Gone(path) => path,
@@ -62,14 +63,15 @@ impl Name {
     }
 }
 
-/// Whether a path leads to the file with this `stat`.
+/// Reports whether a path leads to the file with this `stat`.
 pub(crate) fn leads_to(path: &Path, stat: &Stat) -> bool {
     let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
     let found = if is_link { rustix::fs::lstat(path) } else { rustix::fs::stat(path) };
     found.is_ok_and(|found| (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino))
 }
 
-/// The obstacle of a file whose path leads to another file in our mount namespace.
+/// Returns an obstacle if the path of a file leads to another file, or to no file, in the mount namespace of this
+/// process.
 pub(crate) fn unreachable(description: &Description, path: &Path, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
     if leads_to(path, &description.stat) || scope.is_inherited(&description.stat) || was_moved(description) {
         return Vec::new();
@@ -81,7 +83,8 @@ pub(crate) fn unreachable(description: &Description, path: &Path, scope: &Captur
     )]
 }
 
-/// Whether the file was renamed or removed since it was listed, and its present state is known.
+/// Reports whether the file was renamed or removed after the description was listed. Returns `false` if the present
+/// state of the file is unknown.
 fn was_moved(description: &Description) -> bool {
     let mut link = Link::new();
     let (Ok(()), Ok(stat)) = (link.read(description), rustix::fs::fstat(&description.duplicate)) else {
@@ -94,7 +97,7 @@ fn was_moved(description: &Description) -> bool {
     }
 }
 
-/// The link of a duplicate, read repeatedly into the same buffer.
+/// The link of a duplicate descriptor. Each read reuses the same buffer.
 #[derive(Debug)]
 pub(crate) struct Link {
     buffer: Vec<u8>,
@@ -107,7 +110,7 @@ impl Link {
         Self { buffer: vec![0; LINK_BYTES_MAX], length: 0 }
     }
 
-    /// Reads the link of a duplicate, without allocation.
+    /// Reads the link of a duplicate descriptor, without allocation.
     pub(crate) fn read(&mut self, duplicate: impl AsFd) -> Result<()> {
         let mut path = [0; PATH_BYTES_MAX];
         let number = duplicate.as_fd().as_raw_fd();
@@ -121,23 +124,24 @@ impl Link {
         Ok(())
     }
 
-    /// The link that was read last.
+    /// Returns the link that was read last.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.buffer[..self.length]
     }
 }
 
-/// The bytes of a path, for a record.
+/// Converts a path to bytes, for a record.
 pub(crate) fn to_bytes(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_vec()
 }
 
-/// A path from the bytes of a record.
+/// Converts the bytes of a record to a path.
 pub(crate) fn from_bytes(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
-/// Describes a process outside the subject that has the file open with fitting flags.
+/// Describes a process outside the subject (the protected program) that has the file open with flags that satisfy
+/// `fits`.
 pub(crate) fn other_holder(
     description: &Description,
     scope: &CaptureScope<'_>,

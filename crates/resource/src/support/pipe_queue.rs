@@ -1,9 +1,10 @@
-//! Unread content of a pipe.
+//! The unread content of a pipe.
 //!
-//! Owns: copying it without consuming it (tee), distinguishing packets from bytes, writing it into another pipe.
-//! Invariants: inside the pause one tee(2) takes references to the pages, which are read after the pause. Later reads
-//! and writes of the subject do not change the copy.
-//! Does not: restore ends, capacity or names.
+//! Owns: copying the content without consuming the content (tee(2)), distinguishing packets from bytes, and writing
+//! the content into another pipe.
+//! Invariants: inside the pause, when the subject is stopped, one tee(2) call takes references to the pages. The pages
+//! are read after the pause. Later reads and writes of the subject do not change the copy.
+//! Does not: restore ends, capacity or names of a pipe.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -12,25 +13,25 @@ use rustix::io::Errno as E;
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use sys::{Errno, Error, Result};
 
-/// Length passed to tee(2); more than any pipe contains.
+/// The length that is passed to tee(2), in bytes. No pipe contains more bytes.
 const TEE_BYTES: usize = 1 << 30;
 
-/// Result of one read of the pipe: bytes of a stream, or one packet.
+/// The result of one read of the pipe: bytes of a stream, or one packet.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Chunk {
     #[prost(bytes = "vec", tag = "1")]
     pub bytes: Vec<u8>,
-    /// Written in packet mode (O_DIRECT): its boundary is preserved.
+    /// `true` if the bytes were written in packet mode (O_DIRECT). The boundary of the packet is preserved.
     #[prost(bool, tag = "2")]
     pub packet: bool,
 }
 
-/// Why the content of a pipe could not be read.
+/// The reason why the content of a pipe could not be read.
 #[derive(Debug)]
 pub(crate) enum QueueError {
     /// A kernel call failed.
     Kernel(Error),
-    /// Bytes and packets are in the same pipe; their boundary is not visible.
+    /// The pipe contains bytes and packets, and the boundary between bytes and a packet is not visible.
     Mixed,
 }
 
@@ -40,7 +41,7 @@ impl From<Error> for QueueError {
     }
 }
 
-/// A pipe of this process with the copy, and a second one for probing the copy.
+/// A pipe of this process with the copy, and a second pipe for probing the copy.
 #[derive(Debug)]
 pub(crate) struct QueueCopy {
     copy: Pipe,
@@ -69,7 +70,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// Discards the content. Reads in a loop, since one read returns at most one packet.
+    /// Discards the content. Reads in a loop, because one read returns at most one packet.
     fn empty(&self) -> Result<()> {
         loop {
             match waiting(&self.reader)? {
@@ -81,12 +82,12 @@ impl Pipe {
 }
 
 impl QueueCopy {
-    /// Before the pause: creates pipes of this capacity.
+    /// Creates pipes of this capacity in bytes. Called before the pause.
     pub(crate) fn new(capacity: usize) -> Result<Self> {
         Ok(Self { copy: Pipe::new(capacity)?, probe: Pipe::new(capacity)? })
     }
 
-    /// Inside the pause: copies the unread content of the pipe behind a readable end.
+    /// Copies the unread content of the pipe with the readable end `reader`. Called inside the pause.
     pub(crate) fn copy(&mut self, reader: BorrowedFd<'_>) -> Result<()> {
         self.copy.empty()?;
         self.copy.grow(capacity(reader)?)?;
@@ -95,8 +96,8 @@ impl QueueCopy {
         if copied == wanted { Ok(()) } else { Err(failed("copy all of a pipe", Errno::SHORT)) }
     }
 
-    /// After the pause: returns the content. `packets` is whether the writer is in packet mode now; it decides only
-    /// for a single last byte, which cannot be distinguished otherwise.
+    /// Returns the content. Called after the pause. `packets` is `true` if the writer is in packet mode now. `packets`
+    /// is used only if a single byte is left, because a packet of one byte then looks like a byte of a stream.
     pub(crate) fn take(&mut self, packets: bool) -> std::result::Result<Vec<Chunk>, QueueError> {
         self.probe.grow(capacity(&self.copy.reader)?)?;
         let mut chunks = Vec::new();
@@ -115,8 +116,8 @@ impl QueueCopy {
         }
     }
 
-    /// Whether the content begins with a packet. Reads one byte of a second copy: of a packet, the kernel then
-    /// discards the rest.
+    /// Reports whether the content begins with a packet. Reads one byte of a second copy. If the byte is part of a
+    /// packet, the kernel then discards the other bytes of the packet.
     fn begins_with_packet(&self, left: usize, guess: bool) -> Result<bool> {
         self.refill_probe()?;
         take(&self.probe.reader, 1)?;
@@ -126,13 +127,13 @@ impl QueueCopy {
         if left == 1 {
             return Ok(guess);
         }
-        // A packet of one byte ends a read of two bytes; a stream returns both.
+        // In a stream, a read of two bytes returns two bytes. A packet of one byte ends the read after one byte.
         self.refill_probe()?;
         Ok(take(&self.probe.reader, 2)?.len() == 1)
     }
 
-    /// Whether the content ends with a packet. Reads all but one byte of a second copy: of a packet, the kernel then
-    /// discards the last byte.
+    /// Reports whether the content ends with a packet. Reads all bytes except the last byte of a second copy. If the
+    /// last byte is part of a packet, the kernel then discards the last byte.
     fn ends_with_packet(&self, left: usize) -> Result<bool> {
         if left == 1 {
             return Ok(false);
@@ -148,7 +149,7 @@ impl QueueCopy {
     }
 }
 
-/// Writes the content into an empty pipe; clears the status flags of `writer`.
+/// Writes the content into an empty pipe, and clears the status flags of `writer`.
 pub(crate) fn fill(writer: BorrowedFd<'_>, chunks: &[Chunk]) -> Result<()> {
     for chunk in chunks {
         let mode = if chunk.packet { OFlags::NONBLOCK | OFlags::DIRECT } else { OFlags::NONBLOCK };
@@ -166,19 +167,19 @@ fn set_flags(writer: BorrowedFd<'_>, flags: OFlags) -> Result<()> {
     rustix::fs::fcntl_setfl(writer, flags).map_err(|errno| failed("set the flags of a pipe", errno))
 }
 
-/// Number of unread bytes.
+/// Returns the number of unread bytes.
 pub(crate) fn waiting(file: impl AsFd) -> Result<usize> {
     let count =
         rustix::io::ioctl_fionread(file).map_err(|errno| failed("count the bytes in a pipe", errno))?;
     Ok(count as usize)
 }
 
-/// Capacity of a pipe in bytes.
+/// Returns the capacity of a pipe in bytes.
 pub(crate) fn capacity(file: impl AsFd) -> Result<usize> {
     rustix::pipe::fcntl_getpipe_size(file).map_err(|errno| failed("get the capacity of a pipe", errno))
 }
 
-/// Sets the capacity in bytes.
+/// Sets the capacity of a pipe in bytes.
 pub(crate) fn set_capacity(file: impl AsFd, bytes: usize) -> Result<()> {
     rustix::pipe::fcntl_setpipe_size(file, bytes)
         .map(drop)
@@ -193,7 +194,7 @@ fn tee(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<usize> {
     }
 }
 
-/// One read of at most `length` bytes.
+/// Makes one read of at most `length` bytes.
 fn take(reader: &OwnedFd, length: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     let count = match rustix::io::read(reader, &mut bytes[..]) {
@@ -220,7 +221,7 @@ mod tests {
     fn contents(reader: &OwnedFd, packets: bool) -> std::result::Result<Vec<Chunk>, QueueError> {
         let mut copy = QueueCopy::new(4096)?;
         copy.copy(reader.as_fd())?;
-        // A second copy must not contain the first.
+        // A second copy must not contain the first copy.
         copy.copy(reader.as_fd())?;
         copy.take(packets)
     }
@@ -276,7 +277,8 @@ mod tests {
         rustix::io::write(&writer, b"bytes").unwrap();
         assert_eq!(contents(&reader, false).unwrap(), [chunk(b"packet", true), chunk(b"bytes", false)]);
         rustix::fs::fcntl_setfl(&writer, OFlags::DIRECT).unwrap();
-        // A short packet would merge with the preceding bytes, and the kernel would return both as bytes.
+        // A short packet would be merged with the preceding bytes, and the kernel would return packet and bytes as one
+        // stream.
         rustix::io::write(&writer, &[1; 4096]).unwrap();
         assert!(matches!(contents(&reader, true), Err(QueueError::Mixed)));
     }

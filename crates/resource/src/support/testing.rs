@@ -1,6 +1,6 @@
-//! Test support: captures descriptions of this process and restores them.
+//! Test support: captures descriptions of this process, and restores the descriptions.
 //!
-//! Owns: a substitute for the engine.
+//! Owns: a substitute for the engine, which calls the descriptor kinds (the code for each type of open file).
 //! Does not: exist outside tests.
 
 use std::collections::{HashMap, HashSet};
@@ -25,12 +25,12 @@ use crate::obstacle::Obstacle;
 use crate::opener::Opener;
 use crate::shared::Shared;
 
-/// This process.
+/// Returns the pid of this process.
 pub(crate) fn ourselves() -> Pid {
     Pid(std::process::id() as i32)
 }
 
-/// The description of a descriptor of this process, as the engine would list it.
+/// Returns the description of a descriptor of this process, as the engine lists descriptions.
 pub(crate) fn describe(number: u32, file: impl AsFd) -> Description {
     let fd = Fd(file.as_fd().as_raw_fd());
     let duplicate = rustix::io::fcntl_dupfd_cloexec(&file, 3).unwrap();
@@ -39,7 +39,7 @@ pub(crate) fn describe(number: u32, file: impl AsFd) -> Description {
     Description::new(Arc::new(Known::new(DescriptionId(number), (ourselves(), fd), info, stat)), duplicate)
 }
 
-/// A subject that consists of descriptors of this process.
+/// A subject (a protected program) for tests, which consists of descriptors of this process.
 pub(crate) struct Subject {
     pub(crate) descriptions: Vec<Description>,
     known: Vec<Arc<Known>>,
@@ -91,7 +91,7 @@ impl Subject {
             kills: self.kills,
             loses_connections: self.loses_connections,
             sockets: &self.sockets,
-            // Mappings of a process that may not be inspected are empty.
+            // For a process that may not be inspected, the list of mappings is empty.
             areas: self
                 .pids
                 .iter()
@@ -106,7 +106,7 @@ impl Subject {
         self.descriptions.iter().flat_map(|description| kind.obstacles(description, &scope)).collect()
     }
 
-    /// Runs all steps of a checkpoint; `meanwhile` runs between the pause and the steps after it.
+    /// Runs all steps of a checkpoint. `meanwhile` runs after the pause, before the steps that follow the pause.
     pub(crate) fn capture(&self, kind: &dyn FdKind, meanwhile: impl FnOnce()) -> Result<Vec<Envelope>> {
         let scope = self.scope();
         let mut captures: Vec<Box<dyn FdCapture>> = Vec::new();
@@ -133,7 +133,7 @@ impl Subject {
         Ok(complete)
     }
 
-    /// Runs the steps of a restore before processes are created.
+    /// Runs the steps of a restore that precede the creation of processes.
     pub(crate) fn build(
         &self,
         kind: &dyn FdKind,
@@ -171,7 +171,7 @@ impl Subject {
         Ok(built)
     }
 
-    /// Captures the descriptions and restores them; the originals are unchanged.
+    /// Captures the descriptions, and restores the descriptions as new files. The original descriptions are unchanged.
     pub(crate) fn round_trip(&self, kind: &dyn FdKind) -> Result<Built> {
         assert_eq!(self.obstacles(kind), Vec::new());
         let envelopes = self.capture(kind, || {})?;
@@ -190,7 +190,7 @@ impl Watched {
         Self(watch)
     }
 
-    /// Events since the last call, with file names, without those of private directories.
+    /// Returns the events since the last call, with file names, without events of private directories.
     pub(crate) fn events(&self) -> Vec<(ReadFlags, String)> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(&self.0, &mut buffer);
@@ -204,12 +204,12 @@ impl Watched {
     }
 }
 
-/// Status flags without O_LARGEFILE, which has no meaning on 64-bit machines.
+/// Returns the status flags without O_LARGEFILE, which has no meaning on 64-bit machines.
 pub(crate) fn flags(file: impl AsFd) -> u32 {
     rustix::fs::fcntl_getfl(file).unwrap().bits() & !0o100_000
 }
 
-/// The position of a file.
+/// Returns the position of a file.
 pub(crate) fn position(file: impl AsFd) -> u64 {
     rustix::fs::tell(file).unwrap()
 }

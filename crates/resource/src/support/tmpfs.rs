@@ -1,14 +1,15 @@
 //! Named files of a tmpfs, whose content is saved in the image: POSIX shared memory, named semaphores, scratch files.
 //!
-//! Owns: recognizing such files by type and file system; the message that identifies one; finding or creating it at a
-//! restore.
-//! Invariants: an existing file is written only if it is the recorded inode, or one that an earlier restore created
-//! for it. A file that a process outside the tree can write is not written. No symbolic link is followed.
+//! Owns: recognizing these files by type and file system, the message that identifies a file, and finding or creating
+//! the file at a restore.
+//! Invariants: an existing file is written only if the file has the recorded inode, or an earlier restore created the
+//! file for the recorded inode. A file that a process outside the restored process tree can write is not written. No
+//! symbolic link is followed.
 //! Does not: save or write content.
 //!
-//! A restored file has another inode than the image records. An extended attribute stores the identity of the
-//! original, so that the next restore of the same image finds the file. The superuser trusts only `trusted.*`
-//! attributes.
+//! A restored file has another inode than the recorded inode. An extended attribute stores the identity of the
+//! original file, so that the next restore of the same image finds the restored file. The superuser trusts only
+//! `trusted.*` attributes.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -28,17 +29,17 @@ use super::ownership::owner;
 use super::{outside, path};
 use crate::error::{ResourceError, Result};
 
-/// The magic number of tmpfs(5); devtmpfs has the same.
+/// The magic number of tmpfs(5). devtmpfs has the same magic number.
 pub(crate) const TMPFS: i64 = 0x0102_1994;
 
-/// Timeout for a killed process to close a file.
+/// The timeout for a killed process to close a file.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 const CLOSE_POLL: Duration = Duration::from_millis(5);
-/// Bytes of an identity in the attribute: three numbers of 8 bytes.
+/// The number of bytes of an identity in the attribute: three numbers of 8 bytes.
 const MARK_BYTES: usize = 24;
 
-/// Identity of a file: device, inode, and birth time in nanoseconds (0 if the kernel does not record it). A tmpfs
-/// reuses inode numbers after a boot.
+/// The identity of a file: device, inode, and birth time in nanoseconds. The birth time is 0 if the kernel does not
+/// record birth times. The birth time is needed because a tmpfs reuses inode numbers after a boot.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(crate) struct Identity {
     #[prost(uint64, tag = "1")]
@@ -49,7 +50,7 @@ pub(crate) struct Identity {
     born_ns: u64,
 }
 
-/// A named file of a tmpfs as it is in the image, without its content.
+/// A named file of a tmpfs in the image, without its content.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TmpfsFile {
     #[prost(bytes = "vec", tag = "1")]
@@ -62,7 +63,7 @@ pub(crate) struct TmpfsFile {
     group: u32,
     #[prost(message, optional, tag = "5")]
     identity: Option<Identity>,
-    /// The file for which an earlier restore created this one.
+    /// The identity of the original file, if an earlier restore created this file.
     #[prost(message, optional, tag = "6")]
     original: Option<Identity>,
 }
@@ -70,13 +71,14 @@ pub(crate) struct TmpfsFile {
 /// A file that was found or created.
 #[derive(Debug)]
 pub(crate) enum Found {
-    /// Open for reading and writing.
+    /// The file, open for reading and writing.
     Ready(OwnedFd),
-    /// A process outside the tree can write to it: a description of that process, and the file open for reading.
+    /// A process outside the restored process tree can write to the file. The values are a description of that
+    /// process, and the file open for reading.
     Shared(String, OwnedFd),
 }
 
-/// Whether an open file is a regular file of a tmpfs.
+/// Reports whether an open file is a regular file of a tmpfs. `system` is the type of the file system.
 pub(crate) fn is_on_tmpfs(stat: &Stat, system: i64) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && system == TMPFS
 }
@@ -111,7 +113,8 @@ impl Identity {
     }
 }
 
-/// The attribute that stores the original. Unprivileged processes cannot set `trusted.*`.
+/// Returns the name of the attribute that stores the original identity. Unprivileged processes cannot set `trusted.*`
+/// attributes.
 fn mark_name() -> &'static str {
     if rustix::process::geteuid().is_root() { "trusted.undying.original" } else { "user.undying.original" }
 }
@@ -135,12 +138,12 @@ impl TmpfsFile {
         })
     }
 
-    /// The path of the file.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> PathBuf {
         path::from_bytes(&self.path)
     }
 
-    /// Opens the file, or creates it if it is missing. Refuses another file of that name.
+    /// Opens the file, or creates the file if the file is missing. Refuses another file of that name.
     pub(crate) fn find_or_make(&self) -> Result<Found> {
         let path = self.path();
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
@@ -215,21 +218,21 @@ impl TmpfsFile {
         Ok(file)
     }
 
-    /// An error about this file.
+    /// Creates an error about this file.
     pub(crate) fn refused(&self, why: String, fix: &str) -> ResourceError {
         ResourceError::File { path: self.path().display().to_string(), why, fix: fix.to_owned() }
     }
 }
 
-/// Truncates a file to zero and sets its length: ranges without data in the image become holes.
+/// Truncates a file to zero, and sets the length of the file. Ranges without data in the image then become holes.
 pub(crate) fn clear(file: impl AsFd, length: u64) -> Result<()> {
     let failed = |errno| Error::new("set the length of a shared memory file", errno);
     rustix::fs::ftruncate(file.as_fd(), 0).map_err(failed)?;
     Ok(rustix::fs::ftruncate(file, length).map_err(failed)?)
 }
 
-/// Another name of an open file in the directory of its removed name. sem_open(3) creates a semaphore under a
-/// temporary name and links it to the final one.
+/// Finds another name of an open file in the directory of its removed name. For example, sem_open(3) creates a
+/// semaphore under a temporary name, and links the semaphore to the final name.
 pub(crate) fn other_name(gone: &Path, stat: &Stat) -> Option<PathBuf> {
     let entries = fs::read_dir(gone.parent()?).ok()?;
     entries.filter_map(|entry| Some(entry.ok()?.path())).find(|path| path::leads_to(path, stat))

@@ -1,10 +1,12 @@
-//! The control groups of a thread.
+//! The state kind of control groups: saves and restores the memberships of a thread.
 //!
-//! Owns: moving a thread back into the groups in which it differs from the checkpointer.
-//! Invariants: the restorer's own group replaces a group that the subject shared with the checkpointer, and the group
-//! of a login session. Groups with controllers are joined and never created: their limits belong to the operator. A
-//! missing group of a hierarchy without controllers is created again, with the groups above and below it. That
-//! happens before any other object of the subject is restored, since the program may have these directories open.
+//! Owns: moving a restored thread back into its recorded groups.
+//! Invariants: a group that the thread shared with the process that took the checkpoint is not recorded. The group of
+//! a login session is not recorded either. In place of such a group, the restored thread has the group of the
+//! restoring process. A group with controllers is joined and never created, because its limits belong to the operator.
+//! A missing group of a hierarchy without controllers is created again, with the groups above and below the group.
+//! Missing groups are created before any other object is restored, because the program may have their directories
+//! open.
 //! Does not: save limits or settings of groups with controllers.
 
 mod tree;
@@ -22,10 +24,11 @@ use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
 const NAME: &str = "state/cgroup";
-/// Separates the kernel's lines from the memberships with groups in raw state; no group name contains it.
+/// The separator in raw state (the bytes that are copied inside the pause). The lines of the kernel precede the
+/// separator, and the memberships with groups follow the separator. No group name contains this byte.
 const END_OF_LINES: u8 = 0;
 
-/// The kind.
+/// The state kind of control groups.
 pub(super) struct Cgroup;
 
 #[derive(Clone, PartialEq, Message)]
@@ -36,13 +39,13 @@ struct CgroupMessage {
 
 #[derive(Clone, PartialEq, Eq, Message)]
 struct Membership {
-    /// Controllers of the hierarchy as `/proc/PID/cgroup` names them; empty for the unified one.
+    /// The controllers of the hierarchy, as in `/proc/PID/cgroup`; empty for the unified hierarchy.
     #[prost(string, tag = "1")]
     controllers: String,
-    /// Path of the group, relative to the root of the hierarchy.
+    /// The path of the group, relative to the root of the hierarchy.
     #[prost(string, tag = "2")]
     path: String,
-    /// The group with those above and below it, outermost first. Empty for hierarchies with controllers.
+    /// The group, with the groups above and below the group, outermost first. Empty for hierarchies with controllers.
     #[prost(message, repeated, tag = "3")]
     groups: Vec<Group>,
 }
@@ -52,7 +55,8 @@ impl Membership {
         (&self.controllers, &self.path) == (&other.controllers, &other.path)
     }
 
-    /// Whether the group can be created again: it is not the root or a login session, and has no controllers.
+    /// Reports whether the group can be created again. The hierarchy must have no controllers, and the group must not
+    /// be the root or a login session.
     fn can_be_made(&self) -> bool {
         self.controllers.starts_with("name=") && self.path != "/" && !is_login_session(&self.path)
     }
@@ -119,7 +123,8 @@ impl StateKind for Cgroup {
         for (pid, _version, payload) in payloads {
             let message: CgroupMessage = crate::error::decode(NAME, payload)?;
             for membership in message.memberships.into_iter().filter(|one| !one.groups.is_empty()) {
-                // Inspect all before creating any: one group may be inside another.
+                // All groups are inspected before the first group is created, because one group may be inside another
+                // group.
                 if mounted_at(&membership)?.is_some_and(|directory| !directory.is_dir()) {
                     missing.push((*pid, membership));
                 }
@@ -155,8 +160,8 @@ fn of_thread(pid: Pid, tid: Tid) -> Result<Vec<u8>> {
     Ok(procfs::read(format!("/proc/{pid}/task/{tid}/cgroup"))?)
 }
 
-/// Memberships in groups that can be created again and that this process is not in, with their groups. A thread's
-/// record leaves out the groups of its leader.
+/// Returns the memberships in groups that can be created again and that this process is not in. Each membership
+/// contains its groups. The record of a thread omits memberships that the leader of the process also has.
 fn own_groups(pid: Pid, tid: Tid, lines: &[u8]) -> Result<Vec<Membership>> {
     let mut found = parse(lines);
     found.retain(Membership::can_be_made);
@@ -190,7 +195,7 @@ fn too_many(pid: Pid, membership: &Membership) -> ResourceError {
     }
 }
 
-/// Creates the group, missing groups above it, and the groups below it.
+/// Creates the group, missing groups above the group, and the groups below the group.
 fn make(pid: Pid, membership: &Membership) -> Result<()> {
     let mounts = procfs::read_text("/proc/self/mountinfo")?;
     for group in &membership.groups {
@@ -205,7 +210,7 @@ fn make(pid: Pid, membership: &Membership) -> Result<()> {
     Ok(())
 }
 
-/// Lines like `4:memory:/jobs/7`.
+/// Parses lines such as `4:memory:/jobs/7`.
 fn parse(raw: &[u8]) -> Vec<Membership> {
     let text = String::from_utf8_lossy(raw);
     let membership = |line: &str| {
@@ -215,12 +220,12 @@ fn parse(raw: &[u8]) -> Vec<Membership> {
     text.lines().filter_map(membership).collect()
 }
 
-/// Whether a login manager created the group for one session; its id differs after a reboot.
+/// Reports whether a login manager created the group for one session. The id of the session differs after a reboot.
 fn is_login_session(path: &str) -> bool {
     path.split('/').any(|part| part.starts_with("session-") && part.ends_with(".scope"))
 }
 
-/// The directory of a group. Fails if it does not exist.
+/// Returns the directory of a group. Returns an error if the directory does not exist.
 fn directory_of(pid: Pid, wanted: &Membership) -> Result<PathBuf> {
     let directory = mounted_at(wanted)?.ok_or_else(|| {
         unsupported(pid, wanted, "its hierarchy is not mounted, or is mounted without its root".to_owned())
@@ -235,7 +240,7 @@ fn directory_of(pid: Pid, wanted: &Membership) -> Result<PathBuf> {
     })
 }
 
-/// The directory of a group, which need not exist; `None` when its hierarchy is not mounted.
+/// Returns the directory of a group, which need not exist. Returns `None` if the hierarchy is not mounted.
 fn mounted_at(wanted: &Membership) -> Result<Option<PathBuf>> {
     let mounts = procfs::read_text("/proc/self/mountinfo")?;
     Ok(place_in(&mounts, &wanted.controllers, &wanted.path))
@@ -245,7 +250,7 @@ fn place_in(mounts: &str, controllers: &str, path: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| directory_in(line, controllers, path))
 }
 
-/// The directory of a group below the mount that one line of `/proc/PID/mountinfo` describes.
+/// Returns the directory of a group below the mount that one line of `/proc/PID/mountinfo` describes.
 fn directory_in(line: &str, controllers: &str, path: &str) -> Option<PathBuf> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut words = file_system.split(' ');

@@ -1,8 +1,8 @@
-//! Saving and creating control groups of a hierarchy without controllers.
+//! Saves and creates control groups of a hierarchy without controllers.
 //!
-//! Owns: modes and owners of a group, of the groups above and below it, and of their files; the two settings of such
+//! Owns: modes and owners of a group, of the groups above and below the group, and of their files; the two settings of
 //! a group.
-//! Invariants: only missing groups are created; an existing group is not changed.
+//! Invariants: only missing groups are created. An existing group is not changed.
 //! Does not: save which processes are in a group.
 
 use std::fs;
@@ -13,16 +13,16 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 use sys::Error;
 
-/// Maximum number of saved groups below one group. A program that arranges its own threads needs fewer.
+/// The maximum number of saved groups below one group. A program that arranges its own threads needs fewer groups.
 pub(super) const BELOW_MAX: usize = 256;
-/// Files of a group without controllers: its members, and two settings.
+/// Files that list the members of a group. `SETTINGS` are the files with the two settings of a group.
 const FILES: &[&str] = &["cgroup.procs", "tasks"];
 const SETTINGS: &[&str] = &["notify_on_release", "cgroup.clone_children"];
 
-/// One group as it is in the image.
+/// The record of one group in the image.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Group {
-    /// Relative to the root of the hierarchy.
+    /// The path of the group, relative to the root of the hierarchy.
     #[prost(string, tag = "1")]
     pub(super) path: String,
     #[prost(message, required, tag = "2")]
@@ -47,12 +47,12 @@ struct File {
     name: String,
     #[prost(message, required, tag = "2")]
     access: Access,
-    /// Content of a setting; `None` for other files.
+    /// The content of a setting; `None` for other files.
     #[prost(bytes = "vec", optional, tag = "3")]
     value: Option<Vec<u8>>,
 }
 
-/// Why groups cannot be saved.
+/// The reason why groups cannot be saved.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// More than [`BELOW_MAX`] groups are below the group.
@@ -61,7 +61,7 @@ pub(super) enum Failure {
     Kernel(Error),
 }
 
-/// Saves a group with those above and below it, outermost first. `place` returns the directory of a group.
+/// Saves a group with the groups above and below the group, outermost first. `place` returns the directory of a group.
 pub(super) fn save(path: &str, place: impl Fn(&str) -> Option<PathBuf>) -> Result<Vec<Group>, Failure> {
     let mut found = Vec::new();
     let above = path.char_indices().skip(1).filter(|(_, letter)| *letter == '/').map(|(at, _)| &path[..at]);
@@ -100,7 +100,7 @@ fn names_below(directory: &Path) -> Result<Vec<String>, Failure> {
     Ok(names)
 }
 
-/// Saves one group; `None` when it has been removed meanwhile.
+/// Saves one group. Returns `None` if the group was removed in the meantime.
 fn save_one(path: &str, directory: &Path) -> Result<Option<Group>, Failure> {
     let Some(access) = access_of(directory)? else { return Ok(None) };
     let mut files = Vec::new();
@@ -130,7 +130,7 @@ fn failed(operation: &'static str, path: &Path, error: io::Error) -> Failure {
 }
 
 impl Group {
-    /// Creates the group in a directory that does not exist yet.
+    /// Creates the group in `directory`, which must not exist yet.
     pub(super) fn make(&self, directory: &Path) -> io::Result<()> {
         fs::create_dir(directory)?;
         for file in &self.files {

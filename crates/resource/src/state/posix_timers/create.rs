@@ -1,7 +1,8 @@
-//! Creating timers with given ids.
+//! Creates POSIX timers with given ids.
 //!
-//! Owns: the kernel's switch for given ids (Linux 6.15), and the fallback.
-//! Invariants: the switch is off again after all timers are created.
+//! Owns: the kernel's switch for given ids (PR_TIMER_CREATE_RESTORE_IDS, Linux 6.15), and the fallback for older
+//! kernels.
+//! Invariants: the switch is off again after all timers were created.
 //! Does not: start timers.
 
 use model::ByteCount;
@@ -13,17 +14,18 @@ use super::list::{SIGEV_NONE, SIGEV_THREAD_ID};
 use super::message::TimerMessage;
 use crate::error::{ResourceError, Result};
 
-/// With it, timer_create(2) reads the id from the place to which it would write the id.
+/// The switch. If the switch is on, the last argument of timer_create(2) is input: the call reads the wanted id there.
 const PR_TIMER_CREATE_RESTORE_IDS: u64 = 77;
 const OFF: u64 = 0;
 const ON: u64 = 1;
 
-/// Bytes of `struct sigevent`: value, signal, notification method, thread, and padding.
+/// The number of bytes of `struct sigevent`: value, signal, notification method, thread, and padding.
 const EVENT_BYTES: usize = 64;
-/// Maximum number of ids that the fallback skips, each by creating and deleting a timer; 20 to 200 µs each.
+/// The maximum number of ids that the fallback skips. Skipping an id means creating and deleting a timer, and takes 20
+/// to 200 µs.
 const SKIPPED_IDS_MAX: usize = 100_000;
 
-/// Creates all timers, which must be sorted by id.
+/// Creates all timers. `timers` must be sorted by id.
 pub(super) fn create_all(timers: &[TimerMessage], restore: &mut StateRestore<'_>) -> Result<()> {
     let wanted = switch(restore, ON)?;
     for timer in timers {
@@ -40,7 +42,7 @@ pub(super) fn create_all(timers: &[TimerMessage], restore: &mut StateRestore<'_>
     Ok(())
 }
 
-/// Sets the switch; returns whether the kernel has it.
+/// Sets the switch. Returns whether the kernel has the switch.
 fn switch(restore: &mut StateRestore<'_>, to: u64) -> Result<bool> {
     match restore.stub.call(nr::PRCTL, [PR_TIMER_CREATE_RESTORE_IDS, to, 0, 0, 0, 0]) {
         Ok(_) => Ok(true),
@@ -49,7 +51,8 @@ fn switch(restore: &mut StateRestore<'_>, to: u64) -> Result<bool> {
     }
 }
 
-/// Fallback: older kernels assign ids in ascending order from zero in each process.
+/// Creates and deletes timers until a timer has the wanted id. Needed on older kernels, which assign ids in ascending
+/// order from zero in each process.
 fn skip_to(timer: &TimerMessage, event: &[u8; EVENT_BYTES], restore: &mut StateRestore<'_>) -> Result<()> {
     for _ in 0..SKIPPED_IDS_MAX {
         let id = create(timer, event, restore)?;
@@ -82,7 +85,8 @@ fn create(timer: &TimerMessage, event: &[u8; EVENT_BYTES], restore: &mut StateRe
     Ok(i32::from_ne_bytes(id))
 }
 
-/// The kernel's `struct sigevent`. A timer whose thread has ended notifies no thread, like SIGEV_NONE.
+/// Returns the kernel's `struct sigevent` for a timer. A timer whose thread has ended notifies no thread, like
+/// SIGEV_NONE.
 fn event(timer: &TimerMessage, restore: &StateRestore<'_>) -> Result<[u8; EVENT_BYTES]> {
     let mut notice = timer.notice;
     if notice & SIGEV_THREAD_ID != 0

@@ -1,32 +1,32 @@
-//! `/proc/PID/timers` and the clocks that it names.
+//! Parses `/proc/PID/timers`, and interprets the clock ids in this file.
 //!
-//! Owns: the parser; which CPU-time clocks can be restored.
-//! Does not: read timer settings; the kernel does not show them there.
+//! Owns: the parser, and the decision which CPU-time clocks can be restored.
+//! Does not: read the settings of timers, because the settings are not in this file.
 
 use model::{Pid, Tid};
 use tracee::procfs;
 
-/// Notification by a signal to one thread; a bit besides SIGEV_SIGNAL (0).
+/// The bit for notification by a signal to one thread. The bit is combined with SIGEV_SIGNAL (0).
 pub(super) const SIGEV_THREAD_ID: i32 = 4;
 /// No notification.
 pub(super) const SIGEV_NONE: i32 = 1;
 const SIGEV_SIGNAL: i32 = 0;
 const SIGEV_THREAD: i32 = 2;
 
-/// The lower bits of a negative clock id: the measured time, and 3 for the clock of a descriptor.
+/// The lower bits of a negative clock id: the measured time, or 3 for the clock of a descriptor.
 const CLOCK_KIND: i32 = 3;
 const CLOCK_OF_DESCRIPTOR: i32 = 3;
-/// The CPU time of a thread instead of a process.
+/// The bit for the CPU time of a thread instead of a process.
 const CLOCK_OF_THREAD: i32 = 4;
-/// Bits below the inverted pid or tid.
+/// The number of bits below the inverted pid or tid.
 const CLOCK_SHIFT: u32 = 3;
 
-/// How an expiration is notified.
+/// The notification method for an expiration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Notice {
-    /// SIGEV_SIGNAL, SIGEV_NONE or SIGEV_THREAD.
+    /// The method SIGEV_SIGNAL, SIGEV_NONE or SIGEV_THREAD.
     Process(i32),
-    /// SIGEV_THREAD_ID.
+    /// The method SIGEV_THREAD_ID, with the thread.
     Thread(Tid),
 }
 
@@ -40,7 +40,8 @@ pub(super) struct Listed {
     pub(super) clock: i32,
 }
 
-/// Every timer, in the order of the list. The kernel writes the file, so a block that lacks a line ends it.
+/// Parses every timer, in the order of the list. The kernel writes the file, so a block that lacks a line ends the
+/// list.
 pub(super) fn parse(text: &[u8]) -> Vec<Listed> {
     let text = String::from_utf8_lossy(text);
     let mut lines = text.lines();
@@ -67,7 +68,7 @@ fn parse_block<'a>(lines: &mut impl Iterator<Item = &'a str>) -> Option<Listed> 
 }
 
 impl Listed {
-    /// The reason why the clock cannot be restored; `None` when it can.
+    /// Returns the reason why the clock cannot be restored; `None` if the clock can be restored.
     pub(super) fn unknown_clock(&self, pid: Pid) -> Option<&'static str> {
         if self.clock >= 0 {
             return None;
@@ -92,8 +93,8 @@ impl Listed {
         (!threads.contains(&thread)).then_some("it runs on the CPU time of a thread that has ended")
     }
 
-    /// The clock id with its thread named, since CLOCK_THREAD_CPUTIME_ID means the thread that creates the timer. A
-    /// timer that notifies one thread is assumed to measure that thread.
+    /// Returns the clock id with an explicit tid, because CLOCK_THREAD_CPUTIME_ID means the thread that creates the
+    /// timer. A timer that notifies one thread is assumed to measure that thread.
     pub(super) fn clock_by_name(&self) -> i32 {
         let own_thread =
             self.clock < 0 && self.clock & CLOCK_OF_THREAD != 0 && self.clock >> CLOCK_SHIFT == !0;

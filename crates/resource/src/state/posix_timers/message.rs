@@ -1,4 +1,4 @@
-//! The record of the timers of a process.
+//! The record of the POSIX timers of a process.
 //!
 //! Does not: make system calls.
 
@@ -6,12 +6,12 @@ use prost::Message;
 
 use super::list::{self, Listed, Notice};
 
-/// Bytes of `struct itimerspec`: seconds and nanoseconds of the interval, then of the remaining time.
+/// The number of bytes of `struct itimerspec`: seconds and nanoseconds of the interval, then of the remaining time.
 pub(super) const SETTING_BYTES: usize = 32;
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TimersMessage {
-    /// Sorted by id.
+    /// The timers, sorted by id.
     #[prost(message, repeated, tag = "1")]
     pub(super) timers: Vec<TimerMessage>,
 }
@@ -20,27 +20,27 @@ pub(super) struct TimersMessage {
 pub(super) struct TimerMessage {
     #[prost(int32, tag = "1")]
     pub(super) id: i32,
-    /// The clock, as timer_create(2) takes it.
+    /// The clock id, as in timer_create(2).
     #[prost(int32, tag = "2")]
     pub(super) clock: i32,
-    /// SIGEV_SIGNAL, SIGEV_NONE, SIGEV_THREAD, or SIGEV_THREAD_ID.
+    /// The notification method: SIGEV_SIGNAL, SIGEV_NONE, SIGEV_THREAD, or SIGEV_THREAD_ID.
     #[prost(int32, tag = "3")]
     pub(super) notice: i32,
     #[prost(int32, tag = "4")]
     pub(super) signal: i32,
     #[prost(uint64, tag = "5")]
     pub(super) value: u64,
-    /// The thread that SIGEV_THREAD_ID names; 0 otherwise.
+    /// The thread for SIGEV_THREAD_ID; 0 for other methods.
     #[prost(int32, tag = "6")]
     pub(super) thread: i32,
     #[prost(int64, tag = "7")]
     pub(super) interval_s: i64,
-    /// Nanoseconds below one second.
+    /// Nanoseconds of the interval, below one second.
     #[prost(int64, tag = "8")]
     pub(super) interval_ns: i64,
     #[prost(int64, tag = "9")]
     pub(super) left_s: i64,
-    /// Nanoseconds below one second.
+    /// Nanoseconds of the remaining time, below one second.
     #[prost(int64, tag = "10")]
     pub(super) left_ns: i64,
 }

@@ -1,9 +1,9 @@
-//! POSIX timers of a process.
+//! The state kind of the POSIX timers of a process.
 //!
 //! Owns: id, clock, notification method and setting of every timer.
 //! Invariants: a timer keeps its id and continues with its remaining time. The time between checkpoint and restore
-//! does not count. The kernel does not show whether a timer is absolute, so it is restored as a relative one. An
-//! overrun count cannot be set, so it starts at zero.
+//! does not count. The kernel does not show whether a timer is absolute, so every timer is restored as a relative
+//! timer. An overrun count cannot be set, so the count starts at zero.
 //! Does not: save signals that timers have already sent; `sigpending` does.
 
 mod create;
@@ -25,7 +25,7 @@ use crate::obstacle::Obstacle;
 
 const NAME: &str = "state/posix_timers";
 
-/// The kind.
+/// The state kind of POSIX timers.
 pub(super) struct PosixTimers;
 
 impl StateKind for PosixTimers {
@@ -64,9 +64,9 @@ impl StateKind for PosixTimers {
         Ok(())
     }
 
-    /// Raw state: the number of timers, their settings, then the text of the list.
+    /// Copies raw state: the number of timers, their settings, then the text of the list.
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
-        // The same text as in `add_calls`: a stopped process creates and deletes no timers.
+        // The text equals the text in `add_calls`, because a stopped process creates and deletes no timers.
         let text = capture.file(FILE)?.to_vec();
         let timers = list::parse(&text);
         if let Some(Obstacle { pid, what, why, fix, .. }) =
@@ -115,14 +115,14 @@ impl StateKind for PosixTimers {
     }
 }
 
-/// The list of a process's timers in `/proc`.
+/// The file in `/proc/PID` that lists the timers of a process.
 const FILE: &str = "timers";
 
 fn path(pid: Pid) -> String {
     format!("/proc/{pid}/{FILE}")
 }
 
-/// The obstacle for a timer whose clock cannot be restored.
+/// Returns the obstacle for a timer whose clock cannot be restored; `None` for other timers.
 fn obstacle(pid: Pid, timer: &Listed) -> Option<Obstacle> {
     let why = timer.unknown_clock(pid)?;
     Some(Obstacle {
