@@ -1,8 +1,8 @@
-//! How often this program asks for memory.
+//! Counts the memory allocations of each thread, for tests.
 //!
-//! Owns: an allocator that counts, for tests and examples of code that must not allocate.
-//! Invariants: hands every request on to the system's allocator as it came.
-//! Does not: belong into what is shipped.
+//! Owns: a counting allocator, for tests and examples of code that must not allocate.
+//! Invariants: the allocator of the system receives every request unchanged.
+//! Does not: run in the released program.
 //!
 //! Man page: malloc(3)
 //! Since: Linux 2.6
@@ -16,40 +16,42 @@ thread_local! {
     static REQUESTS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counted.
+/// An allocator that counts requests and passes each request to the allocator of the system.
 #[derive(Debug)]
 pub struct Counting;
 
-/// Requests of the calling thread so far, where [`Counting`] is the allocator.
+/// Returns the number of requests of the calling thread so far. The number is 0 unless [`Counting`] is the global
+/// allocator.
 #[must_use]
 pub fn requests() -> u64 {
     REQUESTS.with(Cell::get)
 }
 
 fn count() {
-    // A thread that is ending has no counter any more.
+    // The counter of an ending thread may already be destroyed.
     let _ = REQUESTS.try_with(|requests| requests.set(requests.get() + 1));
 }
 
-// SAFETY: every method hands its arguments on to `System`, which fulfils the contract; counting allocates nothing.
+// SAFETY: every method passes its arguments to `System`, and `System` fulfils the contract. Counting does not
+// allocate.
 unsafe impl GlobalAlloc for Counting {
-    // SAFETY: the contract is that of `System`, which gets the same arguments; the caller upholds it.
+    // SAFETY: this method has the contract of `System::alloc`. The caller upholds the contract.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller upholds the contract, which is the same.
+        // SAFETY: the caller upholds the contract of `System::alloc`.
         unsafe { System.alloc(layout) }
     }
 
-    // SAFETY: the contract is that of `System`, which gets the same arguments; the caller upholds it.
+    // SAFETY: this method has the contract of `System::dealloc`. The caller upholds the contract.
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller upholds the contract, which is the same; the block came from `System`.
+        // SAFETY: the caller upholds the contract of `System::dealloc`. `System` allocated the block.
         unsafe { System.dealloc(block, layout) }
     }
 
-    // SAFETY: the contract is that of `System`, which gets the same arguments; the caller upholds it.
+    // SAFETY: this method has the contract of `System::realloc`. The caller upholds the contract.
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: the caller upholds the contract, which is the same; the block came from `System`.
+        // SAFETY: the caller upholds the contract of `System::realloc`. `System` allocated the block.
         unsafe { System.realloc(block, layout, size) }
     }
 }

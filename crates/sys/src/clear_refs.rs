@@ -1,13 +1,13 @@
-//! Clearing the soft-dirty bits of a process.
+//! Clears the soft-dirty bits of a process. The kernel sets the bit of a page when the process writes to the page.
 //!
 //! Owns: `/proc/PID/clear_refs`.
-//! Invariants: opened once, so that clearing allocates nothing.
-//! Does not: read the bits; the page map has them.
+//! Invariants: the file is opened once, so that clearing does not allocate memory.
+//! Does not: read the bits; `pagemap` does.
 //!
 //! Man page: proc_pid_clear_refs(5)
 //! Since: Linux 3.11, with CONFIG_MEM_SOFT_DIRTY
 //! Probe: `features::REGISTRY` entry "soft-dirty"
-//! Fallback: other trackers
+//! Fallback: trackers (components that find written pages) that do not use soft-dirty bits
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 /// The request to clear soft-dirty bits.
 const SOFT_DIRTY: &[u8] = b"4";
 
-/// The file of one process, held open.
+/// The open file `/proc/PID/clear_refs` of one process.
 #[derive(Debug)]
 pub struct ClearRefs {
     pid: Pid,
@@ -27,7 +27,7 @@ pub struct ClearRefs {
 }
 
 impl ClearRefs {
-    /// Opens the file of a process; needs the right to write its memory.
+    /// Opens the file of a process. The caller needs permission to write to the memory of the process.
     pub fn open(pid: Pid) -> Result<Self> {
         let path = format!("/proc/{pid}/clear_refs");
         let file = OpenOptions::new().write(true).open(&path);
@@ -35,8 +35,8 @@ impl ClearRefs {
         Ok(Self { pid, file })
     }
 
-    /// Clears every soft-dirty bit. A write between reading the bits and this is never seen: the process must
-    /// stand still.
+    /// Clears every soft-dirty bit. All threads of the process must be stopped: a page that is written between
+    /// reading and clearing the bits would be missed.
     pub fn clear_soft_dirty(&self) -> Result<()> {
         self.file
             .write_all_at(SOFT_DIRTY, 0)
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn our_own_bits_can_be_cleared() {
-        // Kernels without the bits take the request too.
+        // Kernels without soft-dirty bits accept the request, too.
         ClearRefs::open(Pid(std::process::id() as i32)).unwrap().clear_soft_dirty().unwrap();
     }
 }

@@ -1,11 +1,12 @@
-//! Time: the clocks of the kernel, and a clock that tests set by hand.
+//! Reads the clocks of the kernel, and provides a manual clock for tests.
 //!
 //! Owns: every reading of a clock in this program.
-//! Invariants: a `Clock` and its clones tell the same time; time set by hand never goes back.
+//! Invariants: a `Clock` and its clones show the same time. The time of a manual clock never decreases.
 //! Does not: wait.
 //!
-//! What takes a decision is given a [`Clock`]. A limit on a wait for the kernel is a [`Deadline`], a duration that is
-//! only reported is read from a [`Stopwatch`]: neither can be set, since what they measure is real.
+//! Code that makes decisions receives a [`Clock`]. A limit on a wait for the kernel is a [`Deadline`]. A duration
+//! that is only reported is read from a [`Stopwatch`]. Tests cannot set deadlines and stopwatches, because both
+//! types measure real time.
 //!
 //! Man page: clock_gettime(2)
 //! Since: Linux 2.6
@@ -18,14 +19,15 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// The time on CLOCK_MONOTONIC since it began, as timestamps of the kernel tell it; suspension does not count.
+/// Returns the time of CLOCK_MONOTONIC since the start of this clock. Timestamps of the kernel use this clock. The
+/// time does not include suspension of the machine.
 #[must_use]
 pub fn monotonic() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Where a decision takes the time from: the kernel, or a test. Cheap to clone.
+/// The source of the time for decisions: the kernel, or a test. Cloning is cheap.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     by_hand: Option<Arc<ByHand>>,
@@ -38,30 +40,30 @@ struct ByHand {
 }
 
 impl Clock {
-    /// A clock at the present time that only [`Clock::advance`] moves.
+    /// Creates a manual clock that shows the present time. Only [`Clock::advance`] changes the time of the clock.
     #[must_use]
     pub fn by_hand() -> Self {
         let began = (Instant::now(), SystemTime::now());
         Self { by_hand: Some(Arc::new(ByHand { began, passed_ns: AtomicU64::new(0) })) }
     }
 
-    /// Moves a clock set by hand, and all clones of it, forward.
+    /// Moves a manual clock and all its clones forward.
     ///
     /// # Panics
     ///
-    /// If it is the clock of the kernel.
+    /// Panics if the clock is the clock of the kernel.
     pub fn advance(&self, by: Duration) {
         let Some(by_hand) = &self.by_hand else { panic!("the clock of the kernel is not set by hand") };
         by_hand.passed_ns.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Now, for differences.
+    /// Returns the present time, for computing differences.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.by_hand.as_ref().map_or_else(Instant::now, |clock| clock.began.0 + clock.passed())
     }
 
-    /// Now, by the calendar.
+    /// Returns the present calendar time.
     #[must_use]
     pub fn wall(&self) -> SystemTime {
         self.by_hand.as_ref().map_or_else(SystemTime::now, |clock| clock.began.1 + clock.passed())
@@ -74,54 +76,54 @@ impl ByHand {
     }
 }
 
-/// Measures a duration that is reported and decides nothing.
+/// Measures a duration that is only reported. No decision depends on the duration.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
-    /// Begins to measure.
+    /// Starts a measurement.
     #[must_use]
     pub fn start() -> Self {
         Self(Instant::now())
     }
 
-    /// Has begun to measure at a time that was read earlier.
+    /// Creates a stopwatch that was started at the earlier time `began`.
     #[must_use]
     pub fn since(began: Instant) -> Self {
         Self(began)
     }
 
-    /// The time since it was started, or since the last lap.
+    /// Returns the time since the start or since the last lap.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.0.elapsed()
     }
 
-    /// The time since it was started, or since the last lap; begins the next one.
+    /// Returns the time since the start or since the last lap, and starts the next lap.
     pub fn lap(&mut self) -> Duration {
         let now = Instant::now();
         now - std::mem::replace(&mut self.0, now)
     }
 }
 
-/// The end of the time that a wait for the kernel or another process may take.
+/// The time at which a wait for the kernel or for another process must end.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// That much time from now.
+    /// Creates a deadline that is `limit` after the present time.
     #[must_use]
     pub fn after(limit: Duration) -> Self {
         Self(Instant::now() + limit)
     }
 
-    /// What is left of the time; zero once it has passed.
+    /// Returns the remaining time; zero after the deadline.
     #[must_use]
     pub fn left(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
 
-    /// Whether nothing is left.
+    /// Reports whether the deadline has passed.
     #[must_use]
     pub fn has_passed(self) -> bool {
         self.left().is_zero()

@@ -1,8 +1,9 @@
-//! Processes with a chosen number.
+//! Creates processes with chosen pids.
 //!
-//! Owns: clone3(2) with `set_tid`, the few instructions a new process runs before it is traced.
-//! Invariants: the child runs system calls only (the parent may have threads), and ends with its parent.
-//! Does not: build anything in the child; that is done from outside.
+//! Owns: clone3(2) with `set_tid`, and the few instructions that a new process executes before it is traced.
+//! Invariants: the child makes only system calls, because the parent may have threads. The child ends when its
+//! parent ends.
+//! Does not: set up the state of the child; a tracer does.
 //!
 //! Man page: clone3(2)
 //! Since: Linux 5.5 (`set_tid`)
@@ -17,29 +18,29 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::error::{Errno, Error, Result};
 
-/// Arguments of clone3(2), as the kernel lays them out since 5.7.
+/// Arguments of clone3(2), in the layout of the kernel since Linux 5.7.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CloneArguments {
     /// CLONE_* flags without the exit signal.
     pub flags: u64,
-    /// Where to store a pidfd.
+    /// Address where the kernel stores a pidfd of the child.
     pub pidfd: u64,
-    /// Where the child stores its number.
+    /// Address in the memory of the child where the kernel stores the tid of the child.
     pub child_tid: u64,
-    /// Where the parent stores the child's number.
+    /// Address in the memory of the parent where the kernel stores the tid of the child.
     pub parent_tid: u64,
-    /// The signal that tells the parent of the child's end.
+    /// Signal that the parent receives when the child ends.
     pub exit_signal: u64,
     /// Lowest address of the child's stack.
     pub stack: u64,
-    /// Length of that stack.
+    /// Length of the child's stack in bytes.
     pub stack_size: u64,
     /// Thread-local storage pointer.
     pub tls: u64,
-    /// Address of an array of wanted numbers, innermost namespace first.
+    /// Address of an array of wanted pids, from the innermost to the outermost pid namespace.
     pub set_tid: u64,
-    /// Length of that array.
+    /// Number of elements in the `set_tid` array.
     pub set_tid_size: u64,
     /// Descriptor of the wanted cgroup.
     pub cgroup: u64,
@@ -49,7 +50,7 @@ const _: () = assert!(size_of::<CloneArguments>() == 88);
 const _: () = assert!(offset_of!(CloneArguments, set_tid) == 64);
 
 impl CloneArguments {
-    /// The structure's bytes, to be written into another process.
+    /// Returns the bytes of the structure, for writing into another process.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; size_of::<Self>()] {
         let words = [
@@ -73,17 +74,17 @@ impl CloneArguments {
     }
 }
 
-/// Which number a new process gets.
+/// The choice of the pid for a new process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WantedPid {
-    /// Exactly this one.
+    /// Exactly this pid.
     Exactly(Pid),
-    /// Whatever the kernel gives.
+    /// Any pid that the kernel chooses.
     Any,
 }
 
-/// Creates a process that does nothing but wait to be seized; its signal actions are the defaults, and it ends with
-/// this one. Both holds when this returns.
+/// Creates a child process that only waits for a tracer to attach (PTRACE_SEIZE). When the function returns, all
+/// signal actions of the child are the defaults. The child ends when this process ends.
 pub fn spawn_waiting(wanted: WantedPid) -> Result<Pid> {
     let number = if let WantedPid::Exactly(pid) = wanted { pid.get() } else { 0 };
     let mut arguments = CloneArguments { exit_signal: libc::SIGCHLD as u64, ..CloneArguments::default() };
@@ -92,10 +93,10 @@ pub fn spawn_waiting(wanted: WantedPid) -> Result<Pid> {
         arguments.set_tid_size = 1;
     }
     let failed = |errno: rustix::io::Errno| Error::new("make a pipe to a new process", errno);
-    // A tracer that seizes the child at once would stop it before it has done anything.
+    // Without this pipe, a tracer could attach and stop the child before the child has made its settings.
     let (ready, tell_ready) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
-    // SAFETY: without CLONE_VM the child gets a copy of this address space; it only makes system calls in
-    // `wait_for_seizure` and never returns into code that could take a lock of a thread that is not there.
+    // SAFETY: without CLONE_VM, the child gets a copy of this address space. The child makes only system calls in
+    // `wait_for_seizure`, and never returns to code that could wait for a lock of a missing thread.
     let result =
         unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
     match result {
@@ -103,23 +104,23 @@ pub fn spawn_waiting(wanted: WantedPid) -> Result<Pid> {
         0 => wait_for_seizure(ready.as_raw_fd(), tell_ready.as_raw_fd()),
         child => {
             drop(tell_ready);
-            // Nothing to read means that it has ended, which its tracer will find.
+            // The end of file means that the child has ended. The tracer of the child will detect this.
             rustix::io::retry_on_intr(|| rustix::io::read(&ready, &mut [0_u8; 1])).map_err(failed)?;
             Ok(Pid(child as i32))
         }
     }
 }
 
-/// Ends a child of this process that was just created, and takes its end.
+/// Kills and reaps a newly created child of this process.
 pub fn end(pid: Pid) {
-    // While its end has not been taken, no other process has its number; a child that is gone cannot be waited for.
+    // `peek` fails if the child was already reaped. The pid of a child is not reused before the child is reaped.
     if crate::ptrace::peek(pid.leader()).is_ok() {
         let _ = crate::signal::send(pid, model::Signal(libc::SIGKILL));
         let _ = reap(pid);
     }
 }
 
-/// Waits for the end of a child, whatever signal tells of it; its wait status.
+/// Waits until a child ends, and returns its wait status. The child can have any exit signal.
 pub(crate) fn reap(pid: Pid) -> Result<i32> {
     let mut status = 0;
     loop {
@@ -135,14 +136,16 @@ pub(crate) fn reap(pid: Pid) -> Result<i32> {
 fn wait_for_seizure(ready: i32, tell_ready: i32) -> ! {
     const SIGNAL_MAX: i32 = 64;
     let default_action = [0_u64; 4];
-    // SAFETY: plain system calls on numbers and on one zeroed buffer of the kernel's sigaction size, in a
-    // process of our own that never returns from here.
+    // SAFETY: the system calls take numbers and one zeroed buffer. The buffer has the size of the kernel's
+    // sigaction structure. The calls run in a child of this program, and the child never returns from this
+    // function.
     unsafe {
         libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
         for signal in 1..=SIGNAL_MAX {
             libc::syscall(libc::SYS_rt_sigaction, signal, default_action.as_ptr(), 0_usize, 8_usize);
         }
-        // With the only reader dead before its death could have been told, this ends the child.
+        // If the parent died before PR_SET_PDEATHSIG, the pipe has no reader any more. The write then ends the
+        // child.
         libc::syscall(libc::SYS_close, ready);
         if libc::syscall(libc::SYS_write, tell_ready, default_action.as_ptr(), 1_usize) != 1 {
             libc::syscall(libc::SYS_exit_group, 1);
@@ -160,7 +163,7 @@ mod tests {
     #[test]
     fn a_new_process_has_its_defaults_before_anybody_can_seize_it() {
         const ROUNDS: usize = 50;
-        // Rust's runtime ignores SIGPIPE, so a child that has done nothing yet ignores it as well.
+        // Rust's runtime ignores SIGPIPE. A new child inherits this action until the child sets the defaults.
         for _ in 0..ROUNDS {
             let pid = spawn_waiting(WantedPid::Any).unwrap();
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();

@@ -1,21 +1,22 @@
 //! Marks a range of descriptors close-on-exec.
 //!
 //! Owns: close_range(2) with CLOSE_RANGE_CLOEXEC.
-//! Invariants: closes nothing.
-//! Does not: choose the range; a test harness hides from its subjects what it has inherited itself.
+//! Invariants: closes no descriptor.
+//! Does not: choose the range. Tests use this module to hide inherited descriptors from their subjects (protected
+//! programs).
 //!
 //! Man page: close_range(2)
 //! Since: Linux 5.11
-//! Probe: none; older kernels are refused by `doctor`
+//! Probe: none; `undying doctor` refuses older kernels
 //! Fallback: none; the caller gets the error
 
 use model::Fd;
 
 use crate::error::{Errno, Error, Result};
 
-/// Marks descriptor `first` of this process and all above it close-on-exec.
+/// Marks descriptor `first` of this process and all higher descriptors close-on-exec.
 pub fn close_on_exec_from(first: Fd) -> Result<()> {
-    // SAFETY: close_range takes plain numbers; with this flag it closes no descriptor that something else owns.
+    // SAFETY: close_range takes plain numbers. With this flag, the call closes no descriptor.
     let result = unsafe {
         libc::syscall(libc::SYS_close_range, first.get(), libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC)
     };

@@ -1,9 +1,10 @@
-//! Datagrams with the credentials of their senders.
+//! Receives datagrams with the credentials of their senders.
 //!
 //! Owns: recvmsg(2) of one datagram with SCM_CREDENTIALS.
-//! Invariants: descriptors that travel with a datagram are never opened here. The control buffer has room for the
-//! credentials alone, which the kernel writes first, and the kernel closes what does not fit.
-//! Does not: wait, or interpret data. `socket` peeks at messages with all that travels in them.
+//! Invariants: this module never opens descriptors that were sent with a datagram. The control buffer has space
+//! only for the credentials, which the kernel writes first. The kernel closes descriptors that do not fit into the
+//! buffer.
+//! Does not: wait, or interpret data. `socket` peeks at messages with all their control data.
 //!
 //! Man page: unix(7), recvmsg(2)
 //! Since: Linux 2.2 (SO_PASSCRED)
@@ -16,18 +17,18 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use crate::error::{Errno, Error, Result};
 use crate::socket::Credentials;
 
-/// A datagram that was taken out of its queue.
+/// A datagram that was removed from its queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Datagram {
-    /// Bytes of it that are in the caller's buffer.
+    /// Number of bytes that were written to the caller's buffer.
     pub length: usize,
-    /// The datagram had more bytes than the buffer.
+    /// Whether the datagram was longer than the buffer.
     pub is_truncated: bool,
-    /// The sender, on a socket with SO_PASSCRED. The pid is 0 for a sender outside of our PID namespace.
+    /// The sender; `None` for a socket without SO_PASSCRED. The pid is 0 for a sender outside our PID namespace.
     pub sender: Option<Credentials>,
 }
 
-/// One control header with credentials.
+/// One control message header with credentials.
 #[repr(C, align(8))]
 struct Control {
     length: usize,
@@ -40,23 +41,23 @@ struct Control {
 const _: () = assert!(size_of::<Control>() == 32);
 const _: () = assert!(offset_of!(Control, credentials) == 16);
 
-/// Takes the next datagram of a socket, without waiting; `None` when there is none.
+/// Receives the next datagram of a socket without waiting. Returns `None` if the queue is empty.
 ///
 /// # Errors
 ///
-/// What recvmsg(2) reports, EAGAIN apart.
+/// Returns the errors of recvmsg(2), except EAGAIN.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<Datagram>> {
     let mut control =
         Control { length: 0, level: 0, kind: 0, credentials: Credentials::default(), padding: 0 };
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: a message header of zeroes is valid: no name, no parts, no control data.
+    // SAFETY: a message header of zeroes is valid. It contains no name, no parts and no control data.
     let mut header: libc::msghdr = unsafe { zeroed() };
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
     header.msg_control = (&raw mut control).cast();
     header.msg_controllen = size_of::<Control>();
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: every pointer of the header leads to a buffer of the length given beside it, alive for the call.
+    // SAFETY: every pointer of the header points to a live buffer of the length that is given in the header.
     let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
     if result < 0 {
         let errno = Errno::last();
@@ -90,7 +91,7 @@ mod tests {
         let datagram = receive(right.as_fd(), &mut buffer).unwrap().unwrap();
         assert_eq!((&buffer, datagram.length, datagram.is_truncated), (b"hel", 3, true));
         assert_eq!(datagram.sender.map(|sender| sender.pid), Some(std::process::id() as i32));
-        // The end of the pipe that travelled is closed: the other end sees the end of the file.
+        // The received duplicates of the writing end are closed, so the reading end reports the end of file.
         assert_eq!(std::io::Read::read(&mut &reader, &mut [0; 1]).unwrap(), 0);
         assert_eq!(receive(right.as_fd(), &mut buffer).unwrap(), None);
     }

@@ -1,14 +1,16 @@
-//! A switch that ends a set of processes when this one dies before it has said that all is well.
+//! A dead man's switch: kills a set of processes if this process dies before the switch is disarmed.
 //!
-//! Owns: the process that watches, from its birth to its end; handles on those it would kill.
-//! Invariants: from `arm` to `disarm`, the death of this process is the death of a set of two or more; the watcher makes
-//! system calls only, never returns, and has been reaped when the switch is gone.
-//! Does not: know of processes that those of the set make meanwhile, nor help if the watcher is killed as well.
+//! Owns: the watcher (a process) from its creation to its end, and pidfds of the processes that the watcher would
+//! kill.
+//! Invariants: between `arm` and `disarm`, the death of this process kills every process of a set of two or more
+//! processes. The watcher makes only system calls and never returns. When the switch is dropped, the watcher is
+//! reaped.
+//! Does not: kill processes that the set creates later, or work if the watcher is killed, too.
 //!
 //! Man page: clone3(2), pidfd_open(2), pidfd_send_signal(2)
 //! Since: Linux 5.3
 //! Probe: `features::REGISTRY` entry "pidfd"
-//! Fallback: none; older kernels are refused by `doctor`
+//! Fallback: none; `undying doctor` refuses older kernels
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -19,7 +21,7 @@ use crate::clone::{self, CloneArguments};
 use crate::error::{Errno, Error, Result};
 use crate::pidfd;
 
-/// An armed switch; without `disarm` it kills the set when it is dropped.
+/// An armed switch. Dropping the switch without `disarm` kills the set.
 #[derive(Debug)]
 pub struct DeadManSwitch {
     set: Vec<OwnedFd>,
@@ -27,26 +29,27 @@ pub struct DeadManSwitch {
 }
 
 impl DeadManSwitch {
-    /// Makes the watcher. Who is alone needs none: a process lives or dies as a whole, by what its tracer has asked
-    /// of the kernel.
+    /// Creates the watcher. A single process needs no watcher: the ptrace options of its tracer decide whether the
+    /// whole process dies with the tracer.
     ///
     /// # Errors
     ///
-    /// Why there is no handle on a process of the set, or no watcher.
+    /// Fails if a pidfd of a process cannot be opened, or if the watcher cannot be created.
     pub fn arm(set: impl IntoIterator<Item = Pid>) -> Result<Self> {
         let handles = set.into_iter().map(pidfd::open);
-        // Who has ended need not be killed.
+        // Processes that have already ended are omitted.
         let alive = handles.filter(|handle| !matches!(handle, Err(error) if error.errno == Errno::ESRCH));
         let set = alive.collect::<Result<Vec<_>>>()?;
         if set.len() < 2 {
             return Ok(Self { set, watcher: None });
         }
-        // A handle and not the end of a pipe, of which another child of ours might hold a duplicate.
+        // The watcher polls a pidfd. It cannot poll the end of a pipe, because another child may hold a duplicate
+        // of the other end.
         let own = pidfd::open(Pid(std::process::id() as i32))?;
-        // Without an exit signal: a wait for any child does not find it.
+        // The watcher has no exit signal, so that a wait for any child does not return the watcher.
         let arguments = CloneArguments::default();
-        // SAFETY: without CLONE_VM the child gets a copy of this address space; it only makes system calls in
-        // `watch` and never returns into code that could take a lock of a thread that is not there.
+        // SAFETY: without CLONE_VM, the child gets a copy of this address space. The child makes only system calls
+        // in `watch`, and never returns to code that could wait for a lock of a missing thread.
         let result =
             unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
         match result {
@@ -56,7 +59,7 @@ impl DeadManSwitch {
         }
     }
 
-    /// The set lives on, whatever becomes of this process.
+    /// Disarms the switch. The death of this process then no longer affects the set.
     pub fn disarm(mut self) {
         self.set.clear();
     }
@@ -68,24 +71,26 @@ impl Drop for DeadManSwitch {
             kill(process.as_fd());
         }
         let Some(watcher) = self.watcher else { return };
-        // SAFETY: plain numbers; the watcher is a child of ours, so its number is its own until it is reaped below.
+        // SAFETY: plain numbers. The watcher is a child of this process, so its pid is not reused before `reap`
+        // below.
         unsafe { libc::kill(watcher.get(), libc::SIGKILL) };
-        // No other thread waits for it.
+        // No other thread waits for the watcher.
         let _ = clone::reap(watcher);
     }
 }
 
 fn kill(process: BorrowedFd<'_>) {
-    // SAFETY: plain numbers and no structure; a process that has ended is no concern of ours.
+    // SAFETY: plain numbers and no structure. If the process has ended, the call has no effect.
     unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), libc::SIGKILL, 0_usize, 0) };
 }
 
-/// Waits for the end of `watched`, and kills the set.
+/// Waits until `watched` ends, and kills the set.
 fn watch(watched: BorrowedFd<'_>, set: &[OwnedFd]) -> ! {
     let everything = u64::MAX;
     let mut wait = libc::pollfd { fd: watched.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: system calls on numbers and on two local structures of the kernel's layout, in a process of our own
-    // that never returns from here; it leaves the group and the terminal, whose signals are meant for others.
+    // SAFETY: the system calls take numbers and two local structures in the layout of the kernel. The calls run in
+    // a child of this program, and the child never returns from this function. The child leaves the process group
+    // and the terminal, because their signals are meant for other processes.
     unsafe {
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const everything, 0_usize, 8_usize);
         libc::syscall(libc::SYS_setsid);

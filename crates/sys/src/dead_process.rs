@@ -1,12 +1,12 @@
-//! Handles on a process that has ended and was reaped.
+//! Creates pidfds of a process that has ended and was reaped.
 //!
-//! Owns: making them, for a program that held such handles.
-//! Invariants: the process made for it runs no code but its end, and is reaped here.
-//! Does not: bring back how the original process ended; the kernel has forgotten.
+//! Owns: the creation of these pidfds, for a restored program that held pidfds of an ended process.
+//! Invariants: the process that is created for the pidfds only exits, and is reaped here.
+//! Does not: restore the exit status of the original process; the kernel no longer has the exit status.
 //!
 //! Man page: clone3(2), pidfd_open(2)
 //! Since: Linux 5.3
-//! Probe: none; older kernels are refused by `doctor`
+//! Probe: none; `undying doctor` refuses older kernels
 //! Fallback: none
 
 use std::mem::size_of;
@@ -19,7 +19,7 @@ use crate::error::{Errno, Error, Result};
 
 const NAME: &str = "make a handle on an ended process";
 
-/// Handles on one process that is no more.
+/// Returns pidfds of one process that has ended and was reaped.
 pub fn handles(count: usize) -> Result<Vec<OwnedFd>> {
     let mut handle = -1_i32;
     let arguments = CloneArguments {
@@ -27,11 +27,11 @@ pub fn handles(count: usize) -> Result<Vec<OwnedFd>> {
         pidfd: (&raw mut handle) as u64,
         ..CloneArguments::default()
     };
-    // SAFETY: the kernel writes one int to `handle`. Without CLONE_VM the child gets a copy of this address space,
-    // and all it does is to end.
+    // SAFETY: the kernel writes one int to `handle`. Without CLONE_VM, the child gets a copy of this address space,
+    // and the child only exits.
     let child = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
     if child == 0 {
-        // SAFETY: ends this process of our own at once.
+        // SAFETY: the call ends only the new child, and ends the child at once.
         unsafe { libc::_exit(0) };
     }
     if child < 0 {
@@ -40,7 +40,7 @@ pub fn handles(count: usize) -> Result<Vec<OwnedFd>> {
     // SAFETY: clone3 succeeded, so `handle` is a new descriptor without another owner.
     let handle = unsafe { OwnedFd::from_raw_fd(handle) };
     let pid = Pid(child as i32);
-    // Until it is reaped more handles can be had.
+    // Pidfds can be opened only before the process is reaped.
     let more: Result<Vec<OwnedFd>> = (1..count).map(|_| crate::pidfd::open(pid)).collect();
     clone::reap(pid)?;
     let mut all = more?;

@@ -1,16 +1,16 @@
-//! Room in the table of this process's descriptors.
+//! Enlarges the descriptor table of this process in advance.
 //!
-//! Owns: making the table as large as it will be needed.
-//! Invariants: opens nothing that stays open.
-//! Does not: change a limit.
+//! Owns: growing the table to the size that this process will need.
+//! Invariants: no additional descriptor stays open.
+//! Does not: change a resource limit.
 //!
-//! A table that grows in a process with threads waits for a grace period of RCU, 5 to 8 ms, and so does each thread that
-//! opens something meanwhile: also a tracer whose tracees are stopped.
+//! When the table of a process with several threads grows, the kernel waits 5 to 8 ms for a grace period of RCU.
+//! Each thread that opens a descriptor meanwhile also waits, even a tracer whose tracees are stopped.
 //!
 //! Man page: fcntl(2)
 //! Since: Linux 2.6.24 (F_DUPFD_CLOEXEC)
 //! Probe: none; every kernel has it
-//! Fallback: the table grows when it must
+//! Fallback: the table grows on demand
 
 use std::io;
 use std::os::fd::AsFd;
@@ -20,16 +20,17 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::error::{Error, Result};
 
-/// Descriptors that a guardian of a hundred subjects has open, at 34 each; a table of so many takes 32 KiB.
+/// Number of descriptors of a guardian (a supervising process) with a hundred subjects (protected programs), at 34
+/// descriptors each. A table of this size takes 32 KiB.
 const DESCRIPTORS: u64 = 4096;
 
-/// Makes the table large enough for as many descriptors as this process may open, up to 4096. Best before the first
-/// thread.
+/// Enlarges the table to the number of descriptors that this process may open, but at most to 4096. It is best to
+/// call this function before the first thread starts.
 pub fn make_room() -> Result<()> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS).min(DESCRIPTORS);
     let (one, _other) = io::pipe().map_err(|error| Error::new("make a pipe", error))?;
     let last = i32::try_from(limit.saturating_sub(1)).unwrap_or(0);
-    // Closed at once. Where the last number is in use, the table is as large already.
+    // The descriptor is closed at once. If the number `last` is in use, the table is already large enough.
     match fcntl_dupfd_cloexec(one.as_fd(), last) {
         Ok(_) | Err(rustix::io::Errno::MFILE | rustix::io::Errno::INVAL) => Ok(()),
         Err(errno) => Err(Error::new("make room for descriptors", errno)),

@@ -1,14 +1,14 @@
-//! Writing large files past the page cache, several writes in flight.
+//! Writes large files with O_DIRECT, which bypasses the page cache, and keeps several writes in flight.
 //!
-//! Owns: the io_uring of one file, the buffers in flight on it, O_DIRECT and preallocation.
-//! Invariants: a buffer given to `submit` is neither touched nor unmapped until the kernel is done with it;
-//! a short write is continued; after `finish` every byte is on the device.
-//! Does not: hold a policy on buffer counts, or make the file's directory entry durable.
+//! Owns: the io_uring of one file, the buffers that are in flight, O_DIRECT and preallocation.
+//! Invariants: a buffer that was passed to `submit` is neither changed nor unmapped until its write is complete. A
+//! short write is continued. After `finish`, every byte is on the device.
+//! Does not: decide the number of buffers, or make the directory entry of the file durable.
 //!
 //! Man page: io_uring(7), open(2) O_DIRECT, fallocate(2), fdatasync(2), sync_file_range(2)
 //! Since: Linux 5.6 for IORING_OP_WRITE
 //! Probe: `probe_ring`; `features::REGISTRY` entries "io-uring" and "direct-io"
-//! Fallback: without io_uring pwrite(2) one by one; without O_DIRECT through the page cache
+//! Fallback: without io_uring, one pwrite(2) after the other; without O_DIRECT, writes through the page cache
 
 use std::fs::{File, OpenOptions};
 use std::num::NonZeroUsize;
@@ -26,19 +26,19 @@ use crate::error::{Errno, Error, Result};
 use crate::feature::{self, Feature};
 use crate::page_buffer::PageBuffer;
 
-/// The least space taken ahead of the writes; below it a file is not worth preallocating.
+/// Minimum number of bytes that are preallocated at a time. Preallocation is not worthwhile for a smaller file.
 const ALLOCATE_BYTES_MIN: u64 = 16 << 20;
 
-/// The most space taken ahead of the writes; what is left over is given back by `finish`.
+/// Maximum number of bytes that are preallocated ahead of the writes. `finish` frees the unused space.
 const ALLOCATE_BYTES_MAX: u64 = 256 << 20;
 
-/// The most writes in flight; a ring of so many entries costs two pages.
+/// Maximum number of writes in flight. A ring with this many entries takes two pages.
 const IN_FLIGHT_MAX: usize = 64;
 
-/// The most times one write is tried again after an interruption: far more than signals can explain.
+/// Maximum number of retries of one write after interruptions. Signals cannot cause this many interruptions.
 const RETRIES_MAX: u32 = 1000;
 
-/// How a file is written.
+/// The method of writing a file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Method {
     /// Through the page cache.
@@ -49,10 +49,11 @@ pub enum Method {
     Ring,
 }
 
-/// A file being written from page buffers.
+/// A writer that writes page buffers to one file.
 #[derive(Debug)]
 pub struct DirectWriter {
-    /// Before `file`, so that it is dropped first: what it still submits must not meet a reused descriptor.
+    /// Declared before `file`, so that the ring is dropped first. The ring must not submit a write to a reused
+    /// descriptor number.
     ring: Option<Ring>,
     file: File,
     path: PathBuf,
@@ -62,7 +63,7 @@ pub struct DirectWriter {
 }
 
 impl Method {
-    /// The best method that is not switched off.
+    /// Returns the best method that is not turned off.
     #[must_use]
     pub fn best() -> Self {
         match (feature::enabled(Feature::DirectIo), feature::enabled(Feature::IoUring)) {
@@ -73,29 +74,31 @@ impl Method {
     }
 }
 
-/// Whether this kernel lets this user have an io_uring.
+/// Checks whether the kernel lets this user create an io_uring.
 pub fn probe_ring() -> Result<()> {
     IoUring::new(2).map(drop).map_err(|error| Error::new("create an io_uring", error))
 }
 
-/// Starts to write a file's dirty pages to the device without waiting. It makes nothing durable; it saves time where
-/// several files are synced one after the other. A file system without it writes everything when synced.
+/// Starts writing the dirty pages of a file to the device, without waiting. The call makes no data durable. The
+/// call saves time if several files are synced one after the other. If the file system does not support the call,
+/// the sync writes all pages.
 pub fn start_writeback(file: &File) {
-    // SAFETY: the descriptor is open for the length of the call; no memory is passed.
+    // SAFETY: the descriptor is open during the call, and the call takes no pointer.
     unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
 }
 
 impl DirectWriter {
-    /// Creates a file, readable by its owner only, that must not exist yet. `method` is the best to try;
-    /// what the kernel or the file system refuses falls back to the next. At most `in_flight` writes are
-    /// under way at once.
+    /// Creates a file that must not exist yet. Only the owner may read and write the file. `method` is the best
+    /// method to try. If the kernel or the file system refuses a method, the next lower method is used. At most
+    /// `in_flight` writes are in flight at a time.
     pub fn create(path: &Path, method: Method, in_flight: NonZeroUsize) -> Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|error| Error::path("create", path, error))?;
         Ok(Self::of(file, path, method, in_flight))
     }
 
-    /// Writes to a new, empty file as `create` does. The path is for messages only.
+    /// Creates a writer for a new, empty file. `method` and `in_flight` are used as in [`Self::create`]. `path` is
+    /// used only in error messages.
     #[must_use]
     pub fn of(file: File, path: &Path, method: Method, in_flight: NonZeroUsize) -> Self {
         let mut writer =
@@ -112,17 +115,18 @@ impl DirectWriter {
         writer
     }
 
-    /// The method in use; it can only fall.
+    /// Returns the method in use. A method can only be replaced by a lower method.
     #[must_use]
     pub const fn method(&self) -> Method {
         self.method
     }
 
-    /// Gives the file its final length and space on the device now, so that writing inside it changes no
-    /// length and cannot run out of space. On a file system without preallocation only the length.
+    /// Gives the file its final length, and allocates its space on the device. Later writes inside this length do
+    /// not change the length and cannot run out of space. On a file system without preallocation, only the length
+    /// is set.
     pub fn reserve(&mut self, length: ByteCount) -> Result<()> {
         self.allocated = None;
-        // Growing past the file size limit would raise SIGXFSZ.
+        // An allocation beyond the file size limit would raise SIGXFSZ.
         let limit = rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
         if length.0 > limit {
             return Err(self.failed("reserve", rustix::io::Errno::FBIG));
@@ -135,13 +139,14 @@ impl DirectWriter {
         }
     }
 
-    /// Writes the first `length` bytes of a buffer at an offset of the file; both whole pages. Waits only
-    /// where no further write can be in flight. An error may be that of an earlier buffer.
+    /// Writes the first `length` bytes of a buffer at `offset` of the file. `length` and `offset` must be multiples
+    /// of the page size. The call waits only if no further write can be in flight. A returned error may concern an
+    /// earlier buffer.
     pub fn submit(&mut self, buffer: PageBuffer, length: ByteCount, offset: ByteCount) -> Result<()> {
         self.submit_part(buffer, ByteCount(0)..length, offset)
     }
 
-    /// As `submit`, for the bytes in this range of the buffer.
+    /// Writes the bytes in `range` of the buffer, otherwise like `submit`.
     pub fn submit_part(
         &mut self,
         buffer: PageBuffer,
@@ -172,7 +177,7 @@ impl DirectWriter {
         }
     }
 
-    /// A buffer whose write is complete, if there is one now.
+    /// Returns a buffer whose write is complete. Returns `None` at once if there is no such buffer.
     pub fn take_done(&mut self) -> Result<Option<PageBuffer>> {
         if self.done.is_empty() {
             self.reap(Wait::No)?;
@@ -180,7 +185,7 @@ impl DirectWriter {
         Ok(self.done.pop())
     }
 
-    /// A buffer whose write is complete, waiting for it; `None` when no write is under way.
+    /// Waits for a buffer whose write is complete, and returns the buffer. Returns `None` if no write is in flight.
     pub fn wait_done(&mut self) -> Result<Option<PageBuffer>> {
         while self.done.is_empty() && self.ring.as_ref().is_some_and(|ring| ring.in_flight > 0) {
             self.reap(Wait::ForOne)?;
@@ -188,8 +193,7 @@ impl DirectWriter {
         Ok(self.done.pop())
     }
 
-    /// Waits for all writes and makes the content durable. Buffers that come back meanwhile are kept for
-    /// `take_done`.
+    /// Waits for all writes, and makes the content durable. `take_done` returns the buffers of these writes later.
     pub fn sync(&mut self) -> Result<()> {
         while self.ring.as_ref().is_some_and(|ring| ring.in_flight > 0) {
             self.reap(Wait::ForOne)?;
@@ -197,29 +201,29 @@ impl DirectWriter {
         self.file.sync_data().map_err(|error| self.failed("sync", error))
     }
 
-    /// Starts to make durable what went through the page cache, without waiting for it.
+    /// Starts writing back data that went through the page cache, without waiting.
     pub fn start_sync(&self) {
         if self.method == Method::Buffered {
             start_writeback(&self.file);
         }
     }
 
-    /// Waits for all writes, cuts the file to `length` and makes its content durable.
+    /// Waits for all writes, truncates the file to `length`, and makes its content durable.
     pub fn finish(mut self, length: ByteCount) -> Result<()> {
         while self.wait_done()?.is_some() {}
         self.file.set_len(length.0).map_err(|error| self.failed("cut to size", error))?;
         self.file.sync_data().map_err(|error| self.failed("sync", error))
     }
 
-    /// Takes space for the write and some more ahead, so that writes that do not grow the file can run side
-    /// by side. Purely for speed: where it fails, the writes themselves report what is wrong.
+    /// Allocates space for the write and for later writes. Writes that do not extend the file can run in parallel.
+    /// A failed allocation only costs speed, because the writes report their own errors.
     fn allocate(&mut self, offset: u64, length: u64) {
         let (Some(allocated), true) = (self.allocated, offset > 0) else { return };
         if offset + length <= allocated || self.method == Method::Buffered {
             return;
         }
         let ahead = (offset * 2).clamp(ALLOCATE_BYTES_MIN, ALLOCATE_BYTES_MAX).max(length);
-        // Growing past the file size limit would raise SIGXFSZ for space that may never be needed.
+        // An allocation beyond the file size limit would raise SIGXFSZ, although the space may never be needed.
         let limit = rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
         let took = offset + ahead <= limit
             && rustix::fs::fallocate(&self.file, FallocateFlags::empty(), offset, ahead).is_ok();
@@ -240,7 +244,7 @@ impl DirectWriter {
                 Ok(count) if count > 0 => job.written += count,
                 Ok(_) => return Err(self.failed("write", Errno::SHORT)),
                 Err(errno) if job.may_retry(errno) => {}
-                // The file system took O_DIRECT at open, but not these writes.
+                // The file system accepted O_DIRECT at open(2), but does not accept this write.
                 Err(errno) if errno == Errno::EINVAL && self.method > Method::Buffered => {
                     self.go_buffered()?
                 }
@@ -276,7 +280,7 @@ impl DirectWriter {
         Ok(())
     }
 
-    /// From now on through the page cache; writes in the ring are still collected from there.
+    /// Switches to writes through the page cache. Writes that are already in the ring are still completed there.
     fn go_buffered(&mut self) -> Result<()> {
         self.method = Method::Buffered;
         self.set_direct(false).map_err(|errno| self.failed("leave O_DIRECT of", errno))
@@ -299,7 +303,8 @@ enum Wait {
     ForOne,
 }
 
-/// A write of `buffer[begin..length]` at `offset`, of which the bytes before `written` are done.
+/// A write of `buffer[begin..length]` at `offset` of the file. The bytes before the index `written` are already
+/// written.
 #[derive(Debug)]
 struct Job {
     buffer: PageBuffer,
@@ -311,20 +316,21 @@ struct Job {
 }
 
 impl Job {
-    /// Where the next byte goes.
+    /// Returns the file offset of the next byte.
     const fn place(&self) -> u64 {
         self.offset + (self.written - self.begin) as u64
     }
 
-    /// Whether to try again after this error: an interruption, and not one too many. The kernel cancels what
-    /// is queued when the thread that submitted it exits.
+    /// Reports whether to retry after this error: the write was interrupted, and the number of retries is below the
+    /// limit. When the thread that submitted a write exits, the kernel cancels the queued write.
     fn may_retry(&mut self, errno: Errno) -> bool {
         self.retries += 1;
         matches!(errno, Errno(libc::EINTR | libc::EAGAIN | libc::ECANCELED)) && self.retries <= RETRIES_MAX
     }
 }
 
-/// The ring and the jobs the kernel may be reading from. A job's slot is its completion's user data.
+/// The io_uring, and the jobs whose buffers the kernel may read. The user data of a completion is the slot index of
+/// its job.
 struct Ring {
     ring: IoUring,
     slots: Box<[Option<Job>]>,
@@ -341,7 +347,7 @@ impl Ring {
         self.in_flight == self.slots.len()
     }
 
-    /// Starts the rest of a job. The caller has checked that a slot is free.
+    /// Submits a write of the remaining bytes of a job. The caller has checked that a slot is free.
     fn start(&mut self, file: &File, job: Job) -> std::result::Result<(), Errno> {
         let slot = self.slots.iter().position(Option::is_none).ok_or(Errno(libc::EBUSY))?;
         let rest = &job.buffer[job.written..job.length];
@@ -350,16 +356,16 @@ impl Ring {
             .offset(job.place())
             .build()
             .user_data(slot as u64);
-        // SAFETY: the entry points into `job.buffer`, a mapping of its own that moving the job does not move.
-        // The job stays in its slot until its completion is seen; should this value be dropped before, `drop`
-        // waits for all completions or leaks the buffers. The file outlives the ring in `DirectWriter`.
+        // SAFETY: the entry points into `job.buffer`. The buffer is a separate mapping that does not move when the
+        // job moves. The job stays in its slot until its completion is received. If this ring is dropped earlier,
+        // `drop` waits for all completions or leaks the buffers. In `DirectWriter`, the file outlives the ring.
         unsafe { self.ring.submission().push(&entry) }.map_err(|_| Errno(libc::EBUSY))?;
         self.slots[slot] = Some(job);
         self.in_flight += 1;
         self.enter(0)
     }
 
-    /// Waits until a completion can be had.
+    /// Waits until a completion is available.
     fn wait(&mut self) -> std::result::Result<(), Errno> {
         self.enter(1)
     }
@@ -376,7 +382,7 @@ impl Ring {
         }
     }
 
-    /// A job that has left the kernel, and the bytes written.
+    /// Returns a job that the kernel has completed, with the number of written bytes or the error.
     fn next_completion(&mut self) -> Option<(Job, std::result::Result<usize, Errno>)> {
         let entry = self.ring.completion().next()?;
         let job = self.slots.get_mut(entry.user_data() as usize)?.take()?;
@@ -390,7 +396,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         while self.in_flight > 0 {
             if self.wait().is_err() {
-                // The kernel may still be reading these buffers: never unmap them.
+                // The kernel may still read these buffers, so the buffers are never unmapped.
                 self.slots.iter_mut().filter_map(Option::take).for_each(std::mem::forget);
                 return;
             }
