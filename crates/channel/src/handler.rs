@@ -3,7 +3,9 @@
 //!
 //! Owns: the hand-over of a held socket at bind(2), the duplicate of a new socket at listen(2), and the hold of a
 //! caller at connect(2).
-//! Invariants: a handler never waits for a program. If a step fails, the kernel executes the call unchanged.
+//! Invariants: a handler never waits for a program. If a step fails, the kernel executes the call unchanged. The state
+//! is changed only for a call that still waits, which is checked under the lock: `Channels::died` takes the lock after
+//! the death, so a late notification of a dead program cannot change sockets of the next incarnation.
 //! Does not: receive calls.
 
 use std::os::fd::AsFd;
@@ -65,16 +67,26 @@ impl Handler {
         if self.inner.state().component(self.component).held().iter().all(is_far) {
             return Handled::Pass;
         }
-        let Some(binding) = Binding::read(reported, call, address) else { return Handled::Pass };
-        let gone = self.closed_meanwhile(&binding);
+        match Binding::read(reported, call, address) {
+            Some(binding) => self.complete_bind(reported, &binding),
+            None => Handled::Pass,
+        }
+    }
+
+    /// Handles a bind(2) whose address is equal to the address of a held socket, or overlaps it.
+    fn complete_bind(&self, reported: &ReportedCall<'_>, binding: &Binding) -> Handled {
+        let gone = self.closed_meanwhile(binding);
         let mut outcome = Outcome::default();
         let handled = {
             let mut state = self.inner.state();
+            if !reported.is_waiting() {
+                return Handled::Pass;
+            }
             let all = state.component(self.component).held_mut();
             all.iter_mut()
                 .filter(|held| gone.contains(&held.identity))
                 .for_each(|held| held.claim = Claim::Open);
-            let handled = bind_held(reported, &binding, all, &mut outcome);
+            let handled = bind_held(reported, binding, all, &mut outcome);
             // Callers of a path that the program had unlinked have waited for this bind(2).
             outcome.callers = state.release(self.component);
             handled
@@ -101,7 +113,7 @@ impl Handler {
     fn bind_anywhere(&self, reported: &ReportedCall<'_>, call: &SocketCall) {
         let path = format!("/proc/{}/fd/{}", thread_of(reported), call.socket);
         if let Ok(stat) = rustix::fs::stat(&path)
-            && reported.listener.is_valid(reported.notification.id())
+            && reported.is_waiting()
         {
             let mut state = self.inner.state();
             state.component(self.component).bind_anywhere((stat.st_dev, stat.st_ino));
@@ -115,11 +127,8 @@ impl Handler {
         let address = sys::socket::local(taken.socket.as_fd()).ok();
         let address = address.and_then(|address| Address::from_bytes(&address));
         let place = address.as_ref().and_then(Address::path).and_then(|path| Place::of_thread(thread, path));
-        if !reported.listener.is_valid(reported.notification.id()) {
-            return Handled::Pass;
-        }
         let mut state = self.inner.state();
-        if state.is_ending {
+        if state.is_ending || !reported.is_waiting() {
             return Handled::Pass;
         }
         let component = state.component(self.component);
@@ -237,8 +246,7 @@ impl Binding {
         let program = Taken::of_thread(thread, call.socket)?;
         let closes_on_exec = closes_on_exec(thread, call.socket)?;
         // If the notification is still valid, the data was read from the calling thread.
-        let is_valid = reported.listener.is_valid(reported.notification.id());
-        is_valid.then_some(Self { thread, address, place, program, closes_on_exec })
+        reported.is_waiting().then_some(Self { thread, address, place, program, closes_on_exec })
     }
 
     /// Reports whether a held socket would block this bind(2).
@@ -272,8 +280,82 @@ fn bind_held(
         if reported.listener.replace_descriptor(id, source, at, binding.closes_on_exec).is_ok() {
             return answer_success(reported, held, program.slot);
         }
+        // The thread was killed or interrupted, so the kernel does not execute the call.
+        if !reported.is_waiting() {
+            return Handled::Pass;
+        }
     }
     // The sockets must be closed before the kernel executes the call. Otherwise the call fails with EADDRINUSE.
     outcome.closed.extend(all.extract_if(.., |held| held.is_open() && binding.meets(held)));
     Handled::Pass
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::net::TcpListener;
+    use std::os::fd::AsRawFd;
+    use std::process::{Command, Stdio};
+
+    use model::Fd;
+    use sys::clock::Clock;
+    use sys::listener_holder::ListenerHolder;
+    use sys::seccomp_listener::{Receipt, Reported, filter_program};
+    use sys::watched_start::watch_from_start;
+
+    use super::*;
+    use crate::Channels;
+    use crate::inner::Limits;
+
+    /// Holds a listening socket of this process, as if an incarnation had died.
+    fn held_of_dead(inner: &Inner, component: ComponentId, socket: &TcpListener) {
+        let taken =
+            Taken::of_thread(Tid(rustix::thread::gettid().as_raw_nonzero().get()), Fd(socket.as_raw_fd()));
+        let mut state = inner.state();
+        let component = state.component(component);
+        assert!(component.hold(Held::new(taken.unwrap(), None).unwrap()).is_none());
+        component.die();
+    }
+
+    #[test]
+    fn a_bind_of_a_killed_program_closes_no_held_socket() {
+        if let Some(why) = Channels::missing() {
+            println!("unsupported: {why}");
+            return;
+        }
+        let holder = ListenerHolder::start().unwrap();
+        let null = File::options().write(true).open("/dev/null").unwrap();
+        let inner = Arc::new(Inner::new(holder, null, Clock::default(), Limits::default()));
+        let component = ComponentId(1);
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        held_of_dead(&inner, component, &socket);
+
+        let port = socket.local_addr().unwrap().port();
+        let text = format!("import socket; socket.socket().bind(('127.0.0.1', {port}))");
+        let mut command = Command::new("python3");
+        command.args(["-c", &text]).stdin(Stdio::null());
+        let pending = watch_from_start(&mut command, filter_program(Reported::Channels), None).unwrap();
+        let mut child = command.spawn().unwrap();
+        let listener = Arc::new(pending.receive().unwrap());
+        let mut buffer = inner.holder.buffer().unwrap();
+        let call = loop {
+            listener.wait(None).unwrap();
+            if matches!(listener.receive(&mut buffer), Ok(Receipt::Call)) {
+                match read(&buffer) {
+                    Some(call) if call.kind == CallKind::Bind => break call,
+                    _ => listener.answer_continue(buffer.id()).unwrap(),
+                };
+            }
+        };
+        let held = inner.holder.held_calls();
+        let reported = ReportedCall { notification: &buffer, listener: &listener, held: &held };
+        let handler = Handler::new(Arc::clone(&inner), component);
+        let address = Address::from_bytes(&call.address).unwrap();
+        let binding = Binding::read(&reported, &call, address).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(handler.complete_bind(&reported, &binding), Handled::Pass);
+        assert_eq!(inner.state().component(component).held().len(), 1);
+        assert!(Held::is_open(&inner.state().component(component).held()[0]));
+    }
 }

@@ -73,6 +73,14 @@ pub struct ReportedCall<'a> {
     pub held: &'a HeldCalls,
 }
 
+impl ReportedCall<'_> {
+    /// Reports whether the call still waits for its answer ([`Listener::is_valid`]).
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        self.listener.is_valid(self.notification.id())
+    }
+}
+
 /// A handler of the socket calls of one program.
 pub trait CallHandler: Send + Sync + fmt::Debug {
     /// Decides about a call for which [`kind_of`] returns a kind. The handler must not block, because other calls
