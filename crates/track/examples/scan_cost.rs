@@ -1,4 +1,4 @@
-//! What tracking costs on this machine: arming, scans, first writes, allocations.
+//! Measures the cost of tracking on this machine: first protection, scans, first writes, and allocations.
 //!
 //! `cargo run --release -p undying-track --example scan_cost [TRACKER] [MIB]`
 
@@ -17,10 +17,10 @@ static ALLOCATOR: Counting = Counting;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// The role of the process that is tracked.
+/// First argument of the tracked process.
 const WRITER: &str = "--writer";
 const MIB_DEFAULT: usize = 1024;
-/// Scans of which the median is printed.
+/// Number of scans for each printed median.
 const SCANS: usize = 21;
 const PAGE: usize = PAGE_BYTES as usize;
 
@@ -34,7 +34,8 @@ fn main() -> Result<(), Failure> {
     }
 }
 
-/// Touches all its memory, then writes to as many pages as each line says and answers with nanoseconds per write.
+/// Writes to all its memory once. Then reads a number of pages from each input line, writes to so many pages,
+/// and prints the nanoseconds per write.
 fn write_on_demand(mib: usize) -> Result<(), Failure> {
     let mut memory = vec![1_u8; mib << 20];
     let pages = memory.len() / PAGE;
@@ -81,7 +82,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The kill fails if the child has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -156,7 +157,7 @@ fn measure_with(
             dirty.clear();
             let before = requests();
             let scan = time(|| tracker.scan(moment, dirty))?;
-            // The first round may have grown something.
+            // The first round may enlarge buffers, so its allocations are not counted.
             allocations += if round > 0 { requests() - before } else { 0 };
             times.push(scan);
             ranges = dirty.ranges().len();

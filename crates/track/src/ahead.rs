@@ -1,12 +1,13 @@
-//! The scan of a stopped process by worker threads, while the tracer does other work.
+//! Worker threads scan a stopped process ahead of time, while the tracer does other work.
 //!
-//! Owns: the pieces of the scan, the worker of each piece, and the results until a scan reports them.
-//! Invariants: all pages in a result are protected and are reported by the next scan, whichever that is. A piece
-//! without a worker is scanned by the thread that needs its result.
-//! Does not: judge results.
+//! Owns: the pieces of the scan, the assignment of pieces to workers, and the results until a scan reports
+//! them.
+//! Invariants: all pages in a result are already protected. The next scan reports them, whether the process
+//! is stopped or runs. If no worker has scanned a piece, the thread that needs the result scans it.
+//! Does not: determine the content of pages.
 //!
-//! Only the short query is made ahead (see `query::REARM`): the other queries depend on the content of a page at one
-//! moment.
+//! Workers make only the query `query::REARM`. The results of all other queries depend on the content of a
+//! page at the time of the scan.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -21,19 +22,21 @@ use crate::class::Class;
 use crate::query;
 use crate::runs::Run;
 
-/// Less than this is not worth waking a worker for: some 40 microseconds of scanning.
+/// Minimum amount of watched memory for which a scan by workers is useful. Scanning this amount takes about
+/// 40 microseconds.
 pub const AHEAD_MIN: ByteCount = ByteCount(128 << 20);
-/// Pieces that a scan is cut into at most. A piece is what the tracer may have to wait for.
+/// Maximum number of pieces of a scan. The tracer may have to wait until a worker has scanned one piece.
 const PIECES_MAX: usize = 48;
-/// Pieces have at least this share of what is worth it: smaller ones cost as much to hand out as to ask about.
+/// A piece has at least this fraction (1/8) of the minimum amount of memory. Assigning a smaller piece to a
+/// worker takes as long as scanning it.
 const SHARE_MIN: u64 = 8;
 
-/// What was asked about ahead.
+/// The scan by workers, and its results.
 #[derive(Debug)]
 pub(crate) struct Ahead {
     board: Arc<Board>,
     worker_pool: Option<Arc<WorkerPool>>,
-    /// The first piece whose answer was not taken yet.
+    /// Index of the first piece whose result was not taken yet.
     next: usize,
 }
 
@@ -41,7 +44,7 @@ pub(crate) struct Ahead {
 struct Board {
     map: Arc<Pagemap>,
     pieces: Vec<Mutex<Piece>>,
-    /// How many of them there are this time.
+    /// Number of pieces of the present scan.
     count: AtomicUsize,
     claimed: AtomicUsize,
 }
@@ -53,15 +56,15 @@ struct Piece {
     regions: PageRegions,
 }
 
-/// What is known of a piece.
+/// State of a piece.
 #[derive(Debug)]
 enum Answer {
-    /// It was not scanned.
+    /// The piece was not scanned.
     Open,
-    /// Where to go on.
+    /// The piece was scanned. Contains the address where the request ended, or its error.
     Given(Result<Address, Error>),
-    /// It was reported. It must not be scanned again before the next scan: pages that are protected then would not be
-    /// reported.
+    /// The result was taken. The piece must not be scanned again in the same round: the request would protect
+    /// written pages, and no scan would report them.
     Taken,
 }
 
@@ -70,7 +73,8 @@ impl Ahead {
         Self { board: Arc::new(Board::of(map)), worker_pool: None, next: 0 }
     }
 
-    /// Makes room for answers, if it will be needed: that takes longer than to ask.
+    /// Allocates memory for the results if at least `least` bytes can be scanned by workers. The allocation
+    /// takes longer than the scan.
     pub(crate) fn prepare(&mut self, runs: &[Run], least: ByteCount) {
         if total(runs) >= least {
             self.make_room();
@@ -84,10 +88,11 @@ impl Ahead {
         }
     }
 
-    /// Has a worker pool ask about all parts of which only writes are of interest, if there is at least so much of them.
+    /// Hands the scan of all parts that need only the query [`query::REARM`] to a worker pool. Does nothing
+    /// if these parts have less than `least` bytes.
     pub(crate) fn begin(&mut self, runs: &[Run], worker_pool: &Arc<WorkerPool>, least: ByteCount) {
         let total = total(runs);
-        // Answers of a scan that was given up have to be reported first.
+        // The results of an aborted scan must be reported first.
         if total < least || !self.is_empty() {
             return;
         }
@@ -103,17 +108,18 @@ impl Ahead {
         worker_pool.post(Arc::clone(&self.board) as Arc<dyn Work>);
     }
 
-    /// Whether there is no answer that was not taken.
+    /// Reports whether all results were taken.
     pub(crate) fn is_empty(&self) -> bool {
         self.next == self.board.count.load(Ordering::SeqCst)
     }
 
-    /// Does the pieces that were not begun.
+    /// Scans the pieces that no worker has claimed.
     pub(crate) fn join(&self) {
         while self.board.step() {}
     }
 
-    /// The answer for the piece at the beginning of a range, in place of a request; where the request ended.
+    /// Returns the result of the next piece if this piece starts where `range` starts. The result replaces a
+    /// request: it contains the regions and the address where the request ended.
     pub(crate) fn take(
         &mut self,
         range: AddressRange,
@@ -125,7 +131,8 @@ impl Ahead {
         Some(self.take_next(regions))
     }
 
-    /// The part of a range that lies before the next piece, if that lies in it.
+    /// Clips a range to the part before the next piece. If the next piece does not start inside the range,
+    /// the range is returned unchanged.
     pub(crate) fn before(&self, range: AddressRange) -> AddressRange {
         if self.is_empty() {
             return range;
@@ -135,19 +142,19 @@ impl Ahead {
         AddressRange::new(range.start, end)
     }
 
-    /// Whether there is a next piece, and it begins before an address.
+    /// Reports whether there is a next piece that starts before an address.
     pub(crate) fn begins_before(&self, end: Address) -> bool {
         !self.is_empty() && self.piece().range.start < end
     }
 
-    /// The answer for the next piece, wherever that is.
+    /// Returns the result of the next piece.
     pub(crate) fn take_next(&mut self, regions: &mut PageRegions) -> Result<Address, Error> {
         let mut piece = self.piece();
         piece.ask(&self.board.map);
         std::mem::swap(&mut piece.regions, regions);
         let answer = match std::mem::replace(&mut piece.answer, Answer::Taken) {
             Answer::Given(answer) => answer,
-            // Each is taken once.
+            // This case does not occur: each result is taken only once.
             Answer::Open | Answer::Taken => Ok(piece.range.start),
         };
         drop(piece);
@@ -155,7 +162,8 @@ impl Ahead {
         answer
     }
 
-    /// The next piece; waits for who is asking about it.
+    /// Locks the next piece. If a worker is scanning the piece, the function raises the priority of the
+    /// workers and waits.
     fn piece(&self) -> MutexGuard<'_, Piece> {
         let piece = &self.board.pieces[self.next];
         match piece.try_lock() {
@@ -175,7 +183,7 @@ fn can_be_asked_ahead(run: &Run) -> bool {
     run.watched && !run.lost && !run.new && run.class != Class::PrivateFile
 }
 
-/// Parts of which only writes are of interest.
+/// Returns the parts that need only the query [`query::REARM`].
 fn parts(runs: &[Run]) -> impl Iterator<Item = &AddressRange> {
     runs.iter().filter(|run| can_be_asked_ahead(run)).flat_map(|run| run.spans.parts())
 }
@@ -190,7 +198,8 @@ impl Board {
         Self { map: Arc::clone(map), pieces: Vec::new(), count, claimed }
     }
 
-    /// Cuts parts into pieces; how many. What there is no piece for is left to the scan.
+    /// Cuts parts into pieces, and returns the number of pieces. If there are too few pieces, the thread that
+    /// reports the scan scans the remaining memory.
     fn fill<'a>(&self, parts: impl Iterator<Item = &'a AddressRange>, size: ByteCount) -> usize {
         let mut count = 0;
         for part in parts {

@@ -1,9 +1,11 @@
-//! A userfaultfd that acts on another process and that only this process holds.
+//! Creates userfaultfds in another process, and duplicates them into this program.
 //!
-//! Owns: its creation in the process by remote calls, also for processes without the privilege, and the duplicate.
-//! Invariants: every descriptor that was opened in the process for it is closed before its threads continue, also when
-//! a step fails. If this process dies, the process closes it itself.
-//! Does not: watch anything yet.
+//! Owns: the remote system calls that create a userfaultfd, also in unprivileged processes, and its
+//! duplicate.
+//! Invariants: every descriptor that a remote call opens in the process is closed before the threads of the
+//! process continue, also after an error. If this program dies, the tracked process closes these descriptors
+//! itself.
+//! Does not: register memory with the userfaultfd.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -18,31 +20,33 @@ use tracee::{RemoteError, RemoteSession};
 
 use crate::error::TrackError;
 
-/// What a session in which trackers are attached has room for: the descriptors themselves, or a socket, the device and
-/// one descriptor.
+/// Room that a remote session needs to attach a tracker. Up to three descriptors are open at the same time:
+/// the userfaultfds, or a socket, the device and one userfaultfd.
 pub const ROOM: Room = Room { calls: 2, data: ByteCount(HEADER + PART + BYTE), opened: 3 };
 
 const AF_UNIX: u16 = 1;
 /// SOCK_DGRAM | SOCK_CLOEXEC.
 const DATAGRAMS: u64 = 2 | 0o2_000_000;
-/// MSG_CMSG_CLOEXEC | MSG_DONTWAIT: the message is there already.
+/// MSG_CMSG_CLOEXEC | MSG_DONTWAIT. The call does not have to wait, because the message was sent before.
 const RECEIVE_FLAGS: u64 = 0x4000_0000 | 0x40;
-/// `struct msghdr`, then its one part, and the byte that this points to.
+/// Sizes in bytes of a `struct msghdr`, of its only `struct iovec` (`PART`), and of the buffer of this
+/// `iovec` (`BYTE`). They follow each other in memory.
 const HEADER: u64 = 56;
 const PART: u64 = 16;
 const BYTE: u64 = 8;
-/// A control message with one descriptor: a header, then the number.
+/// Size in bytes of the header of a control message. `CONTROL` adds one descriptor of four bytes.
 const CONTROL_HEADER: u64 = 16;
 const CONTROL: u64 = CONTROL_HEADER + 4;
 
-/// Creates several in the process of a stopped thread.
+/// Creates `COUNT` userfaultfds in the process of a stopped thread, and returns their duplicates.
 pub(crate) fn userfaultfds<const COUNT: usize>(
     pid: Pid,
     session: &mut RemoteSession<'_>,
     mode: Mode,
     discards: [Discards; COUNT],
 ) -> Result<[OwnedFd; COUNT], TrackError> {
-    // Where the kernel lifts the protection by itself, no fault is ever handed to us: no privilege is needed.
+    // In asynchronous mode, the kernel lifts the protection itself and reports no faults. A descriptor for
+    // faults in user mode is enough, and needs no privilege.
     let who = if mode == Mode::Sync { 0 } else { userfaultfd::USER_MODE_ONLY };
     let flags = who | userfaultfd::CREATE_FLAGS;
     let signals = signals(session.tid(), pid)?;
@@ -66,7 +70,7 @@ pub(crate) fn userfaultfds<const COUNT: usize>(
     Ok(ours.try_into().expect("as many were made as were asked for"))
 }
 
-/// Our duplicate of what a call in the process has created.
+/// Returns a duplicate of the userfaultfd that a call has created in the process.
 fn taken(pid: Pid, tid: Tid, created: Result<u64, Errno>) -> Result<OwnedFd, TrackError> {
     let number = created.map_err(|errno| RemoteError::Refused { tid, number: USERFAULTFD, errno })?;
     Ok(duplicate(pid, number)?)
@@ -76,8 +80,9 @@ fn signals(tid: Tid, pid: Pid) -> Result<SignalSets, Error> {
     Ok(procfs::call_status(&procfs::read(procfs::path_of_thread(pid, tid, "status"))?).0)
 }
 
-/// Creates one in a process that may not create one itself: a process with `/dev/userfaultfd` open may, so we send it one
-/// for this time. The process has a socket, the device and the descriptor open afterwards.
+/// Creates a userfaultfd in a process without the privilege for userfaultfd(2). Any process can create one
+/// through an open `/dev/userfaultfd`, so the function sends this device to the process. Afterwards a socket,
+/// the device and the userfaultfd are open in the process.
 fn through_device(pid: Pid, session: &mut RemoteSession<'_>, flags: u64) -> Result<OwnedFd, TrackError> {
     let device = userfaultfd::open_device().map_err(|cause| TrackError::Unprivileged { pid, cause })?;
     let end = opened(session, SOCKET, [AF_UNIX.into(), DATAGRAMS, 0, 0, 0, 0])?;
@@ -93,20 +98,21 @@ fn opened(session: &mut RemoteSession<'_>, number: i64, arguments: [u64; 6]) -> 
     opened.map_err(|errno| RemoteError::Refused { tid, number, errno })
 }
 
-/// Sends the device into the process's own socket, which only itself can send to: it has no other end.
+/// Sends the device into the socket `end` of the process. The socket is connected to itself, so that only its
+/// holders can send to it.
 fn send(pid: Pid, end: u64, device: &OwnedFd) -> Result<(), TrackError> {
     let socket = duplicate(pid, end)?;
-    // An unused name is made up for an address without one.
+    // The address contains no name, so the kernel chooses an unused name.
     socket::bind(socket.as_fd(), &SocketAddress(AF_UNIX.to_ne_bytes().to_vec()))?;
     socket::connect(socket.as_fd(), &socket::local(socket.as_fd())?)?;
-    // Before it was connected, any process could send.
+    // Other processes could send messages to the socket before the connect.
     socket::forget_messages(socket.as_fd())?;
     let message = Message { bytes: &[0], rights: &[device.as_fd()], ..Message::default() };
     socket::send(socket.as_fd(), &message)?;
     Ok(())
 }
 
-/// Has the process take a descriptor out of its socket; its number there.
+/// Makes the process receive the device from its socket. Returns the fd of the device in the process.
 fn receive(session: &mut RemoteSession<'_>, end: u64) -> Result<u64, TrackError> {
     let received = session.open_into(|session, number_at| {
         let header = session.data().get();
@@ -118,7 +124,7 @@ fn receive(session: &mut RemoteSession<'_>, end: u64) -> Result<u64, TrackError>
         session.write_data(&bytes)?;
         Ok(Query { number: RECVMSG, arguments: [end, header, RECEIVE_FLAGS, 0, 0, 0] })
     })?;
-    // A process at its limit of descriptors gets the message without one.
+    // A process at its limit of open descriptors receives the message without the descriptor.
     let errno = Error::new("hand /dev/userfaultfd to the process", Errno::EMFILE);
     received.ok_or_else(|| errno.into())
 }

@@ -1,8 +1,8 @@
-//! The choice of a tracker.
+//! The selection of a tracker.
 //!
-//! Owns: the registry, in the order of preference, and the self-test.
-//! Invariants: a tracker that has failed its self-test is never used.
-//! Does not: inspect the process that is to be tracked.
+//! Owns: the registry, in the order of preference, and the call of the self-test.
+//! Invariants: a tracker that has failed its self-test is never selected.
+//! Does not: inspect the process to be tracked.
 
 use std::path::Path;
 
@@ -15,23 +15,23 @@ use crate::soft_dirty::SoftDirty;
 use crate::tracker::TrackerKind;
 use crate::write_protect::WriteProtect;
 
-/// Every tracker, the best first.
+/// All trackers, in the order of preference.
 pub const REGISTRY: &[&dyn TrackerKind] = &[&PagemapScan, &SoftDirty, &WriteProtect, &Full];
 
-/// The name that leaves the choice to us.
-/// The name by which the best tracker of this kernel is chosen.
+/// The name that selects the best usable tracker.
 pub const AUTO: &str = "auto";
 
-/// A tracker that works here.
+/// A tracker that is usable on this kernel.
 #[derive(Debug)]
 pub struct Choice {
-    /// The tracker.
+    /// The selected tracker.
     pub kind: &'static dyn TrackerKind,
-    /// Better ones, and why they cannot be used.
+    /// The errors of the preferred trackers that are unusable.
     pub passed_over: Vec<TrackError>,
 }
 
-/// The tracker of a name; for `auto` the best that works.
+/// Returns the tracker with this name. For `auto`, returns the first usable tracker in the order of
+/// preference.
 pub fn choose(name: &str) -> Result<Choice, TrackError> {
     let mut passed_over = Vec::new();
     for kind in REGISTRY {
@@ -48,7 +48,8 @@ pub fn choose(name: &str) -> Result<Choice, TrackError> {
     Err(TrackError::UnknownName { name: name.to_owned(), known: names.join(", ") })
 }
 
-/// The best tracker that works here and is no better than one that could not be attached to some process.
+/// Returns the next usable tracker after `failed` in the order of preference, among those that `auto` can
+/// select. `None` if there is no such tracker.
 #[must_use]
 pub fn next_best(failed: &'static dyn TrackerKind) -> Option<&'static dyn TrackerKind> {
     let worse = REGISTRY.iter().skip_while(|kind| kind.name() != failed.name()).skip(1);
@@ -56,12 +57,13 @@ pub fn next_best(failed: &'static dyn TrackerKind) -> Option<&'static dyn Tracke
 }
 
 fn check(kind: &'static dyn TrackerKind) -> Result<(), TrackError> {
-    // What was asked for comes before what is found: the answer is the same on every kernel.
+    // A feature that is forced off is reported before any probe runs, so that the result is the same on every
+    // kernel.
     if let Some(entry) = entries(kind).find(|entry| !features::enabled(entry.feature)) {
         return Err(TrackError::ForcedOff { tracker: kind.name(), feature: entry.name() });
     }
     for entry in entries(kind) {
-        // No probe of a tracker's features uses the directory.
+        // The probes of these features ignore the directory.
         (entry.probe)(Path::new("/")).map_err(|cause| TrackError::Missing {
             tracker: kind.name(),
             cause,

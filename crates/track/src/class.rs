@@ -6,30 +6,32 @@
 use model::{AddressRange, Inode};
 use tracee::procfs::{Area, Backing};
 
-/// How changes of an area's content come about.
+/// The class of a mapping. It determines how the content changes, and how a tracker finds the changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Class {
-    /// Private without a file: unpopulated pages are zero, and discarding pages clears what watched them.
+    /// Private memory without a file. Missing pages read as zero. Discarding a page removes its protection.
     Anonymous,
-    /// Private with a file behind it: only own pages matter, and discarding one leaves its mark in place.
+    /// Private mapping of a file. Only the private pages of the process are of interest. Discarding such a
+    /// page leaves its protection in place.
     PrivateFile,
-    /// Shared: other mappings and descriptors change it too.
+    /// Shared memory. Other mappings and file descriptors can change it too.
     Shared,
 }
 
-/// What an area shows; areas of equal identity show the same bytes where they overlap.
+/// Identity of the content of a mapping. If two mappings have the same class and object, they show the same
+/// bytes where they overlap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Known {
     pub(crate) range: AddressRange,
     pub(crate) class: Class,
-    /// Its pages are hugetlbfs's.
+    /// The mapping has pages of hugetlbfs.
     pub(crate) is_hugetlb: bool,
-    /// Device, inode, and where the object would begin.
+    /// Device, inode, and the file offset minus the start address of the mapping.
     object: Option<((u32, u32), Inode, u64)>,
 }
 
 impl Known {
-    /// Nothing for areas of the kernel's own.
+    /// Returns `None` for mappings of the kernel, such as the vDSO.
     pub(crate) fn of(area: &Area) -> Option<Self> {
         let object = match &area.backing {
             Backing::Kernel(_) => return None,
@@ -43,7 +45,8 @@ impl Known {
             (false, Some(_)) => Class::PrivateFile,
             (false, None) => Class::Anonymous,
         };
-        // Without its flags, an area of a file there looks like any other file's.
+        // If the mapping was listed without flags, only anonymous huge pages are recognised, by their name. A
+        // file of hugetlbfs then looks like any other file.
         let is_hugetlb = area.flags.has("ht") || area.name.starts_with("/anon_hugepage");
         Some(Self { range: area.range, class, is_hugetlb, object })
     }
@@ -52,7 +55,8 @@ impl Known {
         self.class == other.class && self.object == other.object
     }
 
-    /// Adds the parts of it that no area of `before` (rising) showed already.
+    /// Adds those parts of the mapping that no mapping of `before` showed with the same identity. `before`
+    /// must be sorted.
     pub(crate) fn fresh_parts(&self, before: &[Self], into: &mut Vec<AddressRange>) {
         let mut start = self.range.start;
         let first = before.partition_point(|known| known.range.end <= start);

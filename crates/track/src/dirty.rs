@@ -1,64 +1,65 @@
 //! The result of a scan.
 //!
-//! Owns: the list of dirty ranges, reused from scan to scan.
-//! Invariants: filling it allocates only when it becomes longer than ever before.
-//! Does not: hold page contents.
+//! Owns: the list of dirty ranges, which all scans use again.
+//! Invariants: adding ranges allocates memory only when the list is longer than ever before.
+//! Does not: contain page contents.
 
 use std::num::NonZeroU64;
 
 use model::{Address, AddressRange, PAGE_BYTES, PageCount};
 
-/// Ranges there is room for from the start (1.5 MiB): 50,000 scattered pages, what a busy server dirties in a
-/// tenth of a second, fit without growing.
+/// Initial capacity of the list (1.5 MiB). It holds 50,000 scattered pages, the number that a busy server
+/// dirties in a tenth of a second.
 const ROOM: usize = 65_536;
 
-/// What a page held when it was looked at.
+/// The content of a page at the time of the scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// Not looked at: read it. It may be all zeros, and reading fails with EFAULT if it is a guard region.
+    /// Not inspected: the page must be read. It can be all zeros. If it is a guard region, the read fails
+    /// with EFAULT.
     Unknown,
-    /// Own content, in memory.
+    /// Content of the process, in memory.
     Present,
-    /// Own content, swapped out.
+    /// Content of the process, swapped out.
     Swapped,
-    /// The page of zeros.
+    /// The shared zero page of the kernel.
     Zero,
-    /// Nothing: it reads as zero, or, in a private mapping of a file, as the file.
+    /// No page. In a private file mapping, it reads as the file; in other memory, it reads as zero.
     Absent,
-    /// A guard region: touching it is a fault.
+    /// A guard region: an access is a fault.
     Guard,
 }
 
 impl Content {
-    /// Whether the page must be read to know its content.
+    /// Reports whether the page must be read to know its content.
     #[must_use]
     pub const fn must_read(self) -> bool {
         matches!(self, Self::Unknown | Self::Present | Self::Swapped)
     }
 }
 
-/// Pages that changed, next to each other and alike.
+/// Adjacent dirty pages with the same content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirtyRange {
-    /// Where they are.
+    /// Addresses of the pages.
     pub range: AddressRange,
-    /// What they held.
+    /// Content of the pages.
     pub content: Content,
 }
 
-/// What one or several scans found.
+/// The dirty pages that one or more scans have found.
 #[derive(Debug)]
 pub struct DirtyPages {
     ranges: Vec<DirtyRange>,
-    /// What was found, while it is widened or parted.
+    /// The previous list, while [`Self::widen`] or [`Self::take_out`] builds a new one.
     narrow: Vec<DirtyRange>,
     replaced: Vec<AddressRange>,
-    /// Most ranges there were.
+    /// Length of the longest list so far, updated by [`Self::clear`].
     most: usize,
 }
 
 impl DirtyPages {
-    /// An empty list with room.
+    /// Creates an empty list with its initial capacity.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -69,51 +70,57 @@ impl DirtyPages {
         }
     }
 
-    /// What changed, in the order in which it was found. Where two of them overlap, the later one holds.
+    /// Returns the dirty ranges in the order in which they were found. If two ranges overlap, the later one
+    /// is valid.
     #[must_use]
     pub fn ranges(&self) -> &[DirtyRange] {
         &self.ranges
     }
 
-    /// Ranges in which something was mapped anew since the areas were told. Their content is reported as ever; the
-    /// areas should be told again, since they may be of another kind now.
+    /// Returns the ranges in which the process has created new mappings since the last call of
+    /// [`Tracker::cover`](crate::Tracker::cover). The dirty ranges include these pages. `cover` should be
+    /// called again, because the new mappings can have another class.
     #[must_use]
     pub fn replaced(&self) -> &[AddressRange] {
         &self.replaced
     }
 
-    /// Pages in all ranges; those in two of them count twice.
+    /// Returns the number of pages in all ranges. A page in two ranges counts twice.
     #[must_use]
     pub fn pages(&self) -> PageCount {
         self.ranges.iter().fold(PageCount(0), |sum, dirty| sum + dirty.range.pages())
     }
 
-    /// Whether nothing changed.
+    /// Reports whether the scans found no change.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty() && self.replaced.is_empty()
     }
 
-    /// Empties the list and keeps its room: never allocates.
+    /// Empties the list and keeps its capacity. Never allocates memory.
     pub fn clear(&mut self) {
         self.most = self.most.max(self.ranges.len());
         self.ranges.clear();
         self.replaced.clear();
     }
 
-    /// Outside of a pause: makes room for twice of what was ever found, so that the next scan does not have to.
+    /// Empties the list, and reserves twice the length of the longest list so far, so that the next scan
+    /// allocates no memory. Must not be called inside a pause.
     pub fn make_room(&mut self) {
         self.clear();
         self.ranges.reserve(2 * self.most);
     }
 
-    /// Has pages that must be read read in aligned groups, as far as these lie in the same one of some rising ranges.
+    /// Expands the pages that must be read to aligned groups of `group` pages. A group is clipped to that
+    /// range of `within` that contains the dirty range. `within` must be sorted. Expanded ranges have
+    /// [`Content::Unknown`].
     pub fn widen(&mut self, group: NonZeroU64, within: &[AddressRange]) {
         if group == NonZeroU64::MIN {
             return;
         }
         let bytes = PageCount(group.get()).bytes().get();
-        // Groups up to here were added, since the list last rose.
+        // End of the last group that was added since the addresses last decreased. It prevents that a group
+        // is added twice.
         let mut done = Address(0);
         let mut last = Address(0);
         self.narrow.clear();
@@ -139,7 +146,8 @@ impl DirtyPages {
         }
     }
 
-    /// Takes pages out, as far as they are to be read, and tells which were among them.
+    /// Removes `pages` from the ranges that must be read, and calls `taken` for each removed page. `pages`
+    /// must be sorted.
     pub fn take_out(&mut self, pages: &[Address], mut taken: impl FnMut(Address)) {
         if pages.is_empty() {
             return;

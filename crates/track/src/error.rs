@@ -1,59 +1,60 @@
-//! Why there is no tracker, or why it cannot continue.
+//! The errors of trackers.
 //!
 //! Owns: `TrackError`.
-//! Invariants: names the process or the tracker.
+//! Invariants: an error names the process or the tracker.
 //! Does not: choose another tracker; `choice` does.
 
 use model::Pid;
 use sys::{Errno, Error};
 use tracee::RemoteError;
 
-/// A tracker that is not there or has failed.
+/// A tracker is unusable or has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TrackError {
     /// No tracker has this name.
     /// Row: tracker-unknown
     #[error("there is no tracker {name}\nhelp: choose one of {known}")]
     UnknownName {
-        /// The name that was given.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The names of all trackers.
         known: String,
     },
-    /// The kernel, or this user's rights, lack what the tracker needs.
+    /// The kernel or the privileges of this user lack a feature that the tracker needs.
     /// Row: tracker-missing
     #[error("tracker {tracker} cannot be used: {cause}\nhelp: {fix}, or use --tracker auto")]
     Missing {
-        /// The tracker.
+        /// Name of the tracker.
         tracker: &'static str,
-        /// What failed.
+        /// The error of the probe.
         cause: Error,
-        /// How to get it.
+        /// How to make the feature available.
         fix: &'static str,
     },
-    /// A feature was forced off.
+    /// The user has disabled a feature that the tracker needs.
     /// Row: tracker-missing
     #[error(
         "tracker {tracker} cannot be used: {feature} is forced off\nhelp: take {feature} out of UNDYING_FEATURES_OFF, or use --tracker auto"
     )]
     ForcedOff {
-        /// The tracker.
+        /// Name of the tracker.
         tracker: &'static str,
-        /// The feature's name.
+        /// Name of the feature.
         feature: &'static str,
     },
-    /// This kernel misses changes.
+    /// The self-test has found a change that this kernel does not report.
     /// Row: tracker-unsound
     #[error(
         "tracker {tracker} cannot be used: this kernel does not report {change}\nhelp: use --tracker auto, or a kernel with this error mended"
     )]
     Unsound {
-        /// The tracker.
+        /// Name of the tracker.
         tracker: &'static str,
-        /// The change that went unseen.
+        /// The change that the kernel has not reported.
         change: &'static str,
     },
-    /// The process may not have its faults served, and neither may we on its behalf.
+    /// The process lacks the privilege to create a userfaultfd for all faults, and this program cannot open
+    /// `/dev/userfaultfd` for it.
     /// Row: tracker-unprivileged
     #[error(
         "tracker write-protect cannot watch pid {pid}: it has no CAP_SYS_PTRACE, and {cause}\nhelp: run undying as root on Linux 6.1 or later, set vm.unprivileged_userfaultfd to 1, or use --tracker auto"
@@ -61,30 +62,31 @@ pub enum TrackError {
     Unprivileged {
         /// The process.
         pid: Pid,
-        /// Why the device cannot be had either.
+        /// The error of opening `/dev/userfaultfd`.
         cause: Error,
     },
-    /// The address space is gone: the process ended, or replaced it by exec.
+    /// The address space no longer exists: the process has ended or called execve(2).
     #[error("the memory of pid {0} is gone, and its tracker with it")]
     Gone(Pid),
-    /// The handler of faults has ended.
+    /// The handler of userfaultfd messages has failed.
     #[error("the fault handler for pid {pid} failed: {cause}")]
     Handler {
         /// The process.
         pid: Pid,
-        /// What failed.
+        /// The error of the handler.
         cause: Error,
     },
-    /// A remote call failed.
+    /// A remote system call failed.
     #[error(transparent)]
     Remote(#[from] RemoteError),
-    /// A kernel call failed.
+    /// A system call failed.
     #[error(transparent)]
     Kernel(#[from] Error),
 }
 
 impl TrackError {
-    /// The error of a scan that failed; where nothing is left to scan, it says so.
+    /// Returns the error of a failed scan. ESRCH means that the address space no longer exists, and becomes
+    /// [`Self::Gone`].
     pub(crate) fn of_scan(pid: Pid, cause: Error) -> Self {
         if cause.errno == Errno::ESRCH { Self::Gone(pid) } else { Self::Kernel(cause) }
     }

@@ -1,8 +1,8 @@
 //! Classifies pages that are reported as written.
 //!
-//! Owns: whether a page has content, as far as the kernel shows it.
-//! Invariants: a page that may have content is never called empty. If the process runs and the state is unknown, the
-//! page is checked again when the process is stopped.
+//! Owns: the decision whether a page has content, as far as the kernel shows it.
+//! Invariants: a page that may have content is never reported as empty. If the process runs and the state of
+//! a page is uncertain, the page is rechecked when the process is stopped.
 //! Does not: protect pages.
 
 use std::sync::Arc;
@@ -16,15 +16,16 @@ use crate::dirty::{Content, DirtyPages};
 use crate::query;
 use crate::tracker::Moment;
 
-/// Written pages in a row from which on it pays to ask what they hold before they are read.
+/// Minimum length of a range of written pages whose content is queried before it is read.
 ///
-/// Asking takes a microsecond. Reading takes a third of a microsecond a page, and makes a page table entry in the
-/// process for each page that was not there.
+/// A query takes one microsecond. A read takes a third of a microsecond per page. It also creates a page
+/// table entry in the process for each missing page.
 const LOOK_MIN: PageCount = PageCount(64);
-/// Uncertain ranges of one run (64 KiB of them); each costs a microsecond inside the next pause.
+/// Maximum number of uncertain ranges of one run. The list takes 64 KiB, and each range costs one microsecond
+/// inside the next pause.
 const RECHECKS_MAX: usize = 4096;
 
-/// Asks what pages of a process hold.
+/// Queries the content of pages of a process.
 #[derive(Debug)]
 pub(crate) struct Inspector {
     map: Arc<Pagemap>,
@@ -33,7 +34,7 @@ pub(crate) struct Inspector {
     swap: Swap,
 }
 
-/// Whether pages of the process may be swapped out, asked for once a scan.
+/// Whether pages of the process can be swapped out. Determined at most once per scan.
 #[derive(Debug)]
 struct Swap {
     pid: Pid,
@@ -41,7 +42,7 @@ struct Swap {
     used: Option<bool>,
 }
 
-/// What becomes of pages of one run that are reported as written.
+/// Reports the written pages of one run with their content.
 pub(crate) struct Finder<'a> {
     inspector: &'a mut Inspector,
     uncertain: &'a mut Vec<AddressRange>,
@@ -55,12 +56,12 @@ impl Inspector {
         Self { map: Arc::clone(map), content: query::content(), regions: PageRegions::new(), swap }
     }
 
-    /// Forgets what is true for one scan only.
+    /// Begins a scan, and forgets the state of swap from the last scan.
     pub(crate) const fn begin_scan(&mut self, moment: Moment) {
         (self.swap.moment, self.swap.used) = (moment, None);
     }
 
-    /// For the pages of a run.
+    /// Returns a finder for the pages of a run.
     pub(crate) const fn finder<'a>(
         &'a mut self,
         class: Class,
@@ -72,7 +73,7 @@ impl Inspector {
 }
 
 impl Finder<'_> {
-    /// Written pages of which nothing else is known; they are protected already.
+    /// Reports written pages that are already protected again. Their content is unknown.
     pub(crate) fn take(&mut self, range: AddressRange) -> Result<(), Error> {
         if self.class != Class::Anonymous || range.pages() < LOOK_MIN {
             self.into.push(range, Content::Unknown);
@@ -84,11 +85,12 @@ impl Finder<'_> {
         })
     }
 
-    /// Written pages and what they held when they were protected.
+    /// Reports written pages with the content that they had when they were protected.
     pub(crate) fn take_told(&mut self, range: AddressRange, content: Content) -> Result<(), Error> {
         match (self.class, content) {
             (Class::Shared, _) => self.into.push(range, Content::Unknown),
-            // Of the pages that are there, those of the file are no business of ours.
+            // Present pages can be pages of the file. Only the private pages of the process are reported as
+            // content.
             (Class::PrivateFile, Content::Present | Content::Unknown) => {
                 return self.report_own(range);
             }
@@ -97,7 +99,8 @@ impl Finder<'_> {
         Ok(())
     }
 
-    /// Pages that were told to be empty, and are protected now.
+    /// Rechecks pages that a request found empty before it protected them. Pages with content are reported.
+    /// If the process runs and a page may be swapped out, its range is added to the uncertain ranges.
     pub(crate) fn look_again(&mut self, range: AddressRange) -> Result<(), Error> {
         let question = match self.class {
             Class::Shared => return Ok(()),
@@ -114,7 +117,8 @@ impl Finder<'_> {
         })
     }
 
-    /// Reports of a part of a file mapping which pages are the process's own; the rest shows the file.
+    /// Reports the private pages in a range of a file mapping as content. The other pages are reported as
+    /// absent, because they show the file.
     pub(crate) fn report_own(&mut self, range: AddressRange) -> Result<(), Error> {
         let mut start = range.start;
         let Inspector { map, regions, swap, .. } = &mut *self.inspector;
@@ -134,7 +138,7 @@ impl Finder<'_> {
         Ok(())
     }
 
-    /// What could not be told while the process ran.
+    /// Rechecks the ranges that were uncertain while the process ran.
     pub(crate) fn settle_rechecks(&mut self) -> Result<(), Error> {
         while let Some(range) = self.uncertain.pop() {
             self.look_again(range)?;
@@ -143,7 +147,8 @@ impl Finder<'_> {
     }
 }
 
-/// What a page holds that is protected already: its protection, where no page is, looks like one swapped out.
+/// Returns the content of a page that is already protected. If no page is present, the kernel stores the
+/// protection in a marker that looks like a swapped-out page.
 fn meaning_after(categories: Categories, swap: &mut Swap) -> Content {
     match query::meaning(categories) {
         Content::Swapped if swap.is_used() => Content::Unknown,
@@ -152,7 +157,8 @@ fn meaning_after(categories: Categories, swap: &mut Swap) -> Content {
     }
 }
 
-/// Remembers an uncertain range; too many of them become one, in which more is looked at than need be.
+/// Adds an uncertain range. If the list is full, all ranges are merged into one, which contains more pages
+/// than necessary.
 fn recheck(uncertain: &mut Vec<AddressRange>, range: AddressRange) {
     uncertain.push(range);
     if uncertain.len() > RECHECKS_MAX {
@@ -164,8 +170,8 @@ fn recheck(uncertain: &mut Vec<AddressRange>, range: AddressRange) {
 }
 
 impl Swap {
-    /// While the process stands, its own number of swapped pages is exact; while it runs, only that there is nowhere
-    /// to swap to.
+    /// Reports whether pages of the process may be swapped out. If the process is stopped, its own count of
+    /// swapped pages is exact. If the process runs, the answer is false only if the machine has no swap.
     fn is_used(&mut self) -> bool {
         let (pid, moment) = (self.pid, self.moment);
         *self.used.get_or_insert_with(|| match moment {

@@ -1,8 +1,8 @@
-//! The tracker that works everywhere: every present page counts as dirty.
+//! The tracker that works on every kernel: all pages with content count as dirty.
 //!
-//! Owns: finding all pages with content, and those that no longer have any.
-//! Invariants: needs nothing in the process, and nothing of the kernel except the page map.
-//! Does not: watch anything.
+//! Owns: finding all pages with content, and all pages that have lost their content.
+//! Invariants: changes nothing in the process, and needs no kernel interface except the page map.
+//! Does not: watch memory.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::query;
 use crate::runs::{Run, Runs, Verdict};
 use crate::tracker::{Attach, Coverage, Moment, Properties, Tracker, TrackerKind, Why};
 
-/// The kind.
+/// The tracker kind `full`.
 #[derive(Debug)]
 pub(crate) struct Full;
 
@@ -31,12 +31,13 @@ struct FullTracker {
     look: Look,
 }
 
-/// Finds what is there.
+/// Finds the pages with content.
 #[derive(Debug)]
 pub(crate) struct Look {
     pub(crate) map: Arc<Pagemap>,
     regions: PageRegions,
-    /// The kernel answers by ranges; otherwise every entry of the page map is read.
+    /// The kernel supports the request PAGEMAP_SCAN, which returns ranges. Otherwise every entry of the page
+    /// map is read.
     by_ranges: bool,
 }
 
@@ -92,7 +93,8 @@ impl Look {
         Ok(Self { map, regions: PageRegions::new(), by_ranges })
     }
 
-    /// Reports all that a run holds, and what it held at the last scan and does no longer.
+    /// Reports all pages of a run that have content. Pages that had content at the last scan and have none
+    /// now are reported as absent. Shared memory is reported completely, with unknown content.
     pub(crate) fn report_all(&mut self, run: &mut Run, into: &mut DirtyPages) -> Result<(), Error> {
         match run.class {
             Class::Shared => {
@@ -102,7 +104,8 @@ impl Look {
             class => self.report_held(run.range, class, &mut run.held, into)?,
         }
         if std::mem::take(&mut run.new) {
-            // It was watched before, or is new: what it held then is not known.
+            // The run is new or was watched before, so its content at the last scan is not known. All pages
+            // without content are reported as absent.
             report_gaps(run.range, run.held.noted(), into);
         }
         run.held.finish(|gone| into.push(gone, Content::Absent));
@@ -133,7 +136,7 @@ impl Look {
     }
 }
 
-/// Reports what lies between the pages that are there.
+/// Reports the gaps between the pages with content as absent.
 fn report_gaps(bounds: AddressRange, held: &[AddressRange], into: &mut DirtyPages) {
     let mut start = bounds.start;
     for range in held {

@@ -1,10 +1,11 @@
 //! The thread that handles the userfaultfd messages of a watched process.
 //!
-//! Owns: the two descriptors of a process, the thread, and the list of discarded pages.
-//! Invariants: every message is answered. If the handler fails, the process continues, and the next scan reports the
-//! failure. Should this program die, the kernel resumes all waiting threads. The thread has the descriptors only while
-//! it serves, so that closing them ends all watching.
-//! Does not: delay a writer longer than lifting the protection of one page takes.
+//! Owns: the two userfaultfd descriptors of a process, the handler thread, and the list of discarded ranges.
+//! Invariants: the handler answers every message. If the handler fails, the process continues, and the next
+//! scan reports the failure. If this program dies, the kernel closes the descriptors and resumes the waiting
+//! threads. The handler thread owns the descriptors only while it processes messages. At any other time,
+//! [`Handler::close`] can close them and so end the watch.
+//! Does not: delay a writing thread longer than the handler needs to lift the protection of one page.
 
 use std::io::PipeWriter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,28 +24,32 @@ use crate::class::Class;
 use crate::error::TrackError;
 use crate::removals::Removals;
 
-/// How long the handler rests after a failure, which may well last.
+/// Time that the handler thread sleeps after a failure. The failure can persist, so the thread must not retry
+/// at once.
 const AFTER_FAILURE: Duration = Duration::from_millis(1);
-/// How often the descriptors are looked at that the thread is done with at once.
+/// Interval at which [`Handler::close`] checks whether the handler thread still uses the descriptors.
 const POLL_INTERVAL: Duration = Duration::from_micros(5);
 
-/// The descriptors and their handler; dropping it ends all watching.
+/// The userfaultfd descriptors of a process and their handler thread. Dropping this value ends the watch of
+/// the process.
 #[derive(Debug)]
 pub(crate) struct Handler {
     pid: Pid,
-    /// Until they are closed.
+    /// `None` once the descriptors are closed.
     descriptors: Option<Arc<Descriptors>>,
     shared: Arc<Shared>,
-    /// Closing it ends the thread.
+    /// Write end of a pipe. Closing it ends the handler thread.
     bell: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
 struct Descriptors {
-    /// Watches anonymous memory: discarding it undoes its protection, which shows.
+    /// Watches anonymous memory. Discarding these pages removes their protection, so that a scan finds them
+    /// as written. The kernel sends no message.
     silent: OwnedFd,
-    /// Watches the rest: discarding it leaves the protection behind as if nothing had happened.
+    /// Watches file mappings and shared memory. Discarding these pages leaves their protection in place, so
+    /// that a scan does not find them. The kernel sends a message before it discards them.
     announcing: OwnedFd,
 }
 
@@ -55,7 +60,8 @@ struct Shared {
     failure: Mutex<Option<Error>>,
 }
 
-/// A thread that waits for the descriptors it is to listen to. It ends with the thread that would hand them over.
+/// A handler thread that waits for its descriptors. The thread ends if this value is dropped before the
+/// descriptors exist.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pid: Pid,
@@ -67,7 +73,7 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Starts the thread.
+    /// Starts the handler thread. The thread waits until [`Self::attach`] passes the descriptors to it.
     pub(crate) fn begin(pid: Pid, mode: Mode) -> Result<Self, TrackError> {
         let failed = |error: std::io::Error| Error::process("start a fault handler", pid, error);
         let (ending, bell) = std::io::pipe().map_err(failed)?;
@@ -80,7 +86,7 @@ impl Waiting {
             if let Ok(descriptors) = descriptors.recv() {
                 of_thread.listen(&descriptors);
             }
-            // Until here the end of the pipe is told.
+            // The inbox detects that `bell` was closed only while the read end of the pipe is open.
             drop(ending);
         };
         let thread = std::thread::Builder::new().name("undying-faults".to_owned());
@@ -88,7 +94,7 @@ impl Waiting {
         Ok(Self { pid, mode, shared, bell, hand_over, thread })
     }
 
-    /// Creates the descriptors in the process of a stopped thread, and has them listened to.
+    /// Creates the descriptors in the process of a stopped thread, and passes them to the handler thread.
     pub(crate) fn attach(self, session: &mut RemoteSession<'_>) -> Result<Handler, TrackError> {
         let Self { pid, mode, shared, bell, hand_over, thread } = self;
         let [silent, announcing] =
@@ -104,7 +110,7 @@ impl Waiting {
 }
 
 impl Handler {
-    /// The descriptor that watches areas of a class.
+    /// Returns the descriptor that watches mappings of a class.
     pub(crate) fn watches(&self, class: Class) -> BorrowedFd<'_> {
         let descriptors = self.descriptors.as_ref().expect("nothing is watched once they are closed");
         match class {
@@ -113,10 +119,12 @@ impl Handler {
         }
     }
 
-    /// Ends all watching of a process that stands. The thread goes later.
+    /// Closes the descriptors and so ends the watch. The process must be stopped. The handler thread ends
+    /// later, when this value is dropped.
     pub(crate) fn close(&mut self) {
-        // It may have one last message in hand; its sender has continued, and is stopped. The last owner closes them:
-        // that has to be over here.
+        // The handler thread may still use the descriptors for a last message. The thread that caused this
+        // message has already continued and then stopped. The last owner closes the descriptors. So the loop
+        // waits until this function is the last owner: the descriptors must be closed when it returns.
         let mut descriptors = self.descriptors.take();
         while let Some(served) = descriptors {
             descriptors = Arc::try_unwrap(served).err();
@@ -126,12 +134,12 @@ impl Handler {
         }
     }
 
-    /// What has been discarded. Stopped threads that have discarded something were recorded.
+    /// Returns the list of discarded ranges, locked. All discards of a stopped process are on the list.
     pub(crate) fn removals(&self) -> MutexGuard<'_, Removals> {
         locked(&self.shared.removals)
     }
 
-    /// What went wrong since this was asked last.
+    /// Returns the failure of the handler since the last call, if there was one.
     pub(crate) fn check(&self) -> Result<(), TrackError> {
         let failure = locked(&self.shared.failure).take();
         failure.map_or(Ok(()), |cause| Err(TrackError::Handler { pid: self.pid, cause }))
@@ -142,7 +150,8 @@ impl Drop for Handler {
     fn drop(&mut self) {
         drop(self.bell.take());
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has nothing to say here; what it left unanswered ends with the descriptors.
+            // A panic of the thread needs no handling here. Closing the descriptors resumes all threads that
+            // still wait for an answer.
             let _ = thread.join();
         }
     }
@@ -163,7 +172,7 @@ impl Shared {
         }
     }
 
-    /// Serves what has come; false when that was the last time.
+    /// Waits for messages and answers them. Returns false if the handler must end.
     fn serve(&self, descriptors: &Weak<Descriptors>, messages: &mut Messages) -> Result<bool, Error> {
         if !self.inbox.wait()? {
             return Ok(false);
@@ -173,8 +182,8 @@ impl Shared {
         let mut outcome = Ok(true);
         for fd in fds {
             {
-                // Reading a message resumes its sender. The list stays locked until the message is in it, so
-                // that a later reader finds it.
+                // Reading a message resumes the thread that discards pages. The list stays locked until it
+                // contains the range. A scan that locks the list after the discard therefore finds the range.
                 let mut removals = locked(&self.removals);
                 userfaultfd::read(fd, messages)?;
                 for message in messages.iter() {
@@ -192,12 +201,13 @@ impl Shared {
         outcome
     }
 
-    /// Lets the writer of a page go on, whatever happens.
+    /// Resumes the threads that wait to write to a page, also if the protection cannot be lifted.
     fn let_go(&self, fd: BorrowedFd<'_>, page: Address) -> Result<bool, Error> {
         let range = AddressRange::new(page, page + ByteCount(PAGE_BYTES));
         if userfaultfd::lift(fd, range).is_err() {
-            // The areas are changing, or nothing is mapped there any more: the writer tries again. Or it cannot be
-            // lifted by single pages: then that page is watched no longer.
+            // The request fails while the process changes its mappings, or if the page is no longer mapped. A
+            // woken thread writes again, and waits again if the page is still protected. If the wake fails
+            // too, the watch of this page ends, which also resumes the thread.
             userfaultfd::wake(fd, range).or_else(|_| userfaultfd::unregister(fd, range))?;
         }
         Ok(true)
@@ -205,6 +215,7 @@ impl Shared {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is behind these locks is whole after every step; a panic elsewhere does not spoil it.
+    // The values behind these locks are valid after every statement. A panic of another thread does not
+    // invalidate them.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,9 @@
-//! Whether the mappings of a process have changed.
+//! Detects changes of the mappings of a process.
 //!
-//! Owns: the list of mappings as the kernel prints it, compared as text.
-//! Invariants: allocates only when the list becomes longer than ever before; parses nothing.
-//! Does not: notice mappings that were replaced by equal ones; trackers do, because the new ones are not watched.
+//! Owns: the text of `/proc/PID/maps`, compared with its previous version.
+//! Invariants: memory is allocated only when the text is longer than ever before. The text is not parsed.
+//! Does not: detect that a mapping was replaced by an equal one. The trackers detect this, because the new
+//! mapping is not watched.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,10 +11,10 @@ use std::os::unix::fs::FileExt;
 use model::Pid;
 use sys::{Error, Result};
 
-/// Bytes of the list there is room for from the start: some 600 areas.
+/// Initial capacity in bytes, enough for about 600 mappings.
 const ROOM: usize = 64 * 1024;
 
-/// The list of one process's areas, held open.
+/// The open list of mappings of one process.
 #[derive(Debug)]
 pub struct Layout {
     pid: Pid,
@@ -23,21 +24,21 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Opens the list of a process; the first look at it says that it has changed.
+    /// Opens the list of mappings of a process. The first call of [`Self::changed`] returns true.
     pub fn open(pid: Pid) -> Result<Self> {
         let path = format!("/proc/{pid}/maps");
         let file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
         Ok(Self { pid, file, before: Vec::with_capacity(ROOM), now: Vec::with_capacity(ROOM) })
     }
 
-    /// Whether the list differs from what it was at the last look.
+    /// Reads the list of mappings, and reports whether it differs from the previous list.
     pub fn changed(&mut self) -> Result<bool> {
         self.read()?;
         std::mem::swap(&mut self.before, &mut self.now);
         Ok(self.before != self.now)
     }
 
-    /// The list as it was at the last look.
+    /// Returns the list that the last call of [`Self::changed`] has read.
     #[must_use]
     pub fn listed(&self) -> &[u8] {
         &self.before
@@ -46,7 +47,7 @@ impl Layout {
     fn read(&mut self) -> Result<()> {
         let mut done = 0;
         loop {
-            // Bytes behind `done` are room; the kernel fills a page at most in one read.
+            // The bytes beyond `done` are free. One read returns at most a page.
             if self.now.len() < done + 4096 {
                 let room = self.now.capacity().max(done + 4096);
                 self.now.resize(room, 0);
@@ -71,7 +72,8 @@ mod tests {
 
     #[test]
     fn a_new_mapping_is_a_change_and_then_no_longer() {
-        // A child of our own: other tests map memory in this process all the time.
+        // The test uses a child process, because other tests change the mappings of this process at the same
+        // time.
         let child = std::process::Command::new("sleep").arg("20").spawn();
         let mut child = child.expect("sleep is on every system");
         let mut layout = Layout::open(Pid(child.id() as i32)).unwrap();

@@ -1,9 +1,9 @@
-//! Dirty-page trackers: which pages of a process have changed since the last scan.
+//! Dirty-page trackers: they find the pages of a process that have changed since the last scan.
 //!
-//! Owns: the trackers, one file each, in a registry; the choice between them; the meaning of "changed" for each kind of
-//! memory.
-//! Invariants: no change of content is missed, and no page that becomes empty. Memory that cannot be watched counts as
-//! changed. A tracker leaves nothing in the process, however it ends.
+//! Owns: the trackers, one file each, in a registry; the selection of a tracker; the definition of a change
+//! for each class of memory.
+//! Invariants: a tracker misses no change of content, and no page that becomes empty. Memory that cannot be
+//! watched counts as changed. However a tracker ends, it leaves nothing in the process.
 //! Does not: copy pages, or decide when to scan.
 #![forbid(unsafe_code)]
 

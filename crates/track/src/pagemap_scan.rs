@@ -1,7 +1,9 @@
-//! The preferred tracker: the kernel lifts the write protection, and one request reports and renews it.
+//! The preferred tracker. The kernel lifts the write protection itself. One request reports the written pages
+//! and protects them again.
 //!
 //! Owns: the kind.
-//! Invariants: no write waits for this process. Only discarding pages of file mappings and shared memory does.
+//! Invariants: no writing thread waits for this program. Only a thread that discards pages of file mappings
+//! or shared memory waits.
 //! Does not: report a page before it changes.
 
 use model::Pid;
@@ -14,7 +16,7 @@ use crate::self_test;
 use crate::tracker::{Attach, Properties, TrackerKind};
 use crate::watch::Watch;
 
-/// The kind.
+/// The tracker kind `pagemap-scan`.
 #[derive(Debug)]
 pub(crate) struct PagemapScan;
 

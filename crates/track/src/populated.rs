@@ -1,31 +1,32 @@
-//! Pages with content, and the pages that have left this set between two scans.
+//! Pages with content, and the pages that have lost their content between two scans.
 //!
-//! Owns: the pages of the last scan, and those of the scan under way.
-//! Invariants: two lists alternate, so that a scan allocates only when it finds more than all scans before.
-//! Does not: know why pages have left.
+//! Owns: the pages of the last scan, and the pages of the scan in progress.
+//! Invariants: two lists are used alternately. A scan allocates memory only when it finds more ranges than
+//! all scans before.
+//! Does not: know why a page has lost its content.
 
 use model::{AddressRange, RangeSet};
 
-/// Pages of an area that held something at the last look.
+/// The pages of a run that have content.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Populated {
     before: RangeSet,
-    /// In the order in which they were noted.
+    /// In the order of the calls of [`Self::note`].
     now: Vec<AddressRange>,
 }
 
 impl Populated {
-    /// What was there at the last look.
+    /// Returns the pages that had content at the last scan.
     pub(crate) fn before(&self) -> &[AddressRange] {
         self.before.as_slice()
     }
 
-    /// What has been noted since.
+    /// Returns the pages that were noted in the scan in progress.
     pub(crate) fn noted(&self) -> &[AddressRange] {
         &self.now
     }
 
-    /// Notes pages that are there now, rising or not.
+    /// Notes pages with content. Ranges can be noted in any order.
     pub(crate) fn note(&mut self, range: AddressRange) {
         match self.now.last_mut() {
             Some(last) if last.end == range.start => last.end = range.end,
@@ -33,7 +34,7 @@ impl Populated {
         }
     }
 
-    /// Ends a scan: reports the pages that are gone, and forgets them.
+    /// Ends a scan, and calls `gone` for the pages that had content at the last scan and have none now.
     pub(crate) fn finish(&mut self, gone: impl FnMut(AddressRange)) {
         let now = RangeSet::from(std::mem::take(&mut self.now));
         self.before.difference(&now).for_each(gone);
@@ -41,7 +42,7 @@ impl Populated {
         self.now.clear();
     }
 
-    /// Takes over what another set knows inside of a range.
+    /// Adds the pages inside of `bounds` that had content at the last scan of another run.
     pub(crate) fn take_over(&mut self, other: &Self, bounds: AddressRange) {
         self.before.extend(other.before.within(bounds));
     }

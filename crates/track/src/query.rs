@@ -1,9 +1,9 @@
 //! The queries of trackers to the page map.
 //!
 //! Owns: the queries, and the meaning of their results.
-//! Invariants: queries inside a pause use no category for which the kernel inspects the descriptor of every page (11 ms
-//! per GiB), except for the few private pages of file mappings.
-//! Does not: keep anything between scans.
+//! Invariants: inside a pause, no query uses a category for which the kernel inspects the `struct page` of
+//! every page (11 ms per GiB). The only exception is the query for private pages of file mappings.
+//! Does not: store state between scans.
 
 use std::sync::OnceLock;
 
@@ -15,8 +15,8 @@ use crate::dirty::Content;
 
 const POPULATED: Categories = Categories::PRESENT.and(Categories::SWAPPED);
 
-/// Written pages, protected again, without a word on what they hold: the kernel has a short way for exactly this
-/// question, twice as fast as any other.
+/// Selects written pages and protects them again, without categories for their content. The kernel has a fast
+/// path for exactly this query, which is twice as fast as any other query.
 pub(crate) const REARM: PageQuery = PageQuery {
     all_of: Categories::WRITTEN,
     any_of: Categories::NONE,
@@ -25,18 +25,18 @@ pub(crate) const REARM: PageQuery = PageQuery {
     rearm: true,
 };
 
-/// Written pages, protected again, with what they held before that. Afterwards it cannot be told any more: where no
-/// page is, the protection looks like a page that is swapped out.
+/// Returns the query that selects written pages, reports their content, and protects them again. A later
+/// query cannot report the content: where no page is present, the protection looks like a swapped-out page.
 pub(crate) fn rearm_telling() -> PageQuery {
     PageQuery { tell: told(), ..REARM }
 }
 
-/// Written pages.
+/// Returns the query that selects written pages and reports their content, without protecting them.
 pub(crate) fn written() -> PageQuery {
     PageQuery { rearm: false, ..rearm_telling() }
 }
 
-/// Pages that are there.
+/// Returns the query that selects present and swapped-out pages.
 pub(crate) const fn present() -> PageQuery {
     PageQuery {
         all_of: Categories::NONE,
@@ -47,12 +47,12 @@ pub(crate) const fn present() -> PageQuery {
     }
 }
 
-/// Pages of a process's own, in mappings of files.
+/// Returns the query that selects the private pages of a process in file mappings.
 pub(crate) const fn own() -> PageQuery {
     PageQuery { all_of: Categories::FILE, inverted: Categories::FILE, tell: POPULATED, ..present() }
 }
 
-/// What each page of a range holds.
+/// Returns the query that selects all pages and reports their content.
 pub(crate) fn content() -> PageQuery {
     PageQuery { tell: told(), ..PageQuery::default() }
 }
@@ -61,7 +61,7 @@ fn told() -> Categories {
     POPULATED.and(Categories::ZERO_PAGE).and(guard())
 }
 
-/// What the categories of a page say of its content.
+/// Returns the content of a page with these categories.
 pub(crate) fn meaning(categories: Categories) -> Content {
     if categories.has(Categories::GUARD) {
         Content::Guard
@@ -76,7 +76,7 @@ pub(crate) fn meaning(categories: Categories) -> Content {
     }
 }
 
-/// Puts a question about a range, in as many requests as it takes.
+/// Queries a range with as many requests as necessary, and calls `found` for each region.
 pub(crate) fn ask(
     map: &Pagemap,
     query: &PageQuery,
@@ -93,7 +93,8 @@ pub(crate) fn ask(
     Ok(())
 }
 
-/// The category of guard regions, where the kernel has them. That is asked for once, before the first scan.
+/// Returns the category of guard regions, or no category if the kernel does not know it. Only the first call,
+/// before the first scan, asks the kernel.
 fn guard() -> Categories {
     static GUARD: OnceLock<Categories> = OnceLock::new();
     *GUARD.get_or_init(|| {

@@ -1,20 +1,21 @@
-//! Pages that the process is about to discard.
+//! The ranges of pages that the process discards.
 //!
-//! Owns: their list, from the message until a scan of the stopped process has reported them.
-//! Invariants: a range is on the list before it is discarded.
-//! Does not: know the content afterwards; the scan reads it.
+//! Owns: the list of ranges. A range stays on the list from the message of the kernel until a scan of the
+//! stopped process has reported it.
+//! Invariants: a range is on the list before the kernel discards its pages.
+//! Does not: know the content of the pages after the discard; the scan reads it.
 
 use model::AddressRange;
 
-/// Ranges kept apart (64 KiB of them). A process that discards more between two stops gets all of its file mappings
-/// and shared memory looked at.
+/// Maximum number of separate ranges; they take 64 KiB. If a process discards more ranges between two stops,
+/// all its file mappings and shared memory are reported.
 const RANGES_MAX: usize = 4096;
 
-/// The list.
+/// The list of ranges.
 #[derive(Debug, Default)]
 pub(crate) struct Removals {
     ranges: Vec<AddressRange>,
-    /// Too many to tell.
+    /// There were too many ranges, so every page counts as discarded.
     everything: bool,
 }
 
@@ -27,7 +28,7 @@ impl Removals {
         }
     }
 
-    /// Goes through what was discarded inside of a range.
+    /// Calls `found` for each discarded range inside of `bounds`, clipped to `bounds`.
     pub(crate) fn within(&self, bounds: AddressRange, mut found: impl FnMut(AddressRange)) {
         if self.everything {
             return found(bounds);

@@ -1,8 +1,9 @@
 //! The mappings of a process, in the order in which a tracker scans them.
 //!
 //! Owns: joining adjacent mappings into runs, and the state of each run.
-//! Invariants: runs rise and do not overlap. The state of an address is kept when runs are built again.
-//! Does not: make system calls; the tracker decides whether a mapping can be watched.
+//! Invariants: runs are sorted and do not overlap. When the runs are built again, each address keeps its
+//! state.
+//! Does not: make system calls. The tracker decides whether a mapping can be watched.
 
 use model::AddressRange;
 use tracee::procfs::Area;
@@ -12,33 +13,35 @@ use crate::populated::Populated;
 use crate::spans::Spans;
 use crate::tracker::{Coverage, Unwatched, Why};
 
-/// Areas of one class next to each other, gone through with one request.
+/// Adjacent watched mappings of one class, or one unwatched mapping. A tracker scans a run as one range.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) range: AddressRange,
     pub(crate) class: Class,
-    /// Its writes are watched. Otherwise all it holds is reported at every scan.
+    /// Writes to the run are watched. Otherwise every scan reports all its content.
     pub(crate) watched: bool,
-    /// Something in it is not watched any more, and will be once the process stands.
+    /// Some memory of the run is no longer watched. The next scan of the stopped process registers it again.
     pub(crate) lost: bool,
-    /// No scan has seen it yet.
+    /// No scan has reported the run yet, or `watched` has changed since the last scan.
     pub(crate) new: bool,
-    /// What is watched of it.
+    /// The protected parts of the run.
     pub(crate) spans: Spans,
-    /// Own pages of a file mapping, or all pages of a run that is not watched, as of the last scan.
+    /// Pages with content at the last scan, for scans that inspect every page. A scan for written pages does
+    /// not set it.
     pub(crate) held: Populated,
-    /// Pages that a scan of the running process could not tell to be empty or swapped out.
+    /// Ranges in which a scan of the running process could not distinguish empty pages from swapped-out
+    /// pages.
     pub(crate) uncertain: Vec<AddressRange>,
 }
 
-/// What a tracker can do with an area.
+/// The decision how a tracker treats a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     /// Watch its writes.
     Watched,
-    /// Report all of it.
+    /// Report all its content at every scan.
     Unwatched(Why),
-    /// It cannot be written to through this mapping.
+    /// Ignore it: this mapping can never be written.
     Constant,
 }
 
@@ -51,7 +54,8 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// Takes a new list of areas. `judge` is asked about those that were not there and watched before.
+    /// Replaces the list of mappings. Calls `judge` for every mapping, except hugetlb mappings and mappings
+    /// that are watched and unchanged since the last list.
     pub(crate) fn renew(&mut self, areas: &[Area], mut judge: impl FnMut(AddressRange, Class) -> Verdict) {
         let known: Vec<Known> = areas.iter().filter_map(Known::of).collect();
         let before = std::mem::take(&mut self.list);
@@ -76,7 +80,8 @@ impl Runs {
         }
     }
 
-    /// Whether this very area was there at the last list. One that has others in it now may have lost its watch.
+    /// Reports whether the last list contains a mapping with exactly this range. If the kernel has merged
+    /// mappings, the range differs, and the merged mapping may have lost its watch.
     fn had(&self, range: AddressRange) -> bool {
         let at = self.known.partition_point(|known| known.range.start < range.start);
         self.known.get(at).is_some_and(|known| known.range == range)
@@ -117,22 +122,24 @@ impl Runs {
 
 impl Run {
     fn inherit(&mut self, before: &[Self]) {
-        // What another mapping of shared memory holds cannot be seen here: nothing of it is left bare.
+        // Another mapping can create pages of shared memory without a page table entry in this process. A
+        // scan for present pages misses them, so the whole run is protected.
         self.spans = match self.class {
             Class::Shared => Spans::whole(self.range),
             Class::Anonymous | Class::PrivateFile => Spans::new(self.range),
         };
         let first = before.partition_point(|run| run.range.end <= self.range.start);
         for run in before[first..].iter().take_while(|run| run.range.start < self.range.end) {
-            // A run that is not watched reports all it holds, without spans.
+            // An unwatched run does not maintain its parts. Its pages are in `held`.
             let parts = if run.watched { run.spans.parts() } else { &[] };
             for part in parts.iter().chain(run.held.before()) {
                 self.spans.add(Spans::around(*part, self.range));
             }
             self.held.take_over(&run.held, self.range);
             self.uncertain.extend(run.uncertain.iter().filter(|range| self.range.overlaps(**range)));
-            // Which pages a watched run holds is not known, so that they would not be missed when they go.
-            // Areas may be listed twice before the first scan.
+            // The content of a watched run is not known. If the run becomes unwatched, a scan could not find
+            // the pages that were discarded since. The run therefore counts as new. A run also stays new if
+            // the mappings are listed again before its first scan.
             self.new |= run.new || run.watched != self.watched;
             self.lost |= run.lost;
         }

@@ -1,9 +1,9 @@
-//! Tests on memory of this process whether the kernel reports every change.
+//! Tests on memory of this program whether the kernel reports every change.
 //!
-//! Owns: the changes that must be reported, and their names in a failure.
-//! Invariants: leaves nothing behind. Some kernels report discarded pages as clean; with such a kernel, a restore would
-//! bring back content that the program had discarded.
-//! Does not: test more than anonymous memory; the soak test does.
+//! Owns: the changes that the kernel must report, and their names in an error.
+//! Invariants: the test leaves nothing behind. Some kernels do not report discarded pages. With such a
+//! kernel, a restore would bring back content that the program had discarded.
+//! Does not: test memory other than private anonymous memory; the soak test does.
 
 use std::os::fd::AsFd;
 
@@ -16,12 +16,12 @@ use sys::userfaultfd::{self, Discards, Mode};
 use crate::error::TrackError;
 use crate::query;
 
-/// Pages that share one page table.
+/// Number of pages that one page table covers.
 const TABLE: u64 = HUGE_PAGE_BYTES / model::PAGE_BYTES;
-/// Four page tables.
+/// Number of pages of the tested memory: four page tables.
 const PAGES: PageCount = PageCount(4 * TABLE);
 
-/// A change, what it is called, and how many pages it changes.
+/// A change of memory, its name in an error, and the number of pages that it changes.
 struct Change {
     name: &'static str,
     make: fn(&mut Scratch) -> sys::Result<()>,
@@ -75,7 +75,8 @@ fn discard_table_and_read(scratch: &mut Scratch) -> sys::Result<()> {
     Ok(())
 }
 
-/// Tries watching by userfaultfd, with base pages and with huge ones, by each question that is asked later.
+/// Tests the watch by a userfaultfd, with base pages and with huge pages, and with each query that a tracker
+/// uses.
 pub(crate) fn watching(tracker: &'static str) -> Result<(), TrackError> {
     for huge in [false, true] {
         for rearm in [query::REARM, query::rearm_telling()] {
@@ -88,7 +89,7 @@ pub(crate) fn watching(tracker: &'static str) -> Result<(), TrackError> {
 fn watching_with(tracker: &'static str, huge: bool, rearm: PageQuery) -> Result<(), TrackError> {
     let mut scratch = populated(huge)?;
     let fd = userfaultfd::create(userfaultfd::USER_MODE_ONLY)?;
-    // What is reported does not depend on who lifts the protection.
+    // Both modes report the same pages, so a test in one mode is enough.
     userfaultfd::begin(fd.as_fd(), Mode::Async, Discards::Silent)?;
     userfaultfd::register(fd.as_fd(), scratch.range())?;
     let map = own_map()?;
@@ -112,7 +113,7 @@ fn watching_with(tracker: &'static str, huge: bool, rearm: PageQuery) -> Result<
     Ok(())
 }
 
-/// Tries soft-dirty bits.
+/// Tests the soft-dirty bits.
 pub(crate) fn soft_dirty(tracker: &'static str) -> Result<(), TrackError> {
     let mut scratch = populated(false)?;
     let map = own_map()?;
@@ -176,7 +177,7 @@ mod tests {
             }
         }
         watching_with("test", false, query::REARM).unwrap();
-        // As such a kernel answers: only pages that are there count as written.
+        // This query imitates such a kernel: only present pages count as written.
         let hiding = PageQuery { any_of: Categories::PRESENT, ..query::REARM };
         let outcome = watching_with("test", false, hiding);
         assert!(

@@ -1,9 +1,11 @@
-//! The tracker of older kernels: bits in the page map that a write sets and one request clears for all pages.
+//! The tracker for older kernels. A write to a page sets the soft-dirty bit in its page map entry. One
+//! request clears the bits of all pages.
 //!
-//! Owns: the kind, its tracker, and the meaning of an entry of the page map.
-//! Invariants: bits are cleared only while the process is stopped, after all of them were read. Discarded pages are
-//! found by comparing the present pages.
-//! Does not: watch shared memory: its bits are lost with its page table entries.
+//! Owns: the kind, its tracker, and the meaning of a page map entry.
+//! Invariants: the bits are cleared only while the process is stopped, after all of them were read. Discarded
+//! pages are found by a comparison with the pages of the last scan.
+//! Does not: watch shared memory. The soft-dirty bit of a shared page is lost when its page table entry is
+//! removed.
 
 use model::{AddressRange, ByteCount, PAGE_BYTES, Pid};
 use sys::Error;
@@ -21,10 +23,10 @@ use crate::runs::{Run, Runs, Verdict};
 use crate::self_test;
 use crate::tracker::{Attach, Coverage, Moment, Properties, Tracker, TrackerKind, Why};
 
-/// Entries read at once: 512 KiB describe 256 MiB.
+/// Maximum number of entries in one read. These entries take 512 KiB and describe 256 MiB.
 const ENTRIES_PER_READ: usize = 65_536;
 
-/// The kind.
+/// The tracker kind `soft-dirty`.
 #[derive(Debug)]
 pub(crate) struct SoftDirty;
 
@@ -129,14 +131,15 @@ fn scan_run(
     Ok(())
 }
 
-/// Reports one page if it may have changed, and remembers it if it holds something.
+/// Reports a page if it may have changed, and notes it in `held` if it has content.
 fn judge(entry: PageEntry, page: AddressRange, all: bool, held: &mut Populated, into: &mut DirtyPages) {
     if entry.is_guard() {
         into.push(page, Content::Guard);
     } else if entry.is_populated() && !entry.is_file_or_shared() {
         held.note(page);
-        // The page of zeros, when it takes the place of one that was discarded, sets no bit. It is shared
-        // by all processes; so are pages shared by fork, which are copied without need.
+        // A read access to a discarded page maps the zero page, and sets no soft-dirty bit. The zero page is
+        // not exclusive to this process, so all pages that are not exclusive are reported. This includes
+        // pages that processes share after a fork; they are copied needlessly.
         let unclear = entry.is_present() && !entry.is_exclusive();
         if all || entry.is_soft_dirty() || unclear {
             into.push(page, if entry.is_present() { Content::Unknown } else { Content::Swapped });
@@ -164,7 +167,7 @@ mod tests {
     fn judged(entries: &[u64], held: &mut Populated) -> Vec<(u64, Content)> {
         let mut into = DirtyPages::new();
         for (number, entry) in entries.iter().enumerate() {
-            // Every second number, so that no ranges are joined.
+            // Only even page numbers are used, so that no ranges are joined.
             judge(PageEntry(*entry), page(2 * number as u64), false, held, &mut into);
         }
         held.finish(|gone| into.push(gone, Content::Absent));
@@ -187,7 +190,7 @@ mod tests {
         let expected =
             [(1, Content::Unknown), (2, Content::Unknown), (5, Content::Swapped), (7, Content::Guard)];
         assert_eq!(judged(&entries, &mut held), expected);
-        // Of the five that were there, two went.
+        // Two of the five pages with content have lost it.
         let entries = [PRESENT | EXCLUSIVE, 0, PRESENT | FILE, 0, SWAPPED, SWAPPED, 0, 0];
         assert_eq!(judged(&entries, &mut held), [(1, Content::Absent), (2, Content::Absent)]);
         assert_eq!(judged(&entries, &mut held), []);

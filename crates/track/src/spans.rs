@@ -1,29 +1,30 @@
-//! The parts of an area that are watched page by page, and the bare rest.
+//! The parts of a run that are protected, and the bare rest, which is watched but not protected.
 //!
-//! Owns: the choice of parts. Protecting a page that is not there costs its page table: 2 MiB per GiB, for a
-//! reservation of terabytes more than the machine has.
-//! Invariants: parts rise, do not touch, and only grow; whatever held a page once lies in one.
-//! Does not: ask the kernel which pages are there.
+//! Owns: the choice of parts. The protection of missing pages needs page tables: 2 MiB per GiB. For a
+//! reservation of terabytes, this is more memory than the machine has.
+//! Invariants: parts are sorted, do not touch, and never shrink. Every page that a scan has found lies in a
+//! part.
+//! Does not: query which pages are present.
 
 use model::{Address, AddressRange, ByteCount};
 use sys::scratch::HUGE_PAGE_BYTES;
 
-/// Areas up to this size are watched whole: their page tables take at most 256 KiB.
+/// Runs up to this size are protected completely. Their page tables take at most 256 KiB.
 pub(crate) const WHOLE_MAX: ByteCount = ByteCount(128 << 20);
-/// Most parts of an area; each costs a request of about a microsecond at every scan.
+/// Maximum number of parts of a run. Each part costs a request of about one microsecond at every scan.
 const PARTS_MAX: usize = 256;
 
-/// The watched parts of one area.
+/// The protected parts of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Spans {
     bounds: AddressRange,
     parts: Vec<AddressRange>,
-    /// Parts closer than this are joined.
+    /// Parts with a smaller distance are merged.
     gap: ByteCount,
 }
 
 impl Spans {
-    /// A small area is one part; a large one has none yet.
+    /// Creates one part for a small run, and no part for a large run.
     pub(crate) fn new(bounds: AddressRange) -> Self {
         if bounds.len() <= WHOLE_MAX {
             return Self::whole(bounds);
@@ -31,31 +32,32 @@ impl Spans {
         Self { bounds, parts: Vec::new(), gap: ByteCount(0) }
     }
 
-    /// One part, however large.
+    /// Creates one part for the whole run, whatever its size.
     pub(crate) fn whole(bounds: AddressRange) -> Self {
         Self { bounds, parts: vec![bounds], gap: ByteCount(0) }
     }
 
-    /// The watched parts.
+    /// Returns the protected parts.
     pub(crate) fn parts(&self) -> &[AddressRange] {
         &self.parts
     }
 
-    /// Bare part number `index`, counted from 0 to the number of watched parts; it may be empty.
+    /// Returns the bare range before part `index`. If `index` is the number of parts, the range after the
+    /// last part is returned. The range can be empty.
     pub(crate) fn bare(&self, index: usize) -> AddressRange {
         let start = index.checked_sub(1).map_or(self.bounds.start, |before| self.parts[before].end);
         let end = self.parts.get(index).map_or(self.bounds.end, |part| part.start);
         AddressRange::new(start, end)
     }
 
-    /// The page tables that hold a range, as far as they are inside of bounds.
+    /// Extends a range to whole page tables, and clips it to `bounds`.
     pub(crate) fn around(range: AddressRange, bounds: AddressRange) -> AddressRange {
         let start = Address(range.start.get() & !(HUGE_PAGE_BYTES - 1)).max(bounds.start);
         let end = Address(range.end.get().next_multiple_of(HUGE_PAGE_BYTES)).min(bounds.end);
         AddressRange::new(start, end)
     }
 
-    /// Watches a range from now on; what lies outside of the area is left out.
+    /// Adds a range to the protected parts. The range is clipped to the run.
     pub(crate) fn add(&mut self, range: AddressRange) {
         let start = range.start.max(self.bounds.start);
         let end = range.end.min(self.bounds.end);

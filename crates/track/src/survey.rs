@@ -1,29 +1,32 @@
-//! A scan of a running process before a tracker is attached to it. Otherwise this scan would be made inside the pause.
+//! A scan for protected pages before a tracker is attached, while the process runs. Otherwise this scan would
+//! take time inside the pause.
 //!
 //! Owns: the list of mappings without a protected page.
-//! Invariants: a mapping is on it only if the kernel has reported that for the whole mapping.
-//! Does not: watch. Only a tracker protects pages, and one is attached at a time, so the result stays valid.
+//! Invariants: a mapping is on the list only if the kernel has reported that none of its pages is protected.
+//! Does not: watch memory. Only a tracker protects pages, and only one tracker is attached at a time, so the
+//! result stays valid.
 
 use model::{AddressRange, Pid};
 use sys::pagemap::Pagemap;
 use tracee::procfs::Area;
 
-/// What was found.
+/// The mappings in which no page was protected.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Survey {
-    /// Rising.
+    /// In rising order.
     open: Vec<AddressRange>,
 }
 
 impl Survey {
-    /// Looks at areas of a process, rising. What cannot be told is left to the tracker.
+    /// Inspects mappings of a process, which must be in rising order. If a query fails, the tracker inspects
+    /// the mapping itself.
     pub(crate) fn of(pid: Pid, areas: &[Area]) -> Self {
         let Ok(map) = Pagemap::open(pid) else { return Self::default() };
         let is_open = |range: &AddressRange| map.has_protected(*range).is_ok_and(|has_some| !has_some);
         Self { open: areas.iter().map(|area| area.range).filter(is_open).collect() }
     }
 
-    /// Whether no page of a range was protected.
+    /// Reports whether the survey found no protected page in the whole range.
     pub(crate) fn is_open(&self, range: AddressRange) -> bool {
         let first = self.open.partition_point(|open| open.end <= range.start);
         let open = &self.open[first..];

@@ -1,8 +1,8 @@
 //! The interface of every tracker.
 //!
-//! Owns: the traits, and the report on memory that could not be watched.
-//! Invariants: a tracker belongs to one address space. It acts on this one forever, also when the process has replaced
-//! it by execve(2).
+//! Owns: the traits, and the report on memory that is not watched.
+//! Invariants: a tracker belongs to one address space. It never acts on another one, also when the process
+//! replaces its address space by execve(2).
 //! Does not: name a tracker; the registry does.
 
 use std::fmt::Debug;
@@ -17,111 +17,119 @@ use tracee::{RemoteSession, WorkerPool};
 use crate::dirty::DirtyPages;
 use crate::error::TrackError;
 
-/// Whether the process runs while it is looked at.
+/// Whether the process runs during a scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Moment {
-    /// It runs: what is found is a beginning, and a later scan corrects it.
+    /// The process runs. The result is preliminary, and a later scan corrects it.
     Running,
-    /// Every thread that can write to its memory stands: what is found is exact.
+    /// All threads that can write to this memory are stopped. The result is exact.
     Stopped,
 }
 
-/// What distinguishes trackers for the code that uses them.
+/// The properties of a tracker that its users depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Properties {
-    /// A scan of a running process begins a new round. Without it, such a scan reports the same pages again until
-    /// one is made while the process stands.
+    /// A scan of a running process begins a new round. Otherwise, each scan reports the same pages again
+    /// until the process is scanned while it is stopped.
     pub rearms_running: bool,
-    /// A page is reported before it changes: its writer sleeps until the protection is lifted.
+    /// A page can be read before it changes: the writing thread waits until the protection is lifted.
     pub sees_before: bool,
-    /// `auto` may take it.
+    /// `auto` can select this tracker.
     pub automatic: bool,
 }
 
-/// A way to find dirty pages.
+/// A method to find dirty pages.
 pub trait TrackerKind: Sync + Debug {
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     fn name(&self) -> &'static str;
 
-    /// What it is good for, in a line.
+    /// Returns a description in one line.
     fn purpose(&self) -> &'static str;
 
-    /// What the kernel must have for it.
+    /// Returns the kernel features that the tracker needs.
     fn features(&self) -> &'static [Feature];
 
-    /// What distinguishes it.
+    /// Returns the properties of the tracker.
     fn properties(&self) -> Properties;
 
-    /// Tries on memory of our own whether this kernel reports every change.
+    /// Tests on memory of this program whether the kernel reports every change.
     fn self_test(&self) -> Result<(), TrackError>;
 
-    /// Does what can be done of beginning to track a process while it runs, and gives the rest. `areas` are those it
-    /// has, as far as they are known, rising.
+    /// Prepares the tracking of a process that still runs, and returns the step for the stopped process.
+    /// `areas` are the known mappings of the process, in rising order.
     fn prepare(&self, pid: Pid, areas: &[Area]) -> Result<Attach, TrackError>;
 }
 
-/// Begins to track a process that was prepared for it and stands; nothing is covered yet. Makes a few system calls in
-/// it.
+/// Begins to track a process that [`TrackerKind::prepare`] has prepared. The process must be stopped. The
+/// function makes a few system calls in the process. The tracker covers no mapping yet.
 pub type Attach = Box<dyn FnOnce(&mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError>>;
 
-/// A tracker of one address space. Dropping it ends tracking; the process goes on untouched. It may be held up by that
-/// for a while unless [`Tracker::unwind`] and [`Tracker::leave`] came before.
+/// A tracker of one address space. Dropping it ends the tracking, and the process continues unchanged. The
+/// drop can delay the process for some time, unless [`Tracker::unwind`] and [`Tracker::leave`] were called
+/// before.
 pub trait Tracker: Send + Debug {
-    /// Its kind.
+    /// Returns the kind of the tracker.
     fn kind(&self) -> &'static dyn TrackerKind;
 
-    /// Tells the areas the process has now, rising. Areas that are new count as wholly dirty at the next scan;
-    /// what is no longer among them is forgotten. Called whenever the areas have changed, before a scan.
+    /// Sets the mappings of the process, in rising order. All pages of a new mapping are dirty at the next
+    /// scan. Mappings that are not in the list are forgotten. Must be called before a scan if the mappings
+    /// have changed.
     fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError>;
 
-    /// Makes room for what `post_scan` finds. Not inside a pause.
+    /// Allocates memory for the results of [`Self::post_scan`], if at least `least` bytes of memory are
+    /// watched. Must not be called inside a pause.
     fn prepare_scan(&mut self, _least: ByteCount) {}
 
-    /// Has a worker pool make the next scan of a stopped process, once it begins, if at least so much memory is
-    /// watched. A process that is resumed before that scan loses nothing.
+    /// Hands the next scan of a stopped process to a worker pool, if at least `least` bytes of memory are
+    /// watched. The workers start at [`WorkerPool::begin`]. No change is lost if the process is resumed
+    /// before the scan.
     fn post_scan(&mut self, _worker_pool: &Arc<WorkerPool>, _least: ByteCount) {}
 
-    /// Adds what changed since the last scan, and begins a new round in the same step (see [`Properties`]).
+    /// Adds the pages that changed since the last scan to `into`, and begins a new round in the same step
+    /// (see [`Properties`]).
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError>;
 
-    /// Does what takes long of ending to track, while the process runs. Nothing can be scanned any more.
+    /// Does the slow part of ending the tracking, while the process runs. No scan is possible afterwards.
     fn unwind(&mut self) {}
 
-    /// Ends tracking of a process that stands. What is left to be dropped does not concern it.
+    /// Ends the tracking of a stopped process. Dropping the tracker afterwards has no effect on the process.
     fn leave(&mut self) {}
 }
 
-/// Why the tracker does not watch an area itself.
+/// The reason why a tracker does not watch a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// The program watches it with a userfaultfd of its own.
+    /// The program watches the mapping with its own userfaultfd.
     WatchedByProgram,
-    /// The kernel cannot watch memory of this kind.
+    /// The kernel cannot watch memory of this kind. Contains the errno of the request.
     Unwatchable(Errno),
-    /// Watching it would fill memory with page tables.
+    /// The page tables for watching the mapping would take too much memory.
     TooSparse,
-    /// This tracker cannot tell what became of shared memory.
+    /// This tracker cannot find the changes of shared memory.
     Shared,
-    /// Pages of hugetlbfs: soft-dirty bits do not exist for them, and protection of them was not tried.
+    /// The pages belong to hugetlbfs. The kernel has no soft-dirty bits for such pages, and their protection
+    /// was not tested.
     Hugetlb,
-    /// This tracker watches nothing.
+    /// This tracker watches no memory.
     Chosen,
 }
 
-/// An area that counts as wholly dirty at every scan: all its pages, or all private ones.
+/// A mapping whose pages are all dirty at every scan. In a private file mapping, only the private pages are
+/// dirty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unwatched {
-    /// Where it lies.
+    /// Addresses of the mapping.
     pub range: AddressRange,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 
-/// What became of the areas.
+/// The result of [`Tracker::cover`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Coverage {
-    /// Ranges that were not there before, or showed something else: whatever was kept of them is void.
+    /// Ranges that are new, or that show another object than before. All data that was stored for them is
+    /// invalid.
     pub fresh: Vec<AddressRange>,
-    /// Areas that fall back to full copies.
+    /// Mappings that are reported completely at every scan.
     pub unwatched: Vec<Unwatched>,
 }

@@ -1,10 +1,11 @@
-//! Watching writes through a userfaultfd: the common part of the asynchronous and the synchronous tracker.
+//! Watches writes through a userfaultfd. This is the common part of the asynchronous and the synchronous
+//! tracker.
 //!
-//! Owns: registering mappings, scanning them, the fate of discarded pages.
-//! Invariants: a page that is reported is protected before it is read, so that a write during the copy is reported
-//! again. A page that was never protected counts as written, so that new and replaced mappings are reported. A mapping
-//! that is watched again has no earlier protection left.
-//! Does not: handle faults.
+//! Owns: the registration of mappings, the scan of mappings, and the report of discarded pages.
+//! Invariants: a reported page is protected before it is copied, so that a write during the copy is reported
+//! again. A page that was never protected counts as written, so that new and replaced mappings are reported.
+//! When a mapping is registered again, all its earlier protection is removed.
+//! Does not: handle page faults; `handler` does.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -29,25 +30,27 @@ use crate::spans::Spans;
 use crate::survey::Survey;
 use crate::tracker::{Attach, Coverage, Moment, Tracker, TrackerKind, Why};
 
-/// Shared memory up to this size is watched: its page tables take at most 32 MiB.
+/// Largest shared mapping that is watched. The page tables of a mapping of this size take 32 MiB.
 const SHARED_MAX: ByteCount = ByteCount(16 << 30);
-/// Times a run is watched again in one scan because something was mapped into it; a process that does so without
-/// end gets it reported whole.
+/// Maximum number of attempts to scan a watched run in one scan. An attempt fails if the process has placed
+/// an unwatched mapping in the run. After the last attempt, all pages of the run are reported.
 const HEALS_MAX: usize = 3;
 
-/// Times a range is tried to be protected while areas change; each waits for the handler, some microseconds.
+/// Maximum number of attempts to protect a range while the process changes its mappings. Each attempt gives
+/// the handler some microseconds to read its messages.
 const PROTECT_TRIES_MAX: usize = 100_000;
 
-/// Memory whose protection is lifted with one request: some 25 microseconds, for which nothing can be mapped.
+/// Bytes of memory whose protection is lifted by one request. A request takes about 25 microseconds. The
+/// process cannot change its mappings during a request.
 const LIFT_BYTES: ByteCount = ByteCount(1 << 20);
 
-/// Behind all that a process may map.
+/// An address above all mappings of a process.
 const EVERYTHING_END: Address = Address(u64::MAX);
 
 const EAGAIN: Errno = Errno(11);
 const EBUSY: Errno = Errno(16);
 
-/// What watches one address space.
+/// The tracker of one address space, in either mode.
 #[derive(Debug)]
 pub(crate) struct Watch {
     kind: &'static dyn TrackerKind,
@@ -58,10 +61,11 @@ pub(crate) struct Watch {
     look: Look,
     inspector: Inspector,
     regions: PageRegions,
-    /// Parts that turned out to hold something in the bare part of a run.
+    /// Ranges with pages that the current scan found in the bare part of a run. The bare part is watched, but
+    /// not protected.
     found: Vec<AddressRange>,
     ahead: Ahead,
-    /// Of the time before, for the first list of areas.
+    /// Result of the scan before the tracker was attached. The first call of `cover` uses it.
     survey: Survey,
 }
 
@@ -101,7 +105,8 @@ impl Tracker for Watch {
         let mut runs = std::mem::take(&mut self.runs.list);
         match moment {
             Moment::Stopped => self.ahead.join(),
-            // Of a stop that came to nothing.
+            // A previous stop may have been aborted before its scan. Its prepared results are still
+            // unreported.
             Moment::Running => self.report_ahead(&runs, EVERYTHING_END, into),
         }
         let outcome = runs.iter_mut().try_for_each(|run| self.scan_run(run, moment, into));
@@ -115,8 +120,10 @@ impl Tracker for Watch {
         }
     }
 
-    /// The kernel lifts protection under the lock of all areas when it ends a watch, 20 to 70 ms a gigabyte in which
-    /// the process can neither map memory nor serve faults. By request it takes the lock as a reader.
+    /// Lifts the protection of all watched memory in small requests. Otherwise the kernel lifts the
+    /// protection when the watch ends, and holds the mmap lock as a writer for 20 to 70 ms per GiB. During
+    /// this time, the process can neither map memory nor handle page faults. A request holds the lock as a
+    /// reader.
     fn unwind(&mut self) {
         for run in self.runs.list.iter().filter(|run| run.watched) {
             let fd = self.handler.watches(run.class);
@@ -124,23 +131,26 @@ impl Tracker for Watch {
             let pieces = parts.iter().flat_map(|part| part.pieces(LIFT_BYTES));
             let bare = (0..=parts.len()).map(|index| run.spans.bare(index)).filter(|part| !part.is_empty());
             for piece in pieces.chain(bare) {
-                // What cannot be lifted is lifted when the watch ends.
+                // If a request fails, the kernel lifts the protection when the watch ends.
                 let _ = userfaultfd::lift(fd, piece);
             }
         }
     }
 
-    /// Ends the watch over writes, without a look at each page, by one for missing pages in its place, which no page
-    /// triggers.
+    /// Ends the watch of all runs. Each run is first registered for missing pages instead of writes. The
+    /// kernel can end such a watch without a walk over all pages. No access triggers the watch for missing
+    /// pages, because the process is stopped.
     fn leave(&mut self) {
         let list = &self.runs.list;
         for (index, run) in list.iter().enumerate().filter(|(_, run)| run.watched) {
             let fd = self.handler.watches(run.class);
-            // What has grown since it was listed would else be watched in part until the last duplicate of the
-            // descriptor is closed, also that of a child of ours before its exec, and mremap(2) over both parts fail.
+            // A mapping can have grown since it was listed, and its new part is watched too. So the range
+            // extends to the next run. Otherwise the new part stays watched until the last duplicate of the
+            // descriptor is closed. A child of this program holds a duplicate until its exec. Until then, an
+            // mremap(2) of both parts fails.
             let next = list.get(index + 1).map_or(run.range.end, |next| next.range.start);
             if !end(fd, AddressRange::new(run.range.start, next)) {
-                // Otherwise it ends with the descriptor.
+                // If this request fails too, the watch ends when the descriptor is closed.
                 end(fd, run.range);
             }
         }
@@ -186,8 +196,10 @@ impl Watch {
                 break;
             }
             match self.scan_watched(run, moment, into) {
-                // To watch what has replaced it would split areas that the list does not tell right any more, and a
-                // program that resizes one just then would be refused: that has to wait until it stands.
+                // The replaced part must not be registered while the process runs. The list of mappings is
+                // outdated, so a registration could split a mapping. If the program resizes this mapping at
+                // the same time, the kernel refuses the resize. The next scan of the stopped process
+                // registers the part.
                 Err(error) if is_unwatched(&error) => {
                     self.report_ahead(std::slice::from_ref(run), run.range.end, into);
                     into.push_replaced(run.range);
@@ -197,14 +209,14 @@ impl Watch {
             }
         }
         if moment == Moment::Stopped {
-            // Until the areas are told again.
+            // The run stays unwatched until the next call of `cover`.
             run.new |= std::mem::take(&mut run.watched);
             run.lost = false;
         }
         self.look.report_all(run, into)
     }
 
-    /// Has those parts of a run watched again that are not.
+    /// Registers the mappings in a run again, because some of them are no longer watched.
     fn heal(&mut self, run: &mut Run) -> Result<(), Error> {
         let fd = self.handler.watches(run.class);
         run.lost = false;
@@ -233,11 +245,12 @@ impl Watch {
         Ok(())
     }
 
-    /// Reports what was asked ahead up to an address and will not be taken in its place, as far as it lies in some
-    /// runs; the rest is no longer of interest.
+    /// Reports the prepared results of all pieces that begin before `end`. Regions outside of `runs` are
+    /// ignored, because this memory is no longer tracked.
     fn report_ahead(&mut self, runs: &[Run], end: Address, into: &mut DirtyPages) {
         while self.ahead.begins_before(end) {
-            // Where it ended does not matter: what was not seen is still written.
+            // The address where the request ended is not needed. Written pages beyond it are still
+            // unprotected, so the next request finds them.
             let _ = self.ahead.take_next(&mut self.regions);
             for (region, _) in self.regions.iter() {
                 for run in runs.iter().filter(|run| run.range.overlaps(region)) {
@@ -248,8 +261,9 @@ impl Watch {
         }
     }
 
-    /// Reports what was discarded: its protection has stayed. The message comes before the deed, so that only a
-    /// process that stands has done it.
+    /// Reports discarded pages of file mappings and shared memory. Such pages stay protected, so the scan of
+    /// written pages does not find them. The message arrives before the kernel discards the pages. Only a
+    /// stopped process has completed all announced discards, so the list is cleared only then.
     fn report_removed(
         &mut self,
         runs: &mut [Run],
@@ -296,7 +310,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Reports what was written in a part of a run, protected again.
+    /// Reports the written pages of a part of a run. In asynchronous mode, the same request protects them
+    /// again. In synchronous mode, a second request does.
     fn rearm(
         &mut self,
         part: AddressRange,
@@ -324,7 +339,8 @@ impl Watch {
                     self.look.map.select(&question, rest, &mut self.regions)
                 }
             };
-            // Also after a failure: what was protected is reported here or never.
+            // The regions are reported also after a failure. Their pages are already protected, so no later
+            // scan would report them.
             for (range, categories) in self.regions.iter() {
                 if way.telling {
                     finder.take_told(range, query::meaning(categories))?;
@@ -344,13 +360,13 @@ impl Watch {
     }
 }
 
-/// How a part is gone through.
+/// How a scan treats one part of a run.
 #[derive(Clone, Copy, Debug)]
 struct Way {
-    /// The answer tells what pages hold.
+    /// The request returns the content of each page.
     telling: bool,
-    /// Pages may be filled between the moment they are told to be empty and their protection: a request is atomic
-    /// for each page table, and not where there is none.
+    /// The process runs, so a page can be filled after the request found it empty and before it is protected.
+    /// A request is atomic for each page table, but not where a page table is missing.
     unsteady: bool,
 }
 
@@ -366,29 +382,34 @@ fn judge(range: AddressRange, class: Class, watch: impl FnOnce() -> Result<(), E
     }
 }
 
-/// Has an area, or a part of one, watched.
+/// Watches the writes to a mapping, or to a part of a mapping. Removes the protection that unwatched memory
+/// still has.
 ///
-/// One that is not may hold protected pages all the same, whose writes are not reported: memory that mremap(2) moves
-/// beside a watched area can become one with it, and the kernel then ends the watch over both and lifts the protection
-/// of what was moved alone (mm/mremap.c and mremap_userfaultfd_prep, Linux 6.18).
+/// Unwatched memory can contain protected pages, and writes to these pages are not reported. This happens
+/// when mremap(2) moves memory next to a watched mapping and the kernel merges both mappings. The kernel then
+/// ends the watch of the merged mapping, but lifts the protection only in the moved part (mm/mremap.c and
+/// mremap_userfaultfd_prep, Linux 6.18).
 fn watch(fd: BorrowedFd<'_>, map: &Pagemap, mode: Mode, range: AddressRange) -> Result<(), Error> {
-    // Of the program's own watch nothing is touched: to register says EBUSY. Only the asynchronous one can be asked
-    // about without a change; with the other, all of the area counts as written.
+    // If the program watches this memory itself, `register` fails with EBUSY and changes nothing. Only the
+    // asynchronous mode has a query that shows whether a mapping is watched. In synchronous mode, all
+    // protection is lifted, so that the whole mapping counts as written.
     let is_watched = mode == Mode::Async && map.is_watched(range.start);
-    // To lift what is not there takes 25 to 50 ms a gigabyte, inside the pause; to look for it 0.6 ms. Where that cannot
-    // be asked, there may be some.
+    // Lifting takes 25 to 50 ms per GiB inside the pause, even if no page is protected. The query for
+    // protected pages takes 0.6 ms per GiB. If the query fails, the function assumes that some pages are
+    // protected.
     let is_open = is_watched || map.has_protected(range).is_ok_and(|has_some| !has_some);
     userfaultfd::register(fd, range)?;
     if is_open { Ok(()) } else { userfaultfd::lift(fd, range) }
 }
 
-/// Ends the watch over a range, and says whether it could: something else may lie in it.
+/// Ends the watch of a range, and reports whether this succeeded. It fails if the range contains a mapping
+/// that cannot be registered for missing pages.
 fn end(fd: BorrowedFd<'_>, range: AddressRange) -> bool {
     userfaultfd::register_for_missing(fd, range).is_ok() && userfaultfd::unregister(fd, range).is_ok()
 }
 
-/// Protects a range, as soon as the areas have stopped changing: a thread waits to discard pages, and the handler
-/// resumes it.
+/// Protects a range. The kernel refuses with EAGAIN while the mappings change, for example while a thread
+/// waits to discard pages. The function retries until the handler has resumed this thread.
 fn protect(fd: BorrowedFd<'_>, range: AddressRange) -> Result<(), Error> {
     for _ in 0..PROTECT_TRIES_MAX {
         match userfaultfd::protect(fd, range) {
@@ -399,7 +420,7 @@ fn protect(fd: BorrowedFd<'_>, range: AddressRange) -> Result<(), Error> {
     userfaultfd::protect(fd, range)
 }
 
-/// Whether a request failed because something that is not watched is mapped there.
+/// Reports whether a request failed because the range contains memory that is not watched.
 fn is_unwatched(error: &Error) -> bool {
     error.errno == Errno::EPERM || error.errno == Errno::ENOENT
 }

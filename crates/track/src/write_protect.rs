@@ -1,8 +1,9 @@
-//! The tracker that reports a page before it changes: a writer waits until a handler has resumed it.
+//! The tracker that reports a page before it changes. The writing thread waits until the handler has lifted
+//! the protection.
 //!
 //! Owns: the kind.
 //! Invariants: see `handler`.
-//! Does not: suit a subject that writes much: each first write to a page costs two context switches.
+//! Does not: suit a program that writes to many pages. Each first write to a page costs two context switches.
 
 use model::Pid;
 use sys::features::Feature;
@@ -14,7 +15,7 @@ use crate::self_test;
 use crate::tracker::{Attach, Properties, TrackerKind};
 use crate::watch::Watch;
 
-/// The kind.
+/// The tracker kind `write-protect`.
 #[derive(Debug)]
 pub(crate) struct WriteProtect;
 

@@ -1,4 +1,4 @@
-//! Scans that other threads begin: they report what any scan would.
+//! Scans by worker threads report the same pages as other scans.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -29,7 +29,7 @@ fn a_scan_that_is_begun_ahead_tells_the_same() {
         case.tracker.post_scan(&worker_pool, ByteCount(1 << 20));
         worker_pool.begin();
         if round % 4 == 3 {
-            // It came to nothing; what was begun is reported all the same.
+            // The stop is aborted. The pages that the workers have found must be reported all the same.
             case.tracker.scan(Moment::Running, &mut dirty).unwrap();
         } else {
             case.tracker.scan(Moment::Stopped, &mut dirty).unwrap();
@@ -61,7 +61,7 @@ fn a_mapping_that_is_replaced_under_a_scan_begun_ahead_costs_no_report() {
     assert_eq!(case.after("write", 2000, 2001, 3), (pages(2000, 2001), vec![]));
 }
 
-/// Runs of pages of an area that were reported and must be read, joined.
+/// Returns the pages of a mapping that were reported and must be read, as joined ranges of page numbers.
 fn pages_in(dirty: &DirtyPages, area: AddressRange) -> Vec<std::ops::Range<u64>> {
     let mut found: Vec<u64> = dirty
         .ranges()

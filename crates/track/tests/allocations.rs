@@ -1,5 +1,5 @@
-//! In the steady state a scan allocates nothing, nor does the look whether areas have changed, nor do the sets of ranges
-//! that a pause works with.
+//! Some operations of a pause allocate no memory in the steady state: a scan, the check for changed mappings,
+//! and operations on sets of ranges.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -55,13 +55,13 @@ fn a_set_of_ranges_allocates_only_when_it_outgrows_its_room() {
     let before = requests();
     let mut set = RangeSet::from(list);
     for number in 0..64 {
-        // Takes its neighbours in, is taken out of the middle of them, and then goes as a whole.
+        // The range is merged with its neighbours, split in the middle, and removed.
         set.insert(AddressRange::new(page(4 * number).start, page(4 * number + 3).end));
         set.remove(page(4 * number + 1));
         assert_eq!(set.within(page(4 * number)).count() + set.gaps(page(4 * number)).count(), 1);
         set.remove(AddressRange::new(page(4 * number + 1).start, page(4 * number + 3).end));
     }
-    // Every third of the first 48 is in the other set.
+    // Of the first 48 pages of the set, every third page is also in the other set.
     assert_eq!(set.difference(&other).count(), 64 - 16);
     set.extend([page(1000), page(500)]);
     set.remove(everything);

@@ -1,4 +1,4 @@
-//! One change at a time, in every kind of memory: what a scan says of it.
+//! Each test makes one kind of change in one kind of memory, and checks the result of the scan.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -24,15 +24,16 @@ fn anonymous_memory_reports_writes_and_what_was_given_back() {
         assert_eq!(case.after("read", 0, 1, 0), NONE, "{name}");
         assert_eq!(case.after("write", 3, 5, 7), (pages(3, 5), vec![]), "{name}");
         assert_eq!(case.after("read", 3, 4, 0), NONE, "{name}");
-        // Many at once are told to hold nothing; few must be read, and are zero then.
+        // Many discarded pages are reported as absent. A few discarded pages may be reported as to be read,
+        // and read as zero.
         assert_eq!(case.after("advise", 100, 300, DONTNEED), (vec![], pages(100, 300)), "{name}");
         let (read, nothing) = case.after("advise", 8, 10, DONTNEED);
         assert_eq!([read, nothing].concat(), pages(8, 10), "{name}");
         assert_eq!(case.after("write", 8, 9, 1), (pages(8, 9), vec![]), "{name}");
-        // Read again, it is a page of zeros; that it once held something was told before.
+        // The read maps the zero page. An earlier scan has already reported that the page lost its content.
         assert_eq!(case.after("read", 120, 121, 0), NONE, "{name}");
         assert_eq!(case.subject.act("read", part(area, 120, 121), 0), 0);
-        // Another protection and back.
+        // The protection is changed and restored.
         case.subject.act("protect", part(area, 20, 40), 1);
         case.subject.act("protect", part(area, 20, 40), 3);
         case.cover();
@@ -74,7 +75,8 @@ fn a_reservation_costs_no_page_tables_until_it_is_used() {
             (pages(1_000_000, 1_000_001), vec![]),
             "{name}"
         );
-        // A neighbour appears, so that the runs are made anew: what was held must not be forgotten.
+        // A new adjacent mapping makes the tracker build its runs again. The state of the old run must be
+        // kept.
         case.subject.map("reserve", PAGES);
         case.cover();
         let (read, nothing) = case.after("advise", 3_000_000, 3_000_001, DONTNEED);
@@ -102,7 +104,7 @@ fn of_a_file_mapping_the_own_pages_are_reported_and_their_loss() {
         assert_eq!(case.after("advise", 4, 6, DONTNEED), (vec![], pages(4, 6)), "{kind}");
         assert_eq!(case.subject.act("read", part(area, 4, 5), 0), 0x55);
         assert_eq!(split(&case.scan(area)), NONE, "{kind}");
-        // Given back and written again between two scans: the page shows the file but for what was written.
+        // The pages are discarded between two scans, and one is written again. The other page shows the file.
         case.subject.act("advise", part(area, 6, 8), DONTNEED);
         case.subject.act("write", part(area, 7, 8), 9);
         let (read, nothing) = split(&case.scan(area));
@@ -116,10 +118,11 @@ fn shared_memory_reports_writes_and_holes() {
         for kind in ["shared", "memfd"] {
             let Some(mut case) = Case::new(name, &[(kind, 64)]) else { continue };
             assert_eq!(case.after("write", 3, 5, 7), (pages(3, 5), vec![]), "{name} {kind}");
-            // Nothing is lost by this: the memory keeps its content. It may be reported.
+            // MADV_DONTNEED does not change the content of shared memory, so a report is allowed but not
+            // required.
             let _ = case.after("advise", 10, 12, DONTNEED);
             assert_eq!(case.after("advise", 20, 23, REMOVE), (pages(20, 23), vec![]), "{name} {kind}");
-            // A hole that was read before the first scan.
+            // The hole is read before the scan, so that its page is present again.
             case.subject.act("advise", part(case.areas[0], 30, 31), REMOVE);
             assert_eq!(case.subject.act("read", part(case.areas[0], 30, 31), 0), 0);
             assert_eq!(split(&case.scan(case.areas[0])), (pages(30, 31), vec![]), "{name} {kind}");
@@ -127,7 +130,8 @@ fn shared_memory_reports_writes_and_holes() {
     }
 }
 
-/// What the documentation of trackers tells their user to take care of: if this fails, it can be taken out.
+/// Tests a limit that the documentation of trackers describes. If this test fails, the kernel reports such
+/// writes, and the limit can be removed from the documentation.
 #[test]
 fn writes_past_the_mapping_are_not_seen() {
     let Some(mut case) = Case::new("pagemap-scan", &[("memfd", 64)]) else { return };
@@ -161,7 +165,7 @@ fn a_forked_child_is_not_watched_and_can_be() {
         let area = case.areas[0];
         let child = Pid(case.subject.tell("fork") as i32);
         assert!(!is_watched(child), "{name}");
-        // The child writes to its copies; the parent's pages stay as they are.
+        // The child writes to its own copies of the pages. The pages of the parent do not change.
         case.subject.act("write", part(area, 1, 3), 8);
         assert_eq!(split(&case.scan(area)), NONE, "{name}");
         let mut of_child = attach(name, child).unwrap();
@@ -173,14 +177,16 @@ fn a_forked_child_is_not_watched_and_can_be() {
         let found = |page: AddressRange| dirty.ranges().iter().any(|found| found.range.overlaps(page));
         assert!(found(part(area, 5, 6)) && found(part(case.areas[1], 2, 3)), "{name}");
         assert!(!found(part(area, 6, 64)), "{name}");
-        // What it shares with its parent shows in its own page table alone.
+        // Parent and child share this memory, but a write of the child is marked only in the page table of
+        // the child.
         assert_eq!(split(&case.scan(case.areas[1])), NONE, "{name}");
         drop(of_child);
         assert!(!is_watched(child) && is_watched(case.pid()), "{name}");
     }
 }
 
-/// Bits that an earlier tracker has cleared say nothing about what a new one has seen.
+/// An earlier tracker has cleared bits or protected pages. This does not mean that the new tracker has
+/// reported these pages.
 #[test]
 fn a_second_tracker_reports_everything_also_when_areas_are_listed_twice() {
     for name in ["pagemap-scan", "soft-dirty", "write-protect", "full"] {
@@ -200,7 +206,8 @@ fn a_second_tracker_reports_everything_also_when_areas_are_listed_twice() {
     }
 }
 
-/// Every change of private memory, with bits that tell less than protection does: it may report more.
+/// Tests every change of private memory with soft-dirty bits. These bits are less precise than protection, so
+/// more pages may be reported.
 #[test]
 fn soft_dirty_bits_report_every_change_of_private_memory() {
     let told = |(read, nothing): (Vec<u64>, Vec<u64>)| [read, nothing].concat();
@@ -211,7 +218,7 @@ fn soft_dirty_bits_report_every_change_of_private_memory() {
         assert_eq!(case.after("advise", 520, 1020, DONTNEED), (vec![], pages(520, 1020)), "{kind}");
         assert!(case.after("write", 600, 601, 1).0.contains(&600), "{kind}");
         assert!(told(case.after("advise", 600, 601, DONTNEED)).contains(&600), "{kind}");
-        // Discarded and written again between two scans.
+        // The pages are discarded between two scans, and one is written again.
         case.subject.act("advise", part(case.areas[0], 10, 20), DONTNEED);
         let found = case.after("write", 12, 13, 9);
         assert!(found.0.contains(&12) && (10..20).all(|page| told(found.clone()).contains(&page)), "{kind}");
@@ -225,7 +232,7 @@ fn soft_dirty_bits_report_every_change_of_private_memory() {
     }
 }
 
-/// Memory that moves or is shared by fork, with the same bits.
+/// Tests soft-dirty bits of memory that is moved, or shared by a fork.
 #[test]
 fn soft_dirty_bits_follow_memory_that_moves_and_children() {
     let Some(mut case) = Case::new("soft-dirty", &[("anon", 64), ("shared", 16)]) else { return };
@@ -241,7 +248,7 @@ fn soft_dirty_bits_follow_memory_that_moves_and_children() {
     assert_eq!(split(&scan_area(&mut *of_child, moved)).0, pages(0, 64));
     case.subject.act("write", part(moved, 5, 6), 8);
     assert!(split(&scan_area(&mut *of_child, moved)).0.contains(&5));
-    // The parent's page may be reported too; it has not changed.
+    // The page of the parent has not changed, but may be reported.
     let _ = case.scan(moved);
     assert_eq!(userfaultfds(case.pid()), 0);
 }
@@ -316,7 +323,7 @@ fn an_orderly_end_lifts_all_protection_before_the_watch_ends() {
         };
         assert_eq!(flags(&["uw", "um"]), 0, "{name}: watched for writes or for missing pages");
         tree.resume().unwrap();
-        // No thread waits for an answer, of pages that are there and of pages that are not.
+        // No thread may wait for an answer of the handler, neither at a present page nor at a missing page.
         case.subject.act("advise", part(case.areas[0], 10, 20), DONTNEED);
         for area in case.areas.clone() {
             case.subject.act("write", area, 5);
@@ -327,7 +334,7 @@ fn an_orderly_end_lifts_all_protection_before_the_watch_ends() {
     }
 }
 
-/// Runs as a helper that attaches, says so and waits to be killed; otherwise starts that helper.
+/// Starts the test `helper_that_is_killed` as a helper process, and kills it after it has attached a tracker.
 #[test]
 fn our_death_ends_watching() {
     for name in WATCHING {
@@ -340,7 +347,7 @@ fn our_death_ends_watching() {
         }
         assert!(is_watched(subject.pid()), "{name}");
         helper.kill();
-        // A writer that waits for the helper's answer goes on.
+        // A thread that waits for an answer of the helper must continue.
         subject.act("write", area, 2);
         subject.act("advise", part(area, 0, 3), DONTNEED);
         assert_eq!(subject.act("read", part(area, 9, 10), 0), 2, "{name}");
@@ -358,7 +365,8 @@ fn helper_that_is_killed() {
     std::thread::sleep(std::time::Duration::from_secs(60));
 }
 
-/// Faults inside system calls are served too, for a process that may not ask for that itself.
+/// Watches a process that lacks the privilege for userfaultfd(2). Faults inside its system calls must be
+/// answered too.
 #[test]
 fn a_process_without_privileges_is_watched_and_its_system_calls_go_on() {
     for name in ["pagemap-scan", "soft-dirty", "write-protect", "full"] {
@@ -380,7 +388,8 @@ fn a_process_without_privileges_is_watched_and_its_system_calls_go_on() {
     }
 }
 
-/// Huge pages of the machine's, put back when this goes.
+/// Huge pages that are reserved for a test. The setting of the machine is restored when this value is
+/// dropped.
 struct Reserved(String);
 
 impl Reserved {
@@ -423,7 +432,8 @@ fn hugetlb_pages_are_reported_whole() {
     }
 }
 
-/// Runs as a helper with features forced off, and says which tracker it would take; otherwise starts that helper.
+/// Starts this test again in a helper process, with some features forced off. The helper prints the tracker
+/// that it selects.
 #[test]
 fn auto_falls_back_and_names_refuse_when_features_are_off() {
     const ROLE: &str = "UNDYING_TEST_CHOICE";

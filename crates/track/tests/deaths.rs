@@ -1,4 +1,4 @@
-//! The death of the process that attaches a tracker, at each step.
+//! Kills the process that attaches a tracker, at each step of the attachment.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

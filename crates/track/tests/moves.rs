@@ -1,4 +1,4 @@
-//! Mappings that are replaced, moved and grown while they are watched.
+//! Tests mappings that are replaced, moved or enlarged while they are watched.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -24,11 +24,12 @@ fn a_mapping_replaced_by_an_equal_one_reports_itself() {
         for page in 100..200 {
             assert!(inside(part(area, page, page + 1).start) > 0, "{name}: page {page} of the new mapping");
         }
-        // Who watches an area can be asked of the asynchronous mode alone.
+        // Only the asynchronous mode has a query that shows whether a mapping is watched. The synchronous
+        // mode reports the neighbour again.
         let neighbour = usize::from(name == "write-protect");
         assert_eq!(inside(part(area, 99, 100).start), neighbour, "{name}: the old mapping is as it was");
         assert!(dirty.replaced().iter().any(|range| range.overlaps(area)), "{name}");
-        // It is watched again.
+        // The new mapping is watched now.
         assert_eq!(case.after("write", 160, 161, 3), (pages(160, 161), vec![]), "{name}");
         assert_eq!(case.after("write", 5, 6, 3), (pages(5, 6), vec![]), "{name}");
     }
@@ -45,7 +46,7 @@ fn moved_and_grown_memory_is_new() {
         assert_eq!(split(&case.scan(moved)), (pages(0, 64), vec![]), "{name}");
         case.areas = vec![moved];
         assert_eq!(case.after("write", 9, 10, 1), (pages(9, 10), vec![]), "{name}");
-        // Shrunk and grown again in place: the tail is new and empty.
+        // The memory is shrunk and enlarged again in place. Its second half is new and empty.
         case.subject.act("resize", moved, 32);
         assert_eq!(case.subject.act("resize", part(moved, 0, 32), 64), start.get());
         let (fresh, _) = case.cover();
@@ -62,14 +63,14 @@ fn memory_that_is_moved_beside_other_memory_takes_nothing_from_its_watch() {
         let Some(mut case) = Case::new(name, &[("anon", 64)]) else { continue };
         let home = case.areas[0];
         let (stays, place) = (part(home, 0, 32), part(home, 32, 64));
-        // Half of an area goes away, and comes back to become one with the other half.
+        // Half of the mapping is moved away and back. The kernel then merges both halves.
         let away = Address(case.subject.act("move", place, 0));
         let away = AddressRange::new(away, away + place.len());
         case.cover();
         case.scan(home);
         assert_eq!(split(&case.scan(home)), NONE, "{name}");
         assert_eq!(Address(case.subject.act("moveto", away, place.start.get())), place.start, "{name}");
-        // The half that stayed is protected from before the move.
+        // The half that was not moved is still protected from before the move.
         case.subject.act("write", part(stays, 7, 8), 5);
         case.subject.act("write", part(place, 9, 10), 6);
         case.cover();

@@ -1,4 +1,5 @@
-//! A process that changes its memory in every way, compared again and again with a copy that a tracker keeps up.
+//! Compares the memory of a process that makes all kinds of changes with a copy that a tracker keeps up to
+//! date.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -13,10 +14,11 @@ use model::ByteCount;
 use tracee::{StoppedTree, WorkerPool, procfs};
 use undying_track::{DirtyPages, Layout, Moment, Tracker};
 
-/// How long one tracker is tried in the default run, and in the long one.
+/// Duration of the test of one tracker, without and with the environment variable `UNDYING_LONG_TESTS`.
 const SHORT: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_secs(120);
-/// What is worth it to begin ahead, so that all that the subject has is.
+/// Minimum amount of memory for a scan by workers. It is so small that workers scan nearly all memory of the
+/// subject.
 const LEAST: ByteCount = ByteCount(64 << 10);
 
 fn duration() -> Duration {
@@ -33,12 +35,12 @@ struct Soak {
     checks: u64,
     covers: u64,
     replaced: u64,
-    /// Begins scans ahead.
+    /// Scans the memory ahead of time, if present.
     worker_pool: Option<Arc<WorkerPool>>,
 }
 
 impl Soak {
-    /// Rounds while it runs, as pre-copy does.
+    /// Makes several scans while the process runs, like pre-copy.
     fn look_on(&mut self) {
         for _ in 0..5 {
             self.dirty.clear();
@@ -48,7 +50,7 @@ impl Soak {
         }
     }
 
-    /// One round while it stands, then the comparison.
+    /// Makes one scan while the process is stopped, and compares the copy with the memory.
     fn check(&mut self) {
         let pid = self.subject.pid();
         let tree = StoppedTree::stop(pid).unwrap();
@@ -64,7 +66,8 @@ impl Soak {
             self.tracker.post_scan(worker_pool, LEAST);
             worker_pool.begin();
             if self.checks % 3 == 2 {
-                // A stop that comes to nothing; rounds while it runs follow.
+                // The stop is aborted: the process is resumed before the scan, and scans of the running
+                // process follow.
                 self.checks += 1;
                 return tree.resume().unwrap();
             }
@@ -114,7 +117,8 @@ fn soak(name: &str, worker_pool: Option<Arc<WorkerPool>>) {
         shadow.copied
     );
     drop(soak.tracker);
-    // A child that another test starts just now has a copy of the descriptor until its exec.
+    // Another test may start a child at this moment. The child holds a duplicate of the descriptor until its
+    // exec.
     common::eventually(|| !common::is_watched(pid));
     assert!(soak.subject.is_alive(), "the subject died when tracking ended");
 }

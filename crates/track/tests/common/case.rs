@@ -1,4 +1,4 @@
-//! One process with areas of some kinds, tracked.
+//! A tracked process with mappings of given kinds.
 
 use model::{AddressRange, Pid};
 use tracee::procfs;
@@ -6,12 +6,12 @@ use undying_track::{Content, Tracker, Unwatched};
 
 use super::{Subject, attach, part, scan_area};
 
-/// What madvise(2) gives pages back with.
+/// The advice of madvise(2) that discards pages (MADV_DONTNEED).
 pub(crate) const DONTNEED: u64 = 4;
-/// Trackers that watch.
+/// The trackers that use a userfaultfd.
 pub(crate) const WATCHING: [&str; 2] = ["pagemap-scan", "write-protect"];
 
-/// A subject with one area of each of some kinds, tracked, and scanned once.
+/// A tracked subject with one mapping of each given kind, scanned once.
 pub(crate) struct Case {
     pub(crate) subject: Subject,
     pub(crate) tracker: Box<dyn Tracker>,
@@ -19,7 +19,8 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Kinds with their pages; all pages are written once.
+    /// Creates a case. `kinds` contains the kinds of mappings with their numbers of pages. Each page is
+    /// written once before the tracker is attached.
     pub(crate) fn new(tracker: &str, kinds: &[(&str, u64)]) -> Option<Self> {
         let mut subject = Subject::start("obedient", &[])?;
         let areas: Vec<AddressRange> = kinds.iter().map(|(kind, pages)| subject.map(kind, *pages)).collect();
@@ -53,7 +54,8 @@ impl Case {
         (coverage.fresh.clone(), coverage.unwatched.clone())
     }
 
-    /// Does something to pages of the first area and scans it: pages that must be read, and those that hold nothing.
+    /// Executes a command on pages of the first mapping, and scans this mapping. Returns the pages that must
+    /// be read, and the other reported pages.
     pub(crate) fn after(&mut self, word: &str, first: u64, end: u64, argument: u64) -> (Vec<u64>, Vec<u64>) {
         let area = self.areas[0];
         self.subject.act(word, part(area, first, end), argument);
@@ -61,7 +63,8 @@ impl Case {
     }
 }
 
-/// Pages that must be read, and pages that hold nothing; of two reports of a page the later one holds.
+/// Returns the pages that must be read, and the other reported pages. If a page was reported twice, the later
+/// report counts.
 pub(crate) fn split(found: &[(u64, u64, Content)]) -> (Vec<u64>, Vec<u64>) {
     let mut last = std::collections::BTreeMap::new();
     for (first, end, content) in found {
@@ -75,5 +78,5 @@ pub(crate) fn pages(first: u64, end: u64) -> Vec<u64> {
     (first..end).collect()
 }
 
-/// Nothing to read, and nothing gone.
+/// No page is reported.
 pub(crate) const NONE: (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());

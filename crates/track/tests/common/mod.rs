@@ -1,4 +1,4 @@
-//! What the tests of this crate share: subjects compiled from C, a tracked process, and a copy of its memory.
+//! Shared code of the tests: subjects compiled from C, a tracked process, and a copy of its memory.
 
 #![allow(dead_code, reason = "each test uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -20,7 +20,8 @@ use tracee::remote::RemoteContext;
 use tracee::{Gadgets, ProcessMemory, RemoteSession, StoppedTree, WorkerPool, procfs};
 use undying_track::{DirtyPages, Moment, TrackError, Tracker, choose};
 
-/// The compiled subject of a name; `None`, with the reason printed, without a C compiler.
+/// Compiles a subject, and returns the path of its program. Without a C compiler, prints the reason and
+/// returns `None`.
 fn compile(name: &str) -> Option<PathBuf> {
     static COMPILED: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -29,7 +30,7 @@ fn compile(name: &str) -> Option<PathBuf> {
     }
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/subjects").join(format!("{name}.c"));
     let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("track-{name}"));
-    // Another test program may be running or compiling the same one.
+    // Another test program may execute or compile the same program at this moment.
     let unique = program.with_extension(std::process::id().to_string());
     let outcome =
         Command::new("cc").args(["-O1", "-Wall", "-pthread", "-o"]).arg(&unique).arg(&source).status();
@@ -43,7 +44,8 @@ fn compile(name: &str) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Two threads that scans can be begun on; `None`, with the reason printed, where they may not be hurried.
+/// Creates a pool of two worker threads. If they cannot have real-time priority, prints the reason and
+/// returns `None`.
 pub(crate) fn worker_pool() -> Option<Arc<WorkerPool>> {
     let processors = sys::scheduling::affinity(Tid(0)).unwrap();
     match WorkerPool::new(NonZeroUsize::new(2).unwrap(), &processors) {
@@ -55,7 +57,7 @@ pub(crate) fn worker_pool() -> Option<Arc<WorkerPool>> {
     }
 }
 
-/// A running subject.
+/// A running test subject.
 pub(crate) struct Subject {
     child: Child,
     answers: BufReader<ChildStdout>,
@@ -82,26 +84,26 @@ impl Subject {
         line.trim_end().to_owned()
     }
 
-    /// Gives a command and returns the answer.
+    /// Sends a command and returns the answer.
     pub(crate) fn tell(&mut self, command: &str) -> u64 {
         writeln!(self.child.stdin.as_mut().unwrap(), "{command}").unwrap();
         let line = self.line();
         u64::from_str_radix(&line, 16).unwrap_or_else(|_| panic!("`{command}` was answered by `{line}`"))
     }
 
-    /// Gives a command that is answered by a greeting.
+    /// Sends a command after which the subject starts again and prints `ready`.
     pub(crate) fn restart(&mut self, command: &str) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{command}").unwrap();
         assert_eq!(self.line(), "ready");
     }
 
-    /// Maps an area.
+    /// Creates a mapping in the subject and returns its range.
     pub(crate) fn map(&mut self, kind: &str, pages: u64) -> AddressRange {
         let start = Address(self.tell(&format!("map {kind} {pages}")));
         AddressRange::new(start, start + ByteCount(pages << 12))
     }
 
-    /// Does something to pages of an area; the answer.
+    /// Executes a command on pages of the subject and returns the answer.
     pub(crate) fn act(&mut self, word: &str, pages: AddressRange, argument: u64) -> u64 {
         let (start, count) = (pages.start.get(), pages.pages());
         self.tell(&format!("{word} {start:x} {count} {argument}"))
@@ -119,13 +121,14 @@ impl Drop for Subject {
     }
 }
 
-/// Pages `first` to `end` of an area.
+/// Returns the range of the pages `first` to `end` (exclusive) of a mapping.
 pub(crate) fn part(area: AddressRange, first: u64, end: u64) -> AddressRange {
     let at = |page: u64| area.start + ByteCount(page << 12);
     AddressRange::new(at(first), at(end))
 }
 
-/// Attaches a tracker to a process, stopped for it; `None`, with the reason printed, where it cannot be used.
+/// Attaches a tracker to a process, which is stopped meanwhile. If the tracker is unusable, prints the reason
+/// and returns `None`.
 pub(crate) fn attach(name: &str, pid: Pid) -> Option<Box<dyn Tracker>> {
     let kind = match choose(name) {
         Ok(choice) => choice.kind,
@@ -150,7 +153,8 @@ pub(crate) fn attach(name: &str, pid: Pid) -> Option<Box<dyn Tracker>> {
     Some(tracker)
 }
 
-/// What a scan of a standing process finds in an area: ranges by page numbers, and what they hold.
+/// Scans a process whose memory does not change meanwhile. Returns the reported ranges inside of a mapping:
+/// first page, end page (exclusive) and content of each.
 pub(crate) fn scan_area(
     tracker: &mut dyn Tracker,
     area: AddressRange,
@@ -170,22 +174,22 @@ pub(crate) fn scan_area(
         .collect()
 }
 
-/// Whether any area of a process is watched for writes.
+/// Reports whether writes to any mapping of a process are watched.
 pub(crate) fn is_watched(pid: Pid) -> bool {
     procfs::areas_with_flags(pid).unwrap().iter().any(|area| area.flags.has("uw"))
 }
 
-/// Descriptors of a process that are userfaultfds.
+/// Returns the number of open userfaultfds of a process.
 pub(crate) fn userfaultfds(pid: Pid) -> usize {
     let numbers = procfs::descriptors(pid).unwrap();
     let target = |fd| procfs::descriptor_info(pid, fd).unwrap().target;
     numbers.into_iter().filter(|fd| target(*fd).to_string_lossy().contains("userfaultfd")).count()
 }
 
-/// The longest anything here may take.
+/// Maximum time that a test waits for a condition.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 pub(crate) fn eventually(mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
@@ -194,7 +198,7 @@ pub(crate) fn eventually(mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// This test program again, as a helper that attaches a tracker and is killed.
+/// A second process of this test program. It attaches a tracker and is killed.
 pub(crate) struct Helper(Child);
 
 pub(crate) fn helper(test: &str, tracker: &str, pid: Pid) -> Helper {
@@ -204,7 +208,7 @@ pub(crate) fn helper(test: &str, tracker: &str, pid: Pid) -> Helper {
     Helper(command.stdout(Stdio::piped()).spawn().unwrap())
 }
 
-/// What this process is to attach to when it is such a helper.
+/// Returns the tracker and the pid for a helper process, or `None` if this process is not a helper.
 pub(crate) fn role() -> Option<(String, Pid)> {
     let pid = std::env::var("UNDYING_TEST_PID").ok()?.parse().ok()?;
     Some((std::env::var("UNDYING_TEST_TRACKER").ok()?, Pid(pid)))
@@ -216,7 +220,7 @@ pub(crate) fn say_attached() {
 }
 
 impl Helper {
-    /// Waits until it has attached; false when it ended without.
+    /// Waits until the helper has attached its tracker. Returns false if the helper ended before.
     pub(crate) fn attached(&mut self) -> bool {
         let output = BufReader::new(self.0.stdout.as_mut().unwrap());
         output.lines().any(|line| line.unwrap().contains("attached"))

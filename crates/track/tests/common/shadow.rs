@@ -1,4 +1,4 @@
-//! A copy of a process's memory, kept up by a tracker, and its comparison with the memory.
+//! A copy of the memory of a process, which a tracker keeps up to date, and its comparison with the memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -10,12 +10,12 @@ use tracee::ProcessMemory;
 use tracee::procfs::{Area, Backing};
 use undying_track::{Coverage, DirtyPages, DirtyRange};
 
-/// Scans that are listed when a page has been missed.
+/// Number of scans that are printed for a missed page.
 const SCANS_REMEMBERED: usize = 12;
 
 type Page = Box<[u8; PAGE_BYTES as usize]>;
 
-/// Pages of which a copy is held, by address. What is not here reads as zero, or as the file behind it.
+/// The copied pages by address. A page without a copy reads as zero or as the file of its mapping.
 pub(crate) struct Shadow {
     pid: Pid,
     memory: ProcessMemory,
@@ -23,7 +23,8 @@ pub(crate) struct Shadow {
     pages: BTreeMap<u64, Page>,
     pub(crate) copied: u64,
     buffer: Vec<u8>,
-    /// What the last scans were, and what they reported; the newest first.
+    /// The descriptions of the last scans, newest first. `reported` contains the ranges that these scans
+    /// reported.
     history: VecDeque<String>,
     reported: VecDeque<Vec<DirtyRange>>,
 }
@@ -44,7 +45,7 @@ impl Shadow {
         }
     }
 
-    /// Forgets what is void.
+    /// Forgets the copies of new ranges, and of pages that are no longer mapped.
     pub(crate) fn cover(&mut self, coverage: &Coverage, areas: &[Area]) {
         for range in &coverage.fresh {
             self.forget(*range);
@@ -56,7 +57,7 @@ impl Shadow {
         self.pages.retain(|page, _| inside(*page));
     }
 
-    /// Brings the copy up to date with what a scan found.
+    /// Updates the copy with the result of a scan.
     pub(crate) fn apply(&mut self, scan: &str, dirty: &DirtyPages) {
         self.history.push_front(format!("{scan}:"));
         self.history.truncate(SCANS_REMEMBERED);
@@ -86,7 +87,7 @@ impl Shadow {
             let length = ((range.end - at).get() as usize).min(buffer.len());
             let whole = self.memory.read(at, &mut buffer[..length]).is_ok();
             for page in buffer[..length].chunks_exact_mut(PAGE_BYTES as usize) {
-                // A guard region, or unmapped since: it holds nothing.
+                // If the read fails, the page is a guard region or no longer mapped, and has no content.
                 if whole || self.memory.read(at, page).is_ok() {
                     let copy = self.pages.entry(at.get());
                     copy.or_insert_with(|| Box::new([0; PAGE_BYTES as usize])).copy_from_slice(page);
@@ -100,7 +101,7 @@ impl Shadow {
         self.buffer = buffer;
     }
 
-    /// Compares everything; pages that differ, with the area they lie in.
+    /// Compares all memory. Returns the pages that differ, and the mapping of these pages.
     pub(crate) fn differences(&self, areas: &[Area]) -> Vec<String> {
         let mut found = Vec::new();
         for area in areas.iter().filter(|area| !area.is_kernel()) {
@@ -119,7 +120,7 @@ impl Shadow {
         found
     }
 
-    /// What the copy has in place of pages that hold nothing.
+    /// Compares the copies of pages that have no content in the process with the file, or with zero.
     fn compare_rest(&self, area: &Area, populated: &[AddressRange], found: &mut Vec<String>) {
         let held = self.pages.range(area.range.start.get()..area.range.end.get());
         for (page, copy) in held {
@@ -134,7 +135,7 @@ impl Shadow {
         }
     }
 
-    /// All that is known of a page that was missed.
+    /// Describes a page that the tracker has missed.
     fn describe(&self, page: u64, actual: &[u8]) -> String {
         let copy = self.pages.get(&page).map_or_else(|| vec![0; actual.len()], |copy| copy.to_vec());
         let differs: Vec<usize> = (0..actual.len()).filter(|at| copy[*at] != actual[*at]).collect();
@@ -180,16 +181,16 @@ fn is_file(area: &Area) -> bool {
     matches!(&area.backing, Backing::File { path, .. } if path.exists())
 }
 
-/// What a page reads as without a copy.
+/// Returns the content of a page without a copy.
 fn file_page(area: &Area, page: u64) -> Page {
     let mut bytes = Box::new([0; PAGE_BYTES as usize]);
     let Backing::File { path, .. } = &area.backing else { return bytes };
     match File::open(path) {
         Ok(file) => {
-            // Behind the end of the file are zeros.
+            // Bytes beyond the end of the file are zero.
             let _ = file.read_at(&mut bytes[..], area.offset + page - area.range.start.get());
         }
-        // The deleted file of the restless subject.
+        // The subject `restless` has deleted its file, whose bytes all have this value.
         Err(_) if !area.protection.shared => bytes.fill(0x55),
         Err(_) => {}
     }
