@@ -1,13 +1,15 @@
-//! Registrations of an epoll set under descriptor numbers that are not ours.
+//! Registers members of an epoll set under fds that may be unused, or in use for other files, in this
+//! process.
 //!
-//! Owns: epoll_ctl(2) in a private descriptor table, kcmp(2) on registrations.
-//! Invariants: the caller's descriptor table is the same before and after; a registration lives as long as
-//! the two open file descriptions, not as long as the number it was made under.
-//! Does not: know which numbers the subject used.
+//! Owns: epoll_ctl(2) in a private descriptor table, and kcmp(2) on members of a set.
+//! Invariants: the descriptor table of the caller is the same before and after. A member stays registered as
+//! long as the two open file descriptions exist (of the set and of the target). The fd of the registration
+//! may be closed earlier.
+//! Does not: know which fds the subject (the protected process tree) used.
 //!
 //! Man page: epoll_ctl(2), unshare(2), kcmp(2)
 //! Since: Linux 4.13 (KCMP_EPOLL_TFD)
-//! Probe: none; older kernels are refused by `doctor`
+//! Probe: none; `undying doctor` refuses older kernels
 //! Fallback: none
 
 use std::cmp::Ordering;
@@ -20,10 +22,11 @@ use crate::error::{Errno, Error, Result};
 
 const KCMP_EPOLL_TFD: i32 = 7;
 const EPOLLONESHOT: u32 = libc::EPOLLONESHOT as u32;
-/// Bits of a member's events that are no events; a one-shot member that has fired has nothing else.
+/// Bits in the events of a member that are options, not events. A one-shot member that has fired has no other
+/// bits.
 const FLAGS: u32 =
     (libc::EPOLLEXCLUSIVE | libc::EPOLLWAKEUP | libc::EPOLLONESHOT) as u32 | libc::EPOLLET as u32;
-/// Every event there is.
+/// The events of reading and writing. The kernel always adds EPOLLERR and EPOLLHUP.
 const ANYTHING: u32 = (libc::EPOLLIN
     | libc::EPOLLOUT
     | libc::EPOLLPRI
@@ -31,7 +34,7 @@ const ANYTHING: u32 = (libc::EPOLLIN
     | libc::EPOLLRDNORM
     | libc::EPOLLWRNORM) as u32;
 
-/// Whether these are the events of a one-shot member that has fired and was not armed again.
+/// Reports whether these are the events of a one-shot member that has fired and was not armed again.
 #[must_use]
 pub fn is_spent(events: u32) -> bool {
     events & EPOLLONESHOT != 0 && events & !FLAGS == 0
@@ -40,15 +43,15 @@ pub fn is_spent(events: u32) -> bool {
 /// One member of an epoll set.
 #[derive(Clone, Copy, Debug)]
 pub struct Registration<'a> {
-    /// The set.
+    /// The epoll set.
     pub set: BorrowedFd<'a>,
-    /// The number under which the member is registered.
+    /// The fd under which the member is registered.
     pub number: Fd,
-    /// The open file description that is watched.
+    /// The watched open file description.
     pub target: BorrowedFd<'a>,
-    /// EPOLL* bits.
+    /// The requested events and options (EPOLL* bits).
     pub events: u32,
-    /// What the program gets back with an event.
+    /// The value that the program receives with an event.
     pub data: u64,
 }
 
@@ -62,16 +65,17 @@ struct EpollSlot {
 const _: () = assert!(size_of::<EpollSlot>() == 12);
 const _: () = assert!(offset_of!(EpollSlot, index) == 8);
 
-/// Makes all registrations in their order, each under its number. A number may be in use in this process: the
-/// work is done by a thread with a descriptor table of its own. Of each set the members that are spent
-/// ([`is_spent`]) must come first, because making them so may take an event from the set.
+/// Registers all members in the given order, each under its fd. The fd may be in use in this process, because
+/// a thread with a private descriptor table does the work. In each set, spent members ([`is_spent`]) must
+/// come first. Making a member spent may consume an event of another member.
 pub fn register(registrations: &[Registration<'_>]) -> Result<()> {
     if registrations.is_empty() {
         return Ok(());
     }
     let work = || {
-        // SAFETY: only this thread's table becomes private, and the thread owns no descriptor by value: what it
-        // opens below it closes by number in the private table.
+        // SAFETY: `unshare` makes only the descriptor table of this thread private. The thread owns no
+        // descriptor by value. The descriptors that the thread opens below are closed by number in the
+        // private table.
         if unsafe { libc::unshare(libc::CLONE_FILES) } < 0 {
             return Err(Error::new("get a private descriptor table", Errno::last()));
         }
@@ -86,7 +90,8 @@ pub fn register(registrations: &[Registration<'_>]) -> Result<()> {
     })
 }
 
-/// Registers under `number` while whatever had that number waits under another one.
+/// Registers one member under its fd. If the fd is in use, the other descriptor has a different number
+/// meanwhile.
 fn register_one(registration: &Registration<'_>) -> Result<()> {
     let number = registration.number.get();
     let (set, target) = (registration.set.as_raw_fd(), registration.target.as_raw_fd());
@@ -95,16 +100,18 @@ fn register_one(registration: &Registration<'_>) -> Result<()> {
     }
     let parked = park(number)?;
     let set = if set == number { parked.unwrap_or(set) } else { set };
-    // SAFETY: plain numbers; `number` is free or parked, in a table that only this thread sees.
+    // SAFETY: plain numbers. `number` is free, or its descriptor has a duplicate. Only this thread uses the
+    // table.
     let result = unsafe { libc::dup3(target, number, libc::O_CLOEXEC) };
     let result = if result < 0 { Err(failed(number)) } else { add(set, number, registration) };
     match parked {
-        // SAFETY: plain numbers; gives the parked descriptor its number back and frees the other.
+        // SAFETY: plain numbers. The calls give the other descriptor its number back, and close its
+        // duplicate.
         Some(parked) => unsafe {
             libc::dup3(parked, number, libc::O_CLOEXEC);
             libc::close(parked);
         },
-        // SAFETY: closes what dup3 made above, or nothing.
+        // SAFETY: plain numbers. The call closes the descriptor that `dup3` above created, or no descriptor.
         None => unsafe {
             libc::close(number);
         },
@@ -126,11 +133,12 @@ fn add(set: RawFd, number: RawFd, registration: &Registration<'_>) -> Result<()>
     if !is_spent(events) {
         return control(set, libc::EPOLL_CTL_ADD, number, registration, events);
     }
-    // A one-shot member that has fired: the kernel adds EPOLLERR and EPOLLHUP to whatever is asked for, so it has
-    // to fire here. Where it is not ready for anything, those two stay armed.
+    // A one-shot member that has fired. The kernel adds EPOLLERR and EPOLLHUP to the requested events, so the
+    // member must fire here to become spent. If the target is not ready for any event, these two events stay
+    // armed.
     control(set, libc::EPOLL_CTL_ADD, number, registration, events | ANYTHING)?;
     let mut fired = libc::epoll_event { events: 0, u64: 0 };
-    // SAFETY: the kernel writes at most one epoll_event at the address given, and does not wait.
+    // SAFETY: the kernel writes at most one epoll_event to the given address, and the call does not wait.
     match unsafe { libc::epoll_wait(set, &raw mut fired, 1, 0) } {
         1.. => Ok(()),
         _ => control(set, libc::EPOLL_CTL_MOD, number, registration, events),
@@ -145,7 +153,7 @@ fn control(
     events: u32,
 ) -> Result<()> {
     let mut event = libc::epoll_event { events, u64: registration.data };
-    // SAFETY: the kernel reads one epoll_event at the address given.
+    // SAFETY: the kernel reads one epoll_event from the given address.
     if unsafe { libc::epoll_ctl(set, operation, number, &raw mut event) } < 0 {
         return Err(failed(number));
     }
@@ -156,12 +164,12 @@ fn failed(number: RawFd) -> Error {
     Error::new(format!("register fd {number} with an epoll set"), Errno::last())
 }
 
-/// Whether the `index`th member that `set` has under `number` is the description behind the `candidate`, a descriptor of
-/// some process.
+/// Compares an open file description with the member of `set` that has index `index` among the members under
+/// `number`. `candidate` is a descriptor of any process. Returns `Equal` if both are the same description.
 pub fn watches(set: BorrowedFd<'_>, number: Fd, index: u32, candidate: (Pid, Fd)) -> Result<Ordering> {
     let slot = EpollSlot { set: set.as_raw_fd() as u32, number: number.get() as u32, index };
     let (us, (pid, fd)) = (std::process::id(), candidate);
-    // SAFETY: the kernel reads one slot of three u32 at the address given.
+    // SAFETY: the kernel reads one structure of three u32 from the given address.
     let result =
         unsafe { libc::syscall(libc::SYS_kcmp, pid.get(), us, KCMP_EPOLL_TFD, fd.get(), &raw const slot) };
     match result {

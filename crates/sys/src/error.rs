@@ -1,6 +1,6 @@
-//! The one shape of a failed kernel call: operation, what it was done to, errno.
+//! The error of a failed kernel call: operation, object and errno.
 //!
-//! Owns: `Error`, `Errno`, the conversions from libc and rustix.
+//! Owns: `Error`, `Errno`, and the conversions from libc and rustix.
 //! Invariants: every error names its operation and its object.
 //! Does not: advise the operator; the crates above add `help:`.
 
@@ -13,10 +13,10 @@ use model::{Address, ByteCount, Escaped, Fd, Pid, Tid};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Errno(pub i32);
 
-/// What a failed operation was done to.
+/// The object of a failed operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Target {
-    /// Nothing in particular.
+    /// No particular object.
     Nothing,
     /// A process.
     Process(Pid),
@@ -24,60 +24,60 @@ pub enum Target {
     Thread(Tid),
     /// A descriptor of a process.
     Descriptor(Pid, Fd),
-    /// Bytes of a process.
+    /// A range of bytes in the memory of a process.
     Memory(Pid, Address, ByteCount),
-    /// A file by name.
+    /// A file, by its path.
     Path(String),
 }
 
-/// A kernel call that failed.
+/// A failed kernel call.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot {}{target}: {errno}", Escaped(operation))]
 pub struct Error {
-    /// What was tried, as the rest of a sentence that begins with "cannot".
+    /// What was tried: the rest of a sentence that begins with "cannot".
     pub operation: Cow<'static, str>,
-    /// What it was tried on.
+    /// The object on which it was tried.
     pub target: Target,
-    /// Why the kernel said no.
+    /// The error number from the kernel.
     pub errno: Errno,
 }
 
-/// A result of a kernel call.
+/// The result of a kernel call.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Errno {
-    /// No such process.
+    /// The process or thread does not exist.
     pub const ESRCH: Self = Self(libc::ESRCH);
-    /// Permission denied by a capability or policy check.
+    /// A capability or a policy does not permit the operation.
     pub const EPERM: Self = Self(libc::EPERM);
-    /// Permission denied by file modes.
+    /// The mode of a file does not permit the operation.
     pub const EACCES: Self = Self(libc::EACCES);
-    /// The call or option does not exist in this kernel.
+    /// This kernel does not have the system call or option.
     pub const ENOSYS: Self = Self(libc::ENOSYS);
-    /// An argument the kernel does not take.
+    /// The kernel does not accept an argument.
     pub const EINVAL: Self = Self(libc::EINVAL);
-    /// The object is already there.
+    /// The object already exists.
     pub const EEXIST: Self = Self(libc::EEXIST);
-    /// The object is not there.
+    /// The object does not exist.
     pub const ENOENT: Self = Self(libc::ENOENT);
     /// The descriptor is not open.
     pub const EBADF: Self = Self(libc::EBADF);
     /// The caller has no such child or tracee.
     pub const ECHILD: Self = Self(libc::ECHILD);
-    /// It would have to wait; another process has the lock.
+    /// The call would have to wait, or another process holds the lock.
     pub const EAGAIN: Self = Self(libc::EAGAIN);
-    /// It took too long.
+    /// The wait has reached its time limit.
     pub const ETIMEDOUT: Self = Self(libc::ETIMEDOUT);
-    /// The device has no room left.
+    /// The device has no space left.
     pub const ENOSPC: Self = Self(libc::ENOSPC);
-    /// This process has as many descriptors open as its limit allows.
+    /// This process has opened as many descriptors as its limit permits.
     pub const EMFILE: Self = Self(libc::EMFILE);
-    /// There is no room for all of it.
+    /// There is not enough buffer space for all the data.
     pub const ENOBUFS: Self = Self(libc::ENOBUFS);
-    /// Transferred fewer bytes than asked for; the kernel has no number for it.
+    /// Fewer bytes were transferred than requested. The kernel has no error number for this.
     pub const SHORT: Self = Self(libc::EIO);
 
-    /// The number that the calling thread's last libc call left.
+    /// Returns the error number of the last failed libc call in the calling thread.
     #[must_use]
     pub fn last() -> Self {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
@@ -85,22 +85,22 @@ impl Errno {
 }
 
 impl Error {
-    /// An error on nothing in particular.
+    /// Creates an error without an object.
     pub fn new(operation: impl Into<Cow<'static, str>>, errno: impl Into<Errno>) -> Self {
         Self { operation: operation.into(), target: Target::Nothing, errno: errno.into() }
     }
 
-    /// An error on a process.
+    /// Creates an error about a process.
     pub fn process(operation: impl Into<Cow<'static, str>>, pid: Pid, errno: impl Into<Errno>) -> Self {
         Self { operation: operation.into(), target: Target::Process(pid), errno: errno.into() }
     }
 
-    /// An error on a thread.
+    /// Creates an error about a thread.
     pub fn thread(operation: impl Into<Cow<'static, str>>, tid: Tid, errno: impl Into<Errno>) -> Self {
         Self { operation: operation.into(), target: Target::Thread(tid), errno: errno.into() }
     }
 
-    /// An error on a descriptor.
+    /// Creates an error about a descriptor.
     pub fn descriptor(
         operation: impl Into<Cow<'static, str>>,
         pid: Pid,
@@ -110,7 +110,7 @@ impl Error {
         Self { operation: operation.into(), target: Target::Descriptor(pid, fd), errno: errno.into() }
     }
 
-    /// An error on memory.
+    /// Creates an error about memory of a process.
     pub fn memory(
         operation: impl Into<Cow<'static, str>>,
         pid: Pid,
@@ -125,7 +125,7 @@ impl Error {
         }
     }
 
-    /// An error on a file.
+    /// Creates an error about a file.
     pub fn path(
         operation: impl Into<Cow<'static, str>>,
         path: impl AsRef<std::path::Path>,

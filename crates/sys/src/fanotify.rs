@@ -1,15 +1,17 @@
-//! Events that come before the content of a file changes.
+//! Receives events before the content of a file changes.
 //!
-//! Owns: fanotify_init(2) and fanotify_mark(2) of the class that comes before content, reading events, answers.
-//! Invariants: a change waits until its event is answered; an event that is dropped is answered; all end with the last
-//! descriptor of the group: what waits then happens. An open file reports events only if a mark was in force when it was
-//! opened (on its inode or its mount, also one that ignores everything).
-//! Does not: tell reads from writes, or see stores through mappings.
+//! Owns: fanotify_init(2) and fanotify_mark(2) for groups that are asked before content changes
+//! (FAN_CLASS_PRE_CONTENT), reading events, and answering events.
+//! Invariants: a change waits until its event is answered. Dropping an event answers it. When the last
+//! descriptor of a group is closed, all waiting changes happen. An open file description reports events only
+//! if a mark existed when the file was opened. The mark may be on the inode or on the mount, and may have an
+//! ignore mask for all events.
+//! Does not: distinguish reads from writes, or report stores through mappings.
 //!
 //! Man page: fanotify(7), fanotify_init(2), fanotify_mark(2)
 //! Since: Linux 6.14 (FAN_PRE_ACCESS; ext4, XFS, Btrfs)
 //! Probe: `features::REGISTRY` entry "file-content"
-//! Fallback: none; files whose content changes do not go back with the program
+//! Fallback: none; files whose content changes are not rolled back with the program
 
 use std::ffi::CString;
 use std::mem::{offset_of, size_of};
@@ -25,7 +27,7 @@ const PRE_ACCESS: u64 = 0x0010_0000;
 /// FAN_EVENT_INFO_TYPE_RANGE.
 const INFO_RANGE: u8 = 6;
 const METADATA_VERSION: u8 = 3;
-/// Bytes of events that are read at once.
+/// Size of the buffer for one read of events, in bytes.
 const BUFFER_BYTES: usize = 16 << 10;
 
 const GROUP_FLAGS: libc::c_uint =
@@ -77,23 +79,23 @@ struct Response {
 const _: () = assert!(size_of::<Response>() == 8);
 const _: () = assert!(offset_of!(Response, answer) == 4);
 
-/// Marks of files, and the queue of what is about to happen to them.
+/// A fanotify group that reports accesses to marked files before they happen.
 #[derive(Debug)]
 pub struct ContentEvents {
     group: OwnedFd,
 }
 
-/// Which bytes of a file an event is about: whole pages. An append by O_APPEND says 0 and its length; what is cut off
-/// says one page at the new end.
+/// The bytes that an event concerns, in whole pages. For an append with O_APPEND, the range is offset 0 and
+/// the length of the append. For a truncation, it is one page at the new end of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EventRange {
-    /// Where they begin.
+    /// The offset of the first byte.
     pub offset: ByteCount,
-    /// How many.
+    /// The number of bytes.
     pub length: ByteCount,
 }
 
-/// An access to a watched file that waits for its answer. Dropping it lets the access happen.
+/// An access to a watched file that waits for an answer. Dropping the event lets the access happen.
 #[derive(Debug)]
 pub struct Event<'a> {
     group: BorrowedFd<'a>,
@@ -102,7 +104,8 @@ pub struct Event<'a> {
     range: Option<EventRange>,
 }
 
-/// Reads events of a group one by one. Dropping it lets happen what it has read and not given out.
+/// Reads the events of a group one by one. Dropping the reader lets all accesses happen whose events were
+/// read but not returned.
 #[derive(Debug)]
 pub struct EventReader<'a> {
     group: BorrowedFd<'a>,
@@ -111,22 +114,26 @@ pub struct EventReader<'a> {
     end: usize,
 }
 
-/// Marks that make the files which are opened meanwhile able to report later, and report nothing themselves.
+/// A fanotify group with marks on mounts. A file that is opened while its mount is marked can report events
+/// later. These marks themselves report no events.
 #[derive(Debug)]
 pub struct Enabler {
     group: OwnedFd,
 }
 
 impl ContentEvents {
-    /// A group without marks. `enabler` marks the same files.
+    /// Creates a group without marks. `enabler` marks the same files.
     ///
-    /// An access that waits for one group holds the marks of both. The end of a group waits for such accesses, and that
-    /// of this one answers them: so this one has to end first. The kernel releases the descriptors of a process that
-    /// dies from the highest number down (task_work_run, Linux 6.18); this one gets the higher number.
+    /// This group must be closed before `enabler`. An access that waits for an answer of one group holds the
+    /// marks of both groups. Closing a group waits for such accesses. Closing this group also answers the
+    /// accesses.
+    ///
+    /// When a process dies, the kernel releases its descriptors from the highest fd to the lowest
+    /// (task_work_run, Linux 6.18). So this group gets a higher fd than `enabler`.
     ///
     /// # Errors
     ///
-    /// EPERM without CAP_SYS_ADMIN.
+    /// Returns EPERM without CAP_SYS_ADMIN.
     pub fn new(enabler: &Enabler) -> Result<Self> {
         let group = create()?;
         let above = rustix::io::fcntl_dupfd_cloexec(&group, enabler.group.as_raw_fd() + 1);
@@ -134,34 +141,34 @@ impl ContentEvents {
         Ok(Self { group })
     }
 
-    /// Has accesses to the content of a regular file reported from now on, by descriptors that were opened while a mark
-    /// was in force.
+    /// Reports accesses to the content of a regular file from now on. Only descriptors that were opened while
+    /// a mark existed report accesses.
     ///
     /// # Errors
     ///
-    /// EINVAL before Linux 6.14; EOPNOTSUPP on a file system without such events.
+    /// Returns EINVAL before Linux 6.14, and EOPNOTSUPP if the file system has no such events.
     pub fn watch(&self, file: BorrowedFd<'_>) -> Result<()> {
         self.mark(ADD, file)
     }
 
-    /// Has accesses to a file not reported from now on. The mark stays in force: files that are opened meanwhile can
-    /// report later.
+    /// Stops the reports of accesses to a file. The mark continues to exist, so that files that are opened
+    /// meanwhile can report later.
     pub fn silence(&self, file: BorrowedFd<'_>) -> Result<()> {
         self.mark(ADD | IGNORED | SURVIVING, file)
     }
 
-    /// Has accesses to a silenced file reported again, if it is watched.
+    /// Ends `silence`: accesses to the file are reported again if the file is watched.
     pub fn unsilence(&self, file: BorrowedFd<'_>) -> Result<()> {
         no_matter_if_missing(self.mark(REMOVE | IGNORED, file))
     }
 
-    /// Takes the mark away.
+    /// Removes the mark of a file, and its ignore mask.
     pub fn forget(&self, file: BorrowedFd<'_>) -> Result<()> {
         no_matter_if_missing(self.mark(REMOVE, file))?;
         self.unsilence(file)
     }
 
-    /// Reads events from now on. A group may have several readers; each event goes to one.
+    /// Creates a reader of events. A group may have several readers. Each event goes to one reader.
     #[must_use]
     pub fn reader(&self) -> EventReader<'_> {
         let buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
@@ -180,22 +187,22 @@ impl AsFd for ContentEvents {
 }
 
 impl Enabler {
-    /// A group without marks.
+    /// Creates a group without marks.
     ///
     /// # Errors
     ///
-    /// EPERM without CAP_SYS_ADMIN.
+    /// Returns EPERM without CAP_SYS_ADMIN.
     pub fn new() -> Result<Self> {
         create().map(|group| Self { group })
     }
 
-    /// From now on, files that are opened on the mount of this one can report later. While it is in force, every read
-    /// and write on the mount costs about 0.15 us.
+    /// Lets files that are opened from now on report events later, if they are on the mount of this file.
+    /// While the mark exists, each read and write on the mount takes about 0.15 µs longer.
     pub fn enable_mount(&self, any: BorrowedFd<'_>) -> Result<()> {
         self.mark(ADD | IGNORED | SURVIVING, any)
     }
 
-    /// Ends `enable_mount`.
+    /// Removes the mark of `enable_mount`.
     pub fn disable_mount(&self, any: BorrowedFd<'_>) -> Result<()> {
         no_matter_if_missing(self.mark(REMOVE | IGNORED, any))
     }
@@ -219,7 +226,7 @@ fn create() -> Result<OwnedFd> {
             Errno::last(),
         ));
     }
-    // SAFETY: the kernel returned a new descriptor without another owner.
+    // SAFETY: the kernel has returned a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(group) })
 }
 
@@ -230,7 +237,7 @@ fn mark(
     operation: &'static str,
 ) -> Result<()> {
     let (group, number) = (group.as_raw_fd(), file.as_raw_fd());
-    // SAFETY: plain numbers; without a path the mark is for what the descriptor refers to.
+    // SAFETY: plain numbers and no path. Without a path, the kernel marks the object of the descriptor.
     let result = unsafe { libc::fanotify_mark(group, flags, PRE_ACCESS, number, ptr::null()) };
     if result == 0 {
         return Ok(());
@@ -239,15 +246,15 @@ fn mark(
     if errno != Errno::EBADF {
         return Err(Error::path(operation, format!("/proc/self/fd/{number}"), errno));
     }
-    // A descriptor by O_PATH.
+    // EBADF means that the descriptor was opened with O_PATH.
     let path = format!("/proc/self/fd/{number}");
     let name = CString::new(path.as_str()).map_err(|_| Error::path(operation, &path, Errno::EINVAL))?;
-    // SAFETY: the kernel reads the string up to its zero.
+    // SAFETY: `name` is a string that ends with a zero byte. The kernel reads it up to this byte.
     let result = unsafe { libc::fanotify_mark(group, flags, PRE_ACCESS, libc::AT_FDCWD, name.as_ptr()) };
     if result == 0 { Ok(()) } else { Err(Error::path(operation, path, Errno::last())) }
 }
 
-/// What is taken away may never have been there.
+/// Ignores ENOENT, because a mark that is to be removed may not exist.
 fn no_matter_if_missing(outcome: Result<()>) -> Result<()> {
     match outcome {
         Err(error) if error.errno == Errno::ENOENT => Ok(()),
@@ -256,17 +263,18 @@ fn no_matter_if_missing(outcome: Result<()>) -> Result<()> {
 }
 
 impl<'a> EventReader<'a> {
-    /// Whether the next event is there already.
+    /// Reports whether the next event was already read into the buffer.
     #[must_use]
     pub fn has_read(&self) -> bool {
         self.at < self.end
     }
 
-    /// The next event; waits for it if there is none. `None` if a signal came.
+    /// Returns the next event. Waits if there is none. Returns `None` if a signal has interrupted the wait.
     ///
     /// # Errors
     ///
-    /// Why events cannot be read. EMFILE would have let an access fail: keep descriptors free.
+    /// Returns the error of reading events. With EMFILE, the kernel also lets an access of the program fail,
+    /// so the caller must keep some descriptors free.
     pub fn receive(&mut self) -> Result<Option<Event<'a>>> {
         loop {
             if !self.has_read() && !self.read()? {
@@ -280,7 +288,7 @@ impl<'a> EventReader<'a> {
 
     fn read(&mut self) -> Result<bool> {
         let (group, room) = (self.group.as_raw_fd(), self.buffer.len());
-        // SAFETY: the kernel writes at most as many bytes as the buffer has.
+        // SAFETY: the kernel writes at most as many bytes as the buffer contains.
         let result = unsafe { libc::read(group, self.buffer.as_mut_ptr().cast(), room) };
         match result {
             0.. => (self.at, self.end) = (0, result as usize),
@@ -290,7 +298,7 @@ impl<'a> EventReader<'a> {
         Ok(self.has_read())
     }
 
-    /// Takes an event from the buffer; `None` for one without file.
+    /// Takes an event from the buffer. Returns `None` for an event without a file.
     fn parse(&mut self) -> Result<Option<Event<'a>>> {
         let malformed = || Error::new("understand an event of a file", Errno::EINVAL);
         let bytes = &self.buffer[self.at..self.end];
@@ -306,7 +314,8 @@ impl<'a> EventReader<'a> {
         if metadata.descriptor < 0 {
             return Ok(None);
         }
-        // SAFETY: the kernel has opened this descriptor for the event, and the event is taken once.
+        // SAFETY: the kernel has opened this descriptor for the event. Each event is taken once, so the
+        // descriptor has no other owner.
         let file = unsafe { OwnedFd::from_raw_fd(metadata.descriptor as RawFd) };
         Ok(Some(Event { group: self.group, file, pid: Pid(metadata.pid), range }))
     }
@@ -323,19 +332,19 @@ impl Drop for EventReader<'_> {
     }
 }
 
-/// Plain numbers at the start of bytes that the kernel has written.
+/// Reads a structure of numbers from the start of bytes that the kernel has written.
 fn read_structure<T: Copy + Plain>(bytes: &[u8]) -> Option<T> {
     let bytes = bytes.get(..size_of::<T>())?;
-    // SAFETY: the slice has as many bytes as the type, of which any are valid (`Plain`).
+    // SAFETY: the slice has as many bytes as the type. Any bytes are a valid value of the type (`Plain`).
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
-/// A type that consists of numbers.
+/// A type that consists of numbers, so that any bytes are a valid value.
 trait Plain {}
 impl Plain for Metadata {}
 impl Plain for RangeInfo {}
 
-/// The range among the records behind the metadata of an event.
+/// Returns the range in the information records that follow the metadata of an event.
 fn range_of(mut records: &[u8]) -> Option<EventRange> {
     const HEADER_BYTES: usize = 4;
     while records.len() >= HEADER_BYTES {
@@ -350,19 +359,20 @@ fn range_of(mut records: &[u8]) -> Option<EventRange> {
 }
 
 impl Event<'_> {
-    /// The file, open for reading; reading it by this descriptor reports nothing.
+    /// Returns the accessed file, open for reading. A read through this descriptor reports no event.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// The process that accesses it; 0 if it is in no pid namespace that is visible here.
+    /// Returns the process that accesses the file; 0 if the process has no pid in the pid namespace of this
+    /// process.
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Which bytes, if the kernel says so.
+    /// Returns the accessed bytes, if the kernel reports them.
     #[must_use]
     pub fn range(&self) -> Option<EventRange> {
         self.range
@@ -375,7 +385,8 @@ impl Event<'_> {
 impl Drop for Event<'_> {
     fn drop(&mut self) {
         let response = Response { descriptor: self.file.as_raw_fd(), answer: libc::FAN_ALLOW };
-        // SAFETY: the kernel reads the 8 bytes of the structure. It refuses an answer only if the access waits no more.
+        // SAFETY: the kernel reads the 8 bytes of the structure. The kernel refuses an answer only if the
+        // access no longer waits.
         unsafe { libc::write(self.group.as_raw_fd(), (&raw const response).cast(), size_of::<Response>()) };
     }
 }

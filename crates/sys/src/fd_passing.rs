@@ -1,9 +1,9 @@
-//! Descriptors sent to another process, where nothing may be allocated.
+//! Sends and receives descriptors without allocating memory.
 //!
 //! Owns: sendmsg(2) and recvmsg(2) of SCM_RIGHTS with at most two descriptors and one byte.
-//! Invariants: allocates nothing, so that a process between fork and exec can use it; received descriptors are
-//! close-on-exec.
-//! Does not: carry data; `socket` does.
+//! Invariants: no memory is allocated, so that a process can use this module between fork and exec. Received
+//! descriptors are close-on-exec.
+//! Does not: transfer data; `socket` does.
 //!
 //! Man page: unix(7), sendmsg(2), recvmsg(2)
 //! Since: Linux 2.6.23 (MSG_CMSG_CLOEXEC)
@@ -15,12 +15,12 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::error::{Errno, Error, Result};
 
-/// Descriptors of one message.
+/// Maximum number of descriptors in one message.
 pub(crate) const DESCRIPTORS_MAX: usize = 2;
 const CONTROL_BYTES: usize = 32;
 const HEADER_BYTES: usize = 16;
 
-/// Room for one header with two descriptors, aligned as headers must be.
+/// Space for one control header and its descriptors, with the alignment of such a header.
 #[repr(C, align(8))]
 struct Control {
     length: usize,
@@ -32,7 +32,7 @@ struct Control {
 const _: () = assert!(size_of::<Control>() == CONTROL_BYTES);
 const _: () = assert!(offset_of!(Control, descriptors) == HEADER_BYTES);
 
-/// Sends one byte with descriptors, without waiting.
+/// Sends one byte and the descriptors. Does not wait.
 pub(crate) fn send_descriptors(socket: BorrowedFd<'_>, descriptors: &[RawFd]) -> Result<()> {
     debug_assert!(descriptors.len() <= DESCRIPTORS_MAX, "callers send one listener and one file");
     let mut byte = 0_u8;
@@ -43,7 +43,7 @@ pub(crate) fn send_descriptors(socket: BorrowedFd<'_>, descriptors: &[RawFd]) ->
     for (slot, descriptor) in control.descriptors.iter_mut().zip(descriptors) {
         *slot = *descriptor;
     }
-    // SAFETY: a message header of zeroes is valid: no name, no parts, no control data.
+    // SAFETY: a message header of zeroes is valid. It has no address, no buffers and no control data.
     let mut header: libc::msghdr = unsafe { zeroed() };
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
@@ -52,7 +52,8 @@ pub(crate) fn send_descriptors(socket: BorrowedFd<'_>, descriptors: &[RawFd]) ->
         header.msg_controllen = length;
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: every pointer of the header leads to a local of the length given beside it; the kernel only reads them.
+    // SAFETY: each pointer in the header points to a local variable that has at least the given length. The
+    // kernel only reads these variables.
     let result = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, flags) };
     if result < 0 { Err(Error::new("send descriptors", Errno::last())) } else { Ok(()) }
 }
@@ -61,7 +62,8 @@ pub(crate) fn send_descriptors(socket: BorrowedFd<'_>, descriptors: &[RawFd]) ->
 ///
 /// # Errors
 ///
-/// EPIPE when there is no other end any more; EAGAIN with MSG_DONTWAIT when there is nothing.
+/// Returns EPIPE if the other end of the socket is closed. Returns EAGAIN if there is no message and `flags`
+/// contains MSG_DONTWAIT.
 pub(crate) fn receive_descriptors(
     socket: BorrowedFd<'_>,
     flags: i32,
@@ -69,14 +71,14 @@ pub(crate) fn receive_descriptors(
     let mut byte = 0_u8;
     let mut part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let mut control = Control { length: 0, level: 0, kind: 0, descriptors: [-1; 4] };
-    // SAFETY: a message header of zeroes is valid: no name, no parts, no control data.
+    // SAFETY: a message header of zeroes is valid. It has no address, no buffers and no control data.
     let mut header: libc::msghdr = unsafe { zeroed() };
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
     header.msg_control = (&raw mut control).cast();
-    // Room for no more: the kernel would open further descriptors.
+    // The length leaves no space for more descriptors, because the kernel would open these, too.
     header.msg_controllen = HEADER_BYTES + DESCRIPTORS_MAX * size_of::<RawFd>();
-    // SAFETY: every pointer of the header leads to a local of the length given beside it.
+    // SAFETY: each pointer in the header points to a local variable that has at least the given length.
     let result =
         unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags | libc::MSG_CMSG_CLOEXEC) };
     if result <= 0 {
@@ -88,7 +90,8 @@ pub(crate) fn receive_descriptors(
     let count = if is_rights { (control.length - HEADER_BYTES) / size_of::<RawFd>() } else { 0 };
     let mut received = [const { None }; DESCRIPTORS_MAX];
     for (slot, descriptor) in received.iter_mut().zip(control.descriptors).take(count) {
-        // SAFETY: the kernel has opened this descriptor for the message, and it has no other owner.
+        // SAFETY: the kernel has opened this descriptor for the message, so the descriptor has no other
+        // owner.
         *slot = Some(unsafe { OwnedFd::from_raw_fd(descriptor) });
     }
     Ok(received)

@@ -1,8 +1,9 @@
-//! Kernel features by name, and the switch that forces one off.
+//! The names of kernel features, and the switch that forces features off.
 //!
-//! Owns: the names, and the variable `UNDYING_FEATURES_OFF`, which has some of them, comma-separated.
+//! Owns: the names, and the environment variable `UNDYING_FEATURES_OFF`. Its value is a comma-separated list
+//! of names.
 //! Invariants: a feature that is forced off is never used.
-//! Does not: probe; `features` has a probe of each.
+//! Does not: probe features; `features` has a probe for each.
 //!
 //! Man page: none
 //! Since: always
@@ -14,54 +15,54 @@ use std::sync::OnceLock;
 /// A kernel feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Feature {
-    /// Stopping and steering other processes.
+    /// Stopping and controlling other processes.
     Ptrace,
-    /// Reading and writing their memory in bulk.
+    /// Reading and writing large parts of the memory of other processes.
     ProcessMemory,
-    /// Handles on processes and duplicates of their descriptors.
+    /// Opening pidfds of processes, and duplicating descriptors of processes.
     Pidfd,
-    /// Telling shared descriptions from equal ones.
+    /// Detecting whether two descriptors share one open file description.
     Kcmp,
     /// Listing the children of a process.
     ProcChildren,
-    /// Processes with a chosen number.
+    /// Creating processes with chosen pids.
     SetTid,
-    /// The links to what areas map.
+    /// The links of `/proc/PID/map_files` to mapped objects.
     MapFiles,
-    /// Re-creating TCP connections.
+    /// Restoring TCP connections.
     TcpRepair,
     /// Holding packets that a program sends.
     PacketHold,
     /// The PAGEMAP_SCAN request.
     PagemapScan,
-    /// Write protection that the kernel lifts and remembers by itself.
+    /// Write protection of pages that the kernel itself lifts and records.
     UserfaultfdAsync,
-    /// Write protection that a handler lifts.
+    /// Write protection of pages that a fault handler lifts.
     UserfaultfdSync,
-    /// Filling pages when they are first used.
+    /// Filling pages at their first use.
     UserfaultfdMissing,
-    /// Bits in the page map that tell written pages.
+    /// Bits in `/proc/PID/pagemap` that mark written pages.
     SoftDirty,
     /// io_uring for writing images.
     IoUring,
-    /// O_DIRECT on the store's file system.
+    /// O_DIRECT on the file system of the store.
     DirectIo,
-    /// Telling how much of a file is in the page cache.
+    /// Reading how much of a file is in the page cache.
     Cachestat,
-    /// Tracing processes that are no children.
+    /// Tracing processes that are not children of this process.
     PtraceScope,
-    /// Reading fields of the kernel's structures of a thread.
+    /// Reading fields of the kernel structures of a thread.
     TaskReader,
-    /// Telling the starts and the deaths of processes.
+    /// Reports of the start and the death of processes.
     ProcessEvents,
-    /// Telling of calls that change files, before they happen.
+    /// Reports of system calls that change files, before the change.
     FileNotify,
-    /// Telling of changes of a file's content, before they happen.
+    /// Reports of changes to the content of a file, before the change.
     FileContent,
 }
 
 impl Feature {
-    /// Its name in `doctor` and in `UNDYING_FEATURES_OFF`.
+    /// Returns the name in `undying doctor` and in `UNDYING_FEATURES_OFF`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -91,7 +92,7 @@ impl Feature {
     }
 }
 
-/// Whether a feature may be used: it is not forced off.
+/// Reports whether a feature may be used, which means that it is not forced off.
 #[must_use]
 pub fn enabled(feature: Feature) -> bool {
     static OFF: OnceLock<String> = OnceLock::new();

@@ -1,7 +1,7 @@
-//! What this kernel and this user offer, feature by feature.
+//! The features that this kernel provides to this user.
 //!
 //! Owns: the registry of kernel features with their probes.
-//! Does not: decide what to do without a feature; the code that uses it falls back or refuses.
+//! Does not: decide what to do without a feature. The code that uses the feature falls back or refuses.
 
 use std::path::Path;
 
@@ -9,43 +9,45 @@ use crate::error::{Errno, Result};
 pub use crate::feature::{Feature, enabled};
 use crate::probes;
 
-/// What happens without a feature.
+/// The effect of a missing feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Need {
-    /// Nothing works.
+    /// Without the feature, no checkpoint or restore works.
     Required,
-    /// Something is slower or refused; `purpose` says what.
+    /// Without the feature, some operation is slower or refused; `purpose` names it.
     Optional,
 }
 
-/// One row of the registry.
+/// One entry of the registry.
 #[derive(Clone, Copy, Debug)]
 pub struct FeatureEntry {
     /// The feature.
     pub feature: Feature,
-    /// What happens without it.
+    /// The effect of a missing feature.
     pub need: Need,
-    /// What it is for, and what happens without it.
+    /// What the feature is used for, and what happens without it.
     pub purpose: &'static str,
-    /// How to get it.
+    /// What the operator can do to get the feature.
     pub fix: &'static str,
-    /// Tries it, with files in a directory where files are needed; says what it found.
+    /// Tries the feature, and returns a description of the result. If the probe needs files, it creates them
+    /// in the given directory.
     pub probe: fn(&Path) -> Result<String>,
 }
 
-/// How to get a system call that a filter forbids.
+/// The advice if a seccomp filter forbids the system call.
 const FILTERED: &str =
     "allow the call in the seccomp filter of this container or service: this kernel has it, and refused it";
 
 impl FeatureEntry {
-    /// Its name in `doctor`.
+    /// Returns the name in `undying doctor`.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.feature.name()
     }
 
-    /// How to get it after its probe has failed so. A kernel without a system call fails with ENOSYS; EPERM from one that
-    /// needs no privilege comes from a filter.
+    /// Returns the advice after the probe has failed with this error. A kernel without a system call returns
+    /// ENOSYS. If a call that needs no privilege fails with EPERM or EACCES, a seccomp filter has refused the
+    /// call.
     #[must_use]
     pub fn fix_after(&self, errno: Errno) -> &'static str {
         let needs_no_privilege = matches!(
@@ -61,7 +63,7 @@ impl FeatureEntry {
     }
 }
 
-/// Every feature.
+/// All features.
 pub const REGISTRY: &[FeatureEntry] = &[
     FeatureEntry {
         feature: Feature::Ptrace,
@@ -226,7 +228,7 @@ pub const REGISTRY: &[FeatureEntry] = &[
     },
 ];
 
-/// The row of a feature.
+/// Returns the entry of a feature.
 #[must_use]
 pub fn entry(feature: Feature) -> &'static FeatureEntry {
     REGISTRY.iter().find(|entry| entry.feature == feature).expect("every feature has a row")

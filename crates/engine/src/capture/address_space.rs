@@ -1,8 +1,8 @@
-//! The address space of one process: its mappings, and the handles through which it is read.
+//! The address space of one process: its mappings, and the open files for reading it.
 //!
-//! Owns: which pages of each mapping belong to the image; the check whether mappings have changed.
-//! Invariants: all handles belong to one program. After execve(2), a process has a new `AddressSpace`.
-//! Does not: know objects behind mappings; copy pages.
+//! Owns: the type of content that the image needs for each mapping; the check whether mappings have changed.
+//! Invariants: all open files refer to one program. After execve(2), a process gets a new `AddressSpace`.
+//! Does not: know the objects behind mappings; copy pages.
 
 use std::collections::HashSet;
 
@@ -20,40 +20,43 @@ use track::Layout;
 use super::area_flags::{FlagState, forget_own_watch};
 use crate::error::{EngineError, Result, permission};
 
-/// The flag of areas that may be made writable.
+/// The flag in `/proc/PID/smaps` of a mapping that can become writable.
 const MAY_WRITE: [u8; 2] = *b"mw";
 
 pub(crate) struct AddressSpace {
     pub(crate) id: SpaceId,
     pub(super) areas: Vec<Area>,
-    /// What the image must hold of each area, in the same order; `None` for what the kernel provides.
+    /// The content that the image must contain for each mapping, in the order of `areas`. `None` for a
+    /// mapping that the kernel provides or that no memory kind claims.
     pub(super) contents: Vec<Option<Content>>,
-    /// Guard regions inside areas; known once the pages were scanned.
+    /// Guard regions inside the mappings. Empty until the pages are scanned.
     pub(super) guards: Vec<AddressRange>,
     pub(crate) memory: ProcessMemory,
     pub(super) pagemap: Pagemap,
     gadgets: Gadgets,
-    /// Tells cheaply whether the areas are still these.
+    /// Detects changes of the mappings: compares the text of `/proc/PID/maps` with the text of the last read.
     layout_watch: Layout,
-    /// Areas and objects were seen as they were at one moment, and nothing of them stood in the way.
+    /// `true` if mappings and objects were read at one moment, and no obstacle was found. If `false`,
+    /// `has_changed` reports a change.
     pub(super) is_settled: bool,
     pub(super) coverage: Coverage,
     pub(super) flags: FlagState,
 }
 
-/// What a tracker knows of an address space.
+/// The state of the tracker (the part that finds written pages) of an address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Coverage {
-    /// No tracker is attached to this very program.
+    /// No tracker is attached to the present program of the process.
     Untracked,
-    /// One is, and has not been told of the areas as they are now.
+    /// A tracker is attached, but has not received the present mappings.
     Outdated,
-    /// One is, and has been.
+    /// A tracker is attached, and has received the present mappings.
     Current,
 }
 
 impl AddressSpace {
-    /// Opens the address space of a process; `tracked` are those that a tracker of ours is attached to.
+    /// Opens the address space of a process. `tracked` contains the processes to which this program has
+    /// attached a tracker.
     pub(super) fn open(pid: Pid, id: SpaceId, tracked: &HashSet<Pid>) -> Result<Self> {
         let memory = ProcessMemory::open(pid).map_err(|error| permission(pid, error))?;
         let mut layout_watch = Layout::open(pid).map_err(|error| permission(pid, error))?;
@@ -65,7 +68,7 @@ impl AddressSpace {
         layout_watch.changed()?;
         let pagemap = Pagemap::open(pid)?;
         let gadgets = match Gadgets::find(&memory, &areas) {
-            // It was ending while its code was read.
+            // The process was ending while its code was read.
             Err(_) if !pagemap.is_alive()? => return Err(EngineError::NoProcess(pid)),
             outcome => outcome?,
         };
@@ -84,17 +87,19 @@ impl AddressSpace {
         })
     }
 
-    /// What a remote call in the process needs.
+    /// Returns the context that a remote call (a system call that a stopped thread executes for this program)
+    /// needs.
     pub(crate) fn context(&self) -> RemoteContext<'_> {
         RemoteContext { memory: &self.memory, areas: &self.areas, gadgets: self.gadgets }
     }
 
-    /// Whether the areas may be others than those that are known.
+    /// Reports whether the mappings may differ from the known mappings.
     pub(super) fn has_changed(&mut self) -> Result<bool> {
         Ok(self.layout_watch.changed()? || !self.is_settled)
     }
 
-    /// Follows changes of the areas; false when the program itself was replaced and must be looked at anew.
+    /// Updates the mappings of the same program. Returns `false` if the program was replaced by execve(2), or
+    /// if a mapping with needed instructions has changed. The process must then be inspected again.
     pub(super) fn follow(&mut self, pid: Pid) -> Result<bool> {
         let mut areas = procfs::areas(pid)?;
         let is_same = !self.layout_watch.listed().is_empty() && self.pagemap.is_alive()?;
@@ -104,7 +109,7 @@ impl AddressSpace {
         for area in &mut areas {
             let first = self.areas.partition_point(|old| old.range.end <= area.range.start);
             let old = self.areas.get(first).filter(|old| old.range.start < area.range.end);
-            // Those of another object are not its own.
+            // The flags of another object's mapping do not apply.
             if let Some(old) = old.filter(|old| old.backing == area.backing) {
                 area.flags = old.flags.clone();
             }
@@ -118,8 +123,9 @@ impl AddressSpace {
         Ok(true)
     }
 
-    /// Shared areas that were new in the pause and had gone when their flags were read: whether the program may write
-    /// to them is told by their protection alone, or not at all.
+    /// Sets the missing flags of shared mappings. Such a mapping was new in the pause, and was unmapped
+    /// before its flags were read. A writable mapping gets the flag `mw`. For any other mapping, the flags
+    /// cannot be inferred, and the function returns an obstacle.
     pub(super) fn infer_flags(&mut self, pid: Pid) -> Vec<Obstacle> {
         let is_unknown =
             |area: &&mut Area| area.flags.is_empty() && area.protection.shared && !area.is_kernel();
@@ -137,7 +143,8 @@ impl AddressSpace {
     }
 }
 
-/// Whether areas are those of the last look at a layout: what changes from then on is noticed.
+/// Reports whether `areas` are the mappings of the last read of `layout`. If they are, `layout` detects every
+/// later change.
 fn are_listed(areas: &[Area], layout: &Layout) -> bool {
     let Some(listed) = procfs::areas_in(layout.listed()) else { return false };
     let is_same = |area: &Area, listed: &Area| {

@@ -1,11 +1,11 @@
-//! Flags of mappings, which only `/proc/PID/smaps` shows.
+//! Reads the flags of mappings, which only `/proc/PID/smaps` shows.
 //!
-//! Owns: the interval between two reads, bounded by the cost of a read; the difference between a write watch of ours
-//! and one of the program.
-//! Invariants: flags are read while the subject runs. Mappings with unknown flags are read after every pause. The flag
-//! of watched writes is removed only if a tracker of ours is attached to this address space.
-//! Does not: notice advice (madvise, mlock) for a whole existing mapping earlier: the list of mappings does not show
-//! it.
+//! Owns: the interval between two reads, which depends on the cost of a read; the distinction between a
+//! userfaultfd of a tracker and a userfaultfd of the program.
+//! Invariants: flags are read while the subject runs. Mappings with unknown flags are read after every pause.
+//! The flag of watched writes is removed only if a tracker is attached to this address space.
+//! Does not: detect a change of flags (madvise(2), mlock(2)) of a whole existing mapping before the next
+//! read. The list of mappings does not show such a change.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -17,18 +17,21 @@ use tracee::procfs::{self, Area};
 
 use crate::error::Result;
 
-/// The shortest time between two reads.
+/// The minimum time between two reads.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
-/// A read takes at most this part of the time: the kernel walks all pages of the subject for it.
+/// The interval is at least this multiple of the duration of a read, because the kernel walks all pages of
+/// the subject for a read.
 const COST_PART: u32 = 50;
-/// The flag of areas whose writes a userfaultfd watches. That they are watched is the tracker's doing.
+/// The flag of mappings that a userfaultfd watches for writes. In a tracked process, the tracker is the cause
+/// of this flag.
 const WATCHED: &str = "uw";
-/// The flag of areas with soft-dirty pages, which changes by itself.
+/// The flag of mappings with soft-dirty pages. The kernel changes this flag by itself.
 const SOFT_DIRTY: &str = "sd";
 
-/// What is known of the flags of a process's areas.
+/// The state of the flags of one process's mappings.
 pub(super) struct FlagState {
-    /// Some areas are new, and have the flags of what was there before.
+    /// `true` if some mappings are new. A new mapping has the flags of the earlier mapping at its address, or
+    /// no flags.
     pub(super) has_old: bool,
     clock: Clock,
     read_at: Instant,
@@ -36,13 +39,13 @@ pub(super) struct FlagState {
 }
 
 impl FlagState {
-    /// They were read from `began` until now.
+    /// Records a read of the flags that began at `began` and has just ended.
     pub(super) fn read_since(clock: Clock, began: Instant) -> Self {
         let read_at = clock.now();
         Self { has_old: false, clock, read_at, cost: read_at - began }
     }
 
-    /// Reads them again where that is due; whether anything may have changed.
+    /// Reads the flags again if a read is due. Returns whether any flag may have changed.
     pub(super) fn complete(&mut self, pid: Pid, areas: &mut [Area]) -> Result<bool> {
         let had_old = std::mem::take(&mut self.has_old);
         if !had_old && self.clock.now() - self.read_at < INTERVAL_MIN.max(self.cost * COST_PART) {
@@ -56,8 +59,9 @@ impl FlagState {
     }
 }
 
-/// Takes over the flags of areas that are still the same ones. Parts of areas that were split since count only for
-/// areas whose flags are unknown. Says whether flags have changed.
+/// Copies the flags in `now` to the mappings in `areas` that still exist. A mapping may have been split in
+/// the meantime. The flags of its first part are then used only with `parts_count`, which the caller sets if
+/// flags are unknown. Returns whether any flag has changed.
 fn take_over(areas: &mut [Area], now: Vec<Area>, parts_count: bool) -> bool {
     let lasting = |flag: &&str| *flag != SOFT_DIRTY;
     let mut has_changed = false;
@@ -75,8 +79,9 @@ fn take_over(areas: &mut [Area], now: Vec<Area>, parts_count: bool) -> bool {
     has_changed
 }
 
-/// Removes the flag of watched writes where the watch is ours: in a tracked process, and in one that shares the address
-/// space of one, as a child does between vfork and exec. A program's own userfaultfd is refused as a descriptor.
+/// Removes the flag of watched writes if a tracker of this program watches the writes. A tracked process has
+/// such a tracker. A child between vfork(2) and execve(2) shares the address space of its parent, and thereby
+/// the tracker. A userfaultfd of the subject itself is refused as a descriptor.
 pub(super) fn forget_own_watch(pid: Pid, areas: &mut [Area], tracked: &HashSet<Pid>) {
     if !areas.iter().any(|area| area.flags.has(WATCHED)) {
         return;
@@ -149,7 +154,7 @@ mod tests {
         assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| has_changed));
         assert!(areas.iter().any(|area| area.flags.has("rd")));
         assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| !has_changed));
-        // What costs much is read seldom.
+        // An expensive read is made less often.
         clock.advance(2 * INTERVAL_MIN);
         let mut state = FlagState { cost: INTERVAL_MIN, ..state };
         assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| !has_changed));

@@ -1,8 +1,9 @@
-//! The state of a subject that is collected before the stop, and updated in the stop.
+//! The state of a subject that is collected before the stop and updated in the stop.
 //!
-//! Owns: the topics (processes with their address spaces, shared objects, descriptors, threads), the obstacles that
-//! concern several of them, and their records.
-//! Invariants: each topic is scanned while the subject runs (`survey`) and updated when it is stopped (`settle`).
+//! Owns: the topics (processes with their address spaces, shared objects, descriptors, threads) and their
+//! records; obstacles (reasons to refuse a checkpoint) that concern several topics.
+//! Invariants: `survey` scans a topic while the subject runs. `settle` updates the topic while the subject is
+//! stopped.
 //! Does not: read pages or thread state.
 
 use std::time::SystemTime;
@@ -23,7 +24,7 @@ use super::threads::{self, Threads};
 use crate::error::{EngineError, Result};
 use crate::{obstacles, sharing};
 
-/// A subject, as far as it can be known from outside.
+/// The collected state of a subject: processes, objects, descriptors and threads.
 #[derive(Default)]
 pub(super) struct Before {
     pub(super) processes: Processes,
@@ -33,7 +34,8 @@ pub(super) struct Before {
     recheck: Recheck,
 }
 
-/// What stood in the way when the subject was looked at while it ran, and has to be looked at again once it stands.
+/// The state that must be inspected again in the stop, because the last scan of the running subject found an
+/// obstacle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Recheck {
     #[default]
@@ -42,10 +44,11 @@ enum Recheck {
     Everything,
 }
 
-/// Looks at what is in the way of a running subject: most of it is held for less time than a look takes.
+/// The maximum number of scans for obstacles of a running subject. Most obstacles (an open file, for example)
+/// exist for less time than a scan takes.
 const LOOKS_MAX: usize = 3;
 
-/// Lists everything that would stop a checkpoint of a process and its descendants.
+/// Returns all obstacles to a checkpoint of a process and its descendants.
 pub fn preflight(root: Pid, options: &CheckpointOptions) -> Result<Vec<Obstacle>> {
     tree::descendants(root).map_err(|_| EngineError::NoProcess(root))?;
     match look_in_any_case(root, options) {
@@ -55,7 +58,8 @@ pub fn preflight(root: Pid, options: &CheckpointOptions) -> Result<Vec<Obstacle>
     }
 }
 
-/// Looks at a subject while it runs, or in a stop of its own where it cannot be looked at otherwise.
+/// Inspects a subject while it runs. If that is impossible, stops the subject for the inspection and resumes
+/// it afterwards.
 pub(super) fn look_in_any_case(root: Pid, options: &CheckpointOptions) -> Result<Before> {
     if let Some(before) = look_while_it_runs(root, options)? {
         return Ok(before);
@@ -64,8 +68,10 @@ pub(super) fn look_in_any_case(root: Pid, options: &CheckpointOptions) -> Result
     look_while_it_stands(root, options)
 }
 
-/// Looks at a subject that may replace itself by exec under the look, and may hold for a moment what cannot be saved;
-/// `None` when it does so again and again, and can only be looked at once it stands.
+/// Inspects a subject while it runs, and repeats the inspection after transient failures. Such a failure
+/// occurs if a process calls execve(2) during the inspection, or holds, for a short time, an object that
+/// cannot be saved. Returns `None` if all attempts failed in this way. The subject can then be inspected only
+/// while it is stopped.
 pub(super) fn look_while_it_runs(root: Pid, options: &CheckpointOptions) -> Result<Option<Before>> {
     let mut retries = Retries::of(SCANS, root);
     loop {
@@ -85,7 +91,7 @@ pub(super) fn look_while_it_stands(root: Pid, options: &CheckpointOptions) -> Re
 }
 
 impl Before {
-    /// Looks at a tree and refuses it when anything stands in the way.
+    /// Inspects a tree. Returns `Refused` if there is an obstacle.
     pub(super) fn look(root: Pid, options: &CheckpointOptions, moment: Moment) -> Result<Self> {
         let mut before = Self { processes: Processes::of(root), ..Self::default() };
         before.descriptors.options = options.clone();
@@ -95,15 +101,16 @@ impl Before {
         let rare = sharing::rare_obstacles(&before.processes.view());
         before.accept(moment, rare)?;
         if moment == Moment::Running {
-            // What the subject closes from now on has to be closed.
+            // The subject runs. An open duplicate would keep the subject's close(2) from releasing the open
+            // file description.
             before.descriptors.let_go();
         }
         before.threads.survey(&before.processes);
         Ok(before)
     }
 
-    /// Looks at the descriptors of a running tree anew. What stands in the way again and again does not refuse yet: the
-    /// pause tells whether it is still there.
+    /// Inspects the descriptors of a running tree again. An obstacle that all scans find is no error yet. The
+    /// pause checks whether the obstacle still exists.
     pub(super) fn survey_descriptors(&mut self) -> Result<()> {
         for _ in 0..LOOKS_MAX {
             self.descriptors.survey(&self.processes, Hold::Nothing)?;
@@ -115,14 +122,16 @@ impl Before {
         Ok(())
     }
 
-    /// Refuses when anything stands in the way, or has been `found` to; else prepares what the pause needs.
+    /// Prepares the descriptors for the pause. Returns `Refused` if `found` contains an obstacle, or if the
+    /// tree, an object or a descriptor has an obstacle.
     fn accept(&mut self, moment: Moment, mut found: Vec<Obstacle>) -> Result<()> {
         found.extend(self.objects.take_obstacles(moment));
         found.extend(obstacles::of_tree(&self.processes.view(), &self.processes.order));
         self.recheck = if found.is_empty() { Recheck::Descriptors } else { Recheck::Everything };
         found.extend(self.descriptors.prepare(&self.processes)?);
         if moment == Moment::Running {
-            // A single checkpoint has no later one, and the image that it begins may have changed the directory.
+            // A single checkpoint waits for the directories, because it has no later checkpoint. Its own new
+            // image may have just changed a directory.
             self.descriptors.list_directories(!self.processes.is_continuous);
         }
         if !found.is_empty() {
@@ -132,13 +141,13 @@ impl Before {
         Ok(())
     }
 
-    /// Forgets objects that nothing maps any more, and tells their numbers.
+    /// Removes the objects that no mapping refers to any more. Returns the ids of these objects.
     pub(super) fn forget_objects(&mut self) -> Vec<u64> {
         let areas = self.processes.living.values().flat_map(|process| &process.space.areas);
         self.objects.keep_those_of(areas)
     }
 
-    /// Takes in the descriptors of a stopped tree whose processes are known.
+    /// Updates the descriptors of a stopped tree. The processes must have been updated before.
     pub(super) fn settle_descriptors(&mut self) -> Result<()> {
         let changed = self.descriptors.settle(&self.processes)?;
         if self.recheck == Recheck::Everything {
@@ -155,7 +164,7 @@ impl Before {
         Ok(())
     }
 
-    /// All records of a capture beside pages. Nothing of it needs the subject to be stopped.
+    /// Returns all records of a capture; the pages are not records. The subject need not be stopped.
     pub(super) fn records(&mut self) -> Result<RecordSet> {
         let mut records = RecordSet::new();
         self.processes.write(&self.objects, &mut records);
@@ -166,7 +175,7 @@ impl Before {
         Ok(records)
     }
 
-    /// What the commit record has beside them.
+    /// Returns the content of the commit record, except the records.
     pub(super) fn meta(&self, time: SystemTime, timings: Timings) -> CommitMeta {
         let options = &self.descriptors.options;
         CommitMeta {

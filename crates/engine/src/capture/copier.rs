@@ -1,9 +1,9 @@
-//! Copies pages into buffers, and hands the buffers on.
+//! Copies pages into buffers, and passes the buffers to a sink.
 //!
-//! Owns: the loops that copy, and a sink for scans that copy nothing.
-//! Invariants: every page that is handed on was read completely. Removing a page from a checkpoint affects earlier
-//! copies only, not later ones.
-//! Does not: choose pages; hash, compress or write, which the threads of the sink do.
+//! Owns: the loops that copy, and a sink for scans that copy no pages.
+//! Invariants: every page that is passed on was read completely. Removing a page from a checkpoint removes
+//! earlier copies of the page, not later copies.
+//! Does not: choose pages; hash, compress or write pages, which the threads of the sink do.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,7 +17,7 @@ use sys::process_memory::{self, RANGES_PER_CALL};
 
 use crate::error::Result;
 
-/// Takes nothing: for looks at a subject that copy nothing of it.
+/// A sink that accepts no pages, for scans that copy no pages.
 pub(super) struct Nowhere;
 
 impl PageSink for Nowhere {
@@ -38,17 +38,17 @@ impl PageSink for Nowhere {
     }
 }
 
-/// Pages on their way from a process into buffers.
+/// Copies pages from a process into buffers of a sink.
 pub(super) struct Copier<'a> {
     sink: &'a dyn PageSink,
     batch: PageBatch,
-    /// Ranges pushed to the batch and not read yet; they stand at its end.
+    /// Ranges that were pushed to the batch and are not read yet. They are at the end of the batch.
     ranges: Vec<(Address, ByteCount)>,
-    /// Bytes of the batch before those.
+    /// The number of bytes in the batch before the pending ranges.
     filled: usize,
-    /// The batch holds pages of an earlier copier.
+    /// `true` if the batch contains pages of an earlier copier.
     is_continued: bool,
-    /// What could not be read; without it, that is an error.
+    /// Ranges that could not be read. With `None`, a failed read is an error.
     failed: Option<Vec<AddressRange>>,
 }
 
@@ -58,12 +58,12 @@ impl<'a> Copier<'a> {
         Self { sink, batch: first, ranges: Vec::new(), filled, is_continued, failed: None }
     }
 
-    /// One that leaves out what cannot be read, and says so in the end.
+    /// Creates a copier that skips ranges that cannot be read. `take_failed` returns these ranges.
     pub(super) fn tolerant(sink: &'a dyn PageSink, first: PageBatch) -> Self {
         Self { failed: Some(Vec::new()), ..Self::new(sink, first) }
     }
 
-    /// What could not be read since this was last asked.
+    /// Returns the ranges that could not be read since the last call of this function.
     pub(super) fn take_failed(&mut self) -> Vec<AddressRange> {
         self.failed.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -84,7 +84,7 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Reads all pending ranges with one scattered read.
+    /// Reads all pending ranges with one scattered read (process_vm_readv(2)).
     pub(super) fn flush(&mut self, pid: Pid) -> Result<()> {
         let bytes = self.batch.bytes_mut();
         let end = bytes.len();
@@ -116,13 +116,14 @@ impl<'a> Copier<'a> {
         self.failed.get_or_insert_default().append(&mut failed);
     }
 
-    /// Pages that the buffer takes before it is handed on.
+    /// Returns the number of pages that still fit into the present buffer.
     pub(super) fn room(&self) -> PageCount {
         self.batch.room()
     }
 
-    /// Hands on a full buffer of which all is read; false if that needs a wait for the next one and `may_wait` is not
-    /// set.
+    /// Passes a full buffer to the sink and gets another buffer. Does nothing if the buffer has room. All
+    /// pages in the buffer must have been read. Returns `false` if no other buffer is available without
+    /// waiting and `may_wait` is `false`.
     pub(super) fn make_room(&mut self, may_wait: bool) -> Result<bool> {
         if self.room() > PageCount(0) {
             return Ok(true);
@@ -138,7 +139,7 @@ impl<'a> Copier<'a> {
 
     pub(super) fn send(&mut self) -> Result<()> {
         if self.batch.is_empty() {
-            // What was left out has taken room all the same.
+            // Removed pages still occupy the buffer.
             self.batch.clear();
             self.filled = 0;
             return Ok(());
@@ -155,7 +156,9 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Takes a range out of the checkpoint that this copier was given nothing of.
+    /// Removes a range from the checkpoint. The caller must not have added pages of this range to this
+    /// copier. Pages of an earlier copier in the batch are passed on first, so that the removal also affects
+    /// these pages.
     pub(super) fn discard(&mut self, pid: Pid, space: SpaceId, range: AddressRange) -> Result<()> {
         if self.is_continued {
             self.flush(pid)?;
@@ -164,19 +167,21 @@ impl<'a> Copier<'a> {
         Ok(self.sink.discard(space, range)?)
     }
 
-    /// Hands on what is left, and the buffer with it: a log lends only so many.
+    /// Returns the last buffer to the sink, also if the buffer is empty, because a log has a limited number
+    /// of buffers.
     pub(super) fn finish(self) -> Result<()> {
         debug_assert!(self.ranges.is_empty(), "pending ranges were flushed");
         Ok(self.sink.keep(self.batch)?)
     }
 
-    /// What is left, to be handed on after the pause: that wakes threads, which would run before it ends.
+    /// Returns the last buffer. The caller passes it to the sink after the pause, because an append wakes
+    /// threads, which would take processor time in the pause.
     pub(super) fn into_rest(self) -> PageBatch {
         debug_assert!(self.ranges.is_empty(), "pending ranges were flushed");
         self.batch
     }
 
-    /// Adds pages that `fill` reads.
+    /// Adds pages. `fill` reads the content of the pages.
     pub(super) fn add_with(
         &mut self,
         space: SpaceId,
@@ -204,7 +209,7 @@ fn pages_that_fit(batch: &PageBatch, start: Address, end: Address) -> PageCount 
     PageCount(batch.room().get().min((end - start).get() / PAGE_BYTES))
 }
 
-/// Reads from a file; what lies behind its end within the last page is zero.
+/// Reads from a file. Bytes beyond the end of the file are set to zero.
 pub(super) fn read_padded(file: &File, start: Address, bytes: &mut [u8]) -> std::result::Result<(), Error> {
     let mut done = 0;
     while done < bytes.len() {

@@ -1,9 +1,11 @@
-//! Descriptor tables of all processes, and the open file descriptions behind them.
+//! Descriptor tables of all processes, and the open file descriptions that they refer to.
 //!
-//! Owns: which descriptors refer to the same description, and the duplicates through which descriptions are read.
-//! Invariants: a description is listed once, however many processes and descriptors refer to it. While the subject
-//! runs, no duplicate is open, except one at a time in the first scan.
-//! Does not: know the kind of a description; the descriptor kinds do.
+//! Owns: the relation between descriptors and descriptions, and the duplicates of descriptors through which
+//! descriptions are read.
+//! Invariants: a description is listed once, even if several processes and descriptors refer to it. While the
+//! subject runs, only the first scan holds duplicates of all descriptions. Later scans open at most one
+//! duplicate at a time.
+//! Does not: know the type of a description; the descriptor kinds (one for each type) do.
 
 mod fdinfo;
 mod listing;
@@ -41,43 +43,44 @@ const DIRECT: u32 = 0o40_000;
 pub(super) struct Descriptors {
     listing: Listing,
     pub(super) info: Fdinfo,
-    /// Duplicates of all that are known, or of none: see `Hold`.
+    /// Duplicates of all known descriptions in the order of their ids, or empty. See `Hold`.
     open: Vec<Description>,
-    /// As long as there are any.
+    /// Raises RLIMIT_NOFILE of this process while duplicates are open.
     limit: Option<RaisedLimit>,
     captures: HashMap<DescriptionId, Box<dyn FdCapture>>,
-    /// Every description of a kind was there when it was to be prepared.
+    /// `true` if the captures of all known descriptions are prepared, and no obstacle was found.
     is_prepared: bool,
     envelopes: HashMap<DescriptionId, Envelope>,
     pub(super) files: Files,
-    /// Those of the checkpoint that is taken.
+    /// The options of the present checkpoint.
     pub(super) options: CheckpointOptions,
-    /// Kept from one checkpoint to the next.
+    /// State that all sockets share. It is kept between checkpoints.
     sockets: Sockets,
 }
 
 /// Regular files that the subject may write.
 #[derive(Default)]
 pub(super) struct Files {
-    /// As they are in the pause.
+    /// The state of the files in the last pause.
     states: Option<FileStates>,
-    /// The directories of such files as they were listed last. Kept from one checkpoint to the next.
+    /// The last listings of the directories that contain such files. They are kept between checkpoints.
     directories: Directories,
-    /// The files once the pause is over.
+    /// The records of the files, available after the pause.
     pub(super) written: Vec<FileRecord>,
 }
 
-/// Whether a look leaves duplicates of what it finds.
+/// Whether a scan keeps a duplicate of each description open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Hold {
-    /// The first look at a subject, or one while it stands.
+    /// Keep duplicates: the first scan of a subject, or a scan of a stopped subject.
     All,
-    /// One of many looks at a subject that runs and closes what it likes.
+    /// Keep no duplicates: a later scan of a running subject, which may close descriptors.
     Nothing,
 }
 
-/// Descriptors that a pause needs beside duplicates of what is listed: what is in flight, handles. Few, so that a small
-/// subject needs no larger table than the one of 64 that each process begins with.
+/// The number of descriptors that a pause needs in addition to the duplicates of listed descriptions: pidfds,
+/// and descriptions in flight in sockets. The number is small, so that for a small subject the initial
+/// descriptor table of this process (64 entries) is large enough.
 const ROOM_SLACK: i32 = 16;
 
 impl Descriptors {
@@ -90,7 +93,8 @@ impl Descriptors {
         let mut files = ByFile::new();
         for pid in processes.pids() {
             match self.look_at_process(pid, &mut files, hold) {
-                // Ended between the listing and now; `refresh` compares again inside the pause.
+                // The process ended after the list of processes was read. `settle` compares again inside the
+                // pause.
                 Err(error) if is_gone(&error) => {}
                 outcome => outcome?,
             }
@@ -103,7 +107,7 @@ impl Descriptors {
         let handle = pidfd::open(pid)?;
         for number in procfs::descriptors(pid)? {
             match self.look_at((pid, number), handle.as_fd(), files, hold) {
-                // Closed between the listing and now.
+                // The descriptor was closed after the list of descriptors was read.
                 Err(error) if is_gone(&error) => {}
                 outcome => outcome?,
             }
@@ -144,26 +148,27 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Adds what no descriptor refers to.
+    /// Adds descriptions that no descriptor refers to.
     fn discover(&mut self, takes: bool) -> Result<()> {
         in_flight::discover(&mut self.open, takes)?;
         self.listing.set_hidden(&self.open);
         Ok(())
     }
 
-    /// Whether some description reads and writes past the page cache.
+    /// Reports whether a description has O_DIRECT, so that reads and writes bypass the page cache.
     pub(super) fn bypass_cache(&self) -> bool {
         self.listing.known.iter().any(|known| known.info.flags & DIRECT != 0)
     }
 
-    /// Lists the directories of files that may have to be cut back. Not inside the pause: a directory can be large.
-    /// With `waits`, those that changed just now are given some milliseconds.
+    /// Lists the directories of files that a restore may truncate. Must not be called inside the pause,
+    /// because a directory can be large. With `waits`, waits some milliseconds for directories that have just
+    /// changed.
     pub(super) fn list_directories(&mut self, waits: bool) {
         let known = self.listing.known.iter().map(Arc::as_ref);
         self.files.directories.list(known, &self.options.inherited, &store::is_staging_name, waits);
     }
 
-    /// Adds the records of the files that the last pause has found, and of their directories.
+    /// Adds the records of the files that the last pause found, and of their directories.
     pub(super) fn write_files(&mut self, records: &mut RecordSet) {
         let (files, directories) = self.files.states.take().map(FileStates::finish).unwrap_or_default();
         let files = FilesMessage { files };
@@ -174,7 +179,7 @@ impl Descriptors {
         }
     }
 
-    /// What kinds may know of the subject.
+    /// Returns the information about the subject that the descriptor kinds receive.
     fn scope_of<'a>(&'a self, processes: &'a Processes) -> CaptureScope<'a> {
         CaptureScope {
             pids: &processes.order,
@@ -190,8 +195,8 @@ impl Descriptors {
         }
     }
 
-    /// Calls with each description, one after the other; `true` when all were there. Each is closed at once where
-    /// not all are held.
+    /// Calls `visit` with each description in turn. Returns `true` if all descriptions still exist. If
+    /// duplicates are not held, each duplicate is closed immediately after the call.
     fn each(&self, mut visit: impl FnMut(&Description) -> Result<()>) -> Result<bool> {
         let mut handles: HashMap<Pid, OwnedFd> = HashMap::new();
         let mut all = true;
@@ -215,7 +220,8 @@ impl Descriptors {
         Ok(all)
     }
 
-    /// Lets each kind prepare what it needs inside the pause, and tells what stands in the way.
+    /// Calls each kind to prepare the captures for the pause. Returns the obstacles (reasons to refuse a
+    /// checkpoint).
     pub(super) fn prepare(&mut self, processes: &Processes) -> Result<Vec<Obstacle>> {
         let mut captures = HashMap::new();
         let mut found = Vec::new();
@@ -239,18 +245,21 @@ impl Descriptors {
         Ok(found)
     }
 
-    /// Has our own descriptor table grow before the pause to what the pause will put into it: the kernel waits for all
-    /// processors when a table grows that threads share, for milliseconds. It never shrinks.
+    /// Enlarges the descriptor table of this process for the descriptors of the next pause. If threads share
+    /// the table, the kernel waits for all processors when the table grows. This wait takes milliseconds, so
+    /// it must not occur in the pause. The kernel never shrinks the table.
     fn make_room(&self) {
         let Some(any) = self.info.any_file() else { return };
         let number = |least| rustix::io::fcntl_dupfd_cloexec(any, least);
-        // Past the limit there is no room to be had, and the pause will say so.
+        // An error is ignored. If the limit on descriptors is too low, opening the duplicates in the pause
+        // reports the error.
         if let Ok(first_free) = number(0) {
             drop(number(first_free.as_raw_fd() + self.listing.known.len() as i32 + ROOM_SLACK));
         }
     }
 
-    /// Lets each kind look at the descriptors of the whole subject, once all have taken their own state.
+    /// Calls each kind to relate its descriptions to the other descriptions. Called after `inside` of all
+    /// captures.
     fn relate(&mut self, processes: &Processes) -> Result<()> {
         let mut captures = std::mem::take(&mut self.captures);
         let scope = self.scope_of(processes);
@@ -265,9 +274,11 @@ impl Descriptors {
         if foreign.is_empty() { Ok(()) } else { Err(EngineError::Refused(foreign)) }
     }
 
-    /// Holds everything of the stopped tree; looks again at all of it when something changed, and says so.
+    /// Opens duplicates of all descriptions of the stopped tree. If the preparation was incomplete or the
+    /// descriptors have changed, inspects all of them again. Returns whether descriptions may have changed.
     pub(super) fn settle(&mut self, processes: &Processes) -> Result<bool> {
-        // What is in flight has no descriptor by which it could be compared.
+        // Descriptions in flight in sockets have no descriptor, so a change of these descriptions cannot be
+        // detected.
         let had_hidden = self.listing.has_hidden();
         self.listing.forget_hidden();
         let is_current = self.is_prepared && self.hold_again(processes)?;
@@ -283,7 +294,7 @@ impl Descriptors {
         Ok(!is_current || had_hidden || self.listing.has_hidden())
     }
 
-    /// Takes what may have changed of every description.
+    /// Captures the changeable state of every description.
     pub(super) fn take(&mut self, processes: &Processes) -> Result<()> {
         self.info.read(&self.listing, &self.open)?;
         self.sockets.begin_pause();
@@ -305,15 +316,16 @@ impl Descriptors {
         self.relate(processes)
     }
 
-    /// Closes the duplicates once nothing more is asked of them. A subject that is to end keeps what was done to its
-    /// connections until it has ended.
+    /// Closes the duplicates, because they are not needed any more. If the subject is to be killed, the
+    /// duplicates stay open. Changes to its connections then stay in effect until its end, and `release` can
+    /// revert them.
     pub(super) fn end_take(&mut self) {
         if !self.options.kill {
             self.let_go();
         }
     }
 
-    /// Adds the records of descriptions and tables.
+    /// Adds the records of descriptions and descriptor tables.
     pub(super) fn write(&mut self, processes: &Processes, records: &mut RecordSet) -> Result<()> {
         let mut locks = self.info.locks(&self.listing)?;
         let Self { listing, info, captures, envelopes, .. } = self;
@@ -342,30 +354,32 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Closes every duplicate. As long as one is open, a last close inside the subject is none: the reader of a pipe
-    /// sees no end, a port and a lock stay taken, a program that was just written cannot be started.
+    /// Closes all duplicates. While a duplicate is open, the last close(2) of the subject does not release
+    /// the open file description. The reader of a pipe then gets no end of file, ports and locks stay in use,
+    /// and execve(2) of a newly written program fails.
     pub(super) fn let_go(&mut self) {
         self.open.clear();
         self.limit = None;
     }
 
-    /// Connections to the outside that may outlive the subject.
+    /// Returns connections to processes outside the subject that can stay open when the subject dies.
     pub(super) fn take_connections(&self) -> Vec<Arc<OwnedFd>> {
         let _limit = RaisedLimit::new();
         self.sockets.take_connections()
     }
 
-    /// From the next pause on, what the subject sends is held.
+    /// Holds the output of the subject's sockets in `hold`, from the next pause on.
     pub(super) fn hold_output(&self, hold: Arc<PacketHold>) {
         self.sockets.hold_output(hold);
     }
 
-    /// The last packet that was held before the pause.
+    /// Returns the last packet that was held before the pause.
     pub(super) fn held_through(&self) -> Option<PacketNumber> {
         self.sockets.held_through()
     }
 
-    /// Forgets all but the options, what sockets share, and listings of directories.
+    /// Removes all state except the options, the shared state of the sockets, and the listings of
+    /// directories.
     pub(super) fn forget(&mut self) {
         let (options, sockets) = (std::mem::take(&mut self.options), std::mem::take(&mut self.sockets));
         let directories = std::mem::take(&mut self.files.directories);
@@ -373,7 +387,7 @@ impl Descriptors {
         *self = Self { options, sockets, files, ..Self::default() };
     }
 
-    /// Takes back what was done to descriptions of a subject that was to end and goes on.
+    /// Reverts changes to the descriptions of a subject that was to be killed and now continues to run.
     pub(super) fn release(&mut self) {
         for description in &self.open {
             if let Some(capture) = self.captures.get_mut(&description.id) {
@@ -382,7 +396,7 @@ impl Descriptors {
         }
     }
 
-    /// The descriptions through which regular files can be changed, as the pause has found them.
+    /// Returns the descriptions through which regular files can be changed, in their state in the pause.
     pub(super) fn open_for_writing(&self) -> Vec<OpenFile<'_>> {
         let open = self.open.iter().filter_map(|description| {
             let envelope = self.envelopes.get(&description.id)?;
@@ -397,16 +411,17 @@ impl Descriptors {
         open.collect()
     }
 
-    /// Files that can be changed through mappings, as the pause has found them.
+    /// Returns the files that can be changed through mappings, in their state in the pause.
     pub(super) fn mapped_for_writing(&self) -> &[MappedForWriting] {
         self.files.states.as_ref().map_or(&[], FileStates::mapped_for_writing)
     }
 
-    /// Hands on what fdinfo said.
+    /// Passes the fdinfo texts of this pause to the captures.
     fn tell(&mut self) {
         let mut next = 0;
         for ((_, _, description), one) in self.listing.rows.iter().zip(&self.info.texts) {
-            // Descriptions are numbered as their first descriptors come.
+            // Ids of descriptions rise in the order of their first descriptors. The text of the first
+            // descriptor is used.
             if description.get() == next {
                 next += 1;
                 if let Some(capture) = self.captures.get_mut(description) {
@@ -416,7 +431,8 @@ impl Descriptors {
         }
     }
 
-    /// Duplicates all that is known of the stopped tree; `false` when its descriptors are not those that were listed.
+    /// Opens duplicates of all known descriptions of the stopped tree. Returns `false` if its descriptors
+    /// differ from the listed descriptors.
     fn hold_again(&mut self, processes: &Processes) -> Result<bool> {
         self.let_go();
         self.limit = Some(RaisedLimit::new());

@@ -1,20 +1,22 @@
-//! Captures several subjects at one moment: all are stopped before the first is captured.
+//! Captures several subjects at one moment: all subjects are stopped before the first subject is captured.
 //!
-//! Owns: the barrier at which their tracer threads wait for each other.
-//! Invariants: all members are stopped at one moment, or none is captured. No stopped subject waits longer than
-//! `GATE_WAIT_MAX`.
-//! Does not: decide what happens to the captured subjects. If one has failed, the caller resumes all of them, because
-//! the checkpoints of the others are not consistent then.
+//! Owns: the barrier (gate) at which the tracer threads of the subjects wait for each other.
+//! Invariants: either all members of the group are stopped at one moment, or no member is captured. A stopped
+//! subject waits at most `GATE_WAIT_MAX`.
+//! Does not: decide what happens to the captured subjects. If the capture of one subject fails, the
+//! checkpoints of the other subjects are not consistent with each other. The caller must then resume all
+//! subjects.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::error::{EngineError, Result};
 
-/// How long a stopped subject waits for the others to stop: more than a thread takes in an uninterruptible wait.
+/// The maximum time that a stopped subject waits for the other subjects to stop. It is longer than a usual
+/// uninterruptible wait of a thread.
 const GATE_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Where the members of a group wait until all are stopped.
+/// The barrier at which the members of a group wait until all members are stopped.
 #[derive(Debug)]
 struct Gate {
     state: Mutex<State>,
@@ -34,9 +36,10 @@ impl Gate {
     }
 }
 
-/// One subject of a group, for the thread that traces it: see [`Continuous::checkpoint_of_group`].
+/// The membership of one subject in a group, used by the thread that traces the subject. See
+/// [`Continuous::checkpoint_of_group`].
 ///
-/// A member that is dropped before its subject was stopped breaks the group: no other member waits any longer.
+/// Dropping a member before its subject was stopped breaks the group: the other members stop waiting.
 ///
 /// [`Continuous::checkpoint_of_group`]: super::Continuous::checkpoint_of_group
 #[derive(Debug)]
@@ -46,7 +49,7 @@ pub struct GroupMember {
 }
 
 impl GroupMember {
-    /// The members of a group of so many subjects.
+    /// Returns the members of a new group, one for each subject.
     #[must_use]
     pub fn of_group(subjects: usize) -> Vec<Self> {
         let state = Mutex::new(State { missing: subjects, is_broken: false });
@@ -54,7 +57,8 @@ impl GroupMember {
         (0..subjects).map(|_| Self { gate: Arc::clone(&gate), has_passed: false }).collect()
     }
 
-    /// Waits until all members are stopped, as the caller's is. A subject passes once: what follows cannot be repeated.
+    /// Waits until the subjects of all members are stopped. The subject of the caller is already stopped. A
+    /// member can pass only once, because the steps after the barrier cannot be repeated.
     pub(super) fn pass(&mut self) -> Result<()> {
         if self.has_passed {
             return Err(EngineError::GroupBroken);
@@ -87,7 +91,8 @@ mod tests {
 
     use super::*;
 
-    /// The outcomes of members that pass, or give up, after so many milliseconds.
+    /// Returns whether each member has passed. After its delay in milliseconds, a member calls `pass`, or
+    /// drops itself.
     fn outcomes(members: &[(u64, bool)]) -> Vec<bool> {
         let group = GroupMember::of_group(members.len()).into_iter().zip(members);
         let threads = group.map(|(mut member, &(after, passes))| {

@@ -1,9 +1,11 @@
-//! A checkpoint, from the first scan to the committed image.
+//! Takes a checkpoint, from the first scan of the subject (a process tree) to the committed image.
 //!
-//! Owns: the order *before – inside – after* the pause, and the timings.
-//! Invariants: the subject is stopped only if preflight has found no obstacle. It is resumed when a step fails. With
-//! `kill`, it is killed only after the image is committed.
-//! Does not: know kinds; it calls the registries.
+//! Owns: the order of the steps before, inside and after the pause (the time in which the subject is
+//! stopped), and the timings.
+//! Invariants: the subject is not stopped for a capture if preflight finds a lasting obstacle (a reason to
+//! refuse the checkpoint). The subject is resumed if a step fails. With `kill`, the subject is killed only
+//! after the image is committed.
+//! Does not: depend on resource kinds; this module calls their registries.
 
 mod address_space;
 mod area_flags;
@@ -51,19 +53,19 @@ pub(crate) use crate::capture::present::{Present, present};
 use crate::capture::retry::{CAPTURES, Retries};
 use crate::error::Result;
 
-/// What a checkpoint did.
+/// The result of one checkpoint.
 #[derive(Clone, Debug)]
 pub struct CheckpointReport {
     /// The commit record.
     pub commit: Commit,
-    /// From the first look at the subject to the durable image.
+    /// The time from the first scan of the subject until the image is durable.
     pub total: Duration,
 }
 
-/// A checkpoint that has left its subject: all of it is here or with the sink, and nothing is visible yet.
+/// A completed capture: all data is in this process or in the sink. No part of the checkpoint is visible yet.
 struct Left {
     before: Before,
-    /// The subject, if it is to be killed once the image is committed.
+    /// The stopped subject, if it must be killed after the commit.
     held: Option<Held>,
     time: SystemTime,
     timings: Timings,
@@ -86,7 +88,8 @@ pub fn checkpoint(
     let completed = before.processes.complete_areas(&mut before.objects).and_then(|()| before.records());
     let records = completed.inspect_err(|_| before.descriptors.release())?;
     if !options.kill {
-        // The subject runs on: what it closes from now on has to be closed.
+        // The subject continues to run. An open duplicate would keep the subject's close(2) from releasing
+        // the open file description.
         before.descriptors.forget();
     }
     let committed = sink
@@ -99,14 +102,17 @@ pub fn checkpoint(
     Ok(CheckpointReport { commit: committed.commit, total: started.elapsed() })
 }
 
-/// Pages of a subject from which on pre-copy pays: copying so many takes about as long as attaching a tracker.
+/// The minimum size of a subject for pre-copy (copying pages while the subject runs). Copying this number of
+/// pages takes about as long as attaching a tracker, which finds written pages.
 const TRACKED_MIN: PageCount = PageCount(512);
 
-/// Pages that a small subject may come to have between the look at it and the pause, beside a quarter of what it had.
-/// Each takes time to have, and more than these only a longer pause.
+/// The number of pages by which a small subject may grow between the scan and the pause, in addition to a
+/// quarter of its size. Each new page costs the subject time, so that more new pages are rare. More new pages
+/// only make the pause longer.
 const SLACK: PageCount = PageCount(16);
 
-/// A tracker, if the subject is large enough for one and it would not forbid pre-copy.
+/// Chooses a tracker. Returns `None` if the subject is too small, if a descriptor has O_DIRECT, or if no
+/// tracker supports pre-copy on this kernel.
 fn worth_tracking(looked: &Before) -> Option<&'static dyn TrackerKind> {
     if looked.processes.own_pages() < TRACKED_MIN || looked.descriptors.bypass_cache() {
         return None;
@@ -115,7 +121,8 @@ fn worth_tracking(looked: &Before) -> Option<&'static dyn TrackerKind> {
     kind.properties().rearms_running.then_some(kind)
 }
 
-/// Most of the pages are copied while the subject runs.
+/// Captures the subject with pre-copy: most pages are copied while the subject runs. Calls `take_whole` if
+/// the subject cannot be tracked.
 fn take_tracked(
     root: Pid,
     kind: &'static dyn TrackerKind,
@@ -123,7 +130,7 @@ fn take_tracked(
     sink: &dyn PageSink,
     options: &CheckpointOptions,
 ) -> Result<Left> {
-    // A single checkpoint has no pause budget.
+    // A single checkpoint has no limit for the pause.
     let tuning = Tuning { max_pause: None, ..Tuning::default() };
     let mut subject = Continuous::new(root, kind).tuned(tuning);
     let Some(stood) = subject.stop_once(&mut before, sink)? else {
@@ -136,15 +143,16 @@ fn take_tracked(
     timings.pause += arming;
     reserve.end().inspect_err(|_| before.descriptors.release())?;
     if !options.kill {
-        // It may have ended by now, and the trackers with it.
+        // The subject, and with it the trackers, may have ended in the meantime. An error is therefore
+        // ignored.
         timings.pause += subject.untrack().unwrap_or_default();
     }
     drop(subject);
     Ok(Left { before, held, time, timings })
 }
 
-/// All pages are copied inside the pause. Most failures come before the first page is copied; such an attempt leaves
-/// nothing in the image, and can be repeated.
+/// Captures the subject without pre-copy: all pages are copied inside the pause. Most failures occur before
+/// the first page is copied. Such an attempt leaves no data in the image, so the attempt can be repeated.
 fn take_whole(
     root: Pid,
     mut looked: Option<Before>,
@@ -168,7 +176,7 @@ fn take_whole(
     }
 }
 
-/// The first buffer is made, and touched, before the pause.
+/// Returns the first buffer. Its memory is resident before the pause, so that the pause need not allocate it.
 fn first_buffer(looked: Option<&Before>, sink: &dyn PageSink) -> Result<PageBatch> {
     Ok(match looked {
         Some(looked) if looked.objects.saved().next().is_none() => {
@@ -194,7 +202,7 @@ fn capture_whole(
     }
 }
 
-/// Resumes a subject, or holds the one that is to be killed.
+/// Resumes the captured subject. With `kill`, keeps the subject stopped and returns it.
 fn leave(captured: Captured, options: &CheckpointOptions) -> Result<(Timings, Option<Held>)> {
     if options.kill {
         return Ok((captured.0.phases.timings(), Some(captured.hold(None))));

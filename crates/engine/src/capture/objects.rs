@@ -1,7 +1,7 @@
-//! Objects behind mappings: files, shared memory, memory files. Each is saved once.
+//! Objects behind mappings: files, shared memory, memory files. Each object is saved once.
 //!
-//! Owns: their numbers, and the pages of objects whose content belongs to the image.
-//! Does not: open or describe them; the memory kinds do.
+//! Owns: the ids of the objects, and the pages of objects whose content belongs to the image.
+//! Does not: open or describe objects; the memory kinds (the code for each type of mapping) do.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -23,16 +23,17 @@ use crate::records::{EngineRecord, ObjectsMessage};
 pub(super) struct Objects {
     numbers: HashMap<ObjectKey, u64>,
     records: BTreeMap<u64, ObjectRecord>,
-    /// Open files of those whose pages are saved.
+    /// Open files of the objects whose pages are saved.
     pub(super) files: BTreeMap<u64, File>,
-    /// Objects that could not be looked at.
+    /// Obstacles (reasons to refuse a checkpoint): objects that could not be inspected.
     obstacles: Vec<Obstacle>,
-    /// The same of those whose area was gone by then, or showed another object.
+    /// Obstacles of objects whose mapping had disappeared, or mapped another object, when the object was
+    /// inspected.
     pub(super) gone: Vec<Obstacle>,
 }
 
 impl Objects {
-    /// Adds the record of all objects, with the lengths they have now.
+    /// Adds the record of all objects, with their present lengths.
     pub(super) fn put(&self, records: &mut RecordSet) {
         let mut objects: Vec<ObjectRecord> = self.records.values().cloned().collect();
         for object in &mut objects {
@@ -43,7 +44,7 @@ impl Objects {
         ObjectsMessage { objects }.put(records, image::Owner::Tree);
     }
 
-    /// Learns the objects behind the areas of a process; whether all areas were still there.
+    /// Inspects the objects behind the mappings of a process. Returns whether all mappings still existed.
     pub(super) fn look(&mut self, pid: Pid, areas: &[Area]) -> bool {
         let gone_before = self.gone.len();
         for area in areas {
@@ -57,7 +58,7 @@ impl Objects {
             if known.is_some_and(|number| !self.may_be_of_another_kind(number, area)) {
                 continue;
             }
-            // An area that no kind claims is an obstacle already.
+            // A mapping that no kind recognizes is already an obstacle.
             let Some(kind) = memory::kind_of(of) else { continue };
             let record = known.and_then(|number| self.records.get(&number));
             if record.is_some_and(|record| record.kind == kind.name()) {
@@ -77,15 +78,17 @@ impl Objects {
         self.gone.len() == gone_before
     }
 
-    /// Whether an area may show that its object needs another kind than the one that described it: a file has lost its
-    /// name since, or the content of a file that was mapped privately is written through a shared mapping.
+    /// Reports whether a mapping may show that its object needs another kind. This happens if the file has
+    /// lost its name since the last inspection. It also happens if a file that was mapped privately is now
+    /// mapped shared.
     fn may_be_of_another_kind(&self, number: u64, area: &Area) -> bool {
         let is_saved = self.files.contains_key(&number);
         let has_lost_name = area.name.ends_with(" (deleted)");
         (area.protection.shared && (has_lost_name || !is_saved)) || (has_lost_name && !is_saved)
     }
 
-    /// Takes note of areas through which their objects can be written, once their flags are known.
+    /// Marks the objects that can be written through these mappings. Called when the flags of the mappings
+    /// are known.
     pub(super) fn mark_writable(&mut self, areas: &[Area]) {
         for area in areas.iter().filter(|area| area.protection.shared && area.flags.has("mw")) {
             let number = ObjectKey::of(area).and_then(|key| self.numbers.get(&key));
@@ -105,7 +108,7 @@ impl Objects {
             let link = of.link();
             let file = File::open(&link).map_err(|error| Error::path("open", &link, error))?;
             if shows_another(&file, key)? {
-                // Mapped in its place since the areas were listed.
+                // Another object was mapped at this address after the mappings were listed.
                 return Err(Error::path("find the listed object at", &link, Errno::ENOENT).into());
             }
             self.files.insert(id, file);
@@ -124,7 +127,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Forgets objects that none of these areas shows, and tells their numbers.
+    /// Removes the objects that none of these mappings refers to, and returns their ids.
     pub(super) fn keep_those_of<'a>(&mut self, areas: impl Iterator<Item = &'a Area>) -> Vec<u64> {
         let used: HashSet<ObjectKey> = areas.filter_map(ObjectKey::of).collect();
         let unused = self.numbers.extract_if(|key, _| !used.contains(key));
@@ -136,8 +139,8 @@ impl Objects {
         gone
     }
 
-    /// What could not be looked at, once. What was gone stands in the way only of a subject that stands: one that runs
-    /// is looked at again.
+    /// Returns the obstacles and removes them. An object whose mapping had disappeared is an obstacle only in
+    /// a stopped subject, because a running subject is inspected again.
     pub(super) fn take_obstacles(&mut self, moment: Moment) -> Vec<Obstacle> {
         let mut found = std::mem::take(&mut self.obstacles);
         let gone = std::mem::take(&mut self.gone);
@@ -147,7 +150,7 @@ impl Objects {
         found
     }
 
-    /// The object number of the file that `/proc/PID/exe` leads to; `None` when no area maps that file.
+    /// Returns the id of the file to which `/proc/PID/exe` refers; `None` if no mapping refers to that file.
     pub(super) fn executable(&self, pid: Pid, areas: &[Area]) -> Result<Option<u64>> {
         let link = format!("/proc/{pid}/exe");
         let found = std::fs::metadata(&link).map_err(|error| Error::path("look at", &link, error))?;
@@ -164,7 +167,7 @@ impl Objects {
         AreaRecord::new(area, number)
     }
 
-    /// Inside the pause: brings the records up to date.
+    /// Updates the records inside the pause.
     pub(super) fn inside(&mut self) -> Result<()> {
         for record in self.records.values_mut() {
             if let Some(kind) = memory::kind_named(&record.kind) {
@@ -174,23 +177,23 @@ impl Objects {
         Ok(())
     }
 
-    /// Whether the object of a mapping is a memory file: its content is in each image.
+    /// Reports whether the object of a mapping is a file on a tmpfs, whose content each image contains.
     pub(super) fn is_memory_file(&self, key: ObjectKey) -> bool {
         let number = self.numbers.get(&key);
         let file = number.and_then(|number| self.files.get(number));
         file.is_some_and(resource::files::is_memory_file)
     }
 
-    /// Objects whose pages are saved.
+    /// Returns the objects whose pages are saved.
     pub(super) fn saved(&self) -> impl Iterator<Item = (u64, &File)> {
         self.files.iter().map(|(id, file)| (*id, file))
     }
 }
 
-/// The key of the executable among mapped files, each with its path.
+/// Returns the key of the executable, chosen from mapped files and their paths.
 ///
-/// Device and inode decide. Some file systems (overlayfs, btrfs) report another device in `maps` than in stat(2): there,
-/// inode and path decide.
+/// Device and inode are compared first. Some file systems (overlayfs, btrfs) report different devices in
+/// `maps` and in stat(2). For such a file system, inode and path are compared.
 fn executable_key<'a>(
     mapped: impl Iterator<Item = (ObjectKey, &'a str)> + Clone,
     wanted: ObjectKey,
@@ -204,8 +207,8 @@ fn executable_key<'a>(
     })
 }
 
-/// Whether an opened file is certainly not the object of that key. File systems that number their devices otherwise than
-/// the list of areas does, tell nothing.
+/// Reports whether an opened file is certainly not the object of this key. If the devices differ, the result
+/// is `false`, because some file systems have another device in the list of mappings.
 fn shows_another(file: &File, key: ObjectKey) -> Result<bool> {
     let found = file.metadata().map_err(|error| Error::new("look at a memory object", error))?;
     let device = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
@@ -224,7 +227,7 @@ mod tests {
     fn the_executable_is_known_by_device_and_inode() {
         let path = Path::new("/bin/program");
         let (program, other) = (key((8, 1), 7), key((8, 2), 7));
-        // A file of another file system with the same inode number is mapped first.
+        // The first mapped file is in another file system and has the same inode number.
         let mapped = [(other, "/lib/other"), (program, "/bin/program")];
         assert_eq!(executable_key(mapped.into_iter(), program, path), Some(program));
         assert_eq!(executable_key([(other, "/lib/other")].into_iter(), program, path), None);

@@ -1,21 +1,22 @@
 //! Options of a checkpoint.
 //!
-//! Owns: the options.
-//! Does not: act on them.
+//! Owns: the type of the options.
+//! Does not: implement the options.
 
 use model::{Inode, Sequence};
 
-/// What a checkpoint is told.
+/// The options of one checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct CheckpointOptions {
-    /// End the subject once the image is committed.
+    /// Kill the subject after the image is committed.
     pub kill: bool,
-    /// Accept that connections to outside the tree come back as ended by the peer.
+    /// Accept the loss of connections to processes outside the tree. A restore shows such a connection as
+    /// closed by the peer.
     pub lose_connections: bool,
-    /// The subject's name in the commit record; empty for one without a name.
+    /// The name of the subject in the commit record; empty for a subject without a name.
     pub name: String,
-    /// The checkpoint's number.
+    /// The sequence number of the checkpoint.
     pub sequence: Sequence,
-    /// Files that the restorer will hold itself (its standard streams): device and inode.
+    /// Device and inode of files that the restoring process will have open itself (its standard streams).
     pub inherited: Vec<(u64, Inode)>,
 }

@@ -1,8 +1,8 @@
 //! The pages of a stopped tree that belong to the image.
 //!
-//! Owns: finding them all, and their copy.
+//! Owns: finding all these pages, and copying them.
 //! Invariants: every page that the content of a mapping requires is in the image, or was never touched.
-//! Does not: hash, compress or write; the threads of the writer do.
+//! Does not: hash, compress or write pages; the threads of the writer do.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -24,12 +24,12 @@ use super::pipeline::Memory;
 use crate::error::Result;
 use crate::records::object_space;
 
-/// Memory of which all pages are found and copied in the stop.
+/// Memory whose pages are all found and copied in the stop.
 pub(super) struct WholeMemory<'a> {
     sink: &'a dyn PageSink,
     /// The buffer that is filled next.
     batch: Option<PageBatch>,
-    /// No page is copied yet.
+    /// `true` until the first page is copied.
     pub(super) is_empty: bool,
 }
 
@@ -38,7 +38,8 @@ impl<'a> WholeMemory<'a> {
         Self { sink, batch: Some(first), is_empty: true }
     }
 
-    /// Hands the last buffer on, after the pause: that wakes threads, which would run before it ends.
+    /// Passes the last buffer to the sink. Called after the pause, because an append wakes threads, which
+    /// would take processor time in the pause.
     pub(super) fn hand_on(self) -> Result<()> {
         Ok(self.batch.map_or(Ok(()), |rest| self.sink.append(rest))?)
     }
@@ -59,7 +60,7 @@ impl Memory for WholeMemory<'_> {
     }
 }
 
-/// Page ranges to copy.
+/// The page ranges to copy.
 #[derive(Default)]
 pub(super) struct PagePlan {
     processes: Vec<ProcessPages>,
@@ -69,14 +70,14 @@ pub(super) struct PagePlan {
 struct ProcessPages {
     pid: Pid,
     space: SpaceId,
-    /// Ranges that can be read in bulk.
+    /// Ranges that process_vm_readv(2) can read.
     readable: Vec<AddressRange>,
-    /// Ranges without read permission, reached through `/proc/PID/mem`.
+    /// Ranges without read permission, which are read through `/proc/PID/mem`.
     hidden: Vec<AddressRange>,
 }
 
 impl PagePlan {
-    /// All ranges, by the space that they are saved in.
+    /// Returns all ranges, each with the id under which the image saves its address space or object.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (SpaceId, AddressRange)> {
         let processes = self.processes.iter().flat_map(|process| {
             process.readable.iter().chain(&process.hidden).map(|range| (process.space, *range))
@@ -87,7 +88,7 @@ impl PagePlan {
     }
 }
 
-/// Finds the pages that belong into the image.
+/// Finds the pages that belong to the image.
 pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
     let mut processes = Vec::new();
     let mut regions = PageRegions::new();
@@ -114,7 +115,7 @@ pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
     Ok(PagePlan { processes, objects })
 }
 
-/// Copies what `scan` found; what is still to be handed on.
+/// Copies the pages of `plan`. Returns the last buffer, which the caller must pass to the sink.
 fn copy(plan: &PagePlan, before: &Before, sink: &dyn PageSink, first: PageBatch) -> Result<PageBatch> {
     let mut copier = Copier::new(sink, first);
     for process in &plan.processes {
@@ -136,7 +137,7 @@ fn copy(plan: &PagePlan, before: &Before, sink: &dyn PageSink, first: PageBatch)
     Ok(copier.into_rest())
 }
 
-/// Copies all objects whose pages are saved, whatever changed.
+/// Copies all pages of the objects whose content is saved, also unchanged pages.
 pub(super) fn copy_objects(before: &Before, copier: &mut Copier<'_>) -> Result<()> {
     for (id, file) in before.objects.saved() {
         for range in data_ranges(file)? {
@@ -146,7 +147,7 @@ pub(super) fn copy_objects(before: &Before, copier: &mut Copier<'_>) -> Result<(
     Ok(())
 }
 
-/// Ranges of a file that hold data, in whole pages.
+/// Returns the ranges of a file that contain data, expanded to whole pages.
 fn data_ranges(file: &File) -> Result<Vec<AddressRange>> {
     const NO_MORE_DATA: Errno = Errno(6);
     let length = file.metadata().map_err(|error| Error::new("look at a memory object", error))?.len();
@@ -168,7 +169,7 @@ fn data_ranges(file: &File) -> Result<Vec<AddressRange>> {
     Ok(found)
 }
 
-/// The parts of a range that none of these rising ranges covers.
+/// Returns the parts of `range` that the sorted ranges in `others` do not cover.
 pub(crate) fn without(range: AddressRange, others: impl Iterator<Item = AddressRange>) -> Vec<AddressRange> {
     let mut left = Vec::new();
     let mut start = range.start;

@@ -1,8 +1,8 @@
-//! The phases of a checkpoint, and the time of each.
+//! The phases of a checkpoint, and the duration of each phase.
 //!
 //! Owns: the table of phases, which every report and plot iterates.
 //! Invariants: the phases inside the pause add up to the pause.
-//! Does not: keep those of earlier checkpoints.
+//! Does not: keep the phases of earlier checkpoints.
 
 use std::fmt;
 use std::ops::{Index, IndexMut};
@@ -12,7 +12,7 @@ use image::Timings;
 use model::PageCount;
 use sys::clock::Clock;
 
-/// Declares the phases by stage, in the order of a checkpoint whose state is captured before its memory.
+/// Declares the phases by stage. The order is that of a checkpoint whose state is captured before its memory.
 macro_rules! phases {
     ($($stage:ident { $($(#[$covers:meta])* $phase:ident = $name:literal,)* })*) => {
         /// A phase of a checkpoint.
@@ -28,13 +28,13 @@ macro_rules! phases {
             const TABLE: &[(&str, &str, Stage)] =
                 &[$($(($name, concat!($name, "_us"), Stage::$stage),)*)*];
 
-            /// Its name.
+            /// Returns the name of the phase.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 Self::TABLE[self as usize].0
             }
 
-            /// The key of its duration in microseconds.
+            /// Returns the key of the duration of the phase in reports, in microseconds.
             #[must_use]
             pub const fn key(self) -> &'static str {
                 Self::TABLE[self as usize].1
@@ -51,48 +51,50 @@ phases! {
     Running {
         /// Scan of the running tree.
         Look = "look",
-        /// Wait until the log has room for what the pause will copy.
+        /// Wait until the log has free buffers for the pages of the pause (backpressure).
         Room = "room",
-        /// Pre-copy: all rounds, also those that follow `Prepare`.
+        /// Pre-copy (copies while the subject runs) and slices (short stops that copy). Includes the rounds
+        /// and slices after `Prepare`.
         Precopy = "precopy",
         /// Scan of the descriptors of the running tree.
         Prepare = "prepare",
     }
     Stopping {
-        /// From the first thread that is stopped to the last.
+        /// From the stop of the first thread to the stop of the last thread.
         Stop = "stop",
-        /// Comparison of processes and mappings with what is known; reports to the trackers.
+        /// Comparison of processes and mappings with the known state. The trackers, which find written pages,
+        /// receive new mappings.
         Areas = "areas",
-        /// Comparison of the descriptor tables with what is known.
+        /// Comparison of the descriptor tables with the known state.
         Tables = "tables",
     }
     State {
         /// State of the open file descriptions.
         Descriptors = "descriptors",
-        /// Binding of the state of watched files to the checkpoint.
+        /// Binding the state of watched files to the checkpoint.
         Files = "files",
         /// Registers and state of threads and processes.
         Threads = "threads",
     }
     Memory {
-        /// The last scan for dirty pages, as far as it was not done beside earlier phases.
+        /// The last scan for dirty pages, without the part that a worker pool did during earlier phases.
         Scan = "scan",
-        /// Copies of the pages that pre-copy has left.
+        /// Copies of the pages that pre-copy did not copy, and of pages that have changed since.
         Copy = "copy",
         /// Copies of shared objects.
         Objects = "objects",
     }
     Resuming {
-        /// From the first thread that is resumed to the last.
+        /// From the resume of the first thread to the resume of the last thread.
         Resume = "resume",
     }
     After {
-        /// Parsing of what was captured, and its submission to the log.
+        /// Parsing the captured state, and submitting it to the log.
         Finish = "finish",
     }
 }
 
-/// Phases that follow each other whatever the tracker.
+/// A group of phases that are always consecutive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Running,
@@ -104,7 +106,8 @@ enum Stage {
 }
 
 impl Phase {
-    /// All phases in the order in which they come. With `memory_first`, memory is captured before state.
+    /// Returns all phases in the order of their execution. With `memory_first`, memory is captured before
+    /// state.
     pub fn in_order(memory_first: bool) -> impl Iterator<Item = Self> {
         use Stage::{After, Memory, Resuming, Running, State, Stopping};
         let (one, other) = if memory_first { (Memory, State) } else { (State, Memory) };
@@ -114,7 +117,7 @@ impl Phase {
             .flat_map(|stage| Self::ALL.iter().copied().filter(move |phase| phase.stage() == stage))
     }
 
-    /// Whether the subject runs before this phase, and is stopped in the pause only later.
+    /// Reports whether this phase precedes the pause.
     #[must_use]
     pub fn precedes_pause(self) -> bool {
         self.stage() == Stage::Running
@@ -125,43 +128,43 @@ impl Phase {
     }
 }
 
-/// How long each phase of one checkpoint took; indexed by phase.
+/// The duration of each phase of one checkpoint, indexed by phase.
 #[derive(Clone, Copy)]
 pub struct Phases {
-    /// Begin of the stop; before it, the begin of the checkpoint.
+    /// The time at which the stop began. Before the stop, the time at which the checkpoint began.
     pub began: Instant,
-    /// Memory was captured before state, as the tracker needs it.
+    /// `true` if memory was captured before state, because the tracker needs this order.
     pub memory_first: bool,
-    /// Pages that the scan inside the pause went over.
+    /// The number of pages that the scan inside the pause covered.
     pub scanned: PageCount,
     took: [Duration; Phase::ALL.len()],
 }
 
 impl Phases {
-    /// Those of a checkpoint that begins now.
+    /// Creates the phases of a checkpoint that begins now. All durations are zero.
     pub(super) fn new() -> Self {
         let took = [Duration::ZERO; Phase::ALL.len()];
         Self { began: Clock::default().now(), memory_first: false, scanned: PageCount(0), took }
     }
 
-    /// Each phase with its duration, in the order in which they came.
+    /// Returns each phase and its duration, in the order of execution.
     pub fn iter(&self) -> impl Iterator<Item = (Phase, Duration)> {
         Phase::in_order(self.memory_first).map(|phase| (phase, self[phase]))
     }
 
-    /// The part of the pause that follows the copying of pages.
+    /// Returns the duration of the part of the pause after the copying of pages.
     pub(super) fn after_copy(&self) -> Duration {
         let after = self.iter().skip_while(|(phase, _)| *phase != Phase::Copy).skip(1);
         after.filter(|(phase, _)| phase.is_in_pause()).map(|(_, took)| took).sum()
     }
 
-    /// From the first thread that was stopped to the last that was resumed.
+    /// Returns the time from the stop of the first thread to the resume of the last thread.
     #[must_use]
     pub fn pause(&self) -> Duration {
         Phase::ALL.iter().filter(|phase| phase.is_in_pause()).map(|phase| self[*phase]).sum()
     }
 
-    /// The summary that a commit record has.
+    /// Returns the summary for the commit record.
     #[must_use]
     pub fn timings(&self) -> Timings {
         Timings {

@@ -1,10 +1,12 @@
-//! The capture of one stopped subject, as values: `Stopped`, then `Captured`, which is resumed, held or killed.
+//! The capture of one stopped subject as a sequence of values: `Stopped`, then `Captured`. A `Captured`
+//! subject is resumed, held or killed.
 //!
-//! Owns: the order inside a stop, written here once: processes and mappings, descriptor tables, state of descriptors
-//! and files, threads, pages, objects.
-//! Invariants: each step consumes the one before. Dropping a value of any step resumes the subject. Remote calls are over
-//! before a page that they use is copied.
-//! Does not: know how pages are found and copied; a `Memory` does.
+//! Owns: the order inside a stop: processes and mappings, descriptor tables, state of descriptors and files,
+//! threads, pages, objects. No other module repeats this order.
+//! Invariants: each step consumes the value of the previous step. Dropping a value of any step resumes the
+//! subject. A remote call is a system call that a stopped thread executes for this program. A page that
+//! remote calls use is copied before the first call or after the last call.
+//! Does not: find or copy pages; an implementation of `Memory` does.
 
 use std::marker::PhantomData;
 use std::time::SystemTime;
@@ -18,77 +20,83 @@ use super::phases::{Phase, Phases};
 use super::watched::AfterPause;
 use crate::error::Result;
 
-/// How the pages of a subject are captured.
+/// A method of capturing the pages of a subject.
 pub(super) trait Memory {
-    /// What tells that one stop has taken only some of the pages.
+    /// The result that reports that one stop has captured only some of the pages.
     type Part;
 
-    /// Takes in the mappings as they are in this stop.
+    /// Updates the mappings to their state in this stop.
     fn settle(&mut self, _before: &mut Before, _tree: &mut StoppedTree) -> Result<Option<Self::Part>> {
         Ok(None)
     }
 
-    /// Takes in the descriptors as they are in this stop.
+    /// Checks the descriptors in this stop. An error ends the capture.
     fn check(&self, _before: &Before) -> Result<()> {
         Ok(())
     }
 
-    /// Whether pages come before descriptors and threads: a handler lifts protection, and what a thread needs to go on
-    /// (its stack, its restartable sequence) is open after the scan only. Else the thread would sleep once more, which
-    /// looks as if it had begun another wait (`tracee::interruption`).
+    /// Reports whether pages are captured before descriptors and threads. A tracker (the part that finds
+    /// written pages) with a fault handler needs this order. Until its scan, pages that a thread needs to
+    /// continue (its stack, its rseq area) are write-protected. In the other order, the thread would sleep at
+    /// a write to such a page. This sleep would look like a new wait of the thread (see
+    /// `tracee::interruption`).
     fn comes_first(&self) -> bool {
         false
     }
 
-    /// Binds the state of watched files to the checkpoint, while duplicates of descriptors are open.
+    /// Binds the state of watched files to the checkpoint. Called while duplicates of the descriptors are
+    /// open.
     fn bind(&mut self, _before: &Before) {}
 
     /// Copies pages.
     fn write(&mut self, before: &mut Before, phases: &mut Phases) -> Result<Option<Self::Part>>;
 
-    /// Copies shared objects that are not among the pages.
+    /// Copies shared objects that `write` has not copied.
     fn write_objects(&mut self, _before: &mut Before) -> Result<()> {
         Ok(())
     }
 }
 
-/// A subject of which every thread is stopped.
+/// A subject whose threads are all stopped.
 pub(super) struct Stopped {
-    /// Dropped in this order: the tree is resumed first.
+    /// The stopped tree. The fields are dropped in order, so the tree is resumed before `urgent` is dropped.
     pub(super) tree: StoppedTree,
     urgent: Urgent,
-    /// When the subject was as it is captured.
+    /// The wall-clock time of the captured state.
     pub(super) time: SystemTime,
-    /// What the stop was spent on so far.
+    /// The durations of the phases so far.
     pub(super) phases: Phases,
 }
 
-/// What one stop has taken.
+/// The result of one stop.
 pub(super) enum Capture<P> {
-    /// Everything.
+    /// All state was captured.
     Whole(Captured),
-    /// Some of the pages.
+    /// Only some of the pages were captured.
     Part(Stopped, P),
 }
 
-/// A stopped subject of which everything is taken.
+/// A stopped subject whose state is completely captured.
 pub(super) struct Captured(pub(super) Stopped);
 
-/// A subject that is stopped and captured, and was neither resumed nor killed yet. Dropping it resumes the subject.
+/// A subject that is stopped and captured, and was neither resumed nor killed yet. Dropping it resumes the
+/// subject.
 ///
-/// It belongs to the thread that stopped the subject: ptrace(2) takes requests of no other.
+/// Only the thread that stopped the subject can use this value, because ptrace(2) accepts requests from no
+/// other thread.
 #[derive(Debug)]
 pub struct Held {
-    /// Dropped in this order: the tree is resumed first.
+    /// The stopped tree. The fields are dropped in order, so the tree is resumed before `watch` is dropped.
     tree: StoppedTree,
     watch: Option<AfterPause>,
     thread: PhantomData<*const ()>,
 }
 
 impl Stopped {
-    /// Stops a subject. `phases` are those before the stop.
+    /// Stops a subject. `phases` contains the durations before the stop.
     pub(super) fn stop(freezer: &mut Freezer, root: Pid, urgent: Urgent, mut phases: Phases) -> Result<Self> {
-        // Before the stop: what the subject has done by then is in the checkpoint.
+        // The clock is read before the stop. All actions of the subject before this time are in the
+        // checkpoint.
         let time = Clock::default().wall();
         let tree = freezer.stop(root)?;
         phases.began = tree.began;
@@ -96,7 +104,9 @@ impl Stopped {
         Ok(Self { tree, urgent, time, phases })
     }
 
-    /// Captures it. A subject that goes on without a checkpoint may close what it likes.
+    /// Captures the subject. If the capture fails or is incomplete, closes the duplicates of the descriptors,
+    /// because the subject continues and may close descriptors. If the subject is to be killed, the
+    /// duplicates stay open.
     pub(super) fn capture<M: Memory>(
         mut self,
         before: &mut Before,
@@ -112,12 +122,13 @@ impl Stopped {
         })
     }
 
-    /// Others are stopped by now, too: that time counts as a part of the stop.
+    /// Extends the duration of the stop phase to now, because the other subjects of the group are stopped
+    /// only now.
     pub(super) fn note_stopped(&mut self) {
         self.phases[Phase::Stop] = self.phases.began.elapsed();
     }
 
-    /// Resumes it, captured or not.
+    /// Resumes the subject, captured or not.
     pub(super) fn resume(self) -> Result<Phases> {
         let Self { tree, urgent, mut phases, .. } = self;
         let mut laps = Stopwatch::since(phases.began + phases.pause());
@@ -128,7 +139,7 @@ impl Stopped {
     }
 }
 
-/// Takes everything of a stopped tree, in this order.
+/// Captures the whole state of a stopped tree.
 pub(super) fn take<M: Memory>(
     tree: &mut StoppedTree,
     phases: &mut Phases,
@@ -159,12 +170,13 @@ pub(super) fn take<M: Memory>(
     if phases.memory_first {
         take_state(before, tree, memory, phases, &mut laps)?;
     }
-    // Last of all: it vouches for all that was read.
+    // This call must come last. It fails if a process was killed in the stop. If it succeeds, all state that
+    // was read is valid.
     tree.confirm()?;
     Ok(None)
 }
 
-/// Takes what a tree has beside its memory.
+/// Captures the state of a tree other than memory.
 fn take_state<M: Memory>(
     before: &mut Before,
     tree: &mut StoppedTree,
@@ -184,7 +196,7 @@ fn take_state<M: Memory>(
 }
 
 impl Captured {
-    /// Leaves the subject stopped, and gives the priority of the stop back.
+    /// Leaves the subject stopped, and restores the priority of the calling thread.
     pub(super) fn hold(self, watch: Option<AfterPause>) -> Held {
         Held { tree: self.0.tree, watch, thread: PhantomData }
     }
@@ -195,7 +207,7 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// When a thread cannot be detached. All others are.
+    /// Returns an error if a thread cannot be detached. All other threads are detached.
     pub fn resume(self) -> Result<()> {
         let Self { tree, watch, .. } = self;
         tree.resume()?;
@@ -203,11 +215,11 @@ impl Held {
         Ok(())
     }
 
-    /// Kills every process of the subject, and returns when all have ended.
+    /// Kills every process of the subject. Returns when all processes have ended.
     ///
     /// # Errors
     ///
-    /// When a process cannot be killed.
+    /// Returns an error if a process cannot be killed.
     pub fn kill(self) -> Result<()> {
         Ok(self.tree.kill()?)
     }

@@ -1,7 +1,7 @@
-//! The present state of a stopped tree, as the records of a checkpoint, without page contents.
+//! The present state of a stopped tree, as the records of a checkpoint without page contents.
 //!
 //! Owns: the inspection of a stopped tree for a comparison with a checkpoint.
-//! Invariants: the tree is unchanged afterwards. Obstacles of a checkpoint are refused here, too.
+//! Invariants: the inspection does not change the tree. An obstacle to a checkpoint is an error here, too.
 //! Does not: compare.
 
 use std::collections::{BTreeMap, HashMap};
@@ -21,19 +21,20 @@ use super::pipeline::{self, Memory};
 use super::retry::{CAPTURES, Retries};
 use crate::error::{EngineError, Result};
 
-/// A tree that stands.
+/// The state of a stopped tree.
 pub(crate) struct Present {
-    /// The records that a checkpoint of it would have.
+    /// The records that a checkpoint of the tree would contain.
     pub(crate) records: RecordSet,
-    /// The pages that it would have, by the spaces that the records name.
+    /// The pages that the checkpoint would contain, each range with the id of its space in the records.
     pub(crate) pages: Vec<(SpaceId, AddressRange)>,
-    /// Open files of the objects whose pages it would have, by the numbers that the records name.
+    /// Open files of the objects whose pages the checkpoint would contain, by their ids in the records.
     pub(crate) objects: BTreeMap<u64, File>,
     /// The address space of each process.
     pub(crate) spaces: HashMap<Pid, AddressSpace>,
 }
 
-/// Looks at a tree that stands. Transient failures are retried: the kernel still ends what the tree had begun.
+/// Inspects a stopped tree. Transient failures are retried, because the kernel may still be finishing an
+/// action that the tree began before the stop.
 pub(crate) fn present(tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
     let root = tree.processes.first().map(|process| process.pid);
     let root = root.ok_or_else(|| EngineError::Changed("no process of it is left".to_owned()))?;
@@ -61,7 +62,7 @@ fn look(root: Pid, tree: &mut StoppedTree, options: &CheckpointOptions) -> Resul
     Ok(Present { records, pages: plan.ranges().collect(), objects, spaces: spaces.collect() })
 }
 
-/// Finds pages, and copies none.
+/// Finds pages without copying them.
 struct Pages(Option<PagePlan>);
 
 impl Memory for Pages {

@@ -1,7 +1,8 @@
-//! One living process of a subject: its state before the stop, and the state that the stop adds.
+//! One living process of a subject: the state before the stop, and the state that the stop adds.
 //!
 //! Owns: the state of the process, apart from its address space.
-//! Invariants: every handle belongs to the present program of the process; after execve(2) it is inspected again.
+//! Invariants: every open file of `/proc` refers to the present program of the process. After execve(2), the
+//! process is inspected again.
 //! Does not: know other processes, or descriptors.
 
 use std::collections::HashSet;
@@ -21,8 +22,9 @@ use crate::records::{LayoutMessage, ProcessMessage};
 
 pub(super) struct Process {
     pub(super) stat: Stat,
-    /// Its memory was its parent's when it was looked at, as it is between vfork and exec. What was opened then stays
-    /// with the parent's, which lives on, so that nothing tells when this process has its own.
+    /// `true` if the process shared the memory of its parent at the inspection, as between vfork(2) and
+    /// execve(2). Files of `/proc` opened then refer to the memory of the parent. That memory continues to
+    /// exist, so these files do not show when the process gets its own memory.
     pub(super) is_borrowed: bool,
     pub(super) space: AddressSpace,
     executable: u64,
@@ -31,18 +33,18 @@ pub(super) struct Process {
     pub(super) threads: Vec<ThreadState>,
 }
 
-/// What is taken of one thread.
+/// The captured state of one thread.
 pub(super) struct ThreadState {
     pub(super) tid: Tid,
     pub(super) registers: Registers,
     pub(super) extended_state: Vec<u8>,
     pub(super) signal_mask: u64,
-    /// Raw bytes by position in the registry of state kinds.
+    /// The raw bytes of each state kind, in the order of the registry of state kinds.
     pub(super) raw: Vec<Option<RawState>>,
 }
 
 impl Process {
-    /// Inspects a process; `tracked` are those that a tracker of ours is attached to.
+    /// Inspects a process. `tracked` contains the processes to which this program has attached a tracker.
     pub(super) fn look(
         pid: Pid,
         stat: Stat,
@@ -50,7 +52,8 @@ impl Process {
         objects: &mut Objects,
         tracked: &HashSet<Pid>,
     ) -> Result<Self> {
-        // Asked first: what is opened before a process has its own memory is not its own.
+        // This check must come first. Files of `/proc` opened before the process has its own memory refer to
+        // the memory of the parent.
         let is_borrowed = kcmp::shared(kcmp::Shared::Memory, pid, stat.ppid).unwrap_or(false);
         if let Some(obstacle) = obstacles::of_architecture(pid) {
             return Err(EngineError::Refused(vec![obstacle]));
@@ -60,7 +63,7 @@ impl Process {
         space.is_settled &= objects.look(pid, &space.areas);
         let executable = match objects.executable(pid, &space.areas)? {
             Some(object) => object,
-            // The program was replaced by exec during the scan.
+            // The program was replaced by execve(2) during the inspection.
             None if is_borrowed || space.has_changed()? => {
                 return Err(sys::Error::process("find the program of", pid, sys::Errno::ENOENT).into());
             }
@@ -70,7 +73,7 @@ impl Process {
         Ok(Self { stat, is_borrowed, space, executable, auxiliary_vector, stop_signal, threads })
     }
 
-    /// Whether what is known is of the process that `stat` was read of.
+    /// Reports whether the known state belongs to the process and program from which `stat` was read.
     pub(super) fn is_of(&self, stat: &Stat) -> bool {
         self.stat.may_be_program_of(stat) && !self.is_borrowed
     }

@@ -1,7 +1,7 @@
 //! The processes of a subject, and their state between two checkpoints.
 //!
-//! Owns: the list of processes, living or not; the check for changes since the last scan.
-//! Invariants: after `settle` it describes the stopped tree exactly.
+//! Owns: the list of processes, including zombies; the check for changes since the last scan.
+//! Invariants: after `settle`, the state exactly describes the stopped tree.
 //! Does not: read pages, descriptors or thread state.
 
 use std::collections::{HashMap, HashSet};
@@ -22,13 +22,14 @@ use crate::sharing;
 #[derive(Default)]
 pub(super) struct Processes {
     pub(super) root: Pid,
-    /// Every process, zombies included, parents first.
+    /// Every process, including zombies. Parents precede their children.
     pub(super) order: Vec<Pid>,
     pub(super) living: HashMap<Pid, Process>,
     zombies: HashMap<Pid, Stat>,
-    /// Processes that a tracker was attached to.
+    /// Processes to which a tracker was attached.
     pub(super) attached: HashSet<Pid>,
-    /// Looked at again and again: areas that change are followed, and not looked at closely inside the pause.
+    /// `true` if the subject is checkpointed repeatedly. Changed mappings are then updated inside the pause
+    /// without a complete inspection of the process.
     pub(super) is_continuous: bool,
     vdso_checksum: u32,
 }
@@ -38,18 +39,18 @@ impl Processes {
         Self { root, ..Self::default() }
     }
 
-    /// The living ones, parents first.
+    /// Returns the living processes. Parents precede their children.
     pub(super) fn pids(&self) -> impl Iterator<Item = Pid> {
         self.order.iter().copied().filter(|pid| self.living.contains_key(pid))
     }
 
-    /// The areas of each, parents first.
+    /// Returns the mappings of each living process. Parents precede their children.
     pub(super) fn view(&self) -> Vec<(Pid, &[Area])> {
         let known = self.order.iter().filter_map(|pid| Some((*pid, self.living.get(pid)?)));
         known.map(|(pid, process)| (pid, process.space.areas.as_slice())).collect()
     }
 
-    /// Scans the processes of a tree: only the new ones closely.
+    /// Scans the processes of a tree. Only new processes are inspected completely.
     pub(super) fn survey(&mut self, objects: &mut Objects) -> Result<()> {
         self.order = tree::descendants(self.root).map_err(|error| no_process(self.root, error))?;
         self.zombies.clear();
@@ -58,7 +59,7 @@ impl Processes {
         for pid in self.order.clone() {
             let stat = match procfs::stat(pid) {
                 Ok(stat) => stat,
-                // It ended between the listing and now; the stop will tell.
+                // The process ended after it was listed. The stop updates the list.
                 Err(error) if is_gone(&error) && pid != self.root => continue,
                 Err(error) => return Err(no_process(pid, error)),
             };
@@ -77,7 +78,8 @@ impl Processes {
                     space.0 += 1;
                 }
                 Err(error) if error.says_gone() && pid != self.root => {}
-                // It has hardly begun, and is looked at in the pause.
+                // The process has just started, and lacks the code for remote calls (system calls that a
+                // stopped thread executes for this program). It is inspected in the pause.
                 Err(error) if error.lacks_code().is_some() && pid != self.root && self.is_continuous => {}
                 Err(error) => return Err(error),
             }
@@ -89,15 +91,16 @@ impl Processes {
         SpaceId(self.living.values().map(|process| process.space.id.0 + 1).max().unwrap_or(0))
     }
 
-    /// Pages that its processes share with no file, about.
+    /// Returns the approximate number of resident pages that the processes share with no file.
     pub(super) fn own_pages(&self) -> PageCount {
         let known = self.living.keys().filter_map(|pid| procfs::own_pages(*pid).ok());
         PageCount(known.map(PageCount::get).sum())
     }
 
-    /// Takes in a stopped tree: its processes and their mappings.
+    /// Updates the processes and their mappings to the state of a stopped tree.
     pub(super) fn settle(&mut self, stopped: &StoppedTree, objects: &mut Objects) -> Result<()> {
-        // Of areas as they were while it ran; those processes are looked at anew.
+        // These obstacles belong to mappings of the running subject. Processes with such obstacles are
+        // inspected again.
         objects.gone.clear();
         let mut order: Vec<Pid> = stopped.processes.iter().map(|process| process.pid).collect();
         order.extend(&stopped.zombies);
@@ -147,26 +150,27 @@ impl Processes {
         let Some(process) = self.living.get_mut(&pid) else { return Ok(()) };
         let mut found = memory::obstacles(pid, &process.space.areas);
         found.extend(objects.take_obstacles(moment));
-        // One that is refused is looked at again, whether it changes or not.
+        // A refused process is inspected again, even if it does not change.
         process.space.is_settled = found.is_empty();
         if found.is_empty() { Ok(()) } else { Err(EngineError::Refused(found)) }
     }
 
-    /// Reads the flags of areas that were new in the pause, whose reading takes the kernel too long to do it there, and
-    /// refuses what only they tell.
+    /// Reads the flags of mappings that were new in the pause. Returns `Refused` if the flags show an
+    /// obstacle (a reason to refuse the checkpoint). The flags are not read inside the pause, because the
+    /// kernel needs too much time for the read.
     pub(super) fn complete_areas(&mut self, objects: &mut Objects) -> Result<()> {
         let mut completed = Vec::new();
         let mut unknown = Vec::new();
         for (pid, Process { space, .. }) in &mut self.living {
             let is_due = space.flags.has_old;
             match space.flags.complete(*pid, &mut space.areas) {
-                // It has ended since; what was taken of it stands.
+                // The process has ended since the pause. Its captured state stays valid.
                 Err(error) if error.says_gone() => {}
                 outcome => completed.extend(outcome?.then_some(*pid)),
             }
             if is_due {
                 let found = space.infer_flags(*pid);
-                // They are read again after the next pause.
+                // The flags are read again after the next pause.
                 space.is_settled &= found.is_empty();
                 unknown.extend(found);
                 objects.mark_writable(&space.areas);
@@ -178,13 +182,15 @@ impl Processes {
             }
             return Err(EngineError::Refused(unknown));
         }
-        // All of them, so that none is taken for accepted.
+        // All processes are checked, even after a failure. Otherwise an unchecked process would count as
+        // accepted.
         let outcomes: Vec<_> =
             completed.into_iter().map(|pid| self.refuse_areas(pid, Moment::Running, objects)).collect();
         outcomes.into_iter().collect()
     }
 
-    /// The stopped tree lists living processes and zombies apart; creation order needs parents first.
+    /// Sorts the processes so that parents precede their children. A restore creates processes in this order,
+    /// but the stopped tree lists living processes and zombies separately.
     fn parents_first(&self, mut pids: Vec<Pid>) -> Result<Vec<Pid>> {
         let mut sorted = vec![self.root];
         pids.retain(|pid| *pid != self.root);
@@ -204,7 +210,8 @@ impl Processes {
         Ok(sorted)
     }
 
-    /// Reads what stays the same in all processes. For a tree that was scanned.
+    /// Reads the code of the vDSO and computes its checksum. The code is the same in all processes. The tree
+    /// must have been scanned before.
     pub(super) fn read_vdso(&mut self) -> Result<()> {
         let Some(Process { space, .. }) = self.living.get(&self.root) else { return Ok(()) };
         if let Some(area) = space.areas.iter().find(|area| area.name == "[vdso]") {
@@ -214,7 +221,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Adds the records of the tree, its processes and their areas.
+    /// Adds the records of the tree, of its processes and of their mappings.
     pub(super) fn write(&self, objects: &Objects, records: &mut RecordSet) {
         let pids = self.order.iter().map(|pid| pid.get()).collect();
         TreeMessage { pids, vdso_checksum: self.vdso_checksum }.put(records, Owner::Tree);

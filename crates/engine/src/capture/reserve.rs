@@ -1,8 +1,9 @@
 //! Buffers for pages that are copied in the pause and just before it.
 //!
-//! Owns: buffers taken in advance, copied pages that were not handed on yet, the estimate of the number of pages.
-//! Invariants: while the subject is stopped, the sink is not called, up to `STANDING_MAX`: no lock, no wait, no
-//! wake-up. Copies and removals reach the sink in their order. Unused buffers are returned.
+//! Owns: buffers that are taken in advance, copied pages that are not passed to the sink yet, and the
+//! estimate of the number of pages.
+//! Invariants: while the subject is stopped, no call of the sink takes a lock, waits or wakes a thread, until
+//! `STANDING_MAX` pages are held. Copies and removals reach the sink in order. Unused buffers are returned.
 //! Does not: copy.
 
 use std::cell::{Cell, RefCell};
@@ -12,22 +13,25 @@ use image::SpaceId;
 use model::{AddressRange, PageCount};
 use store::{PageBatch, PageSink, Result};
 
-/// Pages that a pause keeps back at most; beyond that, it hands on its pages and waits for buffers like other
-/// callers. Copying so many takes 10 to 40 ms (0.3 to 1.2 microseconds each, scattered), beside which a wait no longer
-/// makes the pause what it is; and they are 128 MiB.
+/// The maximum number of pages that a pause holds, 128 MiB. Beyond this number, the pause passes its pages to
+/// the sink and waits for buffers like any other caller. Copying this number of pages takes 10 to 40 ms (0.3
+/// to 1.2 µs for each scattered page). A wait for buffers is then only a small part of the pause.
 const STANDING_MAX: PageCount = PageCount(32_768);
 
-/// Pages that last stops which follow each other keep back; then they are handed on, since the subject runs then.
+/// The number of held pages that ends a series of last stops. A last stop tries to capture all remaining
+/// state. After the series, the pages are passed to the sink while the subject runs.
 pub(super) const HANDED_ON_FROM: PageCount = PageCount(STANDING_MAX.get() / 2);
 
-/// Reserves are of so many buffers, or twice as many, and so on: memory that is given back and asked for again by the
-/// next checkpoint has to be cleared each time.
+/// The number of buffers of a reserve is rounded up to a multiple of this constant. Successive checkpoints
+/// then reserve the same number of buffers. Otherwise a checkpoint would free memory that the next checkpoint
+/// allocates again, and the kernel clears newly allocated memory.
 const RESERVE_STEP: usize = 4;
 
-/// Pauses that are remembered: at 100 Hz a tenth of a second, which a subject with bursts comes back to.
+/// The number of pauses in the estimate. At 100 checkpoints a second, these are 0.1 s. A subject with bursts
+/// of writes repeats a burst within this time.
 const RECENT: usize = 10;
 
-/// How many pages the next checkpoint may copy, in its pause or before.
+/// The estimate of the number of pages that the next checkpoint copies in the pause, or before the pause.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Expected {
     recent: [PageCount; RECENT],
@@ -35,55 +39,57 @@ pub(super) struct Expected {
 }
 
 impl Expected {
-    /// As many as the most that one of the last few did.
+    /// Returns the maximum of the last pauses.
     pub(super) fn pages(&self) -> PageCount {
         self.recent.iter().copied().max().unwrap_or_default()
     }
 
-    /// As many as the last few did on average: changes slowly.
+    /// Returns the average of the last pauses, which changes slowly.
     pub(super) fn average(&self) -> PageCount {
         let sum: u64 = self.recent.iter().map(|pages| pages.get()).sum();
         PageCount(sum / RECENT as u64)
     }
 
-    /// One has copied so many.
+    /// Records the number of pages that one pause has copied.
     pub(super) fn note(&mut self, pages: PageCount) {
         self.recent[self.next] = pages;
         self.next = (self.next + 1) % RECENT;
     }
 }
 
-/// What happened to a checkpoint's pages, to be told later.
+/// One operation on the pages of a checkpoint that is passed to the sink later.
 enum Held {
     Pages(PageBatch),
     Discard(SpaceId, AddressRange),
 }
 
-/// A sink between copiers and the one behind it, that passes on what comes while the subject runs, and keeps back what
-/// comes while it stands. A buffer that has room left is filled further by the next copier: most rounds copy little,
-/// and a log lends only so many.
+/// A sink between the copiers and another sink. It passes operations on while the subject runs, and holds
+/// them while the subject is stopped. The next copier continues to fill a buffer that has room. Most rounds
+/// copy few pages, and a log has a limited number of buffers.
 pub(super) struct Reserve<'a> {
     sink: &'a dyn PageSink,
     free: RefCell<Vec<PageBatch>>,
-    /// The one that is filled further.
+    /// The buffer that the next copier continues to fill.
     open: RefCell<Option<PageBatch>>,
     held: RefCell<Vec<Held>>,
-    /// Free ones that are kept for the pause: as many as it was begun with, or more for a series of last stops.
+    /// The number of free buffers that are kept for the pause. Initially `begun_with`; a series of last stops
+    /// may need more.
     for_pause: Cell<usize>,
     begun_with: usize,
-    /// Buffers by which the reserve was extended.
+    /// The number of buffers that were added to the reserve.
     extended: Cell<usize>,
     held_buffers: Cell<usize>,
-    /// Buffers made for slices, beyond the pool.
+    /// The number of buffers that were allocated for slices, beyond the pool of the sink. A slice is a stop
+    /// that copies pages for at most the pause budget.
     spares: Cell<usize>,
     is_standing: Cell<bool>,
 }
 
 impl<'a> Reserve<'a> {
-    /// Waits until there are buffers for so many pages before the pause, and in it.
+    /// Waits until there are buffers for `before` pages before the pause and `inside` pages inside the pause.
     ///
-    /// Pre-copy that waits for a store is of no use: the subject dirties as much meanwhile as is copied. It waits here,
-    /// before it has copied anything.
+    /// Pre-copy that waits for a store is useless, because the subject dirties as many pages during the wait
+    /// as were copied. The wait is therefore here, before any page is copied.
     pub(super) fn new(sink: &'a dyn PageSink, before: PageCount, inside: PageCount) -> Result<Self> {
         let before = (before.min(STANDING_MAX).get() / sink.buffer_pages().get().max(1)) as usize;
         let count = (buffers_for(sink, inside) + before).next_multiple_of(RESERVE_STEP);
@@ -106,8 +112,8 @@ impl<'a> Reserve<'a> {
         })
     }
 
-    /// The subject is about to stand still, and so many pages are to be copied then: takes what is missing for them,
-    /// without waiting.
+    /// Prepares for a stop in which about `expected` pages are copied. Gets the missing buffers without
+    /// waiting.
     pub(super) fn stand(&self, expected: PageCount) -> Result<()> {
         let count = buffers_for(self.sink, expected);
         let mut free = self.free.borrow_mut();
@@ -117,39 +123,42 @@ impl<'a> Reserve<'a> {
             let batch = if extends { Some(self.sink.extend_reserve()?) } else { self.sink.free_buffer()? };
             free.push(batch.map_or_else(|| self.sink.spare(), Ok)?);
         }
-        // Slices that come between leave them for the next last stop.
+        // Slices leave these buffers for the next last stop.
         self.for_pause.set(self.for_pause.get().max(count));
-        // So that keeping back does not ask for memory.
+        // In the pause, the list then grows without an allocation.
         self.held.borrow_mut().reserve(count);
         self.is_standing.set(true);
         Ok(())
     }
 
-    /// Whether so much is kept back that it should be handed on before another stop.
+    /// Reports whether so many pages are held that they should be passed on before another stop.
     pub(super) fn is_half_full(&self) -> bool {
         self.held_buffers.get() as u64 * self.buffer_pages().get() >= HANDED_ON_FROM.get()
     }
 
-    /// Hands on what was kept back: the subject runs, and will be stopped once more for this checkpoint.
+    /// Passes all held operations to the sink. Called when the subject runs again and will be stopped again
+    /// for this checkpoint.
     pub(super) fn run_on(&self) -> Result<()> {
         self.held_buffers.set(0);
         self.hand_on()
     }
 
-    /// Hands on everything; the subject goes on, or may stand still for it.
+    /// Passes all operations and the open buffer to the sink. Called when the subject runs, or when it may
+    /// stay stopped for the duration of the call.
     pub(super) fn end(self) -> Result<()> {
         self.hand_on()?;
         let begun = self.open.borrow_mut().take_if(|batch| !batch.is_empty());
         begun.map_or(Ok(()), |batch| self.sink.append(batch))
     }
 
-    /// A free buffer that is not kept for the pause.
+    /// Returns a free buffer that is not kept for the pause.
     fn spared(&self) -> Option<PageBatch> {
         let mut free = self.free.borrow_mut();
         if free.len() > self.for_pause.get() { free.pop() } else { None }
     }
 
-    /// A free buffer of the sink, or one made beyond its pool, up to `STANDING_MAX` pages.
+    /// Returns a free buffer of the sink, or allocates a buffer beyond the pool of the sink, up to
+    /// `STANDING_MAX` pages.
     fn extra(&self) -> Result<Option<PageBatch>> {
         let here = self.sink.free_buffer()?;
         if here.is_some() || (self.spares.get() as u64 * self.buffer_pages().get()) >= STANDING_MAX.get() {
@@ -159,7 +168,7 @@ impl<'a> Reserve<'a> {
         self.sink.spare().map(Some)
     }
 
-    /// Hands on what was kept back, and keeps back nothing any more.
+    /// Passes all held operations to the sink. From now on, operations are passed on immediately.
     fn hand_on(&self) -> Result<()> {
         self.is_standing.set(false);
         for held in self.held.take() {
@@ -181,7 +190,7 @@ impl PageSink for Reserve<'_> {
             if let Some(here) = self.sink.free_buffer()?.or_else(|| self.spared()) {
                 return Ok(here);
             }
-            // The pool may have no other buffers, so that a wait for one would not end.
+            // The pool may have no other buffers, and a wait for a buffer would then not end.
             self.for_pause.set(self.begun_with);
             return self.spared().map_or_else(|| self.sink.buffer(), Ok);
         }
@@ -195,8 +204,9 @@ impl PageSink for Reserve<'_> {
         self.sink.buffer()
     }
 
-    /// Makes a buffer where none is free, up to `STANDING_MAX` pages: a store that does not keep up must not decide how
-    /// long the subject is throttled.
+    /// Returns a buffer without waiting for the store, up to `STANDING_MAX` held pages while the subject is
+    /// stopped. A slow store must not determine how long the subject is throttled. While the subject runs,
+    /// this function allocates no buffer; `prepare` does.
     fn free_buffer(&self) -> Result<Option<PageBatch>> {
         if self.is_standing.get() {
             return self.buffer().map(Some);
@@ -235,7 +245,7 @@ impl PageSink for Reserve<'_> {
             return self.append(batch);
         }
         match self.open.replace(Some(batch)) {
-            // Copiers take turns, so that there is only one.
+            // Only one copier is active at a time, so there is at most one open buffer.
             Some(earlier) => self.append(earlier),
             None => Ok(()),
         }
@@ -254,7 +264,7 @@ impl PageSink for Reserve<'_> {
     }
 
     fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
-        // What is in it was copied before.
+        // The pages in the open buffer were copied before the removal.
         let begun = self.open.borrow_mut().take_if(|batch| !batch.is_empty());
         begun.map_or(Ok(()), |batch| self.append(batch))?;
         if !self.is_standing.get() {
@@ -275,7 +285,8 @@ impl Drop for Reserve<'_> {
     }
 }
 
-/// Buffers that so many pages need, whatever is in them: at least one, which is touched already when the pause begins.
+/// Returns the number of buffers for this number of pages. The result is at least one, so that a resident
+/// buffer is ready when the pause begins.
 fn buffers_for(sink: &dyn PageSink, pages: PageCount) -> usize {
     let pages = pages.min(STANDING_MAX);
     pages.get().div_ceil(sink.buffer_pages().get().max(1)).max(1) as usize
@@ -292,7 +303,7 @@ mod tests {
     const SPACE: SpaceId = SpaceId(1);
     const BUFFER: PageCount = PageCount(4);
 
-    /// Tells what it was asked and told.
+    /// A sink that records its calls.
     #[derive(Default)]
     struct Witness {
         told: RefCell<Vec<String>>,

@@ -1,8 +1,9 @@
-//! Repeating a failed capture.
+//! Repeats a failed capture or scan.
 //!
-//! Owns: which failures are transient, how often an attempt is repeated, how long the subject runs before.
-//! Invariants: an attempt is repeated a bounded number of times, and only while the root of the subject lives. No
-//! transient failure means that an image is damaged.
+//! Owns: which failures are transient, how often an attempt is repeated, and how long the subject runs before
+//! the next attempt.
+//! Invariants: the number of attempts is bounded. An attempt is repeated only while the root process of the
+//! subject lives. A transient failure never means that an image is damaged.
 //! Does not: wait, or clean up after an attempt.
 
 use std::time::Duration;
@@ -13,27 +14,32 @@ use tracee::procfs;
 
 use crate::error::{EngineError, Result};
 
-/// How attempts of one kind are repeated.
+/// The rules for the repetition of one type of attempt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
     attempts_max: usize,
-    /// So many attempts that find the same obstacle refuse.
+    /// The number of attempts with the same obstacle (a reason to refuse a checkpoint) after which the
+    /// obstacle is final.
     refusals_max: usize,
-    /// The wait before the second attempt; it doubles with each further one. On a busy machine, a subject that was
-    /// stopped while it held the obstacle needs some milliseconds until it runs again.
+    /// The wait before the second attempt. It doubles with each further attempt. A subject may have been
+    /// stopped while it held the obstacle. On a busy machine, it takes some milliseconds until such a subject
+    /// runs again.
     wait: Duration,
 }
 
-/// Scans of the running subject. Each takes some milliseconds; a program that lives shorter between two execs is common
-/// in a build. Fewer scans refuse, since each scans all memory of the subject.
+/// Scans of the running subject. A scan takes some milliseconds. In a build, many programs live for a shorter
+/// time between two calls of execve(2). `refusals_max` is lower than `attempts_max`, because the kernel walks
+/// all pages of the subject for each scan.
 pub(crate) const SCANS: Policy = Policy {
     attempts_max: 5,
     refusals_max: 3,
-    // About the time from exec until the C library is mapped. Most of what is held for a moment is held for less.
+    // About the time from execve(2) until the C library is mapped. Most obstacles that disappear exist for a
+    // shorter time.
     wait: Duration::from_millis(1),
 };
-/// Captures of the stopped subject, of which each costs a pause. A program that opens files of `/proc` at full speed
-/// holds one in 7 % of the stops; six attempts in succession then fail once in ten million checkpoints.
+/// Captures of the stopped subject. Each capture costs a pause. A program that opens files of `/proc` without
+/// a break has such a file open in 7 % of the stops. All six attempts then fail in one of ten million
+/// checkpoints.
 pub(crate) const CAPTURES: Policy =
     Policy { attempts_max: 6, refusals_max: 6, wait: Duration::from_millis(2) };
 
@@ -44,23 +50,23 @@ pub(crate) struct Retries {
     root: Pid,
     failed: usize,
     refused: usize,
-    /// What all refusals have found.
+    /// The obstacles that all refusals so far have found.
     lasting: Vec<Obstacle>,
 }
 
-/// What follows a failed attempt.
+/// The consequence of a failed attempt.
 #[derive(Debug)]
 pub(crate) enum Verdict {
-    /// Another attempt, after this time.
+    /// Make another attempt after this time.
     Again(Duration),
-    /// Only transient failures, in all attempts. This is the last of them.
+    /// All attempts had transient failures. Contains the last failure.
     UsedUp(EngineError),
-    /// A failure that another attempt would find, too.
+    /// The failure is not transient.
     Lasting(EngineError),
 }
 
 impl Verdict {
-    /// How long to wait before another attempt, or the failure if none follows.
+    /// Returns the wait before the next attempt. Returns the failure if no attempt follows.
     pub(crate) fn again(self) -> Result<Duration> {
         match self {
             Self::Again(wait) => Ok(wait),
@@ -74,7 +80,7 @@ impl Retries {
         Self { policy, root, failed: 0, refused: 0, lasting: Vec::new() }
     }
 
-    /// Judges a failed attempt.
+    /// Decides whether another attempt follows a failed attempt.
     pub(crate) fn after(&mut self, error: EngineError) -> Verdict {
         if !is_transient(&error) || !is_alive(self.root) {
             return Verdict::Lasting(error);
@@ -90,7 +96,8 @@ impl Retries {
         Verdict::Again(self.policy.wait * (1 << (self.failed - 1)))
     }
 
-    /// Counts a refusal. An error if as many as refuse have found the same.
+    /// Counts a refusal. After `refusals_max` refusals, returns `Err` for an obstacle that all refusals have
+    /// found, and for an `Unsupported` error.
     fn refusal(&mut self, error: EngineError) -> std::result::Result<EngineError, EngineError> {
         let lasting = match &error {
             EngineError::Refused(found) if self.refused == 0 => found.clone(),
@@ -113,8 +120,9 @@ impl Retries {
     }
 }
 
-/// Whether a failure may be gone in a moment: the tree changed while it was captured, a process ended or had just begun
-/// a program, something that cannot be saved was held.
+/// Reports whether a failure may soon disappear. This is so if the tree changed during the capture, or if a
+/// process ended or has just started a program. It is also so if the subject held an object that cannot be
+/// saved.
 fn is_transient(error: &EngineError) -> bool {
     matches!(
         error,
@@ -133,7 +141,7 @@ fn is_alive(pid: Pid) -> bool {
 mod tests {
     use super::*;
 
-    /// The root of a subject that lives.
+    /// Returns the pid of a process that lives.
     fn root() -> Pid {
         Pid(std::process::id() as i32)
     }
@@ -153,7 +161,8 @@ mod tests {
         EngineError::Refused(places.iter().map(obstacle).collect())
     }
 
-    /// How many attempts are made when all fail, and whether the last failure counts as one that lasts.
+    /// Repeats a failing attempt. Returns the number of attempts, whether the last failure was lasting, and
+    /// the last failure.
     fn attempts(
         mut retries: Retries,
         mut failure: impl FnMut(usize) -> EngineError,

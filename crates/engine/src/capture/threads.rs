@@ -1,9 +1,10 @@
 //! Registers and state of every thread and process.
 //!
-//! Owns: the order of reading. Registers come first, because a remote call changes them until it is over. Then all
-//! threads start their calls, and each is waited for.
+//! Owns: the order of reading. Registers are read first, because a remote call (a system call that a stopped
+//! thread executes for this program) changes them until it ends. Then all threads start their calls, and this
+//! module waits for each thread.
 //! Invariants: inside the pause, only raw bytes are read.
-//! Does not: parse the bytes of a state kind.
+//! Does not: parse the bytes of a state kind (the code for one type of process or thread state).
 
 use std::cell::RefCell;
 
@@ -19,26 +20,27 @@ use super::processes::Processes;
 use crate::error::Result;
 use crate::records::{EngineRecord, ThreadMessage};
 
-/// A thread that is being read.
+/// A thread whose state is being read.
 struct Reading<'a> {
     known: KnownThread,
     is_leader: bool,
     capture: StateCapture<'a>,
 }
 
-/// What is known of the threads of a subject from one checkpoint to the next.
+/// State of the threads of a subject that is kept between checkpoints.
 #[derive(Default)]
 pub(super) struct Threads {
-    /// What is read of each, held open.
+    /// The open files of `/proc` of each thread.
     pub(super) files: KeptFiles,
-    /// Results of their remote calls.
+    /// Results of remote calls in the threads.
     cache: RefCell<ResultCache>,
-    /// No thread had to be asked in the last pause, which makes it likely of the next one.
+    /// `true` if no thread had to make a remote call in the last pause. The next pause is then likely to need
+    /// no remote call either.
     pub(super) are_silent: bool,
 }
 
 impl Threads {
-    /// Opens what will be read of each thread. One that has ended meanwhile is not needed.
+    /// Opens the files of `/proc` of each thread. An error is ignored, because a thread may have ended.
     pub(super) fn survey(&mut self, processes: &Processes) {
         for pid in processes.living.keys() {
             for tid in procfs::threads(*pid).unwrap_or_default() {
@@ -64,7 +66,7 @@ impl Threads {
         outcome
     }
 
-    /// Forgets what belongs to threads that have ended, and prepares the next capture of this subject.
+    /// Removes the state of threads that have ended, and prepares the next capture of the subject.
     pub(super) fn sweep(&mut self, processes: &Processes) {
         self.files.sweep();
         let threads = processes.living.values().flat_map(|process| &process.threads);
@@ -74,8 +76,8 @@ impl Threads {
     }
 }
 
-/// Reads the threads of one process. Those that there is room for answer at the same time: each wait for one of them
-/// is one for all.
+/// Reads the threads of one process. The threads execute their remote calls at the same time, as far as there
+/// is free memory for the calls. Waiting for one thread is then waiting for all of them.
 fn read_process(
     stopped: &mut StoppedProcess,
     process: &mut Process,
@@ -111,13 +113,14 @@ fn read_process(
     }
     states.extend(finish_all(&mut together)?);
     drop(together);
-    // A stop signal that was pending takes effect during the first remote call at the latest.
+    // A stop signal that was pending takes effect in the first remote call at the latest.
     process.stop_signal = stopped.threads.iter().find_map(Thread::group_stop);
     process.threads = states;
     Ok(())
 }
 
-/// A kind may ask about other threads of the process, which has to wait until all of them stand again.
+/// Waits for the remote calls of all threads, and then captures their state. A state kind may inspect other
+/// threads of the process, which must be stopped for this.
 fn finish_all(together: &mut Vec<Reading<'_>>) -> Result<Vec<ThreadState>> {
     together.iter_mut().try_for_each(|reading| reading.capture.collect())?;
     together.drain(..).map(Reading::finish).collect()

@@ -1,8 +1,10 @@
 //! Binds the state of watched files to a checkpoint, inside its pause.
 //!
-//! Owns: which open descriptions and mappings are reported to the watch, and when.
-//! Invariants: they are reported once in each pause, when no thread of the tree runs and every duplicate is open. After
-//! each such pause, the watch is told that the tree runs again.
+//! Owns: which open file descriptions and mappings are reported to the watch, and when. The watch is the part
+//! of the crate `undo` that records the earlier state of changed files.
+//! Invariants: descriptions and mappings are reported once in each pause, when no thread of the tree runs and
+//! every duplicate is open. After each such pause, the watch receives a notification that the tree runs
+//! again.
 //! Does not: watch; `undo` does.
 
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use undo::watch::{Boundary, MappedFile, OpenFile, Watch};
 
 use super::before::Before;
 
-/// Tells the watch that the tree runs again, when it is dropped.
+/// Notifies the watch that the tree runs again, when the value is dropped.
 #[derive(Debug)]
 pub(super) struct AfterPause(Arc<Watch>);
 
@@ -28,9 +30,10 @@ impl Drop for AfterPause {
 pub(super) struct Watched {
     watch: Option<Arc<Watch>>,
     sequence: Sequence,
-    /// The answer of the last pause.
+    /// The boundary that the watch returned in the last pause. It says whether a rollback of files to the
+    /// checkpoint is exact.
     boundary: Option<Boundary>,
-    /// In a pause of which the watch was told.
+    /// `Some` in a pause that was reported to the watch.
     after: Option<AfterPause>,
 }
 
@@ -39,17 +42,18 @@ impl Watched {
         Self { watch: Some(watch), ..Self::default() }
     }
 
-    /// The checkpoint that the next pauses are for.
+    /// Begins a checkpoint, to which the next pauses belong.
     pub(super) fn begin(&mut self, sequence: Sequence) {
         self.sequence = sequence;
         self.boundary = None;
     }
 
-    /// Inside the pause, before the duplicates are closed.
+    /// Reports the open files and mappings to the watch. Called inside the pause, before the duplicates are
+    /// closed.
     ///
-    /// The capture may still fail. A boundary whose checkpoint is never committed does no harm, since a restart goes
-    /// back to committed checkpoints only. A retry within the same epoch has the same sequence number: the log of
-    /// `undo` uses the last boundary of a number.
+    /// The capture may still fail. A boundary whose checkpoint is never committed does no harm, because a
+    /// restart rolls back to committed checkpoints only. A retry of the same checkpoint has the same sequence
+    /// number. The log of `undo` uses the last boundary of a sequence number.
     pub(super) fn bind(&mut self, before: &Before) {
         let Some(watch) = &self.watch else { return };
         let open: Vec<OpenFile<'_>> = before.descriptors.open_for_writing();
@@ -68,17 +72,18 @@ impl Watched {
         self.boundary = Some(watch.boundary(self.sequence, &open, &mapped));
     }
 
-    /// The tree runs again.
+    /// Notifies the watch that the tree runs again.
     pub(super) fn resumed(&mut self) {
         self.after = None;
     }
 
-    /// The tree stays stopped. What is returned tells the watch when that ends.
+    /// Returns a guard for a tree that stays stopped. Dropping the guard notifies the watch that the tree
+    /// runs again.
     pub(super) fn hold(&mut self) -> Option<AfterPause> {
         self.after.take()
     }
 
-    /// The answer for the checkpoint that was taken.
+    /// Returns the boundary of the checkpoint that was taken.
     pub(super) fn take(&mut self) -> Option<Boundary> {
         self.boundary.take()
     }

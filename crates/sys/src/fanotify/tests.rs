@@ -1,8 +1,8 @@
-//! Which changes are reported before they happen.
+//! Tests which changes are reported before they happen.
 //!
 //! Owns: tests.
-//! Invariants: a test that needs pre-content events says so and returns; what changes files is a thread, which waits
-//! like any other process.
+//! Invariants: a test that lacks pre-content events prints `unsupported:` and returns. A thread of the test
+//! changes the files, and waits for answers like any other process.
 //! Does not: measure.
 
 use std::fs::{File, OpenOptions};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::*;
 
-/// A directory that is removed in the end.
+/// A directory that is removed when the value is dropped.
 struct Directory(std::path::PathBuf);
 
 impl Directory {
@@ -54,7 +54,8 @@ fn read_write() -> OpenOptions {
     options
 }
 
-/// What was there when the event came: the range, the size of the file, its first byte.
+/// The state of the file at the time of an event: the reported range, the length of the file, and its first
+/// byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Seen {
     range: Option<(u64, u64)>,
@@ -62,7 +63,7 @@ struct Seen {
     first: u8,
 }
 
-/// Runs a change in a thread, and gives what is reported meanwhile.
+/// Executes a change in a thread. Returns what is reported meanwhile.
 fn seen(events: &ContentEvents, change: impl FnOnce() + Send) -> Vec<Seen> {
     let mut found = Vec::new();
     let mut reader = events.reader();
@@ -70,7 +71,7 @@ fn seen(events: &ContentEvents, change: impl FnOnce() + Send) -> Vec<Seen> {
         let thread = scope.spawn(change);
         loop {
             let mut wait = libc::pollfd { fd: events.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: the kernel reads and writes one pollfd at the address given.
+            // SAFETY: the kernel reads and writes one pollfd at the given address.
             if !reader.has_read() && unsafe { libc::poll(&raw mut wait, 1, 5) } == 0 {
                 if thread.is_finished() {
                     break;
@@ -152,7 +153,7 @@ fn a_silenced_file_is_silent_until_it_is_not() {
     let path = directory.0.join("file");
     let marked = fresh(&path);
     let events = ContentEvents::new(&Enabler::new().unwrap()).unwrap();
-    // What is silent from the start makes able to report as well.
+    // A file that is silenced from the start can report later, too.
     events.silence(marked.as_fd()).unwrap();
     let file = read_write().open(&path).unwrap();
     let write = || file.write_all_at(b"new", PAGE).unwrap();
@@ -217,7 +218,7 @@ fn what_waits_happens_when_reader_or_group_are_gone() {
         assert!(!first.is_finished() || !second.is_finished());
         drop(event);
         drop(reader);
-        // The second may come after the reader.
+        // The second event may arrive after the reader was dropped.
         std::thread::sleep(Duration::from_millis(20));
         drop(events);
         first.join().unwrap();
@@ -247,7 +248,7 @@ fn punch(file: &File) {
 fn copy(file: &File, other: &File) {
     let (mut from, mut to) = (0_i64, PAGE as i64);
     let (source, target) = (other.as_raw_fd(), file.as_raw_fd());
-    // SAFETY: the kernel reads and writes two offsets that live.
+    // SAFETY: the kernel reads and writes two offsets, which live during the call.
     let result =
         unsafe { libc::copy_file_range(source, &raw mut from, target, &raw mut to, PAGE as usize, 0) };
     assert_eq!(result, PAGE as isize);
@@ -255,7 +256,7 @@ fn copy(file: &File, other: &File) {
 
 fn send_file(file: &File, other: &File) {
     let mut from = 0_i64;
-    // SAFETY: the kernel reads and writes one offset that lives.
+    // SAFETY: the kernel reads and writes one offset, which lives during the call.
     let result = unsafe { libc::sendfile(file.as_raw_fd(), other.as_raw_fd(), &raw mut from, PAGE as usize) };
     assert_eq!(result, PAGE as isize);
 }
@@ -269,7 +270,7 @@ fn splice(file: &File) {
     let (read, write) = rustix::pipe::pipe().unwrap();
     rustix::io::write(&write, b"new").unwrap();
     let mut offset = PAGE as i64;
-    // SAFETY: the kernel reads and writes one offset that lives.
+    // SAFETY: the kernel reads and writes one offset, which lives during the call.
     let result =
         unsafe { libc::splice(read.as_raw_fd(), ptr::null_mut(), file.as_raw_fd(), &raw mut offset, 3, 0) };
     assert_eq!(result, 3);
@@ -277,8 +278,8 @@ fn splice(file: &File) {
 
 fn map(file: &File) {
     let (protection, length) = (libc::PROT_READ | libc::PROT_WRITE, 2 * PAGE as usize);
-    // SAFETY: a new mapping at an address of the kernel's choice, into which one byte is stored and which is then
-    // unmapped.
+    // SAFETY: the kernel chooses a free address for the mapping. The code stores one byte within the mapping,
+    // and unmaps it afterwards.
     unsafe {
         let start = libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
             .cast::<u8>();

@@ -1,8 +1,11 @@
-//! Attempts to capture a subject within one epoch: pre-copy, then stops until one attempt has captured everything.
+//! Attempts to capture a subject (a protected process tree) within one epoch (a checkpoint in progress). An
+//! attempt consists of pre-copy and of stops, until one stop has captured everything.
 //!
-//! Owns: the order of an attempt, the steps between two attempts, and the decision to repeat.
-//! Invariants: an attempt begins only after all pages that were reported dirty before are in the epoch.
-//! Does not: classify failures; `retry` does. Copy; `spaces` does.
+//! Owns: the order of the steps of an attempt, the steps between two attempts, and the decision to repeat an
+//! attempt.
+//! Invariants: an attempt begins only if all pages that were reported dirty before are in the epoch or
+//! deferred.
+//! Does not: classify failures; `retry` does. Copy pages; `spaces` does.
 
 use std::time::Duration;
 
@@ -23,14 +26,17 @@ use super::taken::Stood;
 use super::tuning::Preference;
 use crate::error::Result;
 
-/// Pages that are copied before all ordinary threads of the processor, so that the pause need not: some 2.5 ms.
+/// Maximum predicted number of pages for an urgent round: a pre-copy round with the real-time priority of the
+/// stop. Copying this many pages takes about 2.5 ms. The pause then need not copy them.
 const URGENT_ROUND_MAX: PageCount = PageCount(2048);
-/// Such rounds: what the subject dirties in one, the next copies in a quarter of the time.
+/// Maximum number of urgent rounds. The next round copies the pages that were dirtied during a round in a
+/// quarter of the time.
 const URGENT_ROUNDS_MAX: usize = 2;
 
 impl Continuous {
-    /// Tries anew, within the same epoch, after a failure that is transient: a file that is open for a moment, a child
-    /// that ends. What was copied before is in the epoch, and the next attempt copies what has changed since.
+    /// Repeats an attempt within the same epoch after a transient failure. Examples are a file that is open
+    /// only briefly, and a child process that ends. The pages copied by the failed attempt are in the epoch.
+    /// The next attempt copies the pages that have changed since.
     pub(super) fn patiently<T>(
         &mut self,
         before: &mut Before,
@@ -45,7 +51,8 @@ impl Continuous {
                 Ok(done) => return Ok(done),
                 Err(error) => error,
             };
-            // The others of its group have been captured by now, or wait no longer.
+            // After `pass`, the other members of the group are already captured, or no longer wait for this
+            // subject.
             if !self.spaces.is_orderly || self.member.as_ref().is_some_and(|member| member.has_passed) {
                 return Err(error);
             }
@@ -58,7 +65,8 @@ impl Continuous {
         }
     }
 
-    /// Everything up to the end of the pause: the tree stands, and all of it is taken.
+    /// Executes all steps of a checkpoint up to the end of the capture. The subject is then stopped and
+    /// completely captured.
     pub(super) fn stop<'a>(
         &mut self,
         before: &mut Before,
@@ -67,21 +75,24 @@ impl Continuous {
     ) -> Result<Stood<'a>> {
         let arming = self.arm(before, sink)?;
         let mut laps = Stopwatch::start();
-        // Here a store that does not keep up lowers the rate, while the subject runs.
+        // Wait for buffers here, while the subject runs. In this way, a slow store lowers the rate of
+        // checkpoints.
         let reserve = Reserve::new(sink, self.expected_before.average(), self.expected.pages())?;
         phases[Phase::Room] = laps.lap();
         let is_new = self.is_whole || !arming.is_zero();
         match self.copy_and_stop(before, &reserve, is_new, phases) {
             Ok(captured) => Ok(Stood { captured, reserve, arming }),
             Err(error) => {
-                // Trackers hold for told what was copied: it has to be in the epoch, should another attempt follow.
+                // The trackers do not report the copied pages again. So these pages must be in the epoch for
+                // the next attempt.
                 self.spaces.is_orderly &= reserve.end().is_ok();
                 Err(error)
             }
         }
     }
 
-    /// Pre-copy, and all that is inside the pause; `is_new` when a process was never copied.
+    /// Pre-copies pages, and captures the subject in the last stop. `is_new` means that a process was never
+    /// copied.
     fn copy_and_stop(
         &mut self,
         before: &mut Before,
@@ -94,9 +105,10 @@ impl Continuous {
         phases[Phase::Precopy] = laps.lap();
         before.survey_descriptors()?;
         phases[Phase::Prepare] = laps.lap();
-        // Looking at descriptors takes as long as a round or two, in which the subject goes on.
+        // Inspecting descriptors takes as long as one or two rounds. The subject dirties pages meanwhile.
         let has_more = self.spaces.counts.rounds > 0 && self.spaces.tuning.prefer == Preference::Pause;
-        // A handler that has to let others go on first may wait for this very processor.
+        // With a tracker that sees changes before they happen, a fault handler must resume the writers. The
+        // handler may need the processor of this thread, so this thread must not run with real-time priority.
         let may_hurry = has_more && !self.spaces.kind.properties().sees_before;
         let least = if may_hurry { URGENT_ROUND_MAX } else { RESIDUAL_GOAL };
         if has_more && self.spaces.has_dirtied(least, LAST_ROUND_MAX) {
@@ -123,10 +135,10 @@ impl Continuous {
         }
     }
 
-    /// Prepares all that a stop needs, and copies once more with the priority of the stop.
+    /// Prepares everything that a stop needs, and copies once more with the priority of the stop.
     fn approach(&mut self, before: &mut Before, reserve: &Reserve<'_>, may_hurry: bool) -> Result<Urgent> {
         self.spaces.gather(before);
-        // From here on nothing is handed on: that wakes threads.
+        // From here on, no buffer is passed to the log, because that would wake threads.
         reserve.stand(self.expected.pages().max(self.spaces.due_in_last(before)))?;
         let urgent = Urgent::begin();
         for _ in 0..URGENT_ROUNDS_MAX {
@@ -137,7 +149,8 @@ impl Continuous {
         Ok(urgent)
     }
 
-    /// Last stops, until one has taken everything. `None` if slices should come first again.
+    /// Executes last stops until one stop has captured everything. Returns `None` if slices (short stops that
+    /// only copy pages) must come first again.
     fn stop_last(
         &mut self,
         before: &mut Before,
@@ -155,14 +168,16 @@ impl Continuous {
             if !counts.throttle.repeats(&self.spaces.budget, left) || reserve.is_half_full() {
                 return Ok(None);
             }
-            // What the first stop had may be used up, and the next must copy something.
+            // The first stop may have used all reserved buffers. The next stop must be able to copy at least
+            // some pages.
             reserve.stand(PageCount(0))?;
             urgent = Urgent::begin();
             self.spaces.gather(before);
         }
     }
 
-    /// One stop. `None` if not all pages fitted into the budget: the subject runs again, and the stop was a slice.
+    /// Executes one stop. Returns `None` if not all pages fitted into the pause budget. The subject then runs
+    /// again, and the stop counts as a slice.
     fn capture(
         &mut self,
         before: &mut Before,

@@ -1,59 +1,68 @@
-//! The pause budget: how long one stop of the subject may last, and how the subject is throttled to keep it.
+//! The pause budget: how long one stop of the subject (a protected process tree) may last, and how the
+//! subject is throttled to keep the budget.
 //!
-//! Owns: the measured costs of a stop; how fast the subject dirties pages; the prediction; the steps that lead to a stop
-//! that fits.
-//! Invariants: a stop copies no page after its deadline. The subject runs ever shorter between two stops, so that the
-//! deferred pages become fewer, whatever it writes. Without progress the number of steps is bounded.
-//! Does not: read a clock, stop or copy.
+//! Owns: the measured costs of a stop, the rate at which the subject dirties pages, and the prediction. Also
+//! the steps that lead to a stop within the budget.
+//! Invariants: a stop copies no page after its deadline. The subject runs for shorter and shorter times
+//! between two stops, so that the number of deferred pages falls for every write rate. Without progress, the
+//! number of steps is bounded.
+//! Does not: read a clock, stop the subject, or copy pages.
 //!
-//! A subject that dirties pages faster than they are copied is throttled, as live migration does it (QEMU:
-//! auto-converge). It is stopped for at most the budget while pages are copied, then runs for a while. Each round that
-//! does not halve the deferred pages halves that while.
+//! A subject that dirties pages faster than they are copied is throttled, like in live migration (QEMU:
+//! auto-converge). The throttling consists of rounds of slices. In a slice, the subject is stopped for at
+//! most the budget while pages are copied. Then the subject runs for a limited time, the run time. If a round
+//! does not halve the number of deferred pages, the run time is halved. The last stop is the stop that takes
+//! the checkpoint.
 
 use std::time::{Duration, Instant};
 
 use model::PageCount;
 
-/// Cost of a page before one was measured: scattered pages take 0.3 to 1.2 µs (docs/design/0011).
+/// Cost of a page before the first measurement. A scattered page takes 0.3 to 1.2 µs (docs/design/0011).
 const PAGE_FIRST: Duration = Duration::from_nanos(1200);
-/// The part of a stop that does not depend on pages, before one was measured.
+/// Length of the fixed part of a stop, which does not depend on pages, before the first measurement.
 const FIXED_FIRST: Duration = Duration::from_millis(1);
-/// Fewer copied pages say nothing about the cost of one.
+/// Minimum number of copied pages for a measurement. Fewer pages do not show the cost of one page.
 const PAGES_MEASURED_MIN: PageCount = PageCount(64);
-/// A new measurement counts as one of so many.
+/// A new measurement has the weight `1 / MEMORY` in a moving average.
 const MEMORY: u32 = 8;
-/// The part of the budget that pages get at least, where the fixed part would take all of it.
+/// Copying gets at least `1 / COPY_SHARE_MIN` of the budget, even if the fixed part needs the whole budget.
 const COPY_SHARE_MIN: u32 = 4;
-/// Shorter than a resume and a stop take: the subject is stopped again at once.
+/// Minimum run time. A resume and a stop take longer, so a shorter run time becomes zero: the subject is
+/// stopped again at once.
 const RUN_MIN: Duration = Duration::from_micros(100);
-/// Rounds of slices before a last stop is tried in any case.
+/// Maximum number of rounds of slices. After this many rounds, a last stop is tried in any case.
 const ROUNDS_MAX: u32 = 32;
-/// Last stops in a row that did not reduce the deferred pages. The next one copies all of them: the fixed part, or
-/// pages that no tracker can protect, take more than the budget.
+/// Maximum number of last stops in a row that do not reduce the number of deferred pages. The next last stop
+/// copies all pages. In this case, the fixed part or pages that no tracker can protect need more than the
+/// budget. A tracker is the component that finds written pages.
 const STALLED_MAX: u32 = 8;
-/// Last stops that may follow each other at once to copy what the first of them has left. Slices copy more pages in the
-/// same time, but the scan before them lets the subject run.
+/// Last stops follow each other without slices if the remaining pages fit into this many of them. Slices copy
+/// more pages in the same time. But the subject runs during the scan before the slices.
 const REPEATS_MAX: u64 = 8;
 
-/// The part of the budget that a slice, of which there are many, keeps for what it cannot foresee: interrupts, and the
-/// time that a hypervisor takes. A last stop does not, since it has to copy more than the subject dirties between two.
+/// A slice leaves `1 / SPARE_SHARE` of the budget unused for unexpected delays, because there are many
+/// slices. Such delays are interrupts, and time that a hypervisor takes. A last stop leaves nothing unused,
+/// because it must copy more pages than the subject dirties between two stops.
 const SPARE_SHARE: u32 = 16;
 
-/// Pages that are copied between two readings of the clock, 0.02 to 0.1 ms: a stop ends its copying by so much early.
+/// Number of pages that are copied between two readings of the clock, which takes 0.02 to 0.1 ms. A stop ends
+/// its copying this much before its deadline.
 pub(super) const CHUNK: PageCount = PageCount(64);
-/// What it takes to make a buffer of 2 MiB, at most: 0.4 to 0.9 ms (docs/design/0009), and 3 where a hypervisor has to
-/// find the memory first. A stop that has less left begins none.
+/// Maximum time for allocating a buffer of 2 MiB. An allocation takes 0.4 to 0.9 ms (docs/design/0009). It
+/// takes 3 ms if a hypervisor must find the memory first. If less time than this constant is left, a stop
+/// allocates no buffer.
 pub(super) const BUFFER_MAKING: Duration = Duration::from_micros(3500);
 
-/// The budget of one subject, and what its stops have cost of late (moving averages).
+/// The budget of one subject, and moving averages of the costs of its recent stops.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
-    /// The longest stop. `None`: a stop may last as long as it takes.
+    /// Maximum length of a stop. `None`: no limit.
     pub(super) limit: Option<Duration>,
     page: Duration,
-    /// All of a stop but the copying of pages.
+    /// Length of a stop without the copying of pages.
     fixed: Duration,
-    /// The part of it that follows the copying.
+    /// The part of `fixed` that follows the copying.
     after: Duration,
 }
 
@@ -62,7 +71,7 @@ impl Budget {
         Self { limit, page: PAGE_FIRST, fixed: FIXED_FIRST, after: Duration::ZERO }
     }
 
-    /// Whether a stop that copies so many pages probably keeps the budget.
+    /// Reports whether a stop that copies this many pages will probably keep the budget.
     pub(super) fn fits(&self, pages: PageCount) -> bool {
         self.limit.is_none_or(|limit| {
             let room = limit.saturating_sub(self.fixed).max(limit / COPY_SHARE_MIN);
@@ -70,32 +79,35 @@ impl Budget {
         })
     }
 
-    /// Pages that one stop copies at most, some of which may cost half of the average.
+    /// Returns the maximum number of pages that one stop copies, assuming that a page may cost half of the
+    /// average. Returns zero without a limit.
     pub(super) fn pages_max(&self) -> PageCount {
         let each = self.page.as_nanos().max(1);
         let most = self.limit.map_or(0, |limit| 2 * limit.as_nanos() / each);
         PageCount(u64::try_from(most).unwrap_or(u64::MAX))
     }
 
-    /// How long after its begin a last stop may copy, when copying begins `spent` after it.
+    /// Returns how long after its start a last stop may copy, if the copying starts `spent` after the start
+    /// of the stop. Returns `None` without a limit.
     pub(super) fn copy_end(&self, spent: Duration) -> Option<Duration> {
         let rest = self.after + self.cost(CHUNK);
         self.limit.map(|limit| limit.saturating_sub(rest).max(spent + limit / COPY_SHARE_MIN))
     }
 
-    /// How long after its begin a slice may copy, when copying begins `spent` after it.
+    /// Returns how long after its start a slice may copy, if the copying starts `spent` after the start of
+    /// the slice.
     pub(super) fn slice_end(&self, spent: Duration) -> Duration {
         let end = self.copy_end(spent).unwrap_or_default();
         end.saturating_sub(self.limit.unwrap_or_default() / SPARE_SHARE).max(spent)
     }
 
-    /// A stop took so long before and after it copied.
+    /// Records how long one stop took before and after its copying.
     pub(super) fn note_fixed(&mut self, before: Duration, after: Duration) {
         self.fixed = average(self.fixed, before + after);
         self.after = average(self.after, after);
     }
 
-    /// So many pages were copied in so much time.
+    /// Records how long the copying of this many pages took.
     pub(super) fn note_copied(&mut self, pages: PageCount, took: Duration) {
         if pages >= PAGES_MEASURED_MIN {
             let each = took.as_nanos() / u128::from(pages.get());
@@ -109,16 +121,17 @@ impl Budget {
     }
 }
 
-/// What to do about deferred pages.
+/// The next step for the deferred pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     /// Take the last stop.
     Last,
-    /// Copy all of them in slices: the subject is stopped for at most the budget, then runs for `run`, and again.
+    /// Copy all deferred pages in slices. In turns, the subject is stopped for at most the budget, and runs
+    /// for `run`.
     Slices { run: Duration },
 }
 
-/// How one checkpoint throttles its subject.
+/// The throttling of the subject during one checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Throttle {
     run: Duration,
@@ -136,14 +149,15 @@ impl Default for Throttle {
 }
 
 impl Throttle {
-    /// The next step, when so many pages are dirty.
+    /// Returns the next step for this number of dirty pages.
     pub(super) fn step(&mut self, budget: &Budget, pages: PageCount) -> Step {
         let Some(limit) = budget.limit.filter(|_| !budget.fits(pages) && self.rounds < ROUNDS_MAX) else {
             return Step::Last;
         };
         let has_halved = self.rounds == 0 || pages.get() <= self.left.get() / 2;
         if self.run.is_zero() && !has_halved && is_little(budget, pages) {
-            // The scan alone lets it dirty as much. The scan of a last stop does not.
+            // The subject also runs during the scan before further slices, and may dirty as many pages again.
+            // The subject is stopped during the scan of a last stop.
             return Step::Last;
         }
         self.run = self.run.min(limit);
@@ -155,7 +169,8 @@ impl Throttle {
         Step::Slices { run: self.run }
     }
 
-    /// A last stop has left so many pages. Whether another one follows at once, without slices.
+    /// Records that a last stop has left this many pages. Returns whether another last stop follows at once,
+    /// without slices.
     pub(super) fn repeats(&mut self, budget: &Budget, left: PageCount) -> bool {
         let repeats = is_little(budget, left) || self.rounds >= ROUNDS_MAX;
         if repeats {
@@ -168,18 +183,18 @@ impl Throttle {
         repeats
     }
 
-    /// The next last stop copies everything.
+    /// Lets the next last stop copy all pages.
     pub(super) fn give_up(&mut self) {
         self.stalled = STALLED_MAX;
     }
 
-    /// Whether the next last stop keeps the budget. If not, it copies everything.
+    /// Reports whether the next last stop keeps the budget. If not, it copies all pages.
     pub(super) fn is_bound(&self) -> bool {
         self.stalled < STALLED_MAX
     }
 }
 
-/// Whether so many pages fit into a few last stops.
+/// Reports whether this many pages fit into a few last stops.
 fn is_little(budget: &Budget, pages: PageCount) -> bool {
     budget.fits(PageCount(pages.get() / REPEATS_MAX))
 }
@@ -188,7 +203,7 @@ fn average(old: Duration, new: Duration) -> Duration {
     old - old / MEMORY + new / MEMORY
 }
 
-/// What the last scan found, and over how long.
+/// The number of pages that the last scan found, and the time since the scan before.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     at: Option<Instant>,
@@ -197,18 +212,19 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// A scan that began then found so many.
+    /// Records that a scan that began at `at` has found this many pages.
     pub(super) fn scanned(&mut self, at: Instant, pages: PageCount) {
         self.over = self.at.map_or(Duration::ZERO, |before| at.saturating_duration_since(before));
         (self.at, self.pages) = (Some(at), pages);
     }
 
-    /// As many as it has dirtied by then if it went on like that: at most what it dirtied before for each time as long,
-    /// since pages that are dirtied again count once.
+    /// Predicts how many pages the subject has dirtied between the last scan and `now`, if the subject writes
+    /// as before. The prediction grows with the time. It is an upper limit, because a page that is written
+    /// repeatedly counts once.
     pub(super) fn since(&self, now: Instant) -> PageCount {
         let Some(at) = self.at else { return PageCount(0) };
         let since = now.saturating_duration_since(at).as_nanos();
-        // After a single scan the time in which they were dirtied is unknown.
+        // After a single scan, the time in which the pages were dirtied is unknown.
         let over = if self.over.is_zero() { since } else { self.over.as_nanos() };
         let pages = u128::from(self.pages.get()) * since / over.max(1);
         PageCount(u64::try_from(pages).unwrap_or(u64::MAX))
@@ -221,17 +237,17 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_millis(5);
 
-    /// A subject and its machine: rates in pages a second.
+    /// A simulated subject and its machine. Rates are in pages per second.
     #[derive(Clone, Copy)]
     struct Machine {
         dirties: u64,
         copies: u64,
-        /// Pages that it writes, over and over.
+        /// Number of pages that the subject writes repeatedly.
         memory: u64,
         fixed: Duration,
-        /// From a resume to the next stop, at least.
+        /// Minimum time from a resume to the next stop.
         gap: Duration,
-        /// A scan of the running subject, and what is prepared before a last stop.
+        /// Length of a scan of the running subject, and of the preparation of a last stop.
         scan: Duration,
     }
 
@@ -256,7 +272,7 @@ mod tests {
             Duration::from_secs_f64(pages as f64 / self.copies as f64)
         }
 
-        /// One checkpoint, from `dirty` pages after pre-copy.
+        /// Simulates one checkpoint that begins with `dirty` pages after pre-copy.
         fn checkpoint(&self, budget: &mut Budget, mut dirty: u64) -> Outcome {
             let (mut throttle, mut outcome) = (Throttle::default(), Outcome::default());
             loop {
@@ -271,7 +287,7 @@ mod tests {
             }
         }
 
-        /// Last stops that follow each other at once; how many pages they leave.
+        /// Simulates last stops that follow each other at once. Returns the number of pages that they leave.
         fn last_stops(
             &self,
             budget: &mut Budget,
@@ -299,7 +315,7 @@ mod tests {
             }
         }
 
-        /// Copies `dirty` pages; how many are dirty then.
+        /// Simulates slices that copy `dirty` pages. Returns the number of dirty pages afterwards.
         fn slices(&self, budget: &mut Budget, outcome: &mut Outcome, mut dirty: u64, run: Duration) -> u64 {
             let mut ran = Duration::ZERO;
             while dirty > 0 {

@@ -1,25 +1,26 @@
-//! Pages that a tracker has reported as dirty and that are not copied yet.
+//! The deferred pages: pages that a tracker has reported as dirty and that are not copied yet. A tracker
+//! finds the written pages of one process.
 //!
-//! Owns: the set of these pages, and the order in which they are copied (rising addresses).
-//! Invariants: a page leaves the set when it is taken to be copied, or when its content is void. Taking pages does not
-//! allocate.
-//! Does not: copy.
+//! Owns: the set of these pages, and the order in which they are copied (by rising address).
+//! Invariants: a page leaves the set when it is taken for copying, or when its content is void (unmapped,
+//! discarded, zero or a guard region). Taking pages does not allocate memory.
+//! Does not: copy pages.
 
 use model::{Address, AddressRange, PAGE_BYTES, PageCount, RangeSet};
 use track::DirtyRange;
 
-/// Deferred pages of one address space.
+/// The deferred pages of one address space.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
-    /// Rising and disjoint. Those before `next` are taken.
+    /// Sorted by address and disjoint. The ranges before index `next` are taken.
     ranges: Vec<AddressRange>,
     next: usize,
     pub(super) pages: PageCount,
 }
 
 impl Deferred {
-    /// Adds the pages of a scan that must be read, and removes those that hold nothing any more. Of two overlapping
-    /// ranges, the later one counts.
+    /// Adds the pages of a scan that must be read, and removes the other pages of the scan. If two ranges
+    /// overlap, the later one is valid.
     pub(super) fn note(&mut self, found: &[DirtyRange]) {
         let is_rising = found.windows(2).all(|pair| pair[0].range.end <= pair[1].range.start);
         let mut set = self.take_set();
@@ -65,7 +66,7 @@ impl Deferred {
         self.put_set(set);
     }
 
-    /// Takes the first pages, at most `most` that are neighbours.
+    /// Takes pages from the start of the first range, at most `most`. Returns `None` if the set is empty.
     pub(super) fn take(&mut self, most: PageCount) -> Option<AddressRange> {
         let first = self.ranges.get_mut(self.next)?;
         let start = first.start;

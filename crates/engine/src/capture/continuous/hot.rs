@@ -1,32 +1,37 @@
-//! The writable working set: pages that are skipped in pre-copy and copied once an epoch, in the pause.
+//! The writable working set: pages that are skipped in pre-copy and copied once in each epoch, in the pause.
+//! An epoch is a checkpoint in progress.
 //!
-//! Owns: which pages these are; which of them the next pause must copy.
-//! Invariants: a skipped page is copied in the next pause, unless that finds it changed again, or gone. At most
-//! `KNOWN_MAX` pages are skipped. Inside the pause nothing is allocated.
-//! Does not: copy.
+//! Owns: the set of hot pages (the pages to skip), and the skipped pages that the next pause must copy.
+//! Invariants: a skipped page is copied once in the next pause, unless the page no longer exists. At most
+//! `KNOWN_MAX` pages are hot. No memory is allocated inside the pause.
+//! Does not: copy pages.
 //!
-//! Pre-copying a page that is dirtied again before the end of the pause is wasted. A page with several wasted copies is
-//! skipped in pre-copy. The tracker has reported it already, so that its copy is deferred to the pause.
+//! If a pre-copied page is dirtied again before the end of the pause, its copy is wasted. A page with several
+//! wasted copies becomes hot: it is skipped in pre-copy. The tracker has already reported such a page and may
+//! not report it again. So the copy is deferred to the pause.
 
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
 use track::DirtyPages;
 
 const PAGE: ByteCount = ByteCount(PAGE_BYTES);
-/// Pages that are known at most: what a pause copies in a tenth of a millisecond.
+/// Maximum number of pages with a score. A pause copies this many pages in about a tenth of a millisecond.
 const KNOWN_MAX: usize = 256;
-/// Wasted copies, one an epoch, from which on a page is skipped in pre-copy.
+/// Minimum score of a hot page. The score rises by one in each epoch with a wasted copy.
 const HOT_FROM: u8 = 3;
-/// So many epochs without a second copy are forgiven at most.
+/// Maximum score. The score falls in each epoch without a wasted copy, so a page is forgotten after at most
+/// this many such epochs.
 const SCORE_MAX: u8 = 8;
-/// Decrement for a page that was deferred and not written to again: the deferral saved nothing.
+/// Decrement for a page that was deferred and not written to again. The deferral saved nothing.
 const IDLE: u8 = 2;
-/// Ranges of an epoch that are kept to be compared; of one that has more nothing is learnt.
+/// Maximum number of ranges that are recorded in the pre-copy of an epoch. If an epoch has more ranges, no
+/// score changes.
 const COPIED_MAX: usize = 65_536;
-/// The same of a pause, and of their pages: one with more has other worries.
+/// Maximum numbers of ranges and of pages for the pause, with the same effect. A larger pause is long for
+/// other reasons than hot pages.
 const AGAIN_MAX: usize = 1024;
 const AGAIN_PAGES_MAX: PageCount = PageCount(4096);
 
-/// One page of which something is known.
+/// A page with a score.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Known {
     page: Address,
@@ -35,18 +40,18 @@ struct Known {
 
 #[derive(Debug)]
 pub(super) struct HotPages {
-    /// Rising.
+    /// Sorted by address.
     known: Vec<Known>,
-    /// Those of them that are hot, rising.
+    /// The hot pages among `known`, sorted by address.
     hot: Vec<Address>,
-    /// Pages deferred in this epoch, rising, and whether they still have to be copied.
+    /// The deferred pages, sorted by address. The flag is set if the page must still be copied.
     deferred: Vec<(Address, bool)>,
-    /// Copied before the pause of this epoch, round by round; each rises.
+    /// Ranges that pre-copy has copied in this epoch. Each round has a list of its own, sorted by address.
     copied: Vec<Vec<AddressRange>>,
     copied_count: usize,
-    /// Copied in the pause.
+    /// Ranges that the scan in the pause has found.
     again: Vec<AddressRange>,
-    /// There was more than is kept.
+    /// A limit was exceeded, so that the records of this epoch are incomplete.
     is_lost: bool,
 }
 
@@ -63,10 +68,12 @@ impl HotPages {
         }
     }
 
-    /// Takes hot pages out of what is to be copied while the subject runs.
+    /// Removes the hot pages from the list of pages to copy while the subject runs, and defers them. Records
+    /// the remaining ranges.
     pub(super) fn put_off(&mut self, dirty: &mut DirtyPages) {
         let Self { hot, deferred, .. } = self;
-        // A page that was discarded after its deferral is taken out, so that the discard is not copied over.
+        // A deferred page that was discarded meanwhile must not be copied. The copy would put the page back
+        // into the checkpoint.
         for found in dirty.ranges().iter().filter(|found| !found.content.must_read()) {
             forgive(deferred, found.range);
         }
@@ -83,7 +90,8 @@ impl HotPages {
         }
     }
 
-    /// Takes in what a pause found: it copies that in any case.
+    /// Records the result of the scan in the pause. The pause copies these pages in any case, so they are no
+    /// longer due here.
     pub(super) fn meet(&mut self, dirty: &DirtyPages) {
         for found in dirty.ranges() {
             forgive(&mut self.deferred, found.range);
@@ -99,7 +107,7 @@ impl HotPages {
         self.is_lost |= dirty.pages() > AGAIN_PAGES_MAX;
     }
 
-    /// Pages that were deferred and are still to be copied, rising.
+    /// Returns the deferred pages that must still be copied, sorted by address.
     pub(super) fn due(&self) -> impl Iterator<Item = AddressRange> {
         self.deferred
             .iter()
@@ -107,23 +115,23 @@ impl HotPages {
             .map(|(page, _)| AddressRange::new(*page, *page + PAGE))
     }
 
-    /// All of that has been copied.
+    /// Marks all deferred pages as no longer due. The caller has taken over their copies.
     pub(super) fn paid(&mut self) {
         self.deferred.iter_mut().for_each(|(_, is_due)| *is_due = false);
     }
 
-    /// A range shows something else now, or nothing.
+    /// Cancels the deferral of all pages in a range that was unmapped or mapped again.
     pub(super) fn forget(&mut self, range: AddressRange) {
         forgive(&mut self.deferred, range);
     }
 
-    /// Learns from an epoch that is over. Not inside the pause.
+    /// Updates the scores at the end of an epoch. Must not be called inside the pause.
     pub(super) fn learn(&mut self) {
         if !self.is_lost {
             let twice = self.copied_twice();
             self.rate(&twice);
         }
-        // What no pause has copied stays deferred.
+        // Deferred pages that no pause has copied stay deferred.
         self.deferred.retain(|(_, is_due)| *is_due);
         self.copied.clear();
         self.again.clear();
@@ -132,7 +140,8 @@ impl HotPages {
         self.hot.extend(self.known.iter().filter(|known| known.score >= HOT_FROM).map(|known| known.page));
     }
 
-    /// Pages that the pause copied, and a round before it had, or would have; rising.
+    /// Returns the pages, sorted by address, that were found by the pause and that pre-copy had already
+    /// copied or deferred.
     fn copied_twice(&self) -> Vec<Address> {
         let pages = self.again.iter().flat_map(|range| range.pieces(PAGE)).map(|piece| piece.start);
         let mut twice: Vec<Address> = pages
@@ -174,7 +183,7 @@ fn owe(deferred: &mut Vec<(Address, bool)>, page: Address) {
     }
 }
 
-/// Nothing is deferred of a range any more.
+/// Marks the deferred pages of a range as no longer due.
 fn forgive(deferred: &mut [(Address, bool)], range: AddressRange) {
     let first = deferred.partition_point(|(page, _)| *page < range.start);
     deferred[first..]
@@ -202,7 +211,8 @@ mod tests {
         ranges.iter().copied().collect()
     }
 
-    /// One epoch: a round and a pause find these; what the round copies, and what is due in the pause.
+    /// Simulates one epoch in which a pre-copy round and a pause find these ranges. Returns the number of
+    /// pages that the round copies, and the ranges that are due in the pause.
     fn epoch(hot: &mut HotPages, round: &[AddressRange], pause: &[AddressRange]) -> (u64, Vec<AddressRange>) {
         let with = |ranges: &[AddressRange]| -> Vec<_> {
             ranges.iter().map(|range| (*range, Content::Present)).collect()
@@ -223,9 +233,9 @@ mod tests {
         for _ in 0..HOT_FROM {
             assert_eq!(epoch(&mut hot, &[pages(1, 9), pages(20, 21)], &[pages(4, 6)]), (9, vec![]));
         }
-        // Found again by the pause, it is copied there once.
+        // The pause finds both hot pages again and copies each of them once.
         assert_eq!(epoch(&mut hot, &[pages(1, 9)], &[pages(4, 6)]), (6, vec![]));
-        // Else it is deferred.
+        // The pause does not find page 4 again, so its deferred copy is due.
         assert_eq!(epoch(&mut hot, &[pages(1, 9)], &[pages(5, 6)]), (6, vec![pages(4, 5)]));
         assert_eq!(epoch(&mut hot, &[pages(1, 9)], &[]).1, vec![pages(4, 5), pages(5, 6)][1..]);
     }

@@ -1,10 +1,12 @@
-//! Continuous checkpointing of one subject.
+//! Takes checkpoints of one subject (a protected process tree) again and again.
 //!
-//! Owns: the values kept between two checkpoints (mappings, trackers, buffers), pre-copy, the order of an epoch.
-//! Invariants: a checkpoint in the log contains every page as it was in the pause, whether the page was copied in this
-//! pause, before it, or in an earlier epoch. After a failure, the next checkpoint starts from nothing. Inside the
-//! pause, only pages are copied that have changed since their last copy.
-//! Does not: decide when the next checkpoint is due, or write.
+//! Owns: the values that are kept between two checkpoints (mappings, trackers, buffers), and the order of the
+//! steps of an epoch. Also pre-copy, which copies pages while the subject runs. A tracker finds written
+//! pages. An epoch is a checkpoint in progress.
+//! Invariants: a checkpoint in the log contains every page as it was in the pause. It does not matter whether
+//! the page was copied in this pause, in pre-copy or in an earlier epoch. After a failure, the next
+//! checkpoint is a full one. Inside the pause, only pages that have changed since their last copy are copied.
+//! Does not: decide when the next checkpoint is due, or write data to the disk.
 
 mod attempt;
 mod budget;
@@ -49,44 +51,46 @@ use super::reserve::Expected;
 use super::watched::Watched;
 use crate::error::{EngineError, Result};
 
-/// How long a subject stands still for a checkpoint that is to be compared with it: seconds are what was asked for, a
-/// disk that has failed is not.
+/// Maximum time that a subject stays stopped until the checkpoint to compare is durable. An operator who
+/// requests a comparison expects a stop of seconds. The limit covers a disk that has failed.
 const VERIFY_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Where nothing is copied, areas that are new are watched after so many looks, since that takes a pause.
+/// Number of scans by `track` between two updates of the trackers with new mappings. Each update takes a
+/// pause.
 const LOOKS_EACH_COVER: u64 = 64;
 
-/// What continuous checkpointing of one subject keeps from one checkpoint to the next.
+/// The state of continuous checkpointing of one subject, kept from one checkpoint to the next.
 pub struct Continuous {
     root: Pid,
-    /// `None` before the first checkpoint, and after one that failed.
+    /// `None` before the first checkpoint, and after a failed one.
     before: Option<Before>,
     spaces: Spaces,
-    /// The next checkpoint starts from nothing.
+    /// The next checkpoint is a full one.
     is_whole: bool,
-    /// Looks without a checkpoint.
+    /// Number of scans by `track`, which take no checkpoint.
     looks: u64,
-    /// How long the subject was stopped for aborted captures since the last checkpoint.
+    /// Time that the subject was stopped for aborted captures since the last checkpoint.
     aborted: Duration,
-    /// What the next pause may copy, with the urgent rounds before it.
+    /// Number of pages that the next pause and the urgent rounds before it may copy. An urgent round is a
+    /// pre-copy round with raised priority.
     expected: Expected,
-    /// What pre-copy may.
+    /// Number of pages that the pre-copy of the next checkpoint may copy.
     expected_before: Expected,
     found: Found,
-    /// Where what the subject sends waits for the checkpoint that has it.
+    /// Holds the packets that the subject sends, until a checkpoint that contains the sending is durable.
     hold: Option<Arc<PacketHold>>,
     /// Binds the state of files to each checkpoint, if files are watched.
     watched: Watched,
-    /// Where its checkpoint waits for those of other subjects.
+    /// The membership in a group of subjects that are captured at one moment.
     member: Option<GroupMember>,
 }
 
-/// What the checkpoint that is taken has found.
+/// Results of the current checkpoint, apart from records and pages.
 #[derive(Default)]
 struct Found {
-    /// Files that the subject may write.
+    /// Regular files that the subject may write.
     written: Vec<FileRecord>,
-    /// Connections that may outlive it.
+    /// TCP connections that may stay open after the death of the subject.
     connections: Vec<Arc<OwnedFd>>,
     /// The last packet that was held before the pause.
     held_through: Option<PacketNumber>,
@@ -102,7 +106,7 @@ impl fmt::Debug for Continuous {
 }
 
 impl Continuous {
-    /// Prepares for a subject; nothing of it is touched before the first checkpoint.
+    /// Creates the state for a subject. The subject is not accessed before the first checkpoint.
     #[must_use]
     pub fn new(root: Pid, kind: &'static dyn TrackerKind) -> Self {
         Self {
@@ -121,32 +125,33 @@ impl Continuous {
         }
     }
 
-    /// With choices of an operator.
+    /// Sets the options that an operator has chosen.
     #[must_use]
     pub fn tuned(self, tuning: Tuning) -> Self {
         Self { spaces: Spaces::new(self.spaces.kind, tuning), ..self }
     }
 
-    /// With a watch over the files of the subject: each checkpoint is bound to their state inside its pause.
+    /// Sets a watch over the files of the subject. Each checkpoint is bound to the state of the files in its
+    /// pause.
     #[must_use]
     pub fn watched(self, watch: Arc<Watch>) -> Self {
         Self { watched: Watched::new(watch), ..self }
     }
 
-    /// What the subject sends is held there: the caller releases, once a checkpoint is durable, what was sent before
-    /// (`Taken::held_through`).
+    /// Holds the packets that the subject sends. When a checkpoint is durable, the caller releases the
+    /// packets up to `Taken::held_through`.
     #[must_use]
     pub fn holding(self, hold: Arc<PacketHold>) -> Self {
         Self { hold: Some(hold), ..self }
     }
 
-    /// The root of the subject.
+    /// Returns the root process of the subject.
     #[must_use]
     pub fn root(&self) -> Pid {
         self.root
     }
 
-    /// The processes of the subject at its last checkpoint, without the root.
+    /// Returns the processes of the subject at its last checkpoint, without the root process.
     #[must_use]
     pub fn descendants(&self) -> Vec<ProcessKey> {
         let Some(before) = &self.before else { return Vec::new() };
@@ -154,11 +159,12 @@ impl Continuous {
         others.map(|(_, process)| process.stat.key()).collect()
     }
 
-    /// Takes one checkpoint into the log. `None` when the log has as much to write as it will take.
+    /// Takes one checkpoint into the log. Returns `None` if the log has too many unfinished checkpoints.
     ///
     /// # Errors
     ///
-    /// What stands in the way, or what went wrong with earlier checkpoints in the log. The subject goes on.
+    /// Returns the reason why the subject cannot be captured, or the error of an earlier checkpoint in the
+    /// log. The subject continues to run.
     pub fn checkpoint(
         &mut self,
         log: &dyn CheckpointSink,
@@ -175,11 +181,11 @@ impl Continuous {
         Ok(taken.map(|(taken, ())| taken))
     }
 
-    /// As `checkpoint`, and leaves the subject stopped. The log makes the checkpoint durable meanwhile.
+    /// Like `checkpoint`, but leaves the subject stopped. The log makes the checkpoint durable meanwhile.
     ///
     /// # Errors
     ///
-    /// As `checkpoint`.
+    /// The same as `checkpoint`.
     pub fn checkpoint_and_hold(
         &mut self,
         log: &dyn CheckpointSink,
@@ -192,12 +198,12 @@ impl Continuous {
         })
     }
 
-    /// As `checkpoint_and_hold`, as one of several subjects that are all stopped before any of them is captured. The
-    /// last stop has no pause budget, and is not repeated.
+    /// Like `checkpoint_and_hold`, for one subject of a group. All subjects of the group are stopped before
+    /// the first one is captured. The last stop has no pause budget, and is not repeated.
     ///
     /// # Errors
     ///
-    /// As `checkpoint`, or `GroupBroken` when another subject could not be stopped in time.
+    /// The same as `checkpoint`, and `GroupBroken` if another subject could not be stopped in time.
     pub fn checkpoint_of_group(
         &mut self,
         log: &dyn CheckpointSink,
@@ -210,12 +216,14 @@ impl Continuous {
         outcome
     }
 
-    /// As `checkpoint`, and compares it with the subject before that goes on: for as long as it takes to write the
-    /// checkpoint and to read all of it again. `read` opens a checkpoint of the log.
+    /// Like `checkpoint`, but compares the checkpoint with the subject before the subject is resumed. The
+    /// subject stays stopped until the checkpoint is written and is read back completely. `read` opens a
+    /// checkpoint of the log.
     ///
     /// # Errors
     ///
-    /// As `checkpoint`. A difference is none; the next checkpoint should then start from nothing.
+    /// The same as `checkpoint`. A difference is not an error. After a difference, the next checkpoint should
+    /// be a full one.
     pub fn checkpoint_and_verify(
         &mut self,
         log: &dyn CheckpointSink,
@@ -225,7 +233,7 @@ impl Continuous {
         self.begin_and(log, options, |subject, epoch, options| {
             let (taken, captured) =
                 subject.take(epoch, options, |_, captured| Ok((captured.0.phases, captured)))?;
-            // The subject stays stopped meanwhile.
+            // The subject stays stopped during this wait.
             let Some(committed) = taken.ticket.wait_for(VERIFY_WAIT_MAX)? else {
                 return Err(store::Error::Slow(VERIFY_WAIT_MAX).into());
             };
@@ -239,18 +247,20 @@ impl Continuous {
         })
     }
 
-    /// Forgets everything: the next checkpoint starts from nothing. To be called when the log has lost one.
+    /// Discards the inspected state and the trackers, so that the next checkpoint is a full one. The caller
+    /// must call this after the log has lost a checkpoint.
     pub fn start_over(&mut self) {
         self.before = None;
         self.spaces.tracked.clear();
         self.is_whole = true;
     }
 
-    /// Looks for changes and begins a new round of tracking, and copies nothing: what tracking alone costs.
+    /// Scans for changed pages and begins a new tracking round, but copies nothing. This measures the cost of
+    /// tracking alone.
     ///
     /// # Errors
     ///
-    /// As `checkpoint`. The subject goes on.
+    /// The same as `checkpoint`. The subject continues to run.
     pub fn track(&mut self, options: &CheckpointOptions) -> Result<Tracking> {
         self.track_once(options).inspect_err(|_| self.start_over())
     }
@@ -284,14 +294,16 @@ impl Continuous {
         Ok(found)
     }
 
-    /// Begins a checkpoint in the sink, and takes it. After a failure the next one starts from nothing.
+    /// Begins a checkpoint in the sink, and takes the checkpoint. After a failure, the next checkpoint is a
+    /// full one.
     fn begin_and<T>(
         &mut self,
         log: &dyn CheckpointSink,
         options: &CheckpointOptions,
         take: impl FnOnce(&mut Self, Box<dyn OpenCheckpoint>, &CheckpointOptions) -> Result<T>,
     ) -> Result<Option<T>> {
-        // What is done to a subject that is about to end must not be done to this one.
+        // With `kill`, a capture may change a subject, because the subject ends afterwards. This subject
+        // continues to run.
         let options = CheckpointOptions { kill: false, ..options.clone() };
         let base = if self.is_whole { Base::Nothing } else { Base::Newest };
         let Some(epoch) = log.begin(options.sequence, base)? else { return Ok(None) };
@@ -303,7 +315,7 @@ impl Continuous {
         Ok(Some(taken))
     }
 
-    /// Captures the subject into an epoch. `leave` decides what becomes of the stopped subject.
+    /// Captures the subject into an epoch. `leave` resumes the captured subject, or leaves it stopped.
     fn take<L>(
         &mut self,
         epoch: Box<dyn OpenCheckpoint>,
@@ -318,7 +330,8 @@ impl Continuous {
             let time = captured.0.time;
             let (mut phases, left) = leave(subject, captured)?;
             let mut laps = Stopwatch::start();
-            // First of all: should what follows fail, the next attempt has to find it in the epoch.
+            // Pass the copied pages to the log first. If a later step fails, the next attempt needs these
+            // pages in the epoch.
             reserve.end()?;
             let records = subject.records(before).inspect_err(|_| subject.aborted += phases.pause())?;
             phases[Phase::Finish] = laps.lap();
@@ -353,7 +366,7 @@ impl Continuous {
         Ok((taken, left))
     }
 
-    /// All that is not pages. Nothing of it needs the subject to stand still.
+    /// Collects all records except the pages. The subject may run during this call.
     fn records(&mut self, before: &mut Before) -> Result<RecordSet> {
         before.processes.complete_areas(&mut before.objects)?;
         let records = before.records()?;
@@ -366,15 +379,17 @@ impl Continuous {
         Ok(records)
     }
 
-    /// As `stop`, for a single checkpoint of a subject that has been looked at; `None` when the subject cannot be
-    /// tracked, or has begun to read past the page cache. Nothing of it is in the checkpoint then.
+    /// Like `stop`, for a single checkpoint of a subject that was already inspected. Returns `None` if
+    /// tracking fails, or if the subject has opened a file with O_DIRECT meanwhile. The checkpoint then
+    /// contains no page of the subject.
     pub(super) fn stop_once<'a>(
         &mut self,
         before: &mut Before,
         sink: &'a dyn PageSink,
     ) -> Result<Option<Stood<'a>>> {
         before.processes.is_continuous = true;
-        // Pre-copy takes a while: what the subject closes meanwhile has to be closed.
+        // Pre-copy can be long. Without duplicates in this process, close(2) in the subject takes effect
+        // during pre-copy.
         before.descriptors.forget();
         let stood = self.patiently(before, sink, |subject, before| {
             let arming = subject.arm(before, sink)?;
@@ -393,7 +408,8 @@ impl Continuous {
         outcome.map(|()| None)
     }
 
-    /// Ends all tracking of a subject that runs on, in a pause of its own; how long that was.
+    /// Ends all tracking of a subject that continues to run. This takes a pause of its own. Returns the
+    /// length of this pause.
     pub(super) fn untrack(&mut self) -> Result<Duration> {
         self.spaces.tracked.values_mut().for_each(|tracked| tracked.tracker.unwind());
         let urgent = Urgent::begin();
@@ -407,10 +423,10 @@ impl Continuous {
         Ok(pause)
     }
 
-    /// What is known of the running subject: looked at closely for the first time, followed later.
+    /// Inspects the running subject. The first inspection is complete. Later ones inspect only new processes.
     ///
-    /// Descriptors are held for the first time to refuse in time, and closed at once: pre-copy can be long, and what
-    /// the subject closes meanwhile has to be closed.
+    /// The first inspection duplicates the descriptors of the subject to detect obstacles early, and closes
+    /// the duplicates at once. Pre-copy can be long, and close(2) in the subject must take effect meanwhile.
     fn survey(&mut self, options: &CheckpointOptions) -> Result<Before> {
         if let Some(mut before) = self.before.take() {
             before.descriptors.options = options.clone();
@@ -427,15 +443,16 @@ impl Continuous {
         Ok(before)
     }
 
-    /// Has processes tracked that are not yet, in a pause of its own: all their pages can then be copied while they
-    /// run. How long that pause was.
+    /// Attaches trackers to the processes that have none. Then all pages of these processes can be copied
+    /// while the processes run. Returns the length of the pause for this; zero if no pause was necessary.
     fn arm(&mut self, before: &mut Before, sink: &dyn PageSink) -> Result<Duration> {
         let mut living = before.processes.living.keys();
         let lacks_any = living.any(|pid| !self.spaces.tracked.contains_key(pid));
         if lacks_any { self.cover_all(before, sink) } else { Ok(Duration::ZERO) }
     }
 
-    /// Attaches what is missing and has all areas watched, in a pause. How long that was.
+    /// Stops the subject, attaches the missing trackers, and updates all trackers with the present mappings.
+    /// Returns the length of this pause.
     fn cover_all(&mut self, before: &mut Before, sink: &dyn PageSink) -> Result<Duration> {
         let prepared = self.spaces.prepare(before);
         let _urgent = Urgent::begin();

@@ -1,10 +1,12 @@
-//! Pre-copy: copies pages before the last stop, so that this stop copies few. First in rounds while the subject runs,
-//! then in slices: stops that copy for at most the pause budget. It ends when the rest fits into one stop.
+//! Pre-copy: copies pages before the last stop, so that the last stop copies few pages. First, pages are
+//! copied in rounds while the subject (the protected process tree) runs. Then they are copied in slices:
+//! stops that copy for at most the pause budget. Pre-copy ends when the remaining pages fit into one stop.
 //!
-//! Owns: the rounds, and the decision whether a further round is worth its cost; the loop that alternates between the
-//! stopped and the running subject.
-//! Invariants: a round copies all pages that its scan has found. Before a slice copies a page, the tracker is armed to
-//! report the next change of it. While the subject is stopped, no wait for the store exceeds the budget.
+//! Owns: the rounds, the decision whether a further round is worth its cost, and the loop that alternates
+//! between the stopped and the running subject.
+//! Invariants: a round copies all pages that its scan has found. Before a slice copies a page, the tracker is
+//! armed to report the next change of the page. A tracker finds the written pages of one process. In a slice,
+//! no wait for a free buffer exceeds the pause budget.
 //! Does not: decide about slices; `budget` does.
 
 use std::time::{Duration, Instant};
@@ -23,42 +25,47 @@ use super::spaces::Spaces;
 use super::taken::Counts;
 use crate::error::Result;
 
-/// How long a subject stays stopped for one buffer of a store that does not keep up: many times what a disk takes that
-/// works, and short enough for those who wait for the subject.
+/// Maximum time that a stopped subject waits for one buffer of a slow store. The limit is many times the
+/// duration of a write by a disk that works. It is short enough for the clients of the subject. If slices
+/// make no progress for this long, the subject runs until the store continues.
 pub(super) const STANDING_WAIT_MAX: Duration = Duration::from_millis(250);
 
-/// How long to sleep where no buffer is free: a fraction of the time in which a disk takes one.
+/// Time to sleep if no buffer is free: a fraction of the time in which a disk writes one buffer.
 const BUFFER_POLL: Duration = Duration::from_micros(200);
-/// How much longer such a sleep can take: 1 ms and more on a virtual processor that has been idle.
+/// Assumed delay of such a sleep. On a virtual processor that was idle, the delay is 1 ms and more.
 const BUFFER_POLL_LATE: Duration = Duration::from_micros(1500);
 
-/// A residual that is small enough: some 30 microseconds of copying.
+/// Pre-copy ends when a round has at most this many pages. Copying them takes about 30 µs.
 pub(super) const RESIDUAL_GOAL: PageCount = PageCount(32);
-/// Pages that one more round may have to copy while descriptors are held, which the subject may want closed: some 5 ms.
+/// Maximum predicted number of pages for the round after the inspection of the descriptors. Copying them
+/// takes about 5 ms.
 pub(super) const LAST_ROUND_MAX: PageCount = PageCount(4096);
 
-/// Whether one more round, after one of so many pages and one of so many before it, leaves less to the pause. Where the
-/// processor or the store is busy, rounds get less only slowly, and a pause that copies thousands of pages is long.
+/// Reports whether one more round will leave fewer pages to the pause. `round` and `before` are the pages of
+/// the last round and of the round before. If the processor or the store is busy, rounds shrink slowly. A
+/// pause that copies thousands of pages is long, so a slow decrease is accepted for large rounds.
 fn is_worth_another(round: PageCount, before: PageCount) -> bool {
     let shrinks_to = if round > LAST_ROUND_MAX { before.get() - before.get() / 8 } else { before.get() / 2 };
     round.get() <= shrinks_to
 }
 
 impl Spaces {
-    /// Whether the subject has probably dirtied more than some pages by now, and at most others.
+    /// Reports whether the subject has probably dirtied more than `least` and at most `most` pages since the
+    /// last scan.
     pub(super) fn has_dirtied(&self, least: PageCount, most: PageCount) -> bool {
         let dirtied = self.pace.since(self.clock.now());
         least < dirtied && dirtied <= most
     }
 
-    /// Copies what is dirty while the subject runs, until little is left or it does not get less.
+    /// Copies dirty pages while the subject runs, until few are left or their number does not fall enough.
     pub(super) fn precopy(&mut self, before: &Before, sink: &dyn PageSink, is_new: bool) -> Result<()> {
         self.counts = Counts::default();
-        // A page that a read past the cache has pinned changes without a fault.
+        // A read with O_DIRECT pins pages. A pinned page changes without a page fault, so that the tracker
+        // misses the change.
         if !self.kind.properties().rearms_running || self.bypasses_cache {
             return Ok(());
         }
-        // Of a process that was never copied, all is.
+        // In a process that was never copied, all pages are dirty.
         let dirty = if is_new { PageCount(u64::MAX) } else { self.pace.since(self.clock.now()) };
         let mut last = PageCount(u64::MAX);
         while self.counts.rounds < self.tuning.prefer.rounds_max(dirty) {
@@ -71,7 +78,7 @@ impl Spaces {
         Ok(())
     }
 
-    /// Copies what is dirty now; how many pages that were.
+    /// Copies the pages that are dirty now. Returns their number.
     pub(super) fn round(&mut self, before: &Before, sink: &dyn PageSink) -> Result<PageCount> {
         let pages = self.scan_running(before, sink, true)?;
         self.counts.rounds += 1;
@@ -79,7 +86,7 @@ impl Spaces {
         Ok(pages)
     }
 
-    /// Copies dirty pages in slices until a last stop probably fits into the pause budget.
+    /// Copies dirty pages in slices, until a last stop will probably fit into the pause budget.
     pub(super) fn slice(&mut self, before: &Before, sink: &dyn PageSink) -> Result<()> {
         if !self.can_slice() || (self.budget.fits(self.due(before)) && !self.counts.has_deferred_fresh) {
             return Ok(());
@@ -94,20 +101,22 @@ impl Spaces {
         }
     }
 
-    /// Whether pages that change after they were copied are reported while the subject runs, and a budget is set. With
-    /// O_DIRECT, pages change unnoticed.
+    /// Reports whether slices are possible. There must be a budget, and the tracker must report changes of
+    /// copied pages while the subject runs. With O_DIRECT, pages change without a report.
     fn can_slice(&self) -> bool {
         self.budget.limit.is_some() && self.kind.properties().rearms_running && !self.bypasses_cache
     }
 
-    /// Whether new mappings of so many pages should be scanned before the last stop. At most once in a checkpoint.
+    /// Reports whether new mappings with this many pages should be scanned before the last stop. Returns
+    /// `true` at most once in a checkpoint.
     pub(super) fn defers_fresh(&mut self, fresh: PageCount) -> bool {
         let defers = !self.counts.has_deferred_fresh && self.can_slice() && !self.budget.fits(fresh);
         self.counts.has_deferred_fresh |= defers;
         defers
     }
 
-    /// Until when a last stop copies that began then. `None`: until all is copied.
+    /// Returns the deadline for the copying in a last stop that began at `began`. `None`: the stop copies all
+    /// pages.
     pub(super) fn copy_end(&self, began: Instant) -> Option<Deadline> {
         let spent = self.clock.now().saturating_duration_since(began);
         let end = if self.can_slice() { self.budget.copy_end(spent) } else { None };
@@ -121,19 +130,21 @@ impl Spaces {
             .fold(PageCount(0), |sum, tracked| sum + tracked.deferred.pages)
     }
 
-    /// Pages that a stop would copy now, as far as that can be told.
+    /// Returns the predicted number of pages that a stop would copy now.
     pub(super) fn due(&self, before: &Before) -> PageCount {
         self.deferred(before) + self.pace.since(self.clock.now())
     }
 
-    /// Pages that last stops may copy: several can follow slices, since such a subject writes a lot. To make a buffer in
-    /// one of them takes longer than copying into it.
+    /// Returns the predicted number of pages that last stops may copy. After slices, several last stops can
+    /// follow each other, because such a subject writes much. Allocating a buffer inside a stop takes longer
+    /// than copying pages into the buffer.
     pub(super) fn due_in_last(&self, before: &Before) -> PageCount {
         let due = self.due(before);
         if self.counts.slices.count > 0 { due.max(HANDED_ON_FROM + self.budget.pages_max()) } else { due }
     }
 
-    /// Scans the running subject, and defers what is dirty or copies it at once. How many pages that are.
+    /// Scans the running subject. Defers the copies of dirty pages, or copies the pages at once if `copies`
+    /// is set. Returns the number of dirty pages.
     pub(super) fn scan_running(
         &mut self,
         before: &Before,
@@ -155,7 +166,8 @@ impl Spaces {
         Ok(pages)
     }
 
-    /// Copies all deferred pages, in turns with the subject.
+    /// Copies all deferred pages in slices. After each slice, the subject runs for `run`, while the copying
+    /// continues.
     fn copy_in_slices(&mut self, before: &Before, sink: &dyn PageSink, run: Duration) -> Result<()> {
         let mut progress = Stopwatch::start();
         while self.deferred(before) > PageCount(0) {
@@ -170,7 +182,7 @@ impl Spaces {
             if copied > PageCount(0) {
                 progress = Stopwatch::start();
             } else if progress.elapsed() > STANDING_WAIT_MAX {
-                // The store takes nothing. The subject runs until it does.
+                // The store accepts no data. The subject runs until the store has a free buffer.
                 sink.keep(sink.buffer()?)?;
                 progress = Stopwatch::start();
             }
@@ -178,7 +190,7 @@ impl Spaces {
         Ok(())
     }
 
-    /// One slice. How many pages it has copied.
+    /// Executes one slice. Returns the number of copied pages.
     fn stop_and_copy(&mut self, before: &Before, sink: &dyn PageSink) -> Result<PageCount> {
         let urgent = Urgent::begin();
         let tree = self.freezer.stop(before.processes.root)?;
@@ -194,7 +206,8 @@ impl Spaces {
         Ok(copied)
     }
 
-    /// Copies deferred pages until a deadline. Where no buffer is free, it sleeps unless less than `late` is left.
+    /// Copies deferred pages until a deadline. If no buffer is free, sleeps and tries again, unless at most
+    /// `late` is left.
     fn copy_until(
         &mut self,
         before: &Before,
@@ -220,7 +233,7 @@ impl Spaces {
         }
     }
 
-    /// Learns from a stop that has taken everything.
+    /// Updates the measured costs with a stop that has captured everything.
     pub(super) fn note_stop(&mut self, phases: &Phases) {
         let after = phases.after_copy();
         self.budget.note_fixed(phases.pause().saturating_sub(phases[Phase::Copy] + after), after);

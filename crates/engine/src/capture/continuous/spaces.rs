@@ -1,6 +1,8 @@
-//! The address spaces of a subject between two checkpoints: trackers and copies.
+//! The address spaces of a subject (a protected process tree) between two checkpoints: trackers and copies of
+//! pages. A tracker finds the written pages of one process.
 //!
-//! Owns: the trackers, the pages that they have found, the measured rates, the code that stops the subject for slices.
+//! Owns: the trackers, the pages that the trackers have found, the measured rates, and the code that stops
+//! the subject for slices. A slice is a short stop that only copies pages.
 //! Invariants: a stop copies only pages that have changed since their last copy.
 //! Does not: stop the subject, except for slices.
 
@@ -36,40 +38,44 @@ pub(super) struct Spaces {
     pub(super) tracked: HashMap<Pid, Tracked>,
     pub(super) dirty: DirtyPages,
     pub(super) freezer: Freezer,
-    /// The threads that help in a stop, once the subject has grown large enough for them.
+    /// The worker threads that help in a stop. The cell is empty until the subject is large enough for them.
+    /// It contains `None` if they cannot be used.
     pub(super) worker_pool: OnceCell<Option<Arc<WorkerPool>>>,
-    /// What decides how long stops and slices last reads the time from it.
+    /// The source of the time for decisions about the length of stops and slices.
     pub(super) clock: Clock,
     pub(super) pace: Pace,
     pub(super) budget: Budget,
-    /// Of the checkpoint that is taken, or was last.
+    /// The counts of the current or of the last checkpoint.
     pub(super) counts: Counts,
-    /// At the last look, a descriptor had O_DIRECT.
+    /// At the last inspection, a descriptor had O_DIRECT.
     pub(super) bypasses_cache: bool,
-    /// What was reported as dirty is in the epoch or deferred, and no tracker is half told of anything.
+    /// All pages that were reported dirty are in the epoch (the checkpoint in progress) or deferred. No
+    /// update of a tracker is incomplete.
     pub(super) is_orderly: bool,
 }
 
-/// The address spaces in a stop of one checkpoint.
+/// The address spaces during one stop of a checkpoint.
 pub(super) struct Writing<'a> {
     pub(super) spaces: &'a mut Spaces,
     pub(super) watched: &'a mut Watched,
     pub(super) sink: &'a dyn PageSink,
 }
 
-/// Pages are left that did not fit into the pause budget.
+/// Some pages did not fit into the pause budget, and are still to be copied.
 pub(super) struct PagesLeft;
 
 impl Memory for Writing<'_> {
     type Part = PagesLeft;
 
-    /// Pages of new mappings that exceed the budget are found and protected while the subject runs.
+    /// Updates the trackers. If the new mappings exceed the pause budget, the stop ends here. Their pages are
+    /// then found and protected while the subject runs.
     fn settle(&mut self, before: &mut Before, tree: &mut StoppedTree) -> Result<Option<PagesLeft>> {
         let fresh = self.spaces.settle(before, Prepared::new(), tree, self.sink)?;
         if self.spaces.defers_fresh(fresh) {
             return Ok(Some(PagesLeft));
         }
-        // A scan that is begun and not ended loses nothing.
+        // Workers begin the scan here. If the stop ends before the scan is used, the next scan reports its
+        // result.
         self.spaces.begin_ahead(before);
         Ok(None)
     }
@@ -87,7 +93,8 @@ impl Memory for Writing<'_> {
         self.watched.bind(before);
     }
 
-    /// Finds what has changed since the last scan, and copies that and what was deferred, as long as the budget lasts.
+    /// Finds the pages that have changed since the last scan. Copies these pages and the deferred pages, as
+    /// long as the pause budget permits.
     fn write(&mut self, before: &mut Before, phases: &mut Phases) -> Result<Option<PagesLeft>> {
         let Self { spaces, sink, .. } = self;
         spaces.is_orderly = false;
@@ -115,8 +122,8 @@ impl Memory for Writing<'_> {
         Ok((spaces.deferred(before) > PageCount(0)).then_some(PagesLeft))
     }
 
-    /// Copies shared objects whole: other processes and descriptors change them too, past any tracker of one address
-    /// space.
+    /// Copies shared objects completely. Other processes and descriptors can change such an object, and a
+    /// tracker of one address space does not see these changes.
     fn write_objects(&mut self, before: &mut Before) -> Result<()> {
         let sink = self.sink;
         for gone in before.forget_objects() {
@@ -128,7 +135,7 @@ impl Memory for Writing<'_> {
             return Ok(());
         }
         for id in saved {
-            // What is a hole now was none before.
+            // A part that is a hole now may have had pages before. So the old pages are removed first.
             sink.discard(object_space(id), EVERYTHING)?;
         }
         let mut copier = Copier::new(sink, sink.buffer()?);
@@ -155,20 +162,22 @@ impl Spaces {
         }
     }
 
-    /// Prepares trackers of processes that have none, while these run. What is opened of one that has its parent's
-    /// memory yet, stays with that: it finds nothing, and nothing tells.
+    /// Prepares trackers for running processes that have none. Skips a process that still uses the memory of
+    /// its parent (between vfork and exec). Its handles would stay with the memory of the parent: the tracker
+    /// would find nothing and report no error.
     pub(super) fn prepare(&self, before: &Before) -> Prepared {
         let new = before.processes.living.iter();
         let new = new.filter(|(pid, process)| !self.tracked.contains_key(pid) && !process.is_borrowed);
-        // One that has ended meanwhile is not needed.
+        // A process that has ended meanwhile needs no tracker.
         let prepare = |(pid, process): (&Pid, &Process)| {
             Some((*pid, (process.stat.clone(), self.kind.prepare(*pid, &process.space.areas).ok()?)))
         };
         new.filter_map(prepare).collect()
     }
 
-    /// Takes in the processes and mappings of a stopped tree: ends what has ended, attaches trackers to processes that
-    /// have none, and tells all of them which areas there are. Returns the pages of areas that no scan has seen.
+    /// Updates the trackers with the processes and mappings of a stopped tree. Removes the trackers of ended
+    /// processes, and attaches trackers to processes that have none. Returns the number of pages in mappings
+    /// that no scan has seen.
     pub(super) fn settle(
         &mut self,
         before: &mut Before,
@@ -177,13 +186,13 @@ impl Spaces {
         sink: &dyn PageSink,
     ) -> Result<PageCount> {
         self.is_orderly = false;
-        // Before new ones are covered: these may have been given the same space.
-        // Pages of processes that have ended, and of programs that exec has replaced, leave the checkpoint: an image with
-        // pages of a space that no process has cannot be restored.
+        // Remove the pages of ended processes, and of programs that exec has replaced. An image with pages of
+        // an address space without a process cannot be restored. This comes before new processes are covered,
+        // because a new process may have received the same space ID.
         self.tracked.retain(|pid, tracked| {
             let is_current = before.processes.living.get(pid).is_some_and(|now| tracked.is_of(now));
             if !is_current {
-                // A log that takes no more orders has failed, and says so when the epoch is finished.
+                // If the log has failed, `discard` fails, too. The commit of the epoch reports the failure.
                 let _ = tracked.take_back(sink);
             }
             is_current
@@ -217,5 +226,6 @@ impl Spaces {
     }
 }
 
-/// Trackers that were prepared before their processes were stopped for them, each with what it was prepared for.
+/// Trackers that were prepared before their processes were stopped. Each has the process state for which it
+/// was prepared.
 pub(super) type Prepared = HashMap<Pid, (Stat, Attach)>;

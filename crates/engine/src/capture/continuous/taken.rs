@@ -1,4 +1,4 @@
-//! The result of a checkpoint, or of tracking alone.
+//! The results of a checkpoint, and of tracking alone.
 //!
 //! Owns: the counts and the reports.
 //! Does not: fill them.
@@ -19,46 +19,50 @@ use super::super::pipeline::Captured;
 use super::super::reserve::Reserve;
 use super::budget::Throttle;
 
-/// A checkpoint that has left its subject; the log makes it durable.
+/// A completed capture of a subject (a protected process tree). The log makes the checkpoint durable.
 #[derive(Debug)]
 pub struct Taken {
-    /// The log's promise.
+    /// Reports when the checkpoint is durable.
     pub ticket: Ticket,
-    /// How long the subject stood still, and for what.
+    /// How long the subject was stopped, by purpose.
     pub timings: Timings,
-    /// The same in detail, and what came before and after.
+    /// The length of each phase of the pause, and of the phases before and after the pause.
     pub phases: Phases,
-    /// How long it stood still before that, for trackers to be attached to new processes, and to find that something
-    /// stood in the way that was then gone; mostly zero.
+    /// How long the subject was stopped before that, to attach trackers to new processes and for aborted
+    /// captures. Usually zero.
     pub arming: Duration,
-    /// Earlier stops of this checkpoint, in which pages were copied.
+    /// Earlier stops of this checkpoint in which pages were copied.
     pub slices: Slices,
-    /// Rounds of pre-copy.
+    /// Number of pre-copy rounds.
     pub rounds: usize,
-    /// Pages copied while the subject ran, and in slices.
+    /// Number of pages that were copied while the subject ran, and in slices.
     pub precopied: PageCount,
-    /// Pages copied inside the pause.
+    /// Number of pages that were copied inside the pause.
     pub residual: PageCount,
-    /// Regular files that the subject may write, as they were.
+    /// Regular files that the subject may write, in their state of the pause.
     pub files: Vec<FileRecord>,
-    /// Whether files can go back to this checkpoint exactly; `None` without a watch.
+    /// Whether files can be rolled back exactly to this checkpoint; `None` without a watch.
     pub boundary: Option<Boundary>,
-    /// TCP connections to the outside that the program has neither read from nor written to since the checkpoint before.
-    /// Open when the program dies, they can be given to its restore. Close those that it uses: until then the peer does
-    /// not see the program close them. With output that is held, all of them.
+    /// Idle TCP connections to processes outside the subject. A connection is idle if the subject has neither
+    /// read nor written since the previous checkpoint. If output is held, active connections are listed, too.
+    ///
+    /// When the program dies, a restore can take over the connections that are still open here. The caller
+    /// must close the connections that the program uses. Until then, the peer does not see a close by the
+    /// program.
     pub connections: Vec<Arc<OwnedFd>>,
-    /// The last packet that was held before the pause: what was sent until then is in the checkpoint.
+    /// The last packet that was held before the pause. The checkpoint contains the sending of this packet and
+    /// of all earlier ones.
     pub held_through: Option<PacketNumber>,
 }
 
-/// Stops before the last one of a checkpoint, which keep each stop within the pause budget.
+/// Stops before the last stop of a checkpoint. They keep the length of each stop within the pause budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Slices {
-    /// How many.
+    /// Number of slices.
     pub count: u32,
-    /// How long the subject was stopped for all of them.
+    /// How long the subject was stopped in all slices together.
     pub total: Duration,
-    /// The longest of them.
+    /// Length of the longest slice.
     pub longest: Duration,
 }
 
@@ -70,17 +74,17 @@ impl Slices {
     }
 }
 
-/// A subject that is stopped and captured, and what was copied of it.
+/// A stopped and captured subject, with its copied pages.
 pub(crate) struct Stood<'a> {
-    /// Dropped in this order: the tree goes on first.
+    /// Fields are dropped in this order, so that the tree is resumed first.
     pub(crate) captured: Captured,
-    /// What was copied inside the pause.
+    /// The pages that were copied inside the pause.
     pub(crate) reserve: Reserve<'a>,
-    /// An earlier pause, in which trackers were attached.
+    /// Length of an earlier pause in which trackers were attached.
     pub(crate) arming: Duration,
 }
 
-/// What one checkpoint has done to pages so far.
+/// Counts of the copied pages and stops of one checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) rounds: usize,
@@ -88,27 +92,28 @@ pub(super) struct Counts {
     pub(super) residual: PageCount,
     pub(super) slices: Slices,
     pub(super) throttle: Throttle,
-    /// New mappings were left to the running scans once.
+    /// The scan of new mappings was once deferred to the running subject.
     pub(super) has_deferred_fresh: bool,
 }
 
 impl Counts {
-    /// The next stop takes everything, however long that takes.
+    /// Lets the next stop capture everything, without the pause budget.
     pub(super) fn complete(&mut self) {
         self.has_deferred_fresh = true;
         self.throttle.give_up();
     }
 }
 
-/// What tracking alone has found and cost.
+/// The result and the cost of tracking alone.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tracking {
-    /// Pages that changed since the last time.
+    /// Number of pages that have changed since the last call.
     pub pages: PageCount,
-    /// How long it was looked for them.
+    /// Length of the scan.
     pub scan: Duration,
-    /// How long the subject stood still for it; mostly not at all.
+    /// How long the subject was stopped for the scan. Usually zero.
     pub pause: Duration,
-    /// How long it stood still before that, for trackers to be attached to new processes.
+    /// How long the subject was stopped before the scan, to attach trackers to new processes or to cover new
+    /// mappings.
     pub arming: Duration,
 }

@@ -1,8 +1,10 @@
-//! One tracked process: from the reports of its tracker to the entries of the log.
+//! One tracked process: turns the reports of its tracker into entries of the log. A tracker finds the written
+//! pages of one process.
 //!
-//! Owns: its tracker, the ranges that the log contains, its guard regions, ranges whose reading failed.
-//! Invariants: a dirty page is copied or removed from the checkpoint. A page that could not be read while the process
-//! ran is read again when it is stopped.
+//! Owns: the tracker, the ranges that the log contains, the guard regions of the process, and the ranges that
+//! could not be read.
+//! Invariants: a dirty page is copied, or removed from the checkpoint. A page that could not be read while
+//! the process ran is read again when the process is stopped.
 //! Does not: know how dirty pages are found.
 
 use std::num::NonZeroU64;
@@ -24,14 +26,15 @@ use super::deferred::Deferred;
 use super::hot::HotPages;
 use crate::error::Result;
 
-/// All that a process may map.
+/// All addresses at which a process can have mappings.
 pub(super) const EVERYTHING: AddressRange =
     AddressRange { start: Address(0), end: Address(0x7fff_ffff_f000) };
 
-/// Times a scan is made again because areas were replaced under it; the process stands for the last one.
+/// Maximum number of scans in one stop. A scan is repeated if mappings were replaced, so that the tracker had
+/// to be updated.
 const SCANS_MAX: usize = 4;
 
-/// What scans have found.
+/// The result of one or several scans.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Found {
     pub(super) pages: PageCount,
@@ -45,7 +48,7 @@ pub(super) struct Tracked {
     key: ProcessKey,
     space: SpaceId,
     pub(super) tracker: Box<dyn Tracker>,
-    /// Mappings that the tracker was told of.
+    /// The mappings that the tracker knows.
     pub(super) covered: RangeSet,
     pub(super) guards: RangeSet,
     /// Dirty pages that could not be read while the process ran.
@@ -53,14 +56,16 @@ pub(super) struct Tracked {
     /// Dirty pages that are still to be copied.
     pub(super) deferred: Deferred,
     pub(super) hot: HotPages,
-    /// Pages are copied in aligned groups of so many, where that cannot take pages of a file for the process's own.
+    /// Pages are copied in aligned groups of this many pages, within anonymous mappings only. In other
+    /// mappings, a group could contain pages of a file, which would be copied as private pages of the
+    /// process.
     pub(super) granularity: NonZeroU64,
-    /// Anonymous areas, rising.
+    /// Anonymous mappings, sorted by address.
     grouped: Vec<AddressRange>,
 }
 
 impl Tracked {
-    /// Begins to track a stopped process. Nothing that the log may hold of its space counts any more.
+    /// Begins to track a stopped process. Removes all earlier pages of its address space from the checkpoint.
     pub(super) fn attach(
         attach: Attach,
         process: &mut Process,
@@ -86,17 +91,18 @@ impl Tracked {
         })
     }
 
-    /// Whether it tracks this very program.
+    /// Reports whether the tracker belongs to the present program of the process.
     pub(super) fn is_of(&self, process: &Process) -> bool {
         self.key == process.stat.key() && process.space.coverage != Coverage::Untracked
     }
 
-    /// Takes all pages of the process out of the checkpoint.
+    /// Removes all pages of the process from the checkpoint.
     pub(super) fn take_back(&self, sink: &dyn PageSink) -> Result<()> {
         Ok(sink.discard(self.space, EVERYTHING)?)
     }
 
-    /// Tells the tracker of the areas, and the log what is void. Returns the pages of areas that no scan has seen.
+    /// Updates the tracker with the present mappings, and removes void pages from the checkpoint. Returns the
+    /// number of pages in mappings that no scan has seen.
     pub(super) fn cover(&mut self, process: &Process, sink: &dyn PageSink) -> Result<PageCount> {
         let areas: Vec<Area> = process
             .space
@@ -113,7 +119,8 @@ impl Tracked {
         let anonymous = areas.iter().filter(|area| area.backing == Backing::Anonymous);
         self.grouped = anonymous.map(|area| area.range).collect();
         if std::mem::replace(&mut self.covered, now).is_empty() {
-            // Nothing was stored; to say so all the same wakes threads.
+            // The log contains no page of the process yet. Removals would have no effect, but would wake
+            // threads.
             return Ok(fresh);
         }
         for range in void {
@@ -126,8 +133,8 @@ impl Tracked {
         Ok(fresh)
     }
 
-    /// Finds what changed since the last time. `false` if the process, while it runs, has ended or was replaced by exec:
-    /// the next stop tells.
+    /// Finds the pages that have changed since the last scan. Returns `false` if the running process has
+    /// ended or was replaced by exec. The next stop detects this.
     pub(super) fn scan(&mut self, moment: Moment, dirty: &mut DirtyPages) -> Result<bool> {
         dirty.clear();
         match self.tracker.scan(moment, dirty) {
@@ -136,8 +143,8 @@ impl Tracked {
         }
     }
 
-    /// Finds what has changed since the last scan, and defers its copies. What holds nothing any more leaves the
-    /// checkpoint.
+    /// Finds the pages that have changed since the last scan, and defers their copies. Removes pages from the
+    /// checkpoint that are zero, absent or guard regions.
     pub(super) fn find(
         &mut self,
         process: &Process,
@@ -154,7 +161,7 @@ impl Tracked {
             found.scan += scanning.elapsed();
             dirty.widen(self.granularity, &self.grouped);
             match moment {
-                // A group is not deferred because of one of its pages.
+                // A group is not deferred because one of its pages is hot.
                 Moment::Running if self.granularity == NonZeroU64::MIN => self.hot.put_off(dirty),
                 Moment::Running => {}
                 Moment::Stopped => self.hot.meet(dirty),
@@ -189,7 +196,8 @@ impl Tracked {
         Ok(())
     }
 
-    /// Copies deferred pages: all of them, or until a point in time or until no buffer is free. How many that were.
+    /// Copies deferred pages. Without `until`, copies all of them. Otherwise, stops at the deadline, or when
+    /// no buffer is free. Returns the number of copied pages.
     pub(super) fn copy_deferred(
         &mut self,
         process: &Process,
@@ -228,7 +236,7 @@ impl Tracked {
                 break;
             }
         }
-        // Few pages fail, as a rule none.
+        // Few pages cannot be read; usually there are none.
         for failed in copier.take_failed() {
             self.unread.insert(failed);
         }
@@ -236,7 +244,8 @@ impl Tracked {
         Ok(PageCount(before.get() - self.deferred.pages.get()))
     }
 
-    /// Looks at what could not be read: guard regions, pages without access, what is gone by now.
+    /// Inspects the pages that could not be read: guard regions, pages without access, and pages that no
+    /// longer exist. Copies the private pages among them.
     pub(super) fn copy_unread(&mut self, process: &Process, sink: &dyn PageSink) -> Result<()> {
         if self.unread.is_empty() {
             return Ok(());

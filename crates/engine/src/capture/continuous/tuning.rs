@@ -1,54 +1,58 @@
-//! Options of continuous checkpoints.
+//! The options of continuous checkpoints.
 //!
 //! Owns: the options and their defaults.
-//! Invariants: every combination gives correct checkpoints.
-//! Does not: act on them.
+//! Invariants: every combination of options gives correct checkpoints.
+//! Does not: apply the options.
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::time::Duration;
 
 use model::PageCount;
 
-/// How checkpoints of one subject are taken.
+/// The options for the checkpoints of one subject (a protected process tree).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tuning {
-    /// Threads that look for dirty pages inside the pause, the tracer among them.
+    /// Number of threads that work inside the pause, including the tracer. The other threads scan for dirty
+    /// pages and read files of `/proc`.
     pub copiers: NonZeroUsize,
-    /// Where those beside the tracer run, one bit a processor; with none, on the tracer's and the subject's, which
-    /// are idle while that stands.
+    /// Affinity mask of the threads other than the tracer, one bit for each processor. If the mask is empty,
+    /// these threads use the processors of the tracer and of the subject. The processors of the subject are
+    /// idle while the subject is stopped.
     pub processors: Vec<u64>,
-    /// Dirty pages are copied in aligned groups of so many, as far as they are of one area.
+    /// Dirty pages are copied in aligned groups of this many pages. A group does not extend beyond one
+    /// anonymous mapping.
     pub granularity: NonZeroU64,
-    /// The longest that one stop of the subject may last. `None` for as long as it takes.
+    /// The pause budget: the maximum duration of one stop of the subject. `None`: no limit.
     pub max_pause: Option<Duration>,
-    /// What pre-copy is for.
+    /// The goal of pre-copy.
     pub prefer: Preference,
 }
 
-/// The pause budget without a choice: below what people and most timeouts notice.
+/// The default pause budget. People and most timeouts do not notice a stop of this length.
 pub const MAX_PAUSE_DEFAULT: Duration = Duration::from_millis(5);
-/// The smallest budget: what the stop of a few threads takes without any page.
+/// The smallest pause budget. A stop of a few threads takes about this long even if no page is copied.
 pub const MAX_PAUSE_MIN: Duration = Duration::from_millis(1);
 
-/// What the time of undying's own processor is spent on.
+/// The choice between short pauses and low processor use of `undying`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Preference {
-    /// Short pauses: what is written during pre-copy is copied again before the pause.
+    /// Short pauses: pages that the subject writes during pre-copy are copied again before the pause.
     #[default]
     Pause,
-    /// Little work: the subject is not looked at while it runs, as long as the pause can copy all that it dirties in
-    /// half a millisecond.
+    /// Low processor use: the running subject is not scanned, if the pause can copy all dirty pages in half a
+    /// millisecond.
     Throughput,
 }
 
-/// So many pages, scattered, take half a millisecond to copy (docs/design/0011).
+/// Maximum number of dirty pages that the pause copies without pre-copy. Copying this many scattered pages
+/// takes half a millisecond (docs/design/0011).
 const DIRECT_MAX: PageCount = PageCount(512);
 
 impl Preference {
-    /// All of them.
+    /// All preferences.
     pub const ALL: [Self; 2] = [Self::Pause, Self::Throughput];
 
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -57,8 +61,8 @@ impl Preference {
         }
     }
 
-    /// Rounds of pre-copy at most, when so many pages are dirty. Each takes about as long as the copies of the round
-    /// before, in which the subject dirties pages again.
+    /// Returns the maximum number of pre-copy rounds for this number of dirty pages. Each round copies the
+    /// pages that the subject has dirtied during the round before.
     pub(super) fn rounds_max(self, dirty: PageCount) -> usize {
         match self {
             Self::Pause => 6,
@@ -70,7 +74,7 @@ impl Preference {
 impl Default for Tuning {
     fn default() -> Self {
         Self {
-            // Memory is what bounds a scan, and two processors are what most have free.
+            // The memory limits the speed of a scan, and most machines have two free processors.
             copiers: const { NonZeroUsize::new(2).expect("2 is not zero") },
             processors: Vec::new(),
             granularity: NonZeroU64::MIN,

@@ -1,10 +1,11 @@
-//! Compares a checkpoint with its stopped subject, page by page.
+//! Compares a checkpoint with its stopped subject (a protected process tree), page by page.
 //!
 //! Owns: the comparison.
-//! Invariants: the expected content is collected as a single checkpoint collects it, independently of trackers. The
-//! compared content is read back from the store.
-//! Does not: compare records, or report writes of the kernel to the rseq area of a thread between the copy and the
-//! comparison.
+//! Invariants: the pages of the subject are found in the same way as for a single checkpoint, without
+//! trackers. A tracker is the component that finds written pages. The compared image is read back from the
+//! store.
+//! Does not: compare records, or report differences in the rseq structure of a thread (rseq(2)). The kernel
+//! may write to this structure between the copy and the comparison.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,46 +27,47 @@ use super::super::pages;
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
 
-/// A thread that its tracer has stopped, in `/proc/PID/stat`.
+/// State of a thread that its tracer has stopped, in `/proc/PID/stat`.
 const TRACED: char = 't';
-/// Threads that read back: one waits for the device while the other compares.
+/// Number of threads that read the image back. One thread waits for the device while the other compares.
 const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
-/// Differences that are told with their place.
+/// Maximum number of differences that are reported with their address.
 const TOLD_MAX: usize = 8;
-/// Zeros that are compared at once.
+/// Number of zero bytes that are compared at once.
 const ZEROS: ByteCount = ByteCount(64 * PAGE_BYTES);
 
-/// What a comparison has found.
+/// The result of a comparison.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Comparison {
-    /// Pages that were compared.
+    /// Number of compared pages.
     pub pages: PageCount,
-    /// Pages that differ.
+    /// Number of pages that differ.
     pub differences: PageCount,
-    /// The first of them.
+    /// The first differences, sorted by process and address.
     pub first: Vec<Difference>,
 }
 
-/// A page that is not in the image as it is in the subject.
+/// A page or guard region that differs between the image and the subject.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Difference {
-    /// The process; none for a shared object.
+    /// The process; `None` for a shared object.
     pub pid: Option<Pid>,
-    /// Where in it.
+    /// The address in the process, or the offset in the shared object.
     pub address: Address,
-    /// The area that it is in, as far as it is known.
+    /// The mapping that contains the address, similar to a line of `/proc/PID/maps`. Empty if the mapping is
+    /// unknown.
     pub area: String,
-    /// What the image has of it.
+    /// What the image contains for the page: `stored`, `zero`, `absent` or `guard region`.
     pub image: &'static str,
 }
 
-/// What an image may have of a page.
+/// The values of [`Difference::image`].
 const STORED: &str = "stored";
 const ZERO: &str = "zero";
 const ABSENT: &str = "absent";
 const GUARD: &str = "guard region";
 
-/// Where the content of a space is.
+/// Where the content of an address space or of a shared object is read.
 enum Source<'a> {
     Process(ProcessSource<'a>),
     Object(&'a File),
@@ -75,7 +77,7 @@ struct ProcessSource<'a> {
     pid: Pid,
     memory: &'a ProcessMemory,
     areas: &'a [Area],
-    /// The rseq areas of its threads.
+    /// The rseq structures of the threads of the process.
     rseqs: Vec<AddressRange>,
 }
 
@@ -87,7 +89,8 @@ struct Comparing<'a> {
 
 /// Compares an image with the stopped subject.
 pub(super) fn compare(before: &mut Before, tree: &StoppedTree, image: &ImageReader) -> Result<Comparison> {
-    // What a tracker knows of guard regions is part of the records, and stays.
+    // The guard regions that the tracker knows are part of the records. The scan replaces them, so they are
+    // put back after it.
     let known: HashMap<Pid, Vec<AddressRange>> =
         before.processes.living.iter().map(|(pid, process)| (*pid, process.space.guards.clone())).collect();
     let plan = pages::scan(before)?;
@@ -129,14 +132,14 @@ pub(super) fn compare(before: &mut Before, tree: &StoppedTree, image: &ImageRead
         }
     }
     let comparison = comparing.finish();
-    // A process that is killed while it is compared has no memory any more.
+    // If a process was killed during the comparison, its memory is gone. The differences then mean nothing.
     match tree.processes.iter().find(|stopped| !is_stopped(stopped)) {
         Some(gone) if comparison.differences > PageCount(0) => Err(EngineError::NoProcess(gone.pid)),
         _ => Ok(comparison),
     }
 }
 
-/// Whether all threads of a process are stopped by their tracer still.
+/// Reports whether the tracer still holds all threads of a process stopped.
 fn is_stopped(process: &StoppedProcess) -> bool {
     process.threads.iter().all(|thread| {
         tracee::procfs::thread_stat(process.pid, thread.tid()).is_ok_and(|stat| stat.state == TRACED)
@@ -146,7 +149,7 @@ fn is_stopped(process: &StoppedProcess) -> bool {
 impl Comparing<'_> {
     fn compare(&self, space: SpaceId, start: Address, expected: &[u8], image: &'static str) {
         let mut actual = vec![0; expected.len()];
-        // Where not all of it can be read, each page is tried by itself.
+        // If a part of the range cannot be read, `is_same` reads each page separately.
         self.read(space, start, &mut actual);
         let page = PAGE_BYTES as usize;
         for (number, (one, other)) in expected.chunks(page).zip(actual.chunks(page)).enumerate() {
@@ -158,7 +161,8 @@ impl Comparing<'_> {
         }
     }
 
-    /// What is in no extent reads as the file behind it when it is restored, or as zeros.
+    /// Compares pages that are in no extent of the image. After a restore, such a page has the content of the
+    /// mapped file, or reads as zeros.
     fn compare_missing(&self, space: SpaceId, range: AddressRange) {
         let Some(Source::Process(process)) = self.sources.get(&space) else {
             return self.compare_zeros(space, range, ABSENT);
@@ -204,13 +208,14 @@ impl Comparing<'_> {
     fn read(&self, space: SpaceId, start: Address, bytes: &mut [u8]) -> bool {
         match self.sources.get(&space) {
             Some(Source::Process(process)) => process.memory.read(start, bytes).is_ok(),
-            // Behind its end a file holds zeros, as far as its last page goes.
+            // Bytes after the end of the file, within its last page, read as zeros.
             Some(Source::Object(file)) => read_padded(file, start, bytes).is_ok(),
             None => false,
         }
     }
 
-    /// Guard regions that only one side knows.
+    /// Reports the first guard region that only the scan has found, and the first one that only the tracker
+    /// knows.
     fn note_guards(&self, pid: Pid, known: &[AddressRange], found: &[AddressRange]) {
         let is_within = |all: &[AddressRange], range: &AddressRange| {
             RangeSet::from(all.to_vec()).gaps(*range).next().is_none()
@@ -259,7 +264,8 @@ impl ProcessSource<'_> {
         format!("{}-{} {} {name}", area.range.start, area.range.end, rights.iter().collect::<String>())
     }
 
-    /// Reads a page of the file that is mapped at an address; of anything else nothing is read.
+    /// Reads a page of the file that is mapped at an address. Leaves `bytes` unchanged if the mapping has no
+    /// file. Returns `false` if there is no mapping, or if the file cannot be read.
     fn read_file(&self, at: Address, bytes: &mut [u8]) -> bool {
         let Some(area) = self.area(at) else { return false };
         if !matches!(area.backing, Backing::File { .. }) {
@@ -268,7 +274,7 @@ impl ProcessSource<'_> {
         let AddressRange { start, end } = area.range;
         let link = format!("/proc/{}/map_files/{:x}-{:x}", self.pid, start.get(), end.get());
         let offset = area.offset + (at - start).get();
-        // Behind its end are zeros.
+        // Bytes after the end of the file keep the zeros of the caller.
         File::open(link).and_then(|file| file.read_at(bytes, offset)).is_ok()
     }
 }

@@ -1,9 +1,10 @@
-//! The threads that help the tracer inside the pause.
+//! The worker threads that help the tracer inside the pause.
 //!
-//! Owns: whether there are any, and their processors: those that the user has chosen; else those of the tracer, and
-//! those of the subject, which are idle while it is stopped.
-//! Invariants: without these threads, a pause takes longer and has the same result.
-//! Does not: know their work.
+//! Owns: the decision whether there are workers, and the choice of their processors. Unless the user chooses
+//! processors, the workers use those of the tracer and of the subject (the protected process tree). The
+//! processors of the subject are idle while the subject is stopped.
+//! Invariants: without workers, a pause takes longer and has the same result.
+//! Does not: know the work of the workers.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -19,14 +20,15 @@ use super::spaces::Spaces;
 const SELF: Tid = Tid(0);
 
 impl Spaces {
-    /// Has all that is read and scanned beside what the tracer does ready. Not inside the pause.
+    /// Prepares the reads and scans that the workers do in parallel with the tracer. Must not be called
+    /// inside the pause.
     pub(super) fn gather(&mut self, before: &mut Before) {
         let watched = self.tracked.values().fold(PageCount(0), |sum, one| sum + one.covered.pages());
         if watched.bytes() >= track::AHEAD_MIN {
             self.worker_pool.get_or_init(|| self.start_worker_pool(before.processes.root));
         }
         if let Some(Some(worker_pool)) = self.worker_pool.get() {
-            // Memory of the last time is given back here.
+            // Frees the memory of the work of the last pause.
             worker_pool.dismiss();
             self.tracked.values_mut().for_each(|one| one.tracker.prepare_scan(track::AHEAD_MIN));
             before.threads.files.prepare_ahead();
@@ -40,18 +42,19 @@ impl Spaces {
             [] => union(affinity(SELF), &affinity(Tid(root.get()))),
             chosen => chosen.to_vec(),
         };
-        // On one processor they would only take turns.
+        // On a single processor, workers and tracer would only take turns.
         let count: u32 = union(affinity(SELF), &processors).iter().map(|word| word.count_ones()).sum();
         if count > 1 { WorkerPool::new(members, &processors).ok().map(Arc::new) } else { None }
     }
 
-    /// Has files read and scans begun beside what the tracer does, in the order in which it needs them.
+    /// Begins to read files and to scan on the workers, in the order in which the tracer needs the results.
     pub(super) fn begin_ahead(&mut self, before: &mut Before) {
         let Some(Some(worker_pool)) = self.worker_pool.get() else { return };
         before.descriptors.info.begin_ahead(worker_pool);
         before.threads.files.begin_ahead(worker_pool);
         self.tracked.values_mut().for_each(|one| one.tracker.post_scan(worker_pool, track::AHEAD_MIN));
-        // Threads that have to be asked need a processor, which members give up for them.
+        // If threads of the subject must answer queries, they need a processor, and workers yield to them. If
+        // no thread had to answer in the last pause, the workers get real-time priority.
         if before.threads.are_silent {
             worker_pool.hurry();
         }
@@ -59,7 +62,7 @@ impl Spaces {
     }
 }
 
-/// None where it cannot be told.
+/// Returns the affinity mask of a thread. The mask is empty if it cannot be read.
 fn affinity(tid: Tid) -> Vec<u64> {
     scheduling::affinity(tid).unwrap_or_default()
 }

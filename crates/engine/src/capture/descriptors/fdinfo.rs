@@ -1,7 +1,7 @@
-//! The fdinfo of each descriptor inside the pause, with the leases and locks of its description.
+//! The fdinfo of each descriptor inside the pause, with the leases and locks of its open file description.
 //!
-//! Owns: the open fdinfo files, and their text.
-//! Invariants: texts are in the order of the rows of a listing.
+//! Owns: the open fdinfo files, and their texts.
+//! Invariants: the texts are in the order of the rows of a listing.
 //! Does not: list descriptors.
 
 use std::collections::{HashMap, HashSet};
@@ -20,24 +20,26 @@ use tracee::procfs::{self, DescriptorInfo, ReadAhead};
 use super::listing::{Listing, ourselves};
 use crate::error::{EngineError, Result};
 
-/// Files of fdinfo held open at most; see `KeptFiles`.
+/// The maximum number of fdinfo files that are held open. This process needs descriptors for other files too;
+/// see `KeptFiles`.
 const FILES_MAX: usize = 256;
-/// fdinfo of most kinds.
+/// The initial size of the memory for one text, in bytes. It is sufficient for the fdinfo of most descriptor
+/// kinds.
 const TEXT_ROOM: usize = 4096;
 
 #[derive(Default)]
 pub(crate) struct Fdinfo {
-    /// Of each row, held open; past a limit it is opened inside the pause.
+    /// The open fdinfo file of each row. `None` beyond `FILES_MAX`: the file is then opened inside the pause.
     files: Vec<Option<Arc<File>>>,
-    /// Those of them that a worker pool reads.
+    /// The open files that a worker pool reads in the pause.
     ahead: ReadAhead,
-    /// What each said inside the pause.
+    /// The texts that were read inside the pause, one for each row.
     pub(super) texts: Vec<DescriptorText>,
-    /// The same of descriptions that no descriptor refers to.
+    /// The texts of descriptions that no descriptor refers to.
     hidden: Vec<String>,
-    /// Descriptions with a lease on a file that has no name left.
+    /// Descriptions with a lease on a file without a name.
     unlinked: HashSet<DescriptionId>,
-    /// Those with any lease.
+    /// Descriptions with a lease.
     leased: HashSet<DescriptionId>,
 }
 
@@ -48,7 +50,8 @@ impl Fdinfo {
         self.texts.clear();
     }
 
-    /// Reads fdinfo of the next row. With the file, if it is to be held open.
+    /// Reads the fdinfo of the descriptor of the next row. Also returns the open file, up to `FILES_MAX`
+    /// files.
     pub(super) fn open(&self, (pid, fd): (Pid, Fd)) -> sys::Result<(DescriptorInfo, Option<Arc<File>>)> {
         if self.files.len() < FILES_MAX {
             let (info, file) = procfs::open_descriptor_info(pid, fd)?;
@@ -67,18 +70,18 @@ impl Fdinfo {
         self.files.iter().flatten().next()
     }
 
-    /// Lists all files, for a worker pool to read them in the next pause.
+    /// Lists all files, so that a worker pool can read them in the next pause.
     pub(crate) fn prepare_ahead(&mut self) {
         self.ahead.prepare(self.files.iter().flatten().map(Arc::clone), TEXT_ROOM);
     }
 
-    /// Has a worker pool begin to read them.
+    /// Makes a worker pool begin to read the files.
     pub(crate) fn begin_ahead(&mut self, worker_pool: &WorkerPool) {
         self.ahead.begin(worker_pool);
     }
 
-    /// Reads all of it, inside the pause. To be done before any kind is asked: opening a file on which there is a lease
-    /// breaks it.
+    /// Reads the fdinfo of all descriptions, inside the pause. Must be called before any descriptor kind,
+    /// because a kind may open a file. An open breaks a lease on the file.
     pub(super) fn read(&mut self, listing: &Listing, open: &[Description]) -> Result<()> {
         let mut listed = 0;
         for (file, one) in self.files.iter().zip(&mut self.texts) {

@@ -1,8 +1,8 @@
-//! The descriptor tables of all processes: which descriptors refer to one open file description.
+//! The descriptor tables of all processes: which descriptors refer to the same open file description.
 //!
-//! Owns: the rows of the tables, the descriptions; the search for a description in the order that kcmp(2) defines, and
-//! the check that all held descriptions differ.
-//! Invariants: n descriptors of one file are compared n log n times.
+//! Owns: the rows of the tables, and the descriptions; the search for a description in the order that kcmp(2)
+//! defines; the check that all held descriptions differ.
+//! Invariants: n descriptors of one file need at most about n log n comparisons.
 //! Does not: hold duplicates, or read fdinfo.
 
 use std::cmp::Ordering;
@@ -16,29 +16,32 @@ use sys::{Errno, Error, kcmp};
 
 use crate::error::Result;
 
-/// Indices of descriptions by file, each list in the order of kcmp(2): finding one among n takes log n comparisons.
+/// Indices of descriptions by device and inode. Each list is in the order of kcmp(2), so that a search in n
+/// descriptions needs log n comparisons.
 pub(super) type ByFile = HashMap<(u64, Inode), Vec<usize>>;
 
-/// The descriptors of a subject, as they were listed last.
+/// The descriptors of a subject at the last listing.
 #[derive(Default)]
 pub(super) struct Listing {
-    /// Rising by process in tree order, then by number.
+    /// All descriptors, sorted by process (in tree order) and fd.
     pub(super) rows: Vec<(Pid, Fd, DescriptionId)>,
     pub(super) known: Vec<Arc<Known>>,
-    /// How many of them, the first ones, some process has a descriptor of.
+    /// The number of descriptions in `known` that a descriptor of the subject refers to. They precede the
+    /// hidden descriptions.
     pub(super) held: usize,
-    /// Which of those that are held are several of one file.
+    /// Groups of held descriptions that refer to the same file. A file with only one description has no
+    /// group.
     groups: Vec<Vec<usize>>,
 }
 
 impl Listing {
-    /// All descriptors are listed.
+    /// Ends the listing, when all descriptors are listed.
     pub(super) fn end(&mut self, files: ByFile) {
         self.held = self.known.len();
         self.groups = files.into_values().filter(|group| group.len() > 1).collect();
     }
 
-    /// Whether there are descriptions that no descriptor refers to.
+    /// Reports whether there are hidden descriptions, which no descriptor refers to.
     pub(super) fn has_hidden(&self) -> bool {
         self.known.len() > self.held
     }
@@ -47,14 +50,15 @@ impl Listing {
         self.known.truncate(self.held);
     }
 
-    /// Takes those that follow the others among the duplicates.
+    /// Replaces the hidden descriptions with the descriptions that follow the held ones in `open`.
     pub(super) fn set_hidden(&mut self, open: &[Description]) {
         self.forget_hidden();
         self.known.extend(open[self.held..].iter().map(|open| Arc::clone(open.known())));
     }
 
-    /// Finds the description of a descriptor by binary search: its index in `candidates`, or where it belongs.
-    /// Candidates whose descriptor the subject has closed meanwhile are removed.
+    /// Finds the description of a descriptor by binary search. Returns its index in `candidates`, or the
+    /// index at which to insert it. Removes a candidate from `candidates` if the subject has closed its
+    /// descriptor.
     pub(super) fn search(
         &self,
         open: &[Description],
@@ -71,7 +75,7 @@ impl Listing {
                 Ok(Ordering::Greater) => low = middle + 1,
                 Err(error) if is_gone(&error) => {
                     if kcmp::compare_files(candidate, candidate).is_ok() {
-                        // The descriptor in question is the one that was closed.
+                        // The candidate still exists, so the descriptor at `place` was closed.
                         return Err(error);
                     }
                     candidates.remove(middle);
@@ -83,13 +87,13 @@ impl Listing {
         Ok(Err(low))
     }
 
-    /// Whether a descriptor of the subject refers to a description.
+    /// Reports whether the descriptor at `place` refers to the description `known`.
     pub(super) fn is_same(&self, open: &[Description], known: &Known, place: (Pid, Fd)) -> sys::Result<bool> {
         Ok(kcmp::compare_files(place, comparable(open, known))? == Ordering::Equal)
     }
 
-    /// Whether all that is held are different descriptions, as they were when they were listed: where several are of
-    /// one file, one may have been put in another's place.
+    /// Reports whether all held descriptions still differ from each other. Without this check, a description
+    /// could be replaced by another description of the same file unnoticed.
     pub(super) fn are_distinct(&self, open: &[Description]) -> Result<bool> {
         for group in &self.groups {
             let mut numbers: Vec<_> =
@@ -97,7 +101,7 @@ impl Listing {
             let compare =
                 |one: &Fd, other: &Fd| kcmp::compare_files((ourselves(), *one), (ourselves(), *other));
             let mut failure = None;
-            // The kernel's order of descriptions is one: what is equal comes to stand side by side.
+            // The kernel's order of descriptions is total, so equal descriptions become neighbours.
             numbers.sort_unstable_by(|one, other| {
                 compare(one, other).unwrap_or_else(|error| {
                     failure = Some(error);
@@ -117,8 +121,8 @@ impl Listing {
     }
 }
 
-/// A descriptor of a description for kcmp(2). Where there is no duplicate, it is the one that the description was found
-/// under, which may refer to another description by now.
+/// Returns a descriptor of a description for kcmp(2). Without a duplicate, returns the descriptor under which
+/// the description was found. The subject may have reused that fd for another description.
 fn comparable(open: &[Description], known: &Known) -> (Pid, Fd) {
     match open.get(known.id.get() as usize) {
         Some(open) => (ourselves(), Fd(open.duplicate.as_raw_fd())),
