@@ -1,13 +1,13 @@
-//! Files by the handle that their file system gave them.
+//! Opens files by their file handles. A file handle is the identifier that the file system gives to a file.
 //!
 //! Owns: open_by_handle_at(2), name_to_handle_at(2).
-//! Invariants: a handle is the kernel's type and bytes, unchanged.
+//! Invariants: the type and the bytes of a handle are those of the kernel, unchanged.
 //! Does not: interpret handles.
 //!
 //! Man page: open_by_handle_at(2)
 //! Since: Linux 2.6.39
-//! Probe: none; file systems without handles answer EOPNOTSUPP
-//! Fallback: the caller looks for the file under the names it knows
+//! Probe: none; file systems without handles return EOPNOTSUPP
+//! Fallback: the caller looks for the file under the paths that it knows
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -15,13 +15,14 @@ use std::time::Duration;
 
 use crate::error::{Errno, Error, Result};
 
-/// Longest handle the kernel makes (MAX_HANDLE_SZ).
+/// Maximum length of a handle in bytes (MAX_HANDLE_SZ).
 const HANDLE_BYTES_MAX: usize = 128;
 
-/// Attempts to open a file by its handle. Where directories above it are being moved or leave the cache, the kernel's
-/// search for its path can fail with ENOMEM though there is memory.
+/// Maximum number of attempts to open a file by its handle. The kernel looks up the path of the file. This
+/// lookup can fail with ENOMEM although memory is available, while a parent directory is moved or leaves the
+/// cache.
 const ATTEMPTS_MAX: u32 = 20;
-/// Between two of them.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(1);
 
 #[repr(C)]
@@ -35,16 +36,16 @@ const _: () = assert!(size_of::<RawHandle>() == 8 + HANDLE_BYTES_MAX);
 const _: () = assert!(offset_of!(RawHandle, kind) == 4);
 const _: () = assert!(offset_of!(RawHandle, handle) == 8);
 
-/// The handle of a file: a type of its file system, and bytes.
+/// The handle of a file: bytes, and a type that the file system defines.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct FileHandle {
-    /// What the bytes mean to the file system.
+    /// The type, which identifies the format of the bytes to the file system.
     pub kind: i32,
-    /// The bytes.
+    /// The content of the handle.
     pub bytes: Vec<u8>,
 }
 
-/// Opens a file by its handle, with O_PATH; `mount` is any descriptor of a file on the same mount.
+/// Opens a file by its handle, with O_PATH. `mount` is a descriptor of any file on the same mount.
 pub fn open(mount: BorrowedFd<'_>, handle: &FileHandle) -> Result<OwnedFd> {
     let name = "open a file by its handle";
     if handle.bytes.len() > HANDLE_BYTES_MAX {
@@ -55,7 +56,8 @@ pub fn open(mount: BorrowedFd<'_>, handle: &FileHandle) -> Result<OwnedFd> {
     raw.handle[..handle.bytes.len()].copy_from_slice(&handle.bytes);
     let mut attempt = 1;
     loop {
-        // SAFETY: the kernel reads the header and as many bytes as it says; the array holds at least that many.
+        // SAFETY: the kernel reads the header and as many bytes as the header says. The array has at least
+        // this length.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_open_by_handle_at,
@@ -77,12 +79,12 @@ pub fn open(mount: BorrowedFd<'_>, handle: &FileHandle) -> Result<OwnedFd> {
     }
 }
 
-/// The handle of an open file.
+/// Returns the handle of an open file.
 pub fn of(file: BorrowedFd<'_>) -> Result<FileHandle> {
     let mut raw = RawHandle { bytes: HANDLE_BYTES_MAX as u32, kind: 0, handle: [0; HANDLE_BYTES_MAX] };
     let mut mount = 0_i32;
-    // SAFETY: the kernel writes at most `bytes` bytes into the array behind the header, and one i32; the path is
-    // an empty string that ends in zero.
+    // SAFETY: the kernel writes one i32, and at most `bytes` bytes into the array that follows the header.
+    // The path is an empty string that ends in a zero byte.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,

@@ -1,8 +1,11 @@
-//! Locks and leases on files: the arguments of the calls that take them.
+//! Locks and leases on files: takes them, and builds the arguments of the calls that take them in another
+//! process.
 //!
-//! Owns: `struct flock` and the commands of fcntl(2) that take it, F_SETLEASE, flock(2) for another process.
-//! Invariants: a range starts at the beginning of the file; nothing here waits for a lock.
-//! Does not: find out which locks there are; `/proc` tells that.
+//! Owns: `struct flock` and the commands of fcntl(2) that take this structure, F_SETLEASE, and the operations
+//! of flock(2).
+//! Invariants: the start of a range is counted from the beginning of the file. No operation of this module
+//! waits for a lock.
+//! Does not: list existing locks; `/proc` shows them.
 //!
 //! Man page: F_OFD_SETLK(2const), F_SETLEASE(2const), flock(2)
 //! Since: Linux 3.15
@@ -14,11 +17,11 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::error::{Errno, Error, Result};
 
-/// The command that takes a record lock, which belongs to the process.
+/// F_SETLK: the fcntl(2) command that takes a record lock. The process owns this lock.
 pub const SET_RECORD_LOCK_COMMAND: u64 = 6;
-/// The command that takes a lock which belongs to the open file description.
+/// F_OFD_SETLK: the fcntl(2) command that takes an open file description lock.
 pub const SET_DESCRIPTION_LOCK_COMMAND: u64 = 37;
-/// The command that takes a lease; its argument is that of [`lease_argument`].
+/// F_SETLEASE: the fcntl(2) command that takes a lease. [`lease_argument`] returns its argument.
 pub const SET_LEASE_COMMAND: u64 = 1024;
 
 const READS: i16 = 0;
@@ -30,7 +33,7 @@ const LOCK_NO_WAIT: u64 = 4;
 #[repr(C)]
 struct RawLock {
     access: i16,
-    /// 0: counted from the beginning of the file.
+    /// Always 0 (SEEK_SET): `start` is counted from the beginning of the file.
     whence: i16,
     start: i64,
     length: i64,
@@ -43,19 +46,20 @@ const _: () = assert!(offset_of!(RawLock, start) == 8);
 const _: () = assert!(offset_of!(RawLock, length) == 16);
 const _: () = assert!(offset_of!(RawLock, pid) == 24);
 
-/// A range of a file to be locked.
+/// A lock on a range of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RangeLock {
-    /// For writing, not only for reading.
+    /// Whether the lock is a write lock; otherwise it is a read lock.
     pub writes: bool,
-    /// The first byte.
+    /// Offset of the first locked byte.
     pub start: i64,
-    /// How many bytes; 0 means to the end of the file, however far it grows.
+    /// Number of locked bytes. 0 locks up to the end of the file, also if the file grows.
     pub length: i64,
 }
 
 impl RangeLock {
-    /// The argument of both commands as bytes, to be written into another process.
+    /// Returns the argument of both commands as the bytes of a `struct flock`, for writing into another
+    /// process.
     #[must_use]
     pub fn to_bytes(self) -> [u8; 32] {
         let mut bytes = [0; 32];
@@ -66,24 +70,29 @@ impl RangeLock {
     }
 }
 
-/// The operation of flock(2) that takes a lock or fails with EWOULDBLOCK.
+/// Returns the operation of flock(2) that takes a lock, or fails with EWOULDBLOCK if the lock is not
+/// available.
 #[must_use]
 pub fn flock_operation(writes: bool) -> u64 {
     LOCK_NO_WAIT | if writes { LOCK_EXCLUSIVE } else { LOCK_SHARED }
 }
 
-/// The argument of [`SET_LEASE_COMMAND`].
+/// Returns the argument of [`SET_LEASE_COMMAND`] for a write lease or a read lease.
 #[must_use]
 pub fn lease_argument(writes: bool) -> u64 {
     access(writes) as u64
 }
 
-/// Takes a lock that belongs to an open file description of ours; EAGAIN when another process has it.
+/// Takes a lock that an open file description of this process owns.
+///
+/// # Errors
+///
+/// EAGAIN if another process or another open file description holds a conflicting lock.
 pub fn lock_description(file: BorrowedFd<'_>, range: RangeLock) -> Result<()> {
     let argument =
         RawLock { access: access(range.writes), whence: 0, start: range.start, length: range.length, pid: 0 };
     let command = SET_DESCRIPTION_LOCK_COMMAND as libc::c_int;
-    // SAFETY: the kernel reads one `struct flock`, which `argument` is.
+    // SAFETY: the kernel reads one `struct flock`, and `argument` has its layout.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw const argument) };
     if result < 0 {
         return Err(Error::new("lock a range of an open file", Errno::last()));
@@ -95,22 +104,26 @@ fn access(writes: bool) -> i16 {
     if writes { WRITES } else { READS }
 }
 
-/// Whether some process has a file open for writing or maps it shared and writable. `file` is open for reading only,
-/// and the caller has no other descriptor of the file that can write. Needs the file's owner or CAP_LEASE.
+/// Reports whether a process has a file open for writing. A shared writable mapping counts as well.
+///
+/// `file` must be open for reading only. The caller must not have another descriptor that can write to the
+/// file. The caller must own the file or have CAP_LEASE.
 ///
 /// # Errors
 ///
-/// EACCES without that right, EINVAL where the file system has no leases.
+/// EACCES if the caller neither owns the file nor has CAP_LEASE, EINVAL if the file system does not support
+/// leases.
 pub fn is_open_for_writing(file: BorrowedFd<'_>) -> Result<bool> {
     const SET_SIGNAL_COMMAND: libc::c_int = 10;
     const READ_LEASE: libc::c_int = libc::F_RDLCK as libc::c_int;
     const NO_LEASE: libc::c_int = libc::F_UNLCK as libc::c_int;
-    // A writer that opens the file meanwhile breaks the lease with this signal, which is ignored by default.
-    // SAFETY: F_SETSIG takes an integer and touches no memory.
+    // If another process opens the file for writing before the lease is removed, the kernel sends this
+    // signal. The default action of SIGURG is to ignore the signal.
+    // SAFETY: F_SETSIG takes an integer and accesses no memory.
     unsafe { libc::fcntl(file.as_raw_fd(), SET_SIGNAL_COMMAND, libc::SIGURG) };
-    // SAFETY: F_SETLEASE takes an integer and touches no memory.
+    // SAFETY: F_SETLEASE takes an integer and accesses no memory.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, READ_LEASE) } == 0 {
-        // SAFETY: as above.
+        // SAFETY: F_SETLEASE takes an integer and accesses no memory.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, NO_LEASE) };
         return Ok(false);
     }
@@ -151,7 +164,8 @@ mod tests {
             Err(error) => return println!("unsupported: leases on the file system of {path:?}: {error}"),
         }
         drop(writer);
-        // A program that another test starts has copies of all descriptors until its exec.
+        // A child process that another test has forked holds copies of all descriptors until its exec. So the
+        // file can have a writer for a short time.
         let begun = std::time::Instant::now();
         while is_open_for_writing(reader.as_fd()).unwrap() {
             assert!(begun.elapsed() < std::time::Duration::from_secs(10), "there is no writer");

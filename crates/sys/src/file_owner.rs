@@ -1,8 +1,10 @@
-//! Who is sent the signals of an open file description, and which signal.
+//! The owner of an open file description (the receiver of its I/O signals), and the signal that the owner
+//! receives.
 //!
 //! Owns: F_GETOWN_EX, F_SETOWN_EX, F_GETSIG, F_SETSIG of fcntl(2).
-//! Invariants: an owner that no longer exists reads as none, as the kernel tells it.
-//! Does not: switch signals on (O_ASYNC); that is a status flag.
+//! Invariants: an owner that no longer exists is returned as `None`, because the kernel reports no owner
+//! then.
+//! Does not: enable the signals; the status flag O_ASYNC does.
 //!
 //! Man page: F_GETOWN_EX(2const), F_SETSIG(2const)
 //! Since: Linux 2.6.32
@@ -16,11 +18,11 @@ use model::{Pid, Signal, Tid};
 
 use crate::error::{Errno, Error, Result};
 
-/// The command that sets an owner, for a call made by another process.
+/// F_SETOWN_EX: the fcntl(2) command that sets the owner. This constant is for calls in another process.
 pub const SET_OWNER_COMMAND: u64 = 15;
-/// The command that sets the signal.
+/// F_SETSIG: the fcntl(2) command that sets the signal.
 pub const SET_SIGNAL_COMMAND: u64 = 10;
-/// The command that sets status flags.
+/// F_SETFL: the fcntl(2) command that sets the status flags.
 pub const SET_FLAGS_COMMAND: u64 = libc::F_SETFL as u64;
 
 const GET_OWNER_COMMAND: libc::c_int = 16;
@@ -36,19 +38,20 @@ struct OwnerArgument {
 const _: () = assert!(size_of::<OwnerArgument>() == 8);
 const _: () = assert!(offset_of!(OwnerArgument, number) == 4);
 
-/// Who is sent the signals.
+/// The receiver of the signals of an open file description.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileOwner {
     /// One thread.
     Thread(Tid),
-    /// A process.
+    /// One process.
     Process(Pid),
-    /// A process group.
+    /// All processes of a process group.
     Group(Pid),
 }
 
 impl FileOwner {
-    /// The owner in the kernel's numbers: its type (F_OWNER_TID, _PID, _PGRP) and its number.
+    /// Returns the owner as the kernel encodes it: the type (F_OWNER_TID, F_OWNER_PID or F_OWNER_PGRP), and
+    /// the id.
     #[must_use]
     pub fn numbers(self) -> (i32, i32) {
         match self {
@@ -58,7 +61,8 @@ impl FileOwner {
         }
     }
 
-    /// The owner from the kernel's numbers; `None` without an owner and for types that do not exist.
+    /// Decodes an owner from its type and id. Returns `None` if the id is not positive (no owner), or if the
+    /// type is unknown.
     #[must_use]
     pub fn from_numbers(kind: i32, number: i32) -> Option<Self> {
         match (kind, number) {
@@ -70,7 +74,7 @@ impl FileOwner {
         }
     }
 
-    /// The argument of [`SET_OWNER_COMMAND`] as bytes, to be written into another process.
+    /// Returns the argument of [`SET_OWNER_COMMAND`] as bytes, for writing into another process.
     #[must_use]
     pub fn to_bytes(self) -> [u8; 8] {
         let (kind, number) = self.numbers();
@@ -81,10 +85,10 @@ impl FileOwner {
     }
 }
 
-/// Who is sent the signals of a description.
+/// Returns the owner of an open file description.
 pub fn owner(file: BorrowedFd<'_>) -> Result<Option<FileOwner>> {
     let mut argument = OwnerArgument::default();
-    // SAFETY: the kernel writes one `struct f_owner_ex`, which `argument` is.
+    // SAFETY: the kernel writes one `struct f_owner_ex`, and `argument` has its layout.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), GET_OWNER_COMMAND, &raw mut argument) };
     if result < 0 {
         return Err(Error::new("get the owner of an open file", Errno::last()));
@@ -92,7 +96,7 @@ pub fn owner(file: BorrowedFd<'_>) -> Result<Option<FileOwner>> {
     Ok(FileOwner::from_numbers(argument.kind, argument.number))
 }
 
-/// The signal that is sent; `None` for the default (SIGIO, SIGURG).
+/// Returns the signal that the owner receives when I/O is possible; `None` for the default, SIGIO.
 pub fn signal(file: BorrowedFd<'_>) -> Result<Option<Signal>> {
     // SAFETY: the command takes no argument.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), GET_SIGNAL_COMMAND) };
@@ -103,7 +107,7 @@ pub fn signal(file: BorrowedFd<'_>) -> Result<Option<Signal>> {
     }
 }
 
-/// Sets the signal that is sent.
+/// Sets the signal that the owner receives when I/O is possible; `None` for the default, SIGIO.
 pub fn set_signal(file: BorrowedFd<'_>, signal: Option<Signal>) -> Result<()> {
     let number = signal.map_or(0, Signal::get);
     // SAFETY: the command takes a plain number.
@@ -114,11 +118,15 @@ pub fn set_signal(file: BorrowedFd<'_>, signal: Option<Signal>) -> Result<()> {
     Ok(())
 }
 
-/// Sets who is sent the signals; the owner must exist.
+/// Sets the owner of an open file description.
+///
+/// # Errors
+///
+/// ESRCH if the owner does not exist.
 pub fn set_owner(file: BorrowedFd<'_>, owner: FileOwner) -> Result<()> {
     let (kind, number) = owner.numbers();
     let argument = OwnerArgument { kind, number };
-    // SAFETY: the kernel reads one `struct f_owner_ex`, which `argument` is.
+    // SAFETY: the kernel reads one `struct f_owner_ex`, and `argument` has its layout.
     let result =
         unsafe { libc::fcntl(file.as_raw_fd(), SET_OWNER_COMMAND as libc::c_int, &raw const argument) };
     if result < 0 {

@@ -1,13 +1,15 @@
-//! The rights of a process to open files, and work that is done with the rights of another process.
+//! Reads the rights of a thread to open files, and runs work with the rights of another process.
 //!
-//! Owns: a thread with file-system user, group, supplementary groups and effective capabilities of its own.
-//! Invariants: the other threads of this process keep their credentials. The process stays as dumpable as it was,
-//! although the kernel resets that for the whole process when a thread changes its credentials.
-//! Does not: add a right: a capability that this process lacks stays away.
+//! Owns: a thread that has its own file-system user, file-system group, supplementary groups and effective
+//! capabilities.
+//! Invariants: the other threads of this process keep their credentials. The kernel resets the dumpable
+//! attribute of the whole process when a thread changes its credentials. After a successful change, this
+//! module restores the attribute.
+//! Does not: add rights. A capability that this process lacks stays missing.
 //!
 //! Man page: setfsuid(2), setfsgid(2), setgroups(2), capset(2), faccessat2(2)
 //! Since: Linux 5.8
-//! Probe: none; the kernel answers EPERM to a caller that may not change its credentials
+//! Probe: none; the kernel returns EPERM to a caller that may not change its credentials
 //! Fallback: none
 
 use std::ffi::CString;
@@ -21,29 +23,30 @@ use crate::error::{Errno, Error, Result};
 
 /// _LINUX_CAPABILITY_VERSION_3.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
-/// setfsuid(2) and setfsgid(2) change nothing when given this, and return the present value.
+/// An invalid id. setfsuid(2) and setfsgid(2) change nothing if they get this id, and return the current id.
 const ASK: u32 = u32::MAX;
-/// Words of the capability sets: effective, permitted and inheritable, the low halves first.
+/// Number of words in the capability sets: the low halves of effective, permitted and inheritable, then their
+/// high halves.
 const SET_WORDS: usize = 6;
 
-/// What decides whether a process may open a file.
+/// The credentials that decide whether a process may open a file.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FileRights {
-    /// The file-system user.
+    /// The file-system user id.
     pub user: u32,
-    /// The file-system group.
+    /// The file-system group id.
     pub group: u32,
-    /// The supplementary groups, rising.
+    /// The supplementary group ids, in ascending order.
     pub supplementary: Vec<u32>,
-    /// The effective capabilities, one bit each.
+    /// The effective capabilities, one bit for each capability.
     pub effective: u64,
 }
 
-/// The rights of the calling thread.
+/// Returns the rights of the calling thread.
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// Returns the errors of getgroups(2) and capget(2).
 pub fn own() -> Result<FileRights> {
     let groups = rustix::process::getgroups().map_err(|errno| Error::new("get our groups", errno))?;
     let mut supplementary: Vec<u32> = groups.into_iter().map(rustix::process::Gid::as_raw).collect();
@@ -53,11 +56,12 @@ pub fn own() -> Result<FileRights> {
     Ok(FileRights { user: set_user(ASK), group: set_group(ASK), supplementary, effective })
 }
 
-/// Runs `work` in a thread that has the given rights.
+/// Starts a thread that has the given rights, runs `work` in this thread, and waits for the result.
 ///
 /// # Errors
 ///
-/// What the kernel says of a change of credentials. `work` has not begun then.
+/// Fails if the thread cannot be started, or if its credentials cannot be changed. `work` is not called in
+/// this case.
 pub fn with<Output: Send>(rights: &FileRights, work: impl FnOnce() -> Output + Send) -> Result<Output> {
     let changed = || {
         take_on(rights)?;
@@ -72,24 +76,27 @@ pub fn with<Output: Send>(rights: &FileRights, work: impl FnOnce() -> Output + S
     })
 }
 
-/// Asks whether the calling thread's rights let it open a file, without opening it.
+/// Checks whether the rights of the calling thread are sufficient to open a file. Does not open the file.
 ///
 /// # Errors
 ///
-/// EACCES, or what else the kernel says of the path. There is no fallback: faccessat(2) asks for the real user.
+/// EACCES if the rights are not sufficient; otherwise the errors of the path lookup. There is no fallback to
+/// faccessat(2), because that call checks the real user id.
 pub fn may_open(path: &Path, reads: bool, writes: bool) -> Result<()> {
     let mode = if reads { libc::R_OK } else { 0 } | if writes { libc::W_OK } else { 0 };
     let failed = |errno| Error::path("ask for access to", path, errno);
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| failed(Errno::EINVAL))?;
-    // SAFETY: the path ends in zero and outlives the call.
+    // SAFETY: the path ends in a zero byte and outlives the call.
     let outcome =
         unsafe { libc::syscall(libc::SYS_faccessat2, libc::AT_FDCWD, name.as_ptr(), mode, libc::AT_EACCESS) };
     if outcome < 0 { Err(failed(Errno::last())) } else { Ok(()) }
 }
 
-/// Changes the calling thread. Users come last but for the capabilities, which the other changes need.
+/// Changes the credentials of the calling thread. The capabilities are changed last, because the other
+/// changes need them.
 fn take_on(wanted: &FileRights) -> Result<()> {
-    /// Two threads at once could take the reset state of the process for its own.
+    /// Allows only one change at a time. Otherwise, a second thread could read the dumpable attribute after
+    /// the kernel has reset it for the first thread. The second thread would then restore the wrong value.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _changing = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let dumpable = rustix::process::dumpable_behavior().map_err(|errno| failed("read", "dumpable", errno))?;
@@ -121,38 +128,41 @@ fn failed(verb: &str, what: &str, errno: impl Into<Errno>) -> Error {
 }
 
 fn set_user(user: u32) -> u32 {
-    // SAFETY: takes a number and no pointer. The raw call concerns this thread alone.
+    // SAFETY: the call takes a number and no pointer. The raw system call changes only this thread.
     unsafe { libc::syscall(libc::SYS_setfsuid, user) as u32 }
 }
 
 fn set_group(group: u32) -> u32 {
-    // SAFETY: takes a number and no pointer. The raw call concerns this thread alone.
+    // SAFETY: the call takes a number and no pointer. The raw system call changes only this thread.
     unsafe { libc::syscall(libc::SYS_setfsgid, group) as u32 }
 }
 
 fn set_groups(groups: &[u32]) -> Result<()> {
-    // SAFETY: the kernel reads as many numbers as it is told, and the slice has that many. The raw call concerns
-    // this thread alone, unlike that of the C library.
+    // SAFETY: the kernel reads `groups.len()` numbers, which is the length of the slice. The raw system call
+    // changes only this thread, while the function of the C library changes all threads.
     let outcome = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
     if outcome < 0 { Err(failed("set", "groups", Errno::last())) } else { Ok(()) }
 }
 
-/// The sets of the calling thread: effective, permitted and inheritable, twice.
+/// Returns the capability sets of the calling thread: the low halves of effective, permitted and inheritable,
+/// then their high halves.
 fn capabilities() -> Result<[u32; SET_WORDS]> {
     let header = [CAPABILITY_VERSION, 0];
     let mut sets = [0; SET_WORDS];
-    // SAFETY: version 3 has a header of two words and sets of six, and both arrays have that length.
+    // SAFETY: in version 3, the header has two words and the sets have six words. Both arrays have these
+    // lengths.
     let outcome = unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) };
     if outcome < 0 { Err(failed("read", "capabilities", Errno::last())) } else { Ok(sets) }
 }
 
-/// Makes those of the wanted capabilities effective that are permitted, and no others.
+/// Sets the effective capabilities to those `wanted` capabilities that are permitted.
 fn set_effective(wanted: u64) -> Result<()> {
     let header = [CAPABILITY_VERSION, 0];
     let mut sets = capabilities()?;
     sets[0] = wanted as u32 & sets[1];
     sets[3] = (wanted >> 32) as u32 & sets[4];
-    // SAFETY: version 3 has a header of two words and sets of six, and both arrays have that length.
+    // SAFETY: in version 3, the header has two words and the sets have six words. Both arrays have these
+    // lengths.
     let outcome = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) };
     if outcome < 0 { Err(failed("set", "capabilities", Errno::last())) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! Numbers of inotify watches.
+//! Chooses the watch descriptors (the numbers of watches) of an inotify instance.
 //!
 //! Owns: the request INOTIFY_IOC_SETNEXTWD.
 //! Invariants: none beyond the kernel's.
@@ -6,17 +6,17 @@
 //!
 //! Man page: inotify(7)
 //! Since: Linux 4.16 (CONFIG_CHECKPOINT_RESTORE)
-//! Probe: none; the request itself fails with ENOTTY
-//! Fallback: none; the restore reports it
+//! Probe: none; without support, the request fails with ENOTTY
+//! Fallback: none; the restore reports the error
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::error::{Errno, Error, Result};
 
-/// _IOW('I', 0, i32)
+/// `_IOW('I', 0, i32)`.
 const INOTIFY_IOC_SETNEXTWD: libc::c_ulong = 0x4004_4900;
 
-/// Sets the number that the next new watch gets.
+/// Sets the watch descriptor that the next new watch gets.
 pub fn set_next_watch(instance: BorrowedFd<'_>, watch: i32) -> Result<()> {
     // SAFETY: the request takes its argument by value.
     let result = unsafe {

@@ -1,13 +1,13 @@
-//! What a program that is about to be executed becomes first: leader of a session, another user; what it gets.
+//! Prepares a program between fork and exec: a session of its own, another user, or an additional descriptor.
 //!
 //! Owns: setsid(2), dup3(2), setgroups(2), setresgid(2), setresuid(2) between fork and exec.
-//! Invariants: groups go before the user, since only a privileged process may change them; a call that fails ends the
-//! start.
-//! Does not: look names up.
+//! Invariants: the groups are changed before the user, because only a privileged process may change groups.
+//! If a call fails, the program is not started.
+//! Does not: look up the names of users and groups.
 //!
 //! Man page: setsid(2), setgroups(2), setresuid(2)
 //! Since: Linux 2.2
-//! Probe: none, they are never missing
+//! Probe: none; these calls are always available
 //! Fallback: none
 
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,47 +18,53 @@ use model::Fd;
 
 use crate::error::Errno;
 
-/// A user, as the kernel knows one.
+/// The ids of a user.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct User {
-    /// The user.
+    /// The user id.
     pub id: u32,
-    /// The primary group.
+    /// The primary group id.
     pub group: u32,
-    /// Supplementary groups.
+    /// The supplementary group ids.
     pub groups: Vec<u32>,
 }
 
-/// Has a command begin a session of its own: no terminal, and none of the signals that one sends.
+/// Makes the program of a command start as the leader of a new session. The program then has no controlling
+/// terminal, and gets no signals from a terminal.
 pub fn start_in_session(command: &mut Command) -> &mut Command {
-    // SAFETY: between fork and exec it makes one system call on no memory.
+    // SAFETY: between fork and exec, the closure makes one system call, which accesses no memory.
     unsafe { command.pre_exec(|| check(libc::syscall(libc::SYS_setsid))) }
 }
 
-/// Has a command run as another user. What is prepared before this call happens with the privileges of this process,
-/// what is prepared later without them.
+/// Makes the program of a command run as another user.
+///
+/// `pre_exec` closures that were added to the command before this call run with the privileges of this
+/// process. Closures that are added later run without these privileges.
 pub fn start_as(command: &mut Command, user: User) -> &mut Command {
     let prepare = move || {
         let User { id, group, groups } = &user;
-        // SAFETY: the kernel reads as many groups as the live slice has; the others take numbers. The raw calls change
-        // this thread only, which is the only one of a process between fork and exec.
+        // SAFETY: the kernel reads `groups.len()` numbers, which is the length of the live slice. The other
+        // calls take numbers. The raw system calls change only this thread, which is the only thread of the
+        // process between fork and exec.
         unsafe {
             check(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()))?;
             check(libc::syscall(libc::SYS_setresgid, *group, *group, *group))?;
             check(libc::syscall(libc::SYS_setresuid, *id, *id, *id))
         }
     };
-    // SAFETY: between fork and exec it makes system calls only; it takes no lock and allocates nothing.
+    // SAFETY: between fork and exec, the closure makes only system calls. It takes no lock and allocates
+    // nothing.
     unsafe { command.pre_exec(prepare) }
 }
 
-/// Has a command get a descriptor under a number of its own, whatever was there. It is closed here with the command.
+/// Makes the program of a command inherit `file` as descriptor `number`. If the child already has a
+/// descriptor with this number, `file` replaces it. This process closes `file` when the command is dropped.
 pub fn start_with_descriptor(command: &mut Command, number: Fd, file: OwnedFd) -> &mut Command {
     let prepare = move || {
         let own = file.as_raw_fd();
-        // SAFETY: plain numbers, in a process that executes another program next. With equal numbers dup3(2) fails,
-        // and the flag that closes on exec is cleared instead.
+        // SAFETY: the calls take plain numbers, in a process that executes another program next.
         unsafe {
+            // If both numbers are equal, dup3(2) fails. Then only FD_CLOEXEC is cleared.
             if own == number.get() {
                 check(libc::syscall(libc::SYS_fcntl, own, libc::F_SETFD, 0))
             } else {
@@ -66,7 +72,8 @@ pub fn start_with_descriptor(command: &mut Command, number: Fd, file: OwnedFd) -
             }
         }
     };
-    // SAFETY: between fork and exec it makes one system call; it takes no lock and allocates nothing.
+    // SAFETY: between fork and exec, the closure makes one system call. It takes no lock and allocates
+    // nothing.
     unsafe { command.pre_exec(prepare) }
 }
 

@@ -1,8 +1,9 @@
-//! The kernel's interfaces, one module each; the only crate with unsafe code.
+//! Interfaces of the kernel, one module for each. This is the only crate with unsafe code.
 //!
-//! Owns: system calls, kernel structures with their layout checks, feature probes.
-//! Invariants: what leaves this crate is safe to call; every failure names operation, object and errno.
-//! Does not: hold policy, or know what a checkpoint is.
+//! Owns: system calls, kernel structures with checks of their layouts, and probes of kernel features.
+//! Invariants: every public function is safe to call. Every error names the operation, the object and the
+//! errno.
+//! Does not: contain policy, or know what a checkpoint is.
 
 pub mod allocation_count;
 pub mod clear_refs;

@@ -1,15 +1,21 @@
-//! The process that keeps a subject going when the receiver of its notifications dies.
+//! The listener holder: a child process that lets the calls of a subject continue if the guardian dies.
 //!
-//! Owns: that process; the memory that notifications are received into; the table of calls that are answered later.
-//! Invariants: while a listener is held, the death of this process lets every notified call of the subject continue,
-//! also one that was received and not answered; before the first of them continues, the file given with the listener
-//! has a line that says so. The holder makes system calls only, allocates nothing and never returns.
-//! Does not: judge calls; help if it is killed as well.
+//! The *subject* is a watched program. A seccomp filter reports some of its system calls, and each reported
+//! call waits for an answer. The *guardian* is the process that answers these calls through the *listener*,
+//! the descriptor of the filter. The holder has a duplicate of the listener.
+//!
+//! Owns: the holder; the memory that notifications are received into; the table of held calls, which the
+//! guardian answers later.
+//! Invariants: while the holder has a listener, the death of the guardian lets every reported call of the
+//! subject continue. This includes calls that the guardian has received but not answered. Before the first of
+//! these calls continues, the holder appends a line to the file that was given with the listener. The holder
+//! makes only system calls, allocates nothing and never returns.
+//! Does not: decide about calls, or work if the holder is killed, too.
 //!
 //! Man page: clone3(2), seccomp_unotify(2), pidfd_open(2), close_range(2)
 //! Since: Linux 5.9 (close_range)
 //! Probe: `features::REGISTRY` entry "file-notify"
-//! Fallback: none; files do not go back with a program that is not watched
+//! Fallback: none; the files of an unwatched program are not restored together with the program
 
 mod process;
 
@@ -32,44 +38,48 @@ use crate::{pidfd, socket};
 use process::Unanswered;
 pub use process::{BROKEN_LINE, BUFFERS_MAX, HELD_CALLS_MAX};
 
-/// Bytes that the line is sure of on a full file system.
+/// Number of bytes that are reserved in the file for the line, so that the line can be written on a full file
+/// system.
 const RESERVED_BYTES: i64 = 4096;
-/// How long an exit of the holder is waited for, so that it leaves no zombie.
+/// Maximum time in milliseconds to wait for the exit of a dismissed holder. Waiting lets this process reap
+/// the holder.
 const EXIT_LIMIT_MS: i32 = 200;
 
-/// Where the table of held calls begins, behind the buffers.
+/// Offset of the table of held calls in the shared mapping. The buffers are in front of the table.
 const CALLS_AT: usize = BUFFERS_MAX * size_of::<Notification>();
 const SHARED_BYTES: usize = CALLS_AT + HELD_CALLS_MAX * size_of::<AtomicU64>();
 
 const _: () = assert!(CALLS_AT.is_multiple_of(align_of::<AtomicU64>()));
 
-/// Memory that this process and the holder both have.
+/// Memory that this process shares with the holder.
 #[derive(Debug)]
 struct Shared {
     buffers: NonNull<UnsafeCell<Notification>>,
     taken: [AtomicBool; BUFFERS_MAX],
 }
 
-// SAFETY: a buffer is reached through the one `NotificationBuffer` that has taken it; the holder reads buffers only
-// when no thread of this process is left.
+// SAFETY: only the one `NotificationBuffer` that has taken a buffer accesses this buffer. The holder reads
+// the buffers only after all threads of this process have ended.
 unsafe impl Send for Shared {}
-// SAFETY: as above; `taken` is atomic.
+// SAFETY: the condition for `Send` holds for shared references as well, and `taken` is atomic.
 unsafe impl Sync for Shared {}
 
-/// Where one notification is received, and known to the holder until the next.
+/// A buffer for one received notification. The holder can answer this notification until the buffer is
+/// overwritten by the next one.
 #[derive(Debug)]
 pub struct NotificationBuffer {
     shared: Arc<Shared>,
     index: usize,
 }
 
-/// The table of calls that were received and are answered later. Clones are of one table.
+/// The table of held calls: calls that were received and are answered later. All clones refer to the same
+/// table.
 #[derive(Clone, Debug)]
 pub struct HeldCalls {
     shared: Arc<Shared>,
 }
 
-/// A row of the table: until it is dropped, the holder knows the call.
+/// A row of the table. The holder can answer the call of the row until the row is dropped.
 #[derive(Debug)]
 pub struct HeldCall {
     shared: Arc<Shared>,
@@ -77,7 +87,8 @@ pub struct HeldCall {
 }
 
 impl HeldCalls {
-    /// Notes a call, before the buffer that it was received into is used again. `None` if [`HELD_CALLS_MAX`] are noted.
+    /// Adds a call to the table. The caller must do this before the buffer of the call is used again. Returns
+    /// `None` if the table is full ([`HELD_CALLS_MAX`] calls).
     #[must_use]
     pub fn note(&self, id: NotificationId) -> Option<HeldCall> {
         let calls = self.shared.calls();
@@ -96,7 +107,7 @@ impl Drop for HeldCall {
     }
 }
 
-/// The holder, as its guardian sees it.
+/// The handle of the guardian on its holder.
 #[derive(Debug)]
 pub struct ListenerHolder {
     pid: Pid,
@@ -106,23 +117,27 @@ pub struct ListenerHolder {
 }
 
 impl ListenerHolder {
-    /// Makes the process. It is a child without exit signal, in its own session, with no descriptor of this process, and
-    /// the last that the kernel ends for want of memory, as far as the privileges reach. Early: it keeps a copy of the
-    /// memory that this process has now.
+    /// Creates the holder.
+    ///
+    /// The holder is a child without an exit signal, in a session of its own. It closes all inherited
+    /// descriptors except a pidfd of this process and one end of a socket pair. With CAP_SYS_RESOURCE, the
+    /// OOM killer never selects the holder.
+    ///
+    /// Call this function early, because the holder keeps a copy of the memory that this process has now.
     ///
     /// # Errors
     ///
-    /// Why there is no memory, no pair of sockets or no process.
+    /// Fails if the memory, the socket pair, a pidfd or the process cannot be created.
     pub fn start() -> Result<Self> {
         let shared = Arc::new(Shared::map()?);
         let (socket, remote) = socket::pair(libc::SOCK_SEQPACKET)?;
         let own = pidfd::open(Pid(std::process::id() as i32))?;
-        // Without an exit signal: a wait for children in general does not take it for one.
+        // The holder has no exit signal, so that a wait for any child does not return the holder.
         let arguments = CloneArguments::default();
         let buffers = shared.buffers;
         let unanswered = Unanswered { buffers: buffers.cast().as_ptr(), calls: shared.calls().as_ptr() };
-        // SAFETY: without CLONE_VM the child gets a copy of this address space; it only makes system calls in `run`
-        // and never returns into code that could take a lock of a thread that is not there.
+        // SAFETY: without CLONE_VM, the child gets a copy of this address space. The child makes only system
+        // calls in `run`, and never returns to code that could wait for a lock of a missing thread.
         let result =
             unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
         let pid = match result {
@@ -130,25 +145,26 @@ impl ListenerHolder {
             0 => process::run(own.as_raw_fd(), remote.as_raw_fd(), unanswered),
             child => Pid(child as i32),
         };
-        // Processes that are forked later do not have the memory. A kernel that refuses leaves it to them, unused.
-        // SAFETY: advice about a mapping of ours that leaves its content as it is.
+        // Children that are forked later do not inherit the mapping. If the advice fails, they inherit the
+        // mapping but do not use it.
+        // SAFETY: the range is a mapping of this process. The advice does not change its content.
         unsafe { libc::madvise(buffers.as_ptr().cast(), SHARED_BYTES, libc::MADV_DONTFORK) };
         Ok(Self { pid, handle: pidfd::open(pid)?, socket, shared })
     }
 
-    /// The process.
+    /// Returns the pid of the holder.
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Whether the process lives: it ends before this one only if it is killed.
+    /// Reports whether the holder is alive. The holder ends before this process only if it is killed.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         !ends_within(self.handle.as_fd(), 0)
     }
 
-    /// A buffer to receive notifications into, for one thread of the receiver; `None` if all are taken.
+    /// Takes a buffer for one receiving thread. Returns `None` if all buffers are taken.
     #[must_use]
     pub fn buffer(&self) -> Option<NotificationBuffer> {
         let is_free = |taken: &AtomicBool| !taken.swap(true, Ordering::AcqRel);
@@ -156,17 +172,23 @@ impl ListenerHolder {
         Some(NotificationBuffer { shared: Arc::clone(&self.shared), index })
     }
 
-    /// The table of calls that are answered later.
+    /// Returns the table of held calls.
     #[must_use]
     pub fn held_calls(&self) -> HeldCalls {
         HeldCalls { shared: Arc::clone(&self.shared) }
     }
 
-    /// Has the process hold a listener until no task uses its filter, and append [`BROKEN_LINE`] to a file if this
-    /// process dies before, or both at a time that cannot be told apart. The file must be open for writing.
+    /// Sends duplicates of a listener and of the file `broken` to the holder. The holder keeps them until no
+    /// task uses the filter of the listener.
     ///
-    /// What else must stop watching with this process, such as fanotify groups, is to be opened after `start`: its
-    /// descriptors are closed in the order of their numbers.
+    /// If this process dies before, the holder appends [`BROKEN_LINE`] to `broken`. The holder also appends
+    /// the line if it cannot find out whether this process or the last task ended first. `broken` must be
+    /// open for writing.
+    ///
+    /// The holder detects the beginning of this process's death by the release of the socket that `start` has
+    /// created. The kernel releases the descriptors of a dying process from the highest number down
+    /// (task_work_run, Linux 6.18). So a descriptor with a higher number, such as a fanotify group that was
+    /// opened after `start`, stops watching before the socket is released.
     ///
     /// # Errors
     ///
@@ -176,35 +198,38 @@ impl ListenerHolder {
         send_descriptors(self.socket.as_fd(), &[listener.as_raw_fd(), broken.as_raw_fd()])
     }
 
-    /// Where a child of this process sends its listener with the file, as `hold` does.
+    /// Returns the socket to the holder. A child of this process sends its listener and the file through this
+    /// socket, as `hold` does.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// Reserves blocks for the line, so that a full file system does not keep it from being written.
+/// Reserves blocks of the file for the line, so that the line can be written on a full file system.
 pub(crate) fn reserve(broken: BorrowedFd<'_>) {
-    // SAFETY: plain numbers. A file system without reservations takes the line as far as it has room.
+    // SAFETY: the call takes plain numbers. If the file system cannot reserve blocks, the line is written
+    // only if there is space.
     unsafe { libc::fallocate(broken.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, 0, RESERVED_BYTES) };
 }
 
 impl Drop for ListenerHolder {
     fn drop(&mut self) {
-        // Without a live listener it ends, and marks nothing; with one it stays, and lets the subject's calls
-        // continue after this process.
+        // The message without descriptors dismisses the holder. If no held listener has a task, the holder
+        // exits and does not append the line. Otherwise the holder stays, and lets the calls of the subject
+        // continue after the end of this process.
         let asked = send_descriptors(self.socket.as_fd(), &[]);
         if asked.is_err() || ends_within(self.handle.as_fd(), EXIT_LIMIT_MS) {
-            // SAFETY: plain numbers; it does not wait. The holder is a child of ours, so its number is its own until
-            // it is reaped here.
+            // SAFETY: the call takes plain numbers and does not wait. The holder is a child of this process,
+            // so its pid is not reused before the holder is reaped here.
             unsafe { libc::waitpid(self.pid.get(), ptr::null_mut(), libc::__WALL | libc::WNOHANG) };
         }
     }
 }
 
-/// Whether a process ends in time.
+/// Reports whether a process ends within a time limit. `process` is a pidfd.
 fn ends_within(process: BorrowedFd<'_>, milliseconds: i32) -> bool {
     let mut wait = libc::pollfd { fd: process.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the kernel reads and writes one pollfd at the address given.
+    // SAFETY: the kernel reads and writes one live pollfd.
     unsafe { libc::poll(&raw mut wait, 1, milliseconds) == 1 }
 }
 
@@ -212,7 +237,7 @@ impl Shared {
     fn map() -> Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        // SAFETY: mmap makes a new mapping at an address of the kernel's choice, and changes no other memory.
         let start = unsafe { libc::mmap(ptr::null_mut(), SHARED_BYTES, protection, flags, -1, 0) };
         let failed = || Error::new("map memory for notifications", Errno::last());
         if start == libc::MAP_FAILED {
@@ -223,8 +248,9 @@ impl Shared {
     }
 
     fn calls(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping has HELD_CALLS_MAX numbers from CALLS_AT on, zero at first, aligned as asserted above, and
-        // lives as long as this value. Both processes only ever reach them as atomics.
+        // SAFETY: from CALLS_AT on, the mapping has HELD_CALLS_MAX numbers, which are zero at first. They are
+        // aligned, as asserted above, and live as long as this value. Both processes access them only as
+        // atomics.
         unsafe {
             let start = self.buffers.as_ptr().cast::<u8>().add(CALLS_AT).cast();
             std::slice::from_raw_parts(start, HELD_CALLS_MAX)
@@ -233,15 +259,16 @@ impl Shared {
 
     fn at(&self, index: usize) -> *mut Notification {
         debug_assert!(index < BUFFERS_MAX, "an index is one of `taken`");
-        // SAFETY: the mapping has room for BUFFERS_MAX notifications, which the index is below.
+        // SAFETY: the mapping has space for BUFFERS_MAX notifications, and the index is less than
+        // BUFFERS_MAX.
         UnsafeCell::raw_get(unsafe { self.buffers.as_ptr().add(index) })
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `map`; every buffer and every row has a share in this value, so none
-        // is left.
+        // SAFETY: `map` has mapped the range. Every buffer and every row holds a reference count of this
+        // value, so no buffer and no row exists any more.
         unsafe { libc::munmap(self.buffers.as_ptr().cast(), SHARED_BYTES) };
     }
 }
@@ -250,15 +277,15 @@ impl Deref for NotificationBuffer {
     type Target = Notification;
 
     fn deref(&self) -> &Notification {
-        // SAFETY: the buffer is mapped as long as `shared` lives, zeroes or a notification, and this value is the only
-        // one of its index.
+        // SAFETY: the buffer is mapped as long as `shared` lives. It contains zeroes or a notification, and
+        // no other value has the same index.
         unsafe { &*self.shared.at(self.index) }
     }
 }
 
 impl DerefMut for NotificationBuffer {
     fn deref_mut(&mut self) -> &mut Notification {
-        // SAFETY: as for `deref`; the borrow of this value is exclusive.
+        // SAFETY: the conditions of `deref` hold, and the borrow of this value is exclusive.
         unsafe { &mut *self.shared.at(self.index) }
     }
 }

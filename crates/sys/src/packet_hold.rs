@@ -1,19 +1,20 @@
-//! Packets that sockets send, held until they are released.
+//! Holds the packets that marked sockets send, until the packets are released or dropped.
 //!
-//! Owns: the packet filter table that picks packets by the mark of their socket, and the queue in the kernel that holds
-//! them.
-//! Invariants: packets leave in the order in which they were sent. Table and queue end with this process, however it
-//! ends: what was held is dropped then, which TCP repairs, and what is sent afterwards passes.
-//! Does not: mark sockets, or decide when to release.
+//! Owns: the packet filter table that selects packets by the mark (SO_MARK) of their socket, and the kernel
+//! queue (NFQUEUE) that holds the selected packets.
+//! Invariants: packets leave the queue in the order in which they were sent. The kernel removes the table and
+//! the queue when this process ends for any reason. It then drops the held packets, and TCP sends their data
+//! again. Packets that are sent later pass.
+//! Does not: decide which sockets are marked, or when packets are released.
 //!
-//! The kernel drops all held packets of a network namespace when a hook of the packet filter is removed there. TCP
-//! sends them again, and they are held again.
+//! When any hook of the packet filter is removed in a network namespace, the kernel drops all held packets of
+//! this namespace. TCP sends their data again, and these packets are held again.
 //!
 //! Man page: none; include/uapi/linux/netfilter/nfnetlink_queue.h, nf_tables.h
-//! Since: Linux 5.12 for tables with an owner (CONFIG_NF_TABLES, CONFIG_NETFILTER_NETLINK_QUEUE, and CONFIG_NFT_QUEUE, or
-//! CONFIG_NFT_COMPAT with CONFIG_NETFILTER_XT_TARGET_NFQUEUE); CAP_NET_ADMIN
+//! Since: Linux 5.12 for tables with an owner (CONFIG_NF_TABLES, CONFIG_NETFILTER_NETLINK_QUEUE, and
+//! CONFIG_NFT_QUEUE, or CONFIG_NFT_COMPAT with CONFIG_NETFILTER_XT_TARGET_NFQUEUE); CAP_NET_ADMIN
 //! Probe: `features::REGISTRY` entry "packet-hold"
-//! Fallback: none; components whose output is to be held are refused by name
+//! Fallback: none; components whose output must be held are refused, and the error names the component
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, PoisonError};
@@ -36,46 +37,52 @@ const CONFIGURE: (u8, u8) = (QUEUES, 2);
 const VERDICT_FOR_ALL: (u8, u8) = (QUEUES, 3);
 const DROP: u32 = 0;
 const ACCEPT: u32 = 1;
-/// Packets that are held at most; what is sent beyond them is dropped, and sent again by TCP.
+/// Maximum number of held packets. The kernel drops further packets, and TCP sends their data again.
 const PACKETS_MAX: u32 = 64 * 1024;
-/// Room for what tells of them, some hundred bytes each, until `queued` reads it. Packets of which the kernel cannot
-/// tell are dropped.
+/// Size in bytes of the receive buffer for the messages about held packets. A message has several hundred
+/// bytes, and stays in the buffer until `queued` reads it. If a message does not fit, the kernel drops its
+/// packet.
 const NEWS_BYTES: usize = 32 << 20;
-/// Segments are queued as TCP has made them, up to 64 KiB each.
+/// NFQA_CFG_F_GSO: segments are queued as TCP made them, with up to 64 KiB each.
 const WHOLE_SEGMENTS: u32 = 4;
-/// Queues of a network namespace are numbered by the programs that use them. Some from these numbers are tried,
-/// beginning at a place that depends on the process.
+/// The first queue number that this module uses. Programs choose the numbers of their queues themselves, so a
+/// number can be in use in the network namespace. Therefore, up to `TRIES` numbers are tried. The first tried
+/// number depends on the pid.
 const NUMBERS_FIRST: u16 = 21_000;
 const NUMBERS: u16 = 4096;
 const TRIES: u16 = 256;
 
-/// The value of SO_MARK that picks the sockets of one program.
+/// The value of SO_MARK that identifies the sockets of one program.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SocketMark(pub u32);
 
-/// The place of a packet in its queue.
+/// The sequence number of a packet in its queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PacketNumber(u32);
 
-/// Holds the packets of marked sockets.
+/// A queue that holds the packets of marked sockets.
 #[derive(Debug)]
 pub struct PacketHold {
     queue: Wire,
     number: u16,
     mark: SocketMark,
-    /// The last packet that was read of.
+    /// The last packet that `queued` has received a message about.
     last: Mutex<Option<PacketNumber>>,
-    /// Keeps the tables.
+    /// The socket that owns the tables. The kernel removes the tables when the socket is closed.
     _tables: Wire,
 }
 
 impl PacketHold {
-    /// Begins to hold. Each process that holds needs a mark and a queue of its own; both come from the number of the
-    /// queue.
+    /// Creates a queue and its table. From then on, the packets of sockets with [`PacketHold::mark`] are
+    /// held.
+    ///
+    /// Each process that holds packets needs its own queue and its own mark. The mark is derived from the
+    /// queue number.
     ///
     /// # Errors
     ///
-    /// EPERM without CAP_NET_ADMIN, ENOENT or EOPNOTSUPP where the kernel has no queues.
+    /// EPERM without CAP_NET_ADMIN, ENOENT or EOPNOTSUPP if the kernel does not support queues. If no tried
+    /// queue number is free, returns the error of the last attempt.
     pub fn start() -> Result<Self> {
         let first = (std::process::id() % u32::from(NUMBERS)) as u16;
         let mut outcome = Err(Error::new(NAME, Errno(libc::EBUSY)));
@@ -83,7 +90,7 @@ impl PacketHold {
             let number = NUMBERS_FIRST + (first + step) % NUMBERS;
             outcome = Self::at(number);
             match &outcome {
-                // A queue of another socket is refused as if a right was missing.
+                // If another socket owns the queue, the kernel returns EPERM.
                 Err(error) if [libc::EPERM, libc::EBUSY, libc::EEXIST].contains(&error.errno.0) => {}
                 _ => break,
             }
@@ -108,17 +115,17 @@ impl PacketHold {
         Ok(Self { queue, number, mark, last: Mutex::new(None), _tables: tables })
     }
 
-    /// The mark of the sockets whose packets are held.
+    /// Returns the mark of the sockets whose packets are held.
     #[must_use]
     pub fn mark(&self) -> SocketMark {
         self.mark
     }
 
-    /// The last packet that was queued so far; it may have been released or dropped already.
+    /// Returns the last packet that was queued so far. The packet may already have been released or dropped.
     ///
     /// # Errors
     ///
-    /// Those of the socket. Packets that were dropped are none.
+    /// Returns the errors of the socket, except ENOBUFS. ENOBUFS only means that packets were dropped.
     pub fn queued(&self) -> Result<Option<PacketNumber>> {
         let mut piece = vec![0; PIECE_BYTES];
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -135,29 +142,29 @@ impl PacketHold {
         }
     }
 
-    /// Sends all packets up to this one.
+    /// Sends all held packets up to and including `through`.
     ///
     /// # Errors
     ///
-    /// Those of the socket.
+    /// Returns the errors of the socket.
     pub fn release(&self, through: PacketNumber) -> Result<()> {
         self.judge(through, ACCEPT)
     }
 
-    /// Drops all packets up to this one.
+    /// Drops all held packets up to and including `through`.
     ///
     /// # Errors
     ///
-    /// Those of the socket.
+    /// Returns the errors of the socket.
     pub fn discard(&self, through: PacketNumber) -> Result<()> {
         self.judge(through, DROP)
     }
 
-    /// Drops all packets that are held.
+    /// Drops all packets that are queued so far.
     ///
     /// # Errors
     ///
-    /// Those of the socket.
+    /// Returns the errors of the socket.
     pub fn discard_all(&self) -> Result<()> {
         self.queued()?.map_or(Ok(()), |last| self.discard(last))
     }
@@ -169,23 +176,23 @@ impl PacketHold {
     }
 }
 
-/// The upper half of all marks.
+/// The upper 16 bits of all marks that this module creates. The lower 16 bits are the queue number.
 const MARKS: u32 = 0x7564_0000;
 
 impl SocketMark {
-    /// That of a socket without a mark.
+    /// The value of SO_MARK of a socket without a mark.
     pub const NONE: Self = Self(0);
 
-    /// The mark of a socket.
+    /// Returns the mark of a socket.
     ///
     /// # Errors
     ///
-    /// For what is no socket.
+    /// Fails if the descriptor is not a socket.
     pub fn of(socket: BorrowedFd<'_>) -> Result<Self> {
         Ok(Self(get_int(socket, MARK)? as u32))
     }
 
-    /// Marks a socket; those that it accepts have the mark, too.
+    /// Sets the mark of a socket. Connections that the socket accepts later inherit the mark.
     ///
     /// # Errors
     ///
@@ -194,14 +201,15 @@ impl SocketMark {
         set_int(socket, MARK, self.0 as i32)
     }
 
-    /// Whether a mark is one that a guardian gives.
+    /// Reports whether a guardian (the process that protects a program) has created this mark.
     #[must_use]
     pub fn is_ours(self) -> bool {
         self.0 & 0xffff_0000 == MARKS
     }
 }
 
-/// The first attribute of a packet has its number first.
+/// Returns the sequence number of the packet of a message. The first attribute of the message begins with
+/// this number.
 fn number(message: &[u8]) -> Option<PacketNumber> {
     let word = message.get(HEADER_BYTES + 4..)?.first_chunk()?;
     Some(PacketNumber(u32::from_be_bytes(*word)))
@@ -223,7 +231,8 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3);
     const ATTEMPTS: usize = 5;
 
-    /// The end of any hold drops what others hold, see below.
+    /// Lets only one test of this module run at a time. When one test drops its `PacketHold`, the kernel may
+    /// drop packets that other tests hold.
     fn alone() -> MutexGuard<'static, ()> {
         static ALONE: Mutex<()> = Mutex::new(());
         ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -239,13 +248,15 @@ mod tests {
         }
     }
 
-    /// The kernel drops what is held when a process removes a hook of the packet filter. That does not happen each time.
+    /// Repeats an attempt that returns `None` because its packets were lost. The kernel can drop held packets
+    /// when another process removes a hook of the packet filter.
     fn in_peace(attempt: impl Fn() -> Option<()>) {
         let _alone = alone();
         assert!((0..ATTEMPTS).any(|_| attempt().is_some()), "nothing was received in {ATTEMPTS} attempts");
     }
 
-    /// `None` if nothing comes: what was held may have been dropped.
+    /// Receives three bytes. Returns `None` if nothing arrives in time, because the held packets may have
+    /// been dropped.
     fn received(peer: &mut TcpStream) -> Option<Vec<u8>> {
         peer.set_read_timeout(Some(LONG)).unwrap();
         let mut bytes = [0; 3];
@@ -259,7 +270,7 @@ mod tests {
         outcome.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
-    /// The number of the packet that was sent last.
+    /// Waits for a message about a packet, and returns the last queued packet.
     fn awaited(hold: &PacketHold) -> Option<PacketNumber> {
         let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
         poll(&mut [PollFd::new(&hold.queue, PollFlags::IN)], Some(&limit)).unwrap();
@@ -269,10 +280,11 @@ mod tests {
     fn pair(hold: &PacketHold, at: &str) -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind(at).unwrap();
         hold.mark().put_on(listener.as_fd()).unwrap();
-        // Connections are made although the listener is marked.
+        // The connection is established although the listener is marked, because packets with SYN are not
+        // held.
         let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let own = listener.accept().unwrap().0;
-        // What is written next would else wait until the first is acknowledged.
+        // Without TCP_NODELAY, the second write would wait until the first write is acknowledged.
         own.set_nodelay(true).unwrap();
         (own, peer)
     }

@@ -1,14 +1,16 @@
-//! Page-aligned memory of our own, for copying subjects' pages and for direct I/O.
+//! Page-aligned memory of this process, for copies of subjects' pages and for direct I/O. A subject is a
+//! checkpointed program.
 //!
-//! Owns: `PageBuffer`, its mapping and its advice to the kernel.
-//! Invariants: begins on a page boundary, is a whole number of pages, is resident from the start, is left out
-//! of core dumps (it holds a subject's memory) and of forked children (I/O may be in flight on it).
+//! Owns: `PageBuffer`, its mapping, and the madvise(2) advice for the mapping.
+//! Invariants: a buffer begins on a page boundary and is a whole number of pages. All its pages are resident
+//! after its creation. Core dumps do not include a buffer, because it can contain memory of a subject. Forked
+//! children do not inherit a buffer, because I/O to it may be in flight.
 //! Does not: pool buffers; the code that fills them does.
 //!
 //! Man page: mmap(2), madvise(2)
 //! Since: Linux 2.6; populating by madvise 5.14
-//! Probe: the first buffer
-//! Fallback: where madvise cannot populate, every page is written to once
+//! Probe: the creation of the first buffer
+//! Fallback: if madvise cannot populate the mapping, one byte of every page is written
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
@@ -18,40 +20,42 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::error::{Errno, Error, Result};
 
-/// A page-aligned byte buffer that is not on the heap.
+/// A page-aligned byte buffer with a mapping of its own, outside the heap.
 #[derive(Debug)]
 pub struct PageBuffer {
     start: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone and does not depend on the thread.
+// SAFETY: only this value owns the mapping, and the mapping does not depend on a thread.
 unsafe impl Send for PageBuffer {}
-// SAFETY: a shared reference gives out only `&[u8]`.
+// SAFETY: a shared reference gives access only to `&[u8]`.
 unsafe impl Sync for PageBuffer {}
 
 impl PageBuffer {
-    /// A buffer of zero bytes of this size, rounded up to whole pages, at least one.
+    /// Creates a buffer of zero bytes. The size is rounded up to whole pages, and is at least one page.
     pub fn new(size: ByteCount) -> Result<Self> {
         let too_large = || Error::new("map a page buffer", Errno(libc::ENOMEM));
         let rounded = size.0.max(1).checked_next_multiple_of(PAGE_BYTES).ok_or_else(too_large)?;
         let length = usize::try_from(rounded).map_err(|_| too_large())?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no other memory.
+        // SAFETY: mmap makes a new anonymous private mapping at an address of the kernel's choice, and
+        // changes no other memory.
         let start =
             unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), length, protection, MapFlags::PRIVATE) };
         let start = start.map_err(|errno| Error::new("map a page buffer", errno))?;
         let start = NonNull::new(start.cast::<u8>()).ok_or_else(too_large)?;
         let mut buffer = Self { start, length };
         for advice in [Advice::LinuxHugepage, Advice::LinuxDontFork, Advice::LinuxDontDump] {
-            // Advice the kernel does not take costs speed, or a core dump that holds more: not an error.
+            // Failed advice is not an error. Without the advice, copies are slower, or a core dump or a
+            // forked child contains the buffer.
             let _ = buffer.advise(advice);
         }
         buffer.populate();
         Ok(buffer)
     }
 
-    /// The size of the buffer.
+    /// Returns the size of the buffer.
     #[must_use]
     pub const fn size(&self) -> ByteCount {
         ByteCount(self.length as u64)
@@ -60,14 +64,16 @@ impl PageBuffer {
     fn populate(&mut self) {
         if self.advise(Advice::LinuxPopulateWrite).is_err() {
             self.iter_mut().step_by(PAGE_BYTES as usize).for_each(|byte| {
-                // SAFETY: a valid exclusive reference; volatile so that the write of a zero is not left out.
+                // SAFETY: `byte` is a valid exclusive reference. The write is volatile, so that the compiler
+                // does not remove the write of a zero.
                 unsafe { ptr::write_volatile(byte, 0) }
             });
         }
     }
 
     fn advise(&mut self, advice: Advice) -> rustix::io::Result<()> {
-        // SAFETY: the range is the mapping this value owns; none of the advice used changes its content.
+        // SAFETY: the range is the mapping that this value owns. No advice that is used here changes the
+        // content.
         unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.length, advice) }
     }
 }
@@ -76,22 +82,22 @@ impl Deref for PageBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `start..start + length` is mapped readable until drop, initialised by the kernel to zero, and
-        // written only through `deref_mut`, which borrows exclusively.
+        // SAFETY: `start..start + length` is mapped and readable until the drop, and the kernel has filled it
+        // with zeroes. It is written only through `deref_mut`, which borrows exclusively.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }
 
 impl DerefMut for PageBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and the borrow is exclusive.
+        // SAFETY: the conditions of `deref` hold, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }
 }
 
 impl Drop for PageBuffer {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new`, and no reference to it outlives this value.
+        // SAFETY: `new` has mapped the range, and no reference to the range outlives this value.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
         debug_assert!(unmapped.is_ok(), "unmapping our own mapping failed");
     }

@@ -1,8 +1,9 @@
-//! Which pages of a process hold content of their own.
+//! Finds the pages of a process that have private content, and queries other properties of pages.
 //!
 //! Owns: `/proc/PID/pagemap` and its PAGEMAP_SCAN request.
-//! Invariants: both ways answer the same question; a page neither can vouch for counts as private content.
-//! Does not: say what a written page means; the trackers do.
+//! Invariants: PAGEMAP_SCAN and its fallback search for the same pages. A page is reported as private if
+//! private content cannot be excluded.
+//! Does not: decide what a written page means; the trackers (the methods of finding written pages) do.
 //!
 //! Man page: PAGEMAP_SCAN(2const), proc_pid_pagemap(5)
 //! Since: Linux 6.7 (PAGEMAP_SCAN), 3.11 (entries with file bit)
@@ -21,9 +22,11 @@ use crate::error::{Errno, Error, Result};
 use crate::feature;
 use crate::residence;
 
-/// Regions one request returns at most; more are fetched by further requests.
+/// Maximum number of regions that one PAGEMAP_SCAN request returns. Further requests return the other
+/// regions.
 const REGIONS_PER_SCAN: usize = 4096;
-/// Pagemap entries read at once by the fallback (512 KiB of entries describe 256 MiB).
+/// Maximum number of page map entries that the fallback reads at a time (512 KiB of entries describe 256
+/// MiB).
 const ENTRIES_PER_READ: usize = 65_536;
 
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
@@ -34,9 +37,9 @@ const ENTRY_GUARD: u64 = 1 << 58;
 const ENTRY_EXCLUSIVE: u64 = 1 << 56;
 const ENTRY_SOFT_DIRTY: u64 = 1 << 55;
 
-/// Protect what was selected against writes again.
+/// PM_SCAN_WP_MATCHING: write-protect the selected pages again.
 const FLAG_WP_MATCHING: u64 = 1;
-/// Fail where writes are not watched.
+/// PM_SCAN_CHECK_WPASYNC: fail if a mapping has no asynchronous write protection (userfaultfd).
 const FLAG_CHECK_WPASYNC: u64 = 2;
 
 #[repr(C)]
@@ -71,55 +74,61 @@ const _: () = assert!(size_of::<ScanArguments>() == 96);
 const _: () = assert!(offset_of!(ScanArguments, walk_end) == 32);
 const _: () = assert!(offset_of!(ScanArguments, return_mask) == 88);
 
-/// Properties of a page, as PAGEMAP_SCAN knows them.
+/// A set of page properties, as PAGEMAP_SCAN defines them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Categories(u64);
 
 impl Categories {
-    /// None of them.
+    /// The empty set.
     pub const NONE: Self = Self(0);
-    /// Written since it was last protected, or never protected.
+    /// The page was written since it was last write-protected, or was never write-protected.
     pub const WRITTEN: Self = Self(1 << 1);
-    /// Shows a file's page or shared memory. Asking for it costs a look at every page's descriptor.
+    /// The page belongs to a file or to shared memory. For this category, the kernel must inspect the `struct
+    /// page` of every page.
     pub const FILE: Self = Self(1 << 2);
-    /// In memory.
+    /// The page is in memory.
     pub const PRESENT: Self = Self(1 << 3);
-    /// Swapped out, or a mark where no page is.
+    /// The page is swapped out, or the page table has only a marker instead of a page.
     pub const SWAPPED: Self = Self(1 << 4);
-    /// The shared page of zeros.
+    /// The shared zero page.
     pub const ZERO_PAGE: Self = Self(1 << 5);
-    /// A guard region. Since Linux 6.15; older kernels refuse it with EINVAL and have no guard regions.
+    /// The page belongs to a guard region. Since Linux 6.15; older kernels have no guard regions and return
+    /// EINVAL for this category.
     pub const GUARD: Self = Self(1 << 8);
 
-    /// Those of both.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether one of `other` is among them.
+    /// Reports whether the set contains at least one category of `other`.
     #[must_use]
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 }
 
-/// Which pages a request selects, what it tells of them, and whether it protects them.
+/// A PAGEMAP_SCAN request: which pages it selects, which categories it reports, and whether it protects the
+/// pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageQuery {
-    /// Categories that a page must have (must lack, if `inverted`).
+    /// Required categories. A page must have those that are not in `inverted`, and must lack those that are
+    /// in `inverted`.
     pub all_of: Categories,
-    /// Categories of which it must have one (lack one, if `inverted`); with none, any page will do.
+    /// Alternative categories; no condition if the set is empty. A page must have at least one that is not in
+    /// `inverted`, or lack at least one that is in `inverted`.
     pub any_of: Categories,
-    /// Categories whose meaning is turned round.
+    /// Categories whose meaning is inverted.
     pub inverted: Categories,
-    /// Categories that the answer tells.
+    /// Categories that the result reports.
     pub tell: Categories,
-    /// Fail with EPERM where writes are not watched, and protect the selected pages again in the same step.
+    /// Write-protects the selected pages again in the same step. The request fails with EPERM at a mapping
+    /// without asynchronous write protection.
     pub rearm: bool,
 }
 
-/// Answers to requests: a buffer that is filled again and again.
+/// A reusable buffer for the result of a request.
 #[derive(Debug)]
 pub struct PageRegions {
     regions: Vec<PageRegion>,
@@ -127,13 +136,13 @@ pub struct PageRegions {
 }
 
 impl PageRegions {
-    /// Room for the regions of one request.
+    /// Creates a buffer for the regions of one request.
     #[must_use]
     pub fn new() -> Self {
         Self { regions: vec![PageRegion::default(); REGIONS_PER_SCAN], used: 0 }
     }
 
-    /// The regions of the last request, rising.
+    /// Returns the regions of the last request, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = (AddressRange, Categories)> {
         self.regions[..self.used].iter().map(|region| {
             let range = AddressRange::new(Address(region.start), Address(region.end));
@@ -141,7 +150,8 @@ impl PageRegions {
         })
     }
 
-    /// After a failure the kernel does not say how much it wrote; nothing was there before.
+    /// Counts the regions that the kernel wrote before a request failed. The kernel does not return this
+    /// count. The buffer was zeroed before the request, so the first zero region is the end.
     fn count_written(&self) -> usize {
         self.regions.iter().position(|region| region.end == 0).unwrap_or(self.regions.len())
     }
@@ -158,59 +168,60 @@ impl Default for PageRegions {
     }
 }
 
-/// One entry of the page map.
+/// One entry of `/proc/PID/pagemap`.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageEntry(pub u64);
 
 impl PageEntry {
-    /// In memory or swapped out.
+    /// Reports whether the page is in memory or swapped out.
     #[must_use]
     pub const fn is_populated(self) -> bool {
         self.0 & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0
     }
 
-    /// In memory.
+    /// Reports whether the page is in memory.
     #[must_use]
     pub const fn is_present(self) -> bool {
         self.0 & ENTRY_PRESENT != 0
     }
 
-    /// A file's page or shared memory.
+    /// Reports whether the page belongs to a file or to shared memory.
     #[must_use]
     pub const fn is_file_or_shared(self) -> bool {
         self.0 & ENTRY_FILE_OR_SHARED != 0
     }
 
-    /// A guard region.
+    /// Reports whether the page belongs to a guard region.
     #[must_use]
     pub const fn is_guard(self) -> bool {
         self.0 & ENTRY_GUARD != 0
     }
 
-    /// Mapped by this process alone.
+    /// Reports whether only this process maps the page.
     #[must_use]
     pub const fn is_exclusive(self) -> bool {
         self.0 & ENTRY_EXCLUSIVE != 0
     }
 
-    /// Written since the bits were last cleared; always false on kernels without these bits.
+    /// Reports whether the page was written since the soft-dirty bits were last cleared. Returns false on
+    /// kernels without these bits.
     #[must_use]
     pub const fn is_soft_dirty(self) -> bool {
         self.0 & ENTRY_SOFT_DIRTY != 0
     }
 }
 
-/// What a look at a range found, in rising order, neighbours joined.
+/// The pages that a scan found. Each list is in ascending order, and adjacent ranges are merged.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FoundPages {
-    /// Pages in memory or swapped out that are not the clean pages of a file.
+    /// Pages in memory or swapped out that belong neither to a file nor to shared memory.
     pub private: Vec<AddressRange>,
-    /// Guard regions (MADV_GUARD_INSTALL): they hold nothing and fault when touched.
+    /// Guard regions (MADV_GUARD_INSTALL). They have no content, and an access to them faults.
     pub guards: Vec<AddressRange>,
 }
 
-/// The page map of one process, held open.
+/// The open page map of one process.
 #[derive(Debug)]
 pub struct Pagemap {
     pid: Pid,
@@ -218,19 +229,19 @@ pub struct Pagemap {
 }
 
 impl Pagemap {
-    /// Opens the page map of a process; needs the right to trace it.
+    /// Opens the page map of a process. The caller needs the right to trace the process.
     pub fn open(pid: Pid) -> Result<Self> {
         let path = format!("/proc/{pid}/pagemap");
         let file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
         Ok(Self { pid, file })
     }
 
-    /// Looks at the pages of a range.
+    /// Finds the pages with private content and the guard regions of a range.
     pub fn look(&self, range: AddressRange) -> Result<FoundPages> {
         self.look_with(range, &mut PageRegions::new())
     }
 
-    /// As `look`, for many ranges one after the other.
+    /// Does the same as `look`, with a buffer that the caller can reuse for many ranges.
     pub fn look_with(&self, range: AddressRange, regions: &mut PageRegions) -> Result<FoundPages> {
         let mut found = FoundPages::default();
         if feature::enabled(feature::Feature::PagemapScan) {
@@ -272,10 +283,11 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Selects pages of a range, from its start; the address to go on from, which is its end when all was seen.
+    /// Selects pages of a range, and stores their regions in `regions`. Returns the address where the next
+    /// request must continue. This address is the end of the range if the whole range was scanned.
     ///
-    /// Regions are valid after a failure too: the kernel reports what it has protected up to the place where it
-    /// failed, and forgets to count it.
+    /// The regions are valid after a failure, too. The kernel reports the pages that it protected before the
+    /// failure, but it does not return their count.
     pub fn select(
         &self,
         query: &PageQuery,
@@ -297,8 +309,8 @@ impl Pagemap {
             category_any_of_mask: query.any_of.0,
             return_mask: query.tell.0,
         };
-        // SAFETY: `arguments` has the size it names, and its vector points to `vector_length` regions that live
-        // and are exclusively ours during the call.
+        // SAFETY: `arguments` has the size that it states. Its vector points to `vector_length` live regions,
+        // and only this call accesses them.
         let count = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arguments) };
         if count < 0 {
             let error = Error::process("scan the page map", self.pid, Errno::last());
@@ -309,15 +321,17 @@ impl Pagemap {
         Ok(Address(arguments.walk_end))
     }
 
-    /// Whether writes to the area at an address are watched asynchronously, by whomever. Changes nothing.
+    /// Reports whether any userfaultfd watches writes to the mapping at an address asynchronously. Changes
+    /// nothing.
     pub fn is_watched(&self, at: Address) -> bool {
         let page = AddressRange::new(at, Address(at.get() + PAGE_BYTES));
         let written = PageQuery { all_of: Categories::WRITTEN, ..PageQuery::default() };
         self.find(&written, FLAG_CHECK_WPASYNC, page).is_ok()
     }
 
-    /// Whether a page of a range is protected against writes by a userfaultfd, or would be once it is there. Also without
-    /// a present watch. Changes nothing.
+    /// Reports whether a page of a range is write-protected by a userfaultfd. A marker that will protect a
+    /// page when the page is loaded counts as well. The result does not depend on a present watch. Changes
+    /// nothing.
     pub fn has_protected(&self, range: AddressRange) -> Result<bool> {
         let protected = PageQuery {
             all_of: Categories::WRITTEN,
@@ -328,7 +342,7 @@ impl Pagemap {
         self.find(&protected, 0, range)
     }
 
-    /// Whether there is a page that a question selects.
+    /// Reports whether a query selects a page of a range.
     fn find(&self, query: &PageQuery, flags: u64, range: AddressRange) -> Result<bool> {
         let mut region = PageRegion::default();
         let mut arguments = ScanArguments {
@@ -345,8 +359,8 @@ impl Pagemap {
             return_mask: Categories::WRITTEN.0,
             ..ScanArguments::default()
         };
-        // SAFETY: `arguments` has the size it names, and its vector points to one region that lives and is
-        // exclusively ours during the call.
+        // SAFETY: `arguments` has the size that it states. Its vector points to one live region, and only
+        // this call accesses it.
         let count = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arguments) };
         if count < 0 {
             return Err(Error::process("scan the page map", self.pid, Errno::last()));
@@ -354,32 +368,40 @@ impl Pagemap {
         Ok(count > 0)
     }
 
-    /// Reads the entries of the pages from an address on. ESRCH: the address space is gone.
+    /// Reads the entries of consecutive pages, beginning at an address.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH if the address space no longer exists.
     pub fn read_entries_at(&self, start: Address, entries: &mut [PageEntry]) -> Result<()> {
-        // SAFETY: a PageEntry is a u64, of which any bytes are valid; the slice is exclusively borrowed.
+        // SAFETY: a PageEntry has the layout of a u64, for which all bytes are valid. The slice is borrowed
+        // exclusively.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(entries.as_mut_ptr().cast::<u8>(), size_of_val(entries))
         };
         self.file.read_exact_at(bytes, start.get() / PAGE_BYTES * 8).map_err(|error| match error.kind() {
-            // An address space that has ended reads as an empty file.
+            // After the end of the address space, the page map reads as an empty file.
             ErrorKind::UnexpectedEof => Error::process("read the page map", self.pid, Errno::ESRCH),
             _ => Error::process("read the page map", self.pid, error),
         })
     }
 
-    /// Whether the address space is still in use; exec(2) and exit end it while the file stays open.
+    /// Reports whether the address space is still in use. The address space ends at exec(2) and at the exit
+    /// of the process, but this file stays open.
     pub fn is_alive(&self) -> Result<bool> {
         let read = self.file.read_at(&mut [0; 8], 0);
         read.map(|count| count > 0).map_err(|error| Error::process("read the page map", self.pid, error))
     }
 
-    /// Goes through the parts of a range whose entries have to be read: all of it but large areas that hold nothing.
-    /// Meant for kernels without the request, which skips those by itself.
+    /// Calls `part` for the parts of a range whose entries must be read. Skips large mappings without pages.
+    ///
+    /// This function is for kernels without PAGEMAP_SCAN, because PAGEMAP_SCAN skips such mappings itself.
     pub fn for_parts(&self, range: AddressRange, part: impl FnMut(AddressRange) -> Result<()>) -> Result<()> {
         around(&self.bare(range), range, part)
     }
 
-    /// Kernels that know the request may know guard regions too, which only an entry tells.
+    /// Returns the large mappings without pages in a range. Returns nothing on a kernel with PAGEMAP_SCAN:
+    /// such a kernel can have guard regions, which only the entries show.
     fn bare(&self, range: AddressRange) -> Vec<AddressRange> {
         if residence::is_worth_asking(self.pid, range) && !self.supports_scan() {
             residence::bare_areas(self.pid, range)
@@ -411,14 +433,14 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Whether the kernel knows the PAGEMAP_SCAN request.
+    /// Reports whether the kernel supports the PAGEMAP_SCAN request.
     #[must_use]
     pub fn supports_scan(&self) -> bool {
         let nothing = AddressRange::new(Address(PAGE_BYTES), Address(2 * PAGE_BYTES));
         self.scan(nothing, Categories::NONE, &mut PageRegions::new(), &mut FoundPages::default()).is_ok()
     }
 
-    /// The open file, for requests of the trackers.
+    /// Returns the open file, for requests of the trackers.
     #[must_use]
     pub fn as_file(&self) -> std::os::fd::BorrowedFd<'_> {
         self.file.as_fd()
@@ -432,7 +454,8 @@ fn append(found: &mut Vec<AddressRange>, range: AddressRange) {
     }
 }
 
-/// What lies between the gaps, which rise and are inside of the range.
+/// Calls `part` for the parts of a range that are not in `gaps`. The gaps are in ascending order and inside
+/// the range.
 fn around(
     gaps: &[AddressRange],
     range: AddressRange,

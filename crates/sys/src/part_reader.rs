@@ -1,18 +1,20 @@
-//! Reading many parts of a file at once: from the page cache what is there, past it what is not.
+//! Reads many parts of a file at a time: cached parts from the page cache, other parts with O_DIRECT.
 //!
-//! Owns: `PartReader`: a buffer, and an io_uring that reads into it.
-//! Invariants: nothing is in flight when `read` returns; the buffer is never unmapped while the kernel may
-//! still write to it; a short read is continued or is an error.
-//! Does not: choose the parts, or check what was read.
+//! Owns: `PartReader`, which has a buffer, and an io_uring that reads into the buffer.
+//! Invariants: no read is in flight when `read` returns. The buffer is never unmapped while the kernel may
+//! still write to it. A short read is continued or repeated, or is an error.
+//! Does not: choose the parts, or check the content.
 //!
-//! What is read once, after the death of what it was, is not worth the page cache: a copy and a page's
-//! bookkeeping cost more than the read (measured with `benches/restore_age.py`). Many small reads reach the
-//! device's rate when there are enough of them at a time.
+//! The parts of a checkpoint are read once, after the death of its program. So they are not worth a place in
+//! the page cache: the copy and the management of the cache pages cost more than the read itself (measured
+//! with `benches/restore_age.py`). Many small reads reach the data rate of the device if enough of them are
+//! in flight at a time.
 //!
 //! Man page: cachestat(2), open(2) O_DIRECT, io_uring(7)
 //! Since: Linux 6.5 for cachestat, 5.6 for IORING_OP_READ
 //! Probe: `probe_cachestat`; `features::REGISTRY` entries "cachestat", "direct-io" and "io-uring"
-//! Fallback: without cachestat or O_DIRECT through the page cache, without io_uring pread(2) one by one
+//! Fallback: without cachestat or O_DIRECT, reads through the page cache; without io_uring, one pread(2)
+//! after another
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -27,14 +29,15 @@ use crate::error::{Errno, Error, Result};
 use crate::feature::{self, Feature};
 use crate::page_buffer::PageBuffer;
 
-/// Reads in flight of one reader. The device here gives 17,000 pages a second at 32 of them, and 108,000 at
-/// 128, which two readers reach.
+/// Maximum number of reads in flight of one reader. The measured device reads 17,000 pages per second with 32
+/// reads in flight, and 108,000 with 128. Two readers reach 128.
 const IN_FLIGHT: usize = 64;
 
-/// Completions waited for at a time, so that the queue neither runs dry nor costs a call for each.
+/// Number of completions to wait for at a time. A quarter of the queue keeps reads in flight, and avoids one
+/// system call for each completion.
 const AT_A_TIME: usize = IN_FLIGHT / 4;
 
-/// cachestat(2), which libc does not know on all targets.
+/// The number of cachestat(2), which libc does not define on all targets.
 const SYS_CACHESTAT: libc::c_long = 451;
 
 #[repr(C)]
@@ -62,14 +65,14 @@ const _: () = {
     assert!(std::mem::offset_of!(Cachestat, recently_evicted) == 32);
 };
 
-/// Reads parts of files into a buffer of its own; for one thread.
+/// Reads parts of files into a buffer of its own. A reader is used by one thread.
 #[derive(Debug, Default)]
 pub struct PartReader {
     buffer: Option<PageBuffer>,
     ring: Ring,
 }
 
-/// Made when it is first wanted, once.
+/// The io_uring of a reader. It is created once, when it is first needed.
 #[derive(Default)]
 enum Ring {
     #[default]
@@ -78,23 +81,23 @@ enum Ring {
     Some(IoUring),
 }
 
-/// Whether this kernel has cachestat(2).
+/// Returns an error if this kernel does not support cachestat(2).
 pub fn probe_cachestat(file: &File) -> Result<()> {
     cached_pages(file, ByteCount(0), ByteCount(PAGE_BYTES)).map(drop)
 }
 
-/// Pages of a range of a file that are in the page cache.
+/// Returns how many pages of a range of a file are in the page cache.
 fn cached_pages(file: &File, offset: ByteCount, length: ByteCount) -> Result<u64> {
     let range = CachestatRange { offset: offset.get(), length: length.get() };
     let mut found = Cachestat::default();
-    // SAFETY: both structures have the kernel's layout, checked above, and live through the call.
+    // SAFETY: both structures have the layout of the kernel, which is checked above, and outlive the call.
     let result =
         unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut found, 0_u32) };
     if result == 0 { Ok(found.cached) } else { Err(Error::new("ask what is cached", Errno::last())) }
 }
 
 impl PartReader {
-    /// The buffer, at least so large; what was in it is lost.
+    /// Returns the buffer, which has at least the given size. The old content of the buffer is lost.
     pub fn buffer(&mut self, size: ByteCount) -> Result<&mut [u8]> {
         if self.buffer.as_ref().is_none_or(|buffer| buffer.size() < size) {
             self.buffer = None;
@@ -103,14 +106,16 @@ impl PartReader {
         self.buffer.as_deref_mut().ok_or_else(|| Error::new("map a page buffer", Errno::EINVAL))
     }
 
-    /// Fills the buffer with these parts of a file, whole pages, rising, one behind the other.
+    /// Reads parts of a file into the buffer, one directly after another, and returns the read bytes. The
+    /// parts are whole pages, in ascending order.
     pub fn read(&mut self, file: &File, parts: &[Range<ByteCount>]) -> Result<&[u8]> {
         let total = parts.iter().map(|part| part.end.get() - part.start.get()).sum::<u64>() as usize;
         self.buffer(ByteCount(total as u64))?;
         let past_cache = if is_mostly_cached(file, parts) { None } else { reopen(file) };
         let direct = past_cache.is_some_and(|file| self.read_past_cache(&file, parts).is_ok());
         if !direct {
-            // Also where O_DIRECT failed: what is wrong is then told by the plain way.
+            // This path is also used after a failed read with O_DIRECT. The plain read then reports the
+            // error.
             let buffer = self.buffer(ByteCount(total as u64))?;
             read_one_by_one(file, parts, buffer).map_err(|errno| Error::new("read", errno))?;
         }
@@ -119,7 +124,7 @@ impl PartReader {
 
     fn read_past_cache(&mut self, file: &File, parts: &[Range<ByteCount>]) -> std::result::Result<(), Errno> {
         let Some(buffer) = &mut self.buffer else { return Err(Errno::EINVAL) };
-        // A single read has nothing to wait for beside it.
+        // With a single part, there are no other reads that could run at the same time.
         if parts.len() == 1 {
             return read_one_by_one(file, parts, buffer);
         }
@@ -133,7 +138,8 @@ impl PartReader {
             Ok(all_whole) if all_whole => Ok(()),
             Ok(_) => read_one_by_one(file, parts, buffer),
             Err(errno) => {
-                // The kernel may still write to the buffer: it is never unmapped, nor the ring used again.
+                // The kernel may still write to the buffer. So the buffer is never unmapped, and the ring is
+                // never used again.
                 if let Some(buffer) = self.buffer.take() {
                     std::mem::forget(buffer);
                 }
@@ -156,8 +162,8 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// Whether most of what lies between the first and the last of these parts is in the page cache, or the
-/// kernel does not report it.
+/// Reports whether more than half of the range from the first to the last part is in the page cache. Also
+/// returns true if the cached pages cannot be counted, or if O_DIRECT is disabled.
 fn is_mostly_cached(file: &File, parts: &[Range<ByteCount>]) -> bool {
     let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return true };
     if !feature::enabled(Feature::Cachestat) || !feature::enabled(Feature::DirectIo) {
@@ -167,7 +173,7 @@ fn is_mostly_cached(file: &File, parts: &[Range<ByteCount>]) -> bool {
     cached_pages(file, first.start, length).map_or(true, |pages| pages * PAGE_BYTES * 2 > length.get())
 }
 
-/// The same file, past the page cache; the file may have lost its name.
+/// Opens the same file with O_DIRECT. The file can be unlinked, because the path is a link in `/proc`.
 fn reopen(file: &File) -> Option<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path).ok()
@@ -190,8 +196,8 @@ fn read_one_by_one(
     Ok(())
 }
 
-/// Reads all parts, several at a time; false when one of them was short or failed. An error means that reads
-/// may still be in flight.
+/// Reads all parts, several at a time. Returns false if a read was short or failed. After an error, reads may
+/// still be in flight.
 fn read_in_flight(
     ring: &mut IoUring,
     file: &File,
@@ -209,9 +215,10 @@ fn read_in_flight(
                 .offset(part.start.get())
                 .build()
                 .user_data(next as u64);
-            // SAFETY: the entry points into `buffer`, into a place that no other entry has, and which is not
-            // touched before all completions were seen: this function returns after that, or with an error
-            // upon which the caller leaks buffer and ring. The ring has room for `IN_FLIGHT` entries.
+            // SAFETY: the entry points to a part of `buffer` that no other entry uses. This part is not
+            // accessed before all completions have arrived. This function returns only then, or with an
+            // error, and the caller then leaks the buffer and the ring. The ring has space for `IN_FLIGHT`
+            // entries.
             unsafe { ring.submission().push(&entry) }.map_err(|_| Errno(libc::EBUSY))?;
             (at, next, in_flight) = (at + length, next + 1, in_flight + 1);
         }
@@ -266,7 +273,7 @@ mod tests {
             let one = [pages(3..9)];
             assert_eq!(reader.read(&file, &one).unwrap(), expected(&bytes, &one));
         }
-        // Unlinked, as a log's writer may do meanwhile.
+        // The writer of a log may unlink the file during a read.
         std::fs::remove_file(&path).unwrap();
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         assert_eq!(reader.read(&file, &parts).unwrap(), expected(&bytes, &parts));

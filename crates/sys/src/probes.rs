@@ -1,12 +1,13 @@
-//! Trying kernel features, each on ourselves or on a child made for it.
+//! Probes kernel features. Each probe uses a feature on this process, or on a child that is created for the
+//! probe.
 //!
-//! Owns: one probe a feature of `features::REGISTRY`.
-//! Invariants: a probe leaves no process, file or setting behind, also when it fails half-way.
-//! Does not: judge; the caller knows which features are needed.
+//! Owns: one probe for each feature of `features::REGISTRY`.
+//! Invariants: a probe leaves no process, file or setting behind, even if it fails halfway.
+//! Does not: decide whether a feature is needed; the caller does.
 //!
 //! Man page: the pages of the modules that are probed
-//! Since: the oldest kernel of each of them
-//! Probe: these are they
+//! Since: the oldest kernel that each module supports
+//! Probe: this module contains the probes
 //! Fallback: none needed
 
 use std::fs::{File, OpenOptions};
@@ -30,13 +31,14 @@ use crate::userfaultfd::{self, Discards, Mode};
 const KILL: Signal = Signal(9);
 /// CAP_SYS_PTRACE as a bit of `CapEff`.
 const CAP_SYS_PTRACE: u64 = 1 << 19;
-/// Asked for when a process is read: its first bytes are the same in a child, which is a copy.
+/// The value that the probe of process memory reads. A child has a copy of this memory, so the value is the
+/// same at the same address in the child.
 static MARK: u64 = 0x756e_6479_696e_6721;
 
-/// How long a probe waits for what the kernel has to report.
+/// How long a probe waits for an event of the kernel.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
-/// A child that is killed and reaped when this value goes.
+/// A child that is killed and reaped when this value is dropped.
 struct Child(Pid);
 
 impl Child {
@@ -47,7 +49,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // A child that has gone already needs neither.
+        // If the child was already reaped, both calls fail without an effect.
         let _ = crate::signal::send(self.0, KILL);
         while let Ok(WaitStatus::Stopped(_)) = trace::wait(self.0.leader()) {}
     }
@@ -79,7 +81,8 @@ pub(crate) fn process_memory(_: &Path) -> Result<String> {
 pub(crate) fn pidfd(_: &Path) -> Result<String> {
     let child = Child::spawn(WantedPid::Any)?;
     let handle = crate::pidfd::open(child.0)?;
-    // The child has a copy of our table, this descriptor included.
+    // The child has a copy of the descriptor table of this process. So the child has a descriptor with the
+    // same number.
     crate::pidfd::duplicate(handle.as_fd(), child.0, any_descriptor()?)?;
     Ok("a descriptor of a child was duplicated".to_owned())
 }
@@ -111,7 +114,7 @@ pub(crate) fn proc_children(_: &Path) -> Result<String> {
 }
 
 pub(crate) fn set_tid(_: &Path) -> Result<String> {
-    // A number that has just become free.
+    // The pid was freed when the first child was dropped.
     let pid = Child::spawn(WantedPid::Any)?.0;
     let again = Child::spawn(WantedPid::Exactly(pid))?;
     Ok(format!("pid {} was used twice", again.0))
@@ -236,12 +239,13 @@ pub(crate) fn file_notify(_: &Path) -> Result<String> {
     }
     std::thread::scope(|scope| {
         let (give, take) = std::sync::mpsc::channel();
-        // Filters are a thread's own; this one ends with its filter.
+        // A seccomp filter belongs to one thread. This thread ends, and its filter with it.
         let caller = std::thread::Builder::new().name("probe".to_owned()).spawn_scoped(scope, move || {
             let listener = seccomp_listener::install(&seccomp_listener::watch_program())?;
-            // Fails with ENOSYS if the receiver is gone.
+            // If the receiver of the channel is gone, the listener is dropped, and the call below fails with
+            // ENOSYS.
             let _ = give.send(listener);
-            // SAFETY: plain numbers; there is no such descriptor.
+            // SAFETY: the call takes plain numbers. No descriptor has the number -1.
             unsafe { libc::ftruncate(-1, 0) };
             Ok(Errno::last())
         });
@@ -266,7 +270,7 @@ pub(crate) fn file_content(directory: &Path) -> Result<String> {
     let unnamed = open().map_err(|error| Error::path("open a file in", directory, error))?;
     let events = ContentEvents::new(&Enabler::new()?)?;
     events.watch(unnamed.as_fd())?;
-    // Opened under the mark.
+    // The file is opened again, because `watch` has put the fanotify mark on the file only now.
     let path = format!("/proc/self/fd/{}", unnamed.as_raw_fd());
     let file =
         OpenOptions::new().write(true).open(&path).map_err(|error| Error::path("open", &path, error))?;
@@ -278,7 +282,7 @@ pub(crate) fn file_content(directory: &Path) -> Result<String> {
             true => events.reader().receive()?.and_then(|event| event.range()),
             false => None,
         };
-        // What still waits happens now.
+        // Dropping the fanotify group lets a waiting write continue.
         drop(events);
         let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         written.map_err(|error| Error::path("write a file in", directory, error))?;

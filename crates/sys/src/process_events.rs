@@ -1,14 +1,16 @@
-//! Forks and ends of processes, as the kernel tells them.
+//! Receives the events of process forks and process ends from the kernel.
 //!
-//! Owns: the process connector (netlink family NETLINK_CONNECTOR, CN_IDX_PROC) and the layout of its messages.
-//! Invariants: what the kernel could not deliver is an event of its own, [`ProcessEvent::Lost`]; a kernel that accepts
-//! a subscription and does not answer it counts as one that refuses.
-//! Does not: know whose processes these are; the events are those of the whole machine.
+//! Owns: the process connector (netlink family NETLINK_CONNECTOR, CN_IDX_PROC) and the layout of its
+//! messages.
+//! Invariants: events that the kernel could not deliver are reported by an event of their own,
+//! [`ProcessEvent::Lost`]. If the kernel accepts a subscription but does not answer it, the subscription
+//! counts as refused.
+//! Does not: select processes. The events are those of all processes of the machine.
 //!
 //! Man page: none; include/uapi/linux/cn_proc.h, Documentation/driver-api/connector.rst
 //! Since: Linux 2.6.15 (CONFIG_PROC_EVENTS); CAP_NET_ADMIN, the initial PID, user and network namespaces
 //! Probe: `features::REGISTRY` entry "process-events"
-//! Fallback: none; `run --restart-on child-signal` is refused by name
+//! Fallback: none; `run --restart-on child-signal` is refused, and the error names the feature
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,43 +32,46 @@ const CN_VAL_PROC: u32 = 1;
 const PROC_CN_MCAST_LISTEN: u32 = 1;
 const NLMSG_DONE: u16 = 3;
 
-/// `nlmsghdr` and `cn_msg`.
+/// Length of `nlmsghdr` and `cn_msg`.
 const HEADER_BYTES: usize = 16 + 20;
-/// `proc_event` up to its union: what, processor, time.
+/// Length up to the union of `proc_event`. The fields before the union are the event type, the processor and
+/// the time.
 const EVENT_BYTES: usize = HEADER_BYTES + 16;
 const NONE: u32 = 0;
 const FORK: u32 = 1;
 const EXIT: u32 = 0x8000_0000;
 
-/// Bytes of one message; the longest is some hundred.
+/// Maximum length of a message in bytes. The longest message has several hundred bytes.
 const MESSAGE_BYTES: usize = 4096;
-/// What may wait to be read: some ten thousand events.
+/// Size of the receive buffer in bytes. The buffer holds tens of thousands of events.
 const QUEUE_BYTES: usize = 8 << 20;
-/// The answer to a subscription comes before the request returns; more than enough.
+/// Maximum time to wait for the answer to a subscription. The kernel answers before the send call returns, so
+/// this time is generous.
 const ANSWER: Duration = Duration::from_millis(200);
 
-/// Something that has happened to a process of this machine.
+/// An event of a process of this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProcessEvent {
-    /// A process has started another.
+    /// A process has created a child process.
     Forked {
-        /// The one whose child it is.
+        /// The parent of the new process.
         parent: Pid,
-        /// The new one.
+        /// The new process.
         child: Pid,
-        /// When, on CLOCK_MONOTONIC: before the new process runs.
+        /// The time of the fork on CLOCK_MONOTONIC. This time is before the new process runs.
         at: Duration,
     },
-    /// A thread was ended by a signal, and so was its process.
+    /// A signal has killed a thread, and therefore its whole process.
     Killed {
         /// The process.
         pid: Pid,
-        /// The signal.
+        /// The signal that killed the process.
         signal: Signal,
-        /// When, on CLOCK_MONOTONIC. The parent may have been woken, and may have reaped the process, before.
+        /// The time of the end on CLOCK_MONOTONIC. The parent may have been woken, and may have reaped the
+        /// process, before this time.
         at: Duration,
     },
-    /// Some events were not delivered, since earlier ones were not read.
+    /// Events were lost, because earlier events were not read in time.
     Lost,
 }
 
@@ -77,14 +82,14 @@ pub struct ProcessEvents {
 }
 
 impl ProcessEvents {
-    /// Subscribes; events that happen from now on are delivered.
+    /// Subscribes to the events. Events that happen after this call are delivered.
     pub fn subscribe() -> Result<Self> {
         let failed = |errno| Error::new(NAME, errno);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::CONNECTOR))
             .map_err(failed)?;
         bind(&socket, &SocketAddrNetlink::new(0, CN_IDX_PROC)).map_err(failed)?;
-        // Without the privilege the usual queue has to do.
+        // Without the privilege, the receive buffer keeps its default size.
         let _ = sockopt::set_socket_recv_buffer_size_force(&socket, QUEUE_BYTES);
         sendto(&socket, &subscription(), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
             .map_err(failed)?;
@@ -93,13 +98,13 @@ impl ProcessEvents {
         Ok(events)
     }
 
-    /// Becomes readable with an event.
+    /// Returns the socket, which becomes readable when an event arrives.
     #[must_use]
     pub fn handle(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// The next event that is of interest, if one has come.
+    /// Returns the next event. Returns `None` if no event has arrived. Does not wait.
     pub fn poll(&self) -> Result<Option<ProcessEvent>> {
         while let Some(message) = self.receive()? {
             match message {
@@ -119,7 +124,8 @@ impl ProcessEvents {
                 Some(_) => {}
                 None => {
                     let left = deadline.left();
-                    // The kernel answers no process outside its first PID and user namespaces.
+                    // The kernel does not answer processes outside the initial PID namespace and the initial
+                    // user namespace.
                     if left.is_zero() {
                         return Err(Error::new(NAME, Errno::EPERM));
                     }
@@ -148,10 +154,10 @@ impl ProcessEvents {
 /// A message of the connector.
 #[derive(Debug)]
 enum Message {
-    /// To a subscription: an error number, or 0.
+    /// The answer to a subscription: an errno, or 0.
     Answer(i32),
     Event(ProcessEvent),
-    /// Of no interest.
+    /// Any other message.
     Other,
 }
 
@@ -160,11 +166,11 @@ fn subscription() -> Vec<u8> {
     let mut message = Vec::with_capacity(HEADER_BYTES + body.len());
     message.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
     message.extend(NLMSG_DONE.to_ne_bytes());
-    // Flags, number and sender of the header.
+    // Flags, sequence number and port id of the netlink header.
     message.extend([0; size_of::<u16>() + 2 * size_of::<u32>()]);
     message.extend(CN_IDX_PROC.to_ne_bytes());
     message.extend(CN_VAL_PROC.to_ne_bytes());
-    // Number and acknowledgement.
+    // Sequence number and acknowledgement number of `cn_msg`.
     message.extend([0; 2 * size_of::<u32>()]);
     message.extend((body.len() as u16).to_ne_bytes());
     message.extend([0; size_of::<u16>()]);
@@ -178,7 +184,7 @@ fn read(bytes: &[u8]) -> Message {
         let word = bytes.get(at..at + size_of::<u32>())?;
         Some(u32::from_ne_bytes(word.try_into().ok()?))
     };
-    // Words of the union behind what all events begin with.
+    // Words of the union, which follows the common fields of all events.
     let field = |index: usize| word(EVENT_BYTES / size_of::<u32>() + index);
     understand(&word, &field).unwrap_or(Message::Other)
 }
@@ -198,12 +204,12 @@ fn understand(
     match word(begin)? {
         NONE => Some(Message::Answer(field(0)? as i32)),
         FORK => {
-            // Parent: thread, process; child: thread, process.
+            // The fields are: tid and pid of the parent, tid and pid of the child.
             let (parent, thread, child) = (pid(1)?, pid(2)?, pid(3)?);
             (thread == child).then_some(Message::Event(ProcessEvent::Forked { parent, child, at }))
         }
         EXIT => {
-            // Thread, process, status as wait(2) has it.
+            // The fields are: tid, pid, and the status in the format of wait(2).
             let signal = field(2)? as i32 & 0x7f;
             let event = ProcessEvent::Killed { pid: pid(1)?, signal: Signal(signal), at };
             (signal != 0).then_some(Message::Event(event))
@@ -232,7 +238,7 @@ mod tests {
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(9));
         let (mut forked, mut killed) = (false, None);
-        // A parent is woken before the end is reported.
+        // The kernel wakes the parent before it reports the end.
         let deadline = Deadline::after(Duration::from_secs(30));
         while killed.is_none() && !deadline.has_passed() {
             match events.poll().unwrap() {

@@ -1,10 +1,10 @@
 //! Tests that calls of a subject (a watched program) neither fail nor hang when its guardian is killed.
 //!
-//! The guardian is the process that answers the reported calls of a subject. When the guardian dies, the listener
-//! holder, a separate process, lets the calls continue.
+//! The guardian is the process that answers the reported calls of a subject. When the guardian dies, the
+//! listener holder, a separate process, lets the calls continue.
 //!
 //! Owns: tests.
-//! Invariants: guardian and subject are forks of the test that make system calls and small allocations only.
+//! Invariants: guardian and subject are forks of the test. They make only system calls and small allocations.
 //! Does not: execute other programs.
 //!
 //! Man page: fork(2), seccomp_unotify(2)
@@ -59,7 +59,7 @@ fn fork(work: impl FnOnce()) -> Pid {
 }
 
 fn kill(pid: Pid) {
-    // SAFETY: plain numbers; the pid names a child that is reaped here.
+    // SAFETY: the calls take plain numbers. The pid belongs to a child that is reaped here.
     unsafe {
         libc::kill(pid.get(), libc::SIGKILL);
         libc::waitpid(pid.get(), ptr::null_mut(), 0);
@@ -133,8 +133,8 @@ fn change_files(directory: &Path, name: &str, rounds: usize) -> bool {
     })
 }
 
-/// Starts a subject of two processes. Each process writes its result to `result` at the end. The subject runs in
-/// the child of a command, at the point before the child would execute a program.
+/// Starts a subject of two processes. Each process writes its result to `result` at the end. The subject runs
+/// in the child of a command, at the point before the child would execute a program.
 fn start_subject(
     holder: &ListenerHolder,
     directory: &Directory,
@@ -149,8 +149,8 @@ fn start_subject(
         for name in ["one", "two"] {
             fork(|| {
                 let number = result.as_raw_fd() as u32;
-                // SAFETY: the closed descriptors are copies that this child does not use. Closing the copies lets
-                // the owners of the other ends detect the end.
+                // SAFETY: the closed descriptors are copies that this child does not use. Closing the copies
+                // lets the owners of the other ends detect the end.
                 unsafe {
                     libc::syscall(libc::SYS_close_range, 3, number - 1, 0);
                     libc::syscall(libc::SYS_close_range, number + 1, u32::MAX, 0);
@@ -186,8 +186,8 @@ fn mark_in(directory: &Directory) -> String {
     std::fs::read_to_string(directory.0.join("broken")).unwrap_or_default()
 }
 
-/// Starts a guardian with its subject. Returns the guardian, a pidfd of the holder, and the pipe with the results
-/// of the subject.
+/// Starts a guardian with its subject. Returns the guardian, a pidfd of the holder, and the pipe with the
+/// results of the subject.
 fn start_guardian(
     directory: &Directory,
     rounds: usize,
@@ -317,8 +317,8 @@ fn a_guardian_that_outlives_its_subject_leaves_no_mark_and_no_holder() {
     assert_eq!(mark_in(&directory), "");
 }
 
-/// The holder finds guardian and subject dead at the same time. The holder cannot know whether the subject made
-/// calls in between, unless the guardian has reported an orderly end.
+/// The holder finds guardian and subject dead at the same time. The holder cannot know whether the subject
+/// made calls in between, unless the guardian has reported an orderly end.
 #[test]
 fn deaths_that_cannot_be_told_apart_leave_a_mark() {
     if !is_supported() {

@@ -202,8 +202,8 @@ fn calls_of_channels_are_read_with_their_addresses() {
     let (listener, thread) = watched_by(filter_program(Reported::Channels), move || {
         let socket = left.as_raw_fd();
         let address = [1_u8; 200];
-        // SAFETY: the kernel reads at most the bytes of the array. The last address is null, and the kernel refuses
-        // this address.
+        // SAFETY: the kernel reads at most the bytes of the array. The last address is null, and the kernel
+        // refuses this address.
         unsafe {
             libc::connect(socket, address.as_ptr().cast(), 3);
             libc::listen(socket, 1);
@@ -228,8 +228,8 @@ fn calls_of_channels_are_read_with_their_addresses() {
     thread.join().unwrap();
 }
 
-/// Answers calls until no task uses the filter, like a receiver whose thread gets signals. Returns the number of
-/// answers.
+/// Answers calls until no task uses the filter, like a receiver whose thread gets signals. Returns the number
+/// of answers.
 fn answer_all(listener: &Listener) -> usize {
     let mut answered = 0;
     loop {
@@ -258,8 +258,8 @@ fn signals_to_the_receiver_leave_no_call_unanswered() {
     let directory = Directory::new("listener-signals");
     let existing = at(&directory, ".");
     let work = move || {
-        // There are several callers, so that one caller holds the kernel's lock of the filter while another call is
-        // answered.
+        // There are several callers, so that one caller holds the kernel's lock of the filter while another
+        // call is answered.
         let call = || (0..CALLS).all(|_| make_directory(&existing) == libc::EEXIST);
         std::thread::scope(|scope| {
             let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(call)).collect();

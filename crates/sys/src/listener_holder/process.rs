@@ -1,13 +1,15 @@
-//! What the holder does, from its birth to its end.
+//! The program of the listener holder, from its creation to its end. The parent module explains guardian,
+//! subject and listener.
 //!
-//! Owns: its descriptors, its wait, its answers.
-//! Invariants: makes system calls only and allocates nothing: its memory is a copy made at any moment of its parent.
+//! Owns: the descriptors of the holder, its wait loop, its answers to calls.
+//! Invariants: the holder makes only system calls and allocates nothing. The reason is that its memory is a
+//! copy of its parent's memory, which may have been taken while other threads held locks.
 //! Does not: end while a listener has tasks.
 //!
 //! Man page: poll(2), close_range(2), proc_pid_oom_score_adj(5), seccomp_unotify(2)
 //! Since: Linux 5.9
 //! Probe: `features::REGISTRY` entry "file-notify"
-//! Fallback: none; files do not go back with a program that is not watched
+//! Fallback: none; the files of an unwatched program are not restored together with the program
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,36 +19,41 @@ use crate::error::Errno;
 use crate::fd_passing::receive_descriptors;
 use crate::seccomp_listener::{Listener, Notification, NotificationId, Receipt, Waited, is_gone};
 
-/// Notifications that can be received into buffers at a time: one for each listener that is held.
+/// Maximum number of buffers for received notifications: one buffer for each held listener.
 pub const BUFFERS_MAX: usize = HELD_MAX;
-/// Received calls that can be put aside at a time, to be answered later: the table takes two pages.
+/// Maximum number of held calls, which were received and are answered later. A table of this size takes two
+/// pages.
 pub const HELD_CALLS_MAX: usize = 1024;
-/// What the holder appends to the file of a listener when the guardian dies and the subject may have lived on.
+/// The line that the holder appends to the file of a listener when the guardian has died, unless the subject
+/// certainly ended before.
 pub const BROKEN_LINE: &[u8] = b"the guardian died, and the subject went on unwatched\n";
-/// Listeners that are held at a time: one for each incarnation of each component, of which the last may still be ending.
-/// Each costs two descriptors of the holder, whose limit is often 1,024.
+/// Maximum number of listeners that are held at a time. Each incarnation of each component (each run of a
+/// watched program) has its own listener. The previous incarnation may still be ending when the next one
+/// starts. A listener costs two descriptors of the holder, whose descriptor limit is often 1,024.
 const HELD_MAX: usize = 256;
-/// How long an orphaned holder without listeners waits for one that a child of its guardian is about to send.
+/// How long in milliseconds the holder waits after the death of the guardian if it has no listener. A child
+/// of the guardian may be about to send one.
 const ORPHAN_LIMIT_MS: i32 = 10_000;
 
-/// A listener with the file that is marked when no process answers it.
+/// A held listener, and the file that is marked when the guardian no longer answers the calls.
 struct Held {
     listener: Listener,
     broken: OwnedFd,
 }
 
-/// Calls that the guardian has received and not answered, in memory that it shares.
+/// Calls that the guardian has received and not answered. They are in memory that the guardian shares with
+/// the holder.
 #[derive(Clone, Copy)]
 pub(super) struct Unanswered {
-    /// [`BUFFERS_MAX`] notifications: those that were received last.
+    /// [`BUFFERS_MAX`] buffers, each with the notification that was received last.
     pub(super) buffers: *const Notification,
-    /// [`HELD_CALLS_MAX`] ids of calls that were put aside; zero is none.
+    /// [`HELD_CALLS_MAX`] ids of held calls. Zero means that the row is free.
     pub(super) calls: *const AtomicU64,
 }
 
 struct Holder {
     guardian: RawFd,
-    /// Where listeners come from; negative once there is no other end.
+    /// The socket that listeners are received from. Negative after the other end was closed.
     socket: RawFd,
     held: [Option<Held>; HELD_MAX],
     unanswered: Unanswered,
@@ -54,17 +61,17 @@ struct Holder {
     is_orphaned: bool,
 }
 
-/// What a wait has found.
+/// The result of a wait.
 struct Ready {
     guardian: bool,
     socket: bool,
     listeners: [bool; HELD_MAX],
-    /// Listeners of whose filter there is no task any more.
+    /// Marks the listeners whose filter no task uses any more.
     gone: [bool; HELD_MAX],
     is_late: bool,
 }
 
-/// The whole life of the holder.
+/// Runs the holder until its end.
 pub(super) fn run(guardian: RawFd, socket: RawFd, unanswered: Unanswered) -> ! {
     settle(guardian, socket);
     let held = [const { None }; HELD_MAX];
@@ -78,23 +85,25 @@ pub(super) fn run(guardian: RawFd, socket: RawFd, unanswered: Unanswered) -> ! {
 
 fn exit() -> ! {
     loop {
-        // SAFETY: a plain number; it does not return.
+        // SAFETY: the call takes a plain number and does not return.
         unsafe { libc::syscall(libc::SYS_exit_group, 0) };
     }
 }
 
-/// Leaves the session, the directory and the descriptors of the guardian, and cannot be ended by a signal but SIGKILL.
+/// Leaves the session and the working directory of the guardian, and closes the inherited descriptors. Blocks
+/// signals, so that only SIGKILL can end the holder.
 fn settle(guardian: RawFd, socket: RawFd) {
     let everything = u64::MAX;
     let (low, high) = (guardian.min(socket) as u32, guardian.max(socket) as u32);
-    // SAFETY: system calls on numbers and on static or local memory, in a process of our own. The descriptors that are
-    // closed are copies that no code of this process uses: it never returns to their owners.
+    // SAFETY: the system calls take numbers and static or local memory. The closed descriptors are copies
+    // that no code of the holder uses, because the holder never returns to their owners.
     unsafe {
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const everything, 0_usize, 8_usize);
         libc::syscall(libc::SYS_setsid);
         libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, c"undying-holder".as_ptr(), 0, 0, 0);
         let adjust = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
-        // Refused without CAP_SYS_RESOURCE: it is then as likely to be ended as its parent.
+        // Fails without CAP_SYS_RESOURCE. The OOM killer is then as likely to select the holder as to select
+        // its parent.
         libc::write(adjust, b"-1000".as_ptr().cast(), 5);
         libc::chdir(c"/".as_ptr());
         if low > 0 {
@@ -108,7 +117,8 @@ fn settle(guardian: RawFd, socket: RawFd) {
 }
 
 impl Holder {
-    /// Returns when the guardian is dead: all its threads have ended, so none receives any more.
+    /// Serves the socket until the guardian is dead. All threads of the guardian have ended then, so no
+    /// thread receives notifications any more.
     fn wait_for_the_end(&mut self) {
         loop {
             let ready = self.wait(libc::POLLIN, 0, -1);
@@ -130,13 +140,19 @@ impl Holder {
         }
     }
 
-    /// Whether the guardian has not begun to end. When it ends, its descriptors are closed in the order of their numbers
-    /// before its death shows, and what it watched happens unseen from then on. The socket is older than those by which
-    /// it watches.
+    /// Reports whether the guardian is alive and has not released the socket.
+    ///
+    /// A dying guardian releases its descriptors before its pidfd reports the death. Events that the guardian
+    /// watched may be missed from the release of the watching descriptor on. The release of the socket shows
+    /// that the guardian is dying. It is not always the first release, because the kernel releases the
+    /// highest number first (task_work_run, Linux 6.18).
+    ///
+    /// A guardian that has dismissed the holder closes the socket itself. In this case, the state of the
+    /// socket is ignored.
     fn guardian_watches(&self) -> bool {
         let wait = |fd, events| libc::pollfd { fd, events, revents: 0 };
         let mut waits = [wait(self.guardian, libc::POLLIN), wait(self.socket, 0)];
-        // SAFETY: the kernel reads and writes two structures that live.
+        // SAFETY: the kernel reads and writes two live structures.
         unsafe { libc::poll(waits.as_mut_ptr(), 2, 0) };
         let has_closed = waits[1].revents != 0 || self.socket < 0;
         waits[0].revents == 0 && (self.is_dismissed || !has_closed)
@@ -144,46 +160,48 @@ impl Holder {
 
     fn await_death(&self) {
         let mut wait = libc::pollfd { fd: self.guardian, events: libc::POLLIN, revents: 0 };
-        // SAFETY: the kernel reads and writes one structure that lives.
+        // SAFETY: the kernel reads and writes one live structure.
         while unsafe { libc::poll(&raw mut wait, 1, -1) } != 1 {}
     }
 
-    /// Marks the files, and answers what the guardian has left unanswered.
+    /// Marks the files, and then answers the calls that the guardian has received and not answered.
     fn take_over(&mut self) {
         while self.socket >= 0 && self.take(libc::MSG_DONTWAIT) {}
         self.is_orphaned = true;
         for held in self.held.iter().flatten() {
-            // Tasks that have ended may have ended after the guardian, unless it has said that all is well.
+            // If no task uses a filter any more, its last task may have ended after the guardian. This is
+            // excluded only if the guardian has dismissed the holder.
             if !(self.is_dismissed && held.is_gone()) {
                 held.mark();
             }
         }
         for index in 0..BUFFERS_MAX {
-            // SAFETY: the mapping has BUFFERS_MAX notifications of plain numbers, and the only process beside this one
-            // that wrote them is dead.
+            // SAFETY: the mapping has BUFFERS_MAX notifications, which consist of plain numbers. The
+            // guardian, the only other process that wrote to them, is dead.
             let notification = unsafe { self.unanswered.buffers.add(index).read_volatile() };
             self.answer(notification.id());
         }
         for index in 0..HELD_CALLS_MAX {
-            // SAFETY: the mapping has HELD_CALLS_MAX numbers behind the notifications, and both processes only ever reach
-            // them as atomics.
+            // SAFETY: the mapping has HELD_CALLS_MAX numbers after the notifications. Both processes access
+            // them only as atomics.
             let id = unsafe { &*self.unanswered.calls.add(index) }.load(Ordering::Relaxed);
             self.answer(NotificationId(id));
         }
     }
 
-    /// Lets a call continue that the guardian has received. It may have answered it already.
+    /// Lets a call continue that the guardian has received. The guardian may already have answered the call.
     fn answer(&self, id: NotificationId) {
         if id == NotificationId::default() {
             return;
         }
-        // Numbers begin at random: that of one listener is unknown to the others.
+        // The ids of each listener begin at a random number. So an id of one listener is unknown to the other
+        // listeners.
         for held in self.held.iter().flatten() {
             let _ = held.listener.answer_continue(id);
         }
     }
 
-    /// Lets every call continue until no process is left to make one.
+    /// Lets every call continue until no task is left that could make a call.
     fn serve(&mut self) {
         loop {
             let is_empty = self.held.iter().all(Option::is_none);
@@ -206,7 +224,9 @@ impl Holder {
         }
     }
 
-    /// Waits for what there is.
+    /// Waits for events of the guardian, of the socket and of the listeners. `of_guardian` and `of_listeners`
+    /// are poll(2) events. The guardian is not polled if `of_guardian` is 0. A negative `limit_ms` means no
+    /// time limit.
     fn wait(&self, of_guardian: i16, of_listeners: i16, limit_ms: i32) -> Ready {
         let none = libc::pollfd { fd: -1, events: 0, revents: 0 };
         let mut waits = [none; HELD_MAX + 2];
@@ -238,9 +258,12 @@ impl Holder {
         }
     }
 
-    /// Takes one message; whether there was one.
+    /// Receives one message from the socket. Returns false if no message was received.
+    ///
+    /// A message with two descriptors has a listener and its file. A message without descriptors dismisses
+    /// the holder: the guardian ends in an orderly way.
     fn take(&mut self, flags: i32) -> bool {
-        // SAFETY: the descriptor is open until it is closed below, where the number is forgotten.
+        // SAFETY: the descriptor is open until it is closed below. Then `self.socket` is set to -1.
         let socket = unsafe { BorrowedFd::borrow_raw(self.socket) };
         match receive_descriptors(socket, flags) {
             Ok([Some(listener), Some(broken)]) => {
@@ -252,7 +275,7 @@ impl Holder {
             Ok(_) => {}
             Err(error) if error.errno == Errno::EAGAIN => return false,
             Err(_) => {
-                // SAFETY: closes a descriptor that only this value names.
+                // SAFETY: only `self.socket` has this descriptor.
                 unsafe { libc::close(self.socket) };
                 self.socket = -1;
                 return false;
@@ -266,7 +289,8 @@ impl Holder {
             held.mark();
         }
         if self.held.iter().all(Option::is_some) {
-            // One without tasks, if there is one. It counts as unwatched if its tasks may have ended after the guardian.
+            // All slots are used. Drops a listener without tasks, if there is one. If its tasks may have
+            // ended after the guardian, its file is marked first.
             let is_gone = |held: &Option<Held>| held.as_ref().is_some_and(Held::is_gone);
             if let Some(index) = self.held.iter().position(is_gone) {
                 if !self.guardian_watches() {
@@ -276,7 +300,9 @@ impl Holder {
             }
         }
         if self.held.iter().all(Option::is_some) {
-            // The oldest incarnation: that of the newest could not be running beside so many others.
+            // All listeners have tasks. Drops the listener in the first slot, which is normally that of the
+            // oldest incarnation. So many incarnations cannot run at the same time, so the oldest one is no
+            // longer the current one.
             self.held.rotate_left(1);
             self.held[HELD_MAX - 1] = None;
         }
@@ -291,10 +317,10 @@ impl Held {
         self.listener.wait(Some(Duration::ZERO)) == Ok(Waited::Gone)
     }
 
-    /// Says in the file, durably, that calls are no longer watched.
+    /// Appends the line to the file and syncs the file. The line records that calls are no longer watched.
     fn mark(&self) {
         let file = self.broken.as_raw_fd();
-        // SAFETY: the kernel reads the bytes of a static slice. A failure can be reported to no process.
+        // SAFETY: the kernel reads the bytes of a static slice. A failure cannot be reported to any process.
         unsafe {
             libc::write(file, BROKEN_LINE.as_ptr().cast(), BROKEN_LINE.len());
             libc::fdatasync(file);
@@ -304,7 +330,7 @@ impl Held {
     fn let_continue(&self) {
         let mut notification = Notification::default();
         if self.listener.receive(&mut notification) == Ok(Receipt::Call) {
-            // A call that has been broken off waits for no answer.
+            // The answer fails if the call was interrupted. Then no thread waits for the answer.
             let _ = self.listener.answer_continue(notification.id());
         }
     }

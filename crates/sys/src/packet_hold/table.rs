@@ -1,8 +1,8 @@
-//! The packet filter table that hands packets to the queue.
+//! The packet filter tables (nf_tables) that pass packets to the queue.
 //!
-//! Owns: one table for each address family, with one rule.
-//! Invariants: only TCP segments of sockets with the mark are picked, and none that begins or resets a connection.
-//! Without a process at the queue they pass.
+//! Owns: one table with one rule for each address family.
+//! Invariants: a rule selects only TCP segments of sockets with the mark. It does not select segments with
+//! SYN or RST, which begin or reset a connection. If no process has the queue open, all segments pass.
 //! Does not: hold packets.
 
 use super::wire::{Attributes, Message, Wire};
@@ -14,7 +14,7 @@ const NEW_CHAIN: (u8, u8) = (TABLES, 3);
 const NEW_RULE: (u8, u8) = (TABLES, 6);
 const CREATE: u16 = 0x400;
 const APPEND: u16 = 0x800;
-/// The kernel removes the table with the socket that has made it.
+/// NFT_TABLE_F_OWNER: the kernel removes the table when the socket that created it is closed.
 const OWNED: u32 = 2;
 const ACCEPT: u32 = 1;
 const LOCAL_OUT: u32 = 3;
@@ -24,12 +24,12 @@ const META_MARK: u32 = 3;
 const META_PROTOCOL: u32 = 16;
 const TRANSPORT: u32 = 2;
 const FLAGS_OFFSET: u32 = 13;
-/// SYN and RST.
+/// The TCP flags SYN and RST. Segments with one of these flags pass.
 const PASSING_FLAGS: u8 = 0x02 | 0x04;
-/// Packets pass when no process is at the queue.
+/// NFT_QUEUE_FLAG_BYPASS: packets pass if no process has the queue open.
 const BYPASS: u16 = 1;
 
-/// Makes the tables, which live as long as `wire`.
+/// Creates the tables. The kernel removes the tables when `wire` is closed.
 pub(super) fn make(wire: &Wire, mark: u32, queue: u16) -> Result<()> {
     let with = |last: &Attributes| {
         let families = [libc::AF_INET as u8, libc::AF_INET6 as u8 /* NFPROTO_IPV6 */];
@@ -38,7 +38,7 @@ pub(super) fn make(wire: &Wire, mark: u32, queue: u16) -> Result<()> {
         wire.transact(TABLES, &all)
     };
     match with(&native(queue)) {
-        // A kernel without that expression may have the older target.
+        // A kernel without the `queue` expression may have the older NFQUEUE target.
         Err(error) if error.errno == Errno::ENOENT => with(&target(queue)),
         outcome => outcome,
     }
@@ -86,7 +86,7 @@ fn native(queue: u16) -> Attributes {
     expression("queue", Attributes::default().half(1, queue).half(2, 1).half(3, BYPASS))
 }
 
-/// `xt_NFQ_info_v3`.
+/// Returns the expression for the NFQUEUE target, with the structure `xt_NFQ_info_v3`.
 fn target(queue: u16) -> Attributes {
     let words = [queue, 1, BYPASS, 0];
     let info: Vec<u8> = words.into_iter().flat_map(u16::to_ne_bytes).collect();

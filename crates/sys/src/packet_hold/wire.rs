@@ -1,8 +1,8 @@
-//! Messages of nfnetlink.
+//! Messages of nfnetlink, the netlink protocol of netfilter.
 //!
-//! Owns: attributes, headers, a socket that takes requests and reads their acknowledgements.
-//! Invariants: a request is over when the kernel has acknowledged each of its messages, or refused one.
-//! Does not: know what the messages mean.
+//! Owns: attributes, headers, and a socket that sends requests and receives their acknowledgements.
+//! Invariants: a request ends when the kernel has acknowledged or refused each of its messages.
+//! Does not: interpret messages.
 //!
 //! Man page: netlink(7); include/uapi/linux/netfilter/nfnetlink.h
 //! Since: Linux 3.13 for batches
@@ -27,14 +27,15 @@ const NLMSG_ERROR: u16 = 2;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 const VERSION: u8 = 0;
-/// `nlmsghdr` and `nfgenmsg`.
+/// Length of `nlmsghdr` and `nfgenmsg`.
 pub(super) const HEADER_BYTES: usize = 16 + 4;
-/// The kernel answers before a request returns; more than enough.
+/// Receive timeout of the socket. The kernel answers before the send call returns, so this timeout is
+/// generous.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Bytes of one reading of the socket.
+/// Maximum number of bytes that one receive call reads.
 pub(super) const PIECE_BYTES: usize = 64 * 1024;
 
-/// Attributes of a message.
+/// The encoded attributes of a message.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Attributes(Vec<u8>);
 
@@ -47,7 +48,7 @@ impl Attributes {
         self
     }
 
-    /// In the order of the network, as nearly all of them are.
+    /// Appends a 32-bit attribute in network byte order, which nearly all attributes use.
     pub(super) fn word(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
@@ -65,16 +66,16 @@ impl Attributes {
     }
 }
 
-/// A request to one part of netfilter.
+/// A request to one subsystem of netfilter.
 #[derive(Clone, Debug)]
 pub(super) struct Message {
-    /// The part, and what it is asked.
+    /// The number of the subsystem, and the number of the request.
     pub(super) kind: (u8, u8),
-    /// Flags beside those of any request.
+    /// Flags in addition to the flags of every request.
     pub(super) flags: u16,
-    /// An address family, or none.
+    /// The address family; 0 for requests without a family.
     pub(super) family: u8,
-    /// The number of a queue.
+    /// The queue number; 0 for requests without a queue.
     pub(super) resource: u16,
     pub(super) body: Attributes,
 }
@@ -97,7 +98,7 @@ fn header(to: &mut Vec<u8>, kind: u16, flags: u16, sequence: u32, of: (u8, u16),
     to.extend(body);
 }
 
-/// A socket of nfnetlink.
+/// An nfnetlink socket.
 #[derive(Debug)]
 pub(super) struct Wire {
     socket: OwnedFd,
@@ -105,7 +106,7 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// `name` says in errors what it is for.
+    /// Opens a socket. `name` describes the purpose of the socket in errors.
     pub(super) fn open(name: &'static str) -> Result<Self> {
         let failed = |errno| Error::new(name, errno);
         let flags = SocketFlags::CLOEXEC;
@@ -116,7 +117,7 @@ impl Wire {
         Ok(Self { socket, name })
     }
 
-    /// Sends a message that is not acknowledged.
+    /// Sends a message without asking for an acknowledgement.
     pub(super) fn send(&self, message: &Message) -> Result<()> {
         let mut bytes = Vec::new();
         message.write(&mut bytes, 0, 0);
@@ -130,7 +131,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends one message, and waits for its acknowledgement. To be called before anything else arrives here.
+    /// Sends one message, and waits for its acknowledgement. Must be called before other messages can arrive
+    /// at this socket.
     pub(super) fn request(&self, message: &Message) -> Result<()> {
         let mut bytes = Vec::new();
         message.write(&mut bytes, ACKNOWLEDGE, 1);
@@ -138,7 +140,8 @@ impl Wire {
         self.acknowledged(1)
     }
 
-    /// Has all messages done, or none.
+    /// Sends messages as one batch, and waits for their acknowledgements. The kernel executes all messages of
+    /// the batch or none.
     pub(super) fn transact(&self, part: u8, messages: &[Message]) -> Result<()> {
         let mut bytes = Vec::new();
         let edge = (0, u16::from(part));
@@ -161,7 +164,7 @@ impl Wire {
                     message.get(16..20).and_then(|code| code.try_into().ok()).map_or(0, i32::from_ne_bytes);
                 if kind == NLMSG_ERROR {
                     count -= 1;
-                    // What follows is refused because of the first.
+                    // Later errors are consequences of the first error, so only the first error is kept.
                     outcome = outcome.and(if code == 0 { Ok(()) } else { Err(self.failed(Errno(-code))) });
                 }
             }
@@ -169,7 +172,8 @@ impl Wire {
         outcome
     }
 
-    /// Reads what has arrived.
+    /// Receives messages into `piece`, and returns their total length in bytes. Without DONTWAIT, the call
+    /// waits for at most `ANSWER`.
     pub(super) fn receive(&self, piece: &mut [u8], flags: RecvFlags) -> Result<usize> {
         let (length, _) = recv(&self.socket, piece, flags).map_err(|errno| self.failed(errno.into()))?;
         Ok(length)
@@ -186,7 +190,7 @@ impl AsFd for Wire {
     }
 }
 
-/// The messages of a piece, with their kinds; what is cut off is left out.
+/// Returns the messages in `piece`, each with its type. An incomplete message at the end is left out.
 pub(super) fn messages(mut piece: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = u32::from_ne_bytes(*piece.first_chunk()?) as usize;
