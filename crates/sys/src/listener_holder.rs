@@ -120,7 +120,8 @@ impl ListenerHolder {
     /// Creates the holder.
     ///
     /// The holder is a child without an exit signal, in a session of its own. It closes all inherited
-    /// descriptors except a pidfd of this process and one end of a socket pair. With CAP_SYS_RESOURCE, the
+    /// descriptors except a pidfd of this process and one end of a socket pair. It opens `/proc/PID/stat` of
+    /// this process. With CAP_SYS_RESOURCE, the
     /// OOM killer never selects the holder.
     ///
     /// Call this function early, because the holder keeps a copy of the memory that this process has now.
@@ -185,10 +186,9 @@ impl ListenerHolder {
     /// the line if it cannot find out whether this process or the last task ended first. `broken` must be
     /// open for writing.
     ///
-    /// The holder detects the beginning of this process's death by the release of the socket that `start` has
-    /// created. The kernel releases the descriptors of a dying process from the highest number down
-    /// (task_work_run, Linux 6.18). So a descriptor with a higher number, such as a fanotify group that was
-    /// opened after `start`, stops watching before the socket is released.
+    /// The holder detects the death of this process before the kernel releases a descriptor of this process. So
+    /// the holder also appends the line if the last task ends after a watching descriptor, for example a
+    /// fanotify group, was released. This needs procfs.
     ///
     /// # Errors
     ///

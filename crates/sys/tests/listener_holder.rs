@@ -38,6 +38,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// The byte that a process of a subject writes at its end if all calls succeeded.
 const WELL: u8 = b'.';
 const FAILED: u8 = b'F';
+const EVENTFD: rustix::event::EventfdFlags = rustix::event::EventfdFlags::CLOEXEC;
 
 fn ends_within(process: BorrowedFd<'_>, milliseconds: i32) -> bool {
     let mut wait = libc::pollfd { fd: process.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -77,9 +78,9 @@ fn await_settled(holder: &OwnedFd) {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", holder.as_raw_fd())).unwrap();
     let pid = text.lines().find_map(|line| line.strip_prefix("Pid:")).unwrap().trim().to_owned();
     let started = Instant::now();
-    // The remaining descriptors are the socket and the handle of the holder, a listener, and the file of the
-    // listener.
-    while std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count) > 4 {
+    // The remaining descriptors are the socket, the pidfd and the stat file of the guardian, a listener, and the
+    // file of the listener.
+    while std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count) > 5 {
         assert!(started.elapsed() < LIMIT);
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -163,6 +164,40 @@ fn start_subject(
     };
     // SAFETY: the closure forks and exits. The command is not used afterwards.
     unsafe { command.pre_exec(be_two) };
+    command.spawn().unwrap().wait().unwrap();
+    pending.receive().unwrap()
+}
+
+/// Starts a subject that makes no calls and ends when no process has the other end of `end` any more.
+fn start_waiting_subject(
+    holder: &ListenerHolder,
+    directory: &Directory,
+    end: &File,
+    result: &OwnedFd,
+) -> Listener {
+    let broken = File::options().append(true).create(true).open(directory.0.join("broken")).unwrap();
+    let mut command = Command::new("/bin/true");
+    let pending = watch_from_start(&mut command, watch_program(), Some((holder, broken.as_fd()))).unwrap();
+    let (end, result) = (end.try_clone().unwrap(), result.try_clone().unwrap());
+    let wait = move || {
+        fork(|| {
+            // SAFETY: the descriptors are copies that this child does not use.
+            let last = unsafe { libc::dup2(end.as_raw_fd(), 3) };
+            // SAFETY: as above.
+            unsafe {
+                libc::dup2(result.as_raw_fd(), 4);
+                libc::syscall(libc::SYS_close_range, 5, u32::MAX, 0);
+                libc::read(last, [0_u8; 1].as_mut_ptr().cast(), 1);
+                libc::write(4, [WELL].as_ptr().cast(), 1);
+                // The standard destructors would close descriptors that are closed already.
+                libc::_exit(0);
+            }
+        });
+        // SAFETY: a plain number.
+        unsafe { libc::_exit(0) }
+    };
+    // SAFETY: the closure forks and exits. The command is not used afterwards.
+    unsafe { command.pre_exec(wait) };
     command.spawn().unwrap().wait().unwrap();
     pending.receive().unwrap()
 }
@@ -358,6 +393,48 @@ fn deaths_that_cannot_be_told_apart_leave_a_mark() {
     }
 }
 
+/// A dying guardian releases its descriptors one after the other, and may have stopped watching before it
+/// releases the socket of the holder. Here, the subject ends in between: its pipe is released first, and many
+/// descriptors follow before the socket.
+#[test]
+fn an_end_while_the_guardian_is_dying_leaves_a_mark() {
+    const DESCRIPTORS: usize = 20_000;
+    if !is_supported() {
+        return;
+    }
+    let mut wanted = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    wanted.current = wanted.maximum;
+    let count = wanted.maximum.map_or(DESCRIPTORS, |most| DESCRIPTORS.min(most as usize / 2));
+    for round in 0..5 {
+        let directory = Directory::new(&format!("holder-dying-{round}"));
+        let (results, result) = pipe();
+        let (mut from, to) = pipe();
+        let guardian = fork(|| {
+            let holder = ListenerHolder::start().unwrap();
+            write(&to, &holder.pid().get().to_ne_bytes());
+            let (end, hold) = pipe();
+            rustix::process::setrlimit(rustix::process::Resource::Nofile, wanted).unwrap();
+            let many: Vec<_> = (0..count).map(|_| rustix::event::eventfd(0, EVENTFD).unwrap()).collect();
+            let last = rustix::io::fcntl_dupfd_cloexec(&hold, count as i32).unwrap();
+            drop(hold);
+            let listener = start_waiting_subject(&holder, &directory, &end, &result);
+            drop((end, result));
+            write(&to, b"x");
+            serve(&holder, &listener);
+            drop((last, many));
+        });
+        let mut bytes = [0; 4];
+        from.read_exact(&mut bytes).unwrap();
+        let holder = pidfd::open(Pid(i32::from_ne_bytes(bytes))).unwrap();
+        from.read_exact(&mut [0]).unwrap();
+        await_settled(&holder);
+        kill(guardian);
+        assert_eq!(read_all(&results), [WELL]);
+        assert!(ends_within(holder.as_fd(), 10_000));
+        assert_eq!(mark_in(&directory).as_bytes(), BROKEN_LINE, "round {round}");
+    }
+}
+
 #[test]
 fn the_holder_has_nothing_of_ours_and_ends_when_it_is_dropped() {
     let holder = ListenerHolder::start().unwrap();
@@ -366,7 +443,7 @@ fn the_holder_has_nothing_of_ours_and_ends_when_it_is_dropped() {
     let status = loop {
         let status = std::fs::read_to_string(format!("{process}/status")).unwrap();
         let descriptors = std::fs::read_dir(format!("{process}/fd")).map_or(0, Iterator::count);
-        if status.contains("undying-holder") && descriptors == 2 {
+        if status.contains("undying-holder") && descriptors == 3 {
             break status;
         }
         assert!(started.elapsed() < LIMIT, "{descriptors} descriptors\n{status}");

@@ -34,6 +34,9 @@ const HELD_MAX: usize = 256;
 /// How long in milliseconds the holder waits after the death of the guardian if it has no listener. A child
 /// of the guardian may be about to send one.
 const ORPHAN_LIMIT_MS: i32 = 10_000;
+/// Number of bytes of `/proc/PID/stat` that are read. The flags are within the first 150 bytes, because the
+/// kernel limits the name to 64 bytes.
+const STAT_BYTES: usize = 512;
 
 /// A held listener, and the file that is marked when the guardian no longer answers the calls.
 struct Held {
@@ -53,6 +56,8 @@ pub(super) struct Unanswered {
 
 struct Holder {
     guardian: RawFd,
+    /// The open file `/proc/PID/stat` of the guardian. Negative if procfs is not available.
+    stat: RawFd,
     /// The socket that listeners are received from. Negative after the other end was closed.
     socket: RawFd,
     held: [Option<Held>; HELD_MAX],
@@ -74,13 +79,47 @@ struct Ready {
 /// Runs the holder until its end.
 pub(super) fn run(guardian: RawFd, socket: RawFd, unanswered: Unanswered) -> ! {
     settle(guardian, socket);
+    let stat = open_stat_of_parent();
     let held = [const { None }; HELD_MAX];
     let (is_dismissed, is_orphaned) = (false, false);
-    let mut holder = Holder { guardian, socket, held, unanswered, is_dismissed, is_orphaned };
+    let mut holder = Holder { guardian, stat, socket, held, unanswered, is_dismissed, is_orphaned };
     holder.wait_for_the_end();
     holder.take_over();
     holder.serve();
     exit()
+}
+
+/// Opens `/proc/PID/stat` of the parent, which is the guardian. A parent that has died is replaced by another
+/// process, so the result is used only together with the pidfd of the guardian.
+fn open_stat_of_parent() -> RawFd {
+    const PREFIX: &[u8] = b"/proc/";
+    const SUFFIX: &[u8] = b"/stat\0";
+    const DIGITS_MAX: usize = 10;
+    // SAFETY: the call takes no arguments.
+    let mut left = unsafe { libc::syscall(libc::SYS_getppid) } as u64;
+    let mut path = [0_u8; PREFIX.len() + DIGITS_MAX + SUFFIX.len()];
+    let mut digits = [0_u8; DIGITS_MAX];
+    let mut first = DIGITS_MAX;
+    while first == DIGITS_MAX || (left > 0 && first > 0) {
+        first -= 1;
+        digits[first] = b'0' + (left % 10) as u8;
+        left /= 10;
+    }
+    let bytes = PREFIX.iter().chain(&digits[first..]).chain(SUFFIX);
+    path.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+    // SAFETY: the path ends with a zero byte and lives during the call.
+    unsafe { libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC) }
+}
+
+/// Reports whether the text of a `/proc/PID/stat` has the flag PF_EXITING (proc_pid_stat(5), field 9). `None`
+/// if the text is malformed.
+fn is_exiting(stat: &[u8]) -> Option<bool> {
+    const FLAGS_AFTER_NAME: usize = 6;
+    const PF_EXITING: u32 = 0x4;
+    let after_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
+    let fields = stat[after_name..].split(|byte| *byte == b' ').filter(|field| !field.is_empty());
+    let flags = std::str::from_utf8(fields.skip(FLAGS_AFTER_NAME).next()?).ok()?;
+    Some(flags.parse::<u32>().ok()? & PF_EXITING != 0)
 }
 
 fn exit() -> ! {
@@ -140,12 +179,13 @@ impl Holder {
         }
     }
 
-    /// Reports whether the guardian is alive and has not released the socket.
+    /// Reports whether the guardian is alive and has not begun to exit.
     ///
-    /// A dying guardian releases its descriptors before its pidfd reports the death. Events that the guardian
-    /// watched may be missed from the release of the watching descriptor on. The release of the socket shows
-    /// that the guardian is dying. It is not always the first release, because the kernel releases the
-    /// highest number first (task_work_run, Linux 6.18).
+    /// An exiting guardian releases its descriptors before its pidfd reports the death, in an order that the
+    /// kernel chooses. Events that the guardian watched may be missed from the release of the watching
+    /// descriptor on. The flag PF_EXITING of the main thread is set before the first release, because all
+    /// threads share the descriptor table (do_exit, Linux 6.18). Without procfs, only the release of the
+    /// socket is detected.
     ///
     /// A guardian that has dismissed the holder closes the socket itself. In this case, the state of the
     /// socket is ignored.
@@ -155,7 +195,19 @@ impl Holder {
         // SAFETY: the kernel reads and writes two live structures.
         unsafe { libc::poll(waits.as_mut_ptr(), 2, 0) };
         let has_closed = waits[1].revents != 0 || self.socket < 0;
-        waits[0].revents == 0 && (self.is_dismissed || !has_closed)
+        let is_ending = has_closed || self.guardian_exits();
+        waits[0].revents == 0 && (self.is_dismissed || !is_ending)
+    }
+
+    /// Reports whether the main thread of the guardian has begun to exit, or no longer exists.
+    fn guardian_exits(&self) -> bool {
+        let mut text = [0_u8; STAT_BYTES];
+        // SAFETY: the kernel writes to a live array of the given length.
+        let length = unsafe { libc::pread(self.stat, text.as_mut_ptr().cast(), text.len(), 0) };
+        match usize::try_from(length) {
+            Ok(length) => is_exiting(&text[..length]).unwrap_or(true),
+            Err(_) => self.stat >= 0,
+        }
     }
 
     fn await_death(&self) {
