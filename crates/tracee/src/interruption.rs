@@ -1,20 +1,22 @@
-//! Calls that a stop breaks off: which one it was where the kernel has already resumed it once, and calls with a timeout
-//! that stops break off again and again.
+//! Hides stops from interrupted calls: finds the number of a call that the kernel has resumed, and keeps the
+//! timeouts of calls that are interrupted repeatedly.
 //!
-//! Owns: the inference of a call's number; what a thread in such a call goes on with, and how long each has been seen
-//! waiting.
-//! Invariants: a number is given only for calls that the kernel resumes through restart_syscall(2). A program sees no
-//! EINTR for the sake of a stop, no timeout early, and every timeout at last, however often it is stopped.
-//! Does not: know how much of a resumed call's time was left; nothing in user space does. Serve calls that the kernel
-//! itself resumes with what is left of their time (sleeps, poll, futex).
+//! Owns: inferring the number of a call, the registers with which a thread in such a call continues, and the
+//! recorded waiting times.
+//! Invariants: a number is inferred only for calls that the kernel resumes through restart_syscall(2). Stops
+//! cause no EINTR in the program and no early timeout. Every timeout expires eventually, regardless of the
+//! number of stops.
+//! Does not: know the remaining time of a resumed call; it is unknown in user space. Handle timeouts that the
+//! kernel itself continues (sleeps, poll, futex).
 //!
-//! A sleep, poll or futex wait with a timeout that a stop broke off is resumed as restart_syscall(2): the thread's
-//! registers then hold that number, and the kernel alone knows the call behind it. Code that must enter the call anew
-//! (a restore, or a thread that comes home by its signal frame) has to find it from the code and the arguments.
+//! If a stop interrupts a sleep, poll or futex wait with a timeout, the kernel resumes the call as
+//! restart_syscall(2). The thread's registers then contain the number of restart_syscall(2), and only the
+//! kernel knows the original call. A restore and a restore frame must start the original call again. They
+//! infer its number from the code and the arguments.
 //!
-//! Calls with a timeout of another kind the kernel ends with EINTR at any stop, and nothing tells how long they have
-//! waited. They are entered again with their whole timeout; once the time since they were first seen waiting exceeds it,
-//! they return as if it had just passed.
+//! The kernel ends other calls with a timeout by EINTR at any stop, and does not report how long they have
+//! waited. Such a call is made again with its whole timeout. This module records when it first saw the thread
+//! waiting. When the whole timeout has passed since then, the call returns as if its timeout had expired.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd as _;
@@ -31,28 +33,30 @@ use crate::arch::{self, WaitLimit};
 use crate::memory::ProcessMemory;
 use crate::procfs;
 
-/// Calls with a restart function of their own in the kernel.
+/// Calls that have a restart function in the kernel.
 const RESUMED: [i64; 4] = [NANOSLEEP, POLL, FUTEX, CLOCK_NANOSLEEP];
-/// Code before a call that is searched for the instruction that loads its number.
+/// Bytes of code before a call that are searched for the instruction that loads the call number.
 const CODE_BYTES: u64 = 24;
 /// `mov $number, %eax`.
 const LOAD_NUMBER: u8 = 0xb8;
-/// No object lies below this address.
+/// Lowest address that can be a pointer. No object is below it.
 const LOWEST_POINTER: u64 = 4096;
 /// FUTEX_WAIT and FUTEX_WAIT_BITSET, without the private and clock flags.
 const FUTEX_WAITS: [u64; 2] = [0, 9];
 const FUTEX_OPERATION: u64 = 0x7f;
 const FUTEX_FLAGS: u64 = 0x180;
 const NANOSECONDS: u64 = 1_000_000_000;
-/// Longest sleep that is believed, in seconds: ten thousand years.
+/// Longest plausible sleep in seconds: ten thousand years.
 const LONGEST_SECONDS: u64 = 10_000 * 365 * 24 * 3600;
 
-/// Waits remembered before those that are over are swept out; threads end without saying so.
+/// Number of recorded waits at which expired records are removed. An ended thread does not remove its record
+/// itself.
 const SWEEP_AT: usize = 4096;
-/// A thread that went on, entered the call again and was stopped there has slept twice since.
+/// Voluntary context switches of a thread that resumed, made the same call again and was stopped in it.
 const SLEEPS_OF_ONE_STOP: u64 = 2;
 
-/// The same registers with the number of the call itself where the kernel has put restart_syscall's.
+/// Returns the registers with the number of the original call, if they contain the number of
+/// restart_syscall(2).
 #[must_use]
 pub fn named(registers: &Registers, memory: &ProcessMemory) -> Registers {
     if registers.orig_rax as i64 != RESTART_SYSCALL {
@@ -87,7 +91,7 @@ fn by_arguments(registers: &Registers, memory: &ProcessMemory) -> i64 {
     if remainder_fits && is_time(memory, rdi) { NANOSLEEP } else { POLL }
 }
 
-/// Whether a `struct timespec` lies there that one can sleep for.
+/// Reports whether the address contains a `struct timespec` with a valid sleep time.
 fn is_time(memory: &ProcessMemory, at: u64) -> bool {
     let mut bytes = [0_u8; 16];
     if at < LOWEST_POINTER || memory.read(Address(at), &mut bytes).is_err() {
@@ -97,22 +101,22 @@ fn is_time(memory: &ProcessMemory, at: u64) -> bool {
     (seconds != 0 || nanoseconds != 0) && seconds < LONGEST_SECONDS && nanoseconds < NANOSECONDS
 }
 
-/// The two words of a `struct timespec`.
+/// Returns the two words of a `struct timespec`.
 fn words(bytes: [u8; 16]) -> [u64; 2] {
     let (words, _) = bytes.as_chunks::<8>();
     [0, 1].map(|index| u64::from_ne_bytes(words[index]))
 }
 
 struct Wait {
-    /// Number, arguments and place of the call.
+    /// Number, arguments, instruction pointer and stack pointer of the call.
     call: [u64; 9],
     began: Instant,
     limit: Duration,
-    /// How often the thread had slept when it went on.
+    /// Voluntary context switches of the thread when it was resumed.
     sleeps: u64,
 }
 
-/// The calls that a tracer has broken off, by thread.
+/// The calls that a tracer has interrupted, by thread.
 #[derive(Default)]
 pub(crate) struct TimedCalls {
     clock: Clock,
@@ -120,11 +124,12 @@ pub(crate) struct TimedCalls {
 }
 
 impl TimedCalls {
-    /// Changes the registers of a thread that has just come to an event stop, so that the stop remains unnoticed.
+    /// Changes the registers of a thread that has just reached an event stop, so that the program does not
+    /// notice the stop.
     pub(crate) fn hide_stop(&mut self, pid: Pid, tid: Tid) -> Result<()> {
         let registers = ptrace::registers(tid)?;
         let Some(broken_off) = arch::broken_off(&registers) else {
-            // Whatever it does next is another wait.
+            // The thread has left the recorded wait. Its next call is a new wait.
             self.waits.remove(&tid);
             return match arch::entered_again_without_loss(&registers) {
                 Some(changed) => ptrace::set_registers(tid, &changed),
@@ -143,7 +148,7 @@ impl TimedCalls {
         ptrace::set_registers(tid, &changed)
     }
 
-    /// Notes that a thread goes on.
+    /// Records that a thread is about to be resumed.
     pub(crate) fn goes_on(&mut self, pid: Pid, tid: Tid) {
         if let Some(wait) = self.waits.get_mut(&tid) {
             match sleeps(pid, tid) {
@@ -173,7 +178,7 @@ impl TimedCalls {
     }
 }
 
-/// How often a thread has given up the processor of its own accord.
+/// Returns the number of voluntary context switches of a thread.
 fn sleeps(pid: Pid, tid: Tid) -> Option<u64> {
     let text = procfs::read_text(format!("/proc/{pid}/task/{tid}/status")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok())
@@ -199,7 +204,7 @@ fn timespec(pid: Pid, at: Address) -> Option<Duration> {
 fn socket_limit(pid: Pid, fd: Fd, which: Timeout) -> Option<Duration> {
     let handle = pidfd::open(pid).ok()?;
     let socket = pidfd::duplicate(handle.as_fd(), pid, fd).ok()?;
-    // Anything but a socket has no such limit.
+    // This fails for a descriptor that is no socket. Such a descriptor has no timeout.
     sockopt::socket_timeout(&socket, which).ok()?
 }
 

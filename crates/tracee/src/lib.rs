@@ -1,10 +1,11 @@
-//! Other processes, stopped and steered from outside.
+//! Stops other processes and controls them from outside.
 //!
-//! Owns: ptrace by typestate, remote system calls with a way home, remote memory, process tree discovery.
-//! Invariants: a stopped thread and a running one are different types; registers, signal mask and memory
-//! changed for a remote system call come back when the guard is dropped, also when a step fails half-way;
-//! should this program die in the middle, the thread finds its own way back.
-//! Does not: decide anything; policy lives above.
+//! Owns: ptrace with typestate, remote system calls with a restore frame, remote memory, and the search for
+//! the processes of a tree.
+//! Invariants: a stopped thread and a running thread are different types. A remote system call changes
+//! registers, signal mask and memory. Dropping the guard restores them, also if a step fails. If this program
+//! dies during a remote call, the thread restores itself.
+//! Does not: decide what to do; the crates above do.
 #![forbid(unsafe_code)]
 
 pub mod arch;

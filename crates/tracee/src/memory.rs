@@ -1,8 +1,8 @@
-//! The memory of one process, through `/proc/PID/mem`.
+//! Accesses the memory of one process through `/proc/PID/mem`.
 //!
 //! Owns: reads and writes that ignore page protection (PROT_NONE, read-only).
-//! Invariants: transfers are whole or an error.
-//! Does not: move bulk data; `sys::process_memory` is faster where protection allows.
+//! Invariants: a transfer is complete, or it is an error.
+//! Does not: transfer large amounts of data; `sys::process_memory` is faster where the protection permits.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,8 @@ use sys::{Errno, Error, Result};
 
 const EIO: i32 = 5;
 
-/// An open view of a process's memory; it stays with that process's address space until the process execs.
+/// An open `/proc/PID/mem`. It refers to the address space that the process had at the opening, and no longer
+/// to the process after an exec(2).
 #[derive(Debug)]
 pub struct ProcessMemory {
     pid: Pid,
@@ -20,7 +21,7 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    /// Opens the memory of a process; needs the right to trace it.
+    /// Opens the memory of a process. This needs the permission to trace the process.
     pub fn open(pid: Pid) -> Result<Self> {
         let path = format!("/proc/{pid}/mem");
         let file = OpenOptions::new()
@@ -31,16 +32,17 @@ impl ProcessMemory {
         Ok(Self { pid, file })
     }
 
-    /// The process.
+    /// Returns the pid of the process.
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Fills `buffer` from an address.
+    /// Reads bytes from an address until `buffer` is full.
     pub fn read(&self, address: Address, buffer: &mut [u8]) -> Result<()> {
         match self.file.read_exact_at(buffer, address.get()) {
-            // A page that a userfaultfd is still to bring: this way does not wait for it, that one does.
+            // EIO can mean that a userfaultfd must supply the page. `/proc/PID/mem` does not wait for the
+            // page, but `sys::process_memory` does.
             Err(error) if error.raw_os_error() == Some(EIO) => {
                 sys::process_memory::read(self.pid, address, buffer)
             }
@@ -55,10 +57,11 @@ impl ProcessMemory {
         Ok(buffer)
     }
 
-    /// Writes bytes to an address, whatever the protection of a private page.
+    /// Writes bytes to an address, regardless of the protection of a private page.
     pub fn write(&self, address: Address, bytes: &[u8]) -> Result<()> {
         match self.file.write_all_at(bytes, address.get()) {
-            // A page whose writes a userfaultfd holds up: this way does not wait for them, that one does.
+            // EIO can mean that a userfaultfd must permit the write. `/proc/PID/mem` does not wait for this,
+            // but `sys::process_memory` does.
             Err(error) if error.raw_os_error() == Some(EIO) => {
                 sys::process_memory::write(self.pid, address, bytes)
             }
@@ -66,7 +69,8 @@ impl ProcessMemory {
         }
     }
 
-    /// A transfer of nothing means that the address space is gone with its process.
+    /// Returns the error of a transfer. If no bytes could be transferred, the process and its address space
+    /// no longer exist, and the error is ESRCH.
     fn failed(
         &self,
         operation: &'static str,

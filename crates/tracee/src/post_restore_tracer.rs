@@ -1,16 +1,19 @@
-//! A restored tree that runs and is still held: should this program die, the kernel kills it.
+//! Traces a restored tree while it already runs. If this program dies, the kernel kills the tree.
 //!
-//! Owns: the threads from their first instruction until they are detached, those that they create meanwhile, and the
-//! fd holder, a process of ours that holds descriptors for longer than this program lives.
-//! Invariants: no process that is born meanwhile runs before the caller has been asked; when this program is killed,
-//! with or without the fd holder, the kernel kills every thread of the tree before it lets the fd holder close anything.
-//! Does not: know what the fd holder keeps, or why the tree is held.
+//! Owns: the threads from their first instruction until they are detached, and threads that they create
+//! meanwhile. Also the fd holder: a process of this program that keeps descriptors open longer than this
+//! program lives.
+//! Invariants: a process that the tree creates does not run before the caller was notified. If this program
+//! is killed, the kernel kills every thread of the tree before the fd holder closes a descriptor. This also
+//! holds if the fd holder is killed at the same time.
+//! Does not: know which descriptors the fd holder has, or why the tree is traced.
 //!
-//! A process that is killed closes its files first and detaches from its tracees later. Descriptors that must stay
-//! open while the tree can still run are therefore held by the fd holder too. It is the first thread that is seized
-//! and the last in the list of tracees, and so the last that a dying tracer kills (exit_ptrace, Linux 6.18: new ones
-//! are put in front). If another process kills it, it stops at its exit, with all its files open, until its tracer
-//! resumes it.
+//! A killed process first closes its files, and only later detaches from its tracees. So the fd holder also
+//! holds the descriptors that must stay open while the tree can still run. The tracer attaches to the fd
+//! holder first, and the kernel adds new tracees at the front of the list of tracees. A dying tracer kills
+//! its tracees in the order of this list, so it kills the fd holder last (exit_ptrace, Linux 6.18). If
+//! another process kills the fd holder, it stops at its exit with all files open, until its tracer resumes
+//! it.
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
@@ -27,29 +30,30 @@ use crate::stub::Stub;
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
 use crate::tracer;
 
-/// How often a wait comes back without a change, for the caller to see to other things.
+/// Longest time for which a wait blocks without a change. Then the caller can do other work.
 const TICK: Duration = Duration::from_millis(1);
-/// The same for a thread that cannot be detached yet, because its leader has ended before it.
+/// Longest time for which a wait blocks while threads are being detached. A thread whose leader has ended
+/// earlier cannot be detached yet.
 const TICK_LONG: Duration = Duration::from_millis(10);
-/// Numbers tried until one is not among those that the tree needs.
+/// Maximum number of pids to try until one is not needed by the tree.
 const NUMBERS_MAX: usize = 64;
 const KILL: Signal = Signal(9);
 
-/// A process that does nothing but hold the descriptors it was born with.
+/// A process that only keeps the descriptors open that it inherited at its creation.
 #[derive(Debug)]
 pub struct FdHolder {
     tid: Tid,
 }
 
 impl FdHolder {
-    /// Makes one, with a number that is none of these. Nothing may have been seized before by this thread that is to
-    /// be killed before the fd holder.
+    /// Creates an fd holder whose tid is not in `taken`. The calling thread must not trace any thread yet
+    /// that must die before the fd holder.
     ///
     /// # Errors
     ///
-    /// Why there is no process, or that all numbers tried are among `taken`.
+    /// Fails if no process can be created, or if all tried tids are in `taken`.
     pub fn spawn(taken: &HashSet<Tid>) -> Result<Self, RemoteError> {
-        // Kept until there is one that fits, so that no number comes twice.
+        // Processes with unsuitable tids stay alive until the end of the loop, so that no tid occurs twice.
         let mut others = Vec::new();
         for _ in 0..NUMBERS_MAX {
             let mut stub = Stub::spawn(WantedPid::Any)?;
@@ -64,7 +68,7 @@ impl FdHolder {
         Err(Error::new("find a free process number", Errno::EEXIST).into())
     }
 
-    /// Its number.
+    /// Returns the pid of the fd holder.
     #[must_use]
     pub fn pid(&self) -> Pid {
         Pid(self.tid.get())
@@ -72,9 +76,10 @@ impl FdHolder {
 }
 
 impl Drop for FdHolder {
-    /// Ends it; all that only it has held is closed when this returns.
+    /// Kills the fd holder. Descriptors that only the fd holder had open are closed when this function
+    /// returns.
     fn drop(&mut self) {
-        // It has ended already where this fails, and where a wait does.
+        // If this or the wait below fails, the fd holder has already ended.
         let _ = sys::signal::send(self.pid(), KILL);
         while let Ok(WaitStatus::Stopped(_)) = ptrace::wait(self.tid) {
             let _ = ptrace::resume(self.tid, None);
@@ -83,37 +88,38 @@ impl Drop for FdHolder {
     }
 }
 
-/// Threads that run and are held.
+/// Traced threads that run.
 #[derive(Debug, Default)]
 pub struct PostRestoreTracer {
     running: Vec<Thread<Running>>,
-    /// Created, and not seen to stand yet.
+    /// New threads that were not seen stopped yet.
     unborn: HashSet<Tid>,
 }
 
 impl PostRestoreTracer {
-    /// Lets a thread run, with a stop signal when its process was stopped by one.
+    /// Resumes a thread, and continues to trace it. `signal` is the stop signal if the process was in a group
+    /// stop.
     ///
     /// # Errors
     ///
-    /// That it has ended.
+    /// Fails if the thread has ended.
     pub fn take(&mut self, stub: Stub, signal: Option<Signal>) -> Result<(), Error> {
         self.running.push(stub.run(signal)?);
         Ok(())
     }
 
-    /// Whether every thread has ended.
+    /// Reports whether every thread has ended.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.running.is_empty()
     }
 
-    /// Serves what the threads stop for: signals, births, ends. Before a new process runs, `born` is called; blocks
-    /// for a millisecond at most when there was nothing to do.
+    /// Handles the stops of the threads: signals, new threads and processes, ends. Calls `born` before a new
+    /// process runs. Blocks for at most a millisecond if nothing has happened.
     ///
     /// # Errors
     ///
-    /// What the kernel said about a thread that still lives.
+    /// Returns the error of a kernel call for a thread that is still alive.
     pub fn round(&mut self, born: &dyn Fn()) -> Result<(), Error> {
         let before = self.running.len();
         if self.look_at_all(born, |thread| thread.resume().map(Some))? || before != self.running.len() {
@@ -122,21 +128,22 @@ impl PostRestoreTracer {
         self.await_change(TICK)
     }
 
-    /// Lets every thread go for good, each as soon as it stands. A process whose leader has ended before its other
-    /// threads can only be waited for.
+    /// Detaches every thread as soon as it is stopped. If a leader has ended before its other threads, this
+    /// function waits until the whole process has ended.
     ///
     /// # Errors
     ///
-    /// As for `round`.
+    /// Fails like `round`.
     pub fn release(mut self, born: &dyn Fn()) -> Result<(), Error> {
-        // They are detached one after the other: a death of this process in between must not leave half a tree.
+        // Threads are detached one after the other. If this process dies meanwhile, the switch kills the
+        // whole tree, so that no part of it survives alone.
         let pids: BTreeSet<Pid> = self.running.iter().map(Thread::pid).collect();
         let switch = DeadManSwitch::arm(pids)?;
         let mut asked = HashSet::new();
         loop {
             for thread in &self.running {
                 if asked.insert(thread.tid()) {
-                    // One that has ended is noticed below.
+                    // If the thread has ended, the scan below notices this.
                     let _ = thread.interrupt();
                 }
             }
@@ -151,15 +158,16 @@ impl PostRestoreTracer {
         Ok(())
     }
 
-    /// Kills every process, and returns when they have ended.
+    /// Kills every process, and returns when all have ended.
     pub fn kill(mut self) {
         while !self.running.is_empty() {
             for thread in &self.running {
-                // One that has ended is noticed below.
+                // If the thread has ended, the scan below notices this.
                 let _ = sys::signal::send(thread.pid(), KILL);
             }
             let resume = |thread: Thread<Stopped>| thread.resume().map(Some);
-            // An error leaves threads in the list that are killed and looked at again.
+            // After an error, the remaining threads stay in the list. They are killed and inspected again in
+            // the next round.
             let _ = self.look_at_all(&|| (), resume);
             if self.await_change(TICK).is_err() {
                 std::thread::sleep(TICK);
@@ -167,7 +175,7 @@ impl PostRestoreTracer {
         }
     }
 
-    /// Blocks until a thread is stopped or has ended, or a tick has passed.
+    /// Blocks until a thread is stopped or has ended, or until `tick` has passed.
     fn await_change(&self, tick: Duration) -> Result<(), Error> {
         if self.running.is_empty() {
             return Ok(());
@@ -176,7 +184,8 @@ impl PostRestoreTracer {
         let changed = ptrace::await_any();
         drop(ticks);
         match changed {
-            // Nothing takes the end of a child that is none of the threads, or the last stop of the fd holder.
+            // This is the end of another child, or the last stop of the fd holder. Its status is not
+            // consumed, so the wait would return immediately again.
             Ok(Some(tid)) if !self.running.iter().any(|thread| thread.tid() == tid) => {
                 std::thread::sleep(tick);
             }
@@ -186,7 +195,8 @@ impl PostRestoreTracer {
         Ok(())
     }
 
-    /// Looks at each thread once, and does `step` with those that stand. Whether anything had happened.
+    /// Inspects each thread once, and calls `step` for each stopped thread. Returns whether anything has
+    /// happened.
     fn look_at_all(
         &mut self,
         born: &dyn Fn(),

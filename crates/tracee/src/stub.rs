@@ -1,9 +1,11 @@
-//! A thread under construction: its whole state is set by system calls from outside.
+//! Builds threads by remote system calls. A *stub* is a new, stopped thread whose whole state the tracer
+//! sets.
 //!
 //! Owns: the processes and threads that a restore builds, until they are detached.
-//! Invariants: the kernel kills every stub when this program ends, so incomplete processes never run. Calls are
-//! single-stepped at a `syscall` instruction that the stub maps. A stub has no restore frame, and needs none.
-//! Does not: know what is being built.
+//! Invariants: the kernel kills every stub when this program ends, so an incomplete process never runs. Calls
+//! use a `syscall` instruction that is mapped in the stub, with single-stepping or with syscall stops. A stub
+//! needs no restore frame.
+//! Does not: know what is being restored.
 
 use std::marker::PhantomData;
 
@@ -26,12 +28,13 @@ const TRAP: Signal = Signal(5);
 
 const E2BIG: Errno = Errno(7);
 
-/// How the end of a call is noticed.
+/// The method to detect the end of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stepping {
-    /// One stop a call, by a SIGTRAP of the processor; wrong once SIGTRAP has a disposition of the subject's.
+    /// One stop for each call, through a SIGTRAP of the processor. Not possible when SIGTRAP has the signal
+    /// action of the subject.
     SingleStep,
-    /// Two stops a call, which involve no signal.
+    /// Two stops for each call, without any signal.
     SyscallStops,
 }
 
@@ -40,32 +43,33 @@ enum Stepping {
 pub struct Stub {
     pid: Pid,
     tid: Tid,
-    /// Registers that calls start from: segment selectors and flags of a 64-bit thread.
+    /// Registers with which each call starts: segment selectors and flags of a 64-bit thread.
     base: Registers,
     instruction: Address,
     data: AddressRange,
     stepping: Stepping,
     options: Options,
-    /// It has created other threads of its process, or has begun to.
+    /// The stub has created other threads of its process, or is creating one.
     has_threads: bool,
     bound_to_tracer: PhantomData<*const ()>,
 }
 
-/// Every signal but SIGTRAP, by which the tracer is told of a single step.
+/// All signals except SIGTRAP, which reports a single step to the tracer.
 const ALL_BUT_TRAP: u64 = !(1 << 4);
 
 impl Stub {
-    /// Creates a process with a wanted number, as a copy of this one, and stops it.
+    /// Creates a process with the wanted pid as a copy of this process, and stops it.
     pub fn spawn(wanted: WantedPid) -> Result<Self, RemoteError> {
         let pid = spawn_waiting(wanted)?;
-        // As a zombie it would keep its number, and everything that is restored under it would be refused.
+        // If the process stayed as a zombie, its pid would remain in use, and a restore to this pid would be
+        // refused.
         Self::seize(pid).inspect_err(|_| sys::clone::end(pid))
     }
 
     fn seize(pid: Pid) -> Result<Self, RemoteError> {
         let tid = pid.leader();
         ptrace::seize(tid, OPTIONS).map_err(|error| {
-            // The kernel calls it a lack of permission when a task has ended already.
+            // The kernel reports EPERM for a task that has already ended.
             let has_ended = procfs::thread_stat(pid, tid).is_ok_and(|stat| stat.is_zombie());
             if has_ended { RemoteError::Ended(tid) } else { error.into() }
         })?;
@@ -78,7 +82,8 @@ impl Stub {
     fn adopt(pid: Pid, tid: Tid) -> Result<Self, RemoteError> {
         tracer::attached(tid);
         await_event_stop(tid)?;
-        // What is sent to the number meanwhile waits for the program that comes back under it.
+        // A signal that is sent to this pid meanwhile stays pending for the program that is restored with
+        // this pid.
         ptrace::set_signal_mask(tid, ALL_BUT_TRAP)?;
         let base = ptrace::registers(tid)?;
         let nothing = AddressRange::new(Address(0), Address(0));
@@ -95,44 +100,46 @@ impl Stub {
         })
     }
 
-    /// The process.
+    /// Returns the pid of the process.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// The thread.
+    /// Returns the tid of the thread.
     pub fn tid(&self) -> Tid {
         self.tid
     }
 
-    /// Makes calls from another `syscall` instruction from now on.
+    /// Sets the address of the `syscall` instruction for later calls.
     pub fn use_instruction(&mut self, instruction: Address) {
         self.instruction = instruction;
     }
 
-    /// Uses a range of the stub's memory for arguments and results from now on.
+    /// Sets the range of the stub's memory for arguments and results of later calls.
     pub fn use_data(&mut self, data: AddressRange) {
         self.data = data;
     }
 
-    /// Notices the end of calls without SIGTRAP from now on: the subject's signal actions are about to be set.
+    /// Detects the end of later calls without SIGTRAP. Necessary before the signal actions of the subject are
+    /// set.
     pub fn use_syscall_stops(&mut self) {
         self.stepping = Stepping::SyscallStops;
     }
 
-    /// Seccomp filters do not judge the stub's calls until it is detached; needs CAP_SYS_ADMIN.
+    /// Suspends seccomp filters for the remote calls of the stub, until the stub is run or detached. Needs
+    /// CAP_SYS_ADMIN.
     pub fn suspend_seccomp(&self) -> Result<(), Error> {
         ptrace::set_options(self.tid, self.options.with(Options::SUSPEND_SECCOMP))
     }
 
-    /// Adds options to those of other clients.
+    /// Adds ptrace options to those that every stub has.
     pub(crate) fn add_options(&mut self, options: Options) -> Result<(), Error> {
         ptrace::set_options(self.tid, self.options.with(options))?;
         self.options = self.options.with(options);
         Ok(())
     }
 
-    /// The range for arguments and results.
+    /// Returns the range for arguments and results.
     pub fn data(&self) -> AddressRange {
         self.data
     }
@@ -143,11 +150,11 @@ impl Stub {
         Ok(result)
     }
 
-    /// Makes one system call with `bytes` in the data range.
+    /// Writes `bytes` to the data range, and makes one system call.
     ///
     /// # Errors
     ///
-    /// E2BIG if the range is too short for them: they can come from an image.
+    /// E2BIG if the bytes do not fit into the range. Bytes from an image can be too long.
     pub fn call_with(
         &mut self,
         memory: &ProcessMemory,
@@ -162,14 +169,14 @@ impl Stub {
         self.call(number, arguments(self.data.start))
     }
 
-    /// Makes a call that creates a task, and returns it stopped as well.
+    /// Makes a call that creates a thread or process, and returns the new stub, also stopped.
     pub fn call_creating(
         &mut self,
         number: i64,
         arguments: [u64; 6],
         same_process: bool,
     ) -> Result<Self, RemoteError> {
-        // A kill can come when the thread is there, and the call has not ended.
+        // The process can be killed when the thread already exists and the call has not ended yet.
         self.has_threads |= same_process;
         let (result, created) = self.call_watching(number, arguments)?;
         let tid = created.unwrap_or(Tid(result as i32));
@@ -220,21 +227,21 @@ impl Stub {
         ptrace::set_registers(self.tid, registers)
     }
 
-    /// Lets the thread run, detached, with a stop signal when its process was stopped by one.
+    /// Resumes and detaches the thread. `signal` is the stop signal if the process was in a group stop.
     pub fn detach(self, signal: Option<Signal>) -> Result<(), Error> {
         tracer::detached(self.tid);
         ptrace::detach(self.tid, signal)
     }
 
-    /// Lets the thread run, still held: the kernel kills it when this program ends.
+    /// Resumes the thread, and continues to trace it. The kernel kills the thread when this program ends.
     pub(crate) fn run(self, signal: Option<Signal>) -> Result<Thread<Running>, Error> {
-        // Its filters judge it from now on.
+        // From now on, the seccomp filters of the thread apply to its calls.
         ptrace::set_options(self.tid, self.options)?;
         ptrace::resume(self.tid, signal)?;
         Ok(Thread::attached(self.pid, self.tid, self.options))
     }
 
-    /// Lets the thread run, detached, into a call from which it does not come back.
+    /// Detaches the thread into a system call that does not return.
     pub fn leave_with(self, number: i64, arguments: [u64; 6]) -> Result<(), Error> {
         let registers = arch::with_syscall(&self.base, self.instruction, number, arguments);
         ptrace::set_registers(self.tid, &registers)?;
@@ -255,7 +262,7 @@ fn await_event_stop(tid: Tid) -> Result<(), RemoteError> {
     }
 }
 
-/// The address of a `syscall` instruction in the vDSO of a process.
+/// Returns the address of a `syscall` instruction in the vDSO of a process.
 pub fn find_syscall(pid: Pid) -> Result<Address, RemoteError> {
     let memory = ProcessMemory::open(pid)?;
     for area in procfs::areas(pid)?.iter().filter(|area| area.name == "[vdso]") {
@@ -287,7 +294,8 @@ mod tests {
     const THREAD: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
     const PAGE: u64 = 4096;
 
-    /// A stub, and the call that creates a thread in it; `None` where ptrace is not possible.
+    /// Returns a stub and the arguments of a call that creates a thread in it. Returns `None` if ptrace is
+    /// not possible.
     fn stub_and_call() -> Option<(Stub, [u64; 6])> {
         let mut stub =
             Stub::spawn(WantedPid::Any).inspect_err(|error| println!("unsupported: ptrace: {error}")).ok()?;
@@ -301,20 +309,20 @@ mod tests {
         Some((stub, [start.get(), bytes.len() as u64, 0, 0, 0, 0]))
     }
 
-    /// Takes the ends of a killed process, its leader's last.
+    /// Reaps the threads of a killed process, with the leader last.
     fn collect(pid: Pid) {
         let others =
             || crate::procfs::threads(pid).unwrap().into_iter().filter(move |tid| *tid != pid.leader());
         while others().next().is_some() {
             for tid in others() {
-                // One that stands in its first stop ends when that is taken, or without.
+                // This also consumes the first stop of a new thread, if the thread has not ended yet.
                 let _ = ptrace::poll(tid);
             }
         }
         sys::clone::end(pid);
     }
 
-    /// The kernel reports the end of a leader only once the ends of its other threads were taken.
+    /// The kernel reports the end of a leader only after its other threads are reaped.
     #[test]
     fn a_leader_that_is_killed_with_its_threads_is_not_waited_for_without_end() {
         const PAUSE: i64 = 34;
@@ -332,7 +340,7 @@ mod tests {
         collect(pid);
     }
 
-    /// The new thread is there, and traced, before the call that creates it has ended.
+    /// A new thread exists and is traced before the call that creates it has ended.
     #[test]
     fn a_leader_that_is_killed_while_it_creates_its_first_thread_is_not_waited_for_without_end() {
         const ROUNDS: usize = 300;

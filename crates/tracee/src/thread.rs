@@ -1,8 +1,8 @@
-//! One traced thread, as a type that shows whether it runs or is stopped.
+//! One traced thread, as a type that shows whether the thread runs or is stopped.
 //!
-//! Owns: the transitions between the two, and the reason of a stop.
-//! Invariants: registers can be reached through `Thread<Stopped>` only; resuming consumes it. A handle cannot move to
-//! another OS thread, because ptrace is bound to the thread that attached.
+//! Owns: the transitions between the two states, and the reason of a stop.
+//! Invariants: only `Thread<Stopped>` gives access to registers, and resuming consumes it. A handle cannot
+//! move to another OS thread, because only the thread that attached can use ptrace.
 //! Does not: stop whole trees; `freeze` does.
 
 use std::marker::PhantomData;
@@ -15,18 +15,18 @@ use crate::procfs;
 use crate::steps;
 use crate::tracer;
 
-/// The thread runs, or is about to.
+/// The thread runs, or will run immediately.
 #[derive(Debug)]
 pub struct Running(());
 
-/// The thread stands still in an event stop, from which it can be steered.
+/// The thread is in an event stop, in which a tracer can control it.
 #[derive(Debug)]
 pub struct Stopped {
-    /// The stop signal when the whole process had been stopped by one (SIGSTOP and relatives).
+    /// The stop signal, if the whole process was in a group stop (by SIGSTOP or another stop signal).
     pub group_stop: Option<Signal>,
 }
 
-/// A thread that this OS thread traces.
+/// A thread that the calling OS thread traces.
 #[derive(Debug)]
 pub struct Thread<State> {
     tid: Tid,
@@ -36,26 +36,27 @@ pub struct Thread<State> {
     bound_to_tracer: PhantomData<*const ()>,
 }
 
-/// What came of waiting for a stop.
+/// The result of checking for a stop.
 #[derive(Debug)]
 pub(crate) enum StopOutcome {
-    /// It stands.
+    /// The thread is stopped.
     Stopped(Thread<Stopped>),
-    /// It stands at the creation of another task of this number; that one is attached too.
+    /// The thread has created a task with this tid, and was resumed. The kernel has attached the new task,
+    /// too.
     Created(Thread<Running>, Tid),
-    /// It ended first.
+    /// The thread has ended.
     Gone,
-    /// Not yet.
+    /// The thread is not stopped yet.
     Pending(Thread<Running>),
 }
 
 impl<State> Thread<State> {
-    /// The thread's number.
+    /// Returns the tid of the thread.
     pub fn tid(&self) -> Tid {
         self.tid
     }
 
-    /// The process it belongs to.
+    /// Returns the pid of the thread's process.
     pub fn pid(&self) -> Pid {
         self.pid
     }
@@ -73,14 +74,15 @@ impl Thread<Running> {
         Ok(Self::attached(pid, tid, options))
     }
 
-    /// A thread that is attached already: by an earlier step, or by the kernel with the options of its creator.
+    /// Returns the handle of a thread that is already attached, either by an earlier step or by the kernel,
+    /// with the options of its creator.
     pub(crate) fn attached(pid: Pid, tid: Tid, options: Options) -> Self {
         tracer::attached(tid);
         Self { tid, pid, options, state: Running(()), bound_to_tracer: PhantomData }
     }
 
-    /// The thread that was created with this number: the kernel has attached it because its creator is. `None` when it
-    /// has been reaped, or is known already.
+    /// Returns the handle of a new thread that the kernel has attached because its creator is attached.
+    /// Returns `None` if the thread was reaped, or if a handle already exists.
     pub(crate) fn adopted(tid: Tid, options: Options) -> Option<Self> {
         let text = procfs::read(format!("/proc/{tid}/status")).ok()?;
         let pid = Pid(procfs::status_line(&text, "Tgid")?.parse().ok()?);
@@ -92,7 +94,7 @@ impl Thread<Running> {
         ptrace::interrupt(self.tid)
     }
 
-    /// Looks once whether the thread has come to a stop. After an error it stays attached.
+    /// Checks once whether the thread is stopped. After an error, the thread stays attached.
     pub(crate) fn look(self) -> std::result::Result<StopOutcome, (Self, Error)> {
         let stop = match tracer::inspect(self.pid, self.tid) {
             Ok(Some(WaitStatus::Stopped(stop))) => stop,
@@ -105,7 +107,7 @@ impl Thread<Running> {
             }
         };
         match self.judge(stop) {
-            // Killed while it stood: the next look takes its end.
+            // The thread was killed during its stop. The next check reaps it.
             Err((thread, error)) if error.errno == Errno::ESRCH => Ok(StopOutcome::Pending(thread)),
             outcome => outcome,
         }
@@ -121,7 +123,8 @@ impl Thread<Running> {
             steps::reach("stop judged");
             return Ok(StopOutcome::Stopped(self.with(Stopped { group_stop })));
         }
-        // Any other stop cancels the request to stop, so it is made again before going on.
+        // Every other stop cancels the request to stop, so the request is repeated before the thread is
+        // resumed.
         let go_on = || {
             let created = if stop == Stop::Creation { ptrace::event_message(self.tid)? } else { 0 };
             self.interrupt()?;
@@ -139,19 +142,20 @@ impl Thread<Running> {
 }
 
 impl Thread<Stopped> {
-    /// The stop signal when the process had been stopped by one before.
+    /// Returns the stop signal if the process was in a group stop.
     pub fn group_stop(&self) -> Option<Signal> {
         self.state.group_stop
     }
 
-    /// Gives it other options.
+    /// Sets other ptrace options.
     pub(crate) fn set_options(&mut self, options: Options) -> Result<()> {
         ptrace::set_options(self.tid, options)?;
         self.options = options;
         Ok(())
     }
 
-    /// Lets the thread go on, still attached. The end of one that was killed meanwhile is seen by the next look.
+    /// Resumes the thread, and continues to trace it. If the thread was killed meanwhile, the next check
+    /// notices this.
     pub fn resume(self) -> Result<Thread<Running>> {
         tracer::with_calls(|calls| calls.goes_on(self.pid, self.tid));
         let is_held = self.state.group_stop.is_some();
@@ -164,7 +168,7 @@ impl Thread<Stopped> {
         }
     }
 
-    /// Lets the thread go for good; a thread that has died meanwhile is not an error.
+    /// Resumes and detaches the thread. It is no error if the thread has died meanwhile.
     pub fn detach(self) -> Result<()> {
         tracer::with_calls(|calls| calls.goes_on(self.pid, self.tid));
         match ptrace::detach(self.tid, None) {

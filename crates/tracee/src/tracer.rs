@@ -1,20 +1,22 @@
-//! What one OS thread does as a tracer: it waits for its tracees, and takes their ends.
+//! The state of one OS thread as a tracer: it waits for its tracees, and reaps them.
 //!
-//! Owns: every wait with a deadline, the ends that are still to be taken, what is known of calls that stops break off.
-//! Invariants: all of it belongs to one OS thread, as ptrace does, and goes with it. Stops are left untaken: a signal
-//! that a thread is stopped at is delivered should this program die. The end of a child of this process is never taken,
-//! so that no exit status is lost.
+//! Owns: every wait with a deadline, the threads that are still to be reaped, and the record of interrupted
+//! calls.
+//! Invariants: all state belongs to one OS thread and ends with it, as with ptrace. The wait status of a stop
+//! is not consumed: if this program dies, the kernel then delivers the signal at which a thread is stopped.
+//! Children of this process are never reaped here, so that no exit status is lost.
 //! Does not: decide what a stop means; `thread` does.
 //!
-//! An exec ends all other threads of its process, and waits until their tracer has waited for each. An attach to a
-//! thread of that process waits for the exec. A tracer that is attached to some threads already would so wait for
-//! itself: `sys::wait_timer::taking_ends` takes their ends meanwhile.
+//! An exec ends all other threads of its process, and waits until their tracer has reaped each of them. An
+//! attach to a thread of that process waits for the exec. A tracer that is attached to some of these threads
+//! would therefore wait for itself. `sys::wait_timer::taking_ends` reaps them during the attach.
 //!
-//! A process that is killed while it is stopped remains a zombie that its own parent cannot see, until its tracer has
-//! waited for it.
+//! If a process is killed while it is stopped, it remains a zombie. Its parent cannot see its end until the
+//! tracer has waited for it.
 //!
-//! The kernel attaches a new task before its creator reports it, and a creator that is killed in between never does.
-//! Such a task is a stray: it stays in its first stop, and outside the tree if its creator was its parent.
+//! The kernel attaches a new task before its creator reports the task. If the creator is killed in between,
+//! it never reports the task. Such a task is a *stray*: it stays in its first stop. If the creator was also
+//! its parent, it is no longer in the tree.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -30,13 +32,14 @@ use sys::{Errno, Error, Result};
 use crate::interruption::TimedCalls;
 use crate::procfs::{self, Status};
 
-/// How often a wait comes back to see what the kernel does not report: a limit that has passed, the end of a leader
-/// before that of its other threads.
+/// Interval at which a wait wakes up to check what the kernel does not report: an expired limit, or a leader
+/// that has ended before its other threads.
 const TICK: Duration = Duration::from_millis(1);
-/// How long a thread may take until it is looked whether it is a leader that has ended before its other threads.
+/// Time after which the tracer checks whether a thread is a leader that has ended before its other threads.
 const TIMEOUT: Duration = Duration::from_millis(2);
-/// How often a wait for an end sees whether the thread is still traced: an exec may have given its number to another
-/// one, which was detached. And whether it waits for the end of a thread that nothing else takes.
+/// Interval at which a reaper thread (`Taker`) checks two things. An exec may have given the tid to another
+/// thread, which was detached. The kernel may report the end only after another thread is reaped that no
+/// reaper thread waits for.
 const END_TICK: Duration = Duration::from_millis(250);
 
 thread_local! {
@@ -47,26 +50,27 @@ thread_local! {
 struct Tracer {
     calls: TimedCalls,
     attached: HashSet<Tid>,
-    /// A tracee has ended since strays were looked for.
+    /// A tracee has ended since the last scan for strays.
     may_have_strays: bool,
-    /// Threads whose ends are to be taken.
+    /// Threads that must be reaped.
     ending: Vec<(Pid, Tid)>,
     takers: Vec<Taker>,
 }
 
-/// A thread that blocks until some tracees have ended, takes their ends, and ends itself.
+/// A reaper thread: it blocks until some tracees have ended, reaps them, and then ends.
 struct Taker {
     tids: Vec<Tid>,
     thread: JoinHandle<()>,
 }
 
-/// Uses what this thread knows of calls that stops break off.
+/// Calls `change` with this thread's record of interrupted calls.
 pub(crate) fn with_calls<T>(change: impl FnOnce(&mut TimedCalls) -> T) -> T {
     TRACER.with_borrow_mut(|tracer| change(&mut tracer.calls))
 }
 
-/// Inspects a traced thread, and leaves a stop untaken. Takes its end, unless the thread's process is a child of ours:
-/// nothing else tells then how it ended, before Linux 6.15 not even a pidfd.
+/// Returns the status of a traced thread, and does not consume the status of a stop. Reaps the thread if it
+/// has ended, unless its process is a child of this process. For a child, the wait status is the only report
+/// of how it ended; before Linux 6.15, a pidfd does not have this information.
 pub(crate) fn inspect(pid: Pid, tid: Tid) -> Result<Option<WaitStatus>> {
     let seen = ptrace::peek(tid);
     let is_gone = seen.as_ref().is_err_and(|error| error.errno == Errno::ECHILD);
@@ -80,22 +84,22 @@ pub(crate) fn inspect(pid: Pid, tid: Tid) -> Result<Option<WaitStatus>> {
     seen
 }
 
-/// Notes that this thread traces a task.
+/// Records that this thread traces a task.
 pub(crate) fn attached(tid: Tid) {
     TRACER.with_borrow_mut(|tracer| tracer.attached.insert(tid));
 }
 
-/// Whether this thread traces a task, as far as it has been told.
+/// Reports whether this thread traces a task, according to the record.
 pub(crate) fn is_attached(tid: Tid) -> bool {
     TRACER.with_borrow(|tracer| tracer.attached.contains(&tid))
 }
 
-/// Notes that this thread no longer traces a task, which goes on.
+/// Records that this thread no longer traces a task, which continues to run.
 pub(crate) fn detached(tid: Tid) {
     TRACER.with_borrow_mut(|tracer| tracer.attached.remove(&tid));
 }
 
-/// Notes that a tracee has ended, or is about to.
+/// Records that a tracee has ended or will end.
 pub(crate) fn lose(tid: Tid) {
     TRACER.with_borrow_mut(|tracer| {
         tracer.attached.remove(&tid);
@@ -103,8 +107,9 @@ pub(crate) fn lose(tid: Tid) {
     });
 }
 
-/// What this thread traces without having been told. Costs a call where it traces nothing, and reads the status of
-/// every thread of the system otherwise, but only after a tracee has ended.
+/// Returns strays: tasks that this thread traces and that are not in the record. If no tracee has ended since
+/// the last scan, nothing is read. Otherwise, if the thread traces any task, the status of every thread of
+/// the system is read.
 pub(crate) fn strays() -> Vec<(Pid, Tid)> {
     let is_possible = TRACER.with_borrow_mut(|tracer| std::mem::take(&mut tracer.may_have_strays));
     if !is_possible || !ptrace::has_tracees() {
@@ -113,7 +118,7 @@ pub(crate) fn strays() -> Vec<(Pid, Tid)> {
     let mut found = Vec::new();
     for pid in procfs::processes().unwrap_or_default() {
         for tid in procfs::threads(pid).unwrap_or_default() {
-            // A child of ours that has ended is left to its parent.
+            // A child of this process that has ended is left for its parent to reap.
             let is_left = |status: &Status| status.state == 'Z' && is_child(pid, tid);
             let status = procfs::thread_status(pid, tid);
             let is_traced = status.is_ok_and(|status| is_ours(&status) && !is_left(&status));
@@ -125,13 +130,13 @@ pub(crate) fn strays() -> Vec<(Pid, Tid)> {
     found
 }
 
-/// Whether a thread has ended although nothing reports it: the end of a leader is held back until the ends of its other
-/// threads have been taken. A tracer that has these in hand would wait for itself.
+/// Reports whether a thread has ended without a report of the kernel. The kernel reports the end of a leader
+/// only after its other threads are reaped. If the tracer itself must reap them, it would wait for itself.
 pub(crate) fn has_ended_unseen(pid: Pid, tid: Tid, waited: Duration) -> bool {
     waited > TIMEOUT && procfs::thread_stat(pid, tid).map_or(true, |stat| stat.is_zombie())
 }
 
-/// Whether this thread traces the one that a status was read of.
+/// Reports whether this thread is the tracer of the thread with this status.
 pub(crate) fn is_ours(status: &Status) -> bool {
     status.tracer.get() == rustix::thread::gettid().as_raw_nonzero().get()
 }
@@ -141,7 +146,7 @@ fn is_child(pid: Pid, tid: Tid) -> bool {
     tid == pid.leader() && procfs::stat(pid).is_ok_and(|stat| stat.ppid == Pid(ours))
 }
 
-/// Has the end of a traced thread taken by the next `take_ends`.
+/// Records that the next `take_ends` must reap a traced thread.
 pub(crate) fn note_end(pid: Pid, tid: Tid) {
     lose(tid);
     if !is_child(pid, tid) {
@@ -154,28 +159,28 @@ pub(crate) fn note_end(pid: Pid, tid: Tid) {
     }
 }
 
-/// Takes the ends that were noted. What has not ended yet is waited for by a thread of its own; this one does not block.
+/// Reaps the recorded threads without blocking. For threads that have not ended yet, a reaper thread waits.
 pub(crate) fn take_ends() {
     TRACER.with_borrow_mut(Tracer::take_ends);
 }
 
 impl Tracer {
-    /// Whether a thread is attached, or its end will be taken.
+    /// Reports whether a thread is attached, or is recorded to be reaped.
     fn knows(&self, tid: Tid) -> bool {
         let is_ending = self.ending.iter().any(|(_, ending)| *ending == tid);
         is_ending || self.attached.contains(&tid) || self.takers.iter().any(|taker| taker.tids.contains(&tid))
     }
 
     fn take_ends(&mut self) {
-        // ECHILD means that another wait has taken it.
+        // An error (ECHILD) means that another wait has reaped the thread.
         self.ending.retain(|(_, tid)| matches!(ptrace::take_end(*tid), Ok(false)));
-        // The kernel reports the end of a leader after those of its other threads.
+        // The kernel reports the end of a leader after the ends of its other threads.
         self.ending.sort_by_key(|(pid, tid)| (*pid, *tid == pid.leader()));
         for of_process in self.ending.chunk_by(|one, next| one.0 == next.0) {
             let tids: Vec<Tid> = of_process.iter().map(|(_, tid)| *tid).collect();
             let (pid, awaited) = (of_process[0].0, tids.clone());
             let thread = std::thread::Builder::new().name("ends".to_owned());
-            // Where no thread can be made, the next call of this function tries again.
+            // If no thread can be created, the next call of this function tries again.
             let Ok(thread) = thread.spawn(move || await_ends(pid, &awaited)) else { return };
             self.takers.push(Taker { tids, thread });
         }
@@ -187,12 +192,13 @@ fn await_ends(pid: Pid, tids: &[Tid]) {
     let Ok(_ticks) = Ticks::start(END_TICK) else { return };
     for tid in tids {
         while matches!(ptrace::await_end(*tid), Ok(false)) {
-            // The kernel reports the end of a leader after those of all others. A list that was read while threads ended
-            // may lack some, and what is not listed is no stray.
+            // The kernel reports the end of a leader only after all other threads are reaped. `tids` lacks a
+            // thread if the list of threads was incomplete because threads ended meanwhile. A scan for strays
+            // finds only listed threads, too.
             for other in procfs::threads(pid).unwrap_or_default() {
                 let _ = ptrace::take_end(other);
             }
-            // Where it is stopped, another thread has its number now.
+            // If the task is stopped, another thread has this tid now.
             if matches!(ptrace::peek(*tid), Ok(Some(WaitStatus::Stopped(_)))) {
                 std::thread::sleep(END_TICK);
             }
@@ -200,11 +206,12 @@ fn await_ends(pid: Pid, tids: &[Tid]) {
     }
 }
 
-/// Blocks until a traced thread is stopped, and leaves the stop untaken; `None` when the thread has ended.
+/// Blocks until a traced thread is stopped, and does not consume the status of the stop. Returns `None` if
+/// the thread has ended.
 ///
 /// # Errors
 ///
-/// ETIMEDOUT, with this operation, when it does neither within the limit.
+/// ETIMEDOUT, with `operation`, if the thread does neither within the limit.
 pub(crate) fn await_stop(
     (pid, tid): (Pid, Tid),
     limit: Duration,
@@ -225,8 +232,9 @@ pub(crate) fn await_stop(
     }
 }
 
-/// Waits for the next change of the leader of a process that has other threads, and takes it. The kernel reports the end
-/// of a leader only once the ends of all others were taken: one that was seen to be a zombie counts as killed.
+/// Waits for the next change of a leader that has other threads, and consumes the wait status. The kernel
+/// reports the end of a leader only after all other threads are reaped. If the leader is seen as a zombie
+/// before that, the result is a kill by SIGKILL.
 pub(crate) fn wait_for_leader(pid: Pid) -> Result<WaitStatus> {
     let mut waiter = Waiter::new(Duration::MAX);
     let tid = pid.leader();
@@ -241,8 +249,8 @@ pub(crate) fn wait_for_leader(pid: Pid) -> Result<WaitStatus> {
 
 /// Waits in the kernel for changes of traced threads, up to a limit.
 ///
-/// The tracer must not spin or sleep instead: with its real-time priority it keeps the processor that a tracee may need
-/// to come to its stop. A stop wakes a tracer that blocks at once.
+/// The tracer must neither spin nor sleep instead. It has real-time priority, so a spinning tracer occupies
+/// the processor that a tracee may need to reach its stop. A stop wakes a blocked tracer immediately.
 pub(crate) struct Waiter {
     began: Stopwatch,
     limit: Duration,
@@ -254,18 +262,19 @@ impl Waiter {
         Self { began: Stopwatch::start(), limit, ticks: None }
     }
 
-    /// How long it has been waiting.
+    /// Returns how long the waiter has been waiting.
     pub(crate) fn waited(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// Blocks until a thread is stopped or has ended, a millisecond at most; false once the limit has passed.
+    /// Blocks until a thread is stopped or has ended, for at most a millisecond. Returns false when the limit
+    /// has passed.
     pub(crate) fn block(&mut self, tid: Tid) -> Result<bool> {
         if self.ticks.is_none() {
             self.ticks = Some(Ticks::start(TICK)?);
         }
         match ptrace::await_change(tid) {
-            // The next inspection gets the same error.
+            // ECHILD is ignored, because the next inspection returns the same error.
             Err(error) if error.errno != Errno::ECHILD => return Err(error),
             _ => {}
         }

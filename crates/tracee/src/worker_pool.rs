@@ -1,17 +1,20 @@
-//! The priority of a tracer as long as something stands still for it, and threads that work beside it.
+//! Raises the priority of a tracer while a subject is stopped, and runs worker threads beside the tracer.
 //!
-//! Owns: raising the priority of the calling thread, and giving it back; the threads of a worker pool, where they
-//! run, and with which priority.
-//! Invariants: what a tracer had before comes back when the guard is dropped; without the right to raise it, nothing
-//! changes; threads that are made meanwhile do not inherit it. A member gives way after each step, to threads of the
-//! tree that answer remote calls above all; who is about to wait for a member hurries it first, so that no thread
-//! waits for a processor that others keep busy. Without the right to hurry, there is no worker pool.
-//! Does not: know the work. All of it can be done by the caller, should no member ever come to it.
+//! Owns: raising and restoring the priority of the calling thread. Also the threads of a worker pool, their
+//! processors and their priority.
+//! Invariants: dropping the guard restores the previous priority. Without the permission to raise the
+//! priority, nothing changes. New threads do not inherit the raised priority. A worker yields the processor
+//! after each step, mainly to threads of the tree that execute remote calls. Before a thread waits for a
+//! worker, it raises the worker's priority, so that other threads do not delay the worker. Without the
+//! permission for this, there is no worker pool.
+//! Does not: know the work. The caller can do all of it if no worker ever runs.
 //!
-//! A resumed thread preempts an ordinary tracer that has others to resume; anything else that runs does too. A
-//! thread of real-time priority must not spin where what it waits for may need the same processor: see `Waiter`.
+//! A resumed thread can preempt a tracer with normal priority that still must resume other threads. Any other
+//! thread can, too. A thread with real-time priority must not spin if the thread that it waits for may need
+//! the same processor: see `Waiter`.
 //!
-//! A tree that stands leaves its processors idle. That is where members may run, whatever the tracer is bound to.
+//! While a tree is stopped, its processors are idle. Workers may run on them, regardless of the processors to
+//! which the tracer is bound.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -27,21 +30,21 @@ use sys::{Errno, Error};
 /// SCHED_OTHER and SCHED_BATCH.
 const ORDINARY: u32 = 0;
 const BATCH: u32 = 3;
-/// SCHED_FIFO, of the lowest priority: threads with a higher one go first.
+/// SCHED_FIFO with the lowest priority. Threads with a higher real-time priority run first.
 const FIFO: u32 = 1;
 const PRIORITY: u32 = 1;
 const RESET_ON_FORK: u64 = 1;
-/// The calling thread.
+/// The tid argument that means the calling thread.
 const SELF: Tid = Tid(0);
 
-/// The calling thread runs before all ordinary ones as long as this lives.
+/// While this value exists, the calling thread runs before all threads of normal priority.
 #[derive(Debug)]
 pub struct Urgent {
     before: Option<Attributes>,
 }
 
 impl Urgent {
-    /// Raises the priority of the calling thread, if that is allowed and it has an ordinary one.
+    /// Raises the priority of the calling thread, if this is permitted and the thread has normal priority.
     #[must_use]
     pub fn begin() -> Self {
         let raised =
@@ -56,19 +59,20 @@ impl Urgent {
 impl Drop for Urgent {
     fn drop(&mut self) {
         if let Some(before) = self.before {
-            // Giving up a priority is always allowed.
+            // Lowering a priority is always permitted.
             let _ = scheduling::set_attributes(SELF, &before);
         }
     }
 }
 
-/// Work that several threads can do together, step by step.
+/// Work that several threads can do together, in steps.
 pub trait Work: Send + Sync {
-    /// Does a step that was not begun, some ten microseconds; whether there was one.
+    /// Does a step that no thread has begun, which takes about ten microseconds. Returns false if there was
+    /// none.
     fn step(&self) -> bool;
 }
 
-/// Threads that wait for work.
+/// Worker threads that wait for work.
 pub struct WorkerPool {
     shared: Arc<Shared>,
     members: Vec<Member>,
@@ -88,18 +92,19 @@ struct Shared {
 
 #[derive(Default)]
 struct Orders {
-    /// Rises with each that is posted.
+    /// Increases at each [`WorkerPool::begin`].
     round: u64,
     posted: Vec<Arc<dyn Work>>,
     is_over: bool,
 }
 
 impl WorkerPool {
-    /// Starts so many threads, on any of some processors (one bit each).
+    /// Starts `members` worker threads that may run on any of the `processors` (one bit each).
     ///
     /// # Errors
     ///
-    /// EPERM where threads may not be given real-time priority; what else may keep threads from being started.
+    /// EPERM if threads may not have real-time priority. Otherwise the error that prevented the start of a
+    /// thread.
     pub fn new(members: NonZeroUsize, processors: &[u64]) -> Result<Self, Error> {
         let mut worker_pool = Self { shared: Arc::default(), members: Vec::with_capacity(members.get()) };
         for _ in 0..members.get() {
@@ -108,29 +113,30 @@ impl WorkerPool {
         Ok(worker_pool)
     }
 
-    /// Adds work for all members, to be done in the order in which it is added.
+    /// Adds work for all workers. Workers do it in the order in which it was added.
     pub fn post(&self, work: Arc<dyn Work>) {
         locked(&self.shared.orders).posted.push(work);
     }
 
-    /// Has the members begin. Once for all that was posted: who wakes up takes the lock that a post needs, and who
-    /// finds it taken sleeps for longer than most work takes.
+    /// Wakes all workers. Call it once, after all posts: a woken worker takes the lock that a post needs. A
+    /// thread that finds the lock taken sleeps for longer than most work takes.
     pub fn begin(&self) {
         locked(&self.shared.orders).round += 1;
         self.shared.bell.notify_all();
     }
 
-    /// Forgets the work that is done. Workers finish their present step.
+    /// Drops all posted work. Workers finish the work that they have already taken.
     pub fn dismiss(&self) {
         locked(&self.shared.orders).posted.clear();
     }
 
-    /// Has members run before all ordinary threads until they are done with what they are at.
+    /// Makes the workers run before all threads of normal priority until they have finished their current
+    /// work.
     pub fn hurry(&self) {
         let urgent = Attributes { policy: FIFO, priority: PRIORITY, ..Attributes::default() };
         for member in &self.members {
             member.is_hurried.store(true, Ordering::SeqCst);
-            // Not to be allowed any more costs time alone.
+            // If this is no longer permitted, the work only takes longer.
             let _ = scheduling::set_attributes(member.tid, &urgent);
         }
     }
@@ -149,7 +155,7 @@ impl Drop for WorkerPool {
         drop(orders);
         self.shared.bell.notify_all();
         for thread in self.members.iter_mut().filter_map(|member| member.thread.take()) {
-            // One that panicked has nothing to say here; its work was left to the caller.
+            // If a worker has panicked, its work is left to the caller.
             let _ = thread.join();
         }
     }
@@ -164,7 +170,7 @@ impl Member {
         let thread = thread
             .spawn(move || serve(&shared, &flag, &processors, &name))
             .map_err(|error| Error::new("start a thread of the worker_pool", error))?;
-        // Without an answer it has ended, and the caller goes without a worker pool.
+        // If nothing is received, the thread has ended, and the caller works without a worker pool.
         let tid =
             named.recv().map_err(|_| Error::new("start a thread of the worker_pool", Errno::ESRCH))??;
         Ok(Self { tid, is_hurried, thread: Some(thread) })
@@ -174,7 +180,7 @@ impl Member {
 fn serve(shared: &Shared, is_hurried: &AtomicBool, processors: &[u64], name: &Sender<Result<Tid, Error>>) {
     let ready = prepare(processors);
     let is_ready = ready.is_ok();
-    // The thread that started this waits for it.
+    // The thread that started this worker waits for the message.
     let _ = name.send(ready);
     if !is_ready {
         return;
@@ -182,7 +188,7 @@ fn serve(shared: &Shared, is_hurried: &AtomicBool, processors: &[u64], name: &Se
     let (mut seen, mut works) = (0, Vec::<Arc<dyn Work>>::new());
     loop {
         if is_hurried.swap(false, Ordering::SeqCst) {
-            // To give up a priority is always allowed.
+            // Lowering a priority is always permitted.
             let _ =
                 scheduling::set_attributes(SELF, &Attributes { policy: ORDINARY, ..Attributes::default() });
         }
@@ -197,9 +203,10 @@ fn serve(shared: &Shared, is_hurried: &AtomicBool, processors: &[u64], name: &Se
         works.extend(orders.posted.iter().cloned());
         drop(orders);
         for work in works.drain(..) {
-            // After each step, a thread that waits for this processor gets it. A low priority does not see to that: a
-            // thread that has slept is deferred time, and the scheduler picks it again until that is used up (EEVDF,
-            // Linux 6.18, also with SCHED_IDLE: a remote call waited 0.3 ms for the end of a scan).
+            // After each step, a thread that waits for this processor can run. A low priority of the worker
+            // does not achieve this. The scheduler (EEVDF, Linux 6.18) grants additional run time (lag) to a
+            // thread that has slept. It picks this thread again until the time is used up, also with
+            // SCHED_IDLE. A remote call waited 0.3 ms for the end of a scan.
             while work.step() {
                 std::thread::yield_now();
             }
@@ -207,12 +214,13 @@ fn serve(shared: &Shared, is_hurried: &AtomicBool, processors: &[u64], name: &Se
     }
 }
 
-/// Whether this thread may be hurried, and its number.
+/// Checks whether this thread may have real-time priority, binds it to the processors, and returns its tid.
 fn prepare(processors: &[u64]) -> Result<Tid, Error> {
     let tid = Tid(rustix::thread::gettid().as_raw_nonzero().get());
     let urgent = Attributes { policy: FIFO, priority: PRIORITY, ..Attributes::default() };
     scheduling::set_attributes(SELF, &urgent)?;
-    // Those that may not be used are left out by the kernel; if all are, it runs where it was started.
+    // The kernel ignores processors that are not permitted. If none is permitted, the thread keeps its
+    // processors.
     let _ = scheduling::set_affinity(SELF, processors);
     Ok(tid)
 }

@@ -1,4 +1,5 @@
-//! Killing a tree while it is being stopped, stopped and resumed: no end of a process or thread stays untaken.
+//! Kills a tree while it is being stopped, stopped and resumed. Every ended process and thread must be
+//! reaped.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -12,8 +13,8 @@ use model::{Pid, Signal};
 use undying_tracee::{FreezeError, StoppedTree, procfs, tree};
 
 const KILL: Signal = Signal(9);
-/// How long the kernel and the tracer may take until every process of a killed tree has been reaped: some 100 ms on a
-/// machine with other work.
+/// Maximum time until the kernel and the tracer have reaped every process of a killed tree. It takes about
+/// 100 ms on a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
 const STOPS_MAX: u32 = 8;
 
@@ -21,17 +22,17 @@ fn rounds() -> u32 {
     if std::env::var_os("UNDYING_LONG_TESTS").is_some() { 5000 } else { 200 }
 }
 
-/// The processes below another one, zombies included.
+/// Returns the descendants of a process, including zombies.
 fn below(pid: Pid) -> Vec<Pid> {
     tree::descendants(pid).map(|pids| pids[1..].to_vec()).unwrap_or_default()
 }
 
 fn kill_one(pid: Pid) {
-    // It may have ended by itself.
+    // An error means that the process has already ended.
     let _ = sys::signal::send(pid, KILL);
 }
 
-/// Kills single processes of the tree, and at last all of them in any order, at random moments.
+/// Kills single processes of the tree at random moments, and finally all of them in random order.
 fn kill_at_random(reaper: Pid, seed: u64, is_over: &AtomicBool) {
     const LONGEST_US: u64 = 1500;
     let mut random = fastrand::Rng::with_seed(seed);
@@ -64,7 +65,7 @@ fn stop_until(is_over: &AtomicBool, root: Pid, random: &mut fastrand::Rng) {
     }
 }
 
-/// What is left of a tree, one thread a line.
+/// Describes the remaining threads of a tree, one in each line.
 fn describe(reaper: Pid) -> String {
     let mut text = String::new();
     for pid in below(reaper) {
@@ -76,7 +77,7 @@ fn describe(reaper: Pid) -> String {
     text
 }
 
-/// Kills what is left until the subreaper has reaped all of it.
+/// Kills the remaining processes until the subreaper has reaped all of them.
 fn await_gone(subject: &mut Subject, round: u32) {
     let (reaper, began) = (subject.pid(), Instant::now());
     let is_gone = AtomicBool::new(false);
@@ -86,7 +87,7 @@ fn await_gone(subject: &mut Subject, round: u32) {
                 below(reaper).into_iter().for_each(kill_one);
                 if began.elapsed() > LIMIT {
                     let left = describe(reaper);
-                    // Ends the wait below.
+                    // This ends the read of the subject's answer below.
                     kill_one(reaper);
                     panic!("round {round}: not reaped after {LIMIT:?}:{left}");
                 }

@@ -1,4 +1,4 @@
-//! Stopping a tree that never keeps still, again and again, and letting it go on unharmed.
+//! Stops a tree that changes all the time, repeatedly, and checks that it continues unchanged.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -14,7 +14,7 @@ use undying_tracee::{FreezeError, ProcessMemory, StoppedTree};
 const COUNTERS: ByteCount = ByteCount(10 * 8);
 const DEATHS: u32 = 100;
 
-/// The counters that all parts of the subject share.
+/// Reads the counters that all parts of the subject share.
 fn counters(memory: &ProcessMemory, at: Address) -> Vec<u8> {
     memory.read_vec(at, COUNTERS).unwrap()
 }
@@ -113,7 +113,7 @@ fn a_thread_in_an_uninterruptible_call_does_not_stand_before_it_has_stopped() {
     let mut said = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
     let mut late = Vec::new();
-    // Some stops come between two calls, more of them on a busy machine.
+    // Some stops come between two calls of the subject, and more on a busy machine.
     for _ in 0..400 {
         if late.len() == 9 {
             break;
@@ -137,7 +137,7 @@ fn a_thread_in_an_uninterruptible_call_does_not_stand_before_it_has_stopped() {
     late.sort();
     println!("stops that took more than 20 ms: {}, of which it stood: {late:?}", late.len());
     assert!(said != "ready\n" || late.len() == 9);
-    // On a busy machine a single one may be preempted.
+    // On a busy machine, the kernel may preempt the tracer in a single stop.
     assert!(late.get(late.len() / 2).is_none_or(|stood| *stood < Duration::from_millis(10)));
 }
 
@@ -181,7 +181,7 @@ fn a_process_that_is_ended_while_it_is_stopped() {
             Err(FreezeError::Ended(_)) => {}
             Err(error) => panic!("{error}"),
         }
-        // The tracer is the parent too, so it may have seen the end in either role.
+        // The tracer is also the parent, so it may have reaped the child already.
         let status = child.wait();
         assert!(status.is_err() || status.is_ok_and(|status| status.code() == Some(9)));
     }

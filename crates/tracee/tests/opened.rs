@@ -1,4 +1,4 @@
-//! Descriptors that a program opens for its tracer, and the death of the tracer in the middle.
+//! Tests descriptors that a program opens for its tracer, and the death of the tracer meanwhile.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -13,11 +13,11 @@ const GETPID: i64 = 39;
 const EVENTFD: i64 = 290;
 const EFD_CLOEXEC: u64 = 0o2_000_000;
 
-/// How calls go: in a chain of words, in a chain of frames, or one by one.
+/// The ways to make calls: in a chain of words, in a chain of frames, or one by one.
 const WAYS: [&str; 3] = ["words", "frames", "one by one"];
 const PLACES: usize = 3;
 
-/// Calls in the thread of one place, in one of the ways.
+/// Makes calls in one thread, in one of the ways.
 fn call(pid: Pid, way: usize, place: usize) {
     let memory = ProcessMemory::open(pid).unwrap();
     let areas = procfs::areas(pid).unwrap();
@@ -32,7 +32,7 @@ fn call(pid: Pid, way: usize, place: usize) {
     let context = RemoteContext { memory: &memory, areas: &areas, gadgets };
     let mut session = RemoteSession::begin(&mut tree.processes[0].threads[place], &context).unwrap();
     let ask = Query { number: GETPID, arguments: [0; 6] };
-    // Each chain is longer than the one before, over which it is laid.
+    // Each chain is longer than the previous chain, which it overwrites.
     let ask = |session: &mut RemoteSession<'_>, calls| {
         let told = session.batch(&vec![ask; calls], signals).unwrap();
         assert_eq!(told, vec![Ok(pid.get() as u64); calls]);
@@ -49,17 +49,17 @@ fn call(pid: Pid, way: usize, place: usize) {
     session.close_opened(signals).unwrap();
     assert_eq!(opened(pid), 0);
     ask(&mut session, 20);
-    // What is still open is closed in the end.
+    // The end of the session closes the descriptors that are still open.
     session.open(&[open], signals).unwrap()[0].unwrap();
     session.end().unwrap();
     assert_eq!(opened(pid), 0);
     tree.resume().unwrap();
 }
 
-/// Descriptors that are open in the program, of the kind that it opens for us.
+/// Returns the number of open eventfds in the program. The program opens them only for the tracer.
 fn opened(pid: Pid) -> usize {
     let numbers = procfs::descriptors(pid).unwrap();
-    // One of its own may be gone by now.
+    // A descriptor of the program's own may have been closed meanwhile.
     let targets = numbers.into_iter().filter_map(|fd| Some(procfs::descriptor_info(pid, fd).ok()?.target));
     targets.filter(|target| target.to_string_lossy().contains("[eventfd]")).count()
 }

@@ -1,4 +1,5 @@
-//! Remote system calls in a program whose threads stand everywhere, and the death of the tracer in the middle.
+//! Tests remote system calls in a program whose threads wait in many different places, and the death of the
+//! tracer during a call.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -47,8 +48,8 @@ impl Seen {
         }
     }
 
-    /// Whether both have the same contents; the processor may note in the header that a part has gone back to
-    /// its initial values.
+    /// Reports whether both extended states have the same contents. The header may differ: the processor may
+    /// record there that a component has its initial value again.
     fn same_state(&self, other: &Self) -> bool {
         const COMPONENTS_IN_USE: std::ops::Range<usize> = 512..520;
         let same = |(index, (one, two))| one == two || COMPONENTS_IN_USE.contains(&index);
@@ -56,14 +57,14 @@ impl Seen {
     }
 }
 
-/// One stop with a few calls in every thread, as a checkpoint does it.
+/// Stops the subject once and makes some calls in every thread, as a checkpoint does.
 fn call_in_every_thread(pid: Pid) {
     let memory = ProcessMemory::open(pid).unwrap();
     let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
     call_with(pid, &memory, gadgets, 0..usize::MAX).unwrap();
 }
 
-/// The same in one batch, with the failure in the middle.
+/// Makes the same calls in one batch, with a failing call in the middle.
 fn ask_at_once(session: &mut RemoteSession<'_>, pid: Pid, tid: Tid) {
     let status = procfs::read(format!("/proc/{pid}/task/{tid}/status")).unwrap();
     let set = |name| procfs::signal_set(&status, name);
@@ -97,7 +98,7 @@ fn ask_at_once(session: &mut RemoteSession<'_>, pid: Pid, tid: Tid) {
     assert_eq!(data[40..], [0xee; 24]);
 }
 
-/// Calls in the threads of these places, in the order in which they are stopped.
+/// Makes calls in the threads at these indices of the list of stopped threads.
 fn call_with(
     pid: Pid,
     memory: &ProcessMemory,
@@ -148,8 +149,9 @@ fn calls_give_results_and_leave_no_trace() {
     assert_eq!(subject.finish(), 0);
 }
 
-/// Sessions in all threads that there is room for at once, in as many turns as it takes; gives the most there were at a
-/// time. Every third is given up with its chain on its way.
+/// Begins sessions in as many threads at the same time as the memory permits, repeatedly until all threads
+/// had one. Returns the maximum number of simultaneous sessions. Drops every third session while its chain
+/// runs.
 fn call_together(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets) -> Result<usize, FreezeError> {
     let mut tree = StoppedTree::stop(pid)?;
     let areas = procfs::areas(pid).unwrap();
@@ -230,7 +232,7 @@ fn a_process_that_is_killed_while_its_leader_makes_a_call_is_noticed_at_once() {
     let mut tree = StoppedTree::stop(pid).unwrap();
     let areas = procfs::areas(pid).unwrap();
     let context = RemoteContext { memory: &memory, areas: &areas, gadgets };
-    // The other threads die where they are stopped, while this thread waits for the leader.
+    // The other threads are killed during their stop, while this thread waits for the leader.
     let leader = &mut tree.processes[0].threads[0];
     let mut session = RemoteSession::begin(leader, &context).unwrap();
     session.write_data(&[60_u64, 0].map(u64::to_ne_bytes).concat()).unwrap();
@@ -251,8 +253,8 @@ fn a_process_that_is_killed_while_its_leader_makes_a_call_is_noticed_at_once() {
     }
 }
 
-/// Sends a signal that the subject blocks and waits for, again as soon as it has come, while calls are made in all of
-/// its threads.
+/// Sends a signal that the subject blocks and waits for, again after each arrival. Meanwhile makes calls in
+/// all threads of the subject.
 fn no_signal_is_lost(mode: &str) {
     const STOPS: u32 = 300;
     const URGENT: Signal = Signal(23);
@@ -272,8 +274,8 @@ fn no_signal_is_lost(mode: &str) {
                 for thread in &mut tree.processes[0].threads {
                     let tid = thread.tid().get() as u64;
                     let mut session = RemoteSession::begin(thread, &context).unwrap();
-                    // A sleep of 100 microseconds gives the signal time to come. One that is broken off must not take
-                    // the place of a wait that the kernel keeps for the thread.
+                    // A sleep of 100 microseconds gives the signal time to arrive. An interrupted sleep must
+                    // not replace the wait that the kernel stores for the thread.
                     session.write_data(&[0_u64, 100_000].map(u64::to_ne_bytes).concat()).unwrap();
                     let sleep = Query { number: PPOLL, arguments: [0, 0, session.data().get(), 0, 0, 0] };
                     let queries = [sleep, Query { number: GETTID, arguments: [0; 6] }];
@@ -311,9 +313,9 @@ fn a_signal_that_a_thread_waits_for_is_not_lost_to_a_chain() {
 #[test]
 fn waits_end_although_the_stops_never_do() {
     const INTERVAL: Duration = Duration::from_millis(4);
-    // At least one and a half seconds, and more where the processors are taken away.
+    // This takes at least one and a half seconds, and longer on a busy machine.
     const STOPS: u32 = 400;
-    // Places whose calls last 20 ms, five times as long as the time between two stops.
+    // Indices of threads whose calls last 20 ms, five times as long as the time between two stops.
     const TIMED: [usize; 5] = [1, 3, 5, 8, 14];
     let Some(mut subject) = Subject::start("self_checking", &[]) else { return };
     let before = subject.rounds();
@@ -333,8 +335,8 @@ fn waits_end_although_the_stops_never_do() {
     assert_eq!(subject.finish(), 0);
 }
 
-/// The part of this test program that is killed: `PID`, which calls for ever; or `PID STEP PLACE`, which calls in the
-/// thread of one place and dies at a step.
+/// Runs the helper process that is killed. With the role `PID`, it makes calls until it is killed. With `PID
+/// STEP PLACE`, it makes calls in the thread with the index `PLACE`, and dies at a step.
 fn be_helper(role: &str) {
     let mut words = role.split(' ').map(|word| word.parse::<i32>().unwrap());
     let pid = Pid(words.next().unwrap());
@@ -354,7 +356,8 @@ fn the_death_of_the_tracer_at_any_step_harms_nothing() {
     if let Some(role) = common::role() {
         return be_helper(&role);
     }
-    // Most of the time is spent waiting for a subject to come round: several wait side by side, each for its share.
+    // Most of the time, the test waits for rounds of a subject. So several subjects run in parallel, each for
+    // a part of the threads.
     let share = |first| std::thread::spawn(move || die_at_each_step(first));
     let shares: Vec<_> = (0..SUBJECTS).map(share).collect();
     let deaths: Option<usize> = shares.into_iter().map(|share| share.join().unwrap()).sum();
@@ -363,10 +366,11 @@ fn the_death_of_the_tracer_at_any_step_harms_nothing() {
     assert!(deaths > 500);
 }
 
-/// Subjects whose tracers die side by side.
+/// Number of subjects whose tracers die in parallel.
 const SUBJECTS: usize = 4;
 
-/// Dies at each step of a stop with calls in the thread of one place, for every `SUBJECTS`th place; gives how often.
+/// For every `SUBJECTS`th thread: dies once at each step of a stop with calls in this thread. Returns the
+/// number of deaths, or `None` without a C compiler.
 fn die_at_each_step(first: usize) -> Option<usize> {
     common::stay_on_one_processor(first);
     let mut subject = Subject::start_nice("self_checking", &["lenient"])?;
@@ -383,7 +387,7 @@ fn die_at_each_step(first: usize) -> Option<usize> {
     Some(deaths)
 }
 
-/// Whether a tracer comes to its end before it has come to a step.
+/// Reports whether a tracer finished before it reached the step.
 fn survives(subject: &mut Subject, step: usize, place: usize) -> bool {
     let role = format!("{} {step} {place}", subject.pid());
     let status = common::helper("the_death_of_the_tracer_at_any_step_harms_nothing", &role).status().unwrap();
@@ -394,7 +398,7 @@ fn survives(subject: &mut Subject, step: usize, place: usize) -> bool {
     !common::has_died(status)
 }
 
-/// Signals that end chains are waiting in no thread that blocks them.
+/// Checks that no thread has a pending signal of the kind that ends chains.
 fn nothing_waits(pid: Pid) {
     const ENDS: u64 = 1 << 16 | 1 << 22 | 1 << 27;
     for tid in procfs::threads(pid).unwrap() {
@@ -435,10 +439,11 @@ fn the_death_of_the_tracer_at_any_moment_harms_nothing() {
     println!("{} calls saw EINTR", subject.finish());
 }
 
-/// Steps at which a thread leads home while its own signals may come.
+/// Steps at which the registers lead to the restore frame while the thread's own signals can arrive.
 const OPEN_STEPS: [&str; 2] = ["pointed home", "mask brought back"];
 
-/// The thread that lives in a handler on an alternate stack, and the leader. For both, signals come all the time.
+/// Indices of the thread in a handler on an alternate stack, and of the leader. Both receive signals all the
+/// time.
 const RESTLESS: [usize; 2] = [11, 0];
 
 static OPEN_STEP: AtomicU64 = AtomicU64::new(0);
@@ -449,8 +454,8 @@ fn die_at_open_step(step: &'static str) {
     }
 }
 
-/// A signal that arrives while a thread runs its restore frame is handled below the frame that a handler returns
-/// through; an alternate stack is not begun anew. The next tracer leaves the restore frame alone.
+/// A signal can arrive while a thread is on its restore path. It must be handled below the frame of a
+/// handler, and must not restart an alternate stack. The next tracer must not overwrite the restore frame.
 #[test]
 fn signals_on_the_way_home_harm_nothing() {
     const TEST: &str = "signals_on_the_way_home_harm_nothing";
@@ -478,7 +483,8 @@ fn signals_on_the_way_home_harm_nothing() {
     subject.finish();
 }
 
-/// A call that the filter of a watched subject reports is not reported, and does not wait, when it is made from outside.
+/// A remote call that matches the seccomp filter of a watched subject is not reported to the listener, and
+/// does not wait.
 #[test]
 fn calls_in_a_watched_program_are_not_reported() {
     const FTRUNCATE: i64 = 77;

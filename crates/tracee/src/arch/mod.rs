@@ -1,8 +1,8 @@
-//! What differs between processor architectures: one file each.
+//! Everything that differs between processor architectures, with one file for each.
 //!
-//! Owns: register conventions of system calls, signal frames, instruction patterns; the choice of the architecture,
-//! which is made here and nowhere else.
-//! Does not: talk to the kernel.
+//! Owns: register conventions of system calls, signal frames and instruction patterns. Only this module
+//! chooses the architecture.
+//! Does not: make system calls.
 
 pub mod numbers;
 #[cfg(target_arch = "x86_64")]

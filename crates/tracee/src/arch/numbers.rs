@@ -1,7 +1,8 @@
-//! System call numbers of x86-64 that remote calls use.
+//! System call numbers of x86-64 for remote calls.
 //!
-//! Owns: the table, from `arch/x86/entry/syscalls/syscall_64.tbl` of Linux; the names of these calls for messages.
-//! Does not: list calls that are made in our own process.
+//! Owns: the table, from `arch/x86/entry/syscalls/syscall_64.tbl` of Linux, and the names of these calls for
+//! messages.
+//! Does not: list system calls that only this program makes.
 
 #![expect(missing_docs, reason = "the names are those of the system calls")]
 
@@ -11,7 +12,7 @@ macro_rules! numbers {
     ($($name:ident = $number:literal;)*) => {
         $(pub const $name: i64 = $number;)*
 
-        /// The names of the table in capitals, beside their numbers.
+        /// Numbers of the table with their names in capitals.
         const NAMES: &[(i64, &str)] = &[$(($number, stringify!($name))),*];
     };
 }
@@ -102,7 +103,7 @@ numbers! {
     EPOLL_PWAIT2 = 441;
 }
 
-/// Shows a system call by name, or by number if the table does not have it.
+/// Displays a system call by its name, or by its number if the table does not contain it.
 #[derive(Clone, Copy, Debug)]
 pub struct Named(pub i64);
 

@@ -1,7 +1,7 @@
-//! x86-64: system call convention, signal frame, instruction patterns, restart of interrupted calls.
+//! x86-64: system call convention, signal frame, instruction patterns, and restart of interrupted calls.
 //!
 //! Owns: every constant of this architecture outside `sys`.
-//! Invariants: frames built here are what rt_sigreturn(2) of this architecture accepts.
+//! Invariants: rt_sigreturn(2) of this architecture accepts the frames that are built here.
 //! Does not: read or write a process.
 
 use model::{Address, AddressRange, ByteCount, Fd};
@@ -17,14 +17,15 @@ pub const LEAVE_RETURN: &[u8] = &[0xc9, 0xc3];
 pub const RETURN: &[u8] = &[0xc3];
 /// `syscall`.
 pub const SYSCALL: &[u8] = &[0x0f, 0x05];
-/// The two ways in which signal restorers load the number of rt_sigreturn and call it.
+/// The two instruction sequences of signal restorers, which load the number of rt_sigreturn(2) and make the
+/// call.
 pub const SIGNAL_RESTORERS: &[&[u8]] =
     &[&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
 
-/// Bytes of the longest of them.
+/// Bytes of the longest signal restorer.
 pub const LONGEST_RESTORER: usize = 9;
 
-/// A register that none of our calls takes an argument in and that calls preserve.
+/// A register that passes no argument of a system call and that system calls preserve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the names are those of the registers")]
 pub enum Preserved {
@@ -36,26 +37,27 @@ pub enum Preserved {
     R15,
 }
 
-/// An instruction sequence that stores the result register where another points, and returns.
+/// A store gadget: an instruction sequence that stores the result register (rax) to the address in another
+/// register, and returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Store {
-    /// The register that points there.
+    /// The register with the address.
     pub base: Preserved,
-    /// Words that it takes off the stack before it returns.
+    /// Number of words that the gadget pops off the stack before it returns.
     pub words: usize,
-    /// Which of them, counted from 0, becomes the next value of `base`.
+    /// Index, from 0, of the popped word that becomes the next value of `base`.
     pub base_word: Option<usize>,
 }
 
 impl Store {
-    /// Whether it can be used again and again on one stack, with the frame pointer kept for something else.
+    /// Reports whether a chain can use the gadget repeatedly on one stack while rbp keeps another value.
     #[must_use]
     pub fn serves_pops(&self) -> bool {
         self.base_word.is_some() && self.base != Preserved::Rbp
     }
 }
 
-/// `mov %rax, (base)` and `pop base` for the registers that calls preserve.
+/// `mov %rax, (base)` and `pop base` for the registers that system calls preserve.
 const PRESERVED: &[(&[u8], &[u8], Preserved)] = &[
     (FIRST_STORE, &[0x5b], Preserved::Rbx),
     (&[0x48, 0x89, 0x45, 0x00], &[0x5d], Preserved::Rbp),
@@ -64,26 +66,26 @@ const PRESERVED: &[(&[u8], &[u8], Preserved)] = &[
     (&[0x49, 0x89, 0x06], &[0x41, 0x5e], Preserved::R14),
     (&[0x49, 0x89, 0x07], &[0x41, 0x5f], Preserved::R15),
 ];
-/// The one whose register is preserved first where one is needed.
+/// `mov %rax, (%rbx)`. If compiled code needs a preserved register, it uses rbx first.
 pub const FIRST_STORE: &[u8] = &[0x48, 0x89, 0x03];
-/// `add $number, %rsp`, less the number.
+/// `add $number, %rsp`, without the byte of the number.
 const ADD_TO_STACK: &[u8] = &[0x48, 0x83, 0xc4];
-/// `pop %rdi; ret`, `pop %rsi; ret`, `pop %rax; ret`: the first two end what restores r15 and r14.
+/// `pop %rdi; ret`, which is also the end of `pop %r15; ret`.
 pub const POP_FIRST_ARGUMENT: &[u8] = &[0x5f, 0xc3];
-/// See [`POP_FIRST_ARGUMENT`].
+/// `pop %rsi; ret`, which is also the end of `pop %r14; ret`.
 pub const POP_SECOND_ARGUMENT: &[u8] = &[0x5e, 0xc3];
-/// See [`POP_FIRST_ARGUMENT`].
+/// `pop %rax; ret`.
 pub const POP_NUMBER: &[u8] = &[0x58, 0xc3];
 /// `pop %rdx; ret`.
 pub const POP_THIRD_ARGUMENT: &[u8] = &[0x5a, 0xc3];
 /// `pop %rdx; pop %rbx; ret`.
 pub const POP_THIRD_ARGUMENT_AND_RBX: &[u8] = &[0x5a, 0x5b, 0xc3];
-/// Most words a store may take off the stack.
+/// Maximum number of words that a store gadget may pop.
 pub const STORE_WORDS_MAX: usize = 8;
-/// Bytes of the longest store: `mov`, `add`, six `pop`, `ret`.
+/// Bytes of the longest store gadget: `mov`, `add`, six `pop`, `ret`.
 pub const LONGEST_STORE: usize = 4 + 4 + 10 + 1;
 
-/// The store that a piece of code begins with.
+/// Returns the store gadget at the start of a piece of code.
 #[must_use]
 pub fn store(code: &[u8]) -> Option<Store> {
     let (pattern, _, base) = PRESERVED.iter().find(|(pattern, ..)| code.starts_with(pattern))?;
@@ -109,7 +111,7 @@ pub fn store(code: &[u8]) -> Option<Store> {
     (words <= STORE_WORDS_MAX && rest.starts_with(RETURN)).then_some(store)
 }
 
-/// The store that a piece of code ends with, and where it begins.
+/// Returns the store gadget at the end of a piece of code, with its offset.
 #[must_use]
 pub fn store_at_end(code: &[u8]) -> Option<(usize, Store)> {
     let mut start = code.strip_suffix(RETURN)?;
@@ -130,7 +132,7 @@ pub fn store_at_end(code: &[u8]) -> Option<(usize, Store)> {
     store(&code[at..]).map(|store| (at, store))
 }
 
-/// The same registers with one of the preserved ones changed.
+/// Returns the registers with one preserved register changed.
 #[must_use]
 pub fn with_preserved(registers: &Registers, which: Preserved, value: Address) -> Registers {
     let mut changed = *registers;
@@ -145,31 +147,31 @@ pub fn with_preserved(registers: &Registers, which: Preserved, value: Address) -
     changed
 }
 
-/// Bytes below the stack pointer that a function may use without moving it.
+/// Bytes below the stack pointer that a function may use without moving the stack pointer.
 pub const RED_ZONE: ByteCount = ByteCount(128);
 
-/// First address behind user space with four-level page tables, less the guard page.
+/// First address above user space with four-level page tables. The guard page does not belong to user space.
 pub const USER_SPACE_END: Address = Address(0x7fff_ffff_f000);
 
 const UC_FP_XSTATE: u64 = 1;
 const UC_SIGCONTEXT_SS: u64 = 2;
 const UC_STRICT_RESTORE_SS: u64 = 4;
-/// Flags, link and alternate stack of a home frame. Flags that are impossible for an alternate stack make
-/// rt_sigreturn leave the thread's own as it is.
+/// Flags, link and alternate stack in a restore frame. The flags of this alternate stack are invalid, so
+/// rt_sigreturn(2) does not change the alternate stack of the thread.
 const HOME_FRAME_MARK: [u64; 5] =
     [UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS, 0, 0, u32::MAX as u64, 0];
 const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
-/// Where the software bytes start within the legacy area of an XSAVE image.
+/// Offset of the software bytes in the legacy area of an XSAVE image.
 const SOFTWARE_BYTES: usize = 464;
-/// Components that the kernel gives to those who ask for them, by arch_prctl(ARCH_REQ_XCOMP_PERM): AMX tile data.
+/// Components that a thread must request with arch_prctl(ARCH_REQ_XCOMP_PERM): AMX tile data.
 const ON_REQUEST: u64 = 1 << 18;
-/// Where the XSAVE header (its first word tells which components are there) starts.
+/// Offset of the XSAVE header. Its first word is the set of components in use.
 const XSAVE_HEADER: usize = 512;
 const XSTATE_ALIGNMENT: u64 = 64;
 const UCONTEXT_BYTES: u64 = 304;
 
-/// The kernel's internal results of a call that a stop interrupted.
+/// Internal results of the kernel for a call that a stop interrupted.
 const ERESTARTSYS: i64 = -512;
 const ERESTARTNOINTR: i64 = -513;
 const ERESTARTNOHAND: i64 = -514;
@@ -179,13 +181,13 @@ const EINTR: i64 = -4;
 const EAGAIN: i64 = -11;
 const EINPROGRESS: i64 = -115;
 
-/// The flag of clock_nanosleep(2) for sleeping until a time.
+/// Flag of clock_nanosleep(2) for an absolute time.
 const TIMER_ABSTIME: u64 = 1;
 
-/// Length of `syscall`.
+/// Bytes of the instruction `syscall`.
 pub const SYSCALL_BYTES: u64 = 2;
 
-/// Sets up a system call at an instruction `syscall` that lies at `instruction`.
+/// Returns registers that make a system call with the `syscall` instruction at the address `instruction`.
 #[must_use]
 pub fn with_syscall(base: &Registers, instruction: Address, number: i64, arguments: [u64; 6]) -> Registers {
     Registers {
@@ -202,8 +204,8 @@ pub fn with_syscall(base: &Registers, instruction: Address, number: i64, argumen
     }
 }
 
-/// Registers as they must be set in a thread that is *not* on its way out of the interrupted call:
-/// a call that a stop broke off is entered again, as the kernel itself would have done.
+/// Returns registers for a thread that does *not* return from the interrupted call through the kernel. If a
+/// stop has interrupted a call, the thread makes this call again, as if the kernel had restarted it.
 #[must_use]
 pub fn restarted(registers: &Registers) -> Registers {
     let mut registers = *registers;
@@ -223,15 +225,16 @@ pub fn restarted(registers: &Registers) -> Registers {
     registers
 }
 
-/// Whether the kernel keeps what it needs to resume the call that a stop broke off, until the thread makes
-/// rt_sigreturn or another such call.
+/// Reports whether the kernel stores state to resume the call that a stop interrupted. The kernel discards
+/// this state when the thread makes rt_sigreturn(2) or another call that stores such state.
 #[must_use]
 pub fn resumed_by_kernel(registers: &Registers) -> bool {
     registers.orig_rax as i64 >= 0 && registers.rax as i64 == ERESTART_RESTARTBLOCK
 }
 
-/// A relative sleep that was given a place for its remainder has written it there when the stop broke it off;
-/// entered again it sleeps for that long. The C ABI lets a call destroy the register that changes.
+/// Changes a relative sleep, so that it sleeps for the remaining time when it is entered again. At the stop,
+/// the kernel has written the remaining time to the address that the program gave. The C ABI permits a call
+/// to change the register that this function changes.
 fn sleep_what_is_left(registers: &mut Registers) {
     match registers.orig_rax as i64 {
         nr::NANOSLEEP if registers.rsi != 0 => registers.rdi = registers.rsi,
@@ -242,33 +245,34 @@ fn sleep_what_is_left(registers: &mut Registers) {
     }
 }
 
-/// How long a call that a stop ends waits at most.
+/// Maximum waiting time of a call that ends with EINTR at a stop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitLimit {
-    /// For ever.
+    /// No limit.
     None,
-    /// So many milliseconds.
+    /// This number of milliseconds.
     Milliseconds(u32),
-    /// As long as a `struct timespec` at this address says.
+    /// The time in a `struct timespec` at this address.
     Timespec(Address),
-    /// As long as a socket of the process may wait to receive.
+    /// The receive timeout of this socket of the process.
     Receive(Fd),
-    /// As long as a socket of the process may wait to send.
+    /// The send timeout of this socket of the process.
     Send(Fd),
 }
 
-/// A call that ends with EINTR when a stop breaks it off, and that can be entered again without harm as long as no
-/// handler ran: signal(7), "Interruption of system calls and library functions by stop signals", and calls on
-/// sockets with a timeout. Not among them: close(2), which has closed the descriptor already.
+/// A call that ends with EINTR when a stop interrupts it. If no signal handler ran, the call can be made
+/// again without harm. Such calls are listed in signal(7), "Interruption of system calls and library
+/// functions by stop signals". Calls on sockets with a timeout belong to them, too. close(2) does not,
+/// because it has already closed the descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BrokenOff {
-    /// How long it waits.
+    /// Maximum waiting time of the call.
     pub limit: WaitLimit,
-    /// What it returns when that time is over.
+    /// Result of the call after this time.
     pub result_late: i64,
 }
 
-/// The call that a thread at an event stop would return EINTR from.
+/// Returns the call that would return EINTR in a thread at an event stop.
 #[must_use]
 pub fn broken_off(registers: &Registers) -> Option<BrokenOff> {
     if registers.rax as i64 != EINTR {
@@ -294,15 +298,16 @@ pub fn broken_off(registers: &Registers) -> Option<BrokenOff> {
     Some(BrokenOff { limit, result_late })
 }
 
-/// Registers with which the kernel enters a broken-off call again unless a handler runs first, in which case it
-/// ends with EINTR; for a thread at an event stop.
+/// Returns registers for a thread at an event stop, with which the kernel restarts an interrupted call. If a
+/// signal handler runs first, the call ends with EINTR.
 #[must_use]
 pub fn entered_again(registers: &Registers) -> Registers {
     Registers { rax: ERESTARTNOHAND as u64, ..*registers }
 }
 
-/// Registers for a thread at an event stop whose call the kernel would resume by itself, if entering it again does
-/// the same: it waits for ever, or until a time. Then the registers keep telling which call it is.
+/// Returns registers that restart a call which the kernel would resume by itself, for a thread at an event
+/// stop. Returns `None` if a restart is not equivalent. It is equivalent for a wait without a limit or until
+/// an absolute time. After a restart, the registers still contain the number of the call.
 #[must_use]
 pub fn entered_again_without_loss(registers: &Registers) -> Option<Registers> {
     const FUTEX_COMMAND: u64 = 0x7f;
@@ -318,37 +323,41 @@ pub fn entered_again_without_loss(registers: &Registers) -> Option<Registers> {
     same.then(|| entered_again(registers))
 }
 
-/// Registers with which a broken-off call returns a result.
+/// Returns registers with which an interrupted call returns `result`.
 #[must_use]
 pub fn returned(registers: &Registers, result: i64) -> Registers {
     Registers { rax: result as u64, orig_rax: u64::MAX, ..*registers }
 }
 
-/// Where a home frame lies: a signal frame that brings a thread back when rt_sigreturn runs on it.
+/// Location of a restore frame: a signal frame from which rt_sigreturn(2) restores a thread.
 #[derive(Clone, Copy, Debug)]
 pub struct HomePlace {
-    /// Its start, the stack pointer for a call at `syscall; ret`: the return goes to the signal restorer.
+    /// Start of the frame. With this value as stack pointer, a call at `syscall; ret` returns to the signal
+    /// restorer.
     pub start: Address,
-    /// Where the extended state lies in it; frames before it may use it too.
+    /// Address of the extended state in the frame. Earlier frames on the restore path may use the same
+    /// extended state.
     pub state: Address,
 }
 
 impl HomePlace {
-    /// The frame pointer for `leave; ret`, which goes there too; the eight bytes there are read as well.
+    /// Returns the value of rbp for a `leave; ret` that leads to the frame. `leave` also pops the eight bytes
+    /// at this address.
     #[must_use]
     pub fn frame_pointer(self) -> Address {
         self.start - ByteCount(FRAME_POINTER_BYTES)
     }
 }
 
-/// What `leave` takes from below a home frame.
+/// Bytes below a restore frame that `leave` pops.
 pub const FRAME_POINTER_BYTES: u64 = 8;
 
-/// Bytes at the start of a home frame that tell it from any other.
+/// Bytes at the start of a restore frame that distinguish it from any other frame.
 pub const HOME_FRAME_HEAD_BYTES: usize = 48;
 
-/// The restorer that a home frame returns through, given the frame's first bytes; `None` if they are of no home
-/// frame. The kernel itself never writes the flags of an alternate stack that stand there.
+/// Returns the restorer of a restore frame from the first bytes of the frame. Returns `None` if the bytes do
+/// not belong to a restore frame. The kernel never writes the flags of the alternate stack that a restore
+/// frame has.
 #[must_use]
 pub fn home_frame_restorer(head: &[u8; HOME_FRAME_HEAD_BYTES]) -> Option<Address> {
     let mut words = head.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes));
@@ -356,14 +365,15 @@ pub fn home_frame_restorer(head: &[u8; HOME_FRAME_HEAD_BYTES]) -> Option<Address
     words.eq(HOME_FRAME_MARK).then_some(Address(restorer))
 }
 
-/// Bytes that lie in every home frame and every frame of a chain, at a multiple of eight.
+/// Returns bytes that every restore frame and every frame of a chain contains, at a multiple of eight bytes.
 #[must_use]
 pub fn home_frame_mark() -> Vec<u8> {
     HOME_FRAME_MARK.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// The alternate stack that a frame of the kernel names, given the bytes that a home frame's head would have; `None` if
-/// they are of no signal frame, or of one whose alternate stack is not used for as long as a handler runs.
+/// Returns the alternate stack that a signal frame of the kernel names. `head` is the start of the frame.
+/// Returns `None` if this is no signal frame, or if the alternate stack has flags, for example because it is
+/// disabled while a handler runs.
 #[must_use]
 pub fn alternate_stack(head: &[u8; HOME_FRAME_HEAD_BYTES]) -> Option<AddressRange> {
     // UC_FP_XSTATE, UC_SIGCONTEXT_SS and UC_STRICT_RESTORE_SS.
@@ -376,30 +386,32 @@ pub fn alternate_stack(head: &[u8; HOME_FRAME_HEAD_BYTES]) -> Option<AddressRang
     Some(AddressRange::new(Address(start), Address(end)))
 }
 
-/// Room that a home frame needs for an extended state of a size, alignment included.
+/// Returns the bytes for a restore frame with this extended state, alignment included.
 #[must_use]
 pub fn home_frame_bytes(extended_state: &[u8]) -> ByteCount {
     ByteCount(16 + UCONTEXT_BYTES + XSTATE_ALIGNMENT + extended_state.len() as u64 + 4 + XSTATE_ALIGNMENT)
 }
 
-/// The part of an extended state that a signal frame of this thread may hold. The kernel takes no more than the thread
-/// has asked for, and of a frame that is larger only the legacy area, without a word.
+/// Returns the part of an extended state that a signal frame of this thread may contain. The kernel restores
+/// only components that the thread has requested. From a larger frame, it restores only the legacy area, and
+/// reports no error.
 #[must_use]
 pub fn extended_state_in_use(state: &[u8]) -> &[u8] {
     let length = sys::xsave::bytes_of(components_in_use(state)).min(state.len());
     &state[..length]
 }
 
-/// The components that the processor has, but of those that must be asked for only what is in use: whether a thread
-/// may use them is not told from outside, and one that does not has nothing in them to lose.
+/// Returns the components that the processor has, without components on request that are not in use. Another
+/// process cannot read whether a thread may use a component on request. A thread that does not use such a
+/// component has no data in it.
 fn components_in_use(state: &[u8]) -> u64 {
     let word = |at: usize| u64::from_ne_bytes(state[at..at + 8].try_into().expect("eight bytes were sliced"));
-    // The components that the kernel supports stand in the software bytes of the regset image.
+    // The software bytes of the regset image contain the components that the kernel supports.
     word(SOFTWARE_BYTES) & (!ON_REQUEST | word(XSAVE_HEADER))
 }
 
-/// Builds a home frame that ends at or below `top`, and gives its bytes; `home` are registers as [`restarted`] gives
-/// them.
+/// Builds a restore frame that ends at or below `top`, and returns its location and bytes. `home` contains
+/// registers that [`restarted`] has returned.
 #[must_use]
 pub fn home_frame(
     top: Address,
@@ -417,16 +429,17 @@ pub fn home_frame(
     (HomePlace { start: Address(start), state: Address(state_at) }, bytes)
 }
 
-/// Where the first argument of a call lies in a frame, behind eight registers that no call needs.
+/// Offset of the first argument (rdi) in a frame, after the registers r8 to r15.
 pub const FRAME_FIRST_ARGUMENT: u64 = 8 + 40 + 8 * 8;
 
-/// Where the address of the next instruction lies in a frame.
+/// Offset of the instruction pointer in a frame.
 pub const FRAME_INSTRUCTION: u64 = 8 + 40 + 16 * 8;
 
 /// Bytes of a frame without extended state.
 pub const FRAME_BYTES: u64 = 8 + UCONTEXT_BYTES;
 
-/// A frame that takes a thread on to `registers` with the extended state that lies at `state`.
+/// Returns the bytes of a frame from which a thread continues with `registers` and the extended state at
+/// `state`.
 #[must_use]
 pub fn frame(registers: &Registers, mask: u64, state: Address, restorer: Address) -> Vec<u8> {
     let next = registers;

@@ -1,7 +1,8 @@
-//! One attempt to stop a tree: rounds of attaching, interrupting and waiting, until no new thread turns up.
+//! Makes one attempt to stop a tree, in rounds of attaching, interrupting and waiting, until a round finds no
+//! new thread.
 //!
 //! Owns: the threads of the attempt until all are stopped.
-//! Invariants: a failed attempt resumes every thread, also those that come to their stop later.
+//! Invariants: a failed attempt resumes every thread, also threads that stop later.
 //! Does not: try again; `Freezer` does.
 
 use std::collections::HashMap;
@@ -21,39 +22,42 @@ use crate::thread::{Running, StopOutcome, Stopped, Thread};
 use crate::tracer::{self, Waiter};
 use crate::tree;
 
-/// Times the tree is listed again because it grew; a tree that outgrows this is refused.
+/// Maximum number of rounds, each with a new list of the tree. A tree that still grows then is refused.
 const ROUNDS_MAX: usize = 200;
-/// The same before anything stands; what is found later is found while the rest stands.
+/// Maximum number of rounds while no thread is stopped. Threads that appear later are found when the others
+/// are stopped.
 const RUNNING_ROUNDS_MAX: usize = 4;
-/// Files of a thread that say whether there is more.
+/// Files of a thread in `/proc` that show whether the tree has more threads or processes.
 const CHILDREN: &str = "children";
 const STAT: &str = "stat";
-/// Times a thread that cannot be attached is tried again; a thread with another tracer never can be.
+/// Maximum number of times that attaching to a thread may fail. A thread with another tracer is not tried
+/// again.
 const CHANGES_MAX: usize = 10;
-/// How long all threads may take to stop.
+/// Timeout for all threads to stop.
 const STOP_LIMIT: Duration = Duration::from_millis(250);
-/// How long a thread may take before it is looked at what holds it.
+/// Time after which the tracer checks what delays a thread.
 const TIMEOUT: Duration = Duration::from_millis(1);
-/// How long an attach may wait for an exec before the ends that the exec waits for are taken.
+/// Interval of the timer that runs during an attach. An attach can wait for an exec, and the exec for threads
+/// that only the tracer can reap. Each tick of the timer reaps these threads.
 const ATTACH_TICK: Duration = Duration::from_millis(2);
 
 #[derive(Default)]
 pub(super) struct Attempt {
     stopped: HashMap<Pid, Vec<Thread<Stopped>>>,
     pending: Vec<Thread<Running>>,
-    /// Those of them that have not been asked to stop yet.
+    /// Threads of `pending` that have not been interrupted yet.
     unasked: Vec<Tid>,
-    /// Children of vfork(2) that must go on before their parent can stop.
+    /// Children of vfork(2) that must run before their parent can stop.
     let_go: Vec<Thread<Running>>,
-    /// Something was attached, went away or could not be told since the tree was listed.
+    /// Since the tree was listed, a thread was attached, has disappeared, or could not be identified.
     changed: bool,
-    /// Threads that could not be attached because they were changing, and how often.
+    /// Threads that could not be attached because they were changing, with the number of failures.
     changing: HashMap<Tid, usize>,
     zombies: Vec<Pid>,
     order: Vec<Pid>,
-    /// Attached threads other than leaders: an exec of another thread waits for their ends.
+    /// Attached threads other than leaders. An exec in another thread waits until these are reaped.
     mortal: Vec<Tid>,
-    /// Before the first thread stopped.
+    /// A time before the first thread stopped.
     began: Option<Instant>,
 }
 
@@ -78,8 +82,7 @@ impl Attempt {
         Err(FreezeError::Growing(root))
     }
 
-    /// Attaches to everything while it runs on, so that hardly anything is left to be found once the first thread
-    /// stands.
+    /// Attaches to all threads while they run, so that few threads remain to be found after the first stop.
     fn attach_running(&mut self, root: Pid, files: &mut KeptFiles) -> Result<(), FreezeError> {
         for _ in 0..RUNNING_ROUNDS_MAX {
             self.changed = false;
@@ -90,7 +93,7 @@ impl Attempt {
         }
         for thread in &self.pending {
             let (pid, tid) = (thread.pid(), thread.tid());
-            // What has ended is noticed when it does not stop.
+            // If the thread has ended, the wait for its stop notices this.
             gone_is_none(files.open(pid, tid, CHILDREN))?;
             if tid == pid.leader() {
                 gone_is_none(files.open(pid, tid, STAT))?;
@@ -107,12 +110,14 @@ impl Attempt {
         Ok(())
     }
 
-    /// Whether what stands is all there is: as many threads as each process has, and no child but those listed. A
-    /// thread that was being created when its creator was attached to appears in no earlier list, and is not attached.
+    /// Reports whether the stopped threads are the whole tree. Each process must have as many threads as were
+    /// stopped, and no child outside the list. A thread can be missing if its creator was attached while it
+    /// created the thread. Such a thread is in no earlier list and is not attached.
     fn is_whole(&self, files: &mut KeptFiles) -> bool {
         let mut children = 0;
         for (pid, threads) in &self.stopped {
-            // A process without threads of ours, or whose leader ended before others, is one for a new list.
+            // The tree must be listed again if no thread of the process is attached, or if its leader has
+            // ended before other threads.
             let whole = files
                 .read(*pid, pid.leader(), STAT)
                 .ok()
@@ -135,8 +140,9 @@ impl Attempt {
         self.stopped.len() + self.zombies.len() == self.order.len() && children + 1 == self.order.len()
     }
 
-    /// Whether every thread that came to a stop still stands there; those that do not (killed, or replaced by an
-    /// exec in another thread) are forgotten. Threads that an earlier tracer left on their way arrive first.
+    /// Reports whether every thread that stopped is still stopped. Removes threads that were killed, or
+    /// replaced by an exec in another thread. First runs threads that a dead tracer has left inside a remote
+    /// call, until they have restored themselves.
     fn all_still_stand(&mut self) -> Result<bool, FreezeError> {
         let mut lost = Vec::new();
         for thread in self.stopped.values().flatten() {
@@ -189,7 +195,7 @@ impl Attempt {
         }
     }
 
-    /// Takes over an attached thread, to be asked to stop with the others.
+    /// Adds an attached thread, to be interrupted with the others.
     fn expect(&mut self, thread: Thread<Running>) {
         self.changed = true;
         if thread.tid() != thread.pid().leader() {
@@ -204,7 +210,7 @@ impl Attempt {
         let ended = matches!(status.state, 'Z' | 'X');
         if tracer::is_ours(&status) {
             if ended && tid == pid.leader() {
-                // A leader ends for good with the last of its threads.
+                // The leader has ended, and ends finally with the last of its threads.
                 tracer::note_end(pid, tid);
                 return Ok(());
             }
@@ -217,7 +223,8 @@ impl Attempt {
         if status.tracer.get() != 0 {
             return Err(FreezeError::Traced { pid, tracer: status.tracer });
         }
-        // It was ending then, and an exec gave its number to another thread.
+        // The thread was ending when the attach failed. Meanwhile an exec has given its tid to another
+        // thread.
         self.changed = true;
         let attempts = self.changing.entry(tid).or_default();
         *attempts += 1;
@@ -231,14 +238,14 @@ impl Attempt {
             let looked = Clock::default().now();
             self.look_at_all()?;
             if self.stopped.is_empty() && self.let_go.is_empty() {
-                // All of it still ran then.
+                // No thread was stopped at that time.
                 self.began = Some(looked);
             }
             if self.pending.is_empty() {
                 if self.let_go.is_empty() {
                     return Ok(());
                 }
-                // Their parents stand now; so shall they.
+                // The parents are stopped now, so these children are interrupted, too.
                 self.unasked.extend(self.let_go.iter().map(Thread::tid));
                 self.pending.append(&mut self.let_go);
                 self.interrupt_all()?;
@@ -261,23 +268,25 @@ impl Attempt {
         FreezeError::Stuck { pid, tid, place }
     }
 
-    /// A leader that ended before its other threads never stops; a parent in vfork(2) stops after its child went on.
+    /// Handles threads that cannot stop. A leader that has ended before its other threads never stops. A
+    /// parent in vfork(2) stops only after its child has run.
     fn help_those_held_up(&mut self) -> Result<(), FreezeError> {
         let ended = |thread: &mut Thread<Running>| {
             let stat = procfs::thread_stat(thread.pid(), thread.tid());
             thread.tid() == thread.pid().leader() && stat.is_ok_and(|stat| stat.is_zombie())
         };
         for leader in self.pending.extract_if(.., ended) {
-            // The next round looks whether an exec has brought another thread under its number.
+            // The next round finds out whether an exec has given the tid to another thread.
             self.changed = true;
             tracer::lose(leader.tid());
         }
         let mut parents: Vec<Pid> = self.pending.iter().map(Thread::pid).collect();
         parents.dedup();
-        // One that was stopped and then killed by an exec of another thread, which waits for its end.
+        // An exec in another thread may have killed a stopped thread. The exec waits until this thread is
+        // reaped.
         for thread in parents.iter().filter_map(|pid| self.stopped.get(pid)).flatten() {
             if thread.tid() != thread.pid().leader() {
-                // It lives, as a rule.
+                // Normally the thread is alive, and this call has no effect.
                 let _ = ptrace::take_end(thread.tid());
             }
         }
@@ -305,7 +314,7 @@ impl Attempt {
                 }
                 Ok(StopOutcome::Gone) => self.changed = true,
                 Err((thread, error)) => {
-                    // It stays attached, so it is resumed with the others.
+                    // The thread stays attached, so it is resumed with the others.
                     self.pending.push(thread);
                     outcome = Err(error.into());
                 }
@@ -332,10 +341,10 @@ impl Attempt {
         }
     }
 
-    /// Detaches every thread: those that are stopped at once, the others as soon as they are.
+    /// Detaches every thread: stopped threads immediately, other threads when they stop.
     pub(super) fn release(&mut self) {
         for thread in self.stopped.drain().flat_map(|(_, threads)| threads) {
-            // A thread that cannot be detached has died.
+            // An error means that the thread has died.
             let _ = thread.detach();
         }
         tracer::take_ends();
@@ -344,7 +353,7 @@ impl Attempt {
     }
 }
 
-/// Whether a process is a child of another that uses its parent's memory.
+/// Reports whether `child` is a child of `parent` and uses the memory of `parent`.
 fn runs_in_memory_of(child: Pid, parent: Pid) -> bool {
     let is_child = procfs::stat(child).is_ok_and(|stat| stat.ppid == parent);
     is_child && kcmp::shared(Shared::Memory, child, parent).unwrap_or(false)

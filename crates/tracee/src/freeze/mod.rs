@@ -1,8 +1,8 @@
-//! Stopping a whole process tree, and letting it go on.
+//! Stops a whole process tree, and resumes it.
 //!
-//! Owns: how often a stop is attempted.
-//! Invariants: dropping a stopped tree lets every thread of it go on; a failed stop does too.
-//! Does not: read any state of what it stopped.
+//! Owns: the number of attempts to stop a tree.
+//! Invariants: dropping a stopped tree resumes every thread of it. A failed stop resumes every thread, too.
+//! Does not: read the state of the stopped tree.
 
 mod attempt;
 mod stopped;
@@ -16,10 +16,10 @@ pub use stopped::{FreezeError, StoppedProcess, StoppedTree};
 
 use attempt::Attempt;
 
-/// Attempts before a tree that does not stop in time is given up.
+/// Maximum number of attempts to stop a tree whose threads do not stop in time.
 const ATTEMPTS_MAX: usize = 20;
 
-/// Stops trees, the same one again and again; keeps what it needs of `/proc` open meanwhile.
+/// Stops the same tree repeatedly, and keeps the necessary files of `/proc` open between the stops.
 #[derive(Debug, Default)]
 pub struct Freezer {
     files: KeptFiles,

@@ -1,8 +1,10 @@
-//! A tree of which every thread is stopped, why a tree is not, and detaching: threads that run have to stop first.
+//! A tree whose threads are all stopped, the reasons why a tree was not stopped, and the detaching of
+//! threads.
 //!
-//! Owns: the options that a subject's threads are attached with; resuming and killing what was stopped.
-//! Invariants: dropping a stopped tree resumes every thread of it; what a thread creates meanwhile is detached as well.
-//! Does not: stop anything; `attempt` does.
+//! Owns: the options for attaching to a subject's threads; resuming and killing a stopped tree.
+//! Invariants: dropping a stopped tree resumes every thread of it. Threads and processes that the tree
+//! creates meanwhile are detached, too. A running thread must stop before it can be detached.
+//! Does not: stop a tree; `attempt` does.
 
 use std::time::{Duration, Instant};
 
@@ -13,30 +15,31 @@ use sys::{Errno, Error};
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
 use crate::tracer::{self, Waiter};
 
-/// Options a subject's threads are seized with while they are being stopped.
+/// Ptrace options with which the threads of a subject are attached.
 pub(crate) const OPTIONS: Options =
     Options::SYSCALL_GOOD.with(Options::CLONE).with(Options::FORK).with(Options::VFORK);
-/// How long the threads may take to stop. One that does not is detached when the tree is stopped again, or the tracer
-/// ends.
+/// Timeout for running threads to stop. A thread that exceeds it is detached at the next stop of the tree, or
+/// when the tracer ends.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Times strays are looked for: each time there is one only if the one before has ended while it created another.
+/// Maximum number of scans for strays (tasks that the kernel has attached and no tracee has reported). After
+/// a scan, a stray is left only if another stray has ended while creating it.
 const STRAY_ROUNDS_MAX: usize = 16;
 const KILL: Signal = Signal(9);
 
-/// Why a tree could not be stopped.
+/// The reason why a tree could not be stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum FreezeError {
-    /// A process ended meanwhile.
+    /// A process ended while the tree was being stopped.
     #[error("pid {0} ended while it was being stopped")]
     Ended(Pid),
-    /// A thread did not stop in time, attempt after attempt.
+    /// A thread did not stop in time, in any attempt.
     #[error("thread {tid} of pid {pid} did not stop (in {place})")]
     Stuck {
-        /// Its process.
+        /// The process of the thread.
         pid: Pid,
         /// The thread.
         tid: Tid,
-        /// The kernel function it waits in.
+        /// The kernel function in which the thread waits.
         place: String,
     },
     /// Another program traces a process of the tree.
@@ -44,7 +47,7 @@ pub enum FreezeError {
     Traced {
         /// The traced process.
         pid: Pid,
-        /// Its tracer.
+        /// The tracer of the process.
         tracer: Pid,
     },
     /// The tree grew faster than it could be stopped.
@@ -55,39 +58,39 @@ pub enum FreezeError {
     Kernel(#[from] Error),
 }
 
-/// One process with all its threads stopped, leader first.
+/// A process whose threads are all stopped.
 #[derive(Debug)]
 pub struct StoppedProcess {
-    /// Its number.
+    /// Pid of the process.
     pub pid: Pid,
-    /// Its threads; never empty.
+    /// Threads of the process, with the leader first. Never empty.
     pub threads: Vec<Thread<Stopped>>,
 }
 
-/// A tree of which every thread is stopped.
+/// A tree whose threads are all stopped.
 #[derive(Debug)]
 pub struct StoppedTree {
-    /// Living processes, parents first.
+    /// Processes that have not ended, with parents before their children.
     pub processes: Vec<StoppedProcess>,
-    /// Processes that ended and wait to be reaped by a parent in the tree.
+    /// Processes that have ended and that a parent in the tree has not reaped.
     pub zombies: Vec<Pid>,
-    /// Before the first thread stopped, by a millisecond at most. A thread in a call that cannot be interrupted stops
-    /// later than it is told to.
+    /// A time before the first thread stopped, by at most a millisecond. A thread in an uninterruptible call
+    /// stops later than requested.
     pub began: Instant,
 }
 
 impl StoppedTree {
-    /// The stopped process of a number.
+    /// Returns the stopped process with this pid.
     #[must_use]
     pub fn process(&self, pid: Pid) -> Option<&StoppedProcess> {
         self.processes.iter().find(|process| process.pid == pid)
     }
 
-    /// Fails with [`FreezeError::Ended`] if a process was killed since it was stopped. What was read of the tree
-    /// before is as it was when it stopped: a thread that is killed writes to its memory as it ends
-    /// (CLONE_CHILD_CLEARTID, robust futexes), but only after this is seen.
+    /// Fails with [`FreezeError::Ended`] if a process was killed since it was stopped. If this function
+    /// succeeds, all data that was read before is as it was at the stop. A killed thread writes to its memory
+    /// when it ends (CLONE_CHILD_CLEARTID, robust futexes), but only after this function can see the kill.
     pub fn confirm(&self) -> Result<(), FreezeError> {
-        // A signal that kills wakes all threads of a process at once, so that one of them tells.
+        // A fatal signal wakes all threads of a process at once, so it is enough to check one thread.
         let firsts = self.processes.iter().filter_map(|process| process.threads.first());
         for thread in firsts {
             match ptrace::event_message(thread.tid()) {
@@ -98,12 +101,13 @@ impl StoppedTree {
         Ok(())
     }
 
-    /// Lets every thread go on, detached.
+    /// Resumes and detaches every thread.
     pub fn resume(mut self) -> Result<(), Error> {
         self.detach_all()
     }
 
-    /// Kills every process. The end of every thread has been taken afterwards: only then are their parents told.
+    /// Kills every process and reaps every thread. The kernel notifies the parents only after all threads are
+    /// reaped.
     pub fn kill(mut self) -> Result<(), Error> {
         for process in &self.processes {
             match sys::signal::send(process.pid, KILL) {
@@ -112,12 +116,12 @@ impl StoppedTree {
             }
         }
         for process in &self.processes {
-            // The kernel reports a leader's end only when its other threads have been waited for.
+            // The kernel reports the end of a leader only after its other threads are reaped.
             for thread in process.threads.iter().rev() {
                 await_end(thread.tid())?;
             }
         }
-        // No thread is left to be resumed.
+        // No thread is left to resume.
         self.processes.clear();
         Ok(())
     }
@@ -129,14 +133,15 @@ impl StoppedTree {
                 outcome = Err(error);
             }
         }
-        // Before ends are taken: a list of threads is read whole only if none of them goes meanwhile.
+        // This must happen before threads are reaped: a list of threads can be incomplete if a thread
+        // disappears meanwhile.
         detach_strays();
         tracer::take_ends();
         outcome
     }
 }
 
-/// Waits until a thread that was killed has ended.
+/// Waits until a killed thread has ended.
 fn await_end(tid: Tid) -> Result<(), Error> {
     loop {
         match ptrace::wait(tid) {
@@ -148,10 +153,10 @@ fn await_end(tid: Tid) -> Result<(), Error> {
     }
 }
 
-/// Detaches what the kernel has attached and no tracee has reported.
+/// Detaches strays: tasks that the kernel has attached and no tracee has reported.
 pub(super) fn detach_strays() {
     let attached = |(pid, tid): (Pid, Tid)| Thread::attached(pid, tid, OPTIONS);
-    // A stray that ends may have been at the creation of another one.
+    // A stray that has ended may have created another stray.
     for _ in 0..STRAY_ROUNDS_MAX {
         let strays: Vec<_> = tracer::strays().into_iter().map(attached).collect();
         if strays.is_empty() {
@@ -161,10 +166,10 @@ pub(super) fn detach_strays() {
     }
 }
 
-/// Detaches threads as soon as they stop.
+/// Interrupts running threads, and detaches each when it stops.
 pub(super) fn detach_running(mut pending: Vec<Thread<Running>>) {
     for thread in &pending {
-        // One that has ended is noticed below.
+        // If the thread has ended, the loop below notices this.
         let _ = thread.interrupt();
     }
     let (mut waiter, mut is_in_time) = (Waiter::new(LIMIT), true);
@@ -193,7 +198,7 @@ pub(super) fn detach_running(mut pending: Vec<Thread<Running>>) {
 
 impl Drop for StoppedTree {
     fn drop(&mut self) {
-        // There is no caller to report to; a thread that cannot be detached has died.
+        // No caller can receive an error. An error means that the thread has died.
         let _ = self.detach_all();
     }
 }

@@ -1,8 +1,8 @@
-//! `/proc/PID/maps` and `smaps`: the areas of an address space.
+//! Reads `/proc/PID/maps` and `smaps`: the mappings of an address space.
 //!
-//! Owns: their parser, protection and flags of an area.
-//! Invariants: areas come in rising order and do not overlap, as the kernel lists them.
-//! Does not: decide how an area is captured; the memory kinds do.
+//! Owns: the parser of these files, and the types for protection and flags of a mapping.
+//! Invariants: mappings are in ascending order and do not overlap, as in the list of the kernel.
+//! Does not: decide how a mapping is captured; the memory kinds do.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use sys::Result;
 
 use super::files::{malformed, read};
 
-/// Access rights and sharing of an area.
+/// Access rights and sharing of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Protection {
     /// Pages may be read.
@@ -20,43 +20,44 @@ pub struct Protection {
     pub write: bool,
     /// Pages may be executed.
     pub execute: bool,
-    /// Writes are seen by others that map the same object.
+    /// Other processes that map the same object see writes.
     pub shared: bool,
 }
 
-/// What stands behind an area, as its name in the list says.
+/// The object behind a mapping, according to the name in the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// No object: anonymous private memory, heap and stacks included.
     Anonymous,
-    /// A file; its path ends in ` (deleted)` when the name is gone.
+    /// A file. Its path ends in ` (deleted)` if the name was removed.
     File {
         /// Major and minor number of the file's device.
         device: (u32, u32),
-        /// Its inode.
+        /// Inode number of the file.
         inode: Inode,
-        /// Its path as the kernel prints it.
+        /// Path of the file, as the kernel prints it.
         path: PathBuf,
     },
-    /// An area that the kernel itself provides, named like `[vdso]`.
+    /// A mapping that the kernel provides, with a name like `[vdso]`.
     Kernel(String),
 }
 
-/// Properties that only smaps tells (`VmFlags`).
+/// Properties of a mapping that only smaps contains (`VmFlags`).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct AreaFlags(Vec<[u8; 2]>);
 
-/// A flag of our own: a protection key other than 0 is set. smaps tells the key on a line of its own.
+/// A flag that this program defines: the mapping has a protection key other than 0. In smaps, the key has a
+/// line of its own.
 const PROTECTION_KEY: [u8; 2] = *b"pk";
 
 impl AreaFlags {
-    /// Whether a two-letter flag of proc_pid_smaps(5) is set.
+    /// Reports whether a two-letter flag of proc_pid_smaps(5) is set.
     #[must_use]
     pub fn has(&self, flag: &str) -> bool {
         self.0.iter().any(|known| known.as_slice() == flag.as_bytes())
     }
 
-    /// Whether nothing is known of them: every area that smaps lists has some.
+    /// Reports whether there are no flags. Every mapping in smaps has at least one flag.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -69,48 +70,49 @@ impl AreaFlags {
         }
     }
 
-    /// Takes a flag out.
+    /// Removes a flag.
     pub fn remove(&mut self, flag: &str) {
         self.0.retain(|known| known.as_slice() != flag.as_bytes());
     }
 
-    /// All flags, in the kernel's order.
+    /// Returns all flags, in the order of the kernel.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|flag| std::str::from_utf8(flag).ok())
     }
 }
 
-/// One area of an address space.
+/// One mapping of an address space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Area {
-    /// Where it lies.
+    /// Address range of the mapping.
     pub range: AddressRange,
     /// Access rights.
     pub protection: Protection,
-    /// Offset of its first byte in the object behind it.
+    /// Offset of the first byte of the mapping in its object.
     pub offset: u64,
-    /// The object behind it.
+    /// The object behind the mapping.
     pub backing: Backing,
-    /// The name as listed, empty when there is none (`[heap]`, `[stack]`, `[anon:…]`, a path).
+    /// Name in the list (`[heap]`, `[stack]`, `[anon:…]`, a path); empty if there is none.
     pub name: String,
-    /// Flags of smaps; empty when only maps was read.
+    /// Flags from smaps; empty if only maps was read.
     pub flags: AreaFlags,
 }
 
 impl Area {
-    /// Whether the kernel provides its content (vDSO, vvar, vsyscall).
+    /// Reports whether the kernel provides the contents (vDSO, vvar, vsyscall).
     #[must_use]
     pub fn is_kernel(&self) -> bool {
         matches!(self.backing, Backing::Kernel(_))
     }
 }
 
-/// The areas of a process from `maps`: cheap, without flags.
+/// Reads the mappings of a process from `maps`: fast, without flags.
 pub fn areas(pid: Pid) -> Result<Vec<Area>> {
     parse_file(&format!("/proc/{pid}/maps"))
 }
 
-/// The areas of a process from `smaps`: with flags; the kernel walks all its pages for it.
+/// Reads the mappings of a process from `smaps`: with flags. This is slow, because the kernel walks all pages
+/// of the process.
 pub fn areas_with_flags(pid: Pid) -> Result<Vec<Area>> {
     parse_file(&format!("/proc/{pid}/smaps"))
 }
@@ -119,7 +121,7 @@ fn parse_file(path: &str) -> Result<Vec<Area>> {
     areas_in(&read(path)?).ok_or_else(|| malformed(path))
 }
 
-/// The areas in a text of `maps` or `smaps`; `None` when it is neither.
+/// Parses the text of `maps` or `smaps`. Returns `None` if it is neither.
 #[must_use]
 pub fn areas_in(bytes: &[u8]) -> Option<Vec<Area>> {
     let mut found: Vec<Area> = Vec::new();
@@ -152,7 +154,7 @@ fn parse_line(line: &str) -> Option<Area> {
     let inode: u64 = words.next()?.parse().ok()?;
     let name = words.next().unwrap_or("").trim_start().to_owned();
     let backing = if inode != 0 || name.starts_with('/') {
-        // The only character that maps escapes.
+        // This is the only character that the kernel escapes in maps.
         let unescaped = name.replace("\\012", "\n");
         let device = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
         Backing::File { device, inode: Inode(inode), path: PathBuf::from(unescaped) }

@@ -1,7 +1,7 @@
-//! `/proc/PID/fd` and `fdinfo`: the descriptor table of a process.
+//! Reads `/proc/PID/fd` and `fdinfo`: the descriptor table of a process.
 //!
-//! Owns: its listing and the parser of the lines common to every kind.
-//! Does not: understand the lines of one kind; the fd kinds get them as text.
+//! Owns: the list of descriptors, and the parser of the lines that every kind has.
+//! Does not: parse lines of one kind; the fd kinds receive them as text.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -11,20 +11,20 @@ use sys::{Error, Result};
 
 use super::files::{link, malformed, numbers, read_text};
 
-/// What `/proc` tells of one descriptor.
+/// Information about one descriptor from `/proc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DescriptorInfo {
-    /// Its number.
+    /// Number of the descriptor.
     pub fd: Fd,
-    /// What the link in `/proc/PID/fd` says: a path, or `kind:[inode]`.
+    /// Target of the link in `/proc/PID/fd`: a path, or `kind:[inode]`.
     pub target: PathBuf,
     /// File position.
     pub position: u64,
-    /// Open flags, O_CLOEXEC of this descriptor included.
+    /// Open flags, including O_CLOEXEC of this descriptor.
     pub flags: u32,
-    /// The mount the file was opened through.
+    /// Id of the mount through which the file was opened; -1 if fdinfo has none.
     pub mount: i32,
-    /// All of fdinfo, for lines of one kind.
+    /// Whole text of fdinfo, for lines that only one kind has.
     pub text: String,
 }
 
@@ -32,47 +32,48 @@ pub struct DescriptorInfo {
 const CLOSE_ON_EXEC: u32 = 0o2_000_000;
 
 impl DescriptorInfo {
-    /// Whether the descriptor closes on exec; a property of the descriptor, not of the description.
+    /// Reports whether the descriptor closes on exec. This is a property of the descriptor, not of the open
+    /// file description.
     #[must_use]
     pub fn close_on_exec(&self) -> bool {
         self.flags & CLOSE_ON_EXEC != 0
     }
 
-    /// Flags of the open file description alone.
+    /// Returns the flags of the open file description, without O_CLOEXEC.
     #[must_use]
     pub fn description_flags(&self) -> u32 {
         self.flags & !CLOSE_ON_EXEC
     }
 
-    /// The value of a line `name:` of fdinfo.
+    /// Returns the value of the line `name:` of fdinfo.
     #[must_use]
     pub fn line(&self, name: &str) -> Option<&str> {
         self.text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     }
 }
 
-/// Numbers in use in a process's descriptor table, rising.
+/// Returns the descriptors that are open in a process, in ascending order.
 pub fn descriptors(pid: Pid) -> Result<Vec<Fd>> {
     let mut found: Vec<Fd> = numbers(&format!("/proc/{pid}/fd"))?.into_iter().map(Fd).collect();
     found.sort_unstable();
     Ok(found)
 }
 
-/// Whether a descriptor closes on exec, by the text of its fdinfo.
+/// Reports whether a descriptor closes on exec, from the text of its fdinfo.
 #[must_use]
 pub fn closes_on_exec(text: &str) -> Option<bool> {
     let flags = text.lines().find_map(|line| line.strip_prefix("flags:"))?;
     u32::from_str_radix(flags.trim(), 8).ok().map(|flags| flags & CLOSE_ON_EXEC != 0)
 }
 
-/// As `descriptor_info`, with fdinfo held open for later.
+/// Reads like `descriptor_info`, and also returns the open fdinfo file for later reads.
 pub fn open_descriptor_info(pid: Pid, fd: Fd) -> Result<(DescriptorInfo, File)> {
     let path = format!("/proc/{pid}/fdinfo/{fd}");
     let file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
     Ok((descriptor_info(pid, fd)?, file))
 }
 
-/// What `/proc` tells of one descriptor.
+/// Reads the information about one descriptor from `/proc`.
 pub fn descriptor_info(pid: Pid, fd: Fd) -> Result<DescriptorInfo> {
     let target = link(format!("/proc/{pid}/fd/{fd}"))?;
     let path = format!("/proc/{pid}/fdinfo/{fd}");

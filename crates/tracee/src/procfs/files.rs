@@ -1,7 +1,8 @@
-//! Reading files, links and directories of `/proc`; which processes and threads there are.
+//! Reads files, links and directories of `/proc`, and lists processes and threads.
 //!
-//! Owns: how a file is read whole, whose length the kernel does not tell; the paths of threads; the lists of tasks.
-//! Does not: parse anything else; stop them: a list may be out of date once returned.
+//! Owns: reading a file whose length the kernel does not report, the paths of threads, and the lists of
+//! tasks.
+//! Does not: parse other contents, or stop a process: a list may be out of date immediately.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -11,17 +12,18 @@ use std::path::{Path, PathBuf};
 use model::{Pid, Tid};
 use sys::{Errno, Error, Result};
 
-/// A page: what the kernel produces at a time, and more than most of these files hold.
+/// Bytes of a page. The kernel produces at most one page at a time, and most of these files are shorter.
 pub(super) const ROOM: usize = 4096;
 
-/// Files that only directories of processes have; a thread's number leads to such a directory as well.
+/// Files that exist in `/proc/PID`, but not in `/proc/PID/task/TID`. `/proc/TID` exists for every thread and
+/// has these files.
 const NOT_IN_TASKS: [&str; 3] = ["timers", "timerslack_ns", "coredump_filter"];
 
-/// Reads a small file of `/proc` whole.
+/// Reads a whole small file of `/proc`.
 pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     let fail = |error| Error::path("read", path.as_ref(), error);
     let mut file = File::open(path.as_ref()).map_err(fail)?;
-    // These files say that they are empty: `fs::read` would begin with 32 bytes and double.
+    // These files report a length of zero, so `fs::read` would begin with a buffer of 32 bytes and double it.
     let mut bytes = vec![0; ROOM];
     let mut filled = 0;
     loop {
@@ -39,9 +41,9 @@ pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a file of `/proc` from its beginning into memory that is kept. Not for files with paths in them: a read ends
-/// before a record that no longer fits a page, so that one of less than half a page is the end only where records are
-/// short.
+/// Reads a file of `/proc` from its beginning into a reused buffer. The file must not contain paths, because
+/// its records must be short. A read ends before a record that does not fit into the rest of the page. With
+/// short records, a read of less than half a page is therefore the end of the file.
 pub fn read_whole(file: &File, bytes: &mut Vec<u8>) -> std::result::Result<(), Errno> {
     bytes.resize(bytes.capacity().max(ROOM), 0);
     let mut filled = 0;
@@ -62,12 +64,12 @@ pub fn read_whole(file: &File, bytes: &mut Vec<u8>) -> std::result::Result<(), E
     Ok(())
 }
 
-/// Reads a small text file of `/proc` whole; bytes that are not UTF-8 are replaced.
+/// Reads a whole small text file of `/proc`, and replaces bytes that are not UTF-8.
 pub fn read_text(path: impl AsRef<Path>) -> Result<String> {
     Ok(String::from_utf8_lossy(&read(path)?).into_owned())
 }
 
-/// `/proc/PID/task/TID/NAME`, or `/proc/TID/NAME` where only that is there.
+/// Returns `/proc/PID/task/TID/NAME`, or `/proc/TID/NAME` if the file exists only there.
 #[must_use]
 pub fn path_of_thread(pid: Pid, tid: Tid, name: &str) -> String {
     match NOT_IN_TASKS.contains(&name) {
@@ -76,7 +78,7 @@ pub fn path_of_thread(pid: Pid, tid: Tid, name: &str) -> String {
     }
 }
 
-/// The target of a symbolic link of `/proc`.
+/// Returns the target of a symbolic link of `/proc`.
 pub fn link(path: impl AsRef<Path>) -> Result<PathBuf> {
     fs::read_link(path.as_ref()).map_err(|error| Error::path("read the link", path, error))
 }
@@ -93,19 +95,19 @@ pub(super) fn numbers(directory: &str) -> Result<Vec<i32>> {
     Ok(found)
 }
 
-/// All processes that this one may see.
+/// Lists all processes that this program may see.
 pub fn processes() -> Result<Vec<Pid>> {
     Ok(numbers("/proc")?.into_iter().map(Pid).collect())
 }
 
-/// Threads of a process, leader first.
+/// Lists the threads of a process, with the leader first.
 pub fn threads(pid: Pid) -> Result<Vec<Tid>> {
     let mut found = numbers(&format!("/proc/{pid}/task"))?.into_iter().map(Tid).collect::<Vec<_>>();
     found.sort_by_key(|tid| (tid.get() != pid.get(), tid.get()));
     Ok(found)
 }
 
-/// Children of a process, whichever of its threads made them.
+/// Lists the children of a process, regardless of which thread created them.
 pub fn children(pid: Pid) -> Result<Vec<Pid>> {
     let mut found = Vec::new();
     for tid in threads(pid)? {
@@ -119,7 +121,7 @@ pub fn children(pid: Pid) -> Result<Vec<Pid>> {
     Ok(found)
 }
 
-/// What a text file says.
+/// Parses a text file of `/proc`. If this fails, the error contains the path.
 pub(super) fn parsed<T>(path: &str, parse: impl FnOnce(&str) -> Option<T>) -> Result<T> {
     parse(&read_text(path)?).ok_or_else(|| malformed(path))
 }

@@ -1,10 +1,12 @@
-//! Files of `/proc` that are held open and read again and again, some by a worker pool while the tracer does
-//! something else.
+//! Keeps files of `/proc` open and reads them repeatedly. A worker pool reads some of them while the tracer
+//! does other work.
 //!
-//! Owns: the open files and the memory they are read into; what has ended is opened anew; what a worker pool has read.
-//! Invariants: a read tells what is so now; it allocates only when a file outgrows all that it held before; a file
-//! without further requests is closed at the second sweep. What a worker pool has read is told once
-//! and as of the pause in which it was begun; no thread waits for another: the tracer itself reads what is not ready.
+//! Owns: the open files and their buffers, and the results of a worker pool. The files of an ended thread are
+//! opened again.
+//! Invariants: a read returns the current contents. It allocates memory only if a file is longer than ever
+//! before. A file that is no longer read is closed at the second sweep. A result of a worker pool is returned
+//! once, and is as of the pause in which the pool began. No thread waits for another: the tracer itself reads
+//! a file that is not ready.
 //! Does not: parse. An open, two reads and a close take five times as long as one read of an open file.
 
 use std::collections::HashMap;
@@ -18,15 +20,15 @@ use sys::{Errno, Error, Result};
 use super::files::{ROOM, path_of_thread, read_whole};
 use crate::worker_pool::{Work, WorkerPool};
 
-/// Files held open at most: a process may open 1024 unless told otherwise, and there are others. Beyond it, a file is
-/// opened for each read.
+/// Maximum number of open files. A process may open 1024 files by default, and this program also opens
+/// others. Beyond this number, a file is opened for each read.
 const FILES_MAX: usize = 192;
 
-/// Open files of threads.
+/// Open files of threads in `/proc`.
 #[derive(Debug, Default)]
 pub struct KeptFiles {
     files: HashMap<(Pid, Tid, &'static str), Kept>,
-    /// What was read of a file for which there was no place.
+    /// The file that was read last without a place in `files`, with its contents.
     other: Option<Kept>,
     ahead: ReadAhead,
 }
@@ -36,12 +38,12 @@ struct Kept {
     file: Arc<File>,
     bytes: Vec<u8>,
     used: bool,
-    /// Where it stands in the list that was prepared last.
+    /// Index of the file in the list that was prepared last.
     place: Option<usize>,
 }
 
 impl KeptFiles {
-    /// Opens a file of a thread for later; see `path_of_thread`.
+    /// Opens a file of a thread for later reads. `path_of_thread` defines its path.
     pub fn open(&mut self, pid: Pid, tid: Tid, name: &'static str) -> Result<()> {
         let key = (pid, tid, name);
         if !self.files.contains_key(&key) && self.files.len() < FILES_MAX {
@@ -50,13 +52,13 @@ impl KeptFiles {
         Ok(())
     }
 
-    /// All that a file of a thread holds now.
+    /// Reads the current contents of a file of a thread.
     pub fn read(&mut self, pid: Pid, tid: Tid, name: &'static str) -> Result<&[u8]> {
         let key = (pid, tid, name);
         let known = match self.files.get_mut(&key) {
             Some(kept) => match kept.read(Some(&self.ahead)) {
                 Ok(()) => true,
-                // A thread of that number has ended; there may be another.
+                // The thread has ended. Another thread may have the same tid now.
                 Err(errno) if errno == Errno::ESRCH || errno == Errno::ENOENT => false,
                 Err(errno) => return Err(failed(pid, tid, name, errno)),
             },
@@ -74,7 +76,7 @@ impl KeptFiles {
         Ok(&self.other.insert(kept).bytes)
     }
 
-    /// Lists all files, for a worker pool to read them in the next pause.
+    /// Lists all files, so that a worker pool can read them in the next pause.
     pub fn prepare_ahead(&mut self) {
         let files = self.files.values_mut().enumerate().map(|(place, kept)| {
             kept.place = Some(place);
@@ -83,12 +85,12 @@ impl KeptFiles {
         self.ahead.prepare(files, ROOM);
     }
 
-    /// Has a worker pool begin to read them.
+    /// Makes a worker pool begin to read the listed files.
     pub fn begin_ahead(&mut self, worker_pool: &WorkerPool) {
         self.ahead.begin(worker_pool);
     }
 
-    /// Closes files that were not read since this was called last, and forgets what a worker pool has read.
+    /// Closes files that were not read since the last sweep, and drops the results of a worker pool.
     pub fn sweep(&mut self) {
         self.ahead.forget();
         self.files.retain(|_, kept| std::mem::take(&mut kept.used));
@@ -118,18 +120,19 @@ fn failed(pid: Pid, tid: Tid, name: &str, errno: Errno) -> Error {
     Error::path("read", path_of_thread(pid, tid, name), errno)
 }
 
-/// What a worker pool is to read in the next pause, and what it reads in this one.
+/// The files that a worker pool reads in the next pause and in the current pause.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
     next: Option<Arc<List>>,
     now: Option<Arc<List>>,
 }
 
-/// Open files, to be read once.
+/// Open files, each to be read once.
 #[derive(Debug)]
 struct List {
     places: Vec<Place>,
-    /// The first so many have not been begun. From the end, since the tracer begins with the first.
+    /// Number of files that no worker has begun, counted from the start of the list. Workers begin at the
+    /// end, because the tracer begins at the start.
     left: AtomicUsize,
 }
 
@@ -141,21 +144,21 @@ struct Place {
 
 #[derive(Debug)]
 enum Answer {
-    /// It was not read yet; memory to read it into.
+    /// The file was not read yet. Holds a buffer for its contents.
     Open(Vec<u8>),
     Given(Vec<u8>),
-    /// It was told, or could not be read. Memory is given back outside of the pause.
+    /// The contents were returned, or could not be read. Holds a buffer, which is freed outside of the pause.
     Over(Vec<u8>),
 }
 
 impl ReadAhead {
-    /// Lists open files before a pause, with memory of some bytes for each.
+    /// Lists open files before a pause, each with a buffer of `room` bytes.
     pub fn prepare(&mut self, files: impl Iterator<Item = Arc<File>>, room: usize) {
         self.next = Some(List::of(files, room));
         self.now = None;
     }
 
-    /// Has a worker pool begin to read them.
+    /// Makes a worker pool begin to read the listed files.
     pub fn begin(&mut self, worker_pool: &WorkerPool) {
         self.now = self.next.take();
         if let Some(list) = &self.now {
@@ -163,12 +166,13 @@ impl ReadAhead {
         }
     }
 
-    /// Gives what a file said in exchange for some memory, if it has been read; it will not be from now on.
+    /// Returns whether a file was read by the worker pool, and if so, swaps its contents into `into`.
+    /// Afterwards the worker pool does not read the file any more.
     pub fn take(&self, index: usize, into: &mut Vec<u8>) -> bool {
         self.now.as_ref().is_some_and(|list| list.take(index, into))
     }
 
-    /// Forgets all lists.
+    /// Drops all lists.
     pub fn forget(&mut self) {
         *self = Self::default();
     }
@@ -203,13 +207,13 @@ impl Work for List {
             return false;
         };
         let place = &self.places[left - 1];
-        // The tracer is at it.
+        // The tracer is using this file.
         let Ok(mut answer) = place.answer.try_lock() else { return true };
         if let Answer::Open(bytes) = &mut *answer {
             let mut bytes = std::mem::take(bytes);
             *answer = match read_whole(&place.file, &mut bytes) {
                 Ok(()) => Answer::Given(bytes),
-                // The reader that needs it gets the error.
+                // The tracer reads the file again and gets the error.
                 Err(_) => Answer::Over(bytes),
             };
         }
@@ -248,7 +252,7 @@ mod tests {
         files.open(pid, tid, "comm").unwrap();
         say.send(()).unwrap();
         thread.unwrap().join().unwrap();
-        // The kernel tells who joins it a moment before the thread is gone from `/proc`.
+        // The kernel wakes the joining thread a moment before the ended thread disappears from `/proc`.
         let timeout = Instant::now() + Duration::from_secs(20);
         while files.read(pid, tid, "comm").is_ok() {
             assert!(Instant::now() < timeout, "an ended thread is still read");

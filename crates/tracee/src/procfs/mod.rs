@@ -1,8 +1,8 @@
-//! What `/proc` tells of a process.
+//! Reads information about processes from `/proc`.
 //!
 //! Owns: parsers of stat, status, maps and smaps, fdinfo, children.
-//! Invariants: a file that cannot be understood is an error that names it, never a guess.
-//! Does not: stop anything; values may be stale once returned.
+//! Invariants: a file with unknown contents gives an error with its path, never a guess.
+//! Does not: stop a process; returned values may be out of date immediately.
 
 mod areas;
 mod descriptors;

@@ -1,14 +1,15 @@
-//! `/proc/PID/stat`: state, relations, layout of the address space; `statm`: its size.
+//! Reads `/proc/PID/stat` (state, relations, layout of the address space) and `statm` (size of the address
+//! space).
 //!
-//! Owns: their parsers.
-//! Does not: interpret the exit code beyond keeping it.
+//! Owns: the parsers of both files.
+//! Does not: interpret the exit code.
 
 use model::{Address, PageCount, Pid, ProcessKey, StartTime, Tid};
 use sys::Result;
 
 use super::files::parsed;
 
-/// The fields of `/proc/PID/stat` that matter here, under the names of proc_pid_stat(5).
+/// The required fields of `/proc/PID/stat`, with the names of proc_pid_stat(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of proc_pid_stat(5)")]
 pub struct Stat {
@@ -39,34 +40,37 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Whether the process has ended and waits to be reaped.
+    /// Reports whether the process has ended and was not reaped yet.
     #[must_use]
     pub fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
 
-    /// Whether the task has begun to end, or has ended: PF_EXITING, PF_POSTCOREDUMP, PF_DUMPCORE in `linux/sched.h`.
+    /// Reports whether the task is ending or has ended: PF_EXITING, PF_POSTCOREDUMP, PF_DUMPCORE in
+    /// `linux/sched.h`.
     #[must_use]
     pub fn is_ending(&self) -> bool {
         const ENDING: u64 = 0x4 | 0x8 | 0x200;
         self.is_zombie() || self.flags & ENDING != 0
     }
 
-    /// Whether it is a thread of the kernel, which runs no program: PF_KTHREAD in `linux/sched.h`.
+    /// Reports whether this is a kernel thread, which runs no program: PF_KTHREAD in `linux/sched.h`.
     #[must_use]
     pub fn is_kernel_thread(&self) -> bool {
         const PF_KTHREAD: u64 = 0x0020_0000;
         self.flags & PF_KTHREAD != 0
     }
 
-    /// Whether two readings may be of one program: exec(2) lays out another stack. Without randomisation it may not.
+    /// Reports whether two readings may belong to the same execution of a program. An exec(2) normally
+    /// changes the layout of the address space. Without address space randomisation, the layout may stay the
+    /// same.
     #[must_use]
     pub fn may_be_program_of(&self, other: &Self) -> bool {
         let layout = |stat: &Self| (stat.startcode, stat.startstack, stat.start_brk, stat.arg_start);
         self.key() == other.key() && layout(self) == layout(other)
     }
 
-    /// Pid and start time together.
+    /// Returns pid and start time, which together identify the process.
     #[must_use]
     pub fn key(&self) -> ProcessKey {
         ProcessKey { pid: self.pid, start: self.starttime }
@@ -78,21 +82,22 @@ pub fn stat(pid: Pid) -> Result<Stat> {
     parsed(&format!("/proc/{pid}/stat"), parse)
 }
 
-/// Reads and parses the same of one thread.
+/// Reads and parses `/proc/PID/task/TID/stat`.
 pub fn thread_stat(pid: Pid, tid: Tid) -> Result<Stat> {
     parsed(&format!("/proc/{pid}/task/{tid}/stat"), parse)
 }
 
-/// The process's lasting name.
+/// Reads pid and start time of a process, which together identify it.
 pub fn key(pid: Pid) -> Result<ProcessKey> {
     stat(pid).map(|stat| stat.key())
 }
 
-/// How many threads a process has, by the text of its stat file or that of a thread of it.
+/// Returns the number of threads of a process, from the text of the stat file of the process or of one of its
+/// threads.
 #[must_use]
 pub fn thread_count(text: &[u8]) -> Option<usize> {
     let name_ends = text.iter().rposition(|byte| *byte == b')')?;
-    // Field 20 of the manual page; field 3 is the first behind the name.
+    // Field 20 in the manual page. Field 3 is the first after the name.
     let word =
         text[name_ends + 1..].split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).nth(20 - 3)?;
     std::str::from_utf8(word).ok()?.parse().ok()
@@ -102,7 +107,7 @@ fn parse(text: &str) -> Option<Stat> {
     let (head, tail) = text.rsplit_once(')')?;
     let (pid, comm) = head.split_once('(')?;
     let fields: Vec<&str> = tail.split_whitespace().collect();
-    // Field 3 of the manual page is the first behind the name.
+    // Field 3 in the manual page is the first after the name.
     let word = |number: usize| fields.get(number - 3).copied();
     let signed = |number: usize| word(number)?.parse::<i32>().ok();
     let wide = |number: usize| word(number)?.parse::<u64>().ok();
@@ -135,7 +140,8 @@ fn parse(text: &str) -> Option<Stat> {
     })
 }
 
-/// Pages in memory that a process shares with no file, by the kernel's quick count.
+/// Returns the number of resident pages that belong to no file and no shared memory, from the fast counters
+/// of the kernel.
 pub fn own_pages(pid: Pid) -> Result<PageCount> {
     parsed(&format!("/proc/{pid}/statm"), |text| {
         let word = |index: usize| text.split(' ').nth(index)?.parse::<u64>().ok();

@@ -1,7 +1,7 @@
-//! `/proc/PID/status`: state, tracer, pending signals and what calls are judged by.
+//! Reads `/proc/PID/status`: state, tracer, pending signals, credentials and seccomp mode.
 //!
-//! Owns: its parser.
-//! Does not: read capabilities of other user namespaces.
+//! Owns: the parser of this file.
+//! Does not: read capabilities in other user namespaces.
 
 use std::collections::HashMap;
 
@@ -10,16 +10,16 @@ use sys::Result;
 
 use super::files::parsed;
 
-/// The lines of `/proc/PID/status` that matter here, under the names of proc_pid_status(5).
+/// The required lines of `/proc/PID/status`, with the names of proc_pid_status(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of proc_pid_status(5)")]
 pub struct Status {
     pub state: char,
     pub tgid: Pid,
     pub tracer: Pid,
-    /// Real, effective, saved and file-system user.
+    /// Real, effective, saved and file-system user id.
     pub uid: [u32; 4],
-    /// The pid in every namespace the process is in, outermost first.
+    /// Pid in every pid namespace of the process, outermost first.
     pub nspid: Vec<i32>,
     pub threads: u32,
     pub signals_pending: u64,
@@ -33,12 +33,12 @@ pub fn status(pid: Pid) -> Result<Status> {
     parsed(&format!("/proc/{pid}/status"), parse)
 }
 
-/// Reads and parses the same of one thread.
+/// Reads and parses `/proc/PID/task/TID/status`.
 pub fn thread_status(pid: Pid, tid: Tid) -> Result<Status> {
     parsed(&format!("/proc/{pid}/task/{tid}/status"), parse)
 }
 
-/// The value of one line of the raw bytes of a status file.
+/// Returns the value of one line in the raw bytes of a status file.
 #[must_use]
 pub fn status_line<'a>(bytes: &'a [u8], name: &str) -> Option<&'a str> {
     let line = bytes
@@ -47,23 +47,24 @@ pub fn status_line<'a>(bytes: &'a [u8], name: &str) -> Option<&'a str> {
     std::str::from_utf8(&line[name.len() + 1..]).ok().map(str::trim)
 }
 
-/// One of the signal sets in the raw bytes of a status file; empty when the line is missing.
+/// Returns a signal set from the raw bytes of a status file. The set is empty if the line is missing.
 #[must_use]
 pub fn signal_set(bytes: &[u8], name: &str) -> u64 {
     status_line(bytes, name).and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0)
 }
 
-/// Signals of a process and one of its threads, bit 0 for signal 1, as its status file tells.
+/// Signals of a process and one of its threads, from the status file. Bit 0 is signal 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SignalSets {
-    /// Those with a handler.
+    /// Signals with a handler.
     pub caught: u64,
-    /// Those that wait for the thread or the process.
+    /// Signals that are pending for the thread or the process.
     pub pending: u64,
 }
 
-/// What a remote call has to know of a thread: its signals, and whether its calls may be filtered, also if the file does
-/// not tell. Looks for it in one pass over the raw bytes: this is done inside pauses, for each thread.
+/// Returns the signals of a thread, and whether seccomp filters may apply to its calls. The second value is
+/// also true if the file does not report it. Parses the raw bytes in one pass, because this happens in the
+/// pause for each thread.
 #[must_use]
 pub fn call_status(bytes: &[u8]) -> (SignalSets, bool) {
     let (mut signals, mut is_filtered) = (SignalSets::default(), true);

@@ -1,9 +1,11 @@
-//! Calls of a session that are made together.
+//! Makes several calls of a session together.
 //!
-//! Owns: which calls go in one chain, its course, and the calls one by one where no chain can be made.
-//! Invariants: where the thread stands, nothing is overwritten that its way home leads through; a signal that others
-//! send while a chain is on its way is kept for the session.
-//! Does not: know how a chain is laid out; `chain` does.
+//! Owns: the distribution of calls over chains, the execution of a chain, and single calls where no chain is
+//! possible.
+//! Invariants: memory on the restore path of the thread (see `session`) is not overwritten. A chain ends with
+//! a signal that the thread sends to itself, the *ending signal*. If the thread blocks this signal, and the
+//! same signal arrives from elsewhere during a chain, the session records it.
+//! Does not: define the layout of a chain; `chain` does.
 
 use model::Tid;
 use sys::ptrace::{self, Stop};
@@ -16,25 +18,27 @@ use crate::arch::{self, HomePlace};
 use crate::procfs::SignalSets;
 use crate::steps;
 
-/// `si_code` in `siginfo_t`, and its value for tkill(2).
+/// Offset of `si_code` in `siginfo_t`, and its value for tkill(2) and tgkill(2).
 const SIGINFO_CODE: usize = 8;
 const SI_TKILL: i32 = -6;
 
-/// Calls of which some may be on their way.
+/// Several calls, of which some may be running.
 #[derive(Debug)]
 pub struct Batch {
     queries: Vec<Query>,
     signals: SignalSets,
     results: Vec<Result<u64, Errno>>,
-    /// Those that go together and have not been begun, last first.
+    /// Groups of indices into `queries` that are not begun, in reverse order. One chain makes the calls of
+    /// one group.
     parts: Vec<Vec<usize>>,
-    /// Those that were.
+    /// The chain that was begun, with its group.
     begun: Option<(Chain, Vec<usize>)>,
 }
 
 impl RemoteSession<'_> {
-    /// Makes several calls, with one stop in the end where the program's code and the thread's signals allow it.
-    /// Their arguments may point into the data; none may depend on the result of another.
+    /// Makes several calls. If the program's code and the thread's signals permit it, a whole chain needs
+    /// only one stop. Arguments may point into the data memory. No argument may depend on the result of
+    /// another call.
     pub fn batch(
         &mut self,
         queries: &[Query],
@@ -44,11 +48,11 @@ impl RemoteSession<'_> {
         self.finish_batch(batch)
     }
 
-    /// Begins to make several calls; the thread may be on its way afterwards, and nothing else can be asked of it
-    /// until they are finished.
+    /// Begins several calls. Afterwards the thread may run. The session accepts no other call until
+    /// `finish_batch` returns.
     pub fn begin_batch(&mut self, queries: &[Query], signals: SignalSets) -> Result<Batch, RemoteError> {
         let mut order: Vec<usize> = (0..queries.len()).collect();
-        // A chain of words serves calls with the same fourth argument.
+        // All calls of a chain of words have the same fourth argument.
         order.sort_by_key(|index| queries[*index].arguments[3]);
         let groups = order.chunk_by(|one, next| queries[*one].arguments[3] == queries[*next].arguments[3]);
         let mut parts: Vec<_> =
@@ -60,7 +64,7 @@ impl RemoteSession<'_> {
         Ok(batch)
     }
 
-    /// What the calls of a batch came to; those that were not begun are made.
+    /// Waits for the calls of a batch, makes the calls that are not begun, and returns all results.
     pub fn finish_batch(&mut self, mut batch: Batch) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
         while let Some((chain, part)) = batch.begun.take() {
             let made = self.come_to_end(&chain, part.len())?;
@@ -70,7 +74,7 @@ impl RemoteSession<'_> {
         Ok(batch.results)
     }
 
-    /// Begins the next chain of a batch; what cannot be made in a chain is made at once.
+    /// Begins the next chain of a batch. Calls that cannot go in a chain are made immediately.
     fn begin_part(&mut self, batch: &mut Batch) -> Result<(), RemoteError> {
         while let Some(part) = batch.parts.pop() {
             let queries: Vec<Query> = part.iter().map(|index| batch.queries[*index]).collect();
@@ -85,7 +89,8 @@ impl RemoteSession<'_> {
         Ok(())
     }
 
-    /// The chain of some calls that ends with a signal and then leads to `way`, if one can be made.
+    /// Returns a chain of calls that ends with a signal and then returns to `way`, or `None` if no chain is
+    /// possible.
     pub(super) fn chain_of(
         &self,
         queries: &[Query],
@@ -104,8 +109,8 @@ impl RemoteSession<'_> {
             signal,
             slots,
         };
-        // rt_sigreturn, which every link of a chain of frames goes through, makes the kernel forget what it needs to
-        // resume the call that the stop broke off.
+        // Every link of a chain of frames runs rt_sigreturn(2). With this call, the kernel discards the state
+        // that it needs to resume the call that the stop interrupted.
         let may_forget = !arch::resumed_by_kernel(&self.original);
         plan.build_of_words(queries).or_else(|| plan.build_of_frames(queries).filter(|_| may_forget))
     }
@@ -113,7 +118,7 @@ impl RemoteSession<'_> {
     pub(super) fn set_off(&mut self, chain: &Chain) -> Result<(), RemoteError> {
         let tid = self.thread.tid();
         if self.position != Position::Found {
-            // It is stopped in the chain before, which this one is written over.
+            // The thread is stopped in the previous chain, and the new chain overwrites the previous one.
             self.point_at(self.layout.way(self.opened))?;
             steps::reach("pointed away from a chain");
         }
@@ -143,7 +148,8 @@ impl RemoteSession<'_> {
             let injected = match self.next_stop()? {
                 Stop::Delivery(signal) if signal == chain.signal => {
                     let is_blocked = self.mask & chain::bit(signal) != 0;
-                    // Who blocks it may wait for it: it matters who has sent it.
+                    // A thread that blocks the signal may be waiting for it, for example in sigwait(3). So
+                    // the sender of the signal matters.
                     if is_blocked && !chain::stands_at_end(&ptrace::registers(tid)?) {
                         self.intercepted.push(Intercepted { signal, is_own: is_sent_to_thread(tid)? });
                     } else {
@@ -152,7 +158,8 @@ impl RemoteSession<'_> {
                             break results;
                         }
                     }
-                    // Another process has sent the same signal, which has no effect here.
+                    // Another process has sent the same signal. It has no effect in this thread, so it is
+                    // discarded.
                     None
                 }
                 Stop::Delivery(STOP) => Some(STOP),
@@ -162,7 +169,9 @@ impl RemoteSession<'_> {
             ptrace::resume(tid, injected)?;
             self.position = Position::Running;
         };
-        // With its mask back in place, a signal that it blocks would be queued again should this program die.
+        // If the thread's own mask blocks the signal, the kernel would queue the signal again when this
+        // program dies after the mask is restored. The session then restores the thread in an event stop
+        // instead.
         if self.mask & chain::bit(chain.signal) == 0 {
             self.position = Position::AtSignal;
         }
@@ -185,7 +194,7 @@ impl RemoteSession<'_> {
     }
 }
 
-/// Whether the signal that a thread stands at was sent to that thread alone.
+/// Reports whether the signal at which a thread is stopped was sent to that thread, not to the process.
 fn is_sent_to_thread(tid: Tid) -> Result<bool, Error> {
     let information = ptrace::signal_information(tid)?;
     let code = information[SIGINFO_CODE..SIGINFO_CODE + 4].try_into().map_or(0, i32::from_ne_bytes);

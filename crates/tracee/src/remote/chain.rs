@@ -1,17 +1,25 @@
-//! Many calls with one resumption: a chain on the thread's stack, each link of which leads to the next call.
+//! Builds chains: sequences of system calls that a thread makes with one resumption.
 //!
-//! Owns: the layout of the chain.
-//! Invariants: every link of it leads on, and the last one leads home, with all signals but one held back that does
-//! nothing; should this program die, the thread makes the calls that are left and comes home by itself.
+//! Owns: the layout of the chain on the thread's stack.
+//! Invariants: every link returns to the next link, and the last link returns to the restore path (see
+//! `session`). All signals are blocked except one that has no effect. If this program dies, the thread makes
+//! the remaining calls and restores itself.
 //! Does not: decide when a chain may run; the session does.
 //!
-//! Of stack words: instruction sequences of the program take the first two arguments and the number of the call off
-//! the stack, the call returns into one that stores the result register, and that returns to the next link. Of signal
-//! frames, where the program lacks those sequences: the store returns into the signal restorer, and rt_sigreturn loads
-//! the registers of the next call from the frame there; it makes the kernel forget how to resume a sleep.
-//! The last link sends a signal to the thread itself that it does not handle and that does nothing by default: the
-//! thread stops there for the tracer, and without one nothing happens. One that the thread blocks is second choice: it
-//! gets through for as long as the chain runs, and the session sends it again if another process has sent it meanwhile.
+//! There are two kinds of chain:
+//!
+//! - A chain of words is a [ROP chain](https://en.wikipedia.org/wiki/Return-oriented_programming). Load
+//!   gadgets (instruction sequences of the program that pop registers and return) load the arguments and the
+//!   number of the call. The call returns into a store gadget, which stores the result register and returns
+//!   to the next link.
+//! - A chain of frames serves programs without load gadgets. The store gadget returns into the signal
+//!   restorer. Then rt_sigreturn(2) loads the registers of the next call from a signal frame. This call also
+//!   makes the kernel discard the state that it needs to resume an interrupted sleep.
+//!
+//! The last link sends a signal to the thread itself, and the thread stops at this signal for the tracer. The
+//! signal is one that the thread does not handle and that does nothing by default. Without a tracer, the
+//! signal has no effect. A signal that the thread does not block is preferred. A blocked signal is unblocked
+//! while the chain runs. If another process sends the signal meanwhile, the session sends the signal again.
 
 use model::{Address, ByteCount, Pid, Signal, Tid};
 use sys::Error;
@@ -23,77 +31,79 @@ use crate::arch::{self, HomePlace, Preserved};
 use crate::memory::ProcessMemory;
 use crate::procfs::SignalSets;
 
-/// Most calls of one chain; more go in several.
+/// Maximum number of calls in one chain. More calls need several chains.
 pub(super) const LINKS_MAX: usize = 24;
-/// Bytes of one link: the store's address, words that it takes, the frame.
+/// Maximum bytes of one link: the address of the store gadget, the words that it pops, and a frame.
 const LINK_BYTES: u64 = 8 * (1 + arch::STORE_WORDS_MAX as u64) + arch::FRAME_BYTES;
 /// Bytes of a result.
 const SLOT_BYTES: u64 = 8;
-/// Room for a chain of so many calls, however it is built.
+/// Returns the bytes of a chain of `calls` calls, of either kind.
 pub(super) const fn bytes_of(calls: usize) -> ByteCount {
-    // The call that ends it takes a link of its own.
+    // The call that sends the ending signal needs a link, too.
     ByteCount((calls as u64 + 1) * (LINK_BYTES + SLOT_BYTES))
 }
 
-/// What a slot holds until its call has been made; no call returns it, and as a descriptor it is none.
+/// Value of a slot before its call is made. No call returns this value, and its low 32 bits (-1) are no valid
+/// fd.
 pub(super) const UNSET: u64 = 0x8000_0000_ffff_ffff;
 
-/// SIGURG, SIGWINCH, SIGCHLD: they do nothing by default.
+/// SIGURG, SIGWINCH, SIGCHLD. By default they have no effect.
 pub(super) const HARMLESS: [Signal; 3] = [Signal(23), Signal(28), Signal(17)];
 
-/// One call to be made.
+/// One system call to make.
 #[derive(Clone, Copy, Debug)]
 pub struct Query {
-    /// Its number.
+    /// Number of the system call.
     pub number: i64,
-    /// Its arguments.
+    /// Arguments of the system call.
     pub arguments: [u64; 6],
 }
 
-/// A chain, ready to be written and begun.
+/// A chain that is ready to be written and begun.
 #[derive(Debug)]
 pub(super) struct Chain {
-    /// What to write at the start of the room.
+    /// Bytes to write at the start of the memory for the chain.
     pub(super) bytes: Vec<u8>,
-    /// Registers to begin with.
+    /// Registers with which the thread starts the chain.
     pub(super) first: Registers,
-    /// The signal at which the thread stops in the end.
+    /// The ending signal: the thread stops at this signal at the end of the chain.
     pub(super) signal: Signal,
-    /// Where the results are.
+    /// Location of the results.
     pub(super) slots: Slots,
-    /// Signals held back while it runs; its frames may hold back more.
+    /// Signals that are blocked when the chain starts. In a chain of frames, the last frame unblocks the
+    /// ending signal.
     pub(super) mask: u64,
 }
 
-/// Where the results of a chain go.
+/// Locations of the results of a chain.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slots {
-    /// Where the first one goes.
+    /// Address of the first result.
     pub(super) first: Address,
-    /// From one to the next.
+    /// Distance in bytes between two results.
     pub(super) stride: ByteCount,
 }
 
-/// What a chain is built from.
+/// The inputs for building a chain.
 pub(super) struct Plan<'a> {
-    /// The process's number and the thread's.
+    /// Pid and tid of the thread.
     pub(super) thread: (Pid, Tid),
-    /// Registers that calls start from.
+    /// Registers of the thread before the session. Each call starts from them.
     pub(super) original: &'a Registers,
-    /// Instructions found before.
+    /// Addresses of the gadgets in the program.
     pub(super) gadgets: &'a Gadgets,
-    /// Where the chain goes.
+    /// Address of the chain.
     pub(super) start: Address,
-    /// The end of the way.
+    /// The restore path to which the last link returns.
     pub(super) home: HomePlace,
-    /// The signal to end with.
+    /// The ending signal.
     pub(super) signal: Signal,
-    /// Where the results go; `None` for the start of the chain.
+    /// Locations of the results. With `None`, the chain begins with the results.
     pub(super) slots: Option<Slots>,
 }
 
-/// A signal that a thread with this mask can end a chain with; better one that it does not block, since no sigwait(3)
-/// takes that.
+/// Returns a signal that can end a chain in a thread with this mask. A signal that the thread does not block
+/// is preferred, because no sigwait(3) of the thread can take it.
 pub(super) fn harmless(sets: SignalSets, mask: u64) -> Option<Signal> {
     let used = sets.caught | sets.pending;
     let is_free = |signal: &Signal, used: u64| used & bit(*signal) == 0;
@@ -102,8 +112,8 @@ pub(super) fn harmless(sets: SignalSets, mask: u64) -> Option<Signal> {
 }
 
 impl Plan<'_> {
-    /// The chain of some calls on stack words, if the program has the instructions for it. The calls have no fifth
-    /// argument, and the same fourth.
+    /// Builds a chain of words, or returns `None` if the program lacks the gadgets. All calls must have the
+    /// same fourth argument, and zero as fifth and sixth argument.
     pub(super) fn build_of_words(&self, queries: &[Query]) -> Option<Chain> {
         debug_assert!(queries.len() <= LINKS_MAX, "a chain fits its room");
         let (store_at, store) = self.gadgets.store.filter(|(_, store)| store.serves_pops())?;
@@ -121,7 +131,8 @@ impl Plan<'_> {
             words.push(store_at.get());
             words.extend((0..store.words).map(|word| match store.base_word == Some(word) {
                 true => slot(index + 1).get(),
-                // One of them may be for the frame pointer, by which the way goes home.
+                // The gadget may pop one of these words into rbp. The restore path needs rbp, so every word
+                // has its value.
                 false => self.home.frame_pointer().get(),
             }));
         }
@@ -141,7 +152,7 @@ impl Plan<'_> {
         Some(Chain { bytes, first, signal: self.signal, slots, mask: !bit(self.signal) })
     }
 
-    /// Where so many results go, and what lies at the start of the chain for it.
+    /// Returns the locations of `count` results, and the words for them at the start of the chain.
     fn slots(&self, count: usize) -> (Slots, Vec<u64>) {
         match self.slots {
             Some(slots) => (slots, Vec::new()),
@@ -149,14 +160,14 @@ impl Plan<'_> {
         }
     }
 
-    /// The words that make a call; `rbx` is what that register must hold afterwards.
+    /// Appends the words that make one call. `rbx` is the value that the register rbx must have afterwards.
     fn push_call(&self, words: &mut Vec<u64>, query: &Query, rbx: Address) -> Option<()> {
         let loads = self.gadgets.loads?;
         let [first, second, third, ..] = query.arguments;
         match loads.third {
             Some((at, false)) => words.extend([at.get(), third]),
             Some((at, true)) => words.extend([at.get(), third, rbx.get()]),
-            // It is zero from the start.
+            // The third argument register is zero from the start of the chain.
             None if third == 0 => {}
             None => return None,
         }
@@ -165,7 +176,7 @@ impl Plan<'_> {
         Some(())
     }
 
-    /// The chain of some calls on signal frames, if the program has the instructions for it.
+    /// Builds a chain of frames, or returns `None` if the program has no store gadget.
     pub(super) fn build_of_frames(&self, queries: &[Query]) -> Option<Chain> {
         debug_assert!(queries.len() <= LINKS_MAX, "a chain fits its room");
         let (store_at, store) = self.gadgets.store?;
@@ -202,7 +213,8 @@ impl Plan<'_> {
     }
 }
 
-/// Whether a thread that stands at a signal has just sent it to itself, as the last link does.
+/// Reports whether a thread that is stopped at a signal has sent this signal to itself, as the last link of a
+/// chain does.
 pub(super) fn stands_at_end(registers: &Registers) -> bool {
     [TKILL, TGKILL].contains(&(registers.orig_rax as i64))
 }
@@ -216,7 +228,7 @@ impl Slots {
         self.first + ByteCount(index as u64 * self.stride.get())
     }
 
-    /// The results of so many calls; `None` where a call has not been made.
+    /// Reads the results of `count` calls. `None` means that the call was not made.
     pub(super) fn read(&self, count: usize, memory: &ProcessMemory) -> Result<Vec<Option<i64>>, Error> {
         let length = self.at(count) - self.first;
         let bytes = memory.read_vec(self.first, length)?;

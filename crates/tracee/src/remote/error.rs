@@ -1,36 +1,36 @@
-//! Why a remote call did not give a result.
+//! The error type of remote calls.
 //!
 //! Owns: `RemoteError`.
-//! Does not: advise; the crates above do.
+//! Does not: advise the user; the crates above do.
 
 use model::{Pid, Signal, Tid};
 use sys::{Errno, Error};
 
 use crate::arch::numbers::Named;
 
-/// Why a remote call did not give a result.
+/// An error of a remote call.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// The kernel refused the call itself.
+    /// The system call itself failed.
     #[error("{call} in thread {tid} failed: {errno}", call = Named(*number))]
     Refused {
-        /// The thread that made it.
+        /// The thread that made the call.
         tid: Tid,
-        /// The number of the call.
+        /// Number of the system call.
         number: i64,
-        /// The kernel's answer.
+        /// Error number of the kernel.
         errno: Errno,
     },
-    /// The program's code has no instruction sequence to make a call with and come back.
+    /// The program's code lacks the instruction sequences for a remote call.
     #[error("pid {0} has no `syscall; ret` and signal restorer in its code")]
     NoGadget(Pid),
-    /// There is no memory that is provably unused.
+    /// The process has no memory that is provably unused.
     #[error("thread {0} has no unused stack for a signal frame")]
     NoStack(Tid),
     /// The thread runs 32-bit code.
     #[error("thread {0} runs 32-bit code, in which no remote system call can be made")]
     Foreign(Tid),
-    /// The thread met a signal that no mask holds back.
+    /// The thread received a signal that cannot be blocked.
     #[error("thread {tid} met signal {signal} during a remote system call")]
     Signalled {
         /// The thread.
@@ -38,18 +38,18 @@ pub enum RemoteError {
         /// The signal.
         signal: Signal,
     },
-    /// A chain of calls ended before its end.
+    /// A chain of calls ended early.
     #[error("thread {tid} left a chain of system calls at link {link}")]
     Broken {
         /// The thread.
         tid: Tid,
-        /// The first call without result, from 0.
+        /// Index of the first call without a result, counted from 0.
         link: usize,
     },
     /// The thread ended.
     #[error("thread {0} ended during a remote system call")]
     Ended(Tid),
-    /// A tracing step failed.
+    /// A request of the tracer failed.
     #[error(transparent)]
     Kernel(#[from] Error),
 }

@@ -1,8 +1,8 @@
-//! Instructions of a subject's own code that remote calls are made with.
+//! Finds gadgets: instruction sequences in a subject's own code that remote calls use.
 //!
-//! Owns: the search for them.
-//! Invariants: what is found lies in one executable area, and was there when it was read; code that a program makes
-//! while it runs is looked at only if it has no other.
+//! Owns: the search for gadgets.
+//! Invariants: each gadget lies in one executable mapping, and was there when the mapping was read. Code that
+//! a program generates at run time is searched only if other code has not enough gadgets.
 //! Does not: execute anything.
 
 use memchr::memmem;
@@ -14,42 +14,44 @@ use crate::arch::{self, Store};
 use crate::memory::ProcessMemory;
 use crate::procfs::{Area, Backing};
 
-/// Code is searched in pieces of this size, in one buffer: to map and touch memory takes longer than to search it.
+/// Bytes of code that are read and searched at a time, with one buffer. Mapping and touching more memory
+/// takes longer than the search.
 const SEARCH_BYTES: u64 = 32 * 1024;
-/// Code that is searched for instructions that only save time: more than a C library has.
+/// Bytes of code that are searched for gadgets that only save time. This is more than a C library has.
 const SEARCH_MAX: u64 = 8 << 20;
-/// Longest pattern searched for: pieces overlap by this.
+/// Bytes of the longest pattern. Successive reads overlap by this length.
 const SEARCH_OVERLAP: u64 = arch::LONGEST_STORE as u64;
 
-/// What `ret` ends with.
+/// The byte of the instruction `ret`.
 const RETURN: u8 = arch::RETURN[0];
 
-/// Instructions of the program's own code that remote calls are made with.
+/// Addresses of the gadgets in the program's own code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gadgets {
     /// `syscall; ret`.
     pub syscall_return: Address,
-    /// The code that signal handlers return to.
+    /// The signal restorer: the code to which signal handlers return.
     pub restorer: Address,
-    /// `leave; ret`: changes the stack without using it. Without it there is a moment at which a signal that
-    /// comes just as this program dies would be handled on the wrong stack.
+    /// `leave; ret`, which switches to another stack without using the old stack. Without it, a signal at the
+    /// moment when this program dies can be handled on the wrong stack.
     pub pivot: Option<Address>,
-    /// A store of the result register. Without it calls are made one by one, each with two stops.
+    /// A store gadget, which stores the result register. Without it, calls are made one by one, each with two
+    /// stops.
     pub store: Option<(Address, Store)>,
-    /// Loads of what a call needs. Without them a chain of calls goes through signal frames.
+    /// Load gadgets, which load the arguments of a call. Without them, a chain of calls uses signal frames.
     pub loads: Option<Loads>,
 }
 
-/// Instructions that take a value off the stack and return.
+/// Load gadgets, which pop registers off the stack and return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loads {
     /// Loads the first argument.
     pub first: Address,
-    /// Loads the second.
+    /// Loads the second argument.
     pub second: Address,
-    /// Loads the third, and rbx as well if it says so.
+    /// Loads the third argument. If the flag is true, the gadget pops rbx, too.
     pub third: Option<(Address, bool)>,
-    /// Loads the number of the call.
+    /// Loads the system call number.
     pub number: Address,
 }
 
@@ -65,17 +67,18 @@ struct Found {
     third: Option<Address>,
     third_and_rbx: Option<Address>,
     searched: u64,
-    /// Where only the best store was missing, no others were looked for than those of the register that compilers take
-    /// first: most of a C library is searched for nothing else.
+    /// A part of the code was searched only for `FIRST_STORE`, the store gadget that compilers generate most.
+    /// This happens when only the best store gadget is missing. Most of a C library is then searched for
+    /// nothing else.
     passed_over: bool,
     is_thorough: bool,
 }
 
 impl Gadgets {
-    /// Searches the executable areas of a process; the process may run.
+    /// Searches the executable mappings of a process. The process may run.
     pub fn find(memory: &ProcessMemory, areas: &[Area]) -> Result<Self, RemoteError> {
         let mut found = Found::default();
-        // Calls made with them, in a pause, ask for it.
+        // Remote calls in a pause need these values.
         sys::xsave::prepare();
         for is_wanted in [is_steady as fn(&Area) -> bool, is_unsteady] {
             if !found.can_call() {
@@ -95,7 +98,8 @@ impl Gadgets {
         }
     }
 
-    /// Whether the areas that they lie in are the same in both lists, which rise.
+    /// Reports whether the mappings that contain the gadgets are equal in both lists. The lists must be in
+    /// ascending order.
     #[must_use]
     pub fn are_kept(&self, before: &[Area], now: &[Area]) -> bool {
         let loads = self.loads.map(|loads| [Some(loads.first), Some(loads.second), Some(loads.number)]);
@@ -138,7 +142,7 @@ impl Found {
         Ok(())
     }
 
-    /// Looks through a piece of code; whether nothing more need be searched.
+    /// Searches a piece of code, and reports whether the search is complete.
     fn look(&mut self, start: Address, code: &[u8]) -> bool {
         if self.has_all_but_store() && !self.is_thorough {
             self.passed_over = true;
@@ -157,12 +161,14 @@ impl Found {
             self.restorer = found.map(|at| start + ByteCount(at as u64));
         }
         self.searched += code.len() as u64;
-        // What makes calls possible is there, and what makes them cheap is, too, or would have turned up by now.
+        // The search is complete if all gadgets are found. It also ends if remote calls are possible and
+        // `SEARCH_MAX` bytes contained no better gadgets.
         let is_all = self.has_all_but_store() && self.has_best_store();
         is_all || self.can_call() && self.searched > SEARCH_MAX
     }
 
-    /// All but one of the patterns end with a return: it is looked back from these.
+    /// Compares the end of `code`, which is a `ret`, with all patterns except the signal restorer, which does
+    /// not end with `ret`.
     fn look_at_end(&mut self, start: Address, code: &[u8]) {
         let (pattern, slot) = match *code {
             [.., 0x5f, RETURN] => (arch::POP_FIRST_ARGUMENT, &mut self.first),
@@ -180,7 +186,7 @@ impl Found {
         self.look_for_store(start, code);
     }
 
-    /// Looks for a store whose last byte is the last one of some code.
+    /// Checks whether the code ends with a store gadget.
     fn look_for_store(&mut self, start: Address, code: &[u8]) {
         if self.has_best_store() {
             return;
@@ -214,12 +220,14 @@ impl Found {
     }
 }
 
-/// Code of a file or of the kernel. No program changes its instructions between the search and the call.
+/// Reports whether a mapping is code of a file or of the kernel. A program does not change such code between
+/// search and call.
 fn is_steady(area: &Area) -> bool {
     is_code(area) && !area.protection.write && area.backing != Backing::Anonymous
 }
 
-/// Code that a program has made itself, and may make anew at any time. All that a packed program has.
+/// Reports whether a mapping is code that the program has generated and may change at any time. A packed
+/// program has only such code.
 fn is_unsteady(area: &Area) -> bool {
     is_code(area) && !is_steady(area)
 }
@@ -290,8 +298,8 @@ mod tests {
         assert_eq!((at, store.words, store.base_word), (Address(2048), 3, Some(2)));
     }
 
-    /// Just-in-time compilers write into such areas all the time: a call that went through a Java program's came back
-    /// with SIGSEGV, one in forty under load.
+    /// A just-in-time compiler writes into such mappings all the time. In a Java program, one in forty remote
+    /// calls through such a mapping failed with SIGSEGV under load.
     #[test]
     fn code_that_may_be_written_anew_comes_last() {
         let text = "7f0000000000-7f0000001000 rwxp 00000000 00:00 0 \n\

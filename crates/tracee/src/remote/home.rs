@@ -1,9 +1,13 @@
-//! Threads that an earlier tracer left on their way home.
+//! Waits for threads that a dead tracer has left on their restore path.
 //!
-//! Owns: recognising them, and letting them arrive before another call uses the same memory.
-//! Invariants: a thread is taken for one only if its stack pointer, the frame there and the code it runs agree;
-//! dying here leaves it on its way as before.
-//! Does not: know what the earlier tracer was doing.
+//! Owns: detecting such threads, and running them to the end of the path before another session uses the same
+//! memory.
+//! Invariants: a thread counts as such only if its stack pointer, the frame there and its current code agree.
+//! If this program dies here, the thread continues on its restore path as before.
+//! Does not: know the purpose of the earlier session.
+//!
+//! The restore path is the sequence of returns to the restore frame, a signal frame that restores the thread
+//! (see `session`).
 
 use model::Address;
 use sys::ptrace::{self, Registers, Stop};
@@ -16,29 +20,32 @@ use crate::arch;
 use crate::thread::{Stopped, Thread};
 use crate::tracer::await_stop;
 
-/// Stops on the way of one thread: each frame of a chain has four, and no chain has more frames than this.
+/// Maximum number of stops of one thread. Each frame of a chain has four stops, and a chain has at most 64
+/// frames.
 const STOPS_MAX: usize = 4 * 64;
 
-/// How far below its home frame a thread in a chain of words may be.
+/// Maximum distance in bytes from the restore frame down to a thread in a chain of words.
 const WORDS_BELOW_MAX: u64 = Room::MOST.bytes_below_home().get();
 
-/// SIGKILL and SIGSTOP, which no mask holds back.
+/// SIGKILL and SIGSTOP, which cannot be blocked.
 const NEVER_BLOCKED: u64 = 1 << 8 | 1 << 18;
 
-/// Lets a stopped thread that is on its way home arrive; it stands in an event stop again afterwards.
+/// Runs a stopped thread to the end of its restore path, if the thread is on one. Afterwards the thread is in
+/// an event stop again.
 pub(crate) fn arrive(thread: &Thread<Stopped>) -> Result<(), Error> {
     let tid = thread.tid();
     if !is_on_its_way(thread, &ptrace::registers(tid)?) {
         return Ok(());
     }
-    // What comes for it meanwhile waits until it is home, where it gets its own mask back.
+    // Signals that arrive meanwhile stay pending until the restore frame restores the thread's own mask.
     if !holds_nearly_all_back(ptrace::signal_mask(tid)?) {
         ptrace::set_signal_mask(tid, u64::MAX)?;
     }
     let mut injected = None;
     for _ in 0..STOPS_MAX {
         ptrace::resume_to_syscall(tid, injected)?;
-        // The signal that ends a chain is passed on; one that stops the process is not ours to take.
+        // The signal that ends a chain is discarded. SIGSTOP is delivered, because it is meant for the whole
+        // process.
         injected = next_stop(thread)?.carried().filter(|signal| *signal == STOP);
         if !is_on_its_way(thread, &ptrace::registers(tid)?) {
             break;
@@ -59,7 +66,7 @@ fn next_stop(thread: &Thread<Stopped>) -> Result<Stop, Error> {
     await_stop((thread.pid(), thread.tid()), CALL_LIMIT, "come home")?.ok_or_else(ended)
 }
 
-/// Whether nothing but the end of a chain is let through.
+/// Reports whether the mask blocks all signals, except those that can end a chain.
 fn holds_nearly_all_back(mask: u64) -> bool {
     let ends = chain::HARMLESS.iter().fold(0, |set, signal| set | chain::bit(*signal));
     mask | NEVER_BLOCKED | ends == u64::MAX
@@ -72,7 +79,8 @@ fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {
         let code = &mut code[..pattern.len()];
         process_memory::read(thread.pid(), Address(at), code).is_ok() && code == pattern
     };
-    // Before a return to the restorer the stack pointer is at the frame, behind it eight bytes above.
+    // Before the return to the restorer, the stack pointer is at the frame. After the return, it is eight
+    // bytes higher.
     if restorer_of_frame(thread, rsp).is_some() {
         return code_is(rip, arch::SYSCALL_RETURN) || code_is(rip, arch::RETURN);
     }
@@ -81,7 +89,8 @@ fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {
             && arch::SIGNAL_RESTORERS.iter().any(|pattern| code_is(restorer.get(), pattern));
     }
     let has_home_below = || restorer_of_frame(thread, rbp.wrapping_add(arch::FRAME_POINTER_BYTES)).is_some();
-    // On an alternate stack, holding back all signals; a word there leads to the way home.
+    // The thread is on an alternate stack and blocks all signals there. The word at the stack pointer leads
+    // to the restore path.
     let leads_on = || word_at(thread, rsp).is_some_and(|word| code_is(word, arch::LEAVE_RETURN));
     let stands_before = code_is(rip, arch::SYSCALL_RETURN) || code_is(rip, arch::RETURN);
     if stands_before && leads_on() && has_home_below() {
@@ -91,12 +100,13 @@ fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {
         return has_home_below();
     }
     let Ok(mask) = ptrace::signal_mask(thread.tid()) else { return false };
-    // Within a chain of words: the frame pointer is that of the way home all the time, the words are below it, and at
-    // most the signal that ends the chain is let through.
+    // Inside a chain of words, three conditions hold. The frame pointer is always the one of the restore
+    // path. The words are below it. At most the ending signals are unblocked.
     if holds_nearly_all_back(mask) && rbp.wrapping_sub(rsp) <= WORDS_BELOW_MAX && has_home_below() {
         return true;
     }
-    // Within a chain of frames: the next one is a few words above, and leads to another call.
+    // Inside a chain of frames, the next frame is a few words above the stack pointer and leads to another
+    // call.
     mask | NEVER_BLOCKED == u64::MAX
         && (0..=arch::STORE_WORDS_MAX as u64 + 1).any(|words| {
             let start = rsp.wrapping_add(8 * words);

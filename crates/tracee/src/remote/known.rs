@@ -1,10 +1,11 @@
-//! What is read of a stopped thread and its process before anything of it changes.
+//! Reads a stopped thread before a session changes it.
 //!
-//! Owns: registers, extended state, signal mask and restartable sequence, read once for all who need them; the layout
-//! of `struct rseq` and `struct rseq_cs` as far as it is needed, and the decision to abort.
-//! Invariants: they are those of the thread itself as long as no session has begun. A thread whose registers are taken
-//! away and brought back goes on at the abort handler, as after any preemption; the sequence is never finished without
-//! its protection.
+//! Owns: registers, extended state, signal mask and restartable sequence (rseq(2)), which are read once for
+//! all users. Also the necessary part of the layout of `struct rseq` and `struct rseq_cs`, and the decision
+//! to abort a sequence.
+//! Invariants: the values are the thread's own if no session has begun. If the thread is inside a restartable
+//! sequence, it resumes at the abort handler, as after a preemption. The thread never finishes a sequence
+//! whose protection the kernel has dropped.
 //! Does not: change the thread.
 
 use model::{Address, ByteCount, Tid};
@@ -16,41 +17,42 @@ use crate::arch;
 use crate::memory::ProcessMemory;
 use crate::procfs::Area;
 
-/// EIO: a ptrace(2) request that the kernel does not know.
+/// EIO: the kernel does not know the ptrace(2) request.
 const EIO: Errno = Errno(5);
 
 /// Offset of `rseq_cs` in `struct rseq`.
 const CRITICAL_SECTION_POINTER: ByteCount = ByteCount(8);
-/// `struct rseq_cs`: version, flags, start, length, abort handler.
+/// Bytes of `struct rseq_cs`: version, flags, start, length, abort handler.
 const CRITICAL_SECTION_BYTES: usize = 32;
 
-/// What a session needs to know of the process, gathered before any thread changes.
+/// The data of the process that a session needs, collected before any thread changes.
 #[derive(Debug)]
 pub struct RemoteContext<'a> {
-    /// The process's memory.
+    /// Memory of the process.
     pub memory: &'a ProcessMemory,
-    /// Its areas, rising.
+    /// Mappings of the process, in ascending order.
     pub areas: &'a [Area],
-    /// Instructions found before.
+    /// Gadgets in the code of the program.
     pub gadgets: Gadgets,
 }
 
-/// A stopped thread, as it was found.
+/// The state of a stopped thread before a session.
 #[derive(Clone, Debug)]
 pub struct KnownThread {
-    /// The registers that it goes on with. A restartable sequence it stands in is aborted, as any preemption would:
-    /// the kernel forgets the sequence as soon as the thread runs anything else.
+    /// The registers with which the thread resumes. Inside a restartable sequence, they point to the abort
+    /// handler, as after a preemption. The kernel forgets the sequence as soon as the thread executes other
+    /// code.
     pub resumed: Registers,
-    /// Its extended state, as ptrace(2) gives it.
+    /// Extended state of the thread, in the format of ptrace(2).
     pub extended_state: Vec<u8>,
-    /// The signals it blocks.
+    /// Signals that the thread blocks.
     pub signal_mask: u64,
-    /// Its restartable sequence; `None` before Linux 5.13, or without CONFIG_RSEQ.
+    /// Restartable sequence of the thread; `None` before Linux 5.13, or without CONFIG_RSEQ.
     pub sequence: Option<RseqConfiguration>,
 }
 
 impl KnownThread {
-    /// Reads a thread that stands.
+    /// Reads a stopped thread.
     pub fn read(tid: Tid, memory: &ProcessMemory) -> Result<Self, Error> {
         let mut state = [0_u8; XSTATE_BYTES_MAX];
         let registers = ptrace::registers(tid)?;
@@ -74,7 +76,7 @@ impl KnownThread {
     }
 }
 
-/// Registers with the critical section aborted, if the thread stands inside one.
+/// Returns registers with the restartable sequence aborted, or `None` if the thread is not inside a sequence.
 fn aborted(
     registers: &Registers,
     memory: &ProcessMemory,
@@ -91,7 +93,7 @@ fn aborted(
     }
     let mut section = [0_u8; CRITICAL_SECTION_BYTES];
     if memory.read(section_at, &mut section).is_err() {
-        // The kernel would end the program for such a pointer; that is not ours to anticipate.
+        // The kernel kills a program for such a pointer. This function leaves that to the kernel.
         return Ok(None);
     }
     Ok(abort_handler(&section, registers.rip).map(|rip| Registers { rip, ..*registers }))

@@ -1,16 +1,20 @@
-//! The memory of a subject that a session uses.
+//! Lays out the memory of a subject that a session uses.
 //!
-//! Owns: which part lies where, and what was there before; recognising threads inside a signal handler that runs on an
-//! alternate stack, and a word on that stack through which such a thread comes home.
-//! Invariants: from the lowest address up: the chain, the data, the closings of opened descriptors, the home frame.
-//! A word is written only below the red zone of a stack that a signal frame of the kernel names, and that both the frame
-//! and the stack pointer lie on; there the kernel may write whenever a signal comes.
-//! Does not: choose the place; `place` does. Find alternate stacks that are not in use: nothing in user space knows them.
+//! Owns: the positions of the parts and the previous contents of the memory. Also the detection of threads in
+//! a signal handler on an alternate stack, and one word on that stack. The restore path of such a thread (see
+//! `session`) begins at this word.
+//! Invariants: the parts are, from the lowest address up: chain, data, deferred closes of opened descriptors,
+//! restore frame. The word on an alternate stack is below the red zone of the stack pointer, where the kernel
+//! may write at each signal. It is written only if a signal frame of the kernel names that stack. The stack
+//! must contain both this frame and the stack pointer.
+//! Does not: choose the memory; `place` does. Find alternate stacks that are not in use: their address is
+//! unknown in user space.
 //!
-//! While a handler runs on an alternate stack, a signal whose handler wants that stack is handled below it. With the
-//! stack pointer anywhere else, the kernel begins the stack anew at its top, over the frame that the first handler
-//! returns through. So a thread like that must not leave its stack before all signals are held back; should this
-//! program die before it has seen to that, the thread does it itself.
+//! While a handler runs on an alternate stack (sigaltstack(2)), the kernel puts the frame of the next handler
+//! for that stack below the stack pointer. If the stack pointer is outside that stack, the kernel starts
+//! again at its top. It then overwrites the frame through which the first handler returns. So the thread must
+//! block all signals before it leaves an alternate stack. If this program dies before it has blocked the
+//! signals, the thread blocks them by itself.
 
 use model::{Address, ByteCount};
 use sys::Error;
@@ -24,43 +28,45 @@ use crate::interruption;
 use crate::memory::ProcessMemory;
 use crate::steps;
 
-/// Bytes of arguments and results one call may need.
+/// Maximum bytes of arguments and results of one call.
 pub const DATA_BYTES: u64 = 4096;
 
-/// Most descriptors that are open at a time.
+/// Maximum number of descriptors that are open at a time.
 const OPENED_MAX: usize = 4;
-/// Bytes of the longest store with the words that it takes.
+/// Bytes of the address of a store gadget and of the most words that it pops.
 const LINK_BYTES: u64 = 8 * (1 + arch::STORE_WORDS_MAX as u64);
-/// Bytes of one closing: what leads through the store, then the frame.
+/// Bytes of one deferred close: the words for the store gadget, then a signal frame.
 pub(super) const CLOSING_BYTES: u64 = LINK_BYTES + arch::FRAME_BYTES;
 
-/// How far above the stack pointer a signal frame is looked for: what a handler and its callees take.
+/// Range above the stack pointer that is searched for a signal frame. A handler and its callees use at most
+/// this much.
 const SEARCHED: ByteCount = ByteCount(64 * 1024);
-/// Room that a signal frame may need below the word; without it, no signal could be handled there either.
+/// Bytes that a signal frame may need below the word. With less space, the kernel could not run a handler
+/// there anyway.
 const ROOM: ByteCount = ByteCount(1024);
 const WORD_BYTES: usize = 8;
 
-/// Room for the closings of so many descriptors.
+/// Returns the bytes of the deferred closes of `opened` descriptors.
 const fn closings_bytes(opened: usize) -> ByteCount {
     ByteCount(opened as u64 * CLOSING_BYTES)
 }
 
-/// What a session has room for.
+/// The capacity of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Calls of one chain; more go in several.
+    /// Maximum number of calls in one chain. More calls need several chains.
     pub calls: usize,
-    /// Bytes of their arguments and results.
+    /// Bytes of arguments and results.
     pub data: ByteCount,
-    /// Descriptors that it has opened at a time.
+    /// Maximum number of descriptors that the session has open at a time.
     pub opened: usize,
 }
 
 impl Room {
-    /// Room for whatever a session may be asked.
+    /// The maximum capacity of a session.
     pub const MOST: Self = Self { calls: chain::LINKS_MAX, data: ByteCount(DATA_BYTES), opened: OPENED_MAX };
 
-    /// Calls of its longest chain.
+    /// Returns the maximum number of calls in one chain, at least 1.
     pub(super) const fn links(self) -> usize {
         match self.calls {
             0 => 1,
@@ -69,27 +75,27 @@ impl Room {
         }
     }
 
-    /// Bytes of a session below its home frame, and as much as the two alignments can take.
+    /// Returns the bytes of a session below its restore frame, with padding for two alignments.
     pub(super) const fn bytes_below_home(self) -> ByteCount {
         let calls = chain::bytes_of(self.links()).get() + closings_bytes(self.opened).get();
         ByteCount(calls + self.data.get() + 32)
     }
 
-    /// Bytes of a subject's memory that a session in this thread takes.
+    /// Returns the bytes of subject memory that a session in this thread uses.
     #[must_use]
     pub fn bytes(self, known: &KnownThread) -> ByteCount {
         self.bytes_below_home() + arch::home_frame_bytes(known.state_in_use())
     }
 }
 
-/// Bytes as they were before something was written over them.
+/// Previous contents of overwritten memory.
 #[derive(Debug)]
 pub(super) struct Saved {
     pub(super) at: Address,
     bytes: Vec<u8>,
 }
 
-/// Where the parts are.
+/// Addresses of the parts of a session's memory.
 #[derive(Debug)]
 pub(super) struct Layout<'a> {
     pub(super) memory: &'a ProcessMemory,
@@ -97,14 +103,14 @@ pub(super) struct Layout<'a> {
     pub(super) chain: Address,
     pub(super) data: Address,
     pub(super) home: HomePlace,
-    /// What was there, from the chain on.
+    /// Previous contents, from the chain to the end of the restore frame.
     saved: Saved,
-    /// Where the way home begins in a handler on an alternate stack.
+    /// The word where the restore path begins, for a thread in a handler on an alternate stack.
     pub(super) on_alternate: Option<Saved>,
 }
 
 impl<'a> Layout<'a> {
-    /// Writes the home frame of a thread below `top`; nothing leads there yet.
+    /// Writes the restore frame of a thread below `top`. The registers do not lead to the frame yet.
     pub(super) fn write(
         context: &RemoteContext<'a>,
         known: &KnownThread,
@@ -126,23 +132,24 @@ impl<'a> Layout<'a> {
         Ok(Self { memory, room, chain, data, home, saved, on_alternate })
     }
 
-    /// Brings back what was there before.
+    /// Restores the previous contents of the memory.
     pub(super) fn put_back(&self) -> Result<(), Error> {
         let mut saved = [&self.saved].into_iter().chain(&self.on_alternate);
         saved.try_for_each(|saved| self.memory.write(saved.at, &saved.bytes))
     }
 
-    /// The way home through the closings of so many descriptors.
+    /// Returns the start of the restore path that includes the deferred closes of `opened` descriptors.
     pub(super) fn way(&self, opened: usize) -> HomePlace {
         if opened == 0 {
             return self.home;
         }
-        // Below the word that the home frame has for the frame pointer.
+        // The deferred closes are below the word that `leave` pops into the frame pointer.
         let start = self.home.frame_pointer() - closings_bytes(opened) + ByteCount(LINK_BYTES);
         HomePlace { start, ..self.home }
     }
 
-    /// Where the closing of the descriptor that was opened as the `count`th has its number.
+    /// Returns the address of the fd argument in the deferred close of the `count`th descriptor, counted from
+    /// 1.
     pub(super) fn number_at(&self, count: usize) -> Address {
         self.way(count).start + ByteCount(arch::FRAME_FIRST_ARGUMENT)
     }
@@ -150,13 +157,14 @@ impl<'a> Layout<'a> {
     pub(super) fn number_of(&self, count: usize) -> Result<Option<u64>, RemoteError> {
         let mut bytes = [0; 4];
         self.memory.read(self.number_at(count), &mut bytes)?;
-        // What no call has returned is no descriptor, nor is an error.
+        // The initial value and the errors of a call are negative as an i32, so they give `None`.
         Ok(u64::try_from(i32::from_ne_bytes(bytes)).ok())
     }
 }
 
-/// Lays what a thread on an alternate stack needs to hold back all signals by itself: the set of them where its way
-/// home takes a frame pointer from, and on its stack the way there. Gives the place on its stack and what was there.
+/// Prepares a thread on an alternate stack to block all signals by itself. Writes the full signal set to the
+/// word that `leave` pops, and the address of `leave; ret` to a word on the alternate stack. Returns the
+/// address and the previous contents of the second word.
 fn lay_on_alternate(
     original: &Registers,
     home: arch::HomePlace,
@@ -171,11 +179,13 @@ fn lay_on_alternate(
     Ok(Some(Saved { at: word, bytes }))
 }
 
-/// The place for a word on the alternate stack that a thread with these registers is on.
+/// Returns the address for a word on the alternate stack on which a thread with these registers runs. Returns
+/// `None` if the thread is not found to be on an alternate stack.
 fn word_below(registers: &Registers, context: &RemoteContext<'_>) -> Option<Address> {
     let at = Address(registers.rsp);
     let area = context.areas.iter().find(|area| area.range.contains(at))?;
-    // What C libraries keep of a thread lies at the end of the stack that they gave it.
+    // A C library puts its thread control block (fs_base) at the end of the stack that it gives to the
+    // thread. So a mapping with this block is no alternate stack.
     if area.name == "[stack]" || area.range.contains(Address(registers.fs_base)) {
         return None;
     }

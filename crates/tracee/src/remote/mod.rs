@@ -1,10 +1,12 @@
-//! System calls executed by a stopped thread of a subject, with a restore frame.
+//! Makes a stopped thread of a subject execute system calls, protected by a restore frame.
 //!
-//! Owns: a module for each part: the session, chains of calls, descriptors that stay open, the memory for all of it.
-//! Invariants: before the first register changes, a signal frame with the whole context of the thread is in memory that
-//! the thread does not use, and the return address leads to rt_sigreturn(2). If this program dies, the thread finishes
-//! the call and returns to its former state by itself.
-//! Does not: build new processes; `stub` does, and needs no restore frame.
+//! Owns: one module for each part: sessions, chains of calls, opened descriptors, and the memory for all of
+//! these.
+//! Invariants: a restore frame (a signal frame with the whole context of the thread) is written before the
+//! first register changes. The frame is in memory that the thread does not use, and each call returns to
+//! rt_sigreturn(2). If this program dies, the thread finishes the call and restores its former state by
+//! itself.
+//! Does not: create processes; `stub` does, and needs no restore frame.
 
 mod batch;
 mod chain;

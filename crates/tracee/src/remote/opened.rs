@@ -1,15 +1,19 @@
-//! Descriptors that the subject opens for us, and closes by itself should this program die.
+//! Opens descriptors in the subject for the tracer. If this program dies, the subject closes them by itself.
 //!
-//! Owns: the calls that close them, laid on the way home; opening and closing.
-//! Invariants: from the call that opens a descriptor to the one that closes it, the way home leads through a call that
-//! closes it, with the number put there by the subject itself; each is closed once, since its number may be another's
-//! right afterwards.
-//! Does not: use them; who has them opened takes duplicates.
+//! Owns: opening and closing, and the deferred closes (calls of close(2) on the restore path of the thread,
+//! see `session`).
+//! Invariants: from the call that opens a descriptor to the call that closes it, the restore path includes a
+//! close(2) of this descriptor. The subject or the kernel writes the fd into this call. Each descriptor is
+//! closed exactly once, because the program may reuse the fd immediately.
+//! Does not: use the descriptors; the callers use duplicates.
 //!
-//! Each closing is a signal frame whose registers make the call, with a number that is unused until a descriptor gets
-//! it. The call that opens returns into the store, which puts the number there; a kernel that writes the number itself
-//! (recvmsg(2)) writes it there. A program without a store leaves its descriptor open if we die in the microseconds
-//! between the end of that call and our writing the number.
+//! Each deferred close is a signal frame with the registers for close(2). Its fd is invalid until a
+//! descriptor is open. The opening call returns into the store gadget (an instruction sequence of the program
+//! that stores the result register). The gadget writes the fd into the frame. If the kernel itself writes the
+//! fd to memory (recvmsg(2)), it writes the fd directly into the frame.
+//!
+//! A program without a store gadget keeps a descriptor open if this program dies at one moment: in the
+//! microseconds after the opening call, before the tracer has written the fd.
 
 use model::{Address, ByteCount};
 use sys::Errno;
@@ -24,15 +28,15 @@ use crate::procfs::SignalSets;
 use crate::steps;
 
 impl RemoteSession<'_> {
-    /// Makes calls that each open a descriptor; they stay open until [`Self::close_opened`], or until the session
-    /// ends. A session has room for as many as it was begun with.
+    /// Makes calls that each open a descriptor. The descriptors stay open until [`Self::close_opened`], or
+    /// until the session ends. The capacity of the session limits their number.
     pub fn open(
         &mut self,
         queries: &[Query],
         signals: SignalSets,
     ) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
         let (opened, way) = (self.opened + queries.len(), self.layout.way(self.opened + queries.len()));
-        // The last one that is laid is the lowest; the first call has it.
+        // The deferred close that is written last has the lowest address, and belongs to the first call.
         let slots = Slots { first: self.layout.number_at(opened), stride: ByteCount(CLOSING_BYTES) };
         let Some(chain) = self.chain_of(queries, signals, way, Some(slots)) else {
             return queries.iter().map(|query| self.open_one(query)).collect();
@@ -45,7 +49,7 @@ impl RemoteSession<'_> {
         self.come_to_end(&chain, queries.len())?.into_iter().map(Ok).collect()
     }
 
-    /// Makes a call that opens a descriptor.
+    /// Makes one call that opens a descriptor.
     pub fn open_one(&mut self, query: &Query) -> Result<Result<u64, Errno>, RemoteError> {
         self.lay_closing(self.opened + 1)?;
         let frame = self.layout.way(self.opened + 1).start;
@@ -54,7 +58,8 @@ impl RemoteSession<'_> {
         self.opened += 1;
         match result {
             Ok(number) => {
-                // The thread is not to go through the store as long as we live.
+                // The tracer writes the fd itself, because the thread does not execute the store gadget while
+                // this program lives.
                 self.layout.memory.write(self.layout.number_at(self.opened), &number.to_ne_bytes())?;
                 steps::reach("descriptor noted");
                 Ok(Ok(number))
@@ -64,8 +69,9 @@ impl RemoteSession<'_> {
         }
     }
 
-    /// Makes a call for which the kernel opens a descriptor and writes its number, four bytes, to the address that
-    /// `query` is told; up to sixteen bytes before it may be written as well. `None` if it wrote no number.
+    /// Makes a call for which the kernel opens a descriptor and writes the fd (four bytes) to memory. `query`
+    /// receives the address for the fd. The kernel may also write to the sixteen bytes before this address.
+    /// Returns `None` if the kernel wrote no fd.
     pub fn open_into(
         &mut self,
         query: impl FnOnce(&Self, Address) -> Result<Query, RemoteError>,
@@ -78,7 +84,7 @@ impl RemoteSession<'_> {
         self.layout.number_of(self.opened)
     }
 
-    /// Has the subject close what it has opened, the newest first.
+    /// Makes the subject close the opened descriptors, the newest first.
     pub fn close_opened(&mut self, signals: SignalSets) -> Result<(), RemoteError> {
         let mut numbers = Vec::with_capacity(self.opened);
         for count in (1..=self.opened).rev() {
@@ -93,7 +99,8 @@ impl RemoteSession<'_> {
         let Some(chain) = self.chain_of(&queries, signals, self.layout.home, None) else {
             return self.close_one_by_one();
         };
-        // From the moment that the registers lead there, the numbers of the chain count and the closings do not.
+        // When the registers are set to the chain, the restore path contains the calls of the chain and no
+        // deferred close.
         self.set_off(&chain)?;
         self.opened = 0;
         for result in self.come_to_end(&chain, queries.len())? {
@@ -105,7 +112,7 @@ impl RemoteSession<'_> {
     fn close_one_by_one(&mut self) -> Result<(), RemoteError> {
         while self.opened > 0 {
             let number = self.layout.number_of(self.opened)?;
-            // The call itself goes home past its own closing.
+            // The restore path of this call must not contain the deferred close of the same descriptor.
             self.opened -= 1;
             if let Some(number) = number {
                 self.call(CLOSE, [number, 0, 0, 0, 0, 0])?;
@@ -114,7 +121,8 @@ impl RemoteSession<'_> {
         Ok(())
     }
 
-    /// Closes what is still open when a session ends, or is given up with a chain on its way.
+    /// Closes the descriptors that are still open when a session ends. A chain of the session may still be
+    /// running.
     pub(super) fn give_up_opened(&mut self) -> Result<(), RemoteError> {
         if self.position == Position::Running {
             self.reach_event_stop()?;
@@ -122,7 +130,7 @@ impl RemoteSession<'_> {
         self.close_one_by_one()
     }
 
-    /// Lays the closing of the descriptor that is opened as the `count`th; nothing leads there yet.
+    /// Writes the deferred close of the `count`th descriptor. The restore path does not include it yet.
     fn lay_closing(&self, count: usize) -> Result<(), RemoteError> {
         debug_assert!(count <= self.layout.room.opened, "what is opened fits its room");
         let (frame, next) = (self.layout.way(count).start, self.layout.way(count - 1).start);
@@ -139,7 +147,8 @@ impl RemoteSession<'_> {
         Ok(())
     }
 
-    /// Makes a call that returns to what lies at `stack`; the store then puts the result into the newest closing.
+    /// Makes a call that returns to the address in the word at `stack`. If this is the store gadget, the
+    /// gadget writes the result into the newest deferred close.
     fn call_from(&mut self, stack: Address, query: &Query) -> Result<u64, RemoteError> {
         let call = self.registers_for(query.number, query.arguments, stack);
         let call = match self.gadgets.store {

@@ -1,11 +1,14 @@
-//! Where in a subject's memory a signal frame harms nothing.
+//! Finds memory in a subject for restore frames, where they overwrite nothing.
 //!
 //! Owns: the choice of an unused part of the initial stack.
-//! Invariants: only memory far below the leader's stack pointer, or that the program never wrote, is chosen; a
-//! heap block that serves as a stack (Go's, coroutines, alternate signal stacks) never is. What is taken for
-//! sessions that live at the same time does not overlap, nor does it overlap a frame by which a thread that an earlier
-//! tracer has left may still come home.
-//! Does not: write there, except zeros over data that is no longer needed.
+//! Invariants: the memory is either far below the leader's stack pointer, or was never written by the
+//! program. A heap block that serves as a stack (goroutines, coroutines, alternate signal stacks) is never
+//! chosen. The memory of active sessions does not overlap. It does not overlap a restore frame that an
+//! earlier tracer has left and that a thread may still use.
+//! Does not: write to this memory, except zeros over the frames of a dead tracer that no thread needs any
+//! more.
+//!
+//! A restore frame is a signal frame with the whole context of a thread (see `session`).
 
 use memchr::memmem;
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
@@ -19,40 +22,43 @@ use crate::arch;
 use crate::memory::ProcessMemory;
 use crate::procfs;
 
-/// Pages at the bottom of the initial stack that earlier sessions may have used; they left zeros there.
+/// Pages at the bottom of the initial stack that earlier sessions may have used. Such pages contain only
+/// zeros.
 const REUSED_PAGES_MAX: u64 = 16;
-/// How far below a leader that is deep in its stack a frame is laid: so much may the leader use, for signals that come
-/// as well, before a thread has come home, should this program die.
+/// Distance in bytes between the used part of the leader's stack and a restore frame. If this program dies,
+/// the leader may use this much stack, also for signal handlers, before the thread has run its restore frame.
 const DISTANCE: ByteCount = ByteCount(64 * 1024);
-/// What the sessions of several threads take together at most. Pages that they touch stay in the subject's memory.
+/// Maximum memory that the sessions of several threads use together. Pages that they touch stay allocated in
+/// the subject.
 const SEVERAL: ByteCount = ByteCount(REUSED_PAGES_MAX * PAGE_BYTES);
-/// Enough for one session, whatever it is asked and whatever state the thread has.
+/// Memory for one session. It is enough for every `Room` and every size of extended state.
 const ONE: ByteCount = ByteCount(32 * 1024);
-/// How far above a stack pointer a handler's signal frame is looked for.
+/// Range above a stack pointer that is searched for the signal frame of a handler.
 const SEARCHED: ByteCount = ByteCount(64 * 1024);
 
-/// Places for sessions in threads of one process.
+/// Memory for sessions in the threads of one process.
 #[derive(Debug)]
 pub struct Places {
-    /// From its end downwards.
+    /// All usable memory. Sessions take it from the end downwards.
     all: AddressRange,
     taken: Address,
 }
 
 impl Places {
-    /// Finds room in a stopped process: the bottom of the initial stack, far below the leader; if the leader runs
-    /// elsewhere, pages that were never written.
+    /// Finds memory in a stopped process. If the leader runs on the initial stack, this is the bottom of the
+    /// stack, far below the leader. Otherwise it is a range of pages that were never written.
     pub fn find(pid: Pid, context: &RemoteContext<'_>) -> Result<Self, RemoteError> {
         let leader = pid.leader();
         let initial = context.areas.iter().find(|area| area.name == "[stack]");
         let stack = initial.ok_or(RemoteError::NoStack(leader))?.range;
-        // Not stopped by us, or ended while its threads go on: then its place is not known.
+        // The stack pointer is unknown if this tracer has not stopped the leader, or if the leader has ended
+        // before its other threads.
         let leader_at = ptrace::registers(leader).ok().map(|registers| Address(registers.rsp));
         let mut all = match leader_at.filter(|at| stack.contains(*at)) {
             Some(at) => far_below(at - arch::RED_ZONE, stack),
             None => unwritten_or_below(context.memory, stack)?,
         };
-        // One that begins below may reach into it.
+        // A frame that begins below the range may extend into it.
         let near = AddressRange::new(stack.start.max(all.start - ONE), all.end);
         if !near.is_empty() && holds_home_frame(context.memory, near)? {
             if is_anybodys_way(pid, context, near) {
@@ -64,10 +70,10 @@ impl Places {
         Ok(Self { all, taken: all.end })
     }
 
-    /// The end of room for a session; `None` when those that live must end first.
+    /// Returns the upper end of memory for a session. `None` means that active sessions must end first.
     pub fn take(&mut self, room: ByteCount) -> Option<Address> {
         let top = self.taken;
-        // Alone, a session may go below: the stack grows by it.
+        // The first session may exceed the range, because the stack mapping grows downwards on access.
         let fits = top == self.all.end || top - self.all.start >= room;
         fits.then(|| {
             self.taken = top - room;
@@ -75,18 +81,19 @@ impl Places {
         })
     }
 
-    /// All sessions have ended.
+    /// Makes all memory available again. All sessions must have ended.
     pub fn reset(&mut self) {
         self.taken = self.all.end;
     }
 }
 
-/// Pages below all that was ever used: the stack grows by them.
+/// Returns pages directly below the stack mapping, where nothing was ever used. The stack mapping grows when
+/// they are written.
 fn below(stack: AddressRange) -> AddressRange {
     AddressRange::new(stack.start - ONE, stack.start)
 }
 
-/// Whether a tracer that died has left a frame there.
+/// Reports whether the range contains a frame that a dead tracer has left.
 fn holds_home_frame(memory: &ProcessMemory, range: AddressRange) -> Result<bool, Error> {
     let mark = arch::home_frame_mark();
     let found = touched(memory, range)?.into_iter().any(|range| {
@@ -96,8 +103,9 @@ fn holds_home_frame(memory: &ProcessMemory, range: AddressRange) -> Result<bool,
     Ok(found)
 }
 
-/// Whether a thread may come home through there: one that is in a signal handler meanwhile has left the way in its
-/// registers to the frame that the handler returns through. A thread that cannot be looked at may.
+/// Reports whether a thread may return through a frame in the range. A thread in a signal handler has the
+/// address in the registers that the handler's signal frame holds. The result is true if a thread cannot be
+/// inspected.
 fn is_anybodys_way(pid: Pid, context: &RemoteContext<'_>, range: AddressRange) -> bool {
     let Ok(threads) = procfs::threads(pid) else { return true };
     let leads_there = |word: u64| range.start.get() <= word && word < range.end.get();
@@ -113,7 +121,7 @@ fn is_anybodys_way(pid: Pid, context: &RemoteContext<'_>, range: AddressRange) -
     })
 }
 
-/// Writes zeros over the remains of a tracer that has died.
+/// Writes zeros over the frames of a dead tracer.
 fn forget(memory: &ProcessMemory, range: AddressRange) -> Result<(), Error> {
     for range in touched(memory, range)? {
         memory.write(range.start, &vec![0; range.len().get() as usize])?;
@@ -141,7 +149,8 @@ fn unwritten_or_below(memory: &ProcessMemory, stack: AddressRange) -> Result<Add
     Ok(below(stack))
 }
 
-/// The end of `room` bytes in pages that hold nothing, with as much above that holds nothing either.
+/// Returns the end of `room` bytes in unwritten pages. Directly above, `room` further bytes are unwritten as
+/// well.
 fn unwritten(
     memory: &ProcessMemory,
     stack: AddressRange,

@@ -1,8 +1,14 @@
-//! One stopped thread that makes system calls, one at a time, and is restored afterwards.
+//! Makes one stopped thread execute system calls, one at a time, and restores the thread afterwards.
 //!
-//! Owns: the position of the thread; the sequence of stops around one call, and undoing all of it.
-//! Invariants: no stop used here becomes a signal when the tracer dies. (Single-stepping would: it leaves a SIGTRAP.)
+//! Owns: the position of the thread, the sequence of stops around one call, and the restoration of the
+//! thread.
+//! Invariants: no stop that is used here becomes a signal if the tracer dies. A single-step stop would become
+//! a SIGTRAP, so single-stepping is not used.
 //! Does not: make several calls with one resumption; `batch` does.
+//!
+//! A *restore frame* is a signal frame with the whole context of the thread. The *restore path* is the
+//! sequence of returns by which the thread reaches its restore frame and runs rt_sigreturn(2) on it. If this
+//! program dies, the thread follows this path without help.
 
 use std::time::Duration;
 
@@ -22,67 +28,69 @@ use crate::steps;
 use crate::thread::{Stopped, Thread};
 use crate::tracer::await_stop;
 
-/// How long one remote call may take; none of those used here blocks.
+/// Timeout of one remote call. The calls that are used here do not block.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(5);
 
-/// The code segment of 64-bit programs.
+/// Code segment selector of 64-bit programs.
 const CODE_SEGMENT_64: u64 = 0x33;
-/// `how` of rt_sigprocmask(2), and the size of its sets.
+/// `how` argument of rt_sigprocmask(2), and the size of a signal set in bytes.
 const SIG_SETMASK: u64 = 2;
 const SIGNAL_SET_BYTES: u64 = 8;
-/// SIGSTOP: the one stop signal that no mask holds back.
+/// SIGSTOP, the only stop signal that a thread cannot block.
 pub(super) const STOP: Signal = Signal(19);
 
-/// A stopped thread that is set up to make system calls; dropping it brings everything back.
+/// A stopped thread that can make remote system calls. Dropping the session restores the thread.
 #[derive(Debug)]
 pub struct RemoteSession<'a> {
     pub(super) thread: &'a mut Thread<Stopped>,
     pub(super) position: Position,
-    /// Its registers and signal mask when it was found.
+    /// Registers and signal mask of the thread before the session.
     pub(super) original: Registers,
     pub(super) mask: u64,
     pub(super) gadgets: Gadgets,
     pub(super) layout: Layout<'a>,
-    /// Descriptors that the way home leads through the closings of.
+    /// Number of opened descriptors. The restore path runs one deferred close(2) for each.
     pub(super) opened: usize,
-    /// The thread may have seccomp filters, which are suspended.
+    /// The thread may have seccomp filters. The session has then tried to suspend them.
     is_filtered: bool,
-    /// The signals that are blocked now.
+    /// Signals that the thread blocks at present.
     held_back: u64,
-    /// Signals of others that got through although the thread blocks them: its own once it is brought back.
+    /// Signals that arrived from elsewhere, and were delivered although the thread normally blocks them. The
+    /// session sends them again when the thread is restored.
     pub(super) intercepted: Vec<Intercepted>,
 }
 
-/// Where the thread of a session is.
+/// The position of the thread of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Position {
-    /// In the event stop that it was found in.
+    /// In the event stop where the session started.
     Found,
-    /// It has left that, and is stopped, or runs to the next stop of a single call.
+    /// The thread has left the first event stop. It is stopped, or runs to the next stop of a single call.
     Moved,
-    /// It runs through a chain.
+    /// The thread runs through a chain.
     Running,
-    /// Stopped at the signal that ends a chain, where registers and mask can be changed as in an event stop.
+    /// Stopped at the signal that ends a chain. Registers and mask can be changed here as in an event stop.
     AtSignal,
-    /// Brought back, or ended.
+    /// The thread is restored, or has ended.
     Over,
 }
 
-/// A signal that was meant for the subject.
+/// A signal that was sent to the subject from outside the session.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Intercepted {
     pub(super) signal: Signal,
-    /// It was sent to this very thread.
+    /// The signal was sent to this thread, not to the process.
     pub(super) is_own: bool,
 }
 
 impl<'a> RemoteSession<'a> {
-    /// Prepares a stopped thread: lays the way home, then points its registers at it.
+    /// Begins a session in a stopped thread: writes the restore frame, then sets the registers to the restore
+    /// path. The session has room for the maximum of calls, data and descriptors.
     pub fn begin(thread: &'a mut Thread<Stopped>, context: &RemoteContext<'a>) -> Result<Self, RemoteError> {
         Self::begin_with(thread, context, Room::MOST)
     }
 
-    /// The same for a session that is asked no more than it has room for.
+    /// Begins a session that uses at most the calls, data and descriptors of `room`.
     pub fn begin_with(
         thread: &'a mut Thread<Stopped>,
         context: &RemoteContext<'a>,
@@ -94,8 +102,9 @@ impl<'a> RemoteSession<'a> {
         Self::begin_at(thread, context, &known, top, room, true)
     }
 
-    /// The same for a thread that is known already, below an otherwise unused address. Where its status file
-    /// says that it has no seccomp filter, none is suspended.
+    /// Begins a session in a thread that was already read, with its memory below the unused address `top`.
+    /// `is_filtered` is false if the status file of the thread reports no seccomp filter; then no filter is
+    /// suspended.
     pub fn begin_at(
         thread: &'a mut Thread<Stopped>,
         context: &RemoteContext<'a>,
@@ -120,11 +129,12 @@ impl<'a> RemoteSession<'a> {
             intercepted: Vec::new(),
         };
         if is_filtered {
-            // Suspending the filters needs CAP_SYS_ADMIN; where they stay, a refused call gives its error as any other.
+            // Suspending the filters needs CAP_SYS_ADMIN. Without it, a call that a filter refuses returns an
+            // error as any other call does.
             let options = session.thread.options.with(Options::SUSPEND_SECCOMP);
             let _ = session.thread.set_options(options);
         }
-        // From here on the registers lead home; only then may the mask change.
+        // The signal mask may change only after the registers are set to the restore path.
         session.point_home()?;
         steps::reach("pointed home");
         Ok(session)
@@ -139,34 +149,34 @@ impl<'a> RemoteSession<'a> {
         Ok(())
     }
 
-    /// The thread.
+    /// Returns the tid of the thread.
     pub fn tid(&self) -> Tid {
         self.thread.tid()
     }
 
-    /// Address of the room for arguments and results.
+    /// Returns the address of the memory for arguments and results.
     pub fn data(&self) -> Address {
         self.layout.data
     }
 
-    /// Writes argument bytes to the start of the data.
+    /// Writes argument bytes to the start of the data memory.
     pub fn write_data(&self, bytes: &[u8]) -> Result<(), RemoteError> {
         debug_assert!(bytes.len() as u64 <= self.layout.room.data.get(), "arguments fit the data area");
         Ok(self.layout.memory.write(self.layout.data, bytes)?)
     }
 
-    /// Reads result bytes from the start of the data.
+    /// Reads result bytes from the start of the data memory.
     pub fn read_data(&self, length: ByteCount) -> Result<Vec<u8>, RemoteError> {
         Ok(self.layout.memory.read_vec(self.layout.data, length)?)
     }
 
-    /// Makes one system call in the thread.
+    /// Makes one system call in the thread, and returns its result.
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, RemoteError> {
         let call = self.registers_for(number, arguments, self.layout.way(self.opened).start);
         self.make(number, &call)
     }
 
-    /// Registers for a call that returns to what lies at `stack`.
+    /// Returns registers for a call after which the thread returns to the address in the word at `stack`.
     pub(super) fn registers_for(&self, number: i64, arguments: [u64; 6], stack: Address) -> Registers {
         let call = arch::with_syscall(&self.original, self.gadgets.syscall_return, number, arguments);
         Registers { rsp: stack.get(), ..call }
@@ -189,18 +199,19 @@ impl<'a> RemoteSession<'a> {
         Ok(result as u64)
     }
 
-    /// Brings registers, mask and memory back, and reports when that failed.
+    /// Restores registers, signal mask and memory, and reports an error if this fails.
     pub fn end(mut self) -> Result<(), RemoteError> {
         self.restore()
     }
 
-    /// Registers that lead home on the thread's own stack pointer, so that a signal is handled where it would have
-    /// been: an alternate stack that is in use is not begun anew.
+    /// Sets registers that start the restore path from the thread's own stack pointer. If a signal arrives,
+    /// the kernel then puts the handler's frame where it would be without the session. With another stack
+    /// pointer, the kernel would restart an alternate stack that is in use.
     fn point_home(&self) -> Result<(), RemoteError> {
         let Some(pivot) = self.gadgets.pivot else { return self.point_at(self.layout.home) };
         let rbp = self.layout.home.frame_pointer().get();
         let registers = match &self.layout.on_alternate {
-            // Holds back all signals before it leaves that stack.
+            // This call blocks all signals before the thread leaves the alternate stack.
             Some(word) => {
                 let arguments = [SIG_SETMASK, rbp, 0, SIGNAL_SET_BYTES, 0, 0];
                 Registers { rbp, ..self.registers_for(RT_SIGPROCMASK, arguments, word.at) }
@@ -210,7 +221,7 @@ impl<'a> RemoteSession<'a> {
         Ok(ptrace::set_registers(self.tid(), &registers)?)
     }
 
-    /// Registers of a call without effect, from which the thread returns through a home frame.
+    /// Sets registers for a call of getpid(2), after which the thread returns to the start of `home`.
     pub(super) fn point_at(&self, home: HomePlace) -> Result<(), RemoteError> {
         let call = self.registers_for(GETPID, [0; 6], home.start);
         Ok(ptrace::set_registers(self.tid(), &call)?)
@@ -223,9 +234,11 @@ impl<'a> RemoteSession<'a> {
             ptrace::resume_to_syscall(tid, injected.take())?;
             match self.next_stop()? {
                 Stop::Syscall => return Ok(()),
-                // The process is stopped by it as ever; the thread then goes on for us alone.
+                // SIGSTOP is delivered, so that the process stops as without a tracer. Only this thread
+                // continues.
                 Stop::Delivery(STOP) => injected = Some(STOP),
-                // A fault: the code of the gadgets is gone. The thread is brought back without it.
+                // The kernel has forced a signal, for example SIGSEGV because the code of the gadgets is
+                // gone. The session restores the thread without the result.
                 Stop::Delivery(signal) => return Err(RemoteError::Signalled { tid, signal }),
                 _ => {}
             }
@@ -251,14 +264,16 @@ impl<'a> RemoteSession<'a> {
         outcome
     }
 
-    /// The thread goes back into an event stop, where the kernel still restarts what the first stop broke off.
+    /// Restores the thread in an event stop. There, the kernel still restarts the call that the first stop
+    /// interrupted.
     fn bring_back(&mut self) -> Result<(), RemoteError> {
         let tid = self.thread.tid();
         if self.opened > 0 {
-            // Whatever comes of it, the thread is brought back.
+            // The thread is restored even if this fails.
             let _ = self.give_up_opened();
         }
-        // What holds the whole process shows, and can be waited for, in an event stop alone.
+        // A group stop (a signal has stopped all threads of the process) is visible only in an event stop.
+        // The tracer can also wait for its end only there.
         let may_stay = match self.position {
             Position::Found => true,
             Position::AtSignal => self.thread.group_stop().is_none(),
@@ -276,7 +291,7 @@ impl<'a> RemoteSession<'a> {
         ptrace::set_registers(tid, &self.original)?;
         steps::reach("registers brought back");
         if self.is_filtered {
-            // It may be that it was never changed; then it is the same again.
+            // If suspending the filters failed, the options have not changed, and this has no effect.
             let options = self.thread.options.without(Options::SUSPEND_SECCOMP);
             let _ = self.thread.set_options(options);
         }
@@ -289,14 +304,14 @@ impl<'a> RemoteSession<'a> {
         Ok(())
     }
 
-    /// Runs the thread into the stop that was asked for; the stop signal, if one holds the process.
+    /// Runs the thread to an event stop. Returns the stop signal if the process is in a group stop.
     pub(super) fn reach_event_stop(&mut self) -> Result<Option<Signal>, RemoteError> {
         let tid = self.thread.tid();
         let mut injected = None;
         loop {
             ptrace::interrupt(tid)?;
             steps::reach("event stop asked for");
-            // One that runs through a chain comes to the stop by itself.
+            // A thread that runs through a chain reaches the stop without a resumption.
             if self.position != Position::Running {
                 ptrace::resume(tid, injected.take())?;
             }
@@ -304,7 +319,7 @@ impl<'a> RemoteSession<'a> {
                 Stop::Event => return Ok(None),
                 Stop::Group(signal) => return Ok(Some(signal)),
                 Stop::Delivery(STOP) => injected = Some(STOP),
-                // A call that was broken off half-way.
+                // Another stop, for example the syscall stop of an unfinished call.
                 _ => {}
             }
         }
@@ -313,7 +328,7 @@ impl<'a> RemoteSession<'a> {
 
 impl Drop for RemoteSession<'_> {
     fn drop(&mut self) {
-        // A thread that has died meanwhile needs nothing brought back.
+        // An error means that the thread has died, and then there is nothing to restore.
         let _ = self.restore();
     }
 }

@@ -1,4 +1,5 @@
-//! What the tests of this crate share: subjects compiled from C, helpers that are killed.
+//! Helpers for the tests of this crate: subjects that are compiled from C, and helper processes that are
+//! killed.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -11,10 +12,11 @@ use std::time::{Duration, Instant};
 use model::{Pid, Signal, Tid};
 use undying_tracee::procfs;
 
-/// The longest a subject may take to answer or end.
+/// Maximum time for an answer or the end of a subject.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The compiled subject of a name; `None`, with the reason printed, without a C compiler.
+/// Compiles the subject with this name, and returns its path. Without a C compiler, prints the reason and
+/// returns `None`.
 pub(crate) fn compile(name: &str) -> Option<PathBuf> {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/subjects").join(format!("{name}.c"));
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -35,7 +37,7 @@ pub(crate) fn compile(name: &str) -> Option<PathBuf> {
     Some(program)
 }
 
-/// A running subject that takes commands and answers in lines.
+/// A running subject that receives commands and answers in lines.
 pub(crate) struct Subject {
     pub(crate) child: Child,
     answers: BufReader<ChildStdout>,
@@ -48,8 +50,8 @@ impl Subject {
         Self::begin(Command::new(&program).args(arguments), program)
     }
 
-    /// A subject that leaves the processor to its tracer: its busy threads would keep a tracer waiting far longer
-    /// than it works.
+    /// Starts a subject with lower priority than its tracer. Its busy threads would otherwise delay the
+    /// tracer for far longer than the tracer works.
     pub(crate) fn start_nice(name: &str, arguments: &[&str]) -> Option<Self> {
         let program = compile(name)?;
         Self::begin(Command::new("nice").args(["-n", "10"]).arg(&program).args(arguments), program)
@@ -81,7 +83,7 @@ impl Subject {
         }
     }
 
-    /// How often each of the subject's threads has come round.
+    /// Returns the number of rounds of each thread of the subject.
     pub(crate) fn rounds(&mut self) -> Vec<u64> {
         self.tell("c");
         let line = self.line();
@@ -90,7 +92,7 @@ impl Subject {
             .collect()
     }
 
-    /// Waits until every thread that comes round at all has come round once more.
+    /// Waits until every thread that counts rounds has finished one more round.
     pub(crate) fn goes_on(&mut self) {
         let started = Instant::now();
         let before = self.rounds();
@@ -109,7 +111,7 @@ impl Subject {
         }
     }
 
-    /// Asks it to judge itself; the number behind `ok`.
+    /// Requests the subject to check itself and end, and returns the number after `ok`.
     pub(crate) fn finish(mut self) -> u64 {
         self.tell("q");
         let line = self.line();
@@ -132,7 +134,7 @@ impl Drop for Subject {
     }
 }
 
-/// Prints where every thread of a tree is.
+/// Prints the state of every thread of a tree.
 fn describe(root: Pid) {
     for pid in undying_tracee::tree::descendants(root).unwrap_or_default() {
         for tid in procfs::threads(pid).unwrap_or_default() {
@@ -158,7 +160,8 @@ fn wait_limited(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// This test program again, as a helper that does one thing and may be killed.
+/// Returns a command that starts this test program as a helper process for one task. The helper may be
+/// killed.
 pub(crate) fn helper(test: &str, role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).env("UNDYING_TEST_ROLE", role);
@@ -166,8 +169,8 @@ pub(crate) fn helper(test: &str, role: &str) -> Command {
     command
 }
 
-/// Keeps this thread and what it starts on one of the processors that there are: a stop of a thread on another one
-/// takes ten times as long.
+/// Binds this thread, and processes that it starts, to one of the available processors. Stopping a thread on
+/// another processor takes ten times as long.
 pub(crate) fn stay_on_one_processor(number: usize) {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
     let all = sched_getaffinity(None).unwrap();
@@ -177,7 +180,7 @@ pub(crate) fn stay_on_one_processor(number: usize) {
     sched_setaffinity(None, &one).unwrap();
 }
 
-/// What this process is to do when it is such a helper.
+/// Returns the task of this process if it is a helper.
 pub(crate) fn role() -> Option<String> {
     std::env::var("UNDYING_TEST_ROLE").ok()
 }
@@ -185,10 +188,11 @@ pub(crate) fn role() -> Option<String> {
 static STEPS: AtomicU64 = AtomicU64::new(0);
 static LAST_STEP: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Whether the steps of stopping the tree and of leaving it count as well: they are the same whichever thread is called.
+/// Whether the steps of stopping and resuming the tree are counted, too. They are the same for each thread
+/// that makes calls.
 static COUNTS_STOPS: AtomicBool = AtomicBool::new(true);
 
-/// Has this process die at the step of a number from now on.
+/// Makes this process die at the step with this number.
 pub(crate) fn die_at(step: u64, counts_stops: bool) {
     LAST_STEP.store(step, Ordering::Relaxed);
     COUNTS_STOPS.store(counts_stops, Ordering::Relaxed);
@@ -204,20 +208,20 @@ fn die_at_last_step(step: &'static str) {
     }
 }
 
-/// Dies as by SIGKILL, here and now.
+/// Kills this process immediately with SIGKILL.
 pub(crate) fn die() {
     sys::signal::send(Pid(std::process::id() as i32), Signal(9)).unwrap();
     std::thread::sleep(Duration::from_secs(60));
 }
 
-/// Whether a helper has died of its own SIGKILL; otherwise it has come to its end.
+/// Reports whether a helper has killed itself with SIGKILL. Otherwise it must have succeeded.
 pub(crate) fn has_died(status: ExitStatus) -> bool {
     let died = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
     assert!(died || status.success(), "{status}");
     died
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
