@@ -102,7 +102,7 @@ fn a_foreign_newer_or_missing_image_is_named_as_such() {
     std::fs::write(&commit, "tree 4b825dc642cb6eb9a060e54bf8d69288fbee4904\n".repeat(9)).unwrap();
     assert_refused(&restore(&lab, &image), 5, &["is not an undying image"]);
     std::fs::remove_file(&commit).unwrap();
-    assert_refused(&restore(&lab, &image), 5, &["holds no committed image"]);
+    assert_refused(&restore(&lab, &image), 5, &["contains no committed image"]);
     assert_refused(&restore(&lab, &lab.path("nowhere")), 5, &["there is no such file or directory"]);
     assert_refused(&lab.say(["restore", "nobody"]), 5, &["no committed image nobody", "`undying ls` lists"]);
     assert_refused(&lab.say(["restore", "nobody@7"]), 5, &["no committed image nobody"]);
@@ -466,8 +466,8 @@ fn a_store_that_others_can_read_is_refused() {
     let lab = Lab::new();
     std::fs::create_dir(lab.store()).unwrap();
     std::fs::set_permissions(lab.store(), PermissionsExt::from_mode(0o755)).unwrap();
-    assert_refused(&lab.say(["run", "--", "true"]), 125, &["open to others", "chmod 0700"]);
-    assert_refused(&lab.say(["ls"]), 125, &["open to others"]);
+    assert_refused(&lab.say(["run", "--", "true"]), 125, &["can be read by other users", "chmod 0700"]);
+    assert_refused(&lab.say(["ls"]), 125, &["can be read by other users"]);
 }
 
 #[test]

@@ -129,7 +129,8 @@ fn what_is_no_store_and_no_image_is_called_so() {
     let open = lab.path("open");
     std::fs::create_dir(&open).unwrap();
     std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o1777)).unwrap();
-    for (path, word) in [("open", "holds no committed image"), ("gone", "there is no such file or directory")]
+    for (path, word) in
+        [("open", "contains no committed image"), ("gone", "there is no such file or directory")]
     {
         for verb in ["show", "verify", "restore"] {
             let said = lab.say([verb, lab.path(path).to_str().unwrap()]);
@@ -380,7 +381,7 @@ fn a_store_is_tidied_by_name_and_what_is_being_written_is_left_alone() {
         for verb in [&["squash", "job"][..], &["prune", "job", "--keep", "1"]] {
             let said = lab.say(verb);
             assert_eq!(said.code, Some(125), "{said:?}");
-            assert!(said.stderr.contains("is being written by another undying"), "{said:?}");
+            assert!(said.stderr.contains("is being written by another undying process"), "{said:?}");
         }
         assert_eq!(lab.json(&["gc"])["busy"], serde_json::json!(["job"]));
     }

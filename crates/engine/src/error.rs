@@ -36,7 +36,7 @@ pub enum EngineError {
     },
     /// The threads of the tree could not be stopped.
     /// Row: not-stopped
-    #[error("{0}\nhelp: the tree goes on as before; {help}", help = after_freeze(.0))]
+    #[error("{0}\nhelp: the program continues unchanged; {help}", help = after_freeze(.0))]
     Freeze(tracee::FreezeError),
     /// A pid or tid that the subject needs belongs to another process.
     /// Row: pid-taken
@@ -130,7 +130,7 @@ pub enum EngineError {
     #[error("the tree differs from the checkpoint in more than memory and registers: {}", .0.join("; "))]
     NotInPlace(Vec<String>),
     /// `apply` failed after it had changed a part of a living tree. The tree was killed.
-    #[error("{0}\nthe tree was set back to the checkpoint only in part, and was killed")]
+    #[error("{0}\nthe process tree was rolled back only partly to the checkpoint, and was killed")]
     InPart(Box<EngineError>),
     /// An operation on a kernel object failed.
     #[error(transparent)]

@@ -97,15 +97,19 @@ pub enum GuardianError {
     NoStore,
     /// The program to run cannot be started.
     /// Row: command-failed
-    #[error("cannot start {command:?}: {source}\nhelp: check its name, PATH and its permissions")]
+    #[error(
+        "cannot start {command:?}: {source}\nhelp: check the name of the program, PATH and the permissions"
+    )]
     Command { command: OsString, source: sys::Error },
     /// A component is to run as a user that is not in /etc/passwd.
     /// Row: no-user
-    #[error("there is no user {name:?} in /etc/passwd\nhelp: name one that is there, or its number")]
+    #[error("there is no user {name:?} in /etc/passwd\nhelp: use the name of an existing user, or a uid")]
     NoUser { name: String },
     /// Another guardian already protects a subject of this name.
     /// Row: name-taken
-    #[error("{name} is guarded by another undying{by}\nhelp: give this one another name with --name")]
+    #[error(
+        "{name} is already guarded by another undying process{by}\nhelp: choose another name with --name"
+    )]
     NameTaken {
         name: String,
         /// The text ` (pid N)` with the pid of the other guardian; empty if this pid is unknown.
@@ -209,7 +213,7 @@ pub enum GuardianError {
     NoWayBack { name: String },
     /// A status file, which only this program writes, cannot be parsed.
     /// Row: status-damaged
-    #[error("{path} cannot be read as a status: {why}\nhelp: remove the file; it is written anew by the next run", path = Escaped(&path.to_string_lossy()))]
+    #[error("{path} is not a valid status file: {why}\nhelp: remove the file; the next run writes it again", path = Escaped(&path.to_string_lossy()))]
     Status { path: PathBuf, why: String },
 }
 

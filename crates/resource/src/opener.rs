@@ -31,9 +31,9 @@ pub struct Opener {
 /// The reason why a recorded path was not opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
-    #[error("its path now contains a symbolic link, which it did not at the checkpoint")]
+    #[error("its path now contains a symbolic link that was not there at the checkpoint")]
     Link,
-    #[error("another file now has its path, which the program itself may not open: {0}")]
+    #[error("its path now leads to another file, which the program has no permission to open: {0}")]
     Denied(Errno),
     #[error("it cannot be opened: {0}")]
     Failed(Errno),

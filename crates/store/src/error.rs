@@ -34,7 +34,7 @@ pub enum Error {
     /// Other users can read the store, and therefore the memory of every subject in it.
     ///
     /// Row: store-exposed
-    #[error("store {path} is open to others (mode {mode:04o})\nhelp: chmod 0700 {path}", path = shown(path))]
+    #[error("store {path} can be read by other users (mode {mode:04o})\nhelp: chmod 0700 {path}", path = shown(path))]
     Exposed { path: PathBuf, mode: u32 },
 
     /// Another user owns the file or directory, and can have written anything into it.
@@ -56,8 +56,8 @@ pub enum Error {
     ///
     /// Row: image-writable
     #[error(
-        "{path} can be written by other users (mode {mode:04o})\nhelp: if you trust the content, take the permission \
-         away: chmod -R go-w {directory}",
+        "{path} can be written by other users (mode {mode:04o})\nhelp: if you trust the content, remove the \
+         permission: chmod -R go-w {directory}",
         path = shown(path), directory = shown(directory_of(path))
     )]
     Writable { path: PathBuf, mode: u32 },
@@ -66,7 +66,7 @@ pub enum Error {
     ///
     /// Row: image-wrong-type
     #[error(
-        "{path} is {found} and not {wanted}; it was not opened\nhelp: find out how it came there, then remove it: \
+        "{path} is {found} and not {wanted}; it was not opened\nhelp: find out which program created it, then remove it: \
          rm {path}; restore an earlier image",
         path = shown(path)
     )]
@@ -94,7 +94,7 @@ pub enum Error {
     ///
     /// Row: image-not-committed
     #[error(
-        "{path} holds no committed image\nhelp: `undying ls` lists those that are; a checkpoint cut short leaves none",
+        "{path} contains no committed image\nhelp: `undying ls` lists the committed images; an interrupted checkpoint leaves no image",
         path = shown(.0)
     )]
     NotCommitted(PathBuf),
@@ -111,7 +111,7 @@ pub enum Error {
     /// The content of an image file is damaged.
     ///
     /// Row: image-damaged
-    #[error("{path}: {source}\nhelp: the image cannot be trusted; restore an earlier one", path = shown(path))]
+    #[error("{path}: {source}\nhelp: the image is damaged; restore an earlier image", path = shown(path))]
     Damaged { path: PathBuf, source: image::Error },
 
     /// The content of pages is damaged.
@@ -119,7 +119,7 @@ pub enum Error {
     /// Row: image-damaged
     #[error(
         "{path}: damaged at byte {offset}: the {pages} pages at {start} have checksum {computed}, but {stored} was \
-         written\nhelp: the image cannot be trusted; restore an earlier one",
+         written\nhelp: the image is damaged; restore an earlier image",
         path = shown(path), pages = extent.pages, start = extent.start
     )]
     PagesDamaged {
@@ -137,8 +137,8 @@ pub enum Error {
     ///
     /// Row: image-damaged
     #[error(
-        "{path}: {found} bytes long where {expected} were committed\nhelp: the image cannot be trusted; restore an \
-         earlier one",
+        "{path}: {found} bytes long where {expected} were committed\nhelp: the image is damaged; restore an \
+         earlier image",
         path = shown(path), found = found.map_or("missing, 0".to_owned(), |found| found.to_string())
     )]
     WrongLength {
@@ -204,21 +204,21 @@ pub enum Error {
     ///
     /// Row: log-busy
     #[error(
-        "{path} is being written by another undying\nhelp: `undying status` lists what is guarded; end that one first",
+        "{path} is being written by another undying process\nhelp: `undying status` lists the running guardians; end that guardian first",
         path = shown(.0)
     )]
     LogBusy(PathBuf),
 
     /// A wait for the store was cancelled.
-    #[error("the wait for the store was called off")]
+    #[error("the wait for the store was cancelled")]
     CalledOff,
 
     /// The store accepts pages so slowly that the subject would remain stopped for too long.
     ///
     /// Row: store-slow
     #[error(
-        "the store has not taken a checkpoint's pages for {} ms while the subject stood still\nhelp: take checkpoints \
-         less often, or keep the store on a faster disk",
+        "the store has accepted no pages of a checkpoint for {} ms while the subject was stopped\nhelp: take checkpoints \
+         less often, or use a store on a faster disk",
         .0.as_millis()
     )]
     Slow(Duration),
@@ -227,14 +227,16 @@ pub enum Error {
     ///
     /// Row: not-a-copy
     #[error(
-        "{0} is a subject, not a copy\nhelp: `undying prune {0} --keep K` removes checkpoints of a subject; `undying ls` tells copies apart"
+        "{0} is a subject, not a copy\nhelp: `undying prune {0} --keep K` removes checkpoints of a subject; `undying ls` marks the copies"
     )]
     NotACopy(String),
 
     /// The name cannot be the name of a directory in the store.
     ///
     /// Row: name-invalid
-    #[error("{name:?} cannot name a subject: {why}\nhelp: use letters, digits, '-', '_', '.' and '+'")]
+    #[error(
+        "{name:?} is not a valid name of a subject: {why}\nhelp: use letters, digits, '-', '_', '.' and '+'"
+    )]
     InvalidName {
         name: String,
         /// The rule that the name breaks.

@@ -331,6 +331,6 @@ impl Worker {
 
 /// Returns the reason why the thread accepts no more orders.
 fn failure(pool: &Pool) -> Error {
-    let gone = || Error::Io(sys::Error::new("go on after a failed write", sys::Errno::SHORT));
+    let gone = || Error::Io(sys::Error::new("continue after a failed write", sys::Errno::SHORT));
     pool.failure().unwrap_or_else(gone)
 }

@@ -262,7 +262,7 @@ pub(crate) struct OnPanic<T: Fn(&Error)>(pub(crate) T);
 impl<T: Fn(&Error)> Drop for OnPanic<T> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            (self.0)(&Error::Io(sys::Error::new("go on after a panic", Errno::SHORT)));
+            (self.0)(&Error::Io(sys::Error::new("continue after a panic", Errno::SHORT)));
         }
     }
 }

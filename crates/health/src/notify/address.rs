@@ -29,10 +29,12 @@ pub(super) enum NotifyAddress {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AddressError {
     /// The text is neither an absolute path nor `@` with a name.
-    #[error("{0:?} is no socket of sd_notify(3): it begins with neither / nor @")]
+    #[error("{0:?} is not the address of an sd_notify(3) socket: the first character is neither / nor @")]
     Form(OsString),
     /// The name is empty, or too long for a socket address.
-    #[error("{0:?} is no socket of sd_notify(3): the name is empty, or longer than 107 bytes")]
+    #[error(
+        "{0:?} is not the address of an sd_notify(3) socket: the name is empty, or longer than 107 bytes"
+    )]
     Length(OsString),
 }
 

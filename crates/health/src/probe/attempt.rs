@@ -31,13 +31,13 @@ pub enum Failure {
         errno: Errno,
     },
     /// This process cannot create a socket.
-    #[error("cannot make a socket: {0}")]
+    #[error("cannot create a socket: {0}")]
     NoSocket(Errno),
     /// The server did not send a valid HTTP response.
-    #[error("no answer of HTTP: {0}")]
+    #[error("the response is not valid HTTP: {0}")]
     Answer(AnswerError),
     /// The HTTP response has this status.
-    #[error("the answer has the status {0}")]
+    #[error("the response has the status {0}")]
     Status(u16),
     /// The program cannot be started.
     #[error("cannot start {program:?}: {errno}")]
@@ -51,10 +51,10 @@ pub enum Failure {
     #[error("the program ended with status {0}")]
     Exit(i32),
     /// The program was killed by this signal.
-    #[error("the program was ended by signal {0}")]
+    #[error("the program was killed by signal {0}")]
     Killed(Signal),
     /// Another wait of this process has reaped the program, so its exit status is lost.
-    #[error("the status of the program is not known")]
+    #[error("the exit status of the program is unknown")]
     StatusLost,
     /// The deadline has passed.
     #[error("{step} within {limit:?}")]

@@ -48,22 +48,24 @@ pub enum ProbeError {
     )]
     Address(String),
     /// The text contains a host name, and a name lookup would block.
-    #[error("{0:?} names a host by a name, which is not looked up; write its IP address, or localhost")]
+    #[error("{0:?} contains a host name, which undying does not resolve; write an IP address, or localhost")]
     HostName(String),
     /// The text is the URL of an encrypted connection.
-    #[error("{0:?} asks for an encrypted connection; write an http:// URL, or a program of your own as exec")]
+    #[error(
+        "{0:?} needs TLS, which undying does not support; write an http:// URL, or use a command as the probe (exec)"
+    )]
     Encrypted(String),
     /// The text is not an HTTP URL.
-    #[error("{0:?} is no URL of a probe; write it like http://127.0.0.1:8000/health")]
+    #[error("{0:?} is not a valid URL of a probe; write a URL like http://127.0.0.1:8000/health")]
     Url(String),
     /// The URL contains a character that is not valid in a request line.
     #[error("the path of {0:?} has a space, a control or a non-ASCII character; write it as %XX")]
     UrlPath(String),
     /// The text is not an absolute path, or the path is too long for a socket address.
-    #[error("{0:?} is no path of a socket; write unix: and an absolute path of at most 107 bytes")]
+    #[error("{0:?} is not a valid path of a socket; write unix: and an absolute path of at most 107 bytes")]
     SocketPath(String),
     /// The command contains no program.
-    #[error("no program is named; write at least one word")]
+    #[error("the command is empty; write at least the name of a program")]
     NoProgram,
 }
 

@@ -30,7 +30,7 @@ pub enum LogTextError {
     #[error("the text of a log line is empty")]
     Empty,
     /// The text contains a newline.
-    #[error("{0:?} is no part of one line; write the text of a single line")]
+    #[error("{0:?} contains a line break; write the text of a single line")]
     SeveralLines(String),
 }
 

@@ -121,7 +121,7 @@ impl Medium for Directory {
             }
             Ok(_) => Ok(Some(Kind::File)),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
-            Err(error) => Err(failed("look at", path)(error)),
+            Err(error) => Err(failed("inspect", path)(error)),
         }
     }
 
@@ -169,7 +169,7 @@ impl Medium for Directory {
             Err(errno) => return Err(Error::path("lock", path, errno)),
         }
         // The previous owner of the lock may have removed or renamed the directory between open and lock.
-        let held = directory.metadata().map_err(failed("look at", path))?;
+        let held = directory.metadata().map_err(failed("inspect", path))?;
         let same =
             std::fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino()));
         Ok(same.then(|| Box::new(DirectoryLock { _directory: directory }) as Box<dyn Lock>))
@@ -232,7 +232,7 @@ struct DirectReader {
 
 impl PageSource for DirectReader {
     fn length(&self) -> Result<ByteCount> {
-        let metadata = self.file.metadata().map_err(failed("look at", &self.path))?;
+        let metadata = self.file.metadata().map_err(failed("inspect", &self.path))?;
         Ok(ByteCount(metadata.len()))
     }
 

@@ -117,7 +117,7 @@ impl BackgroundWriter {
         self.next = self.next.checked_add(1).ok_or_else(|| too_many(&self.work.directory))?;
         while self.asked > number.0 && self.ready.is_empty() {
             if !self.receive(true) {
-                return Err(Error::Io(sys::Error::new("go on after a panic", sys::Errno::SHORT)));
+                return Err(Error::Io(sys::Error::new("continue after a panic", sys::Errno::SHORT)));
             }
         }
         let made = match self.ready.pop_front() {

@@ -240,7 +240,7 @@ impl Promise {
 impl Drop for Promise {
     fn drop(&mut self) {
         if self.ticket.get().is_none() {
-            let gone = sys::Error::new("go on after a panic", sys::Errno::SHORT);
+            let gone = sys::Error::new("continue after a panic", sys::Errno::SHORT);
             self.shared.answer(&self.ticket, Err(Error::Io(gone)));
         }
     }

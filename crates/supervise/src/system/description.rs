@@ -341,7 +341,7 @@ pub enum NotOne {
     #[error("one of {0} is missing")]
     Missing(&'static str),
     /// The table contains more than one of these keys.
-    #[error("only one of {0} can be there")]
+    #[error("only one of {0} is allowed")]
     Several(&'static str),
     /// The descriptor is a standard stream. The pipe for the readiness line would replace a stream that the program
     /// uses later.
