@@ -3,8 +3,8 @@
 //! Owns: a thread that has its own file-system user, file-system group, supplementary groups and effective
 //! capabilities.
 //! Invariants: the other threads of this process keep their credentials. The kernel resets the dumpable
-//! attribute of the whole process when a thread changes its credentials. After a successful change, this
-//! module restores the attribute.
+//! attribute of the whole process when a thread changes its credentials. This module restores the attribute
+//! afterwards.
 //! Does not: add rights. A capability that this process lacks stays missing.
 //!
 //! Man page: setfsuid(2), setfsgid(2), setgroups(2), capset(2), faccessat2(2)
@@ -100,6 +100,18 @@ fn take_on(wanted: &FileRights) -> Result<()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _changing = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let dumpable = rustix::process::dumpable_behavior().map_err(|errno| failed("read", "dumpable", errno))?;
+    let changed = change_to(wanted);
+    // The kernel may have reset the attribute also if a later step failed.
+    let restored = match dumpable {
+        DumpableBehavior::DumpableReadableOnlyByRoot => Ok(()),
+        dumpable => {
+            rustix::process::set_dumpable_behavior(dumpable).map_err(|errno| failed("set", "dumpable", errno))
+        }
+    };
+    changed.and(restored)
+}
+
+fn change_to(wanted: &FileRights) -> Result<()> {
     let now = own()?;
     let mut groups = wanted.supplementary.clone();
     groups.sort_unstable();
@@ -114,13 +126,7 @@ fn take_on(wanted: &FileRights) -> Result<()> {
     if set_user(ASK) != wanted.user {
         return Err(failed("set", "user", Errno::EPERM));
     }
-    set_effective(wanted.effective)?;
-    match dumpable {
-        DumpableBehavior::DumpableReadableOnlyByRoot => Ok(()),
-        dumpable => {
-            rustix::process::set_dumpable_behavior(dumpable).map_err(|errno| failed("set", "dumpable", errno))
-        }
-    }
+    set_effective(wanted.effective)
 }
 
 fn failed(verb: &str, what: &str, errno: impl Into<Errno>) -> Error {
@@ -182,6 +188,17 @@ mod tests {
     fn our_own_rights_can_always_be_taken_on() {
         let rights = own().unwrap();
         assert_eq!(with(&rights, || own().unwrap()).unwrap(), rights);
+    }
+
+    #[test]
+    fn a_change_that_fails_leaves_the_process_dumpable_as_before() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("unsupported: root");
+        }
+        let before = (own().unwrap(), rustix::process::dumpable_behavior().unwrap());
+        let invalid = FileRights { user: u32::MAX, ..nobody() };
+        assert_eq!(with(&invalid, || ()).unwrap_err().errno, Errno::EPERM);
+        assert_eq!((own().unwrap(), rustix::process::dumpable_behavior().unwrap()), before);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Messages of nfnetlink, the netlink protocol of netfilter.
 //!
 //! Owns: attributes, headers, and a socket that sends requests and receives their acknowledgements.
-//! Invariants: a request ends when the kernel has acknowledged or refused each of its messages.
+//! Invariants: a request ends when the kernel has acknowledged or refused each of its messages, or has refused
+//! the whole batch.
 //! Does not: interpret messages.
 //!
 //! Man page: netlink(7); include/uapi/linux/netfilter/nfnetlink.h
@@ -27,6 +28,9 @@ const NLMSG_ERROR: u16 = 2;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 const VERSION: u8 = 0;
+/// The sequence number of the messages that begin and end a batch. The kernel uses it to refuse a batch as a
+/// whole, for example without nf_tables. It then sends no other acknowledgement.
+const BATCH_EDGE: u32 = 0;
 /// Length of `nlmsghdr` and `nfgenmsg`.
 pub(super) const HEADER_BYTES: usize = 16 + 4;
 /// Receive timeout of the socket. The kernel answers before the send call returns, so this timeout is
@@ -145,11 +149,11 @@ impl Wire {
     pub(super) fn transact(&self, part: u8, messages: &[Message]) -> Result<()> {
         let mut bytes = Vec::new();
         let edge = (0, u16::from(part));
-        header(&mut bytes, BATCH_BEGIN, 0, 0, edge, &[]);
+        header(&mut bytes, BATCH_BEGIN, 0, BATCH_EDGE, edge, &[]);
         for (message, sequence) in messages.iter().zip(1..) {
             message.write(&mut bytes, ACKNOWLEDGE, sequence);
         }
-        header(&mut bytes, BATCH_END, 0, 0, edge, &[]);
+        header(&mut bytes, BATCH_END, 0, BATCH_EDGE, edge, &[]);
         self.send_bytes(&bytes)?;
         self.acknowledged(messages.len())
     }
@@ -163,9 +167,13 @@ impl Wire {
                 let code =
                     message.get(16..20).and_then(|code| code.try_into().ok()).map_or(0, i32::from_ne_bytes);
                 if kind == NLMSG_ERROR {
+                    let verdict = if code == 0 { Ok(()) } else { Err(self.failed(Errno(-code))) };
+                    if sequence_of(message) == Some(BATCH_EDGE) {
+                        return verdict;
+                    }
                     count -= 1;
                     // Later errors are consequences of the first error, so only the first error is kept.
-                    outcome = outcome.and(if code == 0 { Ok(()) } else { Err(self.failed(Errno(-code))) });
+                    outcome = outcome.and(verdict);
                 }
             }
         }
@@ -190,6 +198,11 @@ impl AsFd for Wire {
     }
 }
 
+/// Returns the sequence number of a message.
+fn sequence_of(message: &[u8]) -> Option<u32> {
+    Some(u32::from_ne_bytes(*message.get(8..)?.first_chunk()?))
+}
+
 /// Returns the messages in `piece`, each with its type. An incomplete message at the end is left out.
 pub(super) fn messages(mut piece: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
@@ -198,4 +211,20 @@ pub(super) fn messages(mut piece: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
         piece = piece.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some((u16::from_ne_bytes([message[4], message[5]]), message))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_that_is_refused_as_a_whole_is_not_waited_for() {
+        const NO_SUBSYSTEM: u8 = 200;
+        let wire = Wire::open("try").unwrap();
+        let empty = Attributes::default();
+        let message = Message { kind: (NO_SUBSYSTEM, 0), flags: 0, family: 0, resource: 0, body: empty };
+        let error = wire.transact(NO_SUBSYSTEM, &[message.clone(), message]).unwrap_err();
+        // Without CAP_NET_ADMIN, the kernel checks this first.
+        assert!([Errno::EINVAL, Errno::EPERM].contains(&error.errno), "{error}");
+    }
 }
