@@ -1,10 +1,12 @@
-//! The unread content of a pipe.
+//! The unread content of a pipe. A write in packet mode (O_DIRECT) stores a packet, any other write stores bytes of a
+//! stream.
 //!
 //! Owns: copying the content without consuming the content (tee(2)), distinguishing packets from bytes, and writing
 //! the content into another pipe.
-//! Invariants: inside the pause, when the subject is stopped, one tee(2) call takes references to the pages. The pages
-//! are read after the pause. Later reads and writes of the subject do not change the copy.
-//! Does not: restore ends, capacity or names of a pipe.
+//! Invariants: inside the pause, when the subject is stopped, one tee(2) call makes a second pipe that shares the
+//! buffers of the first pipe. The second pipe is read after the pause. Later reads and writes of the subject do not
+//! change the second pipe.
+//! Does not: restore the descriptors, the capacity or the name of a pipe.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -41,7 +43,8 @@ impl From<Error> for QueueError {
     }
 }
 
-/// A pipe of this process with the copy, and a second pipe for probing the copy.
+/// The copy of the content in a pipe of this process, and a second pipe (the probe). Reads from the probe find out what
+/// the copy contains.
 #[derive(Debug)]
 pub(crate) struct QueueCopy {
     copy: Pipe,
@@ -96,10 +99,13 @@ impl QueueCopy {
         if copied == wanted { Ok(()) } else { Err(failed("copy all of a pipe", Errno::SHORT)) }
     }
 
-    /// Returns the content. Called after the pause. `packets` is `true` if the writer is in packet mode now. `packets`
-    /// is used only if a single byte is left, because a packet of one byte then looks like a byte of a stream.
+    /// Returns the content. Called after the pause. `packets` is `true` if the writer is in packet mode now. The
+    /// argument decides about a single byte that fills the whole capacity of the probe.
     pub(crate) fn take(&mut self, packets: bool) -> std::result::Result<Vec<Chunk>, QueueError> {
-        self.probe.grow(capacity(&self.copy.reader)?)?;
+        let capacity = capacity(&self.copy.reader)?;
+        self.probe.grow(capacity)?;
+        // Space for the mark. If a limit prevents it, a full pipe is probed without a mark.
+        let _ = self.probe.grow(capacity + 1);
         let mut chunks = Vec::new();
         loop {
             let left = waiting(&self.copy.reader)?;
@@ -107,45 +113,61 @@ impl QueueCopy {
                 return Ok(chunks);
             }
             let packet = self.begins_with_packet(left, packets)?;
-            let ends_with_packet = !packet && self.ends_with_packet(left)?;
+            let has_packets_after_bytes = !packet && self.has_packet(left)?;
             let bytes = take(&self.copy.reader, left)?;
-            if ends_with_packet || (!packet && bytes.len() < left) {
+            if has_packets_after_bytes || (!packet && bytes.len() < left) {
                 return Err(QueueError::Mixed);
             }
             chunks.push(Chunk { bytes, packet });
         }
     }
 
-    /// Reports whether the content begins with a packet. Reads one byte of a second copy. If the byte is part of a
-    /// packet, the kernel then discards the other bytes of the packet.
+    /// Reports whether the content begins with a packet.
     fn begins_with_packet(&self, left: usize, guess: bool) -> Result<bool> {
+        // If a read returns the first byte of a longer packet, the kernel discards the other bytes of the packet.
         self.refill_probe()?;
         take(&self.probe.reader, 1)?;
         if waiting(&self.probe.reader)? + 1 < left {
             return Ok(true);
         }
-        if left == 1 {
+        self.refill_probe()?;
+        if !self.mark_end()? && left == 1 {
             return Ok(guess);
         }
         // In a stream, a read of two bytes returns two bytes. A packet of one byte ends the read after one byte.
-        self.refill_probe()?;
         Ok(take(&self.probe.reader, 2)?.len() == 1)
     }
 
-    /// Reports whether the content ends with a packet. Reads all bytes except the last byte of a second copy. If the
-    /// last byte is part of a packet, the kernel then discards the last byte.
-    fn ends_with_packet(&self, left: usize) -> Result<bool> {
+    /// Reports whether content that begins with bytes contains a packet.
+    fn has_packet(&self, left: usize) -> Result<bool> {
+        self.refill_probe()?;
+        if self.mark_end()? {
+            // A packet ends the read before the mark.
+            return Ok(take(&self.probe.reader, left + 1)?.len() <= left);
+        }
         if left == 1 {
             return Ok(false);
         }
-        self.refill_probe()?;
+        // If the read returns a part of a packet, the kernel discards the last byte. It does not discard a packet that
+        // consists of the last byte.
         take(&self.probe.reader, left - 1)?;
         Ok(waiting(&self.probe.reader)? == 0)
     }
 
+    /// Fills the probe with the content.
     fn refill_probe(&self) -> Result<()> {
         self.probe.empty()?;
         tee(self.copy.reader.as_fd(), self.probe.writer.as_fd()).map(drop)
+    }
+
+    /// Appends one byte to the content of the probe. The byte is not part of a packet. Returns `false` if the probe is
+    /// full.
+    fn mark_end(&self) -> Result<bool> {
+        match rustix::io::write(&self.probe.writer, &[0]) {
+            Ok(count) => Ok(count == 1),
+            Err(E::AGAIN) => Ok(false),
+            Err(errno) => Err(failed("write to a pipe", errno)),
+        }
     }
 }
 
@@ -277,9 +299,28 @@ mod tests {
         rustix::io::write(&writer, b"bytes").unwrap();
         assert_eq!(contents(&reader, false).unwrap(), [chunk(b"packet", true), chunk(b"bytes", false)]);
         rustix::fs::fcntl_setfl(&writer, OFlags::DIRECT).unwrap();
-        // A short packet would be merged with the preceding bytes, and the kernel would return packet and bytes as one
-        // stream.
+        // The packet has the length of a page, because the kernel merges a shorter packet with the preceding bytes.
         rustix::io::write(&writer, &[1; 4096]).unwrap();
+        assert!(matches!(contents(&reader, true), Err(QueueError::Mixed)));
+    }
+
+    #[test]
+    fn a_packet_of_one_byte_is_recognised_at_each_place() {
+        let (reader, writer) = pipe(PipeFlags::DIRECT);
+        rustix::io::write(&writer, b"x").unwrap();
+        for packets in [false, true] {
+            assert_eq!(contents(&reader, packets).unwrap(), [chunk(b"x", true)]);
+        }
+        let (reader, writer) = pipe(PipeFlags::empty());
+        rustix::io::write(&writer, b"x").unwrap();
+        for packets in [false, true] {
+            assert_eq!(contents(&reader, packets).unwrap(), [chunk(b"x", false)]);
+        }
+        // A whole page, so that the packet is not merged with the bytes.
+        rustix::io::read(&reader, &mut [0]).unwrap();
+        rustix::io::write(&writer, &[1; 4096]).unwrap();
+        rustix::fs::fcntl_setfl(&writer, OFlags::DIRECT).unwrap();
+        rustix::io::write(&writer, b"x").unwrap();
         assert!(matches!(contents(&reader, true), Err(QueueError::Mixed)));
     }
 
