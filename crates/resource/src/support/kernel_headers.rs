@@ -1,6 +1,7 @@
 //! Test support: checks that each name in the kernel's headers has a verdict.
 //!
-//! A verdict says what a checkpoint does with the state behind a name.
+//! A name is a constant that a program passes to the kernel, for example a socket option. A verdict says how a
+//! checkpoint treats the kernel state that the name refers to.
 //!
 //! Owns: finding definitions, and checking the proof of each verdict.
 //! Invariants: a test fails if a name has no verdict, or a verdict has no proof.
@@ -12,12 +13,13 @@ use std::path::{Path, PathBuf};
 /// Directories with the headers of linux-libc-dev.
 const FOLDERS: [&str; 2] = ["/usr/include", "/usr/include/x86_64-linux-gnu"];
 
-/// The treatment of the state behind a name of a header.
+/// The treatment of the kernel state that a name of a header refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// The state is restored. This source file or victim (a test program in `testkit/victims`) contains the name.
+    /// The state is restored. The string names a source file or a victim (a test program in `testkit/victims`) that
+    /// contains the name.
     Kept(&'static str),
-    /// The name stands for the same state as this other name, or for its opposite.
+    /// The name refers to the same state as another name, or to the opposite state. The string is the other name.
     Same(&'static str),
     /// The state is read-only, and follows from restored state.
     Derived,
@@ -27,9 +29,10 @@ pub(crate) enum Verdict {
     Action,
     /// This kernel or this architecture ignores the name.
     Ignored,
-    /// The state prevents the checkpoint. This source file contains the name, or this victim sets the state.
+    /// The state prevents the checkpoint. The string names a source file that contains the name, or a victim that sets
+    /// the state.
     Refused(&'static str),
-    /// The state is not restored, and docs/limits.md contains these words.
+    /// The state is not restored. docs/limits.md contains the words of the string.
     Lost(&'static str),
 }
 
@@ -41,8 +44,8 @@ pub(crate) struct Definition {
     pub(crate) is_nested: bool,
 }
 
-/// Returns the definitions in a header whose names start with one of the prefixes. Returns `None` if the header does
-/// not exist.
+/// Returns the definitions of a header. Leaves out definitions whose name starts with none of the prefixes. Returns
+/// `None` if the header does not exist.
 pub(crate) fn definitions(header: &str, prefixes: &[&str]) -> Option<Vec<Definition>> {
     let text = FOLDERS.iter().find_map(|folder| fs::read_to_string(Path::new(folder).join(header)).ok())?;
     Some(text.lines().filter_map(|line| definition(line, prefixes)).collect())
@@ -58,7 +61,7 @@ fn definition(line: &str, prefixes: &[&str]) -> Option<Definition> {
     begins.then(|| Definition { name: name.to_owned(), value: value.to_owned(), is_nested })
 }
 
-/// Checks that the code supports each name or a verdict exists for the name. Also checks that each verdict is proved.
+/// Checks for each name that either the code supports it or a verdict exists. Also checks the proof of each verdict.
 /// A verdict whose name ends with `*` applies to all names with this prefix.
 pub(crate) fn judge<'a>(
     names: impl Iterator<Item = &'a str>,

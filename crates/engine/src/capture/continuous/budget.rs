@@ -1,26 +1,28 @@
 //! The pause budget: how long one stop of the subject (a protected process tree) may last, and how the
 //! subject is throttled to keep the budget.
 //!
-//! Owns: the measured costs of a stop, the rate at which the subject dirties pages, and the prediction. Also
-//! the steps that lead to a stop within the budget.
-//! Invariants: a stop copies no page after its deadline. The subject runs for shorter and shorter times
-//! between two stops, so that the number of deferred pages falls for every write rate. Without progress, the
-//! number of steps is bounded.
-//! Does not: read a clock, stop the subject, or copy pages.
+//! A subject can dirty pages faster than a stop can copy pages within the budget. Such a subject is
+//! throttled, like in live migration (QEMU: auto-converge). The dirty pages that are not copied yet are the
+//! *deferred pages*. A *round* copies the deferred pages in several *slices*. In a slice, the subject is
+//! stopped for at most the budget, and pages are copied. Between two slices, the subject runs for the *run
+//! time*. If a round does not halve the number of deferred pages, the run time is halved. After the rounds,
+//! the *final stop* copies the remaining pages and takes the checkpoint. If the remaining pages do not fit
+//! into its budget, another final stop follows.
 //!
-//! A subject that dirties pages faster than they are copied is throttled, like in live migration (QEMU:
-//! auto-converge). The throttling consists of rounds of slices. In a slice, the subject is stopped for at
-//! most the budget while pages are copied. Then the subject runs for a limited time, the run time. If a round
-//! does not halve the number of deferred pages, the run time is halved. The last stop is the stop that takes
-//! the checkpoint.
+//! Owns: the measured costs of a stop, the measured rate at which the subject dirties pages, and the choice of
+//! the next step.
+//! Invariants: a stop copies no page after its deadline. The number of rounds is bounded. The number of
+//! successive final stops without progress is also bounded.
+//! Does not: read a clock, stop the subject, or copy pages.
 
 use std::time::{Duration, Instant};
 
 use model::PageCount;
 
-/// Cost of a page before the first measurement. A scattered page takes 0.3 to 1.2 µs (docs/design/0011).
+/// Assumed time for copying a page, used until the first measurement. A scattered page takes 0.3 to 1.2 µs (docs/design/0011).
 const PAGE_FIRST: Duration = Duration::from_nanos(1200);
-/// Length of the fixed part of a stop, which does not depend on pages, before the first measurement.
+/// Assumed length of the fixed part of a stop, used until the first measurement. The fixed part is the work
+/// that does not depend on the number of pages.
 const FIXED_FIRST: Duration = Duration::from_millis(1);
 /// Minimum number of copied pages for a measurement. Fewer pages do not show the cost of one page.
 const PAGES_MEASURED_MIN: PageCount = PageCount(64);
@@ -28,26 +30,27 @@ const PAGES_MEASURED_MIN: PageCount = PageCount(64);
 const MEMORY: u32 = 8;
 /// Copying gets at least `1 / COPY_SHARE_MIN` of the budget, even if the fixed part needs the whole budget.
 const COPY_SHARE_MIN: u32 = 4;
-/// Minimum run time. A resume and a stop take longer, so a shorter run time becomes zero: the subject is
-/// stopped again at once.
+/// Minimum run time. A shorter run time is replaced by zero: the subject is resumed and stopped again at once.
+/// The resume and the stop alone take more than this time.
 const RUN_MIN: Duration = Duration::from_micros(100);
-/// Maximum number of rounds of slices. After this many rounds, a last stop is tried in any case.
+/// Maximum number of rounds. After this many rounds, a final stop follows in any case.
 const ROUNDS_MAX: u32 = 32;
-/// Maximum number of last stops in a row that do not reduce the number of deferred pages. The next last stop
-/// copies all pages. In this case, the fixed part or pages that no tracker can protect need more than the
-/// budget. A tracker is the component that finds written pages.
+/// Maximum number of successive final stops that do not reduce the number of deferred pages. The stop after
+/// them copies all pages and ignores the budget. Either the fixed part alone needs more than the budget. Or the
+/// subject has too many pages that no tracker (the component that finds written pages) can protect.
 const STALLED_MAX: u32 = 8;
-/// Last stops follow each other without slices if the remaining pages fit into this many of them. Slices copy
-/// more pages in the same time. But the subject runs during the scan before the slices.
+/// If the remaining pages fit into this many final stops, final stops follow each other, and no further round is
+/// made. A round would copy more pages in the same time. But before a round, the subject runs during a scan, and
+/// dirties more pages.
 const REPEATS_MAX: u64 = 8;
 
-/// A slice leaves `1 / SPARE_SHARE` of the budget unused for unexpected delays, because there are many
-/// slices. Such delays are interrupts, and time that a hypervisor takes. A last stop leaves nothing unused,
-/// because it must copy more pages than the subject dirties between two stops.
+/// A slice leaves `1 / SPARE_SHARE` of the budget unused for unexpected delays: interrupts, and time that a
+/// hypervisor takes. Of many slices, some meet such a delay. A final stop leaves nothing unused, because it must
+/// copy more pages than the subject dirties between two stops.
 const SPARE_SHARE: u32 = 16;
 
-/// Number of pages that are copied between two readings of the clock, which takes 0.02 to 0.1 ms. A stop ends
-/// its copying this much before its deadline.
+/// Number of pages that are copied between two readings of the clock. Copying them takes 0.02 to 0.1 ms. A stop
+/// ends its copying earlier than its deadline by this time.
 pub(super) const CHUNK: PageCount = PageCount(64);
 /// Maximum time for allocating a buffer of 2 MiB. An allocation takes 0.4 to 0.9 ms (docs/design/0009). It
 /// takes 3 ms if a hypervisor must find the memory first. If less time than this constant is left, a stop
@@ -79,23 +82,23 @@ impl Budget {
         })
     }
 
-    /// Returns the maximum number of pages that one stop copies, assuming that a page may cost half of the
-    /// average. Returns zero without a limit.
+    /// Returns an upper limit for the number of pages that one stop can copy. The limit assumes that a page costs
+    /// at least half of the average. Returns zero if the budget has no limit.
     pub(super) fn pages_max(&self) -> PageCount {
         let each = self.page.as_nanos().max(1);
         let most = self.limit.map_or(0, |limit| 2 * limit.as_nanos() / each);
         PageCount(u64::try_from(most).unwrap_or(u64::MAX))
     }
 
-    /// Returns how long after its start a last stop may copy, if the copying starts `spent` after the start
-    /// of the stop. Returns `None` without a limit.
+    /// Returns the time at which a final stop must end its copying. `spent` is the time at which the copying
+    /// starts. Both times count from the start of the stop. Returns `None` if the budget has no limit.
     pub(super) fn copy_end(&self, spent: Duration) -> Option<Duration> {
         let rest = self.after + self.cost(CHUNK);
         self.limit.map(|limit| limit.saturating_sub(rest).max(spent + limit / COPY_SHARE_MIN))
     }
 
-    /// Returns how long after its start a slice may copy, if the copying starts `spent` after the start of
-    /// the slice.
+    /// Returns the time at which a slice must end its copying. `spent` is the time at which the copying starts.
+    /// Both times count from the start of the slice.
     pub(super) fn slice_end(&self, spent: Duration) -> Duration {
         let end = self.copy_end(spent).unwrap_or_default();
         end.saturating_sub(self.limit.unwrap_or_default() / SPARE_SHARE).max(spent)
@@ -124,7 +127,7 @@ impl Budget {
 /// The next step for the deferred pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// Take the last stop.
+    /// Make the final stop.
     Last,
     /// Copy all deferred pages in slices. In turns, the subject is stopped for at most the budget, and runs
     /// for `run`.
@@ -156,8 +159,8 @@ impl Throttle {
         };
         let has_halved = self.rounds == 0 || pages.get() <= self.left.get() / 2;
         if self.run.is_zero() && !has_halved && is_little(budget, pages) {
-            // The subject also runs during the scan before further slices, and may dirty as many pages again.
-            // The subject is stopped during the scan of a last stop.
+            // Before another round, the subject would run during a scan, and could dirty as many pages as the round
+            // copies. A final stop scans while the subject is stopped.
             return Step::Last;
         }
         self.run = self.run.min(limit);
@@ -169,8 +172,8 @@ impl Throttle {
         Step::Slices { run: self.run }
     }
 
-    /// Records that a last stop has left this many pages. Returns whether another last stop follows at once,
-    /// without slices.
+    /// Records that a final stop has left this many pages. Returns whether another final stop follows at once,
+    /// without a round.
     pub(super) fn repeats(&mut self, budget: &Budget, left: PageCount) -> bool {
         let repeats = is_little(budget, left) || self.rounds >= ROUNDS_MAX;
         if repeats {
@@ -183,18 +186,18 @@ impl Throttle {
         repeats
     }
 
-    /// Lets the next last stop copy all pages.
+    /// Lets the next final stop copy all pages.
     pub(super) fn give_up(&mut self) {
         self.stalled = STALLED_MAX;
     }
 
-    /// Reports whether the next last stop keeps the budget. If not, it copies all pages.
+    /// Reports whether the next final stop keeps the budget. If not, it copies all pages.
     pub(super) fn is_bound(&self) -> bool {
         self.stalled < STALLED_MAX
     }
 }
 
-/// Reports whether this many pages fit into a few last stops.
+/// Reports whether this many pages fit into `REPEATS_MAX` final stops.
 fn is_little(budget: &Budget, pages: PageCount) -> bool {
     budget.fits(PageCount(pages.get() / REPEATS_MAX))
 }
@@ -203,7 +206,7 @@ fn average(old: Duration, new: Duration) -> Duration {
     old - old / MEMORY + new / MEMORY
 }
 
-/// The number of pages that the last scan found, and the time since the scan before.
+/// The number of pages that the newest scan found, and the time between the previous scan and the newest scan.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     at: Option<Instant>,
@@ -212,15 +215,15 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Records that a scan that began at `at` has found this many pages.
+    /// Records a scan: its start time `at`, and the number of pages that it has found.
     pub(super) fn scanned(&mut self, at: Instant, pages: PageCount) {
         self.over = self.at.map_or(Duration::ZERO, |before| at.saturating_duration_since(before));
         (self.at, self.pages) = (Some(at), pages);
     }
 
-    /// Predicts how many pages the subject has dirtied between the last scan and `now`, if the subject writes
-    /// as before. The prediction grows with the time. It is an upper limit, because a page that is written
-    /// repeatedly counts once.
+    /// Predicts how many pages the subject has dirtied between the newest scan and `now`, if the subject writes
+    /// as before. The prediction grows in proportion to the time. The true number is at most as large, because a
+    /// page that is written again counts only once.
     pub(super) fn since(&self, now: Instant) -> PageCount {
         let Some(at) = self.at else { return PageCount(0) };
         let since = now.saturating_duration_since(at).as_nanos();
@@ -247,7 +250,7 @@ mod tests {
         fixed: Duration,
         /// Minimum time from a resume to the next stop.
         gap: Duration,
-        /// Length of a scan of the running subject, and of the preparation of a last stop.
+        /// Length of a scan of the running subject. The preparation of a final stop takes equally long.
         scan: Duration,
     }
 
@@ -287,7 +290,7 @@ mod tests {
             }
         }
 
-        /// Simulates last stops that follow each other at once. Returns the number of pages that they leave.
+        /// Simulates final stops that follow each other at once. Returns the number of pages that they leave.
         fn last_stops(
             &self,
             budget: &mut Budget,

@@ -21,13 +21,15 @@ use crate::record::{Death, ProcessName};
 pub(crate) struct Left {
     /// How the subject has ended.
     pub(crate) outcome: Result<SubjectStatus>,
-    /// Name of the subject. The reports in `told` are still pending, and belong to this name.
+    /// Name of the subject.
     pub(crate) name: String,
+    /// Events of the subject that are not reported to the operator yet.
     pub(crate) told: Vec<RunEvent>,
 }
 
 impl Guard {
-    /// Reports a death to the state machine, after every event that decides the meaning of the death.
+    /// Reports a death to the state machine. All earlier events that can change the decision about this death must
+    /// already be reported.
     pub(super) fn died(&mut self, status: SubjectStatus) -> Result<()> {
         self.tree.death = None;
         self.taking.tracer.call_off_waits(false);
@@ -38,13 +40,13 @@ impl Guard {
         foreground.take_back(Some(status));
         drop(foreground);
         let child = self.tree.children.as_ref().zip(self.tree.child_death.take());
-        // Checkpoints that may contain the tree without the failed process.
+        // These checkpoints were possibly taken after the child had died. Their image then lacks the child.
         let after_child = child.map(|(children, death)| children.taken_after(death)).unwrap_or_default();
         self.feed(Event::Died { status, has_terminal, after_child });
         self.act()
     }
 
-    /// Receives the failures of other processes of the subject, and reports them to the state machine.
+    /// Receives the failures of processes other than the root, and reports them to the state machine.
     pub(super) fn hear_children(&mut self) -> Result<()> {
         while let Some(heard) = self.tree.children.as_mut().map(Children::poll).transpose()?.flatten() {
             match heard {
@@ -100,7 +102,8 @@ impl Guard {
         for news in self.taking.tracer.leave_subject() {
             self.note_news(news);
         }
-        // The newest state of a program that was asked to end is as valuable as any other state.
+        // The last checkpoints are committed even if an operator has ended the program, because a later restore can use
+        // them.
         self.await_commits();
         self.taking.tracer.end();
         if let Ok(status) = outcome {
