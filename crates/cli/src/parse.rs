@@ -15,12 +15,9 @@ const STORE: &str = "store";
 
 /// Defines `--store`, which every verb has.
 pub(crate) fn store() -> Arg {
-    Arg::new(STORE)
-        .long("store")
-        .value_name("DIR")
-        .value_parser(value_parser!(PathBuf))
-        .global(true)
-        .help("The directory of the images [default: $XDG_STATE_HOME/undying, for root /var/lib/undying]")
+    Arg::new(STORE).long("store").value_name("DIR").value_parser(value_parser!(PathBuf)).global(true).help(
+        "The directory of the checkpoints [default: $XDG_STATE_HOME/undying, for root /var/lib/undying]",
+    )
 }
 
 /// Returns the store from the command line, or the default store.
@@ -69,7 +66,7 @@ pub(crate) fn lose_connections() -> Arg {
     Arg::new("lose-connections")
         .long("lose-connections")
         .action(ArgAction::SetTrue)
-        .help("Accept that connections to outside the tree (sockets, pipes) come back as ended by the peer")
+        .help("Accept that connections to other programs (sockets, pipes) are restored as closed by the peer")
 }
 
 /// Defines `--json`.

@@ -232,7 +232,7 @@ fn a_program_that_ran_before_its_memory_was_there_is_the_same_as_any_other() {
             ["restore", "--files", "keep", &image, "--detach"].into_iter().chain(is_lazy.then_some("--lazy"));
         let said = subject.lab.call(subject.lab.undying(words).env("UNDYING_FEATURES_OFF", off));
         assert_eq!(said.code, Some(0), "{said:?}");
-        assert_eq!(said.stderr.contains("all memory there after"), is_lazy, "{said:?}");
+        assert_eq!(said.stderr.contains("all memory loaded after"), is_lazy, "{said:?}");
         let only: Vec<Pid> = subject.lab.guard.marked().iter().map(|process| process.pid()).collect();
         assert_eq!(only, [subject.pid], "another process remains");
         traces.push(subject.traces());
@@ -395,7 +395,7 @@ fn a_log_serves_as_well_as_an_image() {
     subject.will("watch", 3);
     let said = subject.lab.say(["restore", "--files", "keep", "job", "--lazy", "--detach"]);
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.stderr.contains("all memory there after"), "{said:?}");
+    assert!(said.stderr.contains("all memory loaded after"), "{said:?}");
     subject.goes_on("from a log");
     subject.end();
     assert!(damage(&subject.lab.store(), 9000) > 0);

@@ -193,7 +193,7 @@ fn what_is_killed_ten_times_leaves_what_an_uninterrupted_run_leaves() {
     writing.end();
     writing.assert_like(&expected);
     let said = lab.told();
-    assert!(said.contains("files went back to checkpoint"), "{said}");
+    assert!(said.contains("files were rolled back to checkpoint"), "{said}");
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn a_death_before_the_first_checkpoint_takes_files_back_to_the_beginning() {
     let mut writing = Writing::begin(&lab, &["--every", "1h", "--await-ready"]);
     writing.kill_often(3);
     let said = lab.told();
-    assert!(said.contains("files went back to the beginning"), "{said}");
+    assert!(said.contains("files were rolled back to the beginning"), "{said}");
     writing.end();
     writing.assert_like(&expected);
 }
@@ -224,7 +224,7 @@ fn standard_output_and_error_in_one_file_have_each_line_of_the_program_once() {
     assert!(!text.contains('\0'), "{text}");
     let steps: String = text.split_inclusive('\n').filter(|line| line.starts_with("step ")).collect();
     assert_eq!(steps, std::fs::read_to_string(lab.path("expected.out")).unwrap());
-    assert!(text.contains("was killed by signal 9") && text.contains("files went back"), "{text}");
+    assert!(text.contains("was killed by signal 9") && text.contains("files were rolled back"), "{text}");
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn show_names_the_files_that_do_not_go_back_with_the_others() {
     let image = format!("job@{}", exact["seq"]);
     assert_eq!(lab.json(&["show", &image])["uncovered"], serde_json::json!([input.to_str().unwrap()]));
     let said = lab.say(["show", &image]);
-    let line = format!("files    go back with the program; compared: {}", input.display());
+    let line = format!("files    rolled back with the program; compared: {}", input.display());
     assert!(said.stdout.lines().any(|found| found == line), "{said:?}");
 }
 
@@ -439,18 +439,23 @@ fn rewind_is_refused_by_name_where_files_cannot_go_back() {
     let script = format!("touch {}", touched.display());
     let said = lab.say(["run", "--name", "job", "--files", "rewind", "--", "sh", "-c", &script]);
     assert_eq!(said.code, Some(4), "{said:?}");
-    assert!(said.stderr.contains("files cannot go back with the program") && said.stderr.contains("help:"));
+    assert!(
+        said.stderr.contains("files cannot be rolled back with the program") && said.stderr.contains("help:")
+    );
     assert!(!touched.exists() && !lab.store().join("job").exists(), "nothing was begun");
     // Without the option, the run prints the reason once, and continues.
     let said = lab.say(["run", "--name", "job", "--", "sh", "-c", &script]);
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(touched.exists() && said.stderr.contains("files do not go back with the program"), "{said:?}");
+    assert!(
+        touched.exists() && said.stderr.contains("files are not rolled back with the program"),
+        "{said:?}"
+    );
     let files = lab.json(&["status", "job"])[0]["files"].clone();
     assert_eq!(files["policy"], "fresh");
     assert!(why.ends_with(files["because"].as_str().unwrap()), "{files} {why}");
     // An explicitly chosen policy needs no explanation.
     let said = lab.say(["run", "--name", "job", "--files", "fresh", "--", "true"]);
-    assert!(!said.stderr.contains("files do not go back"), "{said:?}");
+    assert!(!said.stderr.contains("files are not rolled back"), "{said:?}");
 }
 
 #[test]
@@ -473,7 +478,7 @@ fn an_image_without_an_undo_log_is_compared_or_refused_by_name() {
         let said = lab.say(["restore", image, "--detach", "--files", policy]);
         assert_eq!(said.code, Some(3), "{said:?}");
         assert!(
-            said.stderr.contains("files cannot go back to") && said.stderr.contains("no undo log"),
+            said.stderr.contains("files cannot be rolled back to") && said.stderr.contains("no undo log"),
             "{said:?}"
         );
     }

@@ -9,7 +9,7 @@
 use model::{Escaped, Pid};
 use resource::fd::{self, CaptureScope, Description};
 use resource::{Obstacle, memory, state};
-use tracee::procfs::{self, Area};
+use tracee::procfs::{self, Mapping};
 
 use crate::relations::{Births, Homeless, Relation};
 use crate::sharing;
@@ -94,11 +94,11 @@ fn without_numbers(text: &str) -> String {
 }
 
 /// Returns the obstacles of a subject, except the obstacles of its descriptors.
-pub(crate) fn of_tree(processes: &[(Pid, &[Area])], pids: &[Pid]) -> Vec<Obstacle> {
+pub(crate) fn of_tree(processes: &[(Pid, &[Mapping])], pids: &[Pid]) -> Vec<Obstacle> {
     let mut found = Vec::new();
-    for (pid, areas) in processes {
+    for (pid, mappings) in processes {
         found.extend(of_process(*pid));
-        found.extend(memory::obstacles(*pid, areas));
+        found.extend(memory::obstacles(*pid, mappings));
         found.extend(state::REGISTRY.iter().flat_map(|kind| kind.obstacles(*pid)));
     }
     found.extend(sharing::obstacles(processes));

@@ -15,7 +15,7 @@ use std::cmp::Ordering;
 use model::{Pid, Tid};
 use resource::Obstacle;
 use sys::kcmp::{self, Shared};
-use tracee::procfs::{self, Area};
+use tracee::procfs::{self, Mapping};
 
 /// The tables that two processes must not share, each with its name in messages.
 const OF_THREADS: &[(Shared, &str)] = &[
@@ -43,7 +43,7 @@ const WAIT: &str = "try again in a moment: a child between vfork and exec shares
 
 /// Returns the obstacles of processes that share a table with their parent, and of threads that left a table of
 /// their process.
-pub(crate) fn obstacles(processes: &[(Pid, &[Area])]) -> Vec<Obstacle> {
+pub(crate) fn obstacles(processes: &[(Pid, &[Mapping])]) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (pid, _) in processes {
         let Ok(stat) = procfs::stat(*pid) else { continue };
@@ -63,7 +63,7 @@ pub(crate) fn obstacles(processes: &[(Pid, &[Area])]) -> Vec<Obstacle> {
 
 /// Returns the obstacles of processes that share a table without being parent and child, and of threads in other
 /// namespaces than their process. The search takes long, so only the first scan of a tree makes this search.
-pub(crate) fn rare_obstacles(processes: &[(Pid, &[Area])]) -> Vec<Obstacle> {
+pub(crate) fn rare_obstacles(processes: &[(Pid, &[Mapping])]) -> Vec<Obstacle> {
     let mut found = Vec::new();
     let is_child = |pid: Pid, parent: Pid| procfs::stat(pid).is_ok_and(|stat| stat.ppid == parent);
     for (kind, what) in OF_THREADS {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use model::{Pid, Sequence, Signal};
 use store::{ImageReader, ImageWriter, Keep, LogOptions, LogWriter, Store, SubjectName, WriteOptions};
 use sys::features::Feature;
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
 use undying_engine::{
     CheckpointOptions, Continuous, FilePolicy, Files, MAX_PAUSE_MIN, PidPolicy, Preference, RestoreOptions,
@@ -211,15 +211,15 @@ impl TrackerKind for Blind {
     }
 
     fn properties(&self) -> Properties {
-        Properties { rearms_running: false, sees_before: false, automatic: false }
+        Properties { rearms_running: false, reports_before_change: false, automatic: false }
     }
 
     fn self_test(&self) -> Result<(), TrackError> {
         Ok(())
     }
 
-    fn prepare(&self, pid: Pid, areas: &[Area]) -> Result<Attach, TrackError> {
-        let full = track::choose("full").unwrap().kind.prepare(pid, areas)?;
+    fn prepare(&self, pid: Pid, mappings: &[Mapping]) -> Result<Attach, TrackError> {
+        let full = track::choose("full").unwrap().kind.prepare(pid, mappings)?;
         Ok(Box::new(|session| Ok(Box::new(BlindTracker(full(session)?, false)))))
     }
 }
@@ -229,8 +229,8 @@ impl Tracker for BlindTracker {
         &Blind
     }
 
-    fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
-        self.0.cover(areas)
+    fn cover(&mut self, mappings: &[Mapping]) -> Result<&Coverage, TrackError> {
+        self.0.cover(mappings)
     }
 
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {

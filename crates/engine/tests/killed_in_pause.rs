@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use model::{Pid, Sequence, Signal};
 use store::{LogOptions, Store, SubjectName};
 use sys::features::Feature;
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
 use undying_engine::{CheckpointOptions, Continuous};
 
@@ -41,15 +41,15 @@ impl TrackerKind for Killer {
     }
 
     fn properties(&self) -> Properties {
-        Properties { rearms_running: true, sees_before: false, automatic: false }
+        Properties { rearms_running: true, reports_before_change: false, automatic: false }
     }
 
     fn self_test(&self) -> Result<(), TrackError> {
         Ok(())
     }
 
-    fn prepare(&self, pid: Pid, areas: &[Area]) -> Result<Attach, TrackError> {
-        let best = track::choose("auto").unwrap().kind.prepare(pid, areas)?;
+    fn prepare(&self, pid: Pid, mappings: &[Mapping]) -> Result<Attach, TrackError> {
+        let best = track::choose("auto").unwrap().kind.prepare(pid, mappings)?;
         let this: &'static Self = Box::leak(Box::new(Self(self.0)));
         Ok(Box::new(move |session| Ok(Box::new(KillerTracker(best(session)?, this, pid)))))
     }
@@ -60,8 +60,8 @@ impl Tracker for KillerTracker {
         self.1
     }
 
-    fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
-        self.0.cover(areas)
+    fn cover(&mut self, mappings: &[Mapping]) -> Result<&Coverage, TrackError> {
+        self.0.cover(mappings)
     }
 
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {

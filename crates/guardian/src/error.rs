@@ -43,19 +43,19 @@ pub enum GuardianError {
     /// File rollback was requested, but the files of this subject cannot be rolled back.
     /// Row: files-cannot-go-back
     #[error(
-        "files cannot go back with the program: {why}\nhelp: run it with `--files fresh` (or without `--files`); `undying doctor` tells what this system lacks"
+        "files cannot be rolled back with the program: {why}\nhelp: run it with `--files fresh` (or without `--files`); `undying doctor` shows what is missing"
     )]
     NoRewind { why: String },
     /// The undo log of a subject does not lead back to the checkpoint.
     /// Row: files-not-reached
     #[error(
-        "files cannot go back to {image}: {why}\nhelp: `undying ls` shows the checkpoints that files can go back to; `--files refuse` compares them, `--files keep` restores over them as they are"
+        "files cannot be rolled back to {image}: {why}\nhelp: `undying ls` shows the checkpoints to which files can be rolled back; `--files refuse` compares them, `--files keep` restores over them as they are"
     )]
     NotReached { image: String, why: String },
     /// The subject runs or has a guardian, so its files are in use.
     /// Row: files-in-use
     #[error(
-        "files of {name} do not go back while it is guarded; nothing was changed\nhelp: end it first, or wait until it has ended: `undying status {name}`"
+        "files of {name} cannot be rolled back while the subject is guarded; nothing was changed\nhelp: end the subject first, or wait until it has ended: `undying status {name}`"
     )]
     FilesInUse { name: String },
     /// No file of this path was moved aside, or the moved file is gone.

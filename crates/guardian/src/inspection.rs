@@ -250,9 +250,9 @@ fn check_files() -> DoctorCheck {
     DoctorCheck::of(
         "files-go-back",
         match undo::watch::Watch::missing() {
-            None => Ok("files of a program under `undying run` go back with it".to_owned()),
+            None => Ok("files of a program under `undying run` are rolled back with it".to_owned()),
             Some(why) => {
-                let detail = format!("files are compared at a restart, and do not go back: {why}");
+                let detail = format!("files are compared at a restart, and are not rolled back: {why}");
                 Err((CheckState::Degraded, detail, fix))
             }
         },

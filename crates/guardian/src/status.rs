@@ -175,7 +175,7 @@ fn unprotected(
             )));
         }
         if let Some(why) = record.facts.files.lost() {
-            return Ok(Some(format!("its files cannot go back to any checkpoint: {}", headline(why))));
+            return Ok(Some(format!("its files cannot be rolled back to any checkpoint: {}", headline(why))));
         }
         return Ok(record
             .failing

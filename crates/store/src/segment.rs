@@ -216,7 +216,7 @@ fn compress(lanes: &mut [Lane], chunks: &[&[u8]]) -> Result<()> {
         let mut work = lanes.iter_mut().zip(chunks.chunks(share));
         let own = work.next();
         for (lane, chunks) in work {
-            let thread = thread::Builder::new().name("undying-compress".to_owned());
+            let thread = thread::Builder::new().name("undying-codec".to_owned());
             let started = thread.spawn_scoped(scope, || lane.compress(chunks));
             started.map_err(|error| sys::Error::new("start a thread", error))?;
         }

@@ -212,7 +212,7 @@ pub const REGISTRY: &[FeatureEntry] = &[
     FeatureEntry {
         feature: Feature::FileNotify,
         need: Need::Optional,
-        purpose: "sees calls that change files before they happen; without it files do not go back with the program",
+        purpose: "sees calls that change files before they happen; without it files are not rolled back with the program",
         fix: "use Linux 5.5 or later with CONFIG_SECCOMP_FILTER, and run as root or with CAP_SYS_ADMIN, outside of any \
               sandbox",
         probe: probes::file_notify,
@@ -220,7 +220,7 @@ pub const REGISTRY: &[FeatureEntry] = &[
     FeatureEntry {
         feature: Feature::FileContent,
         need: Need::Optional,
-        purpose: "sees content of files before it changes; without it files whose content is overwritten do not go back \
+        purpose: "sees content of files before it changes; without it files whose content is overwritten are not rolled back \
                   with the program",
         fix: "use Linux 6.14 or later with CONFIG_FANOTIFY_ACCESS_PERMISSIONS, run as root or with CAP_SYS_ADMIN, and \
               keep the files on ext4, XFS or Btrfs",

@@ -149,7 +149,7 @@ impl TimedCalls {
     }
 
     /// Records that a thread is about to be resumed.
-    pub(crate) fn goes_on(&mut self, pid: Pid, tid: Tid) {
+    pub(crate) fn before_resume(&mut self, pid: Pid, tid: Tid) {
         if let Some(wait) = self.waits.get_mut(&tid) {
             match sleeps(pid, tid) {
                 Some(sleeps) => wait.sleeps = sleeps,

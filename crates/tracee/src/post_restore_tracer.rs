@@ -93,7 +93,7 @@ impl Drop for FdHolder {
 pub struct PostRestoreTracer {
     running: Vec<Thread<Running>>,
     /// New threads that were not seen stopped yet.
-    unborn: HashSet<Tid>,
+    new_threads: HashSet<Tid>,
 }
 
 impl PostRestoreTracer {
@@ -114,15 +114,17 @@ impl PostRestoreTracer {
         self.running.is_empty()
     }
 
-    /// Handles the stops of the threads: signals, new threads and processes, ends. Calls `born` before a new
-    /// process runs. Blocks for at most a millisecond if nothing has happened.
+    /// Handles the stops of the threads: signals, new threads and processes, ends. Calls `on_new_process`
+    /// before a new process runs. Blocks for at most a millisecond if nothing has happened.
     ///
     /// # Errors
     ///
     /// Returns the error of a kernel call for a thread that is still alive.
-    pub fn round(&mut self, born: &dyn Fn()) -> Result<(), Error> {
+    pub fn round(&mut self, on_new_process: &dyn Fn()) -> Result<(), Error> {
         let before = self.running.len();
-        if self.look_at_all(born, |thread| thread.resume().map(Some))? || before != self.running.len() {
+        if self.inspect_all(on_new_process, |thread| thread.resume().map(Some))?
+            || before != self.running.len()
+        {
             return Ok(());
         }
         self.await_change(TICK)
@@ -134,7 +136,7 @@ impl PostRestoreTracer {
     /// # Errors
     ///
     /// Fails like `round`.
-    pub fn release(mut self, born: &dyn Fn()) -> Result<(), Error> {
+    pub fn release(mut self, on_new_process: &dyn Fn()) -> Result<(), Error> {
         // Threads are detached one after the other. If this process dies meanwhile, the switch kills the
         // whole tree, so that no part of it survives alone.
         let pids: BTreeSet<Pid> = self.running.iter().map(Thread::pid).collect();
@@ -147,14 +149,14 @@ impl PostRestoreTracer {
                     let _ = thread.interrupt();
                 }
             }
-            self.look_at_all(born, |thread| thread.detach().map(|()| None))?;
+            self.inspect_all(on_new_process, |thread| thread.detach().map(|()| None))?;
             if self.running.is_empty() {
                 break;
             }
             self.await_change(TICK_LONG)?;
         }
         switch.disarm();
-        tracer::take_ends();
+        tracer::reap_ended();
         Ok(())
     }
 
@@ -168,7 +170,7 @@ impl PostRestoreTracer {
             let resume = |thread: Thread<Stopped>| thread.resume().map(Some);
             // After an error, the remaining threads stay in the list. They are killed and inspected again in
             // the next round.
-            let _ = self.look_at_all(&|| (), resume);
+            let _ = self.inspect_all(&|| (), resume);
             if self.await_change(TICK).is_err() {
                 std::thread::sleep(TICK);
             }
@@ -197,21 +199,21 @@ impl PostRestoreTracer {
 
     /// Inspects each thread once, and calls `step` for each stopped thread. Returns whether anything has
     /// happened.
-    fn look_at_all(
+    fn inspect_all(
         &mut self,
-        born: &dyn Fn(),
+        on_new_process: &dyn Fn(),
         mut step: impl FnMut(Thread<Stopped>) -> Result<Option<Thread<Running>>, Error>,
     ) -> Result<bool, Error> {
         let (mut happened, mut outcome) = (false, Ok(()));
         let mut left = std::mem::take(&mut self.running).into_iter();
         while let Some(thread) = left.next() {
             let (pid, tid, options) = (thread.pid(), thread.tid(), thread.options);
-            match thread.look() {
+            match thread.check_stop() {
                 Ok(StopOutcome::Pending(thread)) => self.running.push(thread),
                 Ok(StopOutcome::Stopped(stopped)) => {
                     happened = true;
-                    if self.unborn.remove(&tid) && tid == pid.leader() {
-                        born();
+                    if self.new_threads.remove(&tid) && tid == pid.leader() {
+                        on_new_process();
                     }
                     match step(stopped) {
                         Ok(thread) => self.running.extend(thread),
@@ -221,9 +223,9 @@ impl PostRestoreTracer {
                 Ok(StopOutcome::Created(thread, created)) => {
                     happened = true;
                     self.running.push(thread);
-                    if let Some(born) = Thread::adopted(created, options) {
-                        self.unborn.insert(created);
-                        self.running.push(born);
+                    if let Some(new) = Thread::adopted(created, options) {
+                        self.new_threads.insert(created);
+                        self.running.push(new);
                     }
                 }
                 Ok(StopOutcome::Gone) => happened = true,

@@ -265,10 +265,10 @@ fn await_event_stop(tid: Tid) -> Result<(), RemoteError> {
 /// Returns the address of a `syscall` instruction in the vDSO of a process.
 pub fn find_syscall(pid: Pid) -> Result<Address, RemoteError> {
     let memory = ProcessMemory::open(pid)?;
-    for area in procfs::areas(pid)?.iter().filter(|area| area.name == "[vdso]") {
-        let code = memory.read_vec(area.range.start, area.range.len())?;
+    for mapping in procfs::mappings(pid)?.iter().filter(|mapping| mapping.name == "[vdso]") {
+        let code = memory.read_vec(mapping.range.start, mapping.range.len())?;
         if let Some(offset) = code.windows(2).position(|window| window == arch::SYSCALL) {
-            return Ok(area.range.start + ByteCount(offset as u64));
+            return Ok(mapping.range.start + ByteCount(offset as u64));
         }
     }
     Err(RemoteError::NoGadget(pid))

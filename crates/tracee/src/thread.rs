@@ -95,7 +95,7 @@ impl Thread<Running> {
     }
 
     /// Checks once whether the thread is stopped. After an error, the thread stays attached.
-    pub(crate) fn look(self) -> std::result::Result<StopOutcome, (Self, Error)> {
+    pub(crate) fn check_stop(self) -> std::result::Result<StopOutcome, (Self, Error)> {
         let stop = match tracer::inspect(self.pid, self.tid) {
             Ok(Some(WaitStatus::Stopped(stop))) => stop,
             Ok(Some(_)) => return Ok(StopOutcome::Gone),
@@ -157,11 +157,11 @@ impl Thread<Stopped> {
     /// Resumes the thread, and continues to trace it. If the thread was killed meanwhile, the next check
     /// notices this.
     pub fn resume(self) -> Result<Thread<Running>> {
-        tracer::with_calls(|calls| calls.goes_on(self.pid, self.tid));
+        tracer::with_calls(|calls| calls.before_resume(self.pid, self.tid));
         let is_held = self.state.group_stop.is_some();
         match if is_held { ptrace::listen(self.tid) } else { ptrace::resume(self.tid, None) } {
             Err(error) if error.errno != Errno::ESRCH => {
-                tracer::lose(self.tid);
+                tracer::record_lost(self.tid);
                 Err(error)
             }
             _ => Ok(self.with(Running(()))),
@@ -170,10 +170,10 @@ impl Thread<Stopped> {
 
     /// Resumes and detaches the thread. It is no error if the thread has died meanwhile.
     pub fn detach(self) -> Result<()> {
-        tracer::with_calls(|calls| calls.goes_on(self.pid, self.tid));
+        tracer::with_calls(|calls| calls.before_resume(self.pid, self.tid));
         match ptrace::detach(self.tid, None) {
             Err(error) if error.errno == Errno::ESRCH => {
-                tracer::note_end(self.pid, self.tid);
+                tracer::record_end(self.pid, self.tid);
                 Ok(())
             }
             outcome => {

@@ -37,7 +37,7 @@ use crate::procfs::{self, Status};
 const TICK: Duration = Duration::from_millis(1);
 /// Time after which the tracer checks whether a thread is a leader that has ended before its other threads.
 const TIMEOUT: Duration = Duration::from_millis(2);
-/// Interval at which a reaper thread (`Taker`) checks two things. An exec may have given the tid to another
+/// Interval at which a reaper thread (`Reaper`) checks two things. An exec may have given the tid to another
 /// thread, which was detached. The kernel may report the end only after another thread is reaped that no
 /// reaper thread waits for.
 const END_TICK: Duration = Duration::from_millis(250);
@@ -54,11 +54,11 @@ struct Tracer {
     may_have_strays: bool,
     /// Threads that must be reaped.
     ending: Vec<(Pid, Tid)>,
-    takers: Vec<Taker>,
+    reapers: Vec<Reaper>,
 }
 
 /// A reaper thread: it blocks until some tracees have ended, reaps them, and then ends.
-struct Taker {
+struct Reaper {
     tids: Vec<Tid>,
     thread: JoinHandle<()>,
 }
@@ -76,7 +76,7 @@ pub(crate) fn inspect(pid: Pid, tid: Tid) -> Result<Option<WaitStatus>> {
     let is_gone = seen.as_ref().is_err_and(|error| error.errno == Errno::ECHILD);
     let has_ended = matches!(seen, Ok(Some(WaitStatus::Exited(_) | WaitStatus::Killed(_))));
     if is_gone || has_ended {
-        lose(tid);
+        record_lost(tid);
     }
     if has_ended && !is_child(pid, tid) {
         ptrace::take_end(tid)?;
@@ -100,7 +100,7 @@ pub(crate) fn detached(tid: Tid) {
 }
 
 /// Records that a tracee has ended or will end.
-pub(crate) fn lose(tid: Tid) {
+pub(crate) fn record_lost(tid: Tid) {
     TRACER.with_borrow_mut(|tracer| {
         tracer.attached.remove(&tid);
         tracer.may_have_strays = true;
@@ -132,7 +132,7 @@ pub(crate) fn strays() -> Vec<(Pid, Tid)> {
 
 /// Reports whether a thread has ended without a report of the kernel. The kernel reports the end of a leader
 /// only after its other threads are reaped. If the tracer itself must reap them, it would wait for itself.
-pub(crate) fn has_ended_unseen(pid: Pid, tid: Tid, waited: Duration) -> bool {
+pub(crate) fn has_ended_unreported(pid: Pid, tid: Tid, waited: Duration) -> bool {
     waited > TIMEOUT && procfs::thread_stat(pid, tid).map_or(true, |stat| stat.is_zombie())
 }
 
@@ -146,12 +146,12 @@ fn is_child(pid: Pid, tid: Tid) -> bool {
     tid == pid.leader() && procfs::stat(pid).is_ok_and(|stat| stat.ppid == Pid(ours))
 }
 
-/// Records that the next `take_ends` must reap a traced thread.
-pub(crate) fn note_end(pid: Pid, tid: Tid) {
-    lose(tid);
+/// Records that the next `reap_ended` must reap a traced thread.
+pub(crate) fn record_end(pid: Pid, tid: Tid) {
+    record_lost(tid);
     if !is_child(pid, tid) {
         TRACER.with_borrow_mut(|tracer| {
-            tracer.takers.retain(|taker| !taker.thread.is_finished());
+            tracer.reapers.retain(|reaper| !reaper.thread.is_finished());
             if !tracer.knows(tid) {
                 tracer.ending.push((pid, tid));
             }
@@ -160,18 +160,20 @@ pub(crate) fn note_end(pid: Pid, tid: Tid) {
 }
 
 /// Reaps the recorded threads without blocking. For threads that have not ended yet, a reaper thread waits.
-pub(crate) fn take_ends() {
-    TRACER.with_borrow_mut(Tracer::take_ends);
+pub(crate) fn reap_ended() {
+    TRACER.with_borrow_mut(Tracer::reap_ended);
 }
 
 impl Tracer {
     /// Reports whether a thread is attached, or is recorded to be reaped.
     fn knows(&self, tid: Tid) -> bool {
         let is_ending = self.ending.iter().any(|(_, ending)| *ending == tid);
-        is_ending || self.attached.contains(&tid) || self.takers.iter().any(|taker| taker.tids.contains(&tid))
+        is_ending
+            || self.attached.contains(&tid)
+            || self.reapers.iter().any(|reaper| reaper.tids.contains(&tid))
     }
 
-    fn take_ends(&mut self) {
+    fn reap_ended(&mut self) {
         // An error (ECHILD) means that another wait has reaped the thread.
         self.ending.retain(|(_, tid)| matches!(ptrace::take_end(*tid), Ok(false)));
         // The kernel reports the end of a leader after the ends of its other threads.
@@ -179,10 +181,10 @@ impl Tracer {
         for of_process in self.ending.chunk_by(|one, next| one.0 == next.0) {
             let tids: Vec<Tid> = of_process.iter().map(|(_, tid)| *tid).collect();
             let (pid, awaited) = (of_process[0].0, tids.clone());
-            let thread = std::thread::Builder::new().name("ends".to_owned());
+            let thread = std::thread::Builder::new().name("undying-reaper".to_owned());
             // If no thread can be created, the next call of this function tries again.
             let Ok(thread) = thread.spawn(move || await_ends(pid, &awaited)) else { return };
-            self.takers.push(Taker { tids, thread });
+            self.reapers.push(Reaper { tids, thread });
         }
         self.ending.clear();
     }
@@ -222,8 +224,8 @@ pub(crate) fn await_stop(
         match inspect(pid, tid)? {
             Some(WaitStatus::Stopped(stop)) => return Ok(Some(stop)),
             Some(_) => return Ok(None),
-            None if has_ended_unseen(pid, tid, waiter.waited()) => {
-                note_end(pid, tid);
+            None if has_ended_unreported(pid, tid, waiter.waited()) => {
+                record_end(pid, tid);
                 return Ok(None);
             }
             None if waiter.block(tid)? => {}
@@ -241,7 +243,9 @@ pub(crate) fn wait_for_leader(pid: Pid) -> Result<WaitStatus> {
     loop {
         match ptrace::poll(tid)? {
             Some(status) => return Ok(status),
-            None if has_ended_unseen(pid, tid, waiter.waited()) => return Ok(WaitStatus::Killed(Signal(9))),
+            None if has_ended_unreported(pid, tid, waiter.waited()) => {
+                return Ok(WaitStatus::Killed(Signal(9)));
+            }
             None => waiter.block(tid).map(drop)?,
         }
     }

@@ -75,23 +75,23 @@ pub trait Work: Send + Sync {
 /// Worker threads that wait for work.
 pub struct WorkerPool {
     shared: Arc<Shared>,
-    members: Vec<Member>,
+    workers: Vec<Worker>,
 }
 
-struct Member {
+struct Worker {
     tid: Tid,
-    is_hurried: Arc<AtomicBool>,
+    has_raised_priority: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
 struct Shared {
-    orders: Mutex<Orders>,
-    bell: Condvar,
+    queue: Mutex<Queue>,
+    wake: Condvar,
 }
 
 #[derive(Default)]
-struct Orders {
+struct Queue {
     /// Increases at each [`WorkerPool::begin`].
     round: u64,
     posted: Vec<Arc<dyn Work>>,
@@ -99,85 +99,91 @@ struct Orders {
 }
 
 impl WorkerPool {
-    /// Starts `members` worker threads that may run on any of the `processors` (one bit each).
+    /// Starts `workers` worker threads that may run on any of the `processors` (one bit each).
     ///
     /// # Errors
     ///
     /// EPERM if threads may not have real-time priority. Otherwise the error that prevented the start of a
     /// thread.
-    pub fn new(members: NonZeroUsize, processors: &[u64]) -> Result<Self, Error> {
-        let mut worker_pool = Self { shared: Arc::default(), members: Vec::with_capacity(members.get()) };
-        for _ in 0..members.get() {
-            worker_pool.members.push(Member::start(&worker_pool.shared, processors)?);
+    pub fn new(workers: NonZeroUsize, processors: &[u64]) -> Result<Self, Error> {
+        let mut worker_pool = Self { shared: Arc::default(), workers: Vec::with_capacity(workers.get()) };
+        for _ in 0..workers.get() {
+            worker_pool.workers.push(Worker::start(&worker_pool.shared, processors)?);
         }
         Ok(worker_pool)
     }
 
     /// Adds work for all workers. Workers do it in the order in which it was added.
     pub fn post(&self, work: Arc<dyn Work>) {
-        locked(&self.shared.orders).posted.push(work);
+        locked(&self.shared.queue).posted.push(work);
     }
 
     /// Wakes all workers. Call it once, after all posts: a woken worker takes the lock that a post needs. A
     /// thread that finds the lock taken sleeps for longer than most work takes.
     pub fn begin(&self) {
-        locked(&self.shared.orders).round += 1;
-        self.shared.bell.notify_all();
+        locked(&self.shared.queue).round += 1;
+        self.shared.wake.notify_all();
     }
 
     /// Drops all posted work. Workers finish the work that they have already taken.
     pub fn dismiss(&self) {
-        locked(&self.shared.orders).posted.clear();
+        locked(&self.shared.queue).posted.clear();
     }
 
     /// Makes the workers run before all threads of normal priority until they have finished their current
     /// work.
-    pub fn hurry(&self) {
+    pub fn raise_priority(&self) {
         let urgent = Attributes { policy: FIFO, priority: PRIORITY, ..Attributes::default() };
-        for member in &self.members {
-            member.is_hurried.store(true, Ordering::SeqCst);
+        for worker in &self.workers {
+            worker.has_raised_priority.store(true, Ordering::SeqCst);
             // If this is no longer permitted, the work only takes longer.
-            let _ = scheduling::set_attributes(member.tid, &urgent);
+            let _ = scheduling::set_attributes(worker.tid, &urgent);
         }
     }
 }
 
 impl fmt::Debug for WorkerPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkerPool").field("members", &self.members.len()).finish_non_exhaustive()
+        f.debug_struct("WorkerPool").field("workers", &self.workers.len()).finish_non_exhaustive()
     }
 }
 
 impl Drop for WorkerPool {
     fn drop(&mut self) {
-        let mut orders = locked(&self.shared.orders);
-        orders.is_over = true;
-        drop(orders);
-        self.shared.bell.notify_all();
-        for thread in self.members.iter_mut().filter_map(|member| member.thread.take()) {
+        let mut queue = locked(&self.shared.queue);
+        queue.is_over = true;
+        drop(queue);
+        self.shared.wake.notify_all();
+        for thread in self.workers.iter_mut().filter_map(|worker| worker.thread.take()) {
             // If a worker has panicked, its work is left to the caller.
             let _ = thread.join();
         }
     }
 }
 
-impl Member {
+impl Worker {
     fn start(shared: &Arc<Shared>, processors: &[u64]) -> Result<Self, Error> {
-        let is_hurried = Arc::new(AtomicBool::new(true));
+        let has_raised_priority = Arc::new(AtomicBool::new(true));
         let (name, named) = mpsc::channel();
-        let (shared, flag, processors) = (Arc::clone(shared), Arc::clone(&is_hurried), processors.to_vec());
-        let thread = std::thread::Builder::new().name("undying-worker_pool".to_owned());
+        let (shared, flag, processors) =
+            (Arc::clone(shared), Arc::clone(&has_raised_priority), processors.to_vec());
+        let thread = std::thread::Builder::new().name("undying-worker".to_owned());
         let thread = thread
             .spawn(move || serve(&shared, &flag, &processors, &name))
             .map_err(|error| Error::new("start a thread of the worker_pool", error))?;
         // If nothing is received, the thread has ended, and the caller works without a worker pool.
         let tid =
             named.recv().map_err(|_| Error::new("start a thread of the worker_pool", Errno::ESRCH))??;
-        Ok(Self { tid, is_hurried, thread: Some(thread) })
+        Ok(Self { tid, has_raised_priority, thread: Some(thread) })
     }
 }
 
-fn serve(shared: &Shared, is_hurried: &AtomicBool, processors: &[u64], name: &Sender<Result<Tid, Error>>) {
+fn serve(
+    shared: &Shared,
+    has_raised_priority: &AtomicBool,
+    processors: &[u64],
+    name: &Sender<Result<Tid, Error>>,
+) {
     let ready = prepare(processors);
     let is_ready = ready.is_ok();
     // The thread that started this worker waits for the message.
@@ -187,21 +193,21 @@ fn serve(shared: &Shared, is_hurried: &AtomicBool, processors: &[u64], name: &Se
     }
     let (mut seen, mut works) = (0, Vec::<Arc<dyn Work>>::new());
     loop {
-        if is_hurried.swap(false, Ordering::SeqCst) {
+        if has_raised_priority.swap(false, Ordering::SeqCst) {
             // Lowering a priority is always permitted.
             let _ =
                 scheduling::set_attributes(SELF, &Attributes { policy: ORDINARY, ..Attributes::default() });
         }
-        let mut orders = locked(&shared.orders);
-        while orders.round == seen && !orders.is_over {
-            orders = shared.bell.wait(orders).unwrap_or_else(PoisonError::into_inner);
+        let mut queue = locked(&shared.queue);
+        while queue.round == seen && !queue.is_over {
+            queue = shared.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
-        if orders.is_over {
+        if queue.is_over {
             return;
         }
-        seen = orders.round;
-        works.extend(orders.posted.iter().cloned());
-        drop(orders);
+        seen = queue.round;
+        works.extend(queue.posted.iter().cloned());
+        drop(queue);
         for work in works.drain(..) {
             // After each step, a thread that waits for this processor can run. A low priority of the worker
             // does not achieve this. The scheduler (EEVDF, Linux 6.18) grants additional run time (lag) to a
@@ -225,8 +231,8 @@ fn prepare(processors: &[u64]) -> Result<Tid, Error> {
     Ok(tid)
 }
 
-fn locked(orders: &Mutex<Orders>) -> MutexGuard<'_, Orders> {
-    orders.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -251,9 +257,9 @@ mod tests {
         }
     }
 
-    fn worker_pool(members: usize) -> Option<WorkerPool> {
+    fn worker_pool(workers: usize) -> Option<WorkerPool> {
         let processors = scheduling::affinity(SELF).unwrap();
-        match WorkerPool::new(NonZeroUsize::new(members).unwrap(), &processors) {
+        match WorkerPool::new(NonZeroUsize::new(workers).unwrap(), &processors) {
             Err(error) if error.errno == Errno::EPERM => {
                 println!("unsupported: real-time priority");
                 None
@@ -277,18 +283,18 @@ mod tests {
             let work = Arc::new(Count { left: AtomicU64::new(1000), ..Count::default() });
             worker_pool.post(work.clone());
             worker_pool.begin();
-            worker_pool.hurry();
+            worker_pool.raise_priority();
             wait_until(|| work.done.load(Ordering::SeqCst) == 1000);
             worker_pool.dismiss();
         }
     }
 
     #[test]
-    fn members_give_way_unless_hurried() {
+    fn workers_yield_unless_their_priority_is_raised() {
         let Some(worker_pool) = worker_pool(1) else { return };
-        let policy = || scheduling::attributes(worker_pool.members[0].tid).unwrap().policy;
+        let policy = || scheduling::attributes(worker_pool.workers[0].tid).unwrap().policy;
         wait_until(|| policy() == ORDINARY);
-        worker_pool.hurry();
+        worker_pool.raise_priority();
         assert_eq!(policy(), FIFO);
         worker_pool.post(Arc::new(Count::default()));
         worker_pool.begin();

@@ -103,7 +103,7 @@ fn all_at_once() {
 }
 
 #[test]
-fn a_thread_in_an_uninterruptible_call_does_not_stand_before_it_has_stopped() {
+fn the_wait_for_a_thread_in_an_uninterruptible_call_does_not_count_as_stopped() {
     let Some(program) = common::compile("uninterruptible") else { return };
     let mut child = std::process::Command::new(&program)
         .stdin(std::process::Stdio::null())
@@ -123,12 +123,12 @@ fn a_thread_in_an_uninterruptible_call_does_not_stand_before_it_has_stopped() {
             break;
         }
         std::thread::sleep(Duration::from_millis(5));
-        let told = Instant::now();
+        let requested = Instant::now();
         let tree = StoppedTree::stop(Pid(child.id() as i32)).unwrap();
-        let (told, stood) = (told.elapsed(), tree.began.elapsed());
+        let (waited, stopped_for) = (requested.elapsed(), tree.began.elapsed());
         tree.resume().unwrap();
-        if told > Duration::from_millis(20) {
-            late.push(stood);
+        if waited > Duration::from_millis(20) {
+            late.push(stopped_for);
         }
     }
     child.kill().unwrap();
@@ -138,7 +138,7 @@ fn a_thread_in_an_uninterruptible_call_does_not_stand_before_it_has_stopped() {
     println!("stops that took more than 20 ms: {}, of which it stood: {late:?}", late.len());
     assert!(said != "ready\n" || late.len() == 9);
     // On a busy machine, the kernel may preempt the tracer in a single stop.
-    assert!(late.get(late.len() / 2).is_none_or(|stood| *stood < Duration::from_millis(10)));
+    assert!(late.get(late.len() / 2).is_none_or(|stopped_for| *stopped_for < Duration::from_millis(10)));
 }
 
 #[test]

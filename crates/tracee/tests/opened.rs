@@ -20,8 +20,8 @@ const PLACES: usize = 3;
 /// Makes calls in one thread, in one of the ways.
 fn call(pid: Pid, way: usize, place: usize) {
     let memory = ProcessMemory::open(pid).unwrap();
-    let areas = procfs::areas(pid).unwrap();
-    let mut gadgets = Gadgets::find(&memory, &areas).unwrap();
+    let mappings = procfs::mappings(pid).unwrap();
+    let mut gadgets = Gadgets::find(&memory, &mappings).unwrap();
     assert!(gadgets.store.is_some() && gadgets.loads.is_some(), "{gadgets:?}");
     if WAYS[way] == "frames" {
         gadgets.loads = None;
@@ -29,7 +29,7 @@ fn call(pid: Pid, way: usize, place: usize) {
     let caught = if WAYS[way] == "one by one" { u64::MAX } else { 0 };
     let signals = SignalSets { caught, ..SignalSets::default() };
     let mut tree = StoppedTree::stop(pid).unwrap();
-    let context = RemoteContext { memory: &memory, areas: &areas, gadgets };
+    let context = RemoteContext { memory: &memory, mappings: &mappings, gadgets };
     let mut session = RemoteSession::begin(&mut tree.processes[0].threads[place], &context).unwrap();
     let ask = Query { number: GETPID, arguments: [0; 6] };
     // Each chain is longer than the previous chain, which it overwrites.

@@ -14,7 +14,7 @@ use sys::Errno;
 use sys::ptrace::{self, Registers, XSTATE_BYTES_MAX};
 use sys::seccomp_listener::{Notification, Waited, watch_program};
 use sys::watched_start::watch_from_start;
-use undying_tracee::remote::{KnownThread, Places, Query, RemoteContext, Room, SignalSets};
+use undying_tracee::remote::{KnownThread, Places, Query, RemoteContext, SessionCapacity, SignalSets};
 use undying_tracee::{FreezeError, Gadgets, ProcessMemory, RemoteError, RemoteSession, StoppedTree, procfs};
 
 const GETPID: i64 = 39;
@@ -60,7 +60,7 @@ impl Seen {
 /// Stops the subject once and makes some calls in every thread, as a checkpoint does.
 fn call_in_every_thread(pid: Pid) {
     let memory = ProcessMemory::open(pid).unwrap();
-    let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
+    let gadgets = Gadgets::find(&memory, &procfs::mappings(pid).unwrap()).unwrap();
     call_with(pid, &memory, gadgets, 0..usize::MAX).unwrap();
 }
 
@@ -106,8 +106,8 @@ fn call_with(
     places: std::ops::Range<usize>,
 ) -> Result<(), FreezeError> {
     let mut tree = StoppedTree::stop(pid)?;
-    let areas = procfs::areas(pid).unwrap();
-    let context = RemoteContext { memory, areas: &areas, gadgets };
+    let mappings = procfs::mappings(pid).unwrap();
+    let context = RemoteContext { memory, mappings: &mappings, gadgets };
     let threads = &mut tree.processes[0].threads;
     let (start, end) = (places.start.min(threads.len()), places.end.min(threads.len()));
     for thread in &mut threads[start..end] {
@@ -138,7 +138,7 @@ fn calls_give_results_and_leave_no_trace() {
     const STOPS: u32 = 150;
     let Some(mut subject) = Subject::start("self_checking", &[]) else { return };
     let memory = ProcessMemory::open(subject.pid()).unwrap();
-    let gadgets = Gadgets::find(&memory, &procfs::areas(subject.pid()).unwrap()).unwrap();
+    let gadgets = Gadgets::find(&memory, &procfs::mappings(subject.pid()).unwrap()).unwrap();
     for stop in 0..STOPS {
         let called = call_with(subject.pid(), &memory, gadgets, 0..usize::MAX);
         called.unwrap_or_else(|error| panic!("{error}; the subject says: {}", subject.line()));
@@ -154,11 +154,11 @@ fn calls_give_results_and_leave_no_trace() {
 /// runs.
 fn call_together(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets) -> Result<usize, FreezeError> {
     let mut tree = StoppedTree::stop(pid)?;
-    let areas = procfs::areas(pid).unwrap();
-    let context = RemoteContext { memory, areas: &areas, gadgets };
+    let mappings = procfs::mappings(pid).unwrap();
+    let context = RemoteContext { memory, mappings: &mappings, gadgets };
     let seen: Vec<Seen> = tree.processes[0].threads.iter().map(|thread| Seen::of(thread.tid())).collect();
     let mut places = Places::find(pid, &context).unwrap();
-    let room = Room { calls: 4, data: ByteCount(64), opened: 0 };
+    let capacity = SessionCapacity { calls: 4, data: ByteCount(64), opened: 0 };
     let (mut most, mut together) = (0, Vec::new());
     let finish = |together: &mut Vec<(RemoteSession<'_>, _)>| {
         for (index, (mut session, batch)) in together.drain(..).enumerate().rev() {
@@ -175,14 +175,15 @@ fn call_together(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets) -> Result<u
     for thread in &mut tree.processes[0].threads {
         let tid = thread.tid();
         let known = KnownThread::read(tid, memory).unwrap();
-        let top = places.take(room.bytes(&known)).unwrap_or_else(|| {
+        let top = places.take(capacity.bytes(&known)).unwrap_or_else(|| {
             finish(&mut together);
             places.reset();
-            places.take(room.bytes(&known)).unwrap()
+            places.take(capacity.bytes(&known)).unwrap()
         });
         let (signals, is_filtered) =
             procfs::call_status(&procfs::read(format!("/proc/{pid}/task/{tid}/status")).unwrap());
-        let mut session = RemoteSession::begin_at(thread, &context, &known, top, room, is_filtered).unwrap();
+        let mut session =
+            RemoteSession::begin_at(thread, &context, &known, top, capacity, is_filtered).unwrap();
         let query = |number, arguments| Query { number, arguments };
         let name = [PR_GET_NAME, session.data().get(), 0, 0, 0, 0];
         let queries = [query(GETPID, [0; 6]), query(PRCTL, name), query(GETTID, [0; 6])];
@@ -207,7 +208,7 @@ fn threads_make_calls_at_the_same_time() {
     const STOPS: u32 = 150;
     let Some(mut subject) = Subject::start("self_checking", &[]) else { return };
     let memory = ProcessMemory::open(subject.pid()).unwrap();
-    let gadgets = Gadgets::find(&memory, &procfs::areas(subject.pid()).unwrap()).unwrap();
+    let gadgets = Gadgets::find(&memory, &procfs::mappings(subject.pid()).unwrap()).unwrap();
     let mut most = 0;
     for stop in 0..STOPS {
         let called = call_together(subject.pid(), &memory, gadgets);
@@ -228,10 +229,10 @@ fn a_process_that_is_killed_while_its_leader_makes_a_call_is_noticed_at_once() {
     let Some(subject) = Subject::start("self_checking", &[]) else { return };
     let pid = subject.pid();
     let memory = ProcessMemory::open(pid).unwrap();
-    let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
+    let gadgets = Gadgets::find(&memory, &procfs::mappings(pid).unwrap()).unwrap();
     let mut tree = StoppedTree::stop(pid).unwrap();
-    let areas = procfs::areas(pid).unwrap();
-    let context = RemoteContext { memory: &memory, areas: &areas, gadgets };
+    let mappings = procfs::mappings(pid).unwrap();
+    let context = RemoteContext { memory: &memory, mappings: &mappings, gadgets };
     // The other threads are killed during their stop, while this thread waits for the leader.
     let leader = &mut tree.processes[0].threads[0];
     let mut session = RemoteSession::begin(leader, &context).unwrap();
@@ -266,11 +267,11 @@ fn no_signal_is_lost(mode: &str) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let memory = ProcessMemory::open(pid).unwrap();
-            let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
+            let gadgets = Gadgets::find(&memory, &procfs::mappings(pid).unwrap()).unwrap();
             for _ in 0..STOPS {
                 let mut tree = StoppedTree::stop(pid).unwrap();
-                let areas = procfs::areas(pid).unwrap();
-                let context = RemoteContext { memory: &memory, areas: &areas, gadgets };
+                let mappings = procfs::mappings(pid).unwrap();
+                let context = RemoteContext { memory: &memory, mappings: &mappings, gadgets };
                 for thread in &mut tree.processes[0].threads {
                     let tid = thread.tid().get() as u64;
                     let mut session = RemoteSession::begin(thread, &context).unwrap();
@@ -346,7 +347,7 @@ fn be_helper(role: &str) {
         }
     };
     let memory = ProcessMemory::open(pid).unwrap();
-    let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
+    let gadgets = Gadgets::find(&memory, &procfs::mappings(pid).unwrap()).unwrap();
     common::die_at(step as u64, place == 0);
     call_with(pid, &memory, gadgets, place as usize..place as usize + 1).unwrap();
 }
@@ -457,8 +458,8 @@ fn die_at_open_step(step: &'static str) {
 /// A signal can arrive while a thread is on its restore path. It must be handled below the frame of a
 /// handler, and must not restart an alternate stack. The next tracer must not overwrite the restore frame.
 #[test]
-fn signals_on_the_way_home_harm_nothing() {
-    const TEST: &str = "signals_on_the_way_home_harm_nothing";
+fn signals_on_the_restore_path_harm_nothing() {
+    const TEST: &str = "signals_on_the_restore_path_harm_nothing";
     const DEATHS: usize = 200;
     if let Some(role) = common::role() {
         let mut words = role.split(' ').map(|word| word.parse::<i32>().unwrap());
@@ -466,7 +467,7 @@ fn signals_on_the_way_home_harm_nothing() {
         OPEN_STEP.store(words.next().unwrap() as u64, Ordering::Relaxed);
         let place = words.next().unwrap() as usize;
         let memory = ProcessMemory::open(pid).unwrap();
-        let gadgets = Gadgets::find(&memory, &procfs::areas(pid).unwrap()).unwrap();
+        let gadgets = Gadgets::find(&memory, &procfs::mappings(pid).unwrap()).unwrap();
         undying_tracee::steps::observe(die_at_open_step);
         return call_with(pid, &memory, gadgets, place..place + 1).unwrap();
     }
@@ -503,11 +504,11 @@ fn calls_in_a_watched_program_are_not_reported() {
         listener.answer_continue(notification.id()).unwrap();
     }
     let memory = ProcessMemory::open(pid).unwrap();
-    let areas = procfs::areas(pid).unwrap();
-    let gadgets = Gadgets::find(&memory, &areas).unwrap();
+    let mappings = procfs::mappings(pid).unwrap();
+    let gadgets = Gadgets::find(&memory, &mappings).unwrap();
     for _ in 0..2 {
         let mut tree = StoppedTree::stop(pid).unwrap();
-        let context = RemoteContext { memory: &memory, areas: &areas, gadgets };
+        let context = RemoteContext { memory: &memory, mappings: &mappings, gadgets };
         let mut session = RemoteSession::begin(&mut tree.processes[0].threads[0], &context).unwrap();
         let arguments = [u64::MAX, 0, 0, 0, 0, 0];
         let refused = session.call(FTRUNCATE, arguments).unwrap_err();

@@ -93,9 +93,10 @@ fn attach(name: &str, pid: Pid) -> Result<Box<dyn Tracker>, Failure> {
     println!("tracker {}; passed over: {:?}", choice.kind.name(), choice.passed_over);
     let mut tree = StoppedTree::stop(pid)?;
     let memory = ProcessMemory::open(pid)?;
-    let areas = procfs::areas(pid)?;
-    let context = RemoteContext { memory: &memory, areas: &areas, gadgets: Gadgets::find(&memory, &areas)? };
-    let attach = choice.kind.prepare(pid, &areas)?;
+    let mappings = procfs::mappings(pid)?;
+    let context =
+        RemoteContext { memory: &memory, mappings: &mappings, gadgets: Gadgets::find(&memory, &mappings)? };
+    let attach = choice.kind.prepare(pid, &mappings)?;
     let mut session = RemoteSession::begin(&mut tree.processes[0].threads[0], &context)?;
     let started = Instant::now();
     let tracker = attach(&mut session)?;
@@ -113,10 +114,10 @@ fn measure(name: &str, mib: usize) -> Result<(), Failure> {
         writer.write(10_000)?
     });
     let mut tracker = attach(name, pid)?;
-    let areas = procfs::areas(pid)?;
+    let mappings = procfs::mappings(pid)?;
     let started = Instant::now();
-    tracker.cover(&areas)?;
-    println!("cover {} areas: {:?}", areas.len(), started.elapsed());
+    tracker.cover(&mappings)?;
+    println!("cover {} areas: {:?}", mappings.len(), started.elapsed());
     let mut dirty = DirtyPages::new();
     let started = Instant::now();
     tracker.scan(Moment::Stopped, &mut dirty)?;

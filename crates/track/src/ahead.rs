@@ -52,17 +52,17 @@ struct Board {
 #[derive(Debug)]
 struct Piece {
     range: AddressRange,
-    answer: Answer,
+    state: PieceState,
     regions: PageRegions,
 }
 
 /// State of a piece.
 #[derive(Debug)]
-enum Answer {
+enum PieceState {
     /// The piece was not scanned.
-    Open,
+    Unscanned,
     /// The piece was scanned. Contains the address where the request ended, or its error.
-    Given(Result<Address, Error>),
+    Scanned(Result<Address, Error>),
     /// The result was taken. The piece must not be scanned again in the same round: the request would protect
     /// written pages, and no scan would report them.
     Taken,
@@ -73,10 +73,10 @@ impl Ahead {
         Self { board: Arc::new(Board::of(map)), worker_pool: None, next: 0 }
     }
 
-    /// Allocates memory for the results if at least `least` bytes can be scanned by workers. The allocation
+    /// Allocates memory for the results if at least `min_bytes` can be scanned by workers. The allocation
     /// takes longer than the scan.
-    pub(crate) fn prepare(&mut self, runs: &[Run], least: ByteCount) {
-        if total(runs) >= least {
+    pub(crate) fn prepare(&mut self, runs: &[Run], min_bytes: ByteCount) {
+        if total(runs) >= min_bytes {
             self.make_room();
         }
     }
@@ -89,15 +89,15 @@ impl Ahead {
     }
 
     /// Hands the scan of all parts that need only the query [`query::REARM`] to a worker pool. Does nothing
-    /// if these parts have less than `least` bytes.
-    pub(crate) fn begin(&mut self, runs: &[Run], worker_pool: &Arc<WorkerPool>, least: ByteCount) {
+    /// if these parts have less than `min_bytes`.
+    pub(crate) fn begin(&mut self, runs: &[Run], worker_pool: &Arc<WorkerPool>, min_bytes: ByteCount) {
         let total = total(runs);
         // The results of an aborted scan must be reported first.
-        if total < least || !self.is_empty() {
+        if total < min_bytes || !self.is_empty() {
             return;
         }
         self.make_room();
-        let size_min = ByteCount((least.get() / SHARE_MIN).next_multiple_of(PAGE_BYTES));
+        let size_min = ByteCount((min_bytes.get() / SHARE_MIN).next_multiple_of(PAGE_BYTES));
         let size = ByteCount(total.get().div_ceil(PIECES_MAX as u64 / 2).next_multiple_of(HUGE_PAGE_BYTES));
         let worth = parts(runs).filter(|part| part.len() >= size_min);
         let count = self.board.fill(worth, size.max(size_min));
@@ -150,16 +150,16 @@ impl Ahead {
     /// Returns the result of the next piece.
     pub(crate) fn take_next(&mut self, regions: &mut PageRegions) -> Result<Address, Error> {
         let mut piece = self.piece();
-        piece.ask(&self.board.map);
+        piece.scan(&self.board.map);
         std::mem::swap(&mut piece.regions, regions);
-        let answer = match std::mem::replace(&mut piece.answer, Answer::Taken) {
-            Answer::Given(answer) => answer,
+        let result = match std::mem::replace(&mut piece.state, PieceState::Taken) {
+            PieceState::Scanned(result) => result,
             // This case does not occur: each result is taken only once.
-            Answer::Open | Answer::Taken => Ok(piece.range.start),
+            PieceState::Unscanned | PieceState::Taken => Ok(piece.range.start),
         };
         drop(piece);
         self.next += 1;
-        answer
+        result
     }
 
     /// Locks the next piece. If a worker is scanning the piece, the function raises the priority of the
@@ -171,7 +171,7 @@ impl Ahead {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => {
                 if let Some(worker_pool) = &self.worker_pool {
-                    worker_pool.hurry();
+                    worker_pool.raise_priority();
                 }
                 piece.lock().unwrap_or_else(PoisonError::into_inner)
             }
@@ -179,13 +179,13 @@ impl Ahead {
     }
 }
 
-fn can_be_asked_ahead(run: &Run) -> bool {
+fn is_scannable_ahead(run: &Run) -> bool {
     run.watched && !run.lost && !run.new && run.class != Class::PrivateFile
 }
 
 /// Returns the parts that need only the query [`query::REARM`].
 fn parts(runs: &[Run]) -> impl Iterator<Item = &AddressRange> {
-    runs.iter().filter(|run| can_be_asked_ahead(run)).flat_map(|run| run.spans.parts())
+    runs.iter().filter(|run| is_scannable_ahead(run)).flat_map(|run| run.spans.parts())
 }
 
 fn total(runs: &[Run]) -> ByteCount {
@@ -208,7 +208,7 @@ impl Board {
                 let Some(piece) = self.pieces.get(count) else { return count };
                 let end = if part.end - start <= size { part.end } else { start + size };
                 let mut piece = piece.lock().unwrap_or_else(PoisonError::into_inner);
-                (piece.range, piece.answer) = (AddressRange::new(start, end), Answer::Open);
+                (piece.range, piece.state) = (AddressRange::new(start, end), PieceState::Unscanned);
                 count += 1;
                 start = end;
             }
@@ -222,7 +222,7 @@ impl Work for Board {
         let mine = self.claimed.fetch_add(1, Ordering::SeqCst);
         let has_one = mine < self.count.load(Ordering::SeqCst);
         if has_one {
-            self.pieces[mine].lock().unwrap_or_else(PoisonError::into_inner).ask(&self.map);
+            self.pieces[mine].lock().unwrap_or_else(PoisonError::into_inner).scan(&self.map);
         }
         has_one
     }
@@ -231,12 +231,12 @@ impl Work for Board {
 impl Piece {
     fn new() -> Self {
         let range = AddressRange { start: Address(0), end: Address(0) };
-        Self { range, answer: Answer::Taken, regions: PageRegions::new() }
+        Self { range, state: PieceState::Taken, regions: PageRegions::new() }
     }
 
-    fn ask(&mut self, map: &Pagemap) {
-        if matches!(self.answer, Answer::Open) {
-            self.answer = Answer::Given(map.select(&query::REARM, self.range, &mut self.regions));
+    fn scan(&mut self, map: &Pagemap) {
+        if matches!(self.state, PieceState::Unscanned) {
+            self.state = PieceState::Scanned(map.select(&query::REARM, self.range, &mut self.regions));
         }
     }
 }

@@ -15,14 +15,15 @@ use sys::userfaultfd::{self, Discards, Mode};
 use sys::{Errno, Error};
 use tracee::arch::numbers::{IOCTL, RECVMSG, SOCKET, USERFAULTFD};
 use tracee::procfs;
-use tracee::remote::{Query, Room, SignalSets};
+use tracee::remote::{Query, SessionCapacity, SignalSets};
 use tracee::{RemoteError, RemoteSession};
 
 use crate::error::TrackError;
 
 /// Room that a remote session needs to attach a tracker. Up to three descriptors are open at the same time:
 /// the userfaultfds, or a socket, the device and one userfaultfd.
-pub const ROOM: Room = Room { calls: 2, data: ByteCount(HEADER + PART + BYTE), opened: 3 };
+pub const ATTACH_CAPACITY: SessionCapacity =
+    SessionCapacity { calls: 2, data: ByteCount(HEADER + PART + BYTE), opened: 3 };
 
 const AF_UNIX: u16 = 1;
 /// SOCK_DGRAM | SOCK_CLOEXEC.
@@ -47,15 +48,15 @@ pub(crate) fn userfaultfds<const COUNT: usize>(
 ) -> Result<[OwnedFd; COUNT], TrackError> {
     // In asynchronous mode, the kernel lifts the protection itself and reports no faults. A descriptor for
     // faults in user mode is enough, and needs no privilege.
-    let who = if mode == Mode::Sync { 0 } else { userfaultfd::USER_MODE_ONLY };
-    let flags = who | userfaultfd::CREATE_FLAGS;
+    let fault_scope = if mode == Mode::Sync { 0 } else { userfaultfd::USER_MODE_ONLY };
+    let flags = fault_scope | userfaultfd::CREATE_FLAGS;
     let signals = signals(session.tid(), pid)?;
     let create = Query { number: USERFAULTFD, arguments: [flags, 0, 0, 0, 0, 0] };
     let created = session.open(&[create; COUNT], signals)?;
     let needs_device = created.contains(&Err(Errno::EPERM));
     let ours: Result<Vec<OwnedFd>, TrackError> = match needs_device {
         true => Ok(Vec::new()),
-        false => created.into_iter().map(|created| taken(pid, session.tid(), created)).collect(),
+        false => created.into_iter().map(|created| duplicate_created(pid, session.tid(), created)).collect(),
     };
     session.close_opened(signals)?;
     let mut ours = ours?;
@@ -71,9 +72,9 @@ pub(crate) fn userfaultfds<const COUNT: usize>(
 }
 
 /// Returns a duplicate of the userfaultfd that a call has created in the process.
-fn taken(pid: Pid, tid: Tid, created: Result<u64, Errno>) -> Result<OwnedFd, TrackError> {
-    let number = created.map_err(|errno| RemoteError::Refused { tid, number: USERFAULTFD, errno })?;
-    Ok(duplicate(pid, number)?)
+fn duplicate_created(pid: Pid, tid: Tid, created: Result<u64, Errno>) -> Result<OwnedFd, TrackError> {
+    let fd = created.map_err(|errno| RemoteError::Refused { tid, number: USERFAULTFD, errno })?;
+    Ok(duplicate(pid, fd)?)
 }
 
 fn signals(tid: Tid, pid: Pid) -> Result<SignalSets, Error> {
@@ -85,10 +86,10 @@ fn signals(tid: Tid, pid: Pid) -> Result<SignalSets, Error> {
 /// the device and the userfaultfd are open in the process.
 fn through_device(pid: Pid, session: &mut RemoteSession<'_>, flags: u64) -> Result<OwnedFd, TrackError> {
     let device = userfaultfd::open_device().map_err(|cause| TrackError::Unprivileged { pid, cause })?;
-    let end = opened(session, SOCKET, [AF_UNIX.into(), DATAGRAMS, 0, 0, 0, 0])?;
-    send(pid, end, &device)?;
-    let number = receive(session, end)?;
-    let created = opened(session, IOCTL, [number, userfaultfd::CREATE_REQUEST, flags, 0, 0, 0])?;
+    let socket_fd = opened(session, SOCKET, [AF_UNIX.into(), DATAGRAMS, 0, 0, 0, 0])?;
+    send(pid, socket_fd, &device)?;
+    let device_fd = receive(session, socket_fd)?;
+    let created = opened(session, IOCTL, [device_fd, userfaultfd::CREATE_REQUEST, flags, 0, 0, 0])?;
     Ok(duplicate(pid, created)?)
 }
 
@@ -98,10 +99,10 @@ fn opened(session: &mut RemoteSession<'_>, number: i64, arguments: [u64; 6]) -> 
     opened.map_err(|errno| RemoteError::Refused { tid, number, errno })
 }
 
-/// Sends the device into the socket `end` of the process. The socket is connected to itself, so that only its
-/// holders can send to it.
-fn send(pid: Pid, end: u64, device: &OwnedFd) -> Result<(), TrackError> {
-    let socket = duplicate(pid, end)?;
+/// Sends the device into the socket `socket_fd` of the process. The socket is connected to itself, so that
+/// only its holders can send to it.
+fn send(pid: Pid, socket_fd: u64, device: &OwnedFd) -> Result<(), TrackError> {
+    let socket = duplicate(pid, socket_fd)?;
     // The address contains no name, so the kernel chooses an unused name.
     socket::bind(socket.as_fd(), &SocketAddress(AF_UNIX.to_ne_bytes().to_vec()))?;
     socket::connect(socket.as_fd(), &socket::local(socket.as_fd())?)?;
@@ -113,23 +114,23 @@ fn send(pid: Pid, end: u64, device: &OwnedFd) -> Result<(), TrackError> {
 }
 
 /// Makes the process receive the device from its socket. Returns the fd of the device in the process.
-fn receive(session: &mut RemoteSession<'_>, end: u64) -> Result<u64, TrackError> {
-    let received = session.open_into(|session, number_at| {
+fn receive(session: &mut RemoteSession<'_>, socket_fd: u64) -> Result<u64, TrackError> {
+    let received = session.open_into(|session, fd_address| {
         let header = session.data().get();
         let (part, byte) = (header + HEADER, header + HEADER + PART);
-        let control = number_at.get() - CONTROL_HEADER;
+        let control = fd_address.get() - CONTROL_HEADER;
         let words = [0, 0, part, 1, control, CONTROL, 0, byte, 1, 0];
         let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_ne_bytes()).collect();
         debug_assert_eq!(bytes.len() as u64, HEADER + PART + BYTE, "the parts follow each other");
         session.write_data(&bytes)?;
-        Ok(Query { number: RECVMSG, arguments: [end, header, RECEIVE_FLAGS, 0, 0, 0] })
+        Ok(Query { number: RECVMSG, arguments: [socket_fd, header, RECEIVE_FLAGS, 0, 0, 0] })
     })?;
     // A process at its limit of open descriptors receives the message without the descriptor.
     let errno = Error::new("hand /dev/userfaultfd to the process", Errno::EMFILE);
     received.ok_or_else(|| errno.into())
 }
 
-fn duplicate(pid: Pid, number: u64) -> Result<OwnedFd, Error> {
+fn duplicate(pid: Pid, fd: u64) -> Result<OwnedFd, Error> {
     let handle = sys::pidfd::open(pid)?;
-    sys::pidfd::duplicate(handle.as_fd(), pid, Fd(number as i32))
+    sys::pidfd::duplicate(handle.as_fd(), pid, Fd(fd as i32))
 }

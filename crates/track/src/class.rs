@@ -4,7 +4,7 @@
 //! Does not: make system calls.
 
 use model::{AddressRange, Inode};
-use tracee::procfs::{Area, Backing};
+use tracee::procfs::{Backing, Mapping};
 
 /// The class of a mapping. It determines how the content changes, and how a tracker finds the changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,23 +32,23 @@ pub(crate) struct Known {
 
 impl Known {
     /// Returns `None` for mappings of the kernel, such as the vDSO.
-    pub(crate) fn of(area: &Area) -> Option<Self> {
-        let object = match &area.backing {
+    pub(crate) fn of(mapping: &Mapping) -> Option<Self> {
+        let object = match &mapping.backing {
             Backing::Kernel(_) => return None,
             Backing::Anonymous => None,
             Backing::File { device, inode, .. } => {
-                Some((*device, *inode, area.offset.wrapping_sub(area.range.start.get())))
+                Some((*device, *inode, mapping.offset.wrapping_sub(mapping.range.start.get())))
             }
         };
-        let class = match (area.protection.shared, object) {
+        let class = match (mapping.protection.shared, object) {
             (true, _) => Class::Shared,
             (false, Some(_)) => Class::PrivateFile,
             (false, None) => Class::Anonymous,
         };
         // If the mapping was listed without flags, only anonymous huge pages are recognised, by their name. A
         // file of hugetlbfs then looks like any other file.
-        let is_hugetlb = area.flags.has("ht") || area.name.starts_with("/anon_hugepage");
-        Some(Self { range: area.range, class, is_hugetlb, object })
+        let is_hugetlb = mapping.flags.has("ht") || mapping.name.starts_with("/anon_hugepage");
+        Some(Self { range: mapping.range, class, is_hugetlb, object })
     }
 
     fn shows_the_same(&self, other: &Self) -> bool {

@@ -52,10 +52,10 @@ pub struct DirtyRange {
 pub struct DirtyPages {
     ranges: Vec<DirtyRange>,
     /// The previous list, while [`Self::widen`] or [`Self::take_out`] builds a new one.
-    narrow: Vec<DirtyRange>,
+    previous: Vec<DirtyRange>,
     replaced: Vec<AddressRange>,
     /// Length of the longest list so far, updated by [`Self::clear`].
-    most: usize,
+    longest: usize,
 }
 
 impl DirtyPages {
@@ -64,9 +64,9 @@ impl DirtyPages {
     pub fn new() -> Self {
         Self {
             ranges: Vec::with_capacity(ROOM),
-            narrow: Vec::new(),
+            previous: Vec::new(),
             replaced: Vec::with_capacity(16),
-            most: 0,
+            longest: 0,
         }
     }
 
@@ -99,7 +99,7 @@ impl DirtyPages {
 
     /// Empties the list and keeps its capacity. Never allocates memory.
     pub fn clear(&mut self) {
-        self.most = self.most.max(self.ranges.len());
+        self.longest = self.longest.max(self.ranges.len());
         self.ranges.clear();
         self.replaced.clear();
     }
@@ -108,7 +108,7 @@ impl DirtyPages {
     /// allocates no memory. Must not be called inside a pause.
     pub fn make_room(&mut self) {
         self.clear();
-        self.ranges.reserve(2 * self.most);
+        self.ranges.reserve(2 * self.longest);
     }
 
     /// Expands the pages that must be read to aligned groups of `group` pages. A group is clipped to that
@@ -123,10 +123,10 @@ impl DirtyPages {
         // is added twice.
         let mut done = Address(0);
         let mut last = Address(0);
-        self.narrow.clear();
-        std::mem::swap(&mut self.ranges, &mut self.narrow);
-        for index in 0..self.narrow.len() {
-            let DirtyRange { range, content } = self.narrow[index];
+        self.previous.clear();
+        std::mem::swap(&mut self.ranges, &mut self.previous);
+        for index in 0..self.previous.len() {
+            let DirtyRange { range, content } = self.previous[index];
             if range.start < last {
                 done = Address(0);
             }
@@ -135,10 +135,11 @@ impl DirtyPages {
                 self.push(range, content);
                 continue;
             }
-            let home = within.partition_point(|home| home.end <= range.start);
-            let home = within.get(home).filter(|home| home.contains(range.start)).copied().unwrap_or(range);
-            let start = Address(range.start.get() / bytes * bytes).max(home.start).max(done);
-            let end = Address(range.end.get().next_multiple_of(bytes)).min(home.end).max(range.end);
+            let bounds = within.partition_point(|bounds| bounds.end <= range.start);
+            let bounds =
+                within.get(bounds).filter(|bounds| bounds.contains(range.start)).copied().unwrap_or(range);
+            let start = Address(range.start.get() / bytes * bytes).max(bounds.start).max(done);
+            let end = Address(range.end.get().next_multiple_of(bytes)).min(bounds.end).max(range.end);
             if start < end {
                 self.push(AddressRange::new(start, end), Content::Unknown);
                 done = end;
@@ -152,10 +153,10 @@ impl DirtyPages {
         if pages.is_empty() {
             return;
         }
-        self.narrow.clear();
-        std::mem::swap(&mut self.ranges, &mut self.narrow);
-        for index in 0..self.narrow.len() {
-            let DirtyRange { range, content } = self.narrow[index];
+        self.previous.clear();
+        std::mem::swap(&mut self.ranges, &mut self.previous);
+        for index in 0..self.previous.len() {
+            let DirtyRange { range, content } = self.previous[index];
             let mut start = range.start;
             let first = pages.partition_point(|page| *page < range.start);
             let within = pages[first..].iter().take_while(|page| **page < range.end && content.must_read());
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_read_in_groups_that_end_with_their_area() {
+    fn pages_are_read_in_groups_that_end_with_their_mapping() {
         let mut dirty = DirtyPages::new();
         for (range, content) in [
             (pages(5, 6), Content::Present),

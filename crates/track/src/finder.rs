@@ -20,7 +20,7 @@ use crate::tracker::Moment;
 ///
 /// A query takes one microsecond. A read takes a third of a microsecond per page. It also creates a page
 /// table entry in the process for each missing page.
-const LOOK_MIN: PageCount = PageCount(64);
+const QUERY_MIN: PageCount = PageCount(64);
 /// Maximum number of uncertain ranges of one run. The list takes 64 KiB, and each range costs one microsecond
 /// inside the next pause.
 const RECHECKS_MAX: usize = 4096;
@@ -75,7 +75,7 @@ impl Inspector {
 impl Finder<'_> {
     /// Reports written pages that are already protected again. Their content is unknown.
     pub(crate) fn take(&mut self, range: AddressRange) -> Result<(), Error> {
-        if self.class != Class::Anonymous || range.pages() < LOOK_MIN {
+        if self.class != Class::Anonymous || range.pages() < QUERY_MIN {
             self.into.push(range, Content::Unknown);
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl Finder<'_> {
     }
 
     /// Reports written pages with the content that they had when they were protected.
-    pub(crate) fn take_told(&mut self, range: AddressRange, content: Content) -> Result<(), Error> {
+    pub(crate) fn take_with_content(&mut self, range: AddressRange, content: Content) -> Result<(), Error> {
         match (self.class, content) {
             (Class::Shared, _) => self.into.push(range, Content::Unknown),
             // Present pages can be pages of the file. Only the private pages of the process are reported as
@@ -101,7 +101,7 @@ impl Finder<'_> {
 
     /// Rechecks pages that a request found empty before it protected them. Pages with content are reported.
     /// If the process runs and a page may be swapped out, its range is added to the uncertain ranges.
-    pub(crate) fn look_again(&mut self, range: AddressRange) -> Result<(), Error> {
+    pub(crate) fn recheck_pages(&mut self, range: AddressRange) -> Result<(), Error> {
         let question = match self.class {
             Class::Shared => return Ok(()),
             Class::Anonymous => query::present(),
@@ -110,7 +110,7 @@ impl Finder<'_> {
         let Inspector { map, regions, swap, .. } = &mut *self.inspector;
         query::ask(map, &question, range, regions, |range, categories| {
             match meaning_after(categories, swap) {
-                Content::Unknown if swap.moment == Moment::Running => recheck(self.uncertain, range),
+                Content::Unknown if swap.moment == Moment::Running => add_uncertain(self.uncertain, range),
                 content if content.must_read() => self.into.push(range, Content::Unknown),
                 _ => {}
             }
@@ -141,7 +141,7 @@ impl Finder<'_> {
     /// Rechecks the ranges that were uncertain while the process ran.
     pub(crate) fn settle_rechecks(&mut self) -> Result<(), Error> {
         while let Some(range) = self.uncertain.pop() {
-            self.look_again(range)?;
+            self.recheck_pages(range)?;
         }
         Ok(())
     }
@@ -159,7 +159,7 @@ fn meaning_after(categories: Categories, swap: &mut Swap) -> Content {
 
 /// Adds an uncertain range. If the list is full, all ranges are merged into one, which contains more pages
 /// than necessary.
-fn recheck(uncertain: &mut Vec<AddressRange>, range: AddressRange) {
+fn add_uncertain(uncertain: &mut Vec<AddressRange>, range: AddressRange) {
     uncertain.push(range);
     if uncertain.len() > RECHECKS_MAX {
         let start = uncertain.iter().map(|range| range.start).min().unwrap_or(range.start);

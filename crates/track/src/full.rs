@@ -10,7 +10,7 @@ use model::{AddressRange, Pid};
 use sys::Error;
 use sys::features::{self, Feature};
 use sys::pagemap::{PageRegions, Pagemap};
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 
 use crate::class::Class;
 use crate::dirty::{Content, DirtyPages};
@@ -18,7 +18,7 @@ use crate::error::TrackError;
 use crate::populated::Populated;
 use crate::query;
 use crate::runs::{Run, Runs, Verdict};
-use crate::tracker::{Attach, Coverage, Moment, Properties, Tracker, TrackerKind, Why};
+use crate::tracker::{Attach, Coverage, Moment, Properties, Tracker, TrackerKind, UnwatchedReason};
 
 /// The tracker kind `full`.
 #[derive(Debug)]
@@ -28,12 +28,12 @@ pub(crate) struct Full;
 struct FullTracker {
     pid: Pid,
     runs: Runs,
-    look: Look,
+    content_scan: ContentScan,
 }
 
 /// Finds the pages with content.
 #[derive(Debug)]
-pub(crate) struct Look {
+pub(crate) struct ContentScan {
     pub(crate) map: Arc<Pagemap>,
     regions: PageRegions,
     /// The kernel supports the request PAGEMAP_SCAN, which returns ranges. Otherwise every entry of the page
@@ -55,15 +55,15 @@ impl TrackerKind for Full {
     }
 
     fn properties(&self) -> Properties {
-        Properties { rearms_running: false, sees_before: false, automatic: true }
+        Properties { rearms_running: false, reports_before_change: false, automatic: true }
     }
 
     fn self_test(&self) -> Result<(), TrackError> {
         Ok(())
     }
 
-    fn prepare(&self, pid: Pid, _: &[Area]) -> Result<Attach, TrackError> {
-        let tracker = FullTracker { pid, runs: Runs::default(), look: Look::open(pid)? };
+    fn prepare(&self, pid: Pid, _: &[Mapping]) -> Result<Attach, TrackError> {
+        let tracker = FullTracker { pid, runs: Runs::default(), content_scan: ContentScan::open(pid)? };
         Ok(Box::new(|_| Ok(Box::new(tracker))))
     }
 }
@@ -73,20 +73,20 @@ impl Tracker for FullTracker {
         &Full
     }
 
-    fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
-        self.runs.renew(areas, |_, _| Verdict::Unwatched(Why::Chosen));
+    fn cover(&mut self, mappings: &[Mapping]) -> Result<&Coverage, TrackError> {
+        self.runs.renew(mappings, |_, _| Verdict::Unwatched(UnwatchedReason::Chosen));
         Ok(&self.runs.coverage)
     }
 
     fn scan(&mut self, _: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {
-        let Self { pid, runs, look } = self;
-        let outcome = runs.list.iter_mut().try_for_each(|run| look.report_all(run, into));
+        let Self { pid, runs, content_scan } = self;
+        let outcome = runs.list.iter_mut().try_for_each(|run| content_scan.report_all(run, into));
         outcome.map_err(|error| TrackError::of_scan(*pid, error))?;
-        if self.look.map.is_alive()? { Ok(()) } else { Err(TrackError::Gone(self.pid)) }
+        if self.content_scan.map.is_alive()? { Ok(()) } else { Err(TrackError::Gone(self.pid)) }
     }
 }
 
-impl Look {
+impl ContentScan {
     pub(crate) fn open(pid: Pid) -> Result<Self, Error> {
         let map = Arc::new(Pagemap::open(pid)?);
         let by_ranges = features::enabled(Feature::PagemapScan) && map.supports_scan();

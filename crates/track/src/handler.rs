@@ -39,7 +39,7 @@ pub(crate) struct Handler {
     descriptors: Option<Arc<Descriptors>>,
     shared: Arc<Shared>,
     /// Write end of a pipe. Closing it ends the handler thread.
-    bell: Option<PipeWriter>,
+    end_pipe: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Waiting {
     pid: Pid,
     mode: Mode,
     shared: Arc<Shared>,
-    bell: PipeWriter,
+    end_pipe: PipeWriter,
     hand_over: Sender<Weak<Descriptors>>,
     thread: JoinHandle<()>,
 }
@@ -76,8 +76,8 @@ impl Waiting {
     /// Starts the handler thread. The thread waits until [`Self::attach`] passes the descriptors to it.
     pub(crate) fn begin(pid: Pid, mode: Mode) -> Result<Self, TrackError> {
         let failed = |error: std::io::Error| Error::process("start a fault handler", pid, error);
-        let (ending, bell) = std::io::pipe().map_err(failed)?;
-        let inbox = Inbox::new(ending.as_fd())?;
+        let (end_pipe_reader, end_pipe) = std::io::pipe().map_err(failed)?;
+        let inbox = Inbox::new(end_pipe_reader.as_fd())?;
         let (removals, failure) = (Mutex::default(), Mutex::default());
         let shared = Arc::new(Shared { inbox, removals, failure });
         let (hand_over, descriptors) = mpsc::channel();
@@ -86,17 +86,17 @@ impl Waiting {
             if let Ok(descriptors) = descriptors.recv() {
                 of_thread.listen(&descriptors);
             }
-            // The inbox detects that `bell` was closed only while the read end of the pipe is open.
-            drop(ending);
+            // The inbox detects that `end_pipe` was closed only while the read end of the pipe is open.
+            drop(end_pipe_reader);
         };
         let thread = std::thread::Builder::new().name("undying-faults".to_owned());
         let thread = thread.spawn(listen).map_err(failed)?;
-        Ok(Self { pid, mode, shared, bell, hand_over, thread })
+        Ok(Self { pid, mode, shared, end_pipe, hand_over, thread })
     }
 
     /// Creates the descriptors in the process of a stopped thread, and passes them to the handler thread.
     pub(crate) fn attach(self, session: &mut RemoteSession<'_>) -> Result<Handler, TrackError> {
-        let Self { pid, mode, shared, bell, hand_over, thread } = self;
+        let Self { pid, mode, shared, end_pipe, hand_over, thread } = self;
         let [silent, announcing] =
             attach::userfaultfds(pid, session, mode, [Discards::Silent, Discards::Announced])?;
         shared.inbox.add(silent.as_fd())?;
@@ -105,13 +105,19 @@ impl Waiting {
         hand_over
             .send(Arc::downgrade(&descriptors))
             .map_err(|_| Error::process("reach the fault handler", pid, Errno::ESRCH))?;
-        Ok(Handler { pid, descriptors: Some(descriptors), shared, bell: Some(bell), thread: Some(thread) })
+        Ok(Handler {
+            pid,
+            descriptors: Some(descriptors),
+            shared,
+            end_pipe: Some(end_pipe),
+            thread: Some(thread),
+        })
     }
 }
 
 impl Handler {
     /// Returns the descriptor that watches mappings of a class.
-    pub(crate) fn watches(&self, class: Class) -> BorrowedFd<'_> {
+    pub(crate) fn fd_for(&self, class: Class) -> BorrowedFd<'_> {
         let descriptors = self.descriptors.as_ref().expect("nothing is watched once they are closed");
         match class {
             Class::Anonymous => descriptors.silent.as_fd(),
@@ -148,7 +154,7 @@ impl Handler {
 
 impl Drop for Handler {
     fn drop(&mut self) {
-        drop(self.bell.take());
+        drop(self.end_pipe.take());
         if let Some(thread) = self.thread.take() {
             // A panic of the thread needs no handling here. Closing the descriptors resumes all threads that
             // still wait for an answer.
@@ -194,7 +200,7 @@ impl Shared {
             }
             for message in messages.iter() {
                 if let Message::Fault(address) = message {
-                    outcome = outcome.and(self.let_go(fd, address.page_floor()));
+                    outcome = outcome.and(self.resume_writer(fd, address.page_floor()));
                 }
             }
         }
@@ -202,7 +208,7 @@ impl Shared {
     }
 
     /// Resumes the threads that wait to write to a page, also if the protection cannot be lifted.
-    fn let_go(&self, fd: BorrowedFd<'_>, page: Address) -> Result<bool, Error> {
+    fn resume_writer(&self, fd: BorrowedFd<'_>, page: Address) -> Result<bool, Error> {
         let range = AddressRange::new(page, page + ByteCount(PAGE_BYTES));
         if userfaultfd::lift(fd, range).is_err() {
             // The request fails while the process changes its mappings, or if the page is no longer mapped. A

@@ -31,9 +31,9 @@ mod watch;
 mod write_protect;
 
 pub use ahead::AHEAD_MIN;
-pub use attach::ROOM;
+pub use attach::ATTACH_CAPACITY;
 pub use choice::{AUTO, Choice, REGISTRY, choose, next_best};
 pub use dirty::{Content, DirtyPages, DirtyRange};
 pub use error::TrackError;
 pub use layout::Layout;
-pub use tracker::{Attach, Coverage, Moment, Properties, Tracker, TrackerKind, Unwatched, Why};
+pub use tracker::{Attach, Coverage, Moment, Properties, Tracker, TrackerKind, Unwatched, UnwatchedReason};

@@ -9,7 +9,7 @@
 use model::Pid;
 use sys::features::Feature;
 use sys::userfaultfd::Mode;
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 
 use crate::error::TrackError;
 use crate::self_test;
@@ -34,14 +34,14 @@ impl TrackerKind for PagemapScan {
     }
 
     fn properties(&self) -> Properties {
-        Properties { rearms_running: true, sees_before: false, automatic: true }
+        Properties { rearms_running: true, reports_before_change: false, automatic: true }
     }
 
     fn self_test(&self) -> Result<(), TrackError> {
         self_test::watching(self.name())
     }
 
-    fn prepare(&self, pid: Pid, areas: &[Area]) -> Result<Attach, TrackError> {
-        Watch::prepare(&PagemapScan, pid, Mode::Async, areas)
+    fn prepare(&self, pid: Pid, mappings: &[Mapping]) -> Result<Attach, TrackError> {
+        Watch::prepare(&PagemapScan, pid, Mode::Async, mappings)
     }
 }

@@ -27,13 +27,13 @@ pub(crate) const REARM: PageQuery = PageQuery {
 
 /// Returns the query that selects written pages, reports their content, and protects them again. A later
 /// query cannot report the content: where no page is present, the protection looks like a swapped-out page.
-pub(crate) fn rearm_telling() -> PageQuery {
-    PageQuery { tell: told(), ..REARM }
+pub(crate) fn rearm_with_content() -> PageQuery {
+    PageQuery { tell: content_categories(), ..REARM }
 }
 
 /// Returns the query that selects written pages and reports their content, without protecting them.
 pub(crate) fn written() -> PageQuery {
-    PageQuery { rearm: false, ..rearm_telling() }
+    PageQuery { rearm: false, ..rearm_with_content() }
 }
 
 /// Returns the query that selects present and swapped-out pages.
@@ -54,10 +54,10 @@ pub(crate) const fn own() -> PageQuery {
 
 /// Returns the query that selects all pages and reports their content.
 pub(crate) fn content() -> PageQuery {
-    PageQuery { tell: told(), ..PageQuery::default() }
+    PageQuery { tell: content_categories(), ..PageQuery::default() }
 }
 
-fn told() -> Categories {
+fn content_categories() -> Categories {
     POPULATED.and(Categories::ZERO_PAGE).and(guard())
 }
 

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn removals_are_told_by_range_until_there_are_too_many() {
+    fn removals_are_reported_by_range_until_there_are_too_many() {
         let mut removals = Removals::default();
         removals.note(range(10, 20));
         removals.note(range(40, 50));

@@ -6,12 +6,12 @@
 //! Does not: make system calls. The tracker decides whether a mapping can be watched.
 
 use model::AddressRange;
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 
 use crate::class::{Class, Known};
 use crate::populated::Populated;
 use crate::spans::Spans;
-use crate::tracker::{Coverage, Unwatched, Why};
+use crate::tracker::{Coverage, Unwatched, UnwatchedReason};
 
 /// Adjacent watched mappings of one class, or one unwatched mapping. A tracker scans a run as one range.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub(crate) enum Verdict {
     /// Watch its writes.
     Watched,
     /// Report all its content at every scan.
-    Unwatched(Why),
+    Unwatched(UnwatchedReason),
     /// Ignore it: this mapping can never be written.
     Constant,
 }
@@ -56,23 +56,27 @@ pub(crate) struct Runs {
 impl Runs {
     /// Replaces the list of mappings. Calls `judge` for every mapping, except hugetlb mappings and mappings
     /// that are watched and unchanged since the last list.
-    pub(crate) fn renew(&mut self, areas: &[Area], mut judge: impl FnMut(AddressRange, Class) -> Verdict) {
-        let known: Vec<Known> = areas.iter().filter_map(Known::of).collect();
+    pub(crate) fn renew(
+        &mut self,
+        mappings: &[Mapping],
+        mut judge: impl FnMut(AddressRange, Class) -> Verdict,
+    ) {
+        let known: Vec<Known> = mappings.iter().filter_map(Known::of).collect();
         let before = std::mem::take(&mut self.list);
         self.coverage.fresh.clear();
         self.coverage.unwatched.clear();
-        for area in &known {
+        for mapping in &known {
             let count = self.coverage.fresh.len();
-            area.fresh_parts(&self.known, &mut self.coverage.fresh);
+            mapping.fresh_parts(&self.known, &mut self.coverage.fresh);
             let fresh = self.coverage.fresh.len() > count;
-            let verdict = if area.is_hugetlb {
-                Verdict::Unwatched(Why::Hugetlb)
-            } else if !fresh && is_watched(&before, area.range) && self.had(area.range) {
+            let verdict = if mapping.is_hugetlb {
+                Verdict::Unwatched(UnwatchedReason::Hugetlb)
+            } else if !fresh && is_watched(&before, mapping.range) && self.had(mapping.range) {
                 Verdict::Watched
             } else {
-                judge(area.range, area.class)
+                judge(mapping.range, mapping.class)
             };
-            self.add(area, verdict, fresh);
+            self.add(mapping, verdict, fresh);
         }
         self.known = known;
         for run in &mut self.list {
@@ -87,12 +91,12 @@ impl Runs {
         self.known.get(at).is_some_and(|known| known.range == range)
     }
 
-    fn add(&mut self, area: &Known, verdict: Verdict, fresh: bool) {
+    fn add(&mut self, mapping: &Known, verdict: Verdict, fresh: bool) {
         let watched = match verdict {
             Verdict::Constant => return,
             Verdict::Watched => true,
-            Verdict::Unwatched(why) => {
-                self.coverage.unwatched.push(Unwatched { range: area.range, why });
+            Verdict::Unwatched(reason) => {
+                self.coverage.unwatched.push(Unwatched { range: mapping.range, reason });
                 false
             }
         };
@@ -100,19 +104,19 @@ impl Runs {
             Some(last)
                 if watched
                     && last.watched
-                    && last.class == area.class
-                    && last.range.end == area.range.start =>
+                    && last.class == mapping.class
+                    && last.range.end == mapping.range.start =>
             {
-                last.range.end = area.range.end;
+                last.range.end = mapping.range.end;
                 last.new |= fresh;
             }
             _ => self.list.push(Run {
-                range: area.range,
-                class: area.class,
+                range: mapping.range,
+                class: mapping.class,
                 watched,
                 lost: false,
                 new: fresh,
-                spans: Spans::whole(area.range),
+                spans: Spans::whole(mapping.range),
                 held: Populated::default(),
                 uncertain: Vec::new(),
             }),
@@ -155,29 +159,29 @@ fn is_watched(runs: &[Run], range: AddressRange) -> bool {
 #[cfg(test)]
 mod tests {
     use model::Address;
-    use tracee::procfs::{AreaFlags, Backing, Protection};
+    use tracee::procfs::{Backing, MappingFlags, Protection};
 
     use super::*;
 
-    fn area(first: u64, end: u64) -> Area {
-        Area {
+    fn mapping(first: u64, end: u64) -> Mapping {
+        Mapping {
             range: AddressRange::new(Address(first << 12), Address(end << 12)),
             protection: Protection { read: true, write: true, execute: false, shared: false },
             offset: 0,
             backing: Backing::Anonymous,
             name: String::new(),
-            flags: AreaFlags::default(),
+            flags: MappingFlags::default(),
         }
     }
 
     #[test]
-    fn what_no_scan_has_seen_stays_new_when_areas_are_listed_again() {
+    fn what_no_scan_has_seen_stays_new_when_mappings_are_listed_again() {
         let mut runs = Runs::default();
-        runs.renew(&[area(1, 4)], |_, _| Verdict::Watched);
-        runs.renew(&[area(1, 4), area(8, 9)], |_, _| Verdict::Watched);
+        runs.renew(&[mapping(1, 4)], |_, _| Verdict::Watched);
+        runs.renew(&[mapping(1, 4), mapping(8, 9)], |_, _| Verdict::Watched);
         assert!(runs.list.iter().all(|run| run.new));
         runs.list.iter_mut().for_each(|run| run.new = false);
-        runs.renew(&[area(1, 4), area(8, 10)], |_, _| Verdict::Watched);
+        runs.renew(&[mapping(1, 4), mapping(8, 10)], |_, _| Verdict::Watched);
         assert_eq!(runs.list.iter().map(|run| run.new).collect::<Vec<_>>(), [false, true]);
     }
 }

@@ -79,7 +79,7 @@ fn discard_table_and_read(scratch: &mut Scratch) -> sys::Result<()> {
 /// uses.
 pub(crate) fn watching(tracker: &'static str) -> Result<(), TrackError> {
     for huge in [false, true] {
-        for rearm in [query::REARM, query::rearm_telling()] {
+        for rearm in [query::REARM, query::rearm_with_content()] {
             watching_with(tracker, huge, rearm)?;
         }
     }

@@ -12,16 +12,16 @@ use sys::Error;
 use sys::clear_refs::ClearRefs;
 use sys::features::Feature;
 use sys::pagemap::{PageEntry, Pagemap};
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 
 use crate::class::Class;
 use crate::dirty::{Content, DirtyPages};
 use crate::error::TrackError;
-use crate::full::Look;
+use crate::full::ContentScan;
 use crate::populated::Populated;
 use crate::runs::{Run, Runs, Verdict};
 use crate::self_test;
-use crate::tracker::{Attach, Coverage, Moment, Properties, Tracker, TrackerKind, Why};
+use crate::tracker::{Attach, Coverage, Moment, Properties, Tracker, TrackerKind, UnwatchedReason};
 
 /// Maximum number of entries in one read. These entries take 512 KiB and describe 256 MiB.
 const ENTRIES_PER_READ: usize = 65_536;
@@ -35,7 +35,7 @@ struct SoftDirtyTracker {
     pid: Pid,
     bits: ClearRefs,
     runs: Runs,
-    look: Look,
+    content_scan: ContentScan,
     entries: Vec<PageEntry>,
 }
 
@@ -53,19 +53,19 @@ impl TrackerKind for SoftDirty {
     }
 
     fn properties(&self) -> Properties {
-        Properties { rearms_running: false, sees_before: false, automatic: true }
+        Properties { rearms_running: false, reports_before_change: false, automatic: true }
     }
 
     fn self_test(&self) -> Result<(), TrackError> {
         self_test::soft_dirty(self.name())
     }
 
-    fn prepare(&self, pid: Pid, _: &[Area]) -> Result<Attach, TrackError> {
+    fn prepare(&self, pid: Pid, _: &[Mapping]) -> Result<Attach, TrackError> {
         let tracker = SoftDirtyTracker {
             pid,
             bits: ClearRefs::open(pid)?,
             runs: Runs::default(),
-            look: Look::open(pid)?,
+            content_scan: ContentScan::open(pid)?,
             entries: vec![PageEntry::default(); ENTRIES_PER_READ],
         };
         Ok(Box::new(|_| Ok(Box::new(tracker))))
@@ -77,25 +77,25 @@ impl Tracker for SoftDirtyTracker {
         &SoftDirty
     }
 
-    fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
-        self.runs.renew(areas, |_, class| match class {
-            Class::Shared => Verdict::Unwatched(Why::Shared),
+    fn cover(&mut self, mappings: &[Mapping]) -> Result<&Coverage, TrackError> {
+        self.runs.renew(mappings, |_, class| match class {
+            Class::Shared => Verdict::Unwatched(UnwatchedReason::Shared),
             Class::Anonymous | Class::PrivateFile => Verdict::Watched,
         });
         Ok(&self.runs.coverage)
     }
 
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {
-        let Self { pid, runs, look, entries, .. } = self;
+        let Self { pid, runs, content_scan, entries, .. } = self;
         let outcome = runs.list.iter_mut().try_for_each(|run| {
             if !run.watched {
-                return look.report_all(run, into);
+                return content_scan.report_all(run, into);
             }
             let all = std::mem::take(&mut run.new);
-            scan_run(&look.map, run, all, entries, into)
+            scan_run(&content_scan.map, run, all, entries, into)
         });
         outcome.map_err(|error| TrackError::of_scan(*pid, error))?;
-        if !self.look.map.is_alive()? {
+        if !self.content_scan.map.is_alive()? {
             return Err(TrackError::Gone(self.pid));
         }
         if moment == Moment::Stopped {
@@ -140,8 +140,8 @@ fn judge(entry: PageEntry, page: AddressRange, all: bool, held: &mut Populated, 
         // A read access to a discarded page maps the zero page, and sets no soft-dirty bit. The zero page is
         // not exclusive to this process, so all pages that are not exclusive are reported. This includes
         // pages that processes share after a fork; they are copied needlessly.
-        let unclear = entry.is_present() && !entry.is_exclusive();
-        if all || entry.is_soft_dirty() || unclear {
+        let not_exclusive = entry.is_present() && !entry.is_exclusive();
+        if all || entry.is_soft_dirty() || not_exclusive {
             into.push(page, if entry.is_present() { Content::Unknown } else { Content::Swapped });
         }
     }

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_area_is_watched_whole_and_a_large_one_where_it_holds_something() {
+    fn a_small_mapping_is_watched_whole_and_a_large_one_where_it_has_pages() {
         assert_eq!(Spans::new(mib(0, 128)).parts(), [mib(0, 128)]);
         let mut spans = Spans::new(mib(0, 1000));
         assert_eq!(spans.bare(0), mib(0, 1000));

@@ -8,30 +8,30 @@
 
 use model::{AddressRange, Pid};
 use sys::pagemap::Pagemap;
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 
 /// The mappings in which no page was protected.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Survey {
     /// In rising order.
-    open: Vec<AddressRange>,
+    unprotected: Vec<AddressRange>,
 }
 
 impl Survey {
     /// Inspects mappings of a process, which must be in rising order. If a query fails, the tracker inspects
     /// the mapping itself.
-    pub(crate) fn of(pid: Pid, areas: &[Area]) -> Self {
+    pub(crate) fn of(pid: Pid, mappings: &[Mapping]) -> Self {
         let Ok(map) = Pagemap::open(pid) else { return Self::default() };
-        let is_open = |range: &AddressRange| map.has_protected(*range).is_ok_and(|has_some| !has_some);
-        Self { open: areas.iter().map(|area| area.range).filter(is_open).collect() }
+        let is_unprotected = |range: &AddressRange| map.has_protected(*range).is_ok_and(|has_some| !has_some);
+        Self { unprotected: mappings.iter().map(|mapping| mapping.range).filter(is_unprotected).collect() }
     }
 
     /// Reports whether the survey found no protected page in the whole range.
-    pub(crate) fn is_open(&self, range: AddressRange) -> bool {
-        let first = self.open.partition_point(|open| open.end <= range.start);
-        let open = &self.open[first..];
-        let end = open.iter().try_fold(range.start, |end, open| {
-            if end >= range.end || open.start > end { Err(end) } else { Ok(open.end) }
+    pub(crate) fn is_unprotected(&self, range: AddressRange) -> bool {
+        let first = self.unprotected.partition_point(|found| found.end <= range.start);
+        let unprotected = &self.unprotected[first..];
+        let end = unprotected.iter().try_fold(range.start, |end, found| {
+            if end >= range.end || found.start > end { Err(end) } else { Ok(found.end) }
         });
         end.unwrap_or_else(|end| end) >= range.end
     }
@@ -44,13 +44,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_open_if_all_of_it_is() {
+    fn a_range_is_unprotected_if_all_of_it_is() {
         let range = |start: u64, end: u64| AddressRange::new(Address(start << 12), Address(end << 12));
-        let survey = Survey { open: vec![range(1, 4), range(4, 6), range(8, 9)] };
-        assert!(survey.is_open(range(1, 6)) && survey.is_open(range(2, 5)) && survey.is_open(range(8, 9)));
+        let survey = Survey { unprotected: vec![range(1, 4), range(4, 6), range(8, 9)] };
         assert!(
-            !survey.is_open(range(0, 2)) && !survey.is_open(range(5, 9)) && !survey.is_open(range(8, 10))
+            survey.is_unprotected(range(1, 6))
+                && survey.is_unprotected(range(2, 5))
+                && survey.is_unprotected(range(8, 9))
         );
-        assert!(!Survey::default().is_open(range(1, 2)));
+        assert!(
+            !survey.is_unprotected(range(0, 2))
+                && !survey.is_unprotected(range(5, 9))
+                && !survey.is_unprotected(range(8, 10))
+        );
+        assert!(!Survey::default().is_unprotected(range(1, 2)));
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use model::{AddressRange, ByteCount, Pid};
 use sys::Errno;
 use sys::features::Feature;
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 use tracee::{RemoteSession, WorkerPool};
 
 use crate::dirty::DirtyPages;
@@ -33,7 +33,7 @@ pub struct Properties {
     /// until the process is scanned while it is stopped.
     pub rearms_running: bool,
     /// A page can be read before it changes: the writing thread waits until the protection is lifted.
-    pub sees_before: bool,
+    pub reports_before_change: bool,
     /// `auto` can select this tracker.
     pub automatic: bool,
 }
@@ -56,8 +56,8 @@ pub trait TrackerKind: Sync + Debug {
     fn self_test(&self) -> Result<(), TrackError>;
 
     /// Prepares the tracking of a process that still runs, and returns the step for the stopped process.
-    /// `areas` are the known mappings of the process, in rising order.
-    fn prepare(&self, pid: Pid, areas: &[Area]) -> Result<Attach, TrackError>;
+    /// `mappings` are the known mappings of the process, in rising order.
+    fn prepare(&self, pid: Pid, mappings: &[Mapping]) -> Result<Attach, TrackError>;
 }
 
 /// Begins to track a process that [`TrackerKind::prepare`] has prepared. The process must be stopped. The
@@ -74,13 +74,13 @@ pub trait Tracker: Send + Debug {
     /// Sets the mappings of the process, in rising order. All pages of a new mapping are dirty at the next
     /// scan. Mappings that are not in the list are forgotten. Must be called before a scan if the mappings
     /// have changed.
-    fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError>;
+    fn cover(&mut self, mappings: &[Mapping]) -> Result<&Coverage, TrackError>;
 
-    /// Allocates memory for the results of [`Self::post_scan`], if at least `least` bytes of memory are
+    /// Allocates memory for the results of [`Self::post_scan`], if at least `min_bytes` of memory are
     /// watched. Must not be called inside a pause.
     fn prepare_scan(&mut self, _least: ByteCount) {}
 
-    /// Hands the next scan of a stopped process to a worker pool, if at least `least` bytes of memory are
+    /// Hands the next scan of a stopped process to a worker pool, if at least `min_bytes` of memory are
     /// watched. The workers start at [`WorkerPool::begin`]. No change is lost if the process is resumed
     /// before the scan.
     fn post_scan(&mut self, _worker_pool: &Arc<WorkerPool>, _least: ByteCount) {}
@@ -98,7 +98,7 @@ pub trait Tracker: Send + Debug {
 
 /// The reason why a tracker does not watch a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Why {
+pub enum UnwatchedReason {
     /// The program watches the mapping with its own userfaultfd.
     WatchedByProgram,
     /// The kernel cannot watch memory of this kind. Contains the errno of the request.
@@ -121,7 +121,7 @@ pub struct Unwatched {
     /// Addresses of the mapping.
     pub range: AddressRange,
     /// The reason.
-    pub why: Why,
+    pub reason: UnwatchedReason,
 }
 
 /// The result of [`Tracker::cover`].

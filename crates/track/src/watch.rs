@@ -15,26 +15,26 @@ use sys::pagemap::{PageRegions, Pagemap};
 use sys::userfaultfd::{self, Mode};
 use sys::{Errno, Error};
 use tracee::WorkerPool;
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 
 use crate::ahead::Ahead;
 use crate::class::Class;
 use crate::dirty::{Content, DirtyPages};
 use crate::error::TrackError;
 use crate::finder::Inspector;
-use crate::full::Look;
+use crate::full::ContentScan;
 use crate::handler::{Handler, Waiting};
 use crate::query;
 use crate::runs::{Run, Runs, Verdict};
 use crate::spans::Spans;
 use crate::survey::Survey;
-use crate::tracker::{Attach, Coverage, Moment, Tracker, TrackerKind, Why};
+use crate::tracker::{Attach, Coverage, Moment, Tracker, TrackerKind, UnwatchedReason};
 
 /// Largest shared mapping that is watched. The page tables of a mapping of this size take 32 MiB.
 const SHARED_MAX: ByteCount = ByteCount(16 << 30);
 /// Maximum number of attempts to scan a watched run in one scan. An attempt fails if the process has placed
 /// an unwatched mapping in the run. After the last attempt, all pages of the run are reported.
-const HEALS_MAX: usize = 3;
+const SCAN_ATTEMPTS_MAX: usize = 3;
 
 /// Maximum number of attempts to protect a range while the process changes its mappings. Each attempt gives
 /// the handler some microseconds to read its messages.
@@ -58,7 +58,7 @@ pub(crate) struct Watch {
     handler: Handler,
     mode: Mode,
     runs: Runs,
-    look: Look,
+    content_scan: ContentScan,
     inspector: Inspector,
     regions: PageRegions,
     /// Ranges with pages that the current scan found in the bare part of a run. The bare part is watched, but
@@ -74,12 +74,12 @@ impl Tracker for Watch {
         self.kind
     }
 
-    fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
-        let (handler, map, mode) = (&self.handler, &self.look.map, self.mode);
+    fn cover(&mut self, mappings: &[Mapping]) -> Result<&Coverage, TrackError> {
+        let (handler, map, mode) = (&self.handler, &self.content_scan.map, self.mode);
         let survey = std::mem::take(&mut self.survey);
-        self.runs.renew(areas, |range, class| {
-            let fd = handler.watches(class);
-            if survey.is_open(range) {
+        self.runs.renew(mappings, |range, class| {
+            let fd = handler.fd_for(class);
+            if survey.is_unprotected(range) {
                 return judge(range, class, || userfaultfd::register(fd, range));
             }
             judge(range, class, || watch(fd, map, mode, range))
@@ -87,15 +87,15 @@ impl Tracker for Watch {
         Ok(&self.runs.coverage)
     }
 
-    fn prepare_scan(&mut self, least: ByteCount) {
+    fn prepare_scan(&mut self, min_bytes: ByteCount) {
         if self.mode == Mode::Async {
-            self.ahead.prepare(&self.runs.list, least);
+            self.ahead.prepare(&self.runs.list, min_bytes);
         }
     }
 
-    fn post_scan(&mut self, worker_pool: &Arc<WorkerPool>, least: ByteCount) {
+    fn post_scan(&mut self, worker_pool: &Arc<WorkerPool>, min_bytes: ByteCount) {
         if self.mode == Mode::Async {
-            self.ahead.begin(&self.runs.list, worker_pool, least);
+            self.ahead.begin(&self.runs.list, worker_pool, min_bytes);
         }
     }
 
@@ -115,7 +115,7 @@ impl Tracker for Watch {
         self.runs.list = runs;
         match outcome {
             Err(error) => Err(TrackError::of_scan(self.pid, error)),
-            Ok(()) if self.look.map.is_alive()? => Ok(()),
+            Ok(()) if self.content_scan.map.is_alive()? => Ok(()),
             Ok(()) => Err(TrackError::Gone(self.pid)),
         }
     }
@@ -126,7 +126,7 @@ impl Tracker for Watch {
     /// reader.
     fn unwind(&mut self) {
         for run in self.runs.list.iter().filter(|run| run.watched) {
-            let fd = self.handler.watches(run.class);
+            let fd = self.handler.fd_for(run.class);
             let parts = run.spans.parts();
             let pieces = parts.iter().flat_map(|part| part.pieces(LIFT_BYTES));
             let bare = (0..=parts.len()).map(|index| run.spans.bare(index)).filter(|part| !part.is_empty());
@@ -143,7 +143,7 @@ impl Tracker for Watch {
     fn leave(&mut self) {
         let list = &self.runs.list;
         for (index, run) in list.iter().enumerate().filter(|(_, run)| run.watched) {
-            let fd = self.handler.watches(run.class);
+            let fd = self.handler.fd_for(run.class);
             // A mapping can have grown since it was listed, and its new part is watched too. So the range
             // extends to the next run. Otherwise the new part stays watched until the last duplicate of the
             // descriptor is closed. A child of this program holds a duplicate until its exec. Until then, an
@@ -163,12 +163,12 @@ impl Watch {
         kind: &'static dyn TrackerKind,
         pid: Pid,
         mode: Mode,
-        areas: &[Area],
+        mappings: &[Mapping],
     ) -> Result<Attach, TrackError> {
-        let look = Look::open(pid)?;
-        let (ahead, inspector) = (Ahead::new(&look.map), Inspector::new(pid, &look.map));
+        let content_scan = ContentScan::open(pid)?;
+        let (ahead, inspector) = (Ahead::new(&content_scan.map), Inspector::new(pid, &content_scan.map));
         let regions = PageRegions::new();
-        let survey = Survey::of(pid, areas);
+        let survey = Survey::of(pid, mappings);
         let waiting = Waiting::begin(pid, mode)?;
         Ok(Box::new(move |session| {
             Ok(Box::new(Self {
@@ -177,7 +177,7 @@ impl Watch {
                 handler: waiting.attach(session)?,
                 mode,
                 runs: Runs::default(),
-                look,
+                content_scan,
                 inspector,
                 regions,
                 found: Vec::with_capacity(64),
@@ -188,9 +188,9 @@ impl Watch {
     }
 
     fn scan_run(&mut self, run: &mut Run, moment: Moment, into: &mut DirtyPages) -> Result<(), Error> {
-        for _ in 0..HEALS_MAX {
+        for _ in 0..SCAN_ATTEMPTS_MAX {
             if run.lost && moment == Moment::Stopped {
-                self.heal(run)?;
+                self.reregister(run)?;
             }
             if run.lost || !run.watched {
                 break;
@@ -213,19 +213,19 @@ impl Watch {
             run.new |= std::mem::take(&mut run.watched);
             run.lost = false;
         }
-        self.look.report_all(run, into)
+        self.content_scan.report_all(run, into)
     }
 
     /// Registers the mappings in a run again, because some of them are no longer watched.
-    fn heal(&mut self, run: &mut Run) -> Result<(), Error> {
-        let fd = self.handler.watches(run.class);
+    fn reregister(&mut self, run: &mut Run) -> Result<(), Error> {
+        let fd = self.handler.fd_for(run.class);
         run.lost = false;
-        for area in tracee::procfs::areas(self.pid)? {
+        for mapping in tracee::procfs::mappings(self.pid)? {
             let part = AddressRange {
-                start: area.range.start.max(run.range.start),
-                end: area.range.end.min(run.range.end),
+                start: mapping.range.start.max(run.range.start),
+                end: mapping.range.end.min(run.range.end),
             };
-            if part.start < part.end && watch(fd, &self.look.map, self.mode, part).is_err() {
+            if part.start < part.end && watch(fd, &self.content_scan.map, self.mode, part).is_err() {
                 run.new |= std::mem::take(&mut run.watched);
             }
         }
@@ -233,14 +233,15 @@ impl Watch {
     }
 
     fn scan_watched(&mut self, run: &mut Run, moment: Moment, into: &mut DirtyPages) -> Result<(), Error> {
-        let unsteady = moment == Moment::Running;
-        let telling = unsteady || run.new || run.class == Class::PrivateFile || self.mode == Mode::Sync;
-        let way = Way { telling, unsteady };
+        let is_running = moment == Moment::Running;
+        let with_content =
+            is_running || run.new || run.class == Class::PrivateFile || self.mode == Mode::Sync;
+        let scan_mode = ScanMode { with_content, is_running };
         for index in 0..run.spans.parts().len() {
             let part = run.spans.parts()[index];
-            self.rearm(part, run, way, into)?;
+            self.rearm(part, run, scan_mode, into)?;
         }
-        self.scan_bare(run, Way { telling: true, unsteady }, into)?;
+        self.scan_bare(run, ScanMode { with_content: true, is_running }, into)?;
         run.new = false;
         Ok(())
     }
@@ -278,7 +279,7 @@ impl Watch {
         for run in runs.iter_mut().filter(|run| run.watched && run.class != Class::Anonymous) {
             let mut finder = self.inspector.finder(run.class, &mut run.uncertain, into);
             removals.within(run.range, |range| {
-                let reported = finder.take_told(range, Content::Unknown);
+                let reported = finder.take_with_content(range, Content::Unknown);
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(reported);
             });
         }
@@ -288,12 +289,12 @@ impl Watch {
         outcome
     }
 
-    fn scan_bare(&mut self, run: &mut Run, way: Way, into: &mut DirtyPages) -> Result<(), Error> {
+    fn scan_bare(&mut self, run: &mut Run, scan_mode: ScanMode, into: &mut DirtyPages) -> Result<(), Error> {
         self.found.clear();
         for index in 0..=run.spans.parts().len() {
             let bare = run.spans.bare(index);
             let found = &mut self.found;
-            let map = &self.look.map;
+            let map = &self.content_scan.map;
             query::ask(map, &query::present(), bare, &mut self.regions, |range, _| {
                 let around = Spans::around(range, bare);
                 match found.last_mut() {
@@ -305,7 +306,7 @@ impl Watch {
         for index in 0..self.found.len() {
             let part = self.found[index];
             run.spans.add(part);
-            self.rearm(part, run, way, into)?;
+            self.rearm(part, run, scan_mode, into)?;
         }
         Ok(())
     }
@@ -316,42 +317,42 @@ impl Watch {
         &mut self,
         part: AddressRange,
         run: &mut Run,
-        way: Way,
+        scan_mode: ScanMode,
         into: &mut DirtyPages,
     ) -> Result<(), Error> {
-        let question = match (self.mode, way.telling) {
+        let question = match (self.mode, scan_mode.with_content) {
             (Mode::Sync, _) => query::written(),
-            (Mode::Async, true) => query::rearm_telling(),
+            (Mode::Async, true) => query::rearm_with_content(),
             (Mode::Async, false) => query::REARM,
         };
         let mut finder = self.inspector.finder(run.class, &mut run.uncertain, into);
-        if !way.unsteady {
+        if !scan_mode.is_running {
             finder.settle_rechecks()?;
         }
         let mut start = part.start;
         while start < part.end {
             let rest = AddressRange::new(start, part.end);
-            let ahead = if way.telling { None } else { self.ahead.take(rest, &mut self.regions) };
+            let ahead = if scan_mode.with_content { None } else { self.ahead.take(rest, &mut self.regions) };
             let asked = match ahead {
                 Some(asked) => asked,
                 None => {
-                    let rest = if way.telling { rest } else { self.ahead.before(rest) };
-                    self.look.map.select(&question, rest, &mut self.regions)
+                    let rest = if scan_mode.with_content { rest } else { self.ahead.before(rest) };
+                    self.content_scan.map.select(&question, rest, &mut self.regions)
                 }
             };
             // The regions are reported also after a failure. Their pages are already protected, so no later
             // scan would report them.
             for (range, categories) in self.regions.iter() {
-                if way.telling {
-                    finder.take_told(range, query::meaning(categories))?;
+                if scan_mode.with_content {
+                    finder.take_with_content(range, query::meaning(categories))?;
                 } else {
                     finder.take(range)?;
                 }
                 if self.mode == Mode::Sync {
-                    protect(self.handler.watches(run.class), range)?;
+                    protect(self.handler.fd_for(run.class), range)?;
                 }
-                if way.unsteady && !query::meaning(categories).must_read() {
-                    finder.look_again(range)?;
+                if scan_mode.is_running && !query::meaning(categories).must_read() {
+                    finder.recheck_pages(range)?;
                 }
             }
             start = asked?;
@@ -362,23 +363,23 @@ impl Watch {
 
 /// How a scan treats one part of a run.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct ScanMode {
     /// The request returns the content of each page.
-    telling: bool,
+    with_content: bool,
     /// The process runs, so a page can be filled after the request found it empty and before it is protected.
     /// A request is atomic for each page table, but not where a page table is missing.
-    unsteady: bool,
+    is_running: bool,
 }
 
 fn judge(range: AddressRange, class: Class, watch: impl FnOnce() -> Result<(), Error>) -> Verdict {
     if class == Class::Shared && range.len() > SHARED_MAX {
-        return Verdict::Unwatched(Why::TooSparse);
+        return Verdict::Unwatched(UnwatchedReason::TooSparse);
     }
     match watch() {
         Ok(()) => Verdict::Watched,
-        Err(error) if error.errno == EBUSY => Verdict::Unwatched(Why::WatchedByProgram),
+        Err(error) if error.errno == EBUSY => Verdict::Unwatched(UnwatchedReason::WatchedByProgram),
         Err(error) if error.errno == Errno::EPERM && class == Class::Shared => Verdict::Constant,
-        Err(error) => Verdict::Unwatched(Why::Unwatchable(error.errno)),
+        Err(error) => Verdict::Unwatched(UnwatchedReason::Unwatchable(error.errno)),
     }
 }
 
@@ -397,9 +398,9 @@ fn watch(fd: BorrowedFd<'_>, map: &Pagemap, mode: Mode, range: AddressRange) -> 
     // Lifting takes 25 to 50 ms per GiB inside the pause, even if no page is protected. The query for
     // protected pages takes 0.6 ms per GiB. If the query fails, the function assumes that some pages are
     // protected.
-    let is_open = is_watched || map.has_protected(range).is_ok_and(|has_some| !has_some);
+    let needs_no_lift = is_watched || map.has_protected(range).is_ok_and(|has_some| !has_some);
     userfaultfd::register(fd, range)?;
-    if is_open { Ok(()) } else { userfaultfd::lift(fd, range) }
+    if needs_no_lift { Ok(()) } else { userfaultfd::lift(fd, range) }
 }
 
 /// Ends the watch of a range, and reports whether this succeeded. It fails if the range contains a mapping

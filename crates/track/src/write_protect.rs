@@ -8,7 +8,7 @@
 use model::Pid;
 use sys::features::Feature;
 use sys::userfaultfd::Mode;
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 
 use crate::error::TrackError;
 use crate::self_test;
@@ -33,14 +33,14 @@ impl TrackerKind for WriteProtect {
     }
 
     fn properties(&self) -> Properties {
-        Properties { rearms_running: true, sees_before: true, automatic: false }
+        Properties { rearms_running: true, reports_before_change: true, automatic: false }
     }
 
     fn self_test(&self) -> Result<(), TrackError> {
         self_test::watching(self.name())
     }
 
-    fn prepare(&self, pid: Pid, areas: &[Area]) -> Result<Attach, TrackError> {
-        Watch::prepare(&WriteProtect, pid, Mode::Sync, areas)
+    fn prepare(&self, pid: Pid, mappings: &[Mapping]) -> Result<Attach, TrackError> {
+        Watch::prepare(&WriteProtect, pid, Mode::Sync, mappings)
     }
 }

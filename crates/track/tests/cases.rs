@@ -5,12 +5,12 @@
 mod common;
 
 use common::case::{Case, DONTNEED, NONE, WATCHING, pages, split};
-use common::{Subject, attach, is_watched, part, scan_area, userfaultfds};
+use common::{Subject, attach, is_watched, part, scan_mapping, userfaultfds};
 use model::{Address, AddressRange, Pid};
 use sys::pagemap::Pagemap;
 use tracee::StoppedTree;
 use tracee::procfs;
-use undying_track::{Content, DirtyPages, Moment, TrackError, Unwatched, Why};
+use undying_track::{Content, DirtyPages, Moment, TrackError, Unwatched, UnwatchedReason};
 
 const REMOVE: u64 = 9;
 const GUARD_INSTALL: u64 = 102;
@@ -145,7 +145,7 @@ fn writes_past_the_mapping_are_not_seen() {
 }
 
 #[test]
-fn guard_regions_are_told_and_survive_being_watched() {
+fn guard_regions_are_reported_and_survive_being_watched() {
     let Some(mut case) = Case::new("pagemap-scan", &[("anon", 256)]) else { return };
     let area = case.areas[0];
     if case.subject.act("advise", part(area, 100, 200), GUARD_INSTALL) != 0 {
@@ -169,7 +169,7 @@ fn a_forked_child_is_not_watched_and_can_be() {
         case.subject.act("write", part(area, 1, 3), 8);
         assert_eq!(split(&case.scan(area)), NONE, "{name}");
         let mut of_child = attach(name, child).unwrap();
-        assert_eq!(split(&scan_area(&mut *of_child, area)).0, pages(0, 64), "{name}");
+        assert_eq!(split(&scan_mapping(&mut *of_child, area)).0, pages(0, 64), "{name}");
         case.subject.act("write", part(area, 5, 6), 8);
         case.subject.act("write", part(case.areas[1], 2, 3), 8);
         let mut dirty = DirtyPages::new();
@@ -188,7 +188,7 @@ fn a_forked_child_is_not_watched_and_can_be() {
 /// An earlier tracker has cleared bits or protected pages. This does not mean that the new tracker has
 /// reported these pages.
 #[test]
-fn a_second_tracker_reports_everything_also_when_areas_are_listed_twice() {
+fn a_second_tracker_reports_everything_also_when_mappings_are_listed_twice() {
     for name in ["pagemap-scan", "soft-dirty", "write-protect", "full"] {
         let Some(Case { subject, tracker, areas }) = Case::new(name, &[("anon", 64), ("file", 64)]) else {
             continue;
@@ -245,9 +245,9 @@ fn soft_dirty_bits_follow_memory_that_moves_and_children() {
     assert_eq!(split(&case.scan(case.areas[1])).0, pages(0, 16), "shared memory is copied whole");
     let child = Pid(case.subject.tell("fork") as i32);
     let mut of_child = attach("soft-dirty", child).unwrap();
-    assert_eq!(split(&scan_area(&mut *of_child, moved)).0, pages(0, 64));
+    assert_eq!(split(&scan_mapping(&mut *of_child, moved)).0, pages(0, 64));
     case.subject.act("write", part(moved, 5, 6), 8);
-    assert!(split(&scan_area(&mut *of_child, moved)).0.contains(&5));
+    assert!(split(&scan_mapping(&mut *of_child, moved)).0.contains(&5));
     // The page of the parent has not changed, but may be reported.
     let _ = case.scan(moved);
     assert_eq!(userfaultfds(case.pid()), 0);
@@ -266,7 +266,7 @@ fn exec_ends_the_tracker() {
 }
 
 #[test]
-fn areas_that_the_program_watches_itself_are_reported_whole() {
+fn mappings_that_the_program_watches_itself_are_reported_whole() {
     let Some(mut subject) = Subject::start("obedient", &[]) else { return };
     let area = subject.map("anon", 64);
     subject.act("write", part(area, 0, 4), 1);
@@ -276,7 +276,7 @@ fn areas_that_the_program_watches_itself_are_reported_whole() {
     let Some(tracker) = attach("pagemap-scan", subject.pid()) else { return };
     let mut case = Case { subject, tracker, areas: vec![area] };
     let (_, unwatched) = case.cover();
-    let expected = Unwatched { range: area, why: Why::WatchedByProgram };
+    let expected = Unwatched { range: area, reason: UnwatchedReason::WatchedByProgram };
     assert!(unwatched.contains(&expected), "{unwatched:?}");
     for _ in 0..2 {
         assert_eq!(split(&case.scan(area)).0, pages(0, 4));
@@ -317,9 +317,9 @@ fn an_orderly_end_lifts_all_protection_before_the_watch_ends() {
         case.tracker.leave();
         let (anonymous, shared) = (case.areas[0].start, case.areas[1].start);
         let flags = |of: &[&str]| {
-            let areas = procfs::areas_with_flags(case.subject.pid()).unwrap();
-            let ours = areas.iter().filter(|area| [anonymous, shared].contains(&area.range.start));
-            ours.filter(|area| of.iter().any(|flag| area.flags.has(flag))).count()
+            let mappings = procfs::mappings_with_flags(case.subject.pid()).unwrap();
+            let ours = mappings.iter().filter(|mapping| [anonymous, shared].contains(&mapping.range.start));
+            ours.filter(|mapping| of.iter().any(|flag| mapping.flags.has(flag))).count()
         };
         assert_eq!(flags(&["uw", "um"]), 0, "{name}: watched for writes or for missing pages");
         tree.resume().unwrap();
@@ -421,7 +421,7 @@ fn hugetlb_pages_are_reported_whole() {
         subject.act("write", part(area, 0, 2 * HUGE), 1);
         let Some(tracker) = attach(name, subject.pid()) else { continue };
         let mut case = Case { subject, tracker, areas: vec![area] };
-        let expected = Unwatched { range: area, why: Why::Hugetlb };
+        let expected = Unwatched { range: area, reason: UnwatchedReason::Hugetlb };
         assert!(case.cover().1.contains(&expected), "{name}");
         for _ in 0..3 {
             case.subject.act("write", part(area, 5, 6), 2);

@@ -41,7 +41,7 @@ struct Soak {
 
 impl Soak {
     /// Makes several scans while the process runs, like pre-copy.
-    fn look_on(&mut self) {
+    fn scan_running(&mut self) {
         for _ in 0..5 {
             self.dirty.clear();
             self.tracker.scan(Moment::Running, &mut self.dirty).unwrap();
@@ -54,11 +54,11 @@ impl Soak {
     fn check(&mut self) {
         let pid = self.subject.pid();
         let tree = StoppedTree::stop(pid).unwrap();
-        let areas = procfs::areas(pid).unwrap();
+        let mappings = procfs::mappings(pid).unwrap();
         let changed = self.layout.changed().unwrap();
         if changed {
-            let coverage = self.tracker.cover(&areas).unwrap();
-            self.shadow.cover(coverage, &areas);
+            let coverage = self.tracker.cover(&mappings).unwrap();
+            self.shadow.cover(coverage, &mappings);
             self.covers += 1;
         }
         if let Some(worker_pool) = &self.worker_pool {
@@ -79,7 +79,7 @@ impl Soak {
         self.replaced += self.dirty.replaced().len() as u64;
         self.scans += 1;
         self.checks += 1;
-        let differences = self.shadow.differences(&areas);
+        let differences = self.shadow.differences(&mappings);
         assert!(differences.is_empty(), "check {}:\n{}", self.checks, differences.join("\n"));
         tree.resume().unwrap();
         assert!(self.subject.is_alive(), "the subject died");
@@ -107,7 +107,7 @@ fn soak(name: &str, worker_pool: Option<Arc<WorkerPool>>) {
     };
     let started = Instant::now();
     while started.elapsed() < duration() {
-        soak.look_on();
+        soak.scan_running();
         soak.check();
     }
     let Soak { scans, checks, covers, replaced, ref shadow, .. } = soak;

@@ -78,7 +78,7 @@ fn list_checkpoints(checkpoints: &[guardian::CheckpointRow], json: bool) -> std:
                 print::duration(Duration::from_micros(row.pause_us)),
                 row.pages.to_string(),
                 print::bytes(row.bytes),
-                if row.files_exact { "go back" } else { "compared" }.to_owned(),
+                if row.files_exact { "rollback" } else { "compared" }.to_owned(),
             ]
         })
         .collect();

@@ -24,25 +24,28 @@ const NUMBERS: [(&str, PidPolicy); 4] = [
 ];
 
 const PID_HELP: &str = "\
-Pids of the restored tree: same (the pids of the checkpoint; refused if a pid is in use) or auto (currently equal to same)";
+Pids of the restored tree: same (the pids of the checkpoint; refused if a pid is in use) or auto (currently equal to \
+same)";
 
 const FILES_HELP: &str = "\
 What happens to files that the program has changed: rewind, refuse, keep or force [default: rewind if the undo log of \
-the subject leads there, else refuse]";
+the subject reaches the checkpoint, else refuse]";
 
 const FILES_LONG_HELP: &str = "\
-What happens to files that the program has changed since the checkpoint. rewind: all of them go back to the checkpoint, \
-and files that the program had made since are moved aside (`undying files NAME`); refused, with all names, if others \
-have changed such a file since the program ended. force: these go back, too. refuse: files are compared, and any change \
-refuses the restore; a file that only grew behind what the program had appended is cut back, and what is cut off is \
-kept; it counts as changed if a file beside it was removed. keep: the memory of the checkpoint meets the files as they \
-are, which destroys databases and repeats lines of logs. Without this option: rewind if the undo log of the subject \
-leads to the checkpoint, else refuse";
+What happens to files that the program has changed since the checkpoint. rewind: these files are rolled back to the \
+checkpoint, and files that the program has created since are moved aside (`undying files NAME`). The restore is \
+refused if another program has changed such a file since the program ended; the message names these files. force: as \
+rewind, but these files are rolled back, too. refuse: the restore is refused if a file has changed. A file counts as \
+unchanged if the program has only appended to it: it is truncated to its length at the checkpoint, and the removed \
+data is kept. It counts as changed if a file in the same directory was removed. keep: the files are not rolled back; \
+this destroys databases and repeats lines of logs. Without this option: rewind if the undo log of the subject reaches \
+the checkpoint, else refuse";
 
-const LAZY_HELP: &str = "Let it run at once and fill its memory meanwhile, what it touches first.
-undying stays until all is there, also with --detach; if it is killed before, the program is killed too. \
-Damage of the image is then found when the program has run already, and ends it. Without --lazy, an image \
-is checked before anything of it runs";
+const LAZY_HELP: &str = "\
+Resume the program at once, and load its memory while it runs.
+Pages that the program accesses are loaded first. undying stays until all pages are loaded, also with --detach. If \
+undying is killed before, the program is killed, too. If a damaged page is found, the program is killed. Without \
+--lazy, the whole image is checked before the program runs";
 
 pub(super) struct Restore;
 
@@ -52,7 +55,7 @@ impl Verb for Restore {
     }
 
     fn about(&self) -> &'static str {
-        "Restore a process tree from an image, and exit with its status"
+        "Restore a process tree from an image, and exit with the status of its root"
     }
 
     fn arguments(&self, command: Command) -> Command {
@@ -62,13 +65,13 @@ impl Verb for Restore {
                 Arg::new("detach")
                     .long("detach")
                     .action(ArgAction::SetTrue)
-                    .help("Exit when the tree runs, and do not stay as its parent"),
+                    .help("Exit as soon as the tree runs, instead of waiting for its end"),
             )
             .arg(
                 Arg::new("lazy")
                     .long("lazy")
                     .action(ArgAction::SetTrue)
-                    .help("Let it run at once and fill its memory meanwhile, what it touches first")
+                    .help("Resume the program at once, and load its memory while it runs")
                     .long_help(LAZY_HELP),
             )
             .arg(parse::lose_connections())
@@ -86,7 +89,7 @@ impl Verb for Restore {
                     .long("pidfile")
                     .value_name("F")
                     .value_parser(value_parser!(PathBuf))
-                    .help("Write the pid of the root to this file"),
+                    .help("Write the pid of the root process to this file"),
             )
             .arg(
                 Arg::new("pid")
@@ -127,7 +130,7 @@ impl Verb for Restore {
                 resumed.processes,
                 print::duration(resumed.total),
                 if request.lazy {
-                    format!(", all memory there after {}", print::duration(resumed.filled))
+                    format!(", all memory loaded after {}", print::duration(resumed.filled))
                 } else {
                     String::new()
                 },

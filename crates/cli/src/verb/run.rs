@@ -25,12 +25,12 @@ impl Verb for Run {
     }
 
     fn about(&self) -> &'static str {
-        "Run a program and keep it alive: checkpoints while it runs, a restore when it dies"
+        "Run a program, take checkpoints of it, and restore it when it dies"
     }
 
     fn arguments(&self, command: Command) -> Command {
         let command = command
-            .arg(option("name", "N", "The subject's name [default: the program's]"))
+            .arg(option("name", "N", "The name of the subject [default: the name of the program]"))
             .arg(
                 option("every", "DUR", "Time between two checkpoints, at least 10ms [default: 30s]")
                     .value_parser(parse::every),
@@ -42,7 +42,7 @@ impl Verb for Run {
                     .help("Take the first checkpoint when the program sends `ready` to UNDYING_SOCKET"),
             )
             .arg(
-                option("keep", "K", "How many checkpoints are kept at most: the newest, and some older ones further apart [default: 8]")
+                option("keep", "K", "Maximum number of checkpoints that are kept: the newest, and older ones at increasing distances [default: 8]")
                     .value_parser(value_parser!(u32).range(1..)),
             )
             .arg(parse::compress(COMPRESS))
@@ -58,7 +58,7 @@ impl Verb for Run {
                     .long("dry-run-tracking")
                     .action(ArgAction::SetTrue)
                     .conflicts_with("verify-every")
-                    .help("Look for changed pages and take no checkpoint: what tracking alone costs"),
+                    .help("Find dirty pages, but take no checkpoints; shows the cost of tracking alone"),
             )
             .arg(option("tracker", "T", TRACKER).default_value(guardian::TRACKER_DEFAULT))
             .arg(parse::lose_connections())
@@ -68,7 +68,7 @@ impl Verb for Run {
                     .value_parser(["at-once", "committed"]),
             )
             .arg(
-                option("adopt", "PID", "Guard a process that runs already")
+                option("adopt", "PID", "Protect a process that already runs")
                     .value_parser(parse::parse_pid)
                     .conflicts_with("CMD"),
             )
@@ -95,77 +95,82 @@ impl Verb for Run {
 }
 
 const OUTPUT: &str = "\
-When what the program sends over TCP goes out: at-once, or committed (once a checkpoint has it) [default: at-once]";
+When TCP output of the program is sent: at-once, or committed (once a checkpoint contains it) [default: at-once]";
 
 const OUTPUT_LONG: &str = "\
-When what the program sends over TCP goes out: at-once, or committed: once a checkpoint has it. No peer has then seen \
-what a restored program does not know of, and connections that a checkpoint has go on after a restore. Each answer \
-waits for the next checkpoint, so --every must be 1s or less [default: at-once]";
+When TCP output of the program is sent: at-once, or committed: once a checkpoint contains the output. With committed, \
+no peer has received data that a restored program does not know, and connections that a checkpoint contains continue \
+after a restore. Each reply waits for the next checkpoint, so --every must be 1s or less [default: at-once]";
 
 const VERIFY: &str = "\
-Compare every K-th checkpoint with the program, page by page; it stands still while that is read back";
+Compare every K-th checkpoint with the memory of the program, page by page; the program is stopped meanwhile";
 
-const TRACKER: &str = "\
-How changed pages are found: auto, pagemap-scan, soft-dirty, write-protect or full";
+const TRACKER: &str = "How dirty pages are found: auto, pagemap-scan, soft-dirty, write-protect or full";
 
 const COPIERS: &str = "\
-Threads that look for changed pages while the program stands still, from 128 MiB on [default: 2]";
+Number of threads that scan for dirty pages during a pause; more than one only from 128 MiB on [default: 2]";
 /// Maximum of `--copiers`. More threads would only wait for memory.
 const COPIERS_MAX: i64 = 64;
 /// Maximum of `--granularity` in pages: a huge page.
 const GRANULARITY_MAX: i64 = 512;
 
-const MAX_PAUSE: &str = "\
-The longest that one stop of the program may last, at least 1ms [default: 5ms]";
+const MAX_PAUSE: &str = "Maximum time for which the program is stopped at once, at least 1ms [default: 5ms]";
 
 const MAX_PAUSE_LONG: &str = "\
-The longest that one stop of the program may last, at least 1ms [default: 5ms]. A program that writes faster than its \
-pages are copied is stopped several times for one checkpoint, each time for at most this long, and runs in between. \
-What does not depend on pages, like hundreds of threads, can take longer; so can trackers other than pagemap-scan and \
-write-protect, files opened with O_DIRECT, and shared memory";
+Maximum time for which the program is stopped at once, at least 1ms [default: 5ms]. If the program writes to pages \
+faster than they are copied, one checkpoint consists of several stops of at most this time, and the program runs in \
+between. A stop can still take longer because of state other than pages, for example hundreds of threads. The limit \
+does not apply to trackers other than pagemap-scan and write-protect, to files opened with O_DIRECT, and to shared \
+memory";
 
 const PREFER: &str = "\
-What counts: pause (changed pages are copied before it, too) or throughput (up to 512 are left to the pause)";
+What to optimize: pause (dirty pages are also copied before the pause) or throughput (up to 512 dirty pages are copied \
+only in the pause)";
 
-const COMPRESS: &str = "Compress segments that are not changed for a time (--compress-after)";
+const COMPRESS: &str = "\
+Compress segments of the store that have not changed for the time of --compress-after";
 
 const COMPRESS_AFTER: &str = "Time without a change after which a segment is compressed [default: 1m]";
 
 const RESTART: &str = "\
-Which deaths are followed by a restart: never, on-failure (an exit code other than 0, a signal other than HUP, \
-INT, PIPE, TERM) or always (after a clean end from the beginning)";
+After which deaths the program is restarted: never, on-failure (an exit code other than 0, or a signal other than HUP, \
+INT, PIPE and TERM) or always (after exit code 0, it starts from its beginning)";
 
 /// The event name of `--restart-on`.
 const CHILD_SIGNAL: &str = "child-signal";
 
 const RESTART_ON: &str = "\
-What counts as a death of the program beside its own: child-signal (a child was killed by KILL, SEGV, BUS or ABRT)";
+An additional event that counts as a death of the program: child-signal (a child was killed by KILL, SEGV, BUS or \
+ABRT)";
 
 const RESTART_ON_LONG: &str = "\
-What counts as a death of the program beside its own. child-signal: any process that it has started, or that these \
-have, was killed by SIGKILL (also by the kernel, when memory runs out), SIGSEGV, SIGBUS or SIGABRT. The whole program \
-is ended and restored from the last checkpoint that was taken before. Not for programs that kill their own children. \
-Needs CAP_NET_ADMIN, CONFIG_PROC_EVENTS and the machine's first PID namespace";
+An additional event that counts as a death of the program. child-signal: a descendant of the program was killed by \
+SIGKILL (also by the OOM killer), SIGSEGV, SIGBUS or SIGABRT. Then all processes of the program are killed, and \
+restored from the last checkpoint before this event. Do not use it for programs that kill their own children. Needs \
+CAP_NET_ADMIN, CONFIG_PROC_EVENTS and the initial PID namespace";
 
 const FILES: &str = "\
-What a restart does with files that the program has changed: rewind, fresh, keep or refuse [default: rewind where files \
-can go back, else fresh]";
+What a restart does with files that the program has changed: rewind, fresh, keep or refuse [default: rewind if \
+possible, else fresh]";
 
 const FILES_LONG: &str = "\
-What a restart does with files that the program has changed since the checkpoint. rewind: all of them go back to the \
-checkpoint with the memory, names and attributes as well; files that the program had made since are moved aside \
-(`undying files NAME`). Needs Linux 6.14 or later and CAP_SYS_ADMIN. fresh: if a file that the checkpoint has recorded \
-has changed, the program starts from its beginning and recovers from its files, as without undying. keep: the memory \
-of the checkpoint meets the files as they are, which destroys databases and repeats lines of logs. refuse: undying ends \
-with exit code 3 if a recorded file has changed. Under fresh and refuse, a file that only grew behind what the program \
-had appended is cut back, and what is cut off is kept in the store. It counts as changed if a file beside it was removed \
-after the checkpoint. Without this option: rewind where it is possible, else fresh, with a message that says why";
+What a restart does with files that the program has changed since the checkpoint. rewind: these files are rolled back \
+to the checkpoint, with their names and attributes; files that the program has created since are moved aside (`undying \
+files NAME`). Needs Linux 6.14 or later and CAP_SYS_ADMIN. fresh: if a file of the checkpoint has changed, the program \
+starts from its beginning and recovers from its files, as without undying. keep: the program is restored, and its \
+files are not rolled back; this destroys databases and repeats lines of logs. refuse: undying exits with code 3 if a \
+file of the checkpoint has changed. With fresh and refuse, a file counts as unchanged if the program has only appended \
+to it: it is truncated to its length at the checkpoint, and the removed data is kept in the store. It counts as \
+changed if a file in the same directory was removed after the checkpoint. Without this option: rewind if it is \
+possible, else fresh, with a message that names the reason";
 
 const FILES_UNDO_MAX: &str = "\
-What the undo log of files may take, like 500MiB; beyond it, files go back to newer checkpoints only [default: 2GiB]";
+Maximum size of the undo log of files, like 500MiB; above it, files can be rolled back only to newer checkpoints \
+[default: 2GiB]";
 
 const FILES_COST_MAX: &str = "\
-Time that keeping files may cost; beyond it, files can go back to every n-th checkpoint only [default: 10]";
+Maximum part of the time, in per cent, that recording old file content may take; above it, files can be rolled back \
+only to every n-th checkpoint [default: 10]";
 
 fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).value_name(value).help(help)
@@ -178,12 +183,12 @@ fn with_tuning(command: Command) -> Command {
             option(
                 "copier-cpus",
                 "LIST",
-                "Where they run beside the tracer, like 0,2-3 [default: its and the program's]",
+                "Processors on which these threads run, like 0,2-3 [default: those of undying and of the program]",
             )
             .value_parser(parse::processors),
         )
         .arg(
-            option("granularity", "G", "Copy changed pages in groups of so many [default: 1]")
+            option("granularity", "G", "Copy dirty pages in aligned groups of G pages [default: 1]")
                 .value_parser(value_parser!(u32).range(1..=GRANULARITY_MAX)),
         )
         .arg(option("max-pause", "DUR", MAX_PAUSE).long_help(MAX_PAUSE_LONG).value_parser(parse::max_pause))

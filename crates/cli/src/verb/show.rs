@@ -19,10 +19,10 @@ const NAMED_MAX: usize = 5;
 /// Describes what a restore does with the files of the image.
 fn files(report: &ImageReport) -> String {
     if report.checkpoint.files_exact && report.uncovered.is_empty() {
-        return "go back with the program".to_owned();
+        return "rolled back with the program".to_owned();
     }
     if report.checkpoint.files_exact {
-        return format!("go back with the program; compared: {}", named(&report.uncovered));
+        return format!("rolled back with the program; compared: {}", named(&report.uncovered));
     }
     match report.compared.as_deref() {
         None => "not recorded; a restore needs --files keep".to_owned(),

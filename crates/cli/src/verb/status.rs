@@ -55,7 +55,7 @@ impl Verb for Status {
             "PID",
             "STATE",
             "POLICY",
-            "LIFE",
+            "INCARNATION",
             "CHECKPOINTS",
             "AGE",
             "RATE",
@@ -108,8 +108,8 @@ fn tell_slices(subject: &SubjectReport) {
     if subject.state.is_watched() && slices.count > 0 {
         let time = |microseconds| print::duration(Duration::from_micros(microseconds));
         print::say(format_args!(
-            "{name}: the last checkpoint was taken in {} slices of {} at most, {} in all: the program writes faster than \
-             its pages can be copied in one pause",
+            "{name}: the last checkpoint needed {} stops of at most {}, {} in total: the program writes to pages faster than \
+             they can be copied in one pause",
             slices.count,
             time(slices.longest_us),
             time(slices.total_us)
@@ -123,8 +123,8 @@ fn tell_connections(subject: &SubjectReport) {
     let ConnectionsReport { idle, kept, ended, held, rewound } = connections;
     if subject.state.is_watched() && connections != ConnectionsReport::default() {
         print::say(format_args!(
-            "{name}: connections that go on should it die now: {held} with held output, {idle} idle; at deaths so far {rewound} \
-             went back to the checkpoint, {kept} stayed open, {ended} ended"
+            "{name}: connections that survive a death now: {held} with held output, {idle} idle; at earlier deaths, {rewound} \
+             continued from the checkpoint, {kept} stayed open, {ended} ended"
         ));
     }
 }
@@ -137,14 +137,14 @@ fn tell_files(subject: &SubjectReport) {
     }
     if let Some(why) = &files.because {
         print::say(format_args!(
-            "{name}: files do not go back with the program: {}",
+            "{name}: files are not rolled back with the program: {}",
             guardian::one_line(why)
         ));
     }
     let apart = Duration::from_micros(files.apart_us);
     if apart.as_secs_f64() * subject.facts.requested_hz > 1.0 {
         print::say(format_args!(
-            "{name}: files can go back to one checkpoint in {} at most, as keeping them costs {:.1} % of the time",
+            "{name}: files can be rolled back to at most one checkpoint per {}, because recording old content takes {:.1} % of the time",
             print::duration(apart),
             files.cost * 100.0
         ));
@@ -168,14 +168,14 @@ fn tell_component(subject: &SubjectReport) {
         print::say(format_args!("{name}: was last killed because the component {fault}"));
     }
     if let Some(error) = &component.last_error {
-        print::say(format_args!("{name}: failed last: {error}"));
+        print::say(format_args!("{name}: last error: {error}"));
     }
     if let Some(report) = &component.reports {
         print::say(format_args!("{name} reports: {report}"));
     }
     for channel in &subject.channels {
         let is_waiting = !channel.is_taken && !channel.kind.is_empty();
-        let note = if is_waiting { ", kept while it is down" } else { "" };
+        let note = if is_waiting { ", held open while the component is down" } else { "" };
         print::say(format_args!("{name}: {} {}{note}", channel.level, channel.local));
     }
     if component.callers > 0 {
@@ -183,7 +183,9 @@ fn tell_component(subject: &SubjectReport) {
     }
     if component.complaints > 0 {
         let (sum, quorum) = (component.complaints, component.quorum);
-        print::say(format_args!("{name}: complaints add up to {sum}; {quorum} restart the component"));
+        print::say(format_args!(
+            "{name}: complaints have the weight {sum}; a weight of {quorum} restarts the component"
+        ));
     }
 }
 

@@ -1,10 +1,12 @@
-/* A subject that takes part by the header that ships with undying, and keeps a diary, a line for each entry:
+/* A subject that uses the header undying.h, and appends lines to the file DIARY:
  *
- *   asker DIARY checkpoint   `at N` in every round; in every fifth asks for a checkpoint, then `durable N SEQ`
- *   asker DIARY hold         `held T`, a while without checkpoints, `released T`, again and again
- *   asker DIARY ready        a while of initialisation, `ready T`, then naps for ever
+ *   asker DIARY checkpoint   In each round: `at N 0`. In each fifth round, also requests a checkpoint, and then
+ *                            appends `durable N SEQ`.
+ *   asker DIARY hold         Repeats: `held T`, 120 ms without checkpoints, `released T`.
+ *   asker DIARY ready        After 400 ms of initialisation: `ready T`. Then sleeps until it is killed.
  *
- * T is the time in RFC 3339. What it is refused ends it with 7. */
+ * N is the number of the round, and SEQ the sequence number of the checkpoint. T is the time in RFC
+ * 3339. The exit status is 7 if a request is refused. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,13 +1,28 @@
 /*
- * A component of a system: `component FILE [listen=PORT] [delay=MS] [ready] [fd=N] [beat=MS] [stay] [count] [keep]`.
+ * A component of a system: `component FILE [listen=PORT] [delay=MS] [ready] [fd=N] [beat=MS] [stay]
+ * [count] [keep]`.
  *
- * It appends `up PID` to FILE when it starts and `end PID` when it ends by SIGTERM. After the delay it listens on
- * 127.0.0.1:PORT and answers each connection with a line, or, with `keep`, answers each byte of up to 8 clients, and reports that it is ready: by sd_notify(3), on a
- * descriptor, and on standard output. `beat` sends WATCHDOG=1. `stay` ignores SIGTERM. `count` keeps a number in memory
- * that it writes to FILE.count every 5 ms. What FILE.do says is done: `hang` (nothing at all any more), `fds` (opens 500
- * descriptors), `eat` (64 MiB of memory), `trigger` (WATCHDOG=trigger), `fork` (a child goes on in a session of its own,
- * and this process ends well), `leave` (the same in this session, without its environment), `vanish` (the same in a session of its own), `exit` (status 3).
- */
+ * It appends `up PID` to FILE at its start, and `end PID` when SIGTERM ends it. The options are:
+ *
+ *   listen=PORT  listens on 127.0.0.1:PORT, and answers each connection with one line
+ *   keep         keeps the connections of up to 8 clients, and sends each received byte back
+ *   delay=MS     delays the listening socket and the readiness message
+ *   ready        reports readiness with sd_notify(3) and on standard output
+ *   fd=N         reports readiness on descriptor N
+ *   beat=MS      sends WATCHDOG=1 with this interval
+ *   stay         ignores SIGTERM
+ *   count        counts in memory, and writes the number to FILE.count about every 5 ms
+ *
+ * The file FILE.do contains a command, which the component executes once:
+ *
+ *   hang     does nothing any more
+ *   fds      opens 500 descriptors
+ *   eat      uses 64 MiB of memory
+ *   trigger  sends WATCHDOG=trigger
+ *   fork     forks a child, which sleeps in its own session, and exits with 0
+ *   leave    forks a child, which sleeps in this session, without its environment, and exits with 0
+ *   vanish   the same as leave, but the child has its own session
+ *   exit     exits with 3 */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -1,23 +1,22 @@
-/* A subject that works and checks itself: it counts in memory, and in every round
- * proves that its registers and its memory are its own. What it says is the target of
- * the symbolic link FILE: a file that is open for writing at a checkpoint and changes
- * later makes `run` start the program from its beginning.
+/* A subject that counts and checks itself. In each round it counts in memory, and checks that its
+ * registers and its memory are correct. It stores its messages as the target of the symbolic link
+ * FILE, and not in a regular file. The reason: if a file that is open for writing at a checkpoint
+ * changes later, `run` starts the program from its beginning.
  *
- *   counter FILE            counts for ever
+ *   counter FILE            counts until it is killed
  *   counter FILE exit N     exits with 0 at round N
  *   counter FILE fail N     exits with 3 at round N
- *   counter FILE trap F     takes poison once the file F is there, and dies of it
- *                           by SIGABRT so many rounds later
- *   counter FILE orphan     has a child that outlives it and holds its streams
- *   counter FILE family N   has so many of them
- *   counter FILE exec N     starts itself anew by execve every N rounds
- *   counter FILE fork N     has a child that ends at once, every N rounds
+ *   counter FILE trap F     aborts (SIGABRT) 120 rounds after the file F exists
+ *   counter FILE orphan     has a child that outlives it, and that has its standard streams open
+ *   counter FILE family N   has N such children
+ *   counter FILE exec N     executes its own program again every N rounds
+ *   counter FILE fork N     forks a child that exits immediately, every N rounds
  *   counter FILE hold F     keeps the file F open
- *   counter FILE cold N     has N MiB that it writes once, and looks at 16 pages of them in every round
- *   counter FILE token R W  keeps what it has inherited, and needs a byte from descriptor R
- *                           for each round, which it gives back to descriptor W
+ *   counter FILE cold N     has N MiB that it writes once, and checks 16 pages of them in each round
+ *   counter FILE token R W  keeps its inherited descriptors. In each round, it reads a byte from descriptor R
+ *                           and writes it to descriptor W.
  *
- * A check that fails writes `corrupt` and ends by SIGILL. */
+ * If a check fails, the program writes `corrupt` and ends with SIGILL. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>
@@ -41,7 +40,7 @@ static void say(const char *text)
 {
 	char fresh[4096];
 	snprintf(fresh, sizeof(fresh), "%s.new", path);
-	/* A life before this one may have left it. */
+	/* A previous incarnation may have left the temporary link. */
 	if (symlink(text, fresh) < 0 && (unlink(fresh) < 0 || symlink(text, fresh) < 0))
 		return;
 	rename(fresh, path);
@@ -54,7 +53,7 @@ __attribute__((noreturn)) static void corrupt(void)
 	_exit(5);
 }
 
-/* Eight integer and four floating chains at once: all in registers. */
+/* Computes eight integer chains and four floating-point chains, whose values are all in registers. */
 __attribute__((noinline)) static uint64_t churn(uint64_t seed)
 {
 	uint64_t a = seed, b = seed + 1, c = seed + 2, d = seed + 3;
@@ -85,7 +84,8 @@ static uint64_t pattern(uint64_t index, uint64_t turn)
 	return (index + 1) * 0x9e3779b97f4a7c15u ^ turn;
 }
 
-/* Checks a stretch of memory against the turn before, and writes this turn's. */
+/* Checks a part of the memory for the values of the previous turn, and writes the values of this
+ * turn. A turn is one pass over the whole memory. */
 static void turn_memory(uint64_t round)
 {
 	uint64_t stretch = 512, first = round * stretch % WORDS, turn = round * stretch / WORDS;
@@ -154,7 +154,7 @@ int main(int argc, char **argv)
 	const char *mode = argc > 2 ? argv[2] : "";
 	uint64_t limit = argc > 3 ? strtoull(argv[3], NULL, 10) : 0, wanted = churn(1), death = 0;
 	path = argv[1];
-	/* Whatever the surroundings of the test hold open is none of ours. */
+	/* Closes the descriptors that the test environment has open. */
 	if (strcmp(mode, "token") != 0)
 		close_range(3, ~0u, 0);
 	for (uint64_t i = 0; i < WORDS; i++)

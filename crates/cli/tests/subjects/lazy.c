@@ -1,13 +1,18 @@
-/* A subject that knows what each of its pages must hold, and does with its memory what programs do.
+/* A subject that knows the expected content of each of its pages, and uses its memory as programs
+ * do.
  *
  *   lazy REPORT GO MIB
  *
- * REPORT is a file of one page that it maps: word 0 is a round's number, word 1 is set for ever once a page was not
- * as it should be, the words behind it say which, what should be there, what was, and where. It waits until GO exists, with two words in it: a kind and a seed.
+ * REPORT is a file of one page, which the subject maps. Word 0 is the number of the round. Word 1
+ * is 1 after a page had wrong content. Then, word 2 is the number of the page, word 3 its expected
+ * value, word 4 the wrong word, word 5 the address of the page, and word 6 the index of the word.
+ * Word 7 counts failed moves. MIB is the size of the memory. The subject waits until the file GO
+ * contains a kind and a seed:
  *
- *   watch SEED     looks at pages in an order of its own for ever, a round for each time through
- *   churn SEED     threads discard, unmap, map, move, write, protect and hand to the kernel pages of their own, and
- *                  fork: children look at all of the memory; ends with 0 when all was well at the end, 3 if not */
+ *   watch SEED     checks all pages in a pseudo-random order, again and again; each pass is a round
+ *   churn SEED     Threads discard, unmap, map, move, write and protect their own pages, and pass them to
+ *                  system calls. They also fork children, which check the whole memory. The subject exits
+ *                  with 0 if all pages were correct at the end, and otherwise with 3. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -25,7 +30,7 @@
 #define SPAN_MAX 48
 #define SLOTS_MAX (1ul << 18)
 
-/* What a page holds: 0 for zeros, else a number that all of its words follow from. */
+/* The content of a page. If `value` is 0, all words are 0. Otherwise word `i` is `value` + `i`. */
 struct slot { unsigned char *at; uint64_t value; int mapping, is_mapped; };
 
 static volatile uint64_t *report;
@@ -85,8 +90,9 @@ static void check_all(uint64_t state)
 		check(at);
 }
 
-/* So many pages from `first` on that lie one behind the other and were mapped by one call. Areas of several calls may
- * or may not have become one, and one mremap for several can fail half-way (Linux 6.17). */
+/* Returns the number of pages, at most `most`, that follow each other from page `first` on and were
+ * mapped by one call. The kernel merges mappings of several calls only sometimes. An mremap of
+ * several mappings can fail after a part of them has moved (Linux 6.17). */
 static uint64_t neighbours(uint64_t first, uint64_t end, uint64_t most)
 {
 	uint64_t n = 0;
@@ -123,7 +129,8 @@ static void move(uint64_t first, uint64_t n)
 	unsigned char *to = mmap(0, n * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	must(to != MAP_FAILED, 4);
 	if (mremap(from, n * PAGE, n * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to) {
-		/* Moved apart and met again, perhaps. Where which part is now cannot be told. */
+		/* A part of the range may have moved, and the new position of each page is unknown.
+		 * These pages are not used any more. */
 		for (uint64_t i = 0; i < n; i++)
 			slots[first + i].is_mapped = 0;
 		report[7]++;
@@ -131,7 +138,7 @@ static void move(uint64_t first, uint64_t n)
 	}
 	for (uint64_t i = 0; i < n; i++)
 		slots[first + i].at = to + i * PAGE;
-	/* Something else lies there at once. */
+	/* Maps other memory at the old address at once. It must be zero. */
 	unsigned char *again = mmap(from, n * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	if (again == from) {
 		for (uint64_t i = 0; i < n * PAGE; i += PAGE)
@@ -149,7 +156,7 @@ static void map_again(uint64_t first, uint64_t n, int at_once)
 	int mapping = __sync_add_and_fetch(&mappings, 1);
 	if (!at_once)
 		must(!munmap(at, n * PAGE), 6);
-	/* Where others have been faster, it is somewhere else. */
+	/* If another thread has mapped memory here meanwhile, the kernel chooses another address. */
 	int flags = MAP_PRIVATE | MAP_ANONYMOUS | (at_once ? MAP_FIXED : 0);
 	at = mmap(at, n * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0);
 	must(at != MAP_FAILED, 7);
@@ -159,7 +166,8 @@ static void map_again(uint64_t first, uint64_t n, int at_once)
 
 static void has_child(uint64_t state, const char *self, int depth)
 {
-	/* A child has one thread, and a lock that others of its parent wait for. */
+	/* The child has only this thread, and inherits the write lock. It therefore never locks
+	 * again, and no other thread changes the memory during the fork. */
 	if (!depth)
 		pthread_rwlock_wrlock(&forking);
 	pid_t child = fork();

@@ -1,11 +1,12 @@
-/* One link of a chain of servers: hands each request on to the next link over a connection of its own, and asks again
- * when that ends without an answer.
+/* A server in a chain of servers. It forwards each request to the next server over a new
+ * connection. If this connection ends without an answer, the server repeats the request.
  *
- * link FILE NAME PORT NEXT DELAY: NEXT is the port of the next link, 0 for the last one. It starts as programs do that
- * need another one: waits for DELAY ms, connects to the next link once, and only then listens on PORT.
- * A request and an answer are one line each; a link adds its name to the answer. The last link appends "asked REQUEST" to
- * FILE and answers when FILE.go exists. A connection that fails is appended as "refused NAME", and ends the link.
- */
+ * link FILE NAME PORT NEXT DELAY: NEXT is the port of the next server, and 0 for the last server.
+ * The server starts like a program that depends on another program: it waits for DELAY ms, connects
+ * once to the next server, and then listens on PORT. A request is one line, and an answer is one
+ * line. Each server appends its name to the answer. The last server appends "asked REQUEST" to
+ * FILE, and answers when FILE.go exists. If connect(2) fails, the server appends "refused NAME" to
+ * FILE and exits. */
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -56,7 +57,7 @@ static int listen_on(int port) {
     return on;
 }
 
-/* A line without its end; 0 where the connection ends before. */
+/* Reads a line without its line break. Returns 0 if the connection ends first. */
 static int read_line(int from, char *line) {
     for (int length = 0; length < LINE_MAX_SIZE; length++) {
         if (recv(from, line + length, 1, 0) != 1) {
@@ -73,7 +74,7 @@ static int read_line(int from, char *line) {
 static void send_line(int to, const char *line) {
     char text[LINE_MAX_SIZE + 1];
     int length = snprintf(text, sizeof text, "%s\n", line);
-    /* Where the other side has gone, it asks again, or is asked again. */
+    /* If the peer is dead, the request is repeated, by this server or by the previous server. */
     send(to, text, length, MSG_NOSIGNAL);
 }
 

@@ -1,10 +1,11 @@
-/* A subject that changes files in every way, and the same way in every run: what it has
- * left after STEPS steps does not depend on when it was killed, if its files go back.
+/* A subject that changes files in many ways. Each run makes the same changes. If `undying` rolls
+ * back the files, the files after STEPS steps do not depend on the moments at which the subject was
+ * killed.
  *
  *   writer DIRECTORY STEPS
  *
- * Each step says a line on standard output. A call that fails ends it with 1 and a
- * message; at its end it exits with 0. */
+ * Each step writes a line to standard output. If a call fails, the subject prints a message and
+ * exits with 1. At the end it exits with 0. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -48,7 +49,7 @@ static void put(const char *path, int flags, const char *text)
 	must(close(file), "close");
 }
 
-/* Files that come and go, with further names, links, modes and directories. */
+/* Creates and deletes files, hard links, symbolic links and directories, and changes modes. */
 static void names(void)
 {
 	char text[64];
@@ -94,11 +95,12 @@ int main(int count, char **words)
 		must(fflush(stdout), "say");
 		memset(block, 'a' + step % 26, BLOCK);
 		must(pwrite(table, block, BLOCK, (step * 7 % BLOCKS) * BLOCK), "pwrite");
-		/* A store that depends on what was there: done twice, it shows. */
+		/* The new value depends on the old value, so a step that is executed twice is
+		 * visible. */
 		mapped[step % BLOCK] = (char)(mapped[step % BLOCK] + step % 7 + 1);
 		put("state.new", O_TRUNC, text);
 		must(rename("state.new", "state"), "rename");
-		/* Opened, appended to and closed each time. */
+		/* Opens the file, appends to it and closes it in each step. */
 		put("diary", O_APPEND, text);
 		if (step % 50 == 0)
 			must(truncate("diary", step / 10), "truncate");

@@ -9,15 +9,15 @@ use std::collections::HashSet;
 use image::SpaceId;
 use model::{AddressRange, Pid};
 use resource::Obstacle;
-use resource::memory::{self, AreaOf, Content};
+use resource::memory::{self, Content, MappingOf};
 use sys::clock::Clock;
 use sys::pagemap::Pagemap;
-use tracee::procfs::{self, Area};
+use tracee::procfs::{self, Mapping};
 use tracee::remote::RemoteContext;
 use tracee::{Gadgets, ProcessMemory};
 use track::Layout;
 
-use super::area_flags::{FlagState, forget_own_watch};
+use super::mapping_flags::{FlagState, forget_own_watch};
 use crate::error::{EngineError, Result, permission};
 
 /// The flag in `/proc/PID/smaps` of a mapping that can become writable.
@@ -25,8 +25,8 @@ const MAY_WRITE: [u8; 2] = *b"mw";
 
 pub(crate) struct AddressSpace {
     pub(crate) id: SpaceId,
-    pub(super) areas: Vec<Area>,
-    /// The content that the image must contain for each mapping, in the order of `areas`. `None` for a
+    pub(super) mappings: Vec<Mapping>,
+    /// The content that the image must contain for each mapping, in the order of `mappings`. `None` for a
     /// mapping that the kernel provides or that no memory kind claims.
     pub(super) contents: Vec<Option<Content>>,
     /// Guard regions inside the mappings. Empty until the pages are scanned.
@@ -62,25 +62,25 @@ impl AddressSpace {
         let mut layout_watch = Layout::open(pid).map_err(|error| permission(pid, error))?;
         let clock = Clock::default();
         let reading = clock.now();
-        let mut areas = procfs::areas_with_flags(pid).map_err(|error| permission(pid, error))?;
+        let mut mappings = procfs::mappings_with_flags(pid).map_err(|error| permission(pid, error))?;
         let flags = FlagState::read_since(clock, reading);
-        forget_own_watch(pid, &mut areas, tracked);
+        forget_own_watch(pid, &mut mappings, tracked);
         layout_watch.changed()?;
         let pagemap = Pagemap::open(pid)?;
-        let gadgets = match Gadgets::find(&memory, &areas) {
+        let gadgets = match Gadgets::find(&memory, &mappings) {
             // The process was ending while its code was read.
             Err(_) if !pagemap.is_alive()? => return Err(EngineError::NoProcess(pid)),
             outcome => outcome?,
         };
         Ok(Self {
             id,
-            contents: areas.iter().map(|area| content_of(pid, area)).collect(),
+            contents: mappings.iter().map(|mapping| content_of(pid, mapping)).collect(),
             guards: Vec::new(),
             memory,
             pagemap,
             gadgets,
-            is_settled: are_listed(&areas, &layout_watch),
-            areas,
+            is_settled: are_listed(&mappings, &layout_watch),
+            mappings,
             layout_watch,
             coverage: Coverage::Untracked,
             flags,
@@ -90,7 +90,7 @@ impl AddressSpace {
     /// Returns the context that a remote call (a system call that a stopped thread executes for this program)
     /// needs.
     pub(crate) fn context(&self) -> RemoteContext<'_> {
-        RemoteContext { memory: &self.memory, areas: &self.areas, gadgets: self.gadgets }
+        RemoteContext { memory: &self.memory, mappings: &self.mappings, gadgets: self.gadgets }
     }
 
     /// Reports whether the mappings may differ from the known mappings.
@@ -101,21 +101,21 @@ impl AddressSpace {
     /// Updates the mappings of the same program. Returns `false` if the program was replaced by execve(2), or
     /// if a mapping with needed instructions has changed. The process must then be inspected again.
     pub(super) fn follow(&mut self, pid: Pid) -> Result<bool> {
-        let mut areas = procfs::areas(pid)?;
+        let mut mappings = procfs::mappings(pid)?;
         let is_same = !self.layout_watch.listed().is_empty() && self.pagemap.is_alive()?;
-        if !is_same || !self.gadgets.are_kept(&self.areas, &areas) {
+        if !is_same || !self.gadgets.are_kept(&self.mappings, &mappings) {
             return Ok(false);
         }
-        for area in &mut areas {
-            let first = self.areas.partition_point(|old| old.range.end <= area.range.start);
-            let old = self.areas.get(first).filter(|old| old.range.start < area.range.end);
+        for mapping in &mut mappings {
+            let first = self.mappings.partition_point(|old| old.range.end <= mapping.range.start);
+            let old = self.mappings.get(first).filter(|old| old.range.start < mapping.range.end);
             // The flags of another object's mapping do not apply.
-            if let Some(old) = old.filter(|old| old.backing == area.backing) {
-                area.flags = old.flags.clone();
+            if let Some(old) = old.filter(|old| old.backing == mapping.backing) {
+                mapping.flags = old.flags.clone();
             }
         }
-        self.contents = areas.iter().map(|area| content_of(pid, area)).collect();
-        self.areas = areas;
+        self.contents = mappings.iter().map(|mapping| content_of(pid, mapping)).collect();
+        self.mappings = mappings;
         if self.coverage == Coverage::Current {
             self.coverage = Coverage::Outdated;
         }
@@ -127,14 +127,15 @@ impl AddressSpace {
     /// before its flags were read. A writable mapping gets the flag `mw`. For any other mapping, the flags
     /// cannot be inferred, and the function returns an obstacle.
     pub(super) fn infer_flags(&mut self, pid: Pid) -> Vec<Obstacle> {
-        let is_unknown =
-            |area: &&mut Area| area.flags.is_empty() && area.protection.shared && !area.is_kernel();
+        let is_unknown = |mapping: &&mut Mapping| {
+            mapping.flags.is_empty() && mapping.protection.shared && !mapping.is_kernel()
+        };
         let mut found = Vec::new();
-        for area in self.areas.iter_mut().filter(is_unknown) {
-            if area.protection.write {
-                area.flags.insert(MAY_WRITE);
+        for mapping in self.mappings.iter_mut().filter(is_unknown) {
+            if mapping.protection.write {
+                mapping.flags.insert(MAY_WRITE);
             } else {
-                let of = AreaOf { pid, area };
+                let of = MappingOf { pid, mapping };
                 let why = "it was mapped just before the checkpoint and gone just after, and its flags are not known";
                 found.push(of.obstacle("shared mapping", why, "try again in a moment"));
             }
@@ -143,19 +144,20 @@ impl AddressSpace {
     }
 }
 
-/// Reports whether `areas` are the mappings of the last read of `layout`. If they are, `layout` detects every
-/// later change.
-fn are_listed(areas: &[Area], layout: &Layout) -> bool {
-    let Some(listed) = procfs::areas_in(layout.listed()) else { return false };
-    let is_same = |area: &Area, listed: &Area| {
-        let Area { range, protection, offset, backing, name, .. } = area;
+/// Reports whether `mappings` are the mappings of the last read of `layout`. If they are, `layout` detects
+/// every later change.
+fn are_listed(mappings: &[Mapping], layout: &Layout) -> bool {
+    let Some(listed) = procfs::mappings_in(layout.listed()) else { return false };
+    let is_same = |mapping: &Mapping, listed: &Mapping| {
+        let Mapping { range, protection, offset, backing, name, .. } = mapping;
         (range, protection, offset) == (&listed.range, &listed.protection, &listed.offset)
             && (backing, name) == (&listed.backing, &listed.name)
     };
-    areas.len() == listed.len() && areas.iter().zip(&listed).all(|(area, listed)| is_same(area, listed))
+    mappings.len() == listed.len()
+        && mappings.iter().zip(&listed).all(|(mapping, listed)| is_same(mapping, listed))
 }
 
-fn content_of(pid: Pid, area: &Area) -> Option<Content> {
-    let of = AreaOf { pid, area };
-    if area.is_kernel() { None } else { memory::kind_of(of).map(|kind| kind.content(of)) }
+fn content_of(pid: Pid, mapping: &Mapping) -> Option<Content> {
+    let of = MappingOf { pid, mapping };
+    if mapping.is_kernel() { None } else { memory::kind_of(of).map(|kind| kind.content(of)) }
 }

@@ -143,8 +143,8 @@ impl Before {
 
     /// Removes the objects that no mapping refers to any more. Returns the ids of these objects.
     pub(super) fn forget_objects(&mut self) -> Vec<u64> {
-        let areas = self.processes.living.values().flat_map(|process| &process.space.areas);
-        self.objects.keep_those_of(areas)
+        let mappings = self.processes.living.values().flat_map(|process| &process.space.mappings);
+        self.objects.keep_those_of(mappings)
     }
 
     /// Updates the descriptors of a stopped tree. The processes must have been updated before.

@@ -190,7 +190,7 @@ impl Descriptors {
             kills: self.options.kill,
             loses_connections: self.options.lose_connections,
             sockets: &self.sockets,
-            areas: processes.view().into_iter().map(|(pid, areas)| (pid, areas.into())).collect(),
+            mappings: processes.view().into_iter().map(|(pid, mappings)| (pid, mappings.into())).collect(),
             index: ScopeIndex::default(),
         }
     }
@@ -309,8 +309,8 @@ impl Descriptors {
             states.add(description, &envelope, is_inherited, self.info.has_lease(description.id))?;
             self.envelopes.insert(description.id, envelope);
         }
-        let areas = processes.pids().flat_map(|pid| &processes.living[&pid].space.areas);
-        areas.for_each(|area| states.add_mapping(area));
+        let mappings = processes.pids().flat_map(|pid| &processes.living[&pid].space.mappings);
+        mappings.for_each(|mapping| states.add_mapping(mapping));
         states.add_directories(&self.files.directories);
         self.files.states = Some(states);
         self.relate(processes)

@@ -8,12 +8,12 @@
 //! Does not: depend on resource kinds; this module calls their registries.
 
 mod address_space;
-mod area_flags;
 mod before;
 mod continuous;
 mod copier;
 mod descriptors;
 mod group;
+mod mapping_flags;
 mod objects;
 mod options;
 mod pages;
@@ -85,7 +85,7 @@ pub fn checkpoint(
         (_, looked) => take_whole(root, looked, &*sink, options),
     };
     let Left { mut before, held, time, timings } = left?;
-    let completed = before.processes.complete_areas(&mut before.objects).and_then(|()| before.records());
+    let completed = before.processes.complete_mappings(&mut before.objects).and_then(|()| before.records());
     let records = completed.inspect_err(|_| before.descriptors.release())?;
     if !options.kill {
         // The subject continues to run. An open duplicate would keep the subject's close(2) from releasing

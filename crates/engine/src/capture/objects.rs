@@ -11,9 +11,9 @@ use std::path::Path;
 use image::RecordSet;
 use model::{Inode, Pid};
 use resource::Obstacle;
-use resource::memory::{self, AreaOf, AreaRecord, Content, MemoryKind, ObjectKey, ObjectRecord};
+use resource::memory::{self, AreaRecord, Content, MappingOf, MemoryKind, ObjectKey, ObjectRecord};
 use sys::{Errno, Error};
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 use track::Moment;
 
 use crate::error::Result;
@@ -45,17 +45,17 @@ impl Objects {
     }
 
     /// Inspects the objects behind the mappings of a process. Returns whether all mappings still existed.
-    pub(super) fn look(&mut self, pid: Pid, areas: &[Area]) -> bool {
+    pub(super) fn look(&mut self, pid: Pid, mappings: &[Mapping]) -> bool {
         let gone_before = self.gone.len();
-        for area in areas {
-            let Some(key) = ObjectKey::of(area) else { continue };
-            let writable = area.protection.shared && area.flags.has("mw");
-            let of = AreaOf { pid, area };
+        for mapping in mappings {
+            let Some(key) = ObjectKey::of(mapping) else { continue };
+            let writable = mapping.protection.shared && mapping.flags.has("mw");
+            let of = MappingOf { pid, mapping };
             let known = self.numbers.get(&key).copied();
             if let Some(record) = known.and_then(|number| self.records.get_mut(&number)) {
                 record.writable |= writable;
             }
-            if known.is_some_and(|number| !self.may_be_of_another_kind(number, area)) {
+            if known.is_some_and(|number| !self.may_be_of_another_kind(number, mapping)) {
                 continue;
             }
             // A mapping that no kind recognizes is already an obstacle.
@@ -81,24 +81,31 @@ impl Objects {
     /// Reports whether a mapping may show that its object needs another kind. This happens if the file has
     /// lost its name since the last inspection. It also happens if a file that was mapped privately is now
     /// mapped shared.
-    fn may_be_of_another_kind(&self, number: u64, area: &Area) -> bool {
+    fn may_be_of_another_kind(&self, number: u64, mapping: &Mapping) -> bool {
         let is_saved = self.files.contains_key(&number);
-        let has_lost_name = area.name.ends_with(" (deleted)");
-        (area.protection.shared && (has_lost_name || !is_saved)) || (has_lost_name && !is_saved)
+        let has_lost_name = mapping.name.ends_with(" (deleted)");
+        (mapping.protection.shared && (has_lost_name || !is_saved)) || (has_lost_name && !is_saved)
     }
 
     /// Marks the objects that can be written through these mappings. Called when the flags of the mappings
     /// are known.
-    pub(super) fn mark_writable(&mut self, areas: &[Area]) {
-        for area in areas.iter().filter(|area| area.protection.shared && area.flags.has("mw")) {
-            let number = ObjectKey::of(area).and_then(|key| self.numbers.get(&key));
+    pub(super) fn mark_writable(&mut self, mappings: &[Mapping]) {
+        for mapping in mappings.iter().filter(|mapping| mapping.protection.shared && mapping.flags.has("mw"))
+        {
+            let number = ObjectKey::of(mapping).and_then(|key| self.numbers.get(&key));
             if let Some(record) = number.and_then(|number| self.records.get_mut(number)) {
                 record.writable = true;
             }
         }
     }
 
-    fn add(&mut self, key: ObjectKey, of: AreaOf<'_>, kind: &dyn MemoryKind, writable: bool) -> Result<()> {
+    fn add(
+        &mut self,
+        key: ObjectKey,
+        of: MappingOf<'_>,
+        kind: &dyn MemoryKind,
+        writable: bool,
+    ) -> Result<()> {
         let (payload, length) = kind.describe(of)?;
         let known = self.numbers.get(&key).and_then(|number| self.records.get(number));
         let writable = writable || known.is_some_and(|record| record.writable);
@@ -128,8 +135,8 @@ impl Objects {
     }
 
     /// Removes the objects that none of these mappings refers to, and returns their ids.
-    pub(super) fn keep_those_of<'a>(&mut self, areas: impl Iterator<Item = &'a Area>) -> Vec<u64> {
-        let used: HashSet<ObjectKey> = areas.filter_map(ObjectKey::of).collect();
+    pub(super) fn keep_those_of<'a>(&mut self, mappings: impl Iterator<Item = &'a Mapping>) -> Vec<u64> {
+        let used: HashSet<ObjectKey> = mappings.filter_map(ObjectKey::of).collect();
         let unused = self.numbers.extract_if(|key, _| !used.contains(key));
         let gone: Vec<u64> = unused.map(|(_, number)| number).collect();
         for number in &gone {
@@ -151,20 +158,21 @@ impl Objects {
     }
 
     /// Returns the id of the file to which `/proc/PID/exe` refers; `None` if no mapping refers to that file.
-    pub(super) fn executable(&self, pid: Pid, areas: &[Area]) -> Result<Option<u64>> {
+    pub(super) fn executable(&self, pid: Pid, mappings: &[Mapping]) -> Result<Option<u64>> {
         let link = format!("/proc/{pid}/exe");
         let found = std::fs::metadata(&link).map_err(|error| Error::path("look at", &link, error))?;
         let device = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
         let wanted = ObjectKey { device, inode: Inode(found.ino()) };
         let path = std::fs::read_link(&link).map_err(|error| Error::path("read", &link, error))?;
-        let mapped = areas.iter().filter_map(|area| Some((ObjectKey::of(area)?, area.name.as_str())));
+        let mapped =
+            mappings.iter().filter_map(|mapping| Some((ObjectKey::of(mapping)?, mapping.name.as_str())));
         let key = executable_key(mapped, wanted, &path);
         Ok(key.and_then(|key| self.numbers.get(&key)).copied())
     }
 
-    pub(super) fn area_record(&self, area: &Area) -> AreaRecord {
-        let number = ObjectKey::of(area).and_then(|key| self.numbers.get(&key)).copied().unwrap_or(0);
-        AreaRecord::new(area, number)
+    pub(super) fn mapping_record(&self, mapping: &Mapping) -> AreaRecord {
+        let number = ObjectKey::of(mapping).and_then(|key| self.numbers.get(&key)).copied().unwrap_or(0);
+        AreaRecord::new(mapping, number)
     }
 
     /// Updates the records inside the pause.

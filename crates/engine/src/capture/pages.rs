@@ -1,7 +1,8 @@
-//! The pages of a stopped tree that belong to the image.
+//! The pages that a checkpoint of a stopped process tree saves.
 //!
 //! Owns: finding all these pages, and copying them.
-//! Invariants: every page that the content of a mapping requires is in the image, or was never touched.
+//! Invariants: the image contains every page that a restore of the mappings needs, except pages that were never
+//! touched.
 //! Does not: hash, compress or write pages; the threads of the writer do.
 
 use std::convert::Infallible;
@@ -24,7 +25,7 @@ use super::pipeline::Memory;
 use crate::error::Result;
 use crate::records::object_space;
 
-/// Memory whose pages are all found and copied in the stop.
+/// Memory whose pages are all found and copied while the subject is stopped.
 pub(super) struct WholeMemory<'a> {
     sink: &'a dyn PageSink,
     /// The buffer that is filled next.
@@ -77,7 +78,7 @@ struct ProcessPages {
 }
 
 impl PagePlan {
-    /// Returns all ranges, each with the id under which the image saves its address space or object.
+    /// Returns all ranges. Each range has the id of its address space or memory object in the image.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (SpaceId, AddressRange)> {
         let processes = self.processes.iter().flat_map(|process| {
             process.readable.iter().chain(&process.hidden).map(|range| (process.space, *range))
@@ -97,10 +98,10 @@ pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
         let mut found =
             ProcessPages { pid: *pid, space: process.space.id, readable: Vec::new(), hidden: Vec::new() };
         let mut guards = Vec::new();
-        for (area, content) in process.space.areas.iter().zip(&process.space.contents) {
+        for (mapping, content) in process.space.mappings.iter().zip(&process.space.contents) {
             if matches!(content, Some(Content::Private | Content::PrivateAndObject)) {
-                let ranges = if area.protection.read { &mut found.readable } else { &mut found.hidden };
-                let mut pages = process.space.pagemap.look_with(area.range, &mut regions)?;
+                let ranges = if mapping.protection.read { &mut found.readable } else { &mut found.hidden };
+                let mut pages = process.space.pagemap.look_with(mapping.range, &mut regions)?;
                 ranges.append(&mut pages.private);
                 guards.append(&mut pages.guards);
             }
@@ -137,7 +138,7 @@ fn copy(plan: &PagePlan, before: &Before, sink: &dyn PageSink, first: PageBatch)
     Ok(copier.into_rest())
 }
 
-/// Copies all pages of the objects whose content is saved, also unchanged pages.
+/// Copies all pages of each memory object whose content belongs to the image. This includes unchanged pages.
 pub(super) fn copy_objects(before: &Before, copier: &mut Copier<'_>) -> Result<()> {
     for (id, file) in before.objects.saved() {
         for range in data_ranges(file)? {

@@ -12,7 +12,7 @@ use model::{Address, Pid, Signal, Tid};
 use resource::state::RawState;
 use sys::kcmp;
 use sys::ptrace::Registers;
-use tracee::procfs::{self, Area, Stat};
+use tracee::procfs::{self, Mapping, Stat};
 
 use super::address_space::AddressSpace;
 use super::objects::Objects;
@@ -60,8 +60,8 @@ impl Process {
         }
         let mut space = AddressSpace::open(pid, space, tracked)?;
         let auxiliary_vector = procfs::read(format!("/proc/{pid}/auxv"))?;
-        space.is_settled &= objects.look(pid, &space.areas);
-        let executable = match objects.executable(pid, &space.areas)? {
+        space.is_settled &= objects.look(pid, &space.mappings);
+        let executable = match objects.executable(pid, &space.mappings)? {
             Some(object) => object,
             // The program was replaced by execve(2) during the inspection.
             None if is_borrowed || space.has_changed()? => {
@@ -90,19 +90,21 @@ impl Process {
     }
 
     fn layout(&self) -> LayoutMessage {
-        let (stat, areas) = (&self.stat, &self.space.areas);
-        let heap_end = areas
+        let (stat, mappings) = (&self.stat, &self.space.mappings);
+        let heap_end = mappings
             .iter()
-            .filter(|area| area.name == "[heap]")
-            .map(|area| area.range.end)
+            .filter(|mapping| mapping.name == "[heap]")
+            .map(|mapping| mapping.range.end)
             .max()
             .unwrap_or(stat.start_brk);
-        let kernel: Vec<&Area> =
-            areas.iter().filter(|area| area.is_kernel() && area.name != "[vsyscall]").collect();
-        let start = kernel.first().map_or(Address(0), |area| area.range.start);
-        let end = kernel.last().map_or(Address(0), |area| area.range.end);
-        let code =
-            kernel.iter().find(|area| area.name == "[vdso]").map_or(Address(0), |area| area.range.start);
+        let kernel: Vec<&Mapping> =
+            mappings.iter().filter(|mapping| mapping.is_kernel() && mapping.name != "[vsyscall]").collect();
+        let start = kernel.first().map_or(Address(0), |mapping| mapping.range.start);
+        let end = kernel.last().map_or(Address(0), |mapping| mapping.range.end);
+        let code = kernel
+            .iter()
+            .find(|mapping| mapping.name == "[vdso]")
+            .map_or(Address(0), |mapping| mapping.range.start);
         let addresses = [
             stat.startcode,
             stat.endcode,

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use image::{Owner, RecordSet, SpaceId};
 use model::{PageCount, Pid};
 use resource::memory;
-use tracee::procfs::{self, Area, Stat};
+use tracee::procfs::{self, Mapping, Stat};
 use tracee::{StoppedProcess, StoppedTree, tree};
 use track::Moment;
 
@@ -45,9 +45,9 @@ impl Processes {
     }
 
     /// Returns the mappings of each living process. Parents precede their children.
-    pub(super) fn view(&self) -> Vec<(Pid, &[Area])> {
+    pub(super) fn view(&self) -> Vec<(Pid, &[Mapping])> {
         let known = self.order.iter().filter_map(|pid| Some((*pid, self.living.get(pid)?)));
-        known.map(|(pid, process)| (pid, process.space.areas.as_slice())).collect()
+        known.map(|(pid, process)| (pid, process.space.mappings.as_slice())).collect()
     }
 
     /// Scans the processes of a tree. Only new processes are inspected completely.
@@ -131,7 +131,7 @@ impl Processes {
         if let Some(process) = known.filter(|_| self.is_continuous)
             && process.space.follow(pid)?
         {
-            objects.look(pid, &process.space.areas);
+            objects.look(pid, &process.space.mappings);
             process.stat = stat;
         } else {
             let space = self.living.get(&pid).map_or_else(|| self.next_space(), |process| process.space.id);
@@ -143,12 +143,12 @@ impl Processes {
                 return Err(EngineError::Refused(sharing::obstacles(&self.view())));
             }
         }
-        self.refuse_areas(pid, Moment::Stopped, objects)
+        self.refuse_mappings(pid, Moment::Stopped, objects)
     }
 
-    fn refuse_areas(&mut self, pid: Pid, moment: Moment, objects: &mut Objects) -> Result<()> {
+    fn refuse_mappings(&mut self, pid: Pid, moment: Moment, objects: &mut Objects) -> Result<()> {
         let Some(process) = self.living.get_mut(&pid) else { return Ok(()) };
-        let mut found = memory::obstacles(pid, &process.space.areas);
+        let mut found = memory::obstacles(pid, &process.space.mappings);
         found.extend(objects.take_obstacles(moment));
         // A refused process is inspected again, even if it does not change.
         process.space.is_settled = found.is_empty();
@@ -158,12 +158,12 @@ impl Processes {
     /// Reads the flags of mappings that were new in the pause. Returns `Refused` if the flags show an
     /// obstacle (a reason to refuse the checkpoint). The flags are not read inside the pause, because the
     /// kernel needs too much time for the read.
-    pub(super) fn complete_areas(&mut self, objects: &mut Objects) -> Result<()> {
+    pub(super) fn complete_mappings(&mut self, objects: &mut Objects) -> Result<()> {
         let mut completed = Vec::new();
         let mut unknown = Vec::new();
         for (pid, Process { space, .. }) in &mut self.living {
             let is_due = space.flags.has_old;
-            match space.flags.complete(*pid, &mut space.areas) {
+            match space.flags.complete(*pid, &mut space.mappings) {
                 // The process has ended since the pause. Its captured state stays valid.
                 Err(error) if error.says_gone() => {}
                 outcome => completed.extend(outcome?.then_some(*pid)),
@@ -173,7 +173,7 @@ impl Processes {
                 // The flags are read again after the next pause.
                 space.is_settled &= found.is_empty();
                 unknown.extend(found);
-                objects.mark_writable(&space.areas);
+                objects.mark_writable(&space.mappings);
             }
         }
         if !unknown.is_empty() {
@@ -185,7 +185,7 @@ impl Processes {
         // All processes are checked, even after a failure. Otherwise an unchecked process would count as
         // accepted.
         let outcomes: Vec<_> =
-            completed.into_iter().map(|pid| self.refuse_areas(pid, Moment::Running, objects)).collect();
+            completed.into_iter().map(|pid| self.refuse_mappings(pid, Moment::Running, objects)).collect();
         outcomes.into_iter().collect()
     }
 
@@ -214,8 +214,8 @@ impl Processes {
     /// must have been scanned before.
     pub(super) fn read_vdso(&mut self) -> Result<()> {
         let Some(Process { space, .. }) = self.living.get(&self.root) else { return Ok(()) };
-        if let Some(area) = space.areas.iter().find(|area| area.name == "[vdso]") {
-            let code = space.memory.read_vec(area.range.start, area.range.len())?;
+        if let Some(mapping) = space.mappings.iter().find(|mapping| mapping.name == "[vdso]") {
+            let code = space.memory.read_vec(mapping.range.start, mapping.range.len())?;
             self.vdso_checksum = image::Checksum::of(&code).get();
         }
         Ok(())
@@ -228,11 +228,11 @@ impl Processes {
         for pid in &self.order {
             if let Some(process) = self.living.get(pid) {
                 process.message().put(records, Owner::Process(*pid));
-                let areas = process.space.areas.iter().filter(|area| !area.is_kernel());
-                let areas = areas.map(|area| objects.area_record(area)).collect();
+                let mappings = process.space.mappings.iter().filter(|mapping| !mapping.is_kernel());
+                let mappings = mappings.map(|mapping| objects.mapping_record(mapping)).collect();
                 let guards = process.space.guards.iter();
                 let guards = guards.flat_map(|guard| [guard.start.get(), guard.end.get()]).collect();
-                AreasMessage { areas, guards }.put(records, Owner::Process(*pid));
+                AreasMessage { areas: mappings, guards }.put(records, Owner::Process(*pid));
             } else if let Some(stat) = self.zombies.get(pid) {
                 let zombie = ProcessMessage { zombie: true, exit_code: stat.exit_code, ..relations(stat) };
                 zombie.put(records, Owner::Process(*pid));

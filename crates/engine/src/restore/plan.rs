@@ -183,15 +183,15 @@ pub(super) struct Vdso {
 /// Finds the vDSO of this process. The kernel maps the same vDSO in every process.
 pub(super) fn own_vdso() -> Result<Vdso> {
     let pid = Pid(std::process::id() as i32);
-    let areas = procfs::areas(pid)?;
-    let area = areas
+    let mappings = procfs::mappings(pid)?;
+    let mapping = mappings
         .iter()
-        .find(|area| area.name == "[vdso]")
+        .find(|mapping| mapping.name == "[vdso]")
         .ok_or_else(|| EngineError::KernelDiffers("this kernel maps no vDSO".to_owned()))?;
     let memory = tracee::ProcessMemory::open(pid)?;
-    let code = memory.read_vec(area.range.start, area.range.len())?;
+    let code = memory.read_vec(mapping.range.start, mapping.range.len())?;
     let syscall = tracee::stub::find_syscall(pid)?;
-    Ok(Vdso { range: area.range, checksum: image::Checksum::of(&code).get(), syscall })
+    Ok(Vdso { range: mapping.range, checksum: image::Checksum::of(&code).get(), syscall })
 }
 
 impl PlannedProcess {

@@ -124,8 +124,8 @@ fn install(filter: FilterInstall, stub: &mut Stub) -> Result<()> {
 
 /// Finds an address range that is free in every process of the image and in this process.
 fn find_scratch(plan: &Plan) -> Result<AddressRange> {
-    let own = procfs::areas(Pid(std::process::id() as i32))?;
-    let mut taken: Vec<AddressRange> = own.iter().map(|area| area.range).collect();
+    let own = procfs::mappings(Pid(std::process::id() as i32))?;
+    let mut taken: Vec<AddressRange> = own.iter().map(|mapping| mapping.range).collect();
     for process in &plan.processes {
         taken.extend(process.areas.iter().map(resource::memory::AreaRecord::range));
         let start = Address(process.layout.vdso_start);

@@ -5,7 +5,7 @@
 
 use model::Pid;
 use sys::features::Feature;
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
 
 /// A tracker that finds no page while the subject runs. The pause then finds all changed pages, as if no page had
@@ -30,15 +30,15 @@ impl TrackerKind for Late {
     }
 
     fn properties(&self) -> Properties {
-        Properties { rearms_running: true, sees_before: false, automatic: false }
+        Properties { rearms_running: true, reports_before_change: false, automatic: false }
     }
 
     fn self_test(&self) -> Result<(), TrackError> {
         Ok(())
     }
 
-    fn prepare(&self, pid: Pid, areas: &[Area]) -> Result<Attach, TrackError> {
-        let best = track::choose("auto").unwrap().kind.prepare(pid, areas)?;
+    fn prepare(&self, pid: Pid, mappings: &[Mapping]) -> Result<Attach, TrackError> {
+        let best = track::choose("auto").unwrap().kind.prepare(pid, mappings)?;
         Ok(Box::new(|session| Ok(Box::new(LateTracker(best(session)?)))))
     }
 }
@@ -48,8 +48,8 @@ impl Tracker for LateTracker {
         &Late
     }
 
-    fn cover(&mut self, areas: &[Area]) -> Result<&Coverage, TrackError> {
-        self.0.cover(areas)
+    fn cover(&mut self, mappings: &[Mapping]) -> Result<&Coverage, TrackError> {
+        self.0.cover(mappings)
     }
 
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {

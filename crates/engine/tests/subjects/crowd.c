@@ -1,6 +1,7 @@
-/* Many threads that wait, and one that writes: killed, it takes a while until the last of them has ended.
+/* Many waiting threads and one writing thread. After a kill, some time passes until all threads
+ * have ended.
  *
- * Usage: crowd FILE THREADS. FILE has a line when all of them run. */
+ * Usage: crowd FILE THREADS. FILE contains a line when all threads run. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

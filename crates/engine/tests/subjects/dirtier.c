@@ -1,8 +1,9 @@
-/* Changes its memory in every way it can and remembers what must be in it.
+/* Changes its memory in many ways, and stores the expected content (the shadow).
  *
- * Usage: dirtier [MIB] FILE. Every round the count of rounds is written to FILE, or what was wrong. One allocation in
- * PRIVATE memory holds the shadow, so that it is checkpointed with what it describes. With MIB there is so much memory
- * beside it that stays, of which each round some pages change. */
+ * Usage: dirtier [MIB] FILE. In each round, it writes the number of the round, or the error, to
+ * FILE. The shadow is in private memory, so that a checkpoint contains the shadow together with the
+ * memory that it describes. With MIB, the program has this amount of additional memory that stays
+ * mapped, and changes some of its pages in each round. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -36,7 +37,7 @@ static uint64_t draw(uint64_t below)
 	return state % below;
 }
 
-/* Always as long: a restore takes no file that has grown. */
+/* Always writes the same number of bytes, because a restore refuses a file that has grown. */
 static void say(const char *what, unsigned long number)
 {
 	char line[64];
@@ -114,7 +115,7 @@ static void step(void)
 		mprotect(region->start, (size_t)region->pages * PAGE, PROT_READ | PROT_WRITE);
 		break;
 	case 4: {
-		/* The heap grows, shrinks and moves. */
+		/* Allocates and frees a block of random size, so that the heap grows and shrinks. */
 		size_t length = 1 + draw(300000);
 		unsigned char *block = malloc(length);
 		memset(block, 0xa5, length);
@@ -136,7 +137,8 @@ static void verify_all(void)
 			verify(&regions[index], page);
 }
 
-/* A child that begins with the same memory, goes its own way for some milliseconds, and ends while others begin. */
+/* Forks a child with the same memory. The child changes its own copy for some milliseconds. It can
+ * end after later children have started. */
 static void fork_one(void)
 {
 	if (fork() != 0)

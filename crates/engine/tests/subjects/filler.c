@@ -1,8 +1,9 @@
-/* Fills its memory as fast as it can, pass after pass, and checks what it finds before it writes.
+/* Fills its memory as fast as possible in repeated passes, and checks each page before it writes
+ * the page.
  *
- * Usage: filler FILE MIB PASSES. FILE gets `pass N` after each pass, and `broken` if a page is not what was written
- * last. With PASSES 0 it goes on for ever.
- */
+ * Usage: filler FILE MIB PASSES. FILE contains `pass N` after pass N, and `broken` and an index if
+ * a page does not have the values of the previous pass. With PASSES 0, the program runs until it is
+ * killed. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,13 +1,14 @@
-/* A program that notices when it stands still.
+/* A program that measures for how long it is stopped.
  *
- * Owns: threads that write pages at a steady rate, threads that sleep, and one that reads the clock in a loop and keeps
- * the gaps it sees.
- * Invariants: the watching thread allocates nothing and makes no system call while it watches.
- * Does not: judge the gaps; whoever stops it knows when it did.
+ * Owns: a thread that writes pages at a constant rate, threads that sleep, and a watching thread.
+ * The watching thread reads the clock in a loop, and stores each gap between two reads. Invariants:
+ * while it watches, the watching thread allocates no memory and makes no system call. Does not:
+ * evaluate the gaps. The test knows when it has stopped the program.
  *
- * Usage: gaps FILE MIB PAGES_PER_SECOND THREADS AREAS PROCESSOR. On SIGTERM it writes each gap to FILE, its begin and
- * its length in nanoseconds of CLOCK_MONOTONIC, and ends. PROCESSOR pins the watching thread; -1 leaves it alone.
- */
+ * Usage: gaps FILE MIB PAGES_PER_SECOND THREADS AREAS PROCESSOR. On SIGTERM, the program writes
+ * each gap to FILE and exits. A line has the begin and the length of a gap in nanoseconds of
+ * CLOCK_MONOTONIC. THREADS is the number of all threads, and AREAS the number of additional
+ * mappings. PROCESSOR is the processor of the watching thread, or -1. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -21,9 +22,9 @@
 #include <unistd.h>
 
 #define PAGE 4096UL
-/* Gaps kept: at a hundred a second, an hour. */
+/* Maximum number of stored gaps: one hour with a hundred gaps per second. */
 #define GAPS_MAX 400000
-/* Shorter ones are the clock's own. */
+/* Shorter gaps are caused by reading the clock. */
 #define GAP_MIN_NS 15000
 
 static struct { uint64_t begin, length; } gaps[GAPS_MAX];
@@ -46,7 +47,7 @@ static void end(int signal)
 	ends = 1;
 }
 
-/* Writes a share of the pages each millisecond, anywhere. */
+/* Writes to randomly chosen pages, once per millisecond, at the rate `rate` (pages per second). */
 static void *writes(void *argument)
 {
 	uint64_t random = 88172645463325252ULL, due = now(), left = 0;
@@ -114,7 +115,8 @@ int main(int argc, char **argv)
 		return 1;
 	madvise(memory, pages * PAGE, MADV_NOHUGEPAGE);
 	memset(memory, 1, pages * PAGE);
-	/* Neighbours of different protection cannot be joined. */
+	/* The protection alternates, because the kernel would merge neighbouring mappings of the
+	 * same protection. */
 	for (long area = 0; area < areas; area++) {
 		int protection = area % 2 ? PROT_READ : PROT_READ | PROT_WRITE;
 		if (mmap(NULL, PAGE, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED)

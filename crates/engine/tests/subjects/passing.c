@@ -1,18 +1,22 @@
-/* Holds what cannot be checkpointed, or is just going away, again and again for a moment.
+/* Repeatedly has an object for a short time. The object cannot be checkpointed, or is being
+ * removed.
  *
- * Usage: passing stat|objects|children|pipes|programs|closes|grows|busy|held. Goes on until it is killed; ends with 1 if anything goes wrong.
- * stat: opens and reads /proc/1/stat, sixteen times a millisecond, and never holds it for longer than that takes.
+ * Usage: passing stat|objects|children|pipes|programs|closes|grows|busy|held. The program runs
+ * until it is killed. If a check fails, it exits with 1.
+ *
+ * stat: opens, reads and closes /proc/1/stat, about sixteen times per millisecond.
  * objects: maps, moves and unmaps memory files and shared memory at full speed.
- * children: has children that live for no time at all, and some that do so for half a millisecond.
- * pipes: the same, and each of them holds the only other end of a pipe.
- * programs: starts itself with vfork, so that a child has its parent's memory for up to two milliseconds, and then its own
- *     for three (brief).
- * closes: listens at a port, locks a file and writes a program, lets go of them a moment later, and at once takes them
- *     again and starts it. That fails as long as anybody else has the descriptors: at most once in a
- *     hundred, and ten times more for the first look.
- * grows: has 64 MiB, and areas that grow where they are, and then move as a whole, at full speed.
- * busy: holds /proc/1/stat for three milliseconds of seven, and writes to its memory all the time.
- * held: opens it on SIGUSR1, and closes it on the next; the file `held` is there as long as it is open. */
+ * children: forks children that exit immediately, or after half a millisecond.
+ * pipes: the same as children, and only the child has the read end of a pipe.
+ * programs: executes itself after vfork. The child shares the memory of its parent for up to two milliseconds,
+ *     and then has its own memory for three milliseconds (as `brief`).
+ * closes: listens at a port, locks a file and writes a program file. Closes these descriptors after less than
+ *     a millisecond, repeats these steps at once, and executes the program. A step fails while another process
+ *     has a duplicate of a descriptor. Ten failures are allowed for the first scan of the program by
+ *     `undying`, and one more for each hundred rounds.
+ * grows: has 64 MiB of memory. Creates a mapping, grows it in place, moves it as a whole, and unmaps it.
+ * busy: has /proc/1/stat open during three of seven milliseconds, and permanently writes to its memory.
+ * held: opens /proc/1/stat on SIGUSR1, and closes it on the next SIGUSR1. The file `held` exists meanwhile. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -127,7 +131,9 @@ static void change_objects(unsigned round)
 	*start = NULL;
 }
 
-/* Every third child lives for a while. With `pipes` each reads what its parent says, and holds that end alone. */
+/* Starts a child and reaps an earlier one. Every third child runs for half a millisecond. With
+ * `with_pipes`, the parent has the write end of a pipe for each child, and only the child has the
+ * read end. */
 static void have_children(unsigned round, int with_pipes)
 {
 	static struct {
@@ -168,7 +174,7 @@ static void start_program(unsigned round)
 
 static unsigned failures;
 
-/* 1 if somebody else has it still. */
+/* Returns 1 if the call has failed because another process still has a duplicate of the descriptor. */
 static unsigned is_taken(int is_well, int why)
 {
 	require(is_well || errno == why);
@@ -209,7 +215,8 @@ static void close_and_take_again(unsigned round)
 	require(why || waitpid(child, NULL, 0) == child);
 }
 
-/* What was grown into is one area with what was there before, so that all of it can be moved. */
+/* Grows a mapping in small steps. The kernel must extend the same mapping, so that one mremap can
+ * move all of it. */
 static void grow_and_move(void)
 {
 	enum { BALLAST = 64 << 20, LEAST = 4 * PAGE, MOST = 16 * PAGE };

@@ -1,8 +1,8 @@
-/* Three processes in a ring pass numbers on as fast as they can, many of them under way at a time. Each checks that no
- * number is missing and none comes twice.
+/* Three processes in a ring forward increasing numbers as fast as possible, with up to 256 numbers
+ * in flight. Each process checks that no number is missing or duplicated.
  *
- * Usage: ring FILE. FILE gets `ok N` for the last number that has come round, or `broken N`.
- */
+ * Usage: ring FILE. FILE contains `ok N` with a recent number that has passed all processes, or
+ * `broken N`. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>

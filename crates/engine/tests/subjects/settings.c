@@ -1,10 +1,11 @@
-/* A program that changes what only its threads can tell of themselves, one thing a step.
+/* A program that changes attributes that only its own threads can read, one attribute in each step.
  *
- * Owns: two threads, each of which changes something when it gets its signal and sleeps in between.
- * Invariants: after the last step everything has been changed at least once, and some things back again.
- * Does not: use what it sets.
+ * Owns: two threads. A thread changes an attribute when it receives its signal, and sleeps otherwise.
+ * Invariants: after the last step, each attribute has been changed, and some have been changed back.
+ * Does not: use the attributes.
  *
- * Usage: settings FILE. SIGUSR1 makes the next step. Writes the number of the last step that is done to FILE. */
+ * Usage: settings FILE. SIGUSR1 starts the next step. The program writes the number of completed
+ * steps to FILE. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/membarrier.h>
@@ -19,7 +20,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-/* Younger than some headers. */
+/* Missing in older headers. */
 #ifndef PR_SET_MEMORY_MERGE
 #define PR_SET_MEMORY_MERGE 67
 #endif
@@ -39,7 +40,7 @@ static void wait_for_step(int signal)
 	sigset_t set;
 	sigemptyset(&set);
 	sigaddset(&set, signal);
-	/* A stop ends this call, too. */
+	/* A stop by a tracer also ends this call. */
 	while (sigwaitinfo(&set, NULL) != signal)
 		continue;
 }
@@ -51,7 +52,7 @@ static void set_stack(int thread, int which)
 		_exit(3);
 }
 
-/* What each thread can change of itself; whether there is such a step. */
+/* Changes an attribute of the calling thread. Returns whether the step exists. */
 static int change_own(int thread, int step)
 {
 	switch (step) {

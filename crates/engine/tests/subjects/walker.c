@@ -1,10 +1,12 @@
-/* Two processes, the first with two threads, that change memory in a way that each of them can judge.
+/* Two processes, the first with two threads, that change memory and check it. Each of the three
+ * threads is a walker.
  *
- *   walker SAID    SAID receives a line `PID ADDRESS` of each walker's count of steps.
+ *   walker SAID    For each walker, SAID receives a line `PID ADDRESS`, the address of its step counter.
  *
- * A walker keeps the sum of its cells, its random numbers and its place in a file in registers, so that memory of
- * another moment than theirs does not go unnoticed. SIGTERM ends a process that is whole with 0; one that is not ends
- * at once with 1. SIGUSR1 opens one more descriptor. */
+ * A walker has these values in local variables: the sum of its cells, the state of its random
+ * numbers, and its position in a file. If a restore combined registers and memory of different
+ * moments, the walker would detect this. On SIGTERM, a process without errors exits with 0. A
+ * process that detects an error exits with 1 immediately. SIGUSR1 opens one more descriptor. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +29,8 @@
 struct walker {
 	volatile uint64_t steps;
 	uint64_t *cells;
-	/* Pages that are written once a round, and are zero before. */
+	/* Pages that the walker writes once and then discards. Each page must be zero before it is
+	 * written. */
 	unsigned char *fresh;
 	uint64_t *shared;
 	int file;
@@ -105,7 +108,8 @@ static void *walk(void *argument)
 				wrong("madvise");
 			touched = 0;
 		}
-		/* The same bytes at each place, so that the file itself never has to go back. */
+		/* The file has the same bytes at each position and is never written, so it never
+		 * needs a rollback. */
 		char mark[MARK_BYTES];
 		if (lseek(walker->file, 0, SEEK_CUR) != position)
 			wrong("another place in the file");

@@ -1,9 +1,10 @@
-/* Changes files all the time, in two processes with two threads each.
+/* Permanently changes files, in two processes with two threads each.
  *
- * Usage: watched plain|filtered FILE. Writes the number of its rounds into FILE, by one descriptor; ends with 1 if a
- * change fails. A round opens a file for writing, and creates, renames and removes a directory.
- * filtered: the process has a filter under which ustat(2) fails with 61, and its second thread one more, under which
- *     sysfs(2) fails with 62; each round looks whether they do. */
+ * Usage: watched plain|filtered FILE. The program writes the number of its rounds to FILE. If a
+ * change fails, it exits with 1. In a round, each thread opens a file for writing, and creates,
+ * renames and removes a directory. With `filtered`, the process has a seccomp filter with which
+ * ustat(2) fails with error 61. Its second thread has an additional filter with which sysfs(2)
+ * fails with error 62. Each round checks these errors. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -55,7 +56,8 @@ static void must(int result, int allowed, const char *what)
 		fail(what);
 }
 
-/* What is restored meets the names of a later moment. */
+/* After a restore, a directory can already exist or be missing, because the file system has later
+ * changes. */
 static void change(const char *name)
 {
 	char renamed[64];

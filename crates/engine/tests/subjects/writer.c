@@ -1,7 +1,7 @@
-/* Writes to each of its pages, over and over, and says how often it went over all of them.
+/* Repeatedly writes to each of its pages, and writes the number of completed rounds to FILE.
  *
- * Usage: writer FILE PAGES [REST], REST being microseconds between two times, 1000 without it
- */
+ * Usage: writer FILE PAGES [REST]. REST is the pause between two rounds in microseconds. The
+ * default is 1000. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

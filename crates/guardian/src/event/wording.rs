@@ -154,7 +154,7 @@ fn of_connections(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RunEvent::Connections { kept, rewound, ended, .. } => {
             let counts = [
                 (kept, "stayed open"),
-                (rewound, "went back to the checkpoint"),
+                (rewound, "continued from the checkpoint"),
                 (ended, "ended with the program"),
             ];
             let told = counts.into_iter().filter(|(count, _)| **count > 0).enumerate();
@@ -243,7 +243,7 @@ fn of_systems(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "{by} complains with weight {weight}: {}", Escaped(why))
         }
         RunEvent::ComplaintCounted { sum, quorum } => {
-            write!(f, "complaints add up to {sum}; {quorum} restart the component")
+            write!(f, "complaints have the weight {sum}; a weight of {quorum} restarts the component")
         }
         RunEvent::ComplaintRefused { reason } => write!(f, "the complaint does not count: {reason}"),
         RunEvent::ListenersNotKept { reason } => {
@@ -302,17 +302,17 @@ fn of_files(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             FilesReport { in_place, unknown, ..FilesReport::default() }.fmt(f)
         }
         RunEvent::FilesCompared { reason } => {
-            write!(f, "files do not go back with the program: {}", shown(reason, f))?;
+            write!(f, "files are not rolled back with the program: {}", shown(reason, f))?;
             f.write_str("; if they have changed when it dies, it starts from its beginning")
         }
         RunEvent::FilesDeferred { seq, reason } => {
-            write!(f, "files cannot go back to checkpoint {seq}: {}", shown(reason, f))
+            write!(f, "files cannot be rolled back to checkpoint {seq}: {}", shown(reason, f))
         }
         RunEvent::FilesBroken { reason } => {
-            write!(f, "files cannot go back to any checkpoint so far: {}", shown(reason, f))?;
+            write!(f, "files cannot be rolled back to any checkpoint so far: {}", shown(reason, f))?;
             f.write_str("; a death now starts the program from its beginning")
         }
-        RunEvent::FilesExactAgain { seq } => write!(f, "files can go back again, to checkpoint {seq}"),
+        RunEvent::FilesExactAgain { seq } => write!(f, "files can be rolled back again, to checkpoint {seq}"),
         _ => went_back(event, f),
     }
 }
@@ -320,8 +320,8 @@ fn of_files(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 fn went_back(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let RunEvent::FilesWentBack { seq, changed, aside, aside_paths, left, .. } = event else { return Ok(()) };
     match seq {
-        0 => write!(f, "files went back to the beginning: {changed} changed")?,
-        seq => write!(f, "files went back to checkpoint {seq}: {changed} changed")?,
+        0 => write!(f, "files were rolled back to the beginning: {changed} changed")?,
+        seq => write!(f, "files were rolled back to checkpoint {seq}: {changed} changed")?,
     }
     if *aside > 0 {
         write!(f, ", {aside} moved aside: {}", aside_paths.join(", "))?;
@@ -390,8 +390,8 @@ mod tests {
     #[test]
     fn advice_is_for_the_operator_of_the_run() {
         let event = RunEvent::FilesDeferred { seq: 4, reason: "mapped\nhelp: none".to_owned() };
-        assert_eq!(event.to_string(), "files cannot go back to checkpoint 4: mapped");
-        assert_eq!(format!("{event:#}"), "files cannot go back to checkpoint 4: mapped\nhelp: none");
+        assert_eq!(event.to_string(), "files cannot be rolled back to checkpoint 4: mapped");
+        assert_eq!(format!("{event:#}"), "files cannot be rolled back to checkpoint 4: mapped\nhelp: none");
     }
 
     #[test]
@@ -427,8 +427,11 @@ mod tests {
             let went = WentBack { changed, aside: moved(aside), uncovered: Vec::new() };
             RunEvent::went_back(Sequence(to), &went, left).to_string()
         };
-        assert_eq!(text(7, 3, 0, 0), "files went back to checkpoint 7: 3 changed");
-        assert_eq!(text(0, 1, 1, 0), "files went back to the beginning: 1 changed, 1 moved aside: /data/1");
+        assert_eq!(text(7, 3, 0, 0), "files were rolled back to checkpoint 7: 3 changed");
+        assert_eq!(
+            text(0, 1, 1, 0),
+            "files were rolled back to the beginning: 1 changed, 1 moved aside: /data/1"
+        );
         let many = text(9, 12, 5, 1);
         assert!(many.contains("5 moved aside: /data/1, /data/2, /data/3 and 2 more"), "{many}");
         assert!(

@@ -1,7 +1,7 @@
-/* A parent and two children with threads, connected over TCP on the loopback and by pairs of sockets.
+/* A parent and two children with threads, connected by TCP over loopback and by socket pairs.
  *
- * Each message has the number that follows the one before: an end that misses or repeats one aborts. The parent counts
- * in a file, and ends with its children on SIGTERM. */
+ * The messages are numbered. If a process misses a message or receives it twice, it aborts. The
+ * parent writes a counter to a file. On SIGTERM, it kills its children and exits. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -35,7 +35,7 @@ static void check(int holds, const char *what)
 	}
 }
 
-/* Moves a whole number; false at the end of the connection. */
+/* Sends or receives a whole number. Returns false at the end of the connection. */
 static int move(int fd, uint64_t *number, int is_write)
 {
 	size_t done = 0;
@@ -56,7 +56,7 @@ static void *serve(void *argument)
 	uint64_t number;
 	for (uint64_t expected = 1; move(fd, &number, 0); expected++) {
 		check(number == expected, "a request is missing or came twice");
-		/* At the end, the parent kills a client that may wait for this answer. */
+		/* At the end, the parent kills the client while it may wait for this answer. */
 		if (!move(fd, &number, 1)) {
 			check(told_to_end, "a client has gone");
 			return NULL;

@@ -1,5 +1,6 @@
-/* A subject with much memory: `large MIB` fills so much of it, writes "ready", and from then on changes a little of
- * it all over, checking what it finds. What it finds wrong ends it by SIGILL. */
+/* A subject with much memory. `large MIB` fills this amount of memory, and then changes one word of
+ * one page after the other, about every millisecond. It checks each word before the change, and
+ * ends with SIGILL if the word is wrong. */
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>

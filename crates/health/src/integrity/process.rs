@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid, ProcessKey};
 use sys::{Error, Result};
-use tracee::procfs::{self, Area, Backing};
+use tracee::procfs::{self, Backing};
 
 /// O_DIRECT on x86-64.
 pub(super) const DIRECT: i32 = 0o40000;
@@ -96,32 +96,32 @@ impl FileId {
 pub(super) fn list(pid: Pid) -> Result<Listing> {
     let process = procfs::key(pid)?;
     let mut listing = Listing::default();
-    for area in procfs::areas(pid)?.into_iter().filter(is_compared) {
-        match identify(pid, &area) {
+    for listed in procfs::mappings(pid)?.into_iter().filter(is_compared) {
+        match identify(pid, &listed) {
             Some((file, name)) => {
-                let (range, offset) = (area.range, area.offset);
+                let (range, offset) = (listed.range, listed.offset);
                 listing.mappings.push(Mapping { process, range, offset, file, name });
             }
-            None => listing.unreadable += area.range.len(),
+            None => listing.unreadable += listed.range.len(),
         }
     }
     Ok(listing)
 }
 
-/// Reports whether an area is a private, readable, executable and not writable mapping of a file. The vDSO and the
-/// memory of a just-in-time compiler are not mappings of files.
-fn is_compared(area: &Area) -> bool {
-    let protection = area.protection;
+/// Reports whether a mapping is a private, readable, executable and not writable mapping of a file. The vDSO
+/// and the memory of a just-in-time compiler are not mappings of files.
+fn is_compared(mapping: &procfs::Mapping) -> bool {
+    let protection = mapping.protection;
     protection.read
         && protection.execute
         && !protection.write
         && !protection.shared
-        && matches!(area.backing, Backing::File { .. })
+        && matches!(mapping.backing, Backing::File { .. })
 }
 
-fn identify(pid: Pid, area: &Area) -> Option<(FileId, PathBuf)> {
-    let Backing::File { inode, path, .. } = &area.backing else { return None };
-    let by_range = fs::metadata(by_range(pid, area.range));
+fn identify(pid: Pid, mapping: &procfs::Mapping) -> Option<(FileId, PathBuf)> {
+    let Backing::File { inode, path, .. } = &mapping.backing else { return None };
+    let by_range = fs::metadata(by_range(pid, mapping.range));
     // The name may now belong to another file. On some file systems, the device numbers in `/proc` and of stat(2)
     // differ, so only inodes are compared.
     let by_name = || fs::metadata(by_name(pid, path)).ok().filter(|found| found.ino() == inode.get());

@@ -442,7 +442,7 @@ mod tests {
             kills: false,
             loses_connections: false,
             sockets: &Default::default(),
-            areas: Vec::new(),
+            mappings: Vec::new(),
             index: Default::default(),
         };
         let obstacles = EPOLL.obstacles(&descriptions[0], &scope);
@@ -467,7 +467,7 @@ mod tests {
                 kills: false,
                 loses_connections: false,
                 sockets: &Default::default(),
-                areas: Vec::new(),
+                mappings: Vec::new(),
                 index: Default::default(),
             };
             EPOLL.obstacles(&descriptions[0], &scope).len()

@@ -428,7 +428,7 @@ mod tests {
             kills: false,
             loses_connections: false,
             sockets: &Default::default(),
-            areas: Vec::new(),
+            mappings: Vec::new(),
             index: Default::default(),
         };
         let found = Inotify.obstacles(&descriptions[0], &scope);

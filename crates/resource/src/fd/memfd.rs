@@ -354,9 +354,9 @@ mod tests {
         let description = &subject.descriptions[0];
         let (inode, name) = (description.stat.st_ino, description.target());
         let text = format!("7f0000000000-7f0000001000 rw-s 00000000 00:01 {inode} {name}\n");
-        let areas = tracee::procfs::areas_in(text.as_bytes()).unwrap();
+        let mappings = tracee::procfs::mappings_in(text.as_bytes()).unwrap();
         let mapped =
-            || CaptureScope { areas: vec![(description.pid, areas.clone().into())], ..subject.scope() };
+            || CaptureScope { mappings: vec![(description.pid, mappings.clone().into())], ..subject.scope() };
         let content = |in_pause: &CaptureScope<'_>| {
             let mut capture = Memfd.prepare(description, &mapped()).unwrap();
             capture.inside(description).unwrap();

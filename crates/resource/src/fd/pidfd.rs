@@ -233,7 +233,7 @@ mod tests {
             kills: false,
             loses_connections: false,
             sockets: &Default::default(),
-            areas: Vec::new(),
+            mappings: Vec::new(),
             index: Default::default(),
         };
         Pidfd.obstacles(description, &scope)

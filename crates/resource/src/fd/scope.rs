@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use rustix::fs::Stat;
-use tracee::procfs::{Area, Backing};
+use tracee::procfs::{Backing, Mapping};
 
 use super::description::{Description, GONE, Known, path_of};
 use super::sockets::Sockets;
@@ -42,7 +42,7 @@ pub struct CaptureScope<'a> {
     pub sockets: &'a Sockets,
     /// The mappings of every process. Inside the pause: the mappings of this pause. Before the pause: the last known
     /// mappings.
-    pub areas: Vec<(Pid, Cow<'a, [Area]>)>,
+    pub mappings: Vec<(Pid, Cow<'a, [Mapping]>)>,
     /// Indexes over all descriptions.
     pub index: ScopeIndex,
 }
@@ -60,14 +60,14 @@ impl CaptureScope<'_> {
     #[must_use]
     pub fn maps(&self, description: &Known) -> bool {
         let name = path_of(description);
-        let is_shown = |area: &Area| match &area.backing {
+        let is_shown = |mapping: &Mapping| match &mapping.backing {
             Backing::File { inode, path, .. } if *inode == description.inode() => {
                 path == &description.info.target
                     || path.to_str().is_some_and(|path| Path::new(path.trim_end_matches(GONE)) == name)
             }
             _ => false,
         };
-        self.areas.iter().any(|(_, areas)| areas.iter().any(is_shown))
+        self.mappings.iter().any(|(_, mappings)| mappings.iter().any(is_shown))
     }
 
     /// Reports whether the subject can write to the file of a description through a shared mapping. The memory kinds
@@ -76,13 +76,13 @@ impl CaptureScope<'_> {
     #[must_use]
     pub(crate) fn saves_shared(&self, description: &Known) -> bool {
         let name = path_of(description);
-        let saves = |area: &Area| match &area.backing {
+        let saves = |mapping: &Mapping| match &mapping.backing {
             Backing::File { inode, path, .. } if *inode == description.inode() && *path == name => {
-                area.protection.shared && (area.flags.has("mw") || area.flags.is_empty())
+                mapping.protection.shared && (mapping.flags.has("mw") || mapping.flags.is_empty())
             }
             _ => false,
         };
-        self.areas.iter().any(|(_, areas)| areas.iter().any(saves))
+        self.mappings.iter().any(|(_, mappings)| mappings.iter().any(saves))
     }
 
     /// Calls `use_it` with a duplicate of a description. Inside the pause, uses the duplicate of this pause,

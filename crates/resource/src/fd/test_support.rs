@@ -86,7 +86,7 @@ pub(crate) fn capture_again(
         kills,
         loses_connections: LOSES_CONNECTIONS.with(std::cell::Cell::get),
         sockets,
-        areas: Vec::new(),
+        mappings: Vec::new(),
         index: Default::default(),
     };
     let mut captures = Vec::new();

@@ -179,8 +179,8 @@ mod tests {
         let subject = Subject::new(&[&file]);
         let (description, inode) = (&subject.descriptions[0], subject.descriptions[0].stat.st_ino);
         let line = format!("7f0000000000-7f0000001000 rw-s 00000000 00:01 {inode} {}\n", path.display());
-        let areas = tracee::procfs::areas_in(line.as_bytes()).unwrap();
-        let scope = CaptureScope { areas: vec![(description.pid, areas.into())], ..subject.scope() };
+        let mappings = tracee::procfs::mappings_in(line.as_bytes()).unwrap();
+        let scope = CaptureScope { mappings: vec![(description.pid, mappings.into())], ..subject.scope() };
         let mut capture = Regular.prepare(description, &scope).unwrap();
         capture.inside(description).unwrap();
         capture.relate(description, &scope).unwrap();

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use model::Inode;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
-use tracee::procfs::{Area, Backing};
+use tracee::procfs::{Backing, Mapping};
 
 use super::directory::{Directories, DirectoryRecord};
 use super::record::{Effect, FileRecord};
@@ -109,14 +109,14 @@ impl FileStates {
     }
 
     /// Records the file of a mapping if stores through the mapping change a file with a name.
-    pub fn add_mapping(&mut self, area: &Area) {
-        let Backing::File { device, inode, path } = &area.backing else { return };
-        if !area.protection.shared || !(area.protection.write || area.flags.has("mw")) {
+    pub fn add_mapping(&mut self, mapping: &Mapping) {
+        let Backing::File { device, inode, path } = &mapping.backing else { return };
+        if !mapping.protection.shared || !(mapping.protection.write || mapping.flags.has("mw")) {
             return;
         }
         // Each file is opened once, even if the file has several mappings.
         if !self.mapped.insert((*device, *inode)) {
-            let key = ObjectKey::of(area).filter(|_| area.protection.write);
+            let key = ObjectKey::of(mapping).filter(|_| mapping.protection.write);
             let known = self.mapped_for_writing.iter_mut().find(|known| Some(known.key) == key);
             known.into_iter().for_each(|known| known.is_writable = true);
             return;
@@ -127,8 +127,8 @@ impl FileStates {
             Some((file, stat)) => !is_on_tmpfs(file, stat),
             None => !is_no_data(path, *inode),
         };
-        if may_be_regular && let Some(key) = ObjectKey::of(area) {
-            let is_writable = area.protection.write;
+        if may_be_regular && let Some(key) = ObjectKey::of(mapping) {
+            let is_writable = mapping.protection.write;
             self.mapped_for_writing.push(MappedForWriting { key, path: path.clone(), is_writable });
         }
         let Some((file, stat)) = seen else { return };

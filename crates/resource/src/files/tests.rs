@@ -207,10 +207,10 @@ fn mapped_record(path: &Path, ends_subject: bool) -> FileRecord {
         .unwrap();
     let mut ready = [0; 6];
     child.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
-    let areas = tracee::procfs::areas(model::Pid(child.id() as i32)).unwrap();
+    let mappings = tracee::procfs::mappings(model::Pid(child.id() as i32)).unwrap();
     let mut states = FileStates::begin(ends_subject);
-    for area in &areas {
-        states.add_mapping(area);
+    for mapping in &mappings {
+        states.add_mapping(mapping);
     }
     drop(child.stdin.take());
     child.wait().unwrap();
@@ -280,7 +280,10 @@ fn a_mapping_is_listed_unless_the_image_has_its_content() {
     let listed = |path: &str, inode: u64, access: &str| {
         let line = format!("1000-2000 {access} 00000000 08:01 {inode} {path}\n");
         let mut states = FileStates::begin(false);
-        tracee::procfs::areas_in(line.as_bytes()).unwrap().iter().for_each(|area| states.add_mapping(area));
+        tracee::procfs::mappings_in(line.as_bytes())
+            .unwrap()
+            .iter()
+            .for_each(|mapping| states.add_mapping(mapping));
         states.mapped_for_writing().iter().map(|file| file.path.clone()).collect::<Vec<_>>()
     };
     let text = path.to_str().unwrap();

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-use super::kind::{AreaOf, Content, MemoryKind, is_gone};
+use super::kind::{Content, MappingOf, MemoryKind, is_gone};
 use super::record::ObjectRecord;
 use super::source_file;
 use crate::error::Result;
@@ -47,7 +47,7 @@ pub(super) struct DeletedFile;
 
 /// Reports whether the object of a mapping is a regular file. Returns `true` if the object cannot be inspected, so
 /// that this kind refuses the mapping.
-fn is_file(of: AreaOf<'_>) -> bool {
+fn is_file(of: MappingOf<'_>) -> bool {
     let found = rustix::fs::stat(of.link());
     found.map_or(true, |stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
 }
@@ -61,20 +61,20 @@ impl MemoryKind for DeletedFile {
         "mappings of deleted or replaced files, with the file's content"
     }
 
-    fn claims(&self, of: AreaOf<'_>) -> bool {
-        matches!(of.area.backing, Backing::File { .. })
-            && !of.area.flags.has("ht")
-            && of.area.name.starts_with('/')
-            && !KERNEL_NAMES.iter().any(|name| of.area.name.starts_with(name))
+    fn claims(&self, of: MappingOf<'_>) -> bool {
+        matches!(of.mapping.backing, Backing::File { .. })
+            && !of.mapping.flags.has("ht")
+            && of.mapping.name.starts_with('/')
+            && !KERNEL_NAMES.iter().any(|name| of.mapping.name.starts_with(name))
             && !source_file::is_reachable(of)
             && is_file(of)
     }
 
-    fn content(&self, of: AreaOf<'_>) -> Content {
-        if of.area.protection.shared { Content::Object } else { Content::PrivateAndObject }
+    fn content(&self, of: MappingOf<'_>) -> Content {
+        if of.mapping.protection.shared { Content::Object } else { Content::PrivateAndObject }
     }
 
-    fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
+    fn obstacles(&self, of: MappingOf<'_>) -> Vec<Obstacle> {
         let what = "deleted file";
         match rustix::fs::stat(of.link()) {
             Ok(stat) if stat.st_size as u64 <= LENGTH_MAX => Vec::new(),
@@ -92,7 +92,7 @@ impl MemoryKind for DeletedFile {
         }
     }
 
-    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+    fn describe(&self, of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
         let link = of.link();
         let stat = rustix::fs::stat(&link).map_err(|errno| Error::path("stat", &link, errno))?;
         let path = source_file::path(of).display().to_string();

@@ -5,9 +5,9 @@
 //! Does not: depend on memory kinds.
 
 use model::Pid;
-use tracee::procfs::{Area, AreaFlags, Protection};
+use tracee::procfs::{Mapping, MappingFlags, Protection};
 
-use super::kind::AreaOf;
+use super::kind::MappingOf;
 use super::record::{AreaRecord, NAMED_SHARED};
 use crate::obstacle::Obstacle;
 
@@ -174,23 +174,23 @@ fn advice_of(area: &AreaRecord, table: &[(&str, u64)]) -> Vec<Advice> {
 impl AreaRecord {
     /// Creates the record of a mapping. `object` is the id of the mapped object; 0 for no object.
     #[must_use]
-    pub fn new(area: &Area, object: u64) -> Self {
-        let given = ["[anon:", NAMED_SHARED].iter().find_map(|prefix| area.name.strip_prefix(prefix));
+    pub fn new(mapping: &Mapping, object: u64) -> Self {
+        let given = ["[anon:", NAMED_SHARED].iter().find_map(|prefix| mapping.name.strip_prefix(prefix));
         let given = given.and_then(|name| name.strip_suffix(']'));
         Self {
-            start: area.range.start.get(),
-            end: area.range.end.get(),
-            protection: protection_bits(area.protection),
-            shared: area.protection.shared,
-            offset: area.offset,
+            start: mapping.range.start.get(),
+            end: mapping.range.end.get(),
+            protection: protection_bits(mapping.protection),
+            shared: mapping.protection.shared,
+            offset: mapping.offset,
             object,
-            flags: kept(&area.flags),
+            flags: kept(&mapping.flags),
             name: given.unwrap_or_default().to_owned(),
         }
     }
 }
 
-fn kept(flags: &AreaFlags) -> Vec<String> {
+fn kept(flags: &MappingFlags) -> Vec<String> {
     let advised = ADVICE_BEFORE_PAGES.iter().chain(ADVICE).map(|(flag, _)| *flag);
     let wanted = |flag: &str| advised.clone().any(|known| known == flag) || MAPPING.contains(&flag);
     let mut kept: Vec<String> = flags.iter().filter(|flag| wanted(flag)).map(str::to_owned).collect();
@@ -203,16 +203,16 @@ fn kept(flags: &AreaFlags) -> Vec<String> {
 
 /// Returns the obstacles in the flags of a process's mappings: one obstacle per flag, about the first mapping with the
 /// flag.
-pub(super) fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
+pub(super) fn obstacles(pid: Pid, mappings: &[Mapping]) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (flag, what, why, fix) in OBSTACLES {
-        let is_flagged = |area: &&Area| {
-            let of = AreaOf { pid, area };
-            !area.is_kernel() && area.flags.has(flag) && !(*flag == KEYED && is_execute_only(of))
+        let is_flagged = |mapping: &&Mapping| {
+            let of = MappingOf { pid, mapping };
+            !mapping.is_kernel() && mapping.flags.has(flag) && !(*flag == KEYED && is_execute_only(of))
         };
-        let mut flagged = areas.iter().filter(is_flagged);
+        let mut flagged = mappings.iter().filter(is_flagged);
         let Some(first) = flagged.next() else { continue };
-        let mut obstacle = AreaOf { pid, area: first }.obstacle(what, why, fix);
+        let mut obstacle = MappingOf { pid, mapping: first }.obstacle(what, why, fix);
         let more = flagged.count();
         if more > 0 {
             obstacle.what.push_str(&format!(" and {more} more mappings"));
@@ -224,8 +224,8 @@ pub(super) fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
 
 /// Reports whether a mapping is execute-only memory. The kernel itself assigns a protection key to execute-only
 /// memory, also when a restore maps the memory again.
-fn is_execute_only(of: AreaOf<'_>) -> bool {
-    protection_bits(of.area.protection) == PROT_EXEC
+fn is_execute_only(of: MappingOf<'_>) -> bool {
+    protection_bits(of.mapping.protection) == PROT_EXEC
 }
 
 #[cfg(test)]
@@ -242,8 +242,8 @@ mod tests {
             format!("{start:x}000-{:x}000 rw-p 00000000 00:00 0 \nVmFlags: rd wr {flags}\n", start + 1)
         };
         let text: String = (1..=150).map(|page| smaps(page * 2, "uw")).chain([smaps(400, "sl")]).collect();
-        let areas = tracee::procfs::areas_in(text.as_bytes()).unwrap();
-        let found = obstacles(Pid(7), &areas);
+        let mappings = tracee::procfs::mappings_in(text.as_bytes()).unwrap();
+        let found = obstacles(Pid(7), &mappings);
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!((found[0].place.as_str(), found[1].place.as_str()), ("", ""));
         assert!(found[0].what.ends_with(" and 149 more mappings"), "{found:?}");
@@ -264,8 +264,8 @@ mod tests {
             let text = format!(
                 "7f0000000000-7f0000001000 {rights} 00000000 00:00 0\nProtectionKey:  {key}\nVmFlags: rd mr mw me\n"
             );
-            let areas = tracee::procfs::areas_in(text.as_bytes()).unwrap();
-            obstacles(model::Pid(1), &areas).len()
+            let mappings = tracee::procfs::mappings_in(text.as_bytes()).unwrap();
+            obstacles(model::Pid(1), &mappings).len()
         };
         assert_eq!((found("rw-p", 0), found("rw-p", 1), found("--xp", 1)), (0, 1, 0));
     }

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use model::Pid;
 use sys::segment::SegmentId;
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 
 use super::record::ObjectRecord;
 use crate::error::Result;
@@ -29,18 +29,18 @@ pub enum Content {
 
 /// A mapping of a process.
 #[derive(Clone, Copy, Debug)]
-pub struct AreaOf<'a> {
+pub struct MappingOf<'a> {
     /// The process.
     pub pid: Pid,
     /// The mapping.
-    pub area: &'a Area,
+    pub mapping: &'a Mapping,
 }
 
-impl AreaOf<'_> {
+impl MappingOf<'_> {
     /// Returns the path of the mapped object in `/proc`. Access to the path needs CAP_CHECKPOINT_RESTORE.
     #[must_use]
     pub fn link(&self) -> String {
-        let range = self.area.range;
+        let range = self.mapping.range;
         format!("/proc/{}/map_files/{:x}-{:x}", self.pid, range.start.get(), range.end.get())
     }
 
@@ -49,8 +49,8 @@ impl AreaOf<'_> {
     pub fn obstacle(&self, what: &str, why: &str, fix: &str) -> Obstacle {
         Obstacle {
             pid: self.pid,
-            what: format!("memory {} ({what})", self.area.range),
-            place: self.area.name.clone(),
+            what: format!("memory {} ({what})", self.mapping.range),
+            place: self.mapping.name.clone(),
             why: why.to_owned(),
             fix: fix.to_owned(),
         }
@@ -71,22 +71,22 @@ pub trait MemoryKind: Sync {
     fn summary(&self) -> &'static str;
 
     /// Reports whether a mapping is of this kind.
-    fn claims(&self, of: AreaOf<'_>) -> bool;
+    fn claims(&self, of: MappingOf<'_>) -> bool;
 
     /// Returns the pages that the image must contain.
-    fn content(&self, of: AreaOf<'_>) -> Content;
+    fn content(&self, of: MappingOf<'_>) -> Content;
 
     /// Returns the properties of this mapping that would prevent a checkpoint. Called before the pause, in which all
     /// threads of the subject (the protected program) are stopped. A mapping that no longer exists has no obstacle.
     /// The caller also inspects the mapped object, and handles a missing object.
-    fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
+    fn obstacles(&self, of: MappingOf<'_>) -> Vec<Obstacle> {
         let _ = of;
         Vec::new()
     }
 
     /// Returns the payload with which the object can be opened again, and the length of the object in bytes. Called
     /// before the pause, only for mappings with an object.
-    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+    fn describe(&self, of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
         let _ = of;
         Ok((Vec::new(), 0))
     }

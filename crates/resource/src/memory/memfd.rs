@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::MemfdFlags;
 
-use super::kind::{AreaOf, Content, MemoryKind, is_gone};
+use super::kind::{Content, MappingOf, MemoryKind, is_gone};
 use super::record::ObjectRecord;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
@@ -34,15 +34,15 @@ impl MemoryKind for Memfd {
         "mappings of memory files (memfd), shared or private"
     }
 
-    fn claims(&self, of: AreaOf<'_>) -> bool {
-        of.area.name.starts_with("/memfd:") && !of.area.flags.has("ht")
+    fn claims(&self, of: MappingOf<'_>) -> bool {
+        of.mapping.name.starts_with("/memfd:") && !of.mapping.flags.has("ht")
     }
 
-    fn content(&self, of: AreaOf<'_>) -> Content {
-        if of.area.protection.shared { Content::Object } else { Content::PrivateAndObject }
+    fn content(&self, of: MappingOf<'_>) -> Content {
+        if of.mapping.protection.shared { Content::Object } else { Content::PrivateAndObject }
     }
 
-    fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
+    fn obstacles(&self, of: MappingOf<'_>) -> Vec<Obstacle> {
         match rustix::fs::stat(of.link()) {
             Ok(_) => Vec::new(),
             // The mapping no longer exists, so there is no content to save.
@@ -55,10 +55,10 @@ impl MemoryKind for Memfd {
         }
     }
 
-    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+    fn describe(&self, of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
         let link = of.link();
         let stat = rustix::fs::stat(&link).map_err(|errno| Error::path("stat", &link, errno))?;
-        let name = of.area.name.trim_start_matches("/memfd:").trim_end_matches(" (deleted)").to_owned();
+        let name = of.mapping.name.trim_start_matches("/memfd:").trim_end_matches(" (deleted)").to_owned();
         Ok((prost::Message::encode_to_vec(&MemfdObject { name }), stat.st_size as u64))
     }
 

@@ -19,10 +19,10 @@ mod sysv_shm;
 mod tmpfs_file;
 
 use model::Pid;
-use tracee::procfs::Area;
+use tracee::procfs::Mapping;
 
 pub use self::flags::{Advice, advice, advice_before_pages, map_flags, protection_bits};
-pub use self::kind::{AreaOf, Content, MemoryKind};
+pub use self::kind::{Content, MappingOf, MemoryKind};
 pub use self::record::{AreaRecord, ObjectKey, ObjectRecord};
 use crate::obstacle::Obstacle;
 
@@ -41,7 +41,7 @@ pub const REGISTRY: &[&dyn MemoryKind] = &[
 
 /// Returns the kind that recognizes a mapping.
 #[must_use]
-pub fn kind_of(of: AreaOf<'_>) -> Option<&'static dyn MemoryKind> {
+pub fn kind_of(of: MappingOf<'_>) -> Option<&'static dyn MemoryKind> {
     REGISTRY.iter().copied().find(|kind| kind.claims(of))
 }
 
@@ -53,10 +53,10 @@ pub fn kind_named(name: &str) -> Option<&'static dyn MemoryKind> {
 
 /// Returns the properties of a process's mappings that would prevent a checkpoint.
 #[must_use]
-pub fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
-    let mut found = flags::obstacles(pid, areas);
-    for area in areas.iter().filter(|area| !area.is_kernel()) {
-        let of = AreaOf { pid, area };
+pub fn obstacles(pid: Pid, mappings: &[Mapping]) -> Vec<Obstacle> {
+    let mut found = flags::obstacles(pid, mappings);
+    for mapping in mappings.iter().filter(|mapping| !mapping.is_kernel()) {
+        let of = MappingOf { pid, mapping };
         match kind_of(of) {
             Some(kind) => found.extend(kind.obstacles(of)),
             None => found.push(unclaimed(of)),
@@ -69,9 +69,9 @@ pub fn obstacles(pid: Pid, areas: &[Area]) -> Vec<Obstacle> {
 pub(crate) const WITHOUT_IO_URING: &str = "start the program after `sysctl kernel.io_uring_disabled=2`: most programs \
                                            use epoll then (Node.js: UV_USE_IO_URING=0)";
 
-fn unclaimed(of: AreaOf<'_>) -> Obstacle {
-    let name = of.area.name.as_str();
-    let (what, why, fix) = if name.starts_with("/anon_hugepage") || of.area.flags.has("ht") {
+fn unclaimed(of: MappingOf<'_>) -> Obstacle {
+    let name = of.mapping.name.as_str();
+    let (what, why, fix) = if name.starts_with("/anon_hugepage") || of.mapping.flags.has("ht") {
         ("huge page mapping", "hugetlb pages are not supported", flags::WITHOUT_HUGETLB)
     } else if name.starts_with("/secretmem") {
         (

@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 
 use super::flags::DROPPABLE;
-use super::kind::{AreaOf, Content, MemoryKind};
+use super::kind::{Content, MappingOf, MemoryKind};
 use super::record::ObjectRecord;
 use crate::error::{ResourceError, Result};
 use crate::opener::Opener;
@@ -24,15 +24,15 @@ impl MemoryKind for PrivateAnonymous {
         "heap, stacks and private anonymous mappings, with protection, guard pages, locks and advice"
     }
 
-    fn claims(&self, of: AreaOf<'_>) -> bool {
-        of.area.backing == Backing::Anonymous && !of.area.protection.shared
+    fn claims(&self, of: MappingOf<'_>) -> bool {
+        of.mapping.backing == Backing::Anonymous && !of.mapping.protection.shared
     }
 
     /// Excludes the pages of droppable memory. A restore then has the same effect as a drop by the kernel, and the
     /// program must expect a drop at any time. Droppable memory contains the state of random number generators. A
     /// state that is restored twice would yield the same random numbers twice.
-    fn content(&self, of: AreaOf<'_>) -> Content {
-        if of.area.flags.has(DROPPABLE) { Content::None } else { Content::Private }
+    fn content(&self, of: MappingOf<'_>) -> Content {
+        if of.mapping.flags.has(DROPPABLE) { Content::None } else { Content::Private }
     }
 
     fn check(&self, _record: &ObjectRecord) -> Result<()> {

@@ -5,7 +5,7 @@
 
 use std::os::fd::OwnedFd;
 
-use super::kind::{AreaOf, Content, MemoryKind};
+use super::kind::{Content, MappingOf, MemoryKind};
 use super::record::ObjectRecord;
 use super::source_file::{self, Sameness};
 use crate::error::Result;
@@ -26,18 +26,18 @@ impl MemoryKind for PrivateFile {
         "private file mappings: changed pages from the image, the rest from the unchanged file"
     }
 
-    fn claims(&self, of: AreaOf<'_>) -> bool {
-        matches!(of.area.backing, Backing::File { .. })
-            && !of.area.protection.shared
-            && !of.area.flags.has("ht")
+    fn claims(&self, of: MappingOf<'_>) -> bool {
+        matches!(of.mapping.backing, Backing::File { .. })
+            && !of.mapping.protection.shared
+            && !of.mapping.flags.has("ht")
             && source_file::is_reachable(of)
     }
 
-    fn content(&self, _of: AreaOf<'_>) -> Content {
+    fn content(&self, _of: MappingOf<'_>) -> Content {
         Content::Private
     }
 
-    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+    fn describe(&self, of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
         source_file::describe(of)
     }
 

@@ -4,7 +4,7 @@
 //! Does not: depend on memory kinds. Each kind defines its own payload.
 
 use model::{Address, AddressRange, Inode};
-use tracee::procfs::{Area, Backing};
+use tracee::procfs::{Backing, Mapping};
 
 /// The prefix of the name that a program has given to shared anonymous memory (PR_SET_VMA_ANON_NAME).
 pub(super) const NAMED_SHARED: &str = "[anon_shmem:";
@@ -24,11 +24,11 @@ pub struct ObjectKey {
 impl ObjectKey {
     /// Returns the identity of the object of a mapping; `None` for a mapping without an object.
     #[must_use]
-    pub fn of(area: &Area) -> Option<Self> {
-        match &area.backing {
+    pub fn of(mapping: &Mapping) -> Option<Self> {
+        match &mapping.backing {
             // The inode number of a segment is the segment id. A file on the same device may have the same inode
             // number.
-            Backing::File { inode, .. } if area.name.starts_with("/SYSV") => {
+            Backing::File { inode, .. } if mapping.name.starts_with("/SYSV") => {
                 Some(Self { device: SEGMENTS, inode: *inode })
             }
             Backing::File { device, inode, .. } => Some(Self { device: *device, inode: *inode }),

@@ -5,7 +5,7 @@
 
 use std::os::fd::OwnedFd;
 
-use super::kind::{AreaOf, Content, MemoryKind};
+use super::kind::{Content, MappingOf, MemoryKind};
 use super::record::ObjectRecord;
 use crate::error::{ResourceError, Result};
 use crate::opener::Opener;
@@ -25,16 +25,16 @@ impl MemoryKind for SharedAnonymous {
         "shared anonymous mappings, shared between the same processes as before"
     }
 
-    fn claims(&self, of: AreaOf<'_>) -> bool {
-        let has_name = of.area.name.starts_with(super::record::NAMED_SHARED);
-        (of.area.name == "/dev/zero (deleted)" || has_name) && of.area.protection.shared
+    fn claims(&self, of: MappingOf<'_>) -> bool {
+        let has_name = of.mapping.name.starts_with(super::record::NAMED_SHARED);
+        (of.mapping.name == "/dev/zero (deleted)" || has_name) && of.mapping.protection.shared
     }
 
-    fn content(&self, _of: AreaOf<'_>) -> Content {
+    fn content(&self, _of: MappingOf<'_>) -> Content {
         Content::Object
     }
 
-    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+    fn describe(&self, of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
         let link = of.link();
         let stat = rustix::fs::stat(&link).map_err(|errno| Error::path("stat", &link, errno))?;
         Ok((Vec::new(), stat.st_size as u64))

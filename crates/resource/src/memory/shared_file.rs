@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::FileType;
 
-use super::kind::{AreaOf, Content, MemoryKind};
+use super::kind::{Content, MappingOf, MemoryKind};
 use super::record::ObjectRecord;
 use super::source_file::{self, Sameness};
 use crate::error::Result;
@@ -21,7 +21,7 @@ pub(super) struct SharedFile;
 
 /// Reports whether the path leads to a regular file. The path of a device does not count, because a device has memory
 /// of its own.
-fn is_regular(of: AreaOf<'_>) -> bool {
+fn is_regular(of: MappingOf<'_>) -> bool {
     let found = rustix::fs::stat(source_file::path(of));
     found.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
 }
@@ -35,19 +35,19 @@ impl MemoryKind for SharedFile {
         "shared file mappings, with the file's content at the time of the restore"
     }
 
-    fn claims(&self, of: AreaOf<'_>) -> bool {
-        matches!(of.area.backing, Backing::File { .. })
-            && of.area.protection.shared
-            && !of.area.flags.has("ht")
+    fn claims(&self, of: MappingOf<'_>) -> bool {
+        matches!(of.mapping.backing, Backing::File { .. })
+            && of.mapping.protection.shared
+            && !of.mapping.flags.has("ht")
             && is_regular(of)
             && source_file::is_reachable(of)
     }
 
-    fn content(&self, _of: AreaOf<'_>) -> Content {
+    fn content(&self, _of: MappingOf<'_>) -> Content {
         Content::None
     }
 
-    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+    fn describe(&self, of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
         source_file::describe(of)
     }
 

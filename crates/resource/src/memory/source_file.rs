@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags, Stat, major, minor};
 use sys::Error;
 
-use super::kind::AreaOf;
+use super::kind::MappingOf;
 use super::record::ObjectRecord;
 use crate::error::{ResourceError, Result};
 use crate::opener::{Opener, Refusal};
@@ -47,16 +47,16 @@ pub(super) enum Sameness {
 }
 
 /// Returns the path of a mapping's file.
-pub(super) fn path(of: AreaOf<'_>) -> PathBuf {
-    match &of.area.backing {
+pub(super) fn path(of: MappingOf<'_>) -> PathBuf {
+    match &of.mapping.backing {
         Backing::File { path, .. } => path.clone(),
         Backing::Anonymous | Backing::Kernel(_) => PathBuf::new(),
     }
 }
 
 /// Reports whether the path still leads to the mapped file. A symbolic link at the path does not count.
-pub(super) fn is_reachable(of: AreaOf<'_>) -> bool {
-    let (Backing::File { inode, device, .. }, path) = (&of.area.backing, path(of)) else { return false };
+pub(super) fn is_reachable(of: MappingOf<'_>) -> bool {
+    let (Backing::File { inode, device, .. }, path) = (&of.mapping.backing, path(of)) else { return false };
     let Ok(stat) = rustix::fs::lstat(&path) else { return false };
     if stat.st_ino != inode.get() {
         return false;
@@ -74,7 +74,7 @@ pub(super) fn is_reachable(of: AreaOf<'_>) -> bool {
 
 /// Returns the identity of the mapped file, even if the path leads to another file. Without the right to inspect the
 /// mapped file, returns the identity of the file at the path.
-fn identity(of: AreaOf<'_>, path: &Path) -> Option<Identity> {
+fn identity(of: MappingOf<'_>, path: &Path) -> Option<Identity> {
     let name =
         |place: &Path, flags| rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty());
     let mapped = name(Path::new(&of.link()), OFlags::empty()).or_else(|_| name(path, OFlags::NOFOLLOW));
@@ -82,7 +82,7 @@ fn identity(of: AreaOf<'_>, path: &Path) -> Option<Identity> {
 }
 
 /// Returns the payload for a mapping's file, and the length of the file in bytes.
-pub(super) fn describe(of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+pub(super) fn describe(of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
     let path = path(of);
     let stat = rustix::fs::stat(&path).map_err(|errno| Error::path("stat", &path, errno))?;
     let source = SourceFile {

@@ -18,7 +18,7 @@ use sys::segment::{self, Segment, SegmentId, SegmentKey};
 use sys::{Errno, Error};
 use tracee::procfs::{self, Backing};
 
-use super::kind::{AreaOf, Content, MemoryKind};
+use super::kind::{Content, MappingOf, MemoryKind};
 use super::record::ObjectRecord;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -63,14 +63,16 @@ pub(super) struct SysvShm;
 
 /// Reports whether a mapping is the attachment of a segment. A file with a similar name is on a device other than the
 /// kernel's own tmpfs.
-pub(super) fn is_attachment(of: AreaOf<'_>) -> bool {
+pub(super) fn is_attachment(of: MappingOf<'_>) -> bool {
     const KERNEL_DEVICE: u32 = 0;
-    let Backing::File { device, .. } = &of.area.backing else { return false };
-    of.area.name.starts_with(PREFIX) && of.area.name.ends_with(" (deleted)") && device.0 == KERNEL_DEVICE
+    let Backing::File { device, .. } = &of.mapping.backing else { return false };
+    of.mapping.name.starts_with(PREFIX)
+        && of.mapping.name.ends_with(" (deleted)")
+        && device.0 == KERNEL_DEVICE
 }
 
-fn id_of(of: AreaOf<'_>) -> SegmentId {
-    match &of.area.backing {
+fn id_of(of: MappingOf<'_>) -> SegmentId {
+    match &of.mapping.backing {
         Backing::File { inode, .. } => SegmentId(inode.get() as i32),
         Backing::Anonymous | Backing::Kernel(_) => SegmentId(-1),
     }
@@ -85,15 +87,15 @@ impl MemoryKind for SysvShm {
         "System V shared memory: id, key, owner, mode, content and attachments; also removed segments"
     }
 
-    fn claims(&self, of: AreaOf<'_>) -> bool {
-        is_attachment(of) && !of.area.flags.has("ht")
+    fn claims(&self, of: MappingOf<'_>) -> bool {
+        is_attachment(of) && !of.mapping.flags.has("ht")
     }
 
-    fn content(&self, _of: AreaOf<'_>) -> Content {
+    fn content(&self, _of: MappingOf<'_>) -> Content {
         Content::Object
     }
 
-    fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
+    fn obstacles(&self, of: MappingOf<'_>) -> Vec<Obstacle> {
         match segment::status(id_of(of)) {
             Ok(segment) if segment.is_locked => vec![of.obstacle(
                 "System V shared memory",
@@ -110,7 +112,7 @@ impl MemoryKind for SysvShm {
         }
     }
 
-    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+    fn describe(&self, of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
         let id = id_of(of);
         let object = SegmentObject::of(id, &segment::status(id)?);
         let length = object.length.next_multiple_of(model::PAGE_BYTES);
@@ -276,9 +278,9 @@ fn attached_by(id: i32) -> Option<Pid> {
     let entries = std::fs::read_dir(Path::new("/proc")).ok()?;
     let mut pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Pid));
     pids.find(|pid| {
-        let areas = procfs::areas(*pid).unwrap_or_default();
-        areas.iter().any(|area| {
-            let of = AreaOf { pid: *pid, area };
+        let mappings = procfs::mappings(*pid).unwrap_or_default();
+        mappings.iter().any(|mapping| {
+            let of = MappingOf { pid: *pid, mapping };
             is_attachment(of) && id_of(of) == SegmentId(id)
         })
     })

@@ -15,7 +15,7 @@ use rustix::fs::Stat;
 use sys::{Errno, Error};
 use tracee::procfs::Backing;
 
-use super::kind::{AreaOf, Content, MemoryKind};
+use super::kind::{Content, MappingOf, MemoryKind};
 use super::record::ObjectRecord;
 use super::source_file;
 use crate::error::Result;
@@ -39,15 +39,15 @@ impl MemoryKind for TmpfsFile {
         "shared memory files and named semaphores (files of a tmpfs), with the content of the checkpoint"
     }
 
-    fn claims(&self, of: AreaOf<'_>) -> bool {
-        may_write(of) && !of.area.flags.has("ht") && find(of).is_some()
+    fn claims(&self, of: MappingOf<'_>) -> bool {
+        may_write(of) && !of.mapping.flags.has("ht") && find(of).is_some()
     }
 
-    fn content(&self, _of: AreaOf<'_>) -> Content {
+    fn content(&self, _of: MappingOf<'_>) -> Content {
         Content::Object
     }
 
-    fn obstacles(&self, of: AreaOf<'_>) -> Vec<Obstacle> {
+    fn obstacles(&self, of: MappingOf<'_>) -> Vec<Obstacle> {
         match find(of) {
             Some(place) if place.lasting_name().is_none() => vec![of.obstacle(
                 "shared memory file",
@@ -59,7 +59,7 @@ impl MemoryKind for TmpfsFile {
         }
     }
 
-    fn describe(&self, of: AreaOf<'_>) -> Result<(Vec<u8>, u64)> {
+    fn describe(&self, of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
         let gone = || Error::path("find the shared memory file", source_file::path(of), Errno::ENOENT);
         let place = find(of).ok_or_else(gone)?;
         let name = place.lasting_name().ok_or_else(gone)?;
@@ -98,8 +98,8 @@ impl MemoryKind for TmpfsFile {
 }
 
 /// Reports whether a mapping can write to its object. A mapping that is new in the pause has no flags yet.
-fn may_write(of: AreaOf<'_>) -> bool {
-    of.area.protection.shared && (of.area.flags.has("mw") || of.area.flags.is_empty())
+fn may_write(of: MappingOf<'_>) -> bool {
+    of.mapping.protection.shared && (of.mapping.flags.has("mw") || of.mapping.flags.is_empty())
 }
 
 /// A path that leads to the file of a mapping now, with the stat of the file.
@@ -123,8 +123,8 @@ impl Place {
 }
 
 /// Finds the file of a mapping. Returns `None` if the file is not a tmpfs file with a name.
-fn find(of: AreaOf<'_>) -> Option<Place> {
-    let Backing::File { inode, device, path: listed } = &of.area.backing else { return None };
+fn find(of: MappingOf<'_>) -> Option<Place> {
+    let Backing::File { inode, device, path: listed } = &of.mapping.backing else { return None };
     let is_mapped = |stat: &Stat| {
         let found = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         (found, stat.st_ino) == (*device, inode.get())
@@ -145,14 +145,14 @@ fn find(of: AreaOf<'_>) -> Option<Place> {
 mod tests {
     use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
-    use tracee::procfs::Area;
+    use tracee::procfs::Mapping;
 
     use super::*;
 
     struct Mapped {
         path: PathBuf,
         file: File,
-        area: Area,
+        mapping: Mapping,
     }
 
     impl Drop for Mapped {
@@ -161,7 +161,7 @@ mod tests {
         }
     }
 
-    fn area_of(path: &Path) -> Area {
+    fn mapping_of(path: &Path) -> Mapping {
         let found = std::fs::metadata(path).unwrap();
         let (major, minor) = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
         let line = format!(
@@ -169,7 +169,7 @@ mod tests {
             found.ino(),
             path.display()
         );
-        tracee::procfs::areas_in(line.as_bytes()).unwrap().remove(0)
+        tracee::procfs::mappings_in(line.as_bytes()).unwrap().remove(0)
     }
 
     /// Creates a tmpfs file. Returns `None` if /dev/shm has no tmpfs.
@@ -181,12 +181,12 @@ mod tests {
             return None;
         };
         file.write_all_at(b"before", 0).unwrap();
-        Some(Mapped { area: area_of(&path), path, file })
+        Some(Mapped { mapping: mapping_of(&path), path, file })
     }
 
     fn record(mapped: &Mapped) -> ObjectRecord {
-        let of = AreaOf { pid: model::Pid(std::process::id() as i32), area: &mapped.area };
-        assert!(TmpfsFile.claims(of), "{:?}", mapped.area);
+        let of = MappingOf { pid: model::Pid(std::process::id() as i32), mapping: &mapped.mapping };
+        assert!(TmpfsFile.claims(of), "{:?}", mapped.mapping);
         let (payload, length) = TmpfsFile.describe(of).unwrap();
         ObjectRecord { payload, length, ..ObjectRecord::default() }
     }
@@ -254,14 +254,15 @@ mod tests {
     #[test]
     fn a_read_only_file_is_not_claimed() {
         let Some(mut mapped) = mapped("read") else { return };
-        let claims =
-            |area: &Area| TmpfsFile.claims(AreaOf { pid: model::Pid(std::process::id() as i32), area });
-        mapped.area.flags.insert(*b"rd");
-        assert!(!claims(&mapped.area));
-        mapped.area.flags.insert(*b"mw");
-        assert!(claims(&mapped.area));
+        let claims = |mapping: &Mapping| {
+            TmpfsFile.claims(MappingOf { pid: model::Pid(std::process::id() as i32), mapping })
+        };
+        mapped.mapping.flags.insert(*b"rd");
+        assert!(!claims(&mapped.mapping));
+        mapped.mapping.flags.insert(*b"mw");
+        assert!(claims(&mapped.mapping));
         let regular = tempfile::NamedTempFile::new().unwrap();
         let is_tmpfs = rustix::fs::statfs(regular.path()).unwrap().f_type == tmpfs::TMPFS;
-        assert_eq!(claims(&area_of(regular.path())), is_tmpfs);
+        assert_eq!(claims(&mapping_of(regular.path())), is_tmpfs);
     }
 }

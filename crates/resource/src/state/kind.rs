@@ -180,8 +180,8 @@ impl<'a> StateCapture<'a> {
     /// Starts the remote calls of the thread. Returns `false` if `places` has no free memory until sessions of other
     /// threads end. `known` describes the stopped thread.
     pub fn begin(&mut self, known: &KnownThread, places: &mut Places) -> Result<bool> {
-        let room = self.thread_calls.calls.room();
-        let Some(top) = places.take(room.bytes(known)) else { return Ok(false) };
+        let capacity = self.thread_calls.calls.capacity();
+        let Some(top) = places.take(capacity.bytes(known)) else { return Ok(false) };
         let (signals, is_filtered) = procfs::call_status(self.file("status")?);
         let thread = self.thread.take().expect("the thread is taken only when a session begins");
         let session = self.session.insert(RemoteSession::begin_at(
@@ -189,7 +189,7 @@ impl<'a> StateCapture<'a> {
             self.context,
             known,
             top,
-            room,
+            capacity,
             is_filtered,
         )?);
         self.thread_calls.begin(session, signals)?;

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use model::ByteCount;
 use sys::Errno;
-use tracee::remote::{Batch, DATA_BYTES, Query, Room, SignalSets};
+use tracee::remote::{Batch, DATA_BYTES, Query, SessionCapacity, SignalSets};
 use tracee::{RemoteError, RemoteSession};
 
 use crate::error::{ResourceError, Result};
@@ -81,10 +81,14 @@ impl RemoteCalls {
         self.list.is_empty()
     }
 
-    /// Returns the memory that a session needs to make the calls in as few batches as possible.
-    pub(super) fn room(&self) -> Room {
-        let data = self.list[..fitting(&self.list)].iter().map(RemoteCall::room).sum();
-        Room { calls: self.list.len().min(Room::MOST.calls), data: ByteCount(data), opened: 0 }
+    /// Returns the capacity that a session needs to make the calls in as few batches as possible.
+    pub(super) fn capacity(&self) -> SessionCapacity {
+        let data = self.list[..fitting(&self.list)].iter().map(RemoteCall::data_bytes).sum();
+        SessionCapacity {
+            calls: self.list.len().min(SessionCapacity::MAX.calls),
+            data: ByteCount(data),
+            opened: 0,
+        }
     }
 
     /// Begins the first batch.
@@ -119,7 +123,7 @@ impl RemoteCalls {
 }
 
 impl RemoteCall {
-    fn room(&self) -> u64 {
+    fn data_bytes(&self) -> u64 {
         self.output.map_or(0, |(_, length)| length.get().next_multiple_of(ALIGNMENT))
     }
 }
@@ -129,7 +133,7 @@ impl RemoteCall {
 fn fitting(calls: &[RemoteCall]) -> usize {
     let mut used = 0;
     let fits = |call: &&RemoteCall| {
-        used += call.room();
+        used += call.data_bytes();
         used <= DATA_BYTES
     };
     calls.iter().take_while(fits).count().max(calls.len().min(1))
@@ -145,7 +149,7 @@ fn queries(calls: &[RemoteCall], session: &RemoteSession<'_>) -> Vec<Query> {
         if let Some((pointer, _)) = call.output {
             arguments[pointer] = (data + ByteCount(used)).get();
         }
-        used += call.room();
+        used += call.data_bytes();
         queries.push(Query { number: call.number, arguments });
     }
     queries
@@ -157,13 +161,13 @@ fn keep(
     session: &RemoteSession<'_>,
     results: &mut CallResults,
 ) -> Result<()> {
-    let used = calls.iter().map(RemoteCall::room).sum();
+    let used = calls.iter().map(RemoteCall::data_bytes).sum();
     let data = session.read_data(ByteCount(used))?;
     let mut at = 0;
     for (call, value) in calls.iter().zip(values) {
         let length = call.output.map_or(0, |(_, length)| length.get() as usize);
         let bytes = data[at..at + length].to_vec();
-        at += call.room() as usize;
+        at += call.data_bytes() as usize;
         let result = CallResult { number: call.number, tid: session.tid(), value, bytes };
         results.entry(call.kind).or_default().push(result);
     }

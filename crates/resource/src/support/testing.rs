@@ -92,10 +92,10 @@ impl Subject {
             loses_connections: self.loses_connections,
             sockets: &self.sockets,
             // For a process that may not be inspected, the list of mappings is empty.
-            areas: self
+            mappings: self
                 .pids
                 .iter()
-                .map(|pid| (*pid, procfs::areas(*pid).unwrap_or_default().into()))
+                .map(|pid| (*pid, procfs::mappings(*pid).unwrap_or_default().into()))
                 .collect(),
             index: Default::default(),
         }

@@ -164,7 +164,7 @@ impl Drop for Compressor {
 impl Work {
     fn start(self) -> Result<WorkerThread<Vec<LogSegment>, Outcome>> {
         let mut is_last = false;
-        WorkerThread::start("undying-compress", BATCH_MAX, move |numbers, tell| {
+        WorkerThread::start("undying-shrink", BATCH_MAX, move |numbers, tell| {
             if !is_last {
                 is_last = true;
                 let nice = Attributes { nice: NICE, ..Attributes::default() };

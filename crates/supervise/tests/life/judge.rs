@@ -242,7 +242,7 @@ impl Judge {
     ) {
         let is_exact = self.plan.files != ChangedFiles::Rewind || exact.contains(&sequence);
         self.assert(store.contains(&sequence), "a checkpoint is restored that is not committed");
-        self.assert(is_exact, "a checkpoint is restored that files cannot go back to");
+        self.assert(is_exact, "a checkpoint is restored that files cannot be rolled back to");
         self.assert(sequence >= subject.first_sequence(), "a checkpoint of another program is restored");
         self.assert(sequence < self.death.next, "a checkpoint is restored that is newer than the death");
         self.assert(!self.unusable.contains(&sequence), "a checkpoint is restored that is not to be used");

@@ -117,8 +117,8 @@ fn is_exiting(stat: &[u8]) -> Option<bool> {
     const FLAGS_AFTER_NAME: usize = 6;
     const PF_EXITING: u32 = 0x4;
     let after_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
-    let fields = stat[after_name..].split(|byte| *byte == b' ').filter(|field| !field.is_empty());
-    let flags = std::str::from_utf8(fields.skip(FLAGS_AFTER_NAME).next()?).ok()?;
+    let mut fields = stat[after_name..].split(|byte| *byte == b' ').filter(|field| !field.is_empty());
+    let flags = std::str::from_utf8(fields.nth(FLAGS_AFTER_NAME)?).ok()?;
     Some(flags.parse::<u32>().ok()? & PF_EXITING != 0)
 }
 

@@ -158,7 +158,7 @@ const UC_SIGCONTEXT_SS: u64 = 2;
 const UC_STRICT_RESTORE_SS: u64 = 4;
 /// Flags, link and alternate stack in a restore frame. The flags of this alternate stack are invalid, so
 /// rt_sigreturn(2) does not change the alternate stack of the thread.
-const HOME_FRAME_MARK: [u64; 5] =
+const RESTORE_FRAME_MARK: [u64; 5] =
     [UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS, 0, 0, u32::MAX as u64, 0];
 const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
@@ -216,7 +216,7 @@ pub fn restarted(registers: &Registers) -> Registers {
         );
     if interrupted {
         if registers.rax as i64 == ERESTART_RESTARTBLOCK {
-            sleep_what_is_left(&mut registers);
+            use_remaining_time(&mut registers);
         }
         registers.rax = registers.orig_rax;
         registers.rip -= SYSCALL_BYTES;
@@ -235,7 +235,7 @@ pub fn resumed_by_kernel(registers: &Registers) -> bool {
 /// Changes a relative sleep, so that it sleeps for the remaining time when it is entered again. At the stop,
 /// the kernel has written the remaining time to the address that the program gave. The C ABI permits a call
 /// to change the register that this function changes.
-fn sleep_what_is_left(registers: &mut Registers) {
+fn use_remaining_time(registers: &mut Registers) {
     match registers.orig_rax as i64 {
         nr::NANOSLEEP if registers.rsi != 0 => registers.rdi = registers.rsi,
         nr::CLOCK_NANOSLEEP if registers.rsi & TIMER_ABSTIME == 0 && registers.r10 != 0 => {
@@ -331,7 +331,7 @@ pub fn returned(registers: &Registers, result: i64) -> Registers {
 
 /// Location of a restore frame: a signal frame from which rt_sigreturn(2) restores a thread.
 #[derive(Clone, Copy, Debug)]
-pub struct HomePlace {
+pub struct RestoreFrame {
     /// Start of the frame. With this value as stack pointer, a call at `syscall; ret` returns to the signal
     /// restorer.
     pub start: Address,
@@ -340,7 +340,7 @@ pub struct HomePlace {
     pub state: Address,
 }
 
-impl HomePlace {
+impl RestoreFrame {
     /// Returns the value of rbp for a `leave; ret` that leads to the frame. `leave` also pops the eight bytes
     /// at this address.
     #[must_use]
@@ -353,29 +353,29 @@ impl HomePlace {
 pub const FRAME_POINTER_BYTES: u64 = 8;
 
 /// Bytes at the start of a restore frame that distinguish it from any other frame.
-pub const HOME_FRAME_HEAD_BYTES: usize = 48;
+pub const RESTORE_FRAME_HEAD_BYTES: usize = 48;
 
 /// Returns the restorer of a restore frame from the first bytes of the frame. Returns `None` if the bytes do
 /// not belong to a restore frame. The kernel never writes the flags of the alternate stack that a restore
 /// frame has.
 #[must_use]
-pub fn home_frame_restorer(head: &[u8; HOME_FRAME_HEAD_BYTES]) -> Option<Address> {
+pub fn restore_frame_restorer(head: &[u8; RESTORE_FRAME_HEAD_BYTES]) -> Option<Address> {
     let mut words = head.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes));
     let restorer = words.next()?;
-    words.eq(HOME_FRAME_MARK).then_some(Address(restorer))
+    words.eq(RESTORE_FRAME_MARK).then_some(Address(restorer))
 }
 
 /// Returns bytes that every restore frame and every frame of a chain contains, at a multiple of eight bytes.
 #[must_use]
-pub fn home_frame_mark() -> Vec<u8> {
-    HOME_FRAME_MARK.iter().flat_map(|word| word.to_ne_bytes()).collect()
+pub fn restore_frame_mark() -> Vec<u8> {
+    RESTORE_FRAME_MARK.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
 /// Returns the alternate stack that a signal frame of the kernel names. `head` is the start of the frame.
 /// Returns `None` if this is no signal frame, or if the alternate stack has flags, for example because it is
 /// disabled while a handler runs.
 #[must_use]
-pub fn alternate_stack(head: &[u8; HOME_FRAME_HEAD_BYTES]) -> Option<AddressRange> {
+pub fn alternate_stack(head: &[u8; RESTORE_FRAME_HEAD_BYTES]) -> Option<AddressRange> {
     // UC_FP_XSTATE, UC_SIGCONTEXT_SS and UC_STRICT_RESTORE_SS.
     const FLAGS: u64 = 7;
     let (words, _) = head.as_chunks::<8>();
@@ -388,7 +388,7 @@ pub fn alternate_stack(head: &[u8; HOME_FRAME_HEAD_BYTES]) -> Option<AddressRang
 
 /// Returns the bytes for a restore frame with this extended state, alignment included.
 #[must_use]
-pub fn home_frame_bytes(extended_state: &[u8]) -> ByteCount {
+pub fn restore_frame_bytes(extended_state: &[u8]) -> ByteCount {
     ByteCount(16 + UCONTEXT_BYTES + XSTATE_ALIGNMENT + extended_state.len() as u64 + 4 + XSTATE_ALIGNMENT)
 }
 
@@ -410,23 +410,23 @@ fn components_in_use(state: &[u8]) -> u64 {
     word(SOFTWARE_BYTES) & (!ON_REQUEST | word(XSAVE_HEADER))
 }
 
-/// Builds a restore frame that ends at or below `top`, and returns its location and bytes. `home` contains
-/// registers that [`restarted`] has returned.
+/// Builds a restore frame that ends at or below `top`, and returns its location and bytes. `restored`
+/// contains registers that [`restarted`] has returned.
 #[must_use]
-pub fn home_frame(
+pub fn restore_frame(
     top: Address,
-    home: &Registers,
+    restored: &Registers,
     mask: u64,
     extended_state: &[u8],
     restorer: Address,
-) -> (HomePlace, Vec<u8>) {
+) -> (RestoreFrame, Vec<u8>) {
     let state_bytes = extended_state.len() as u64 + 4;
     let state_at = (top.get() - state_bytes) & !(XSTATE_ALIGNMENT - 1);
     let start = (state_at - UCONTEXT_BYTES - 8) & !15;
-    let mut bytes = frame(home, mask, Address(state_at), restorer);
+    let mut bytes = frame(restored, mask, Address(state_at), restorer);
     bytes.resize((state_at - start) as usize, 0);
     bytes.extend_from_slice(&signal_frame_state(extended_state));
-    (HomePlace { start: Address(start), state: Address(state_at) }, bytes)
+    (RestoreFrame { start: Address(start), state: Address(state_at) }, bytes)
 }
 
 /// Offset of the first argument (rdi) in a frame, after the registers r8 to r15.
@@ -444,7 +444,7 @@ pub const FRAME_BYTES: u64 = 8 + UCONTEXT_BYTES;
 pub fn frame(registers: &Registers, mask: u64, state: Address, restorer: Address) -> Vec<u8> {
     let next = registers;
     let mut words: Vec<u64> = vec![restorer.get()];
-    words.extend(HOME_FRAME_MARK);
+    words.extend(RESTORE_FRAME_MARK);
     words.extend([next.r8, next.r9, next.r10, next.r11, next.r12, next.r13, next.r14, next.r15]);
     words.extend([next.rdi, next.rsi, next.rbp, next.rbx, next.rdx, next.rax, next.rcx, next.rsp]);
     words.extend([next.rip, next.eflags, next.cs & 0xffff | (next.ss & 0xffff) << 48]);
@@ -498,8 +498,8 @@ mod tests {
         assert_eq!(extended_state_in_use(&with).len(), sys::xsave::bytes_of(7 | TILE_CONFIG | ON_REQUEST));
         for (state, features) in [(without, 7 | TILE_CONFIG), (with, 7 | TILE_CONFIG | ON_REQUEST)] {
             let frame = signal_frame_state(extended_state_in_use(&state));
-            let told = &frame[SOFTWARE_BYTES + 8..SOFTWARE_BYTES + 16];
-            assert_eq!(u64::from_ne_bytes(told.try_into().unwrap()), features);
+            let written = &frame[SOFTWARE_BYTES + 8..SOFTWARE_BYTES + 16];
+            assert_eq!(u64::from_ne_bytes(written.try_into().unwrap()), features);
         }
     }
 
@@ -513,14 +513,14 @@ mod tests {
     }
 
     #[test]
-    fn a_home_frame_keeps_the_alignment_the_kernel_asks_for() {
+    fn a_restore_frame_has_the_alignment_that_the_kernel_requires() {
         let state = vec![0_u8; 2696];
-        let (home, bytes) =
-            home_frame(Address(0x7000_0123), &Registers::default(), 5, &state, Address(0x4000));
-        assert_eq!(home.start.get() % 16, 0);
+        let (frame_at, bytes) =
+            restore_frame(Address(0x7000_0123), &Registers::default(), 5, &state, Address(0x4000));
+        assert_eq!(frame_at.start.get() % 16, 0);
         let state_at = u64::from_ne_bytes(bytes[8 + 40 + 184..8 + 40 + 192].try_into().unwrap());
         assert_eq!(state_at % 64, 0);
-        assert_eq!(home.start.get() + bytes.len() as u64, state_at + state.len() as u64 + 4);
-        assert!(bytes.len() as u64 <= home_frame_bytes(&state).get());
+        assert_eq!(frame_at.start.get() + bytes.len() as u64, state_at + state.len() as u64 + 4);
+        assert!(bytes.len() as u64 <= restore_frame_bytes(&state).get());
     }
 }

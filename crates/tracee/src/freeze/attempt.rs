@@ -17,7 +17,7 @@ use sys::{Errno, Error};
 
 use super::stopped::{FreezeError, OPTIONS, StoppedProcess, StoppedTree, detach_running};
 use crate::procfs::{self, KeptFiles};
-use crate::remote::home;
+use crate::remote::restore_frame;
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
 use crate::tracer::{self, Waiter};
 use crate::tree;
@@ -46,9 +46,9 @@ pub(super) struct Attempt {
     stopped: HashMap<Pid, Vec<Thread<Stopped>>>,
     pending: Vec<Thread<Running>>,
     /// Threads of `pending` that have not been interrupted yet.
-    unasked: Vec<Tid>,
+    to_interrupt: Vec<Tid>,
     /// Children of vfork(2) that must run before their parent can stop.
-    let_go: Vec<Thread<Running>>,
+    vfork_children: Vec<Thread<Running>>,
     /// Since the tree was listed, a thread was attached, has disappeared, or could not be identified.
     changed: bool,
     /// Threads that could not be attached because they were changing, with the number of failures.
@@ -56,7 +56,7 @@ pub(super) struct Attempt {
     zombies: Vec<Pid>,
     order: Vec<Pid>,
     /// Attached threads other than leaders. An exec in another thread waits until these are reaped.
-    mortal: Vec<Tid>,
+    non_leaders: Vec<Tid>,
     /// A time before the first thread stopped.
     began: Option<Instant>,
 }
@@ -67,7 +67,7 @@ impl Attempt {
         self.began = Some(Clock::default().now());
         self.interrupt_all()?;
         self.wait_all()?;
-        if !self.changed && self.all_still_stand()? && self.is_whole(files) {
+        if !self.changed && self.all_still_stopped()? && self.is_whole(files) {
             return Ok(());
         }
         for _ in 0..ROUNDS_MAX {
@@ -75,7 +75,7 @@ impl Attempt {
             self.attach_new(root)?;
             self.interrupt_all()?;
             self.wait_all()?;
-            if !self.changed && self.all_still_stand()? {
+            if !self.changed && self.all_still_stopped()? {
                 return Ok(());
             }
         }
@@ -104,7 +104,7 @@ impl Attempt {
     }
 
     fn interrupt_all(&mut self) -> Result<(), FreezeError> {
-        for tid in std::mem::take(&mut self.unasked) {
+        for tid in std::mem::take(&mut self.to_interrupt) {
             gone_is_none(ptrace::interrupt(tid))?;
         }
         Ok(())
@@ -143,12 +143,12 @@ impl Attempt {
     /// Reports whether every thread that stopped is still stopped. Removes threads that were killed, or
     /// replaced by an exec in another thread. First runs threads that a dead tracer has left inside a remote
     /// call, until they have restored themselves.
-    fn all_still_stand(&mut self) -> Result<bool, FreezeError> {
+    fn all_still_stopped(&mut self) -> Result<bool, FreezeError> {
         let mut lost = Vec::new();
         for thread in self.stopped.values().flatten() {
-            if gone_is_none(home::arrive(thread))?.is_none() {
+            if gone_is_none(restore_frame::finish_restore(thread))?.is_none() {
                 lost.push(thread.tid());
-                tracer::note_end(thread.pid(), thread.tid());
+                tracer::record_end(thread.pid(), thread.tid());
             }
         }
         self.stopped.retain(|_, threads| {
@@ -169,7 +169,7 @@ impl Attempt {
                     return Err(FreezeError::Ended(root));
                 }
                 if gone_is_none(procfs::status(pid))?.is_some_and(|status| tracer::is_ours(&status)) {
-                    tracer::note_end(pid, pid.leader());
+                    tracer::record_end(pid, pid.leader());
                 }
                 self.zombies.push(pid);
                 continue;
@@ -185,7 +185,7 @@ impl Attempt {
         if tracer::is_attached(tid) {
             return Ok(());
         }
-        match taking_ends(&self.mortal, || Thread::seize(pid, tid, OPTIONS)) {
+        match taking_ends(&self.non_leaders, || Thread::seize(pid, tid, OPTIONS)) {
             Ok(thread) => {
                 self.expect(thread);
                 Ok(())
@@ -199,9 +199,9 @@ impl Attempt {
     fn expect(&mut self, thread: Thread<Running>) {
         self.changed = true;
         if thread.tid() != thread.pid().leader() {
-            self.mortal.push(thread.tid());
+            self.non_leaders.push(thread.tid());
         }
-        self.unasked.push(thread.tid());
+        self.to_interrupt.push(thread.tid());
         self.pending.push(thread);
     }
 
@@ -211,7 +211,7 @@ impl Attempt {
         if tracer::is_ours(&status) {
             if ended && tid == pid.leader() {
                 // The leader has ended, and ends finally with the last of its threads.
-                tracer::note_end(pid, tid);
+                tracer::record_end(pid, tid);
                 return Ok(());
             }
             self.expect(Thread::attached(pid, tid, OPTIONS));
@@ -233,26 +233,26 @@ impl Attempt {
 
     fn wait_all(&mut self) -> Result<(), FreezeError> {
         let mut waiter = Waiter::new(STOP_LIMIT);
-        let mut helped = Duration::ZERO;
+        let mut unblocked_at = Duration::ZERO;
         loop {
-            let looked = Clock::default().now();
-            self.look_at_all()?;
-            if self.stopped.is_empty() && self.let_go.is_empty() {
+            let inspected_at = Clock::default().now();
+            self.inspect_all()?;
+            if self.stopped.is_empty() && self.vfork_children.is_empty() {
                 // No thread was stopped at that time.
-                self.began = Some(looked);
+                self.began = Some(inspected_at);
             }
             if self.pending.is_empty() {
-                if self.let_go.is_empty() {
+                if self.vfork_children.is_empty() {
                     return Ok(());
                 }
                 // The parents are stopped now, so these children are interrupted, too.
-                self.unasked.extend(self.let_go.iter().map(Thread::tid));
-                self.pending.append(&mut self.let_go);
+                self.to_interrupt.extend(self.vfork_children.iter().map(Thread::tid));
+                self.pending.append(&mut self.vfork_children);
                 self.interrupt_all()?;
             }
-            if waiter.waited() > helped + TIMEOUT {
-                helped = waiter.waited();
-                self.help_those_held_up()?;
+            if waiter.waited() > unblocked_at + TIMEOUT {
+                unblocked_at = waiter.waited();
+                self.unblock_pending()?;
             }
             let Some(first) = self.pending.first().map(Thread::tid) else { continue };
             if !waiter.block(first)? {
@@ -270,7 +270,7 @@ impl Attempt {
 
     /// Handles threads that cannot stop. A leader that has ended before its other threads never stops. A
     /// parent in vfork(2) stops only after its child has run.
-    fn help_those_held_up(&mut self) -> Result<(), FreezeError> {
+    fn unblock_pending(&mut self) -> Result<(), FreezeError> {
         let ended = |thread: &mut Thread<Running>| {
             let stat = procfs::thread_stat(thread.pid(), thread.tid());
             thread.tid() == thread.pid().leader() && stat.is_ok_and(|stat| stat.is_zombie())
@@ -278,7 +278,7 @@ impl Attempt {
         for leader in self.pending.extract_if(.., ended) {
             // The next round finds out whether an exec has given the tid to another thread.
             self.changed = true;
-            tracer::lose(leader.tid());
+            tracer::record_lost(leader.tid());
         }
         let mut parents: Vec<Pid> = self.pending.iter().map(Thread::pid).collect();
         parents.dedup();
@@ -293,23 +293,23 @@ impl Attempt {
         for child in self.stopped.keys().copied().collect::<Vec<_>>() {
             if parents.iter().any(|parent| runs_in_memory_of(child, *parent)) {
                 for thread in self.stopped.remove(&child).unwrap_or_default() {
-                    self.let_go.push(thread.resume()?);
+                    self.vfork_children.push(thread.resume()?);
                 }
             }
         }
         Ok(())
     }
 
-    fn look_at_all(&mut self) -> Result<(), FreezeError> {
+    fn inspect_all(&mut self) -> Result<(), FreezeError> {
         let mut outcome = Ok(());
         for thread in std::mem::take(&mut self.pending) {
             let pid = thread.pid();
-            match thread.look() {
+            match thread.check_stop() {
                 Ok(StopOutcome::Stopped(stopped)) => self.stopped.entry(pid).or_default().push(stopped),
                 Ok(StopOutcome::Pending(thread)) => self.pending.push(thread),
                 Ok(StopOutcome::Created(thread, created)) => {
                     self.pending.push(thread);
-                    Thread::adopted(created, OPTIONS).into_iter().for_each(|born| self.expect(born));
+                    Thread::adopted(created, OPTIONS).into_iter().for_each(|new| self.expect(new));
                     outcome = outcome.and(self.interrupt_all());
                 }
                 Ok(StopOutcome::Gone) => self.changed = true,
@@ -347,8 +347,8 @@ impl Attempt {
             // An error means that the thread has died.
             let _ = thread.detach();
         }
-        tracer::take_ends();
-        self.pending.append(&mut self.let_go);
+        tracer::reap_ended();
+        self.pending.append(&mut self.vfork_children);
         detach_running(std::mem::take(&mut self.pending));
     }
 }

@@ -136,7 +136,7 @@ impl StoppedTree {
         // This must happen before threads are reaped: a list of threads can be incomplete if a thread
         // disappears meanwhile.
         detach_strays();
-        tracer::take_ends();
+        tracer::reap_ended();
         outcome
     }
 }
@@ -176,21 +176,21 @@ pub(super) fn detach_running(mut pending: Vec<Thread<Running>>) {
     loop {
         for thread in std::mem::take(&mut pending) {
             let (pid, tid) = (thread.pid(), thread.tid());
-            match thread.look() {
+            match thread.check_stop() {
                 Ok(StopOutcome::Stopped(stopped)) => drop(stopped.detach()),
                 Ok(StopOutcome::Created(thread, created)) => {
                     pending.extend([Some(thread), Thread::adopted(created, OPTIONS)].into_iter().flatten());
                 }
                 Ok(StopOutcome::Gone) => {}
                 Ok(StopOutcome::Pending(thread)) | Err((thread, _))
-                    if is_in_time && !tracer::has_ended_unseen(pid, tid, waiter.waited()) =>
+                    if is_in_time && !tracer::has_ended_unreported(pid, tid, waiter.waited()) =>
                 {
                     pending.push(thread);
                 }
-                _ => tracer::note_end(pid, tid),
+                _ => tracer::record_end(pid, tid),
             }
         }
-        tracer::take_ends();
+        tracer::reap_ended();
         let Some(first) = pending.first().map(Thread::tid) else { return };
         is_in_time = matches!(waiter.block(first), Ok(true));
     }

@@ -2,7 +2,7 @@
 //!
 //! Owns: reading a file whose length the kernel does not report, the paths of threads, and the lists of
 //! tasks.
-//! Does not: parse other contents, or stop a process: a list may be out of date immediately.
+//! Does not: parse the content of other files. Does not stop processes, so a list can be out of date at once.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -13,7 +13,7 @@ use model::{Pid, Tid};
 use sys::{Errno, Error, Result};
 
 /// Bytes of a page. The kernel produces at most one page at a time, and most of these files are shorter.
-pub(super) const ROOM: usize = 4096;
+pub(super) const BUFFER_BYTES: usize = 4096;
 
 /// Files that exist in `/proc/PID`, but not in `/proc/PID/task/TID`. `/proc/TID` exists for every thread and
 /// has these files.
@@ -24,7 +24,7 @@ pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     let fail = |error| Error::path("read", path.as_ref(), error);
     let mut file = File::open(path.as_ref()).map_err(fail)?;
     // These files report a length of zero, so `fs::read` would begin with a buffer of 32 bytes and double it.
-    let mut bytes = vec![0; ROOM];
+    let mut bytes = vec![0; BUFFER_BYTES];
     let mut filled = 0;
     loop {
         match file.read(&mut bytes[filled..]) {
@@ -41,11 +41,11 @@ pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a file of `/proc` from its beginning into a reused buffer. The file must not contain paths, because
-/// its records must be short. A read ends before a record that does not fit into the rest of the page. With
-/// short records, a read of less than half a page is therefore the end of the file.
+/// Reads a file of `/proc` from its beginning into a reused buffer. Each record (line) of the file must be shorter
+/// than half a page, so the file must not contain paths. The kernel ends a read before a record that does not fit
+/// into the rest of the page. A read that returns less than half a page has therefore reached the end of the file.
 pub fn read_whole(file: &File, bytes: &mut Vec<u8>) -> std::result::Result<(), Errno> {
-    bytes.resize(bytes.capacity().max(ROOM), 0);
+    bytes.resize(bytes.capacity().max(BUFFER_BYTES), 0);
     let mut filled = 0;
     loop {
         match file.read_at(&mut bytes[filled..], filled as u64) {
@@ -56,7 +56,7 @@ pub fn read_whole(file: &File, bytes: &mut Vec<u8>) -> std::result::Result<(), E
         }
         if filled == bytes.len() {
             bytes.resize(2 * filled, 0);
-        } else if filled < ROOM / 2 {
+        } else if filled < BUFFER_BYTES / 2 {
             break;
         }
     }

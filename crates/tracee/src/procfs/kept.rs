@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use model::{Pid, Tid};
 use sys::{Errno, Error, Result};
 
-use super::files::{ROOM, path_of_thread, read_whole};
+use super::files::{BUFFER_BYTES, path_of_thread, read_whole};
 use crate::worker_pool::{Work, WorkerPool};
 
 /// Maximum number of open files. A process may open 1024 files by default, and this program also opens
@@ -82,7 +82,7 @@ impl KeptFiles {
             kept.place = Some(place);
             Arc::clone(&kept.file)
         });
-        self.ahead.prepare(files, ROOM);
+        self.ahead.prepare(files, BUFFER_BYTES);
     }
 
     /// Makes a worker pool begin to read the listed files.
@@ -102,7 +102,7 @@ impl Kept {
     fn open(pid: Pid, tid: Tid, name: &'static str) -> Result<Self> {
         let path = path_of_thread(pid, tid, name);
         let file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
-        Ok(Self { file: Arc::new(file), bytes: Vec::with_capacity(ROOM), used: true, place: None })
+        Ok(Self { file: Arc::new(file), bytes: Vec::with_capacity(BUFFER_BYTES), used: true, place: None })
     }
 
     fn read(&mut self, ahead: Option<&ReadAhead>) -> std::result::Result<(), Errno> {
@@ -152,9 +152,9 @@ enum Answer {
 }
 
 impl ReadAhead {
-    /// Lists open files before a pause, each with a buffer of `room` bytes.
-    pub fn prepare(&mut self, files: impl Iterator<Item = Arc<File>>, room: usize) {
-        self.next = Some(List::of(files, room));
+    /// Lists open files before a pause, each with a buffer of `capacity` bytes.
+    pub fn prepare(&mut self, files: impl Iterator<Item = Arc<File>>, capacity: usize) {
+        self.next = Some(List::of(files, capacity));
         self.now = None;
     }
 
@@ -179,8 +179,8 @@ impl ReadAhead {
 }
 
 impl List {
-    fn of(files: impl Iterator<Item = Arc<File>>, room: usize) -> Arc<Self> {
-        let place = |file| Place { file, answer: Mutex::new(Answer::Open(Vec::with_capacity(room))) };
+    fn of(files: impl Iterator<Item = Arc<File>>, capacity: usize) -> Arc<Self> {
+        let place = |file| Place { file, answer: Mutex::new(Answer::Open(Vec::with_capacity(capacity))) };
         let places: Vec<Place> = files.map(place).collect();
         Arc::new(Self { left: AtomicUsize::new(places.len()), places })
     }
@@ -267,21 +267,25 @@ mod tests {
         read_whole(&file, &mut bytes).unwrap();
         let text = String::from_utf8(bytes).unwrap();
         let last = text.lines().last().unwrap();
-        assert!(text.len() > 2 * ROOM && last.starts_with("VmFlags"), "{last}");
+        assert!(text.len() > 2 * BUFFER_BYTES && last.starts_with("VmFlags"), "{last}");
     }
 
     #[test]
-    fn each_file_is_told_once_and_what_was_taken_first_is_not_read() {
+    fn each_file_is_reported_once_and_what_was_taken_first_is_not_read() {
         let open = |name: &str| Arc::new(File::open(format!("/proc/self/{name}")).unwrap());
         let files = ["comm", "personality", "cgroup"].map(open);
         let list = List::of(files.into_iter(), 16);
-        let mut told = Vec::new();
-        assert!(!list.take(0, &mut told));
+        let mut read_bytes = Vec::new();
+        assert!(!list.take(0, &mut read_bytes));
         while list.step() {}
-        assert!(list.take(1, &mut told));
-        assert_eq!(told, std::fs::read("/proc/self/personality").unwrap());
-        assert!(!list.take(1, &mut told) && !list.take(0, &mut told) && !list.take(3, &mut told));
-        assert!(list.take(2, &mut told));
-        assert_eq!(told, std::fs::read("/proc/self/cgroup").unwrap());
+        assert!(list.take(1, &mut read_bytes));
+        assert_eq!(read_bytes, std::fs::read("/proc/self/personality").unwrap());
+        assert!(
+            !list.take(1, &mut read_bytes)
+                && !list.take(0, &mut read_bytes)
+                && !list.take(3, &mut read_bytes)
+        );
+        assert!(list.take(2, &mut read_bytes));
+        assert_eq!(read_bytes, std::fs::read("/proc/self/cgroup").unwrap());
     }
 }

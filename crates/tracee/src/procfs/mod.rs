@@ -4,16 +4,16 @@
 //! Invariants: a file with unknown contents gives an error with its path, never a guess.
 //! Does not: stop a process; returned values may be out of date immediately.
 
-mod areas;
 mod descriptors;
 mod files;
 mod kept;
+mod mappings;
 mod stat;
 mod status;
 
-pub use areas::{Area, AreaFlags, Backing, Protection, areas, areas_in, areas_with_flags};
 pub use descriptors::{DescriptorInfo, closes_on_exec, descriptor_info, descriptors, open_descriptor_info};
 pub use files::{children, link, path_of_thread, processes, read, read_text, read_whole, threads};
 pub use kept::{KeptFiles, ReadAhead};
+pub use mappings::{Backing, Mapping, MappingFlags, Protection, mappings, mappings_in, mappings_with_flags};
 pub use stat::{Stat, key, own_pages, stat, thread_count, thread_stat};
 pub use status::{SignalSets, Status, call_status, signal_set, status, status_line, thread_status};

@@ -14,7 +14,7 @@ use sys::{Errno, Error};
 use super::chain::{self, Chain, Query, Slots};
 use super::error::RemoteError;
 use super::session::{Intercepted, Position, RemoteSession, STOP};
-use crate::arch::{self, HomePlace};
+use crate::arch::{self, RestoreFrame};
 use crate::procfs::SignalSets;
 use crate::steps;
 
@@ -55,8 +55,10 @@ impl RemoteSession<'_> {
         // All calls of a chain of words have the same fourth argument.
         order.sort_by_key(|index| queries[*index].arguments[3]);
         let groups = order.chunk_by(|one, next| queries[*one].arguments[3] == queries[*next].arguments[3]);
-        let mut parts: Vec<_> =
-            groups.flat_map(|group| group.chunks(self.layout.room.links())).map(<[usize]>::to_vec).collect();
+        let mut parts: Vec<_> = groups
+            .flat_map(|group| group.chunks(self.layout.capacity.links()))
+            .map(<[usize]>::to_vec)
+            .collect();
         parts.reverse();
         let results = vec![Ok(0); queries.len()];
         let mut batch = Batch { queries: queries.to_vec(), signals, results, parts, begun: None };
@@ -67,7 +69,7 @@ impl RemoteSession<'_> {
     /// Waits for the calls of a batch, makes the calls that are not begun, and returns all results.
     pub fn finish_batch(&mut self, mut batch: Batch) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
         while let Some((chain, part)) = batch.begun.take() {
-            let made = self.come_to_end(&chain, part.len())?;
+            let made = self.finish_chain(&chain, part.len())?;
             part.iter().zip(made).for_each(|(index, result)| batch.results[*index] = result);
             self.begin_part(&mut batch)?;
         }
@@ -78,8 +80,10 @@ impl RemoteSession<'_> {
     fn begin_part(&mut self, batch: &mut Batch) -> Result<(), RemoteError> {
         while let Some(part) = batch.parts.pop() {
             let queries: Vec<Query> = part.iter().map(|index| batch.queries[*index]).collect();
-            if let Some(chain) = self.chain_of(&queries, batch.signals, self.layout.way(self.opened), None) {
-                self.set_off(&chain)?;
+            if let Some(chain) =
+                self.chain_of(&queries, batch.signals, self.layout.restore_path(self.opened), None)
+            {
+                self.start_chain(&chain)?;
                 batch.begun = Some((chain, part));
                 break;
             }
@@ -89,23 +93,23 @@ impl RemoteSession<'_> {
         Ok(())
     }
 
-    /// Returns a chain of calls that ends with a signal and then returns to `way`, or `None` if no chain is
-    /// possible.
+    /// Returns a chain of calls that ends with a signal and then returns to `restore_path`, or `None` if no
+    /// chain is possible.
     pub(super) fn chain_of(
         &self,
         queries: &[Query],
         signals: SignalSets,
-        way: HomePlace,
+        restore_path: RestoreFrame,
         slots: Option<Slots>,
     ) -> Option<Chain> {
-        let signal =
-            chain::harmless(signals, self.mask).filter(|_| queries.len() <= self.layout.room.links())?;
+        let signal = chain::ending_signal(signals, self.mask)
+            .filter(|_| queries.len() <= self.layout.capacity.links())?;
         let plan = chain::Plan {
             thread: (self.thread.pid(), self.thread.tid()),
             original: &self.original,
             gadgets: &self.gadgets,
             start: self.layout.chain,
-            home: way,
+            restore_frame: restore_path,
             signal,
             slots,
         };
@@ -115,11 +119,11 @@ impl RemoteSession<'_> {
         plan.build_of_words(queries).or_else(|| plan.build_of_frames(queries).filter(|_| may_forget))
     }
 
-    pub(super) fn set_off(&mut self, chain: &Chain) -> Result<(), RemoteError> {
+    pub(super) fn start_chain(&mut self, chain: &Chain) -> Result<(), RemoteError> {
         let tid = self.thread.tid();
         if self.position != Position::Found {
             // The thread is stopped in the previous chain, and the new chain overwrites the previous one.
-            self.point_at(self.layout.way(self.opened))?;
+            self.point_at(self.layout.restore_path(self.opened))?;
             steps::reach("pointed away from a chain");
         }
         debug_assert!(
@@ -128,7 +132,7 @@ impl RemoteSession<'_> {
         );
         self.layout.memory.write(self.layout.chain, &chain.bytes)?;
         steps::reach("chain written");
-        self.hold_back(chain.mask)?;
+        self.set_mask(chain.mask)?;
         ptrace::set_registers(tid, &chain.first)?;
         self.position = Position::Moved;
         steps::reach("pointed at the chain");
@@ -138,7 +142,7 @@ impl RemoteSession<'_> {
         Ok(())
     }
 
-    pub(super) fn come_to_end(
+    pub(super) fn finish_chain(
         &mut self,
         chain: &Chain,
         count: usize,
@@ -150,7 +154,7 @@ impl RemoteSession<'_> {
                     let is_blocked = self.mask & chain::bit(signal) != 0;
                     // A thread that blocks the signal may be waiting for it, for example in sigwait(3). So
                     // the sender of the signal matters.
-                    if is_blocked && !chain::stands_at_end(&ptrace::registers(tid)?) {
+                    if is_blocked && !chain::has_sent_ending_signal(&ptrace::registers(tid)?) {
                         self.intercepted.push(Intercepted { signal, is_own: is_sent_to_thread(tid)? });
                     } else {
                         let results = chain.slots.read(count, self.layout.memory)?;

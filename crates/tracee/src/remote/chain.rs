@@ -27,7 +27,7 @@ use sys::ptrace::Registers;
 
 use super::gadgets::Gadgets;
 use crate::arch::numbers::{TGKILL, TKILL};
-use crate::arch::{self, HomePlace, Preserved};
+use crate::arch::{self, Preserved, RestoreFrame};
 use crate::memory::ProcessMemory;
 use crate::procfs::SignalSets;
 
@@ -48,7 +48,7 @@ pub(super) const fn bytes_of(calls: usize) -> ByteCount {
 pub(super) const UNSET: u64 = 0x8000_0000_ffff_ffff;
 
 /// SIGURG, SIGWINCH, SIGCHLD. By default they have no effect.
-pub(super) const HARMLESS: [Signal; 3] = [Signal(23), Signal(28), Signal(17)];
+pub(super) const ENDING_SIGNALS: [Signal; 3] = [Signal(23), Signal(28), Signal(17)];
 
 /// One system call to make.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +95,7 @@ pub(super) struct Plan<'a> {
     /// Address of the chain.
     pub(super) start: Address,
     /// The restore path to which the last link returns.
-    pub(super) home: HomePlace,
+    pub(super) restore_frame: RestoreFrame,
     /// The ending signal.
     pub(super) signal: Signal,
     /// Locations of the results. With `None`, the chain begins with the results.
@@ -104,11 +104,11 @@ pub(super) struct Plan<'a> {
 
 /// Returns a signal that can end a chain in a thread with this mask. A signal that the thread does not block
 /// is preferred, because no sigwait(3) of the thread can take it.
-pub(super) fn harmless(sets: SignalSets, mask: u64) -> Option<Signal> {
+pub(super) fn ending_signal(sets: SignalSets, mask: u64) -> Option<Signal> {
     let used = sets.caught | sets.pending;
     let is_free = |signal: &Signal, used: u64| used & bit(*signal) == 0;
-    let open = HARMLESS.into_iter().find(|signal| is_free(signal, used | mask));
-    open.or_else(|| HARMLESS.into_iter().find(|signal| is_free(signal, used)))
+    let open = ENDING_SIGNALS.into_iter().find(|signal| is_free(signal, used | mask));
+    open.or_else(|| ENDING_SIGNALS.into_iter().find(|signal| is_free(signal, used)))
 }
 
 impl Plan<'_> {
@@ -133,7 +133,7 @@ impl Plan<'_> {
                 true => slot(index + 1).get(),
                 // The gadget may pop one of these words into rbp. The restore path needs rbp, so every word
                 // has its value.
-                false => self.home.frame_pointer().get(),
+                false => self.restore_frame.frame_pointer().get(),
             }));
         }
         let (tid, signal) = (self.thread.1.get() as u64, self.signal.get() as u64);
@@ -144,7 +144,7 @@ impl Plan<'_> {
         let first = Registers {
             rip: words[links],
             rsp: (self.start + ByteCount(8 * (links as u64 + 1))).get(),
-            rbp: self.home.frame_pointer().get(),
+            rbp: self.restore_frame.frame_pointer().get(),
             ..nothing
         };
         let bytes = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -192,7 +192,7 @@ impl Plan<'_> {
             None => {
                 let (pid, tid) = self.thread;
                 let arguments = [pid.get() as u64, tid.get() as u64, self.signal.get() as u64, 0, 0, 0];
-                self.at_gadget(TGKILL, arguments, self.home.start)
+                self.at_gadget(TGKILL, arguments, self.restore_frame.start)
             }
         };
         let mut bytes: Vec<u8> = Vec::with_capacity(bytes_of(queries.len()).get() as usize);
@@ -202,7 +202,7 @@ impl Plan<'_> {
             bytes.resize(bytes.len() + 8 * store.words, 0);
             let mask = if index == queries.len() { !bit(self.signal) } else { u64::MAX };
             let restorer = self.gadgets.restorer;
-            bytes.extend(arch::frame(&registers_of(index), mask, self.home.state, restorer));
+            bytes.extend(arch::frame(&registers_of(index), mask, self.restore_frame.state, restorer));
         }
         Some(Chain { bytes, first: registers_of(0), signal: self.signal, slots, mask: u64::MAX })
     }
@@ -215,7 +215,7 @@ impl Plan<'_> {
 
 /// Reports whether a thread that is stopped at a signal has sent this signal to itself, as the last link of a
 /// chain does.
-pub(super) fn stands_at_end(registers: &Registers) -> bool {
+pub(super) fn has_sent_ending_signal(registers: &Registers) -> bool {
     [TKILL, TGKILL].contains(&(registers.orig_rax as i64))
 }
 

@@ -12,7 +12,7 @@ use sys::Error;
 use super::error::RemoteError;
 use crate::arch::{self, Store};
 use crate::memory::ProcessMemory;
-use crate::procfs::{Area, Backing};
+use crate::procfs::{Backing, Mapping};
 
 /// Bytes of code that are read and searched at a time, with one buffer. Mapping and touching more memory
 /// takes longer than the search.
@@ -76,18 +76,18 @@ struct Found {
 
 impl Gadgets {
     /// Searches the executable mappings of a process. The process may run.
-    pub fn find(memory: &ProcessMemory, areas: &[Area]) -> Result<Self, RemoteError> {
+    pub fn find(memory: &ProcessMemory, mappings: &[Mapping]) -> Result<Self, RemoteError> {
         let mut found = Found::default();
         // Remote calls in a pause need these values.
         sys::xsave::prepare();
-        for is_wanted in [is_steady as fn(&Area) -> bool, is_unsteady] {
+        for is_wanted in [is_steady as fn(&Mapping) -> bool, is_unsteady] {
             if !found.can_call() {
-                found.search(memory, areas, is_wanted)?;
+                found.search(memory, mappings, is_wanted)?;
             }
         }
         if found.passed_over && !found.has_best_store() {
             (found.is_thorough, found.searched) = (true, 0);
-            found.search(memory, areas, is_steady)?;
+            found.search(memory, mappings, is_steady)?;
         }
         let loads = found.loads();
         match found {
@@ -101,16 +101,16 @@ impl Gadgets {
     /// Reports whether the mappings that contain the gadgets are equal in both lists. The lists must be in
     /// ascending order.
     #[must_use]
-    pub fn are_kept(&self, before: &[Area], now: &[Area]) -> bool {
+    pub fn are_kept(&self, before: &[Mapping], now: &[Mapping]) -> bool {
         let loads = self.loads.map(|loads| [Some(loads.first), Some(loads.second), Some(loads.number)]);
         let third = self.loads.and_then(|loads| loads.third).map(|(at, _)| at);
         let store = self.store.map(|(at, _)| at);
         let needed = [Some(self.syscall_return), Some(self.restorer), self.pivot, store, third];
         let all = needed.into_iter().chain(loads.into_iter().flatten()).flatten();
-        let around = |areas: &[Area], at: Address| {
-            let index = areas.partition_point(|area| area.range.end <= at);
-            let area = areas.get(index).filter(|area| area.range.start <= at)?;
-            Some((area.range, area.protection, area.offset, area.backing.clone()))
+        let around = |mappings: &[Mapping], at: Address| {
+            let index = mappings.partition_point(|mapping| mapping.range.end <= at);
+            let mapping = mappings.get(index).filter(|mapping| mapping.range.start <= at)?;
+            Some((mapping.range, mapping.protection, mapping.offset, mapping.backing.clone()))
         };
         all.into_iter().all(|at| {
             let found = around(before, at);
@@ -123,17 +123,17 @@ impl Found {
     fn search(
         &mut self,
         memory: &ProcessMemory,
-        areas: &[Area],
-        is_wanted: fn(&Area) -> bool,
+        mappings: &[Mapping],
+        is_wanted: fn(&Mapping) -> bool,
     ) -> Result<(), Error> {
         let mut buffer = vec![0; (SEARCH_BYTES + SEARCH_OVERLAP) as usize];
-        for area in areas.iter().filter(|area| is_wanted(area)) {
-            let mut start = area.range.start;
-            while start < area.range.end {
-                let length = (area.range.end - start).get().min(SEARCH_BYTES + SEARCH_OVERLAP);
+        for mapping in mappings.iter().filter(|mapping| is_wanted(mapping)) {
+            let mut start = mapping.range.start;
+            while start < mapping.range.end {
+                let length = (mapping.range.end - start).get().min(SEARCH_BYTES + SEARCH_OVERLAP);
                 let code = &mut buffer[..length as usize];
                 memory.read(start, code)?;
-                if self.look(start, code) {
+                if self.search_piece(start, code) {
                     return Ok(());
                 }
                 start = start + ByteCount(SEARCH_BYTES);
@@ -143,7 +143,7 @@ impl Found {
     }
 
     /// Searches a piece of code, and reports whether the search is complete.
-    fn look(&mut self, start: Address, code: &[u8]) -> bool {
+    fn search_piece(&mut self, start: Address, code: &[u8]) -> bool {
         if self.has_all_but_store() && !self.is_thorough {
             self.passed_over = true;
             let found = memmem::find_iter(code, arch::FIRST_STORE)
@@ -153,7 +153,7 @@ impl Found {
             }
         } else {
             for end in memchr::memchr_iter(RETURN, code) {
-                self.look_at_end(start, &code[..=end]);
+                self.match_patterns_at_end(start, &code[..=end]);
             }
         }
         if self.restorer.is_none() {
@@ -169,7 +169,7 @@ impl Found {
 
     /// Compares the end of `code`, which is a `ret`, with all patterns except the signal restorer, which does
     /// not end with `ret`.
-    fn look_at_end(&mut self, start: Address, code: &[u8]) {
+    fn match_patterns_at_end(&mut self, start: Address, code: &[u8]) {
         let (pattern, slot) = match *code {
             [.., 0x5f, RETURN] => (arch::POP_FIRST_ARGUMENT, &mut self.first),
             [.., 0x5e, RETURN] => (arch::POP_SECOND_ARGUMENT, &mut self.second),
@@ -178,16 +178,16 @@ impl Found {
             [.., 0x58, RETURN] => (arch::POP_NUMBER, &mut self.number),
             [.., 0xc9, RETURN] => (arch::LEAVE_RETURN, &mut self.pivot),
             [.., 0x05, RETURN] => (arch::SYSCALL_RETURN, &mut self.syscall_return),
-            _ => return self.look_for_store(start, code),
+            _ => return self.check_store(start, code),
         };
         if slot.is_none() && code.ends_with(pattern) {
             *slot = Some(start + ByteCount((code.len() - pattern.len()) as u64));
         }
-        self.look_for_store(start, code);
+        self.check_store(start, code);
     }
 
     /// Checks whether the code ends with a store gadget.
-    fn look_for_store(&mut self, start: Address, code: &[u8]) {
+    fn check_store(&mut self, start: Address, code: &[u8]) {
         if self.has_best_store() {
             return;
         }
@@ -222,18 +222,18 @@ impl Found {
 
 /// Reports whether a mapping is code of a file or of the kernel. A program does not change such code between
 /// search and call.
-fn is_steady(area: &Area) -> bool {
-    is_code(area) && !area.protection.write && area.backing != Backing::Anonymous
+fn is_steady(mapping: &Mapping) -> bool {
+    is_code(mapping) && !mapping.protection.write && mapping.backing != Backing::Anonymous
 }
 
 /// Reports whether a mapping is code that the program has generated and may change at any time. A packed
 /// program has only such code.
-fn is_unsteady(area: &Area) -> bool {
-    is_code(area) && !is_steady(area)
+fn is_unsteady(mapping: &Mapping) -> bool {
+    is_code(mapping) && !is_steady(mapping)
 }
 
-fn is_code(area: &Area) -> bool {
-    area.protection.execute && area.name != "[vsyscall]"
+fn is_code(mapping: &Mapping) -> bool {
+    mapping.protection.execute && mapping.name != "[vsyscall]"
 }
 
 #[cfg(test)]
@@ -258,7 +258,7 @@ mod tests {
         for (index, pattern) in patterns.iter().enumerate() {
             code[16 * index..][..pattern.len()].copy_from_slice(pattern);
         }
-        found.look(Address(0x1000), &code);
+        found.search_piece(Address(0x1000), &code);
         let at = |index: u64| Some(Address(0x1000 + 16 * index));
         let pops = [found.first, found.second, found.third, found.third_and_rbx, found.number];
         assert_eq!(pops, [at(0), at(1), at(2), at(3), at(4)]);
@@ -288,12 +288,12 @@ mod tests {
         // mov %rax, (%r12); add $8, %rsp; pop %rbx; pop %r12; ret
         put(2048, &[0x49, 0x89, 0x04, 0x24, 0x48, 0x83, 0xc4, 0x08, 0x5b, 0x41, 0x5c, 0xc3]);
         let mut found = Found::default();
-        found.look(Address(0), &code[..1024]);
+        found.search_piece(Address(0), &code[..1024]);
         assert!(!found.passed_over);
-        found.look(Address(1024), &code[1024..]);
+        found.search_piece(Address(1024), &code[1024..]);
         assert!(found.passed_over && found.store.is_none());
         found.is_thorough = true;
-        assert!(found.look(Address(0), &code));
+        assert!(found.search_piece(Address(0), &code));
         let (at, store) = found.store.unwrap();
         assert_eq!((at, store.words, store.base_word), (Address(2048), 3, Some(2)));
     }
@@ -307,10 +307,10 @@ mod tests {
                     7f0000004000-7f0000005000 r-xp 00001000 08:01 77 /usr/lib/libc.so.6\n\
                     7f0000006000-7f0000007000 rwxp 00001000 08:01 77 /usr/lib/libc.so.6\n\
                     7f0000008000-7f0000009000 rw-p 00000000 00:00 0 \n";
-        let areas = crate::procfs::areas_in(text.as_bytes()).unwrap();
-        let steady: Vec<bool> = areas.iter().map(is_steady).collect();
+        let mappings = crate::procfs::mappings_in(text.as_bytes()).unwrap();
+        let steady: Vec<bool> = mappings.iter().map(is_steady).collect();
         assert_eq!(steady, [false, false, true, false, false]);
-        let unsteady: Vec<bool> = areas.iter().map(is_unsteady).collect();
+        let unsteady: Vec<bool> = mappings.iter().map(is_unsteady).collect();
         assert_eq!(unsteady, [true, true, false, true, false]);
     }
 }

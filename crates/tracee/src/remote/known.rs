@@ -15,7 +15,7 @@ use sys::{Errno, Error};
 use super::gadgets::Gadgets;
 use crate::arch;
 use crate::memory::ProcessMemory;
-use crate::procfs::Area;
+use crate::procfs::Mapping;
 
 /// EIO: the kernel does not know the ptrace(2) request.
 const EIO: Errno = Errno(5);
@@ -31,7 +31,7 @@ pub struct RemoteContext<'a> {
     /// Memory of the process.
     pub memory: &'a ProcessMemory,
     /// Mappings of the process, in ascending order.
-    pub areas: &'a [Area],
+    pub mappings: &'a [Mapping],
     /// Gadgets in the code of the program.
     pub gadgets: Gadgets,
 }

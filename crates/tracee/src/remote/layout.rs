@@ -23,7 +23,7 @@ use sys::ptrace::Registers;
 use super::chain;
 use super::error::RemoteError;
 use super::known::{KnownThread, RemoteContext};
-use crate::arch::{self, HomePlace};
+use crate::arch::{self, RestoreFrame};
 use crate::interruption;
 use crate::memory::ProcessMemory;
 use crate::steps;
@@ -36,24 +36,24 @@ const OPENED_MAX: usize = 4;
 /// Bytes of the address of a store gadget and of the most words that it pops.
 const LINK_BYTES: u64 = 8 * (1 + arch::STORE_WORDS_MAX as u64);
 /// Bytes of one deferred close: the words for the store gadget, then a signal frame.
-pub(super) const CLOSING_BYTES: u64 = LINK_BYTES + arch::FRAME_BYTES;
+pub(super) const DEFERRED_CLOSE_BYTES: u64 = LINK_BYTES + arch::FRAME_BYTES;
 
 /// Range above the stack pointer that is searched for a signal frame. A handler and its callees use at most
 /// this much.
 const SEARCHED: ByteCount = ByteCount(64 * 1024);
 /// Bytes that a signal frame may need below the word. With less space, the kernel could not run a handler
 /// there anyway.
-const ROOM: ByteCount = ByteCount(1024);
+const HANDLER_FRAME_BYTES: ByteCount = ByteCount(1024);
 const WORD_BYTES: usize = 8;
 
 /// Returns the bytes of the deferred closes of `opened` descriptors.
-const fn closings_bytes(opened: usize) -> ByteCount {
-    ByteCount(opened as u64 * CLOSING_BYTES)
+const fn deferred_close_bytes(opened: usize) -> ByteCount {
+    ByteCount(opened as u64 * DEFERRED_CLOSE_BYTES)
 }
 
 /// The capacity of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct SessionCapacity {
     /// Maximum number of calls in one chain. More calls need several chains.
     pub calls: usize,
     /// Bytes of arguments and results.
@@ -62,9 +62,9 @@ pub struct Room {
     pub opened: usize,
 }
 
-impl Room {
+impl SessionCapacity {
     /// The maximum capacity of a session.
-    pub const MOST: Self = Self { calls: chain::LINKS_MAX, data: ByteCount(DATA_BYTES), opened: OPENED_MAX };
+    pub const MAX: Self = Self { calls: chain::LINKS_MAX, data: ByteCount(DATA_BYTES), opened: OPENED_MAX };
 
     /// Returns the maximum number of calls in one chain, at least 1.
     pub(super) const fn links(self) -> usize {
@@ -76,15 +76,15 @@ impl Room {
     }
 
     /// Returns the bytes of a session below its restore frame, with padding for two alignments.
-    pub(super) const fn bytes_below_home(self) -> ByteCount {
-        let calls = chain::bytes_of(self.links()).get() + closings_bytes(self.opened).get();
+    pub(super) const fn bytes_below_restore_frame(self) -> ByteCount {
+        let calls = chain::bytes_of(self.links()).get() + deferred_close_bytes(self.opened).get();
         ByteCount(calls + self.data.get() + 32)
     }
 
     /// Returns the bytes of subject memory that a session in this thread uses.
     #[must_use]
     pub fn bytes(self, known: &KnownThread) -> ByteCount {
-        self.bytes_below_home() + arch::home_frame_bytes(known.state_in_use())
+        self.bytes_below_restore_frame() + arch::restore_frame_bytes(known.state_in_use())
     }
 }
 
@@ -99,10 +99,10 @@ pub(super) struct Saved {
 #[derive(Debug)]
 pub(super) struct Layout<'a> {
     pub(super) memory: &'a ProcessMemory,
-    pub(super) room: Room,
+    pub(super) capacity: SessionCapacity,
     pub(super) chain: Address,
     pub(super) data: Address,
-    pub(super) home: HomePlace,
+    pub(super) restore_frame: RestoreFrame,
     /// Previous contents, from the chain to the end of the restore frame.
     saved: Saved,
     /// The word where the restore path begins, for a thread in a handler on an alternate stack.
@@ -115,21 +115,21 @@ impl<'a> Layout<'a> {
         context: &RemoteContext<'a>,
         known: &KnownThread,
         top: Address,
-        room: Room,
+        capacity: SessionCapacity,
     ) -> Result<Self, RemoteError> {
         let (memory, restorer) = (context.memory, context.gadgets.restorer);
         let resumed = arch::restarted(&interruption::named(&known.resumed, memory));
-        let (home, frame) =
-            arch::home_frame(top, &resumed, known.signal_mask, known.state_in_use(), restorer);
-        let closings = home.frame_pointer() - closings_bytes(room.opened);
-        let data = Address((closings.get() - room.data.get()) & !15);
-        let chain = data - chain::bytes_of(room.links());
-        debug_assert!(top - chain <= room.bytes(known), "a session fits its place");
+        let (restore_frame, frame) =
+            arch::restore_frame(top, &resumed, known.signal_mask, known.state_in_use(), restorer);
+        let deferred_closes = restore_frame.frame_pointer() - deferred_close_bytes(capacity.opened);
+        let data = Address((deferred_closes.get() - capacity.data.get()) & !15);
+        let chain = data - chain::bytes_of(capacity.links());
+        debug_assert!(top - chain <= capacity.bytes(known), "a session fits its place");
         let saved = Saved { at: chain, bytes: memory.read_vec(chain, top - chain)? };
-        memory.write(home.start, &frame)?;
-        let on_alternate = lay_on_alternate(&known.resumed, home, context)?;
+        memory.write(restore_frame.start, &frame)?;
+        let on_alternate = write_on_alternate(&known.resumed, restore_frame, context)?;
         steps::reach("frame written");
-        Ok(Self { memory, room, chain, data, home, saved, on_alternate })
+        Ok(Self { memory, capacity, chain, data, restore_frame, saved, on_alternate })
     }
 
     /// Restores the previous contents of the memory.
@@ -139,24 +139,24 @@ impl<'a> Layout<'a> {
     }
 
     /// Returns the start of the restore path that includes the deferred closes of `opened` descriptors.
-    pub(super) fn way(&self, opened: usize) -> HomePlace {
+    pub(super) fn restore_path(&self, opened: usize) -> RestoreFrame {
         if opened == 0 {
-            return self.home;
+            return self.restore_frame;
         }
         // The deferred closes are below the word that `leave` pops into the frame pointer.
-        let start = self.home.frame_pointer() - closings_bytes(opened) + ByteCount(LINK_BYTES);
-        HomePlace { start, ..self.home }
+        let start = self.restore_frame.frame_pointer() - deferred_close_bytes(opened) + ByteCount(LINK_BYTES);
+        RestoreFrame { start, ..self.restore_frame }
     }
 
     /// Returns the address of the fd argument in the deferred close of the `count`th descriptor, counted from
     /// 1.
-    pub(super) fn number_at(&self, count: usize) -> Address {
-        self.way(count).start + ByteCount(arch::FRAME_FIRST_ARGUMENT)
+    pub(super) fn fd_address(&self, count: usize) -> Address {
+        self.restore_path(count).start + ByteCount(arch::FRAME_FIRST_ARGUMENT)
     }
 
-    pub(super) fn number_of(&self, count: usize) -> Result<Option<u64>, RemoteError> {
+    pub(super) fn fd_of(&self, count: usize) -> Result<Option<u64>, RemoteError> {
         let mut bytes = [0; 4];
-        self.memory.read(self.number_at(count), &mut bytes)?;
+        self.memory.read(self.fd_address(count), &mut bytes)?;
         // The initial value and the errors of a call are negative as an i32, so they give `None`.
         Ok(u64::try_from(i32::from_ne_bytes(bytes)).ok())
     }
@@ -165,16 +165,16 @@ impl<'a> Layout<'a> {
 /// Prepares a thread on an alternate stack to block all signals by itself. Writes the full signal set to the
 /// word that `leave` pops, and the address of `leave; ret` to a word on the alternate stack. Returns the
 /// address and the previous contents of the second word.
-fn lay_on_alternate(
+fn write_on_alternate(
     original: &Registers,
-    home: arch::HomePlace,
+    restore_frame: arch::RestoreFrame,
     context: &RemoteContext<'_>,
 ) -> Result<Option<Saved>, RemoteError> {
     let (Some(pivot), Some(word)) = (context.gadgets.pivot, word_below(original, context)) else {
         return Ok(None);
     };
     let bytes = context.memory.read_vec(word, ByteCount(WORD_BYTES as u64))?;
-    context.memory.write(home.frame_pointer(), &u64::MAX.to_ne_bytes())?;
+    context.memory.write(restore_frame.frame_pointer(), &u64::MAX.to_ne_bytes())?;
     context.memory.write(word, &pivot.get().to_ne_bytes())?;
     Ok(Some(Saved { at: word, bytes }))
 }
@@ -183,20 +183,20 @@ fn lay_on_alternate(
 /// `None` if the thread is not found to be on an alternate stack.
 fn word_below(registers: &Registers, context: &RemoteContext<'_>) -> Option<Address> {
     let at = Address(registers.rsp);
-    let area = context.areas.iter().find(|area| area.range.contains(at))?;
+    let mapping = context.mappings.iter().find(|mapping| mapping.range.contains(at))?;
     // A C library puts its thread control block (fs_base) at the end of the stack that it gives to the
     // thread. So a mapping with this block is no alternate stack.
-    if area.name == "[stack]" || area.range.contains(Address(registers.fs_base)) {
+    if mapping.name == "[stack]" || mapping.range.contains(Address(registers.fs_base)) {
         return None;
     }
-    let length = (area.range.end - at).min(SEARCHED);
+    let length = (mapping.range.end - at).min(SEARCHED);
     let bytes = context.memory.read_vec(at, length).ok()?;
     let stack = (0..bytes.len()).step_by(WORD_BYTES).find_map(|offset| {
-        let head = bytes.get(offset..)?.first_chunk::<{ arch::HOME_FRAME_HEAD_BYTES }>()?;
+        let head = bytes.get(offset..)?.first_chunk::<{ arch::RESTORE_FRAME_HEAD_BYTES }>()?;
         let stack = arch::alternate_stack(head)?;
         let holds = |at: Address| stack.start < at && at <= stack.end;
         (holds(at) && holds(at + ByteCount(offset as u64))).then_some(stack)
     })?;
     let word = Address((at.get() - arch::RED_ZONE.get() - WORD_BYTES as u64) & !15);
-    (word >= stack.start + ROOM).then_some(word)
+    (word >= stack.start + HANDLER_FRAME_BYTES).then_some(word)
 }

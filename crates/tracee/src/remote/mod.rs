@@ -12,11 +12,11 @@ mod batch;
 mod chain;
 mod error;
 mod gadgets;
-pub(crate) mod home;
 mod known;
 mod layout;
 mod opened;
 mod place;
+pub(crate) mod restore_frame;
 mod session;
 
 pub use batch::Batch;
@@ -24,7 +24,7 @@ pub use chain::Query;
 pub use error::RemoteError;
 pub use gadgets::Gadgets;
 pub use known::{KnownThread, RemoteContext};
-pub use layout::{DATA_BYTES, Room};
+pub use layout::{DATA_BYTES, SessionCapacity};
 pub use place::Places;
 pub use session::RemoteSession;
 

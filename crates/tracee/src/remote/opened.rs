@@ -20,7 +20,7 @@ use sys::Errno;
 
 use super::chain::{self, Query, Slots};
 use super::error::RemoteError;
-use super::layout::CLOSING_BYTES;
+use super::layout::DEFERRED_CLOSE_BYTES;
 use super::session::{Position, RemoteSession};
 use crate::arch;
 use crate::arch::numbers::CLOSE;
@@ -35,34 +35,35 @@ impl RemoteSession<'_> {
         queries: &[Query],
         signals: SignalSets,
     ) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
-        let (opened, way) = (self.opened + queries.len(), self.layout.way(self.opened + queries.len()));
+        let (opened, restore_path) =
+            (self.opened + queries.len(), self.layout.restore_path(self.opened + queries.len()));
         // The deferred close that is written last has the lowest address, and belongs to the first call.
-        let slots = Slots { first: self.layout.number_at(opened), stride: ByteCount(CLOSING_BYTES) };
-        let Some(chain) = self.chain_of(queries, signals, way, Some(slots)) else {
+        let slots = Slots { first: self.layout.fd_address(opened), stride: ByteCount(DEFERRED_CLOSE_BYTES) };
+        let Some(chain) = self.chain_of(queries, signals, restore_path, Some(slots)) else {
             return queries.iter().map(|query| self.open_one(query)).collect();
         };
         for count in self.opened + 1..=opened {
-            self.lay_closing(count)?;
+            self.write_deferred_close(count)?;
         }
-        self.set_off(&chain)?;
+        self.start_chain(&chain)?;
         self.opened = opened;
-        self.come_to_end(&chain, queries.len())?.into_iter().map(Ok).collect()
+        self.finish_chain(&chain, queries.len())?.into_iter().map(Ok).collect()
     }
 
     /// Makes one call that opens a descriptor.
     pub fn open_one(&mut self, query: &Query) -> Result<Result<u64, Errno>, RemoteError> {
-        self.lay_closing(self.opened + 1)?;
-        let frame = self.layout.way(self.opened + 1).start;
+        self.write_deferred_close(self.opened + 1)?;
+        let frame = self.layout.restore_path(self.opened + 1).start;
         let link = self.gadgets.store.map(|(_, store)| frame - link_bytes(store));
         let result = self.call_from(link.unwrap_or(frame), query);
         self.opened += 1;
         match result {
-            Ok(number) => {
+            Ok(fd) => {
                 // The tracer writes the fd itself, because the thread does not execute the store gadget while
                 // this program lives.
-                self.layout.memory.write(self.layout.number_at(self.opened), &number.to_ne_bytes())?;
+                self.layout.memory.write(self.layout.fd_address(self.opened), &fd.to_ne_bytes())?;
                 steps::reach("descriptor noted");
-                Ok(Ok(number))
+                Ok(Ok(fd))
             }
             Err(RemoteError::Refused { errno, .. }) => Ok(Err(errno)),
             Err(error) => Err(error),
@@ -76,34 +77,34 @@ impl RemoteSession<'_> {
         &mut self,
         query: impl FnOnce(&Self, Address) -> Result<Query, RemoteError>,
     ) -> Result<Option<u64>, RemoteError> {
-        self.lay_closing(self.opened + 1)?;
-        let query = query(self, self.layout.number_at(self.opened + 1))?;
-        let result = self.call_from(self.layout.way(self.opened + 1).start, &query);
+        self.write_deferred_close(self.opened + 1)?;
+        let query = query(self, self.layout.fd_address(self.opened + 1))?;
+        let result = self.call_from(self.layout.restore_path(self.opened + 1).start, &query);
         self.opened += 1;
         result?;
-        self.layout.number_of(self.opened)
+        self.layout.fd_of(self.opened)
     }
 
     /// Makes the subject close the opened descriptors, the newest first.
     pub fn close_opened(&mut self, signals: SignalSets) -> Result<(), RemoteError> {
-        let mut numbers = Vec::with_capacity(self.opened);
+        let mut fds = Vec::with_capacity(self.opened);
         for count in (1..=self.opened).rev() {
-            numbers.extend(self.layout.number_of(count)?);
+            fds.extend(self.layout.fd_of(count)?);
         }
-        if numbers.is_empty() {
+        if fds.is_empty() {
             self.opened = 0;
             return Ok(());
         }
-        let close = |number: &u64| Query { number: CLOSE, arguments: [*number, 0, 0, 0, 0, 0] };
-        let queries: Vec<Query> = numbers.iter().map(close).collect();
-        let Some(chain) = self.chain_of(&queries, signals, self.layout.home, None) else {
+        let close = |fd: &u64| Query { number: CLOSE, arguments: [*fd, 0, 0, 0, 0, 0] };
+        let queries: Vec<Query> = fds.iter().map(close).collect();
+        let Some(chain) = self.chain_of(&queries, signals, self.layout.restore_frame, None) else {
             return self.close_one_by_one();
         };
         // When the registers are set to the chain, the restore path contains the calls of the chain and no
         // deferred close.
-        self.set_off(&chain)?;
+        self.start_chain(&chain)?;
         self.opened = 0;
-        for result in self.come_to_end(&chain, queries.len())? {
+        for result in self.finish_chain(&chain, queries.len())? {
             result.map_err(|errno| RemoteError::Refused { tid: self.tid(), number: CLOSE, errno })?;
         }
         Ok(())
@@ -111,11 +112,11 @@ impl RemoteSession<'_> {
 
     fn close_one_by_one(&mut self) -> Result<(), RemoteError> {
         while self.opened > 0 {
-            let number = self.layout.number_of(self.opened)?;
+            let fd = self.layout.fd_of(self.opened)?;
             // The restore path of this call must not contain the deferred close of the same descriptor.
             self.opened -= 1;
-            if let Some(number) = number {
-                self.call(CLOSE, [number, 0, 0, 0, 0, 0])?;
+            if let Some(fd) = fd {
+                self.call(CLOSE, [fd, 0, 0, 0, 0, 0])?;
             }
         }
         Ok(())
@@ -123,7 +124,7 @@ impl RemoteSession<'_> {
 
     /// Closes the descriptors that are still open when a session ends. A chain of the session may still be
     /// running.
-    pub(super) fn give_up_opened(&mut self) -> Result<(), RemoteError> {
+    pub(super) fn close_remaining(&mut self) -> Result<(), RemoteError> {
         if self.position == Position::Running {
             self.reach_event_stop()?;
         }
@@ -131,17 +132,18 @@ impl RemoteSession<'_> {
     }
 
     /// Writes the deferred close of the `count`th descriptor. The restore path does not include it yet.
-    fn lay_closing(&self, count: usize) -> Result<(), RemoteError> {
-        debug_assert!(count <= self.layout.room.opened, "what is opened fits its room");
-        let (frame, next) = (self.layout.way(count).start, self.layout.way(count - 1).start);
+    fn write_deferred_close(&self, count: usize) -> Result<(), RemoteError> {
+        debug_assert!(count <= self.layout.capacity.opened, "what is opened fits its room");
+        let (frame, next) =
+            (self.layout.restore_path(count).start, self.layout.restore_path(count - 1).start);
         let call = self.registers_for(CLOSE, [chain::UNSET, 0, 0, 0, 0, 0], next);
-        let mut bytes = Vec::with_capacity(CLOSING_BYTES as usize);
+        let mut bytes = Vec::with_capacity(DEFERRED_CLOSE_BYTES as usize);
         if let Some((at, store)) = self.gadgets.store {
             bytes.extend(at.get().to_ne_bytes());
             bytes.resize(link_bytes(store).get() as usize, 0);
         }
         let start = frame - ByteCount(bytes.len() as u64);
-        bytes.extend(arch::frame(&call, u64::MAX, self.layout.home.state, self.gadgets.restorer));
+        bytes.extend(arch::frame(&call, u64::MAX, self.layout.restore_frame.state, self.gadgets.restorer));
         self.layout.memory.write(start, &bytes)?;
         steps::reach("closing laid");
         Ok(())
@@ -153,7 +155,7 @@ impl RemoteSession<'_> {
         let call = self.registers_for(query.number, query.arguments, stack);
         let call = match self.gadgets.store {
             Some((_, store)) => {
-                arch::with_preserved(&call, store.base, self.layout.number_at(self.opened + 1))
+                arch::with_preserved(&call, store.base, self.layout.fd_address(self.opened + 1))
             }
             None => call,
         };

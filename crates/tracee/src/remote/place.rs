@@ -31,7 +31,7 @@ const DISTANCE: ByteCount = ByteCount(64 * 1024);
 /// Maximum memory that the sessions of several threads use together. Pages that they touch stay allocated in
 /// the subject.
 const SEVERAL: ByteCount = ByteCount(REUSED_PAGES_MAX * PAGE_BYTES);
-/// Memory for one session. It is enough for every `Room` and every size of extended state.
+/// Memory for one session. It is enough for every `SessionCapacity` and every size of extended state.
 const ONE: ByteCount = ByteCount(32 * 1024);
 /// Range above a stack pointer that is searched for the signal frame of a handler.
 const SEARCHED: ByteCount = ByteCount(64 * 1024);
@@ -49,7 +49,7 @@ impl Places {
     /// stack, far below the leader. Otherwise it is a range of pages that were never written.
     pub fn find(pid: Pid, context: &RemoteContext<'_>) -> Result<Self, RemoteError> {
         let leader = pid.leader();
-        let initial = context.areas.iter().find(|area| area.name == "[stack]");
+        let initial = context.mappings.iter().find(|mapping| mapping.name == "[stack]");
         let stack = initial.ok_or(RemoteError::NoStack(leader))?.range;
         // The stack pointer is unknown if this tracer has not stopped the leader, or if the leader has ended
         // before its other threads.
@@ -60,8 +60,8 @@ impl Places {
         };
         // A frame that begins below the range may extend into it.
         let near = AddressRange::new(stack.start.max(all.start - ONE), all.end);
-        if !near.is_empty() && holds_home_frame(context.memory, near)? {
-            if is_anybodys_way(pid, context, near) {
+        if !near.is_empty() && holds_restore_frame(context.memory, near)? {
+            if has_thread_on_restore_path(pid, context, near) {
                 all = below(stack);
             } else {
                 forget(context.memory, all)?;
@@ -71,12 +71,12 @@ impl Places {
     }
 
     /// Returns the upper end of memory for a session. `None` means that active sessions must end first.
-    pub fn take(&mut self, room: ByteCount) -> Option<Address> {
+    pub fn take(&mut self, length: ByteCount) -> Option<Address> {
         let top = self.taken;
         // The first session may exceed the range, because the stack mapping grows downwards on access.
-        let fits = top == self.all.end || top - self.all.start >= room;
+        let fits = top == self.all.end || top - self.all.start >= length;
         fits.then(|| {
-            self.taken = top - room;
+            self.taken = top - length;
             top
         })
     }
@@ -94,8 +94,8 @@ fn below(stack: AddressRange) -> AddressRange {
 }
 
 /// Reports whether the range contains a frame that a dead tracer has left.
-fn holds_home_frame(memory: &ProcessMemory, range: AddressRange) -> Result<bool, Error> {
-    let mark = arch::home_frame_mark();
+fn holds_restore_frame(memory: &ProcessMemory, range: AddressRange) -> Result<bool, Error> {
+    let mark = arch::restore_frame_mark();
     let found = touched(memory, range)?.into_iter().any(|range| {
         let bytes = memory.read_vec(range.start, range.len());
         bytes.is_ok_and(|bytes| memmem::find(&bytes, &mark).is_some())
@@ -106,15 +106,16 @@ fn holds_home_frame(memory: &ProcessMemory, range: AddressRange) -> Result<bool,
 /// Reports whether a thread may return through a frame in the range. A thread in a signal handler has the
 /// address in the registers that the handler's signal frame holds. The result is true if a thread cannot be
 /// inspected.
-fn is_anybodys_way(pid: Pid, context: &RemoteContext<'_>, range: AddressRange) -> bool {
+fn has_thread_on_restore_path(pid: Pid, context: &RemoteContext<'_>, range: AddressRange) -> bool {
     let Ok(threads) = procfs::threads(pid) else { return true };
     let leads_there = |word: u64| range.start.get() <= word && word < range.end.get();
     threads.into_iter().any(|tid| {
         let Ok(Registers { rsp, rbp, .. }) = ptrace::registers(tid) else { return true };
-        let Some(area) = context.areas.iter().find(|area| area.range.contains(Address(rsp))) else {
+        let Some(mapping) = context.mappings.iter().find(|mapping| mapping.range.contains(Address(rsp)))
+        else {
             return true;
         };
-        let length = (area.range.end - Address(rsp)).min(SEARCHED);
+        let length = (mapping.range.end - Address(rsp)).min(SEARCHED);
         let Ok(bytes) = context.memory.read_vec(Address(rsp), length) else { return true };
         let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
         leads_there(rsp) || leads_there(rbp) || words.into_iter().any(leads_there)
@@ -134,41 +135,41 @@ fn touched(memory: &ProcessMemory, range: AddressRange) -> Result<Vec<AddressRan
 }
 
 fn far_below(used: Address, stack: AddressRange) -> AddressRange {
-    let bottom = |room: ByteCount| AddressRange::new(stack.start, stack.start + room);
+    let bottom = |length: ByteCount| AddressRange::new(stack.start, stack.start + length);
     let fits = |range: &AddressRange| used > range.end + DISTANCE;
     let end = Address(used.get() & !(PAGE_BYTES - 1)) - DISTANCE;
     [SEVERAL, ONE].map(bottom).into_iter().find(fits).unwrap_or_else(|| AddressRange::new(end - ONE, end))
 }
 
 fn unwritten_or_below(memory: &ProcessMemory, stack: AddressRange) -> Result<AddressRange, RemoteError> {
-    for room in [SEVERAL, ONE] {
-        if let Some(end) = unwritten(memory, stack, room)? {
-            return Ok(AddressRange::new(end - room, end));
+    for length in [SEVERAL, ONE] {
+        if let Some(end) = unwritten(memory, stack, length)? {
+            return Ok(AddressRange::new(end - length, end));
         }
     }
     Ok(below(stack))
 }
 
-/// Returns the end of `room` bytes in unwritten pages. Directly above, `room` further bytes are unwritten as
-/// well.
+/// Returns the end of `length` bytes in unwritten pages. Directly above, `length` further bytes are unwritten
+/// as well.
 fn unwritten(
     memory: &ProcessMemory,
     stack: AddressRange,
-    room: ByteCount,
+    length: ByteCount,
 ) -> Result<Option<Address>, RemoteError> {
     let written = touched(memory, stack)?;
     let reused = Address(stack.start.get() + REUSED_PAGES_MAX * PAGE_BYTES);
     let mut start = stack.start;
     for range in written {
-        if range.start - start >= ByteCount(2 * room.get()) {
+        if range.start - start >= ByteCount(2 * length.get()) {
             break;
         }
         if range.end > reused || !is_zero(memory, range)? {
             start = range.end;
         }
     }
-    let found = start < stack.end && stack.end - start >= ByteCount(2 * room.get());
-    Ok(found.then(|| start + room))
+    let found = start < stack.end && stack.end - start >= ByteCount(2 * length.get());
+    Ok(found.then(|| start + length))
 }
 
 fn is_zero(memory: &ProcessMemory, range: AddressRange) -> Result<bool, Error> {

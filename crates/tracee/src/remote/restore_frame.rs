@@ -14,7 +14,7 @@ use sys::ptrace::{self, Registers, Stop};
 use sys::{Errno, Error, process_memory};
 
 use super::chain;
-use super::layout::Room;
+use super::layout::SessionCapacity;
 use super::session::{CALL_LIMIT, STOP};
 use crate::arch;
 use crate::thread::{Stopped, Thread};
@@ -25,20 +25,20 @@ use crate::tracer::await_stop;
 const STOPS_MAX: usize = 4 * 64;
 
 /// Maximum distance in bytes from the restore frame down to a thread in a chain of words.
-const WORDS_BELOW_MAX: u64 = Room::MOST.bytes_below_home().get();
+const WORDS_BELOW_MAX: u64 = SessionCapacity::MAX.bytes_below_restore_frame().get();
 
 /// SIGKILL and SIGSTOP, which cannot be blocked.
 const NEVER_BLOCKED: u64 = 1 << 8 | 1 << 18;
 
 /// Runs a stopped thread to the end of its restore path, if the thread is on one. Afterwards the thread is in
 /// an event stop again.
-pub(crate) fn arrive(thread: &Thread<Stopped>) -> Result<(), Error> {
+pub(crate) fn finish_restore(thread: &Thread<Stopped>) -> Result<(), Error> {
     let tid = thread.tid();
-    if !is_on_its_way(thread, &ptrace::registers(tid)?) {
+    if !is_on_restore_path(thread, &ptrace::registers(tid)?) {
         return Ok(());
     }
     // Signals that arrive meanwhile stay pending until the restore frame restores the thread's own mask.
-    if !holds_nearly_all_back(ptrace::signal_mask(tid)?) {
+    if !blocks_nearly_all(ptrace::signal_mask(tid)?) {
         ptrace::set_signal_mask(tid, u64::MAX)?;
     }
     let mut injected = None;
@@ -47,7 +47,7 @@ pub(crate) fn arrive(thread: &Thread<Stopped>) -> Result<(), Error> {
         // The signal that ends a chain is discarded. SIGSTOP is delivered, because it is meant for the whole
         // process.
         injected = next_stop(thread)?.carried().filter(|signal| *signal == STOP);
-        if !is_on_its_way(thread, &ptrace::registers(tid)?) {
+        if !is_on_restore_path(thread, &ptrace::registers(tid)?) {
             break;
         }
     }
@@ -67,12 +67,12 @@ fn next_stop(thread: &Thread<Stopped>) -> Result<Stop, Error> {
 }
 
 /// Reports whether the mask blocks all signals, except those that can end a chain.
-fn holds_nearly_all_back(mask: u64) -> bool {
-    let ends = chain::HARMLESS.iter().fold(0, |set, signal| set | chain::bit(*signal));
+fn blocks_nearly_all(mask: u64) -> bool {
+    let ends = chain::ENDING_SIGNALS.iter().fold(0, |set, signal| set | chain::bit(*signal));
     mask | NEVER_BLOCKED | ends == u64::MAX
 }
 
-fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {
+fn is_on_restore_path(thread: &Thread<Stopped>, registers: &Registers) -> bool {
     let Registers { rip, rsp, rbp, .. } = *registers;
     let code_is = |at: u64, pattern: &[u8]| {
         let mut code = [0_u8; arch::LONGEST_RESTORER];
@@ -88,21 +88,22 @@ fn is_on_its_way(thread: &Thread<Stopped>, registers: &Registers) -> bool {
         return (0..=arch::LONGEST_RESTORER as u64).contains(&rip.wrapping_sub(restorer.get()))
             && arch::SIGNAL_RESTORERS.iter().any(|pattern| code_is(restorer.get(), pattern));
     }
-    let has_home_below = || restorer_of_frame(thread, rbp.wrapping_add(arch::FRAME_POINTER_BYTES)).is_some();
+    let rbp_leads_to_frame =
+        || restorer_of_frame(thread, rbp.wrapping_add(arch::FRAME_POINTER_BYTES)).is_some();
     // The thread is on an alternate stack and blocks all signals there. The word at the stack pointer leads
     // to the restore path.
-    let leads_on = || word_at(thread, rsp).is_some_and(|word| code_is(word, arch::LEAVE_RETURN));
-    let stands_before = code_is(rip, arch::SYSCALL_RETURN) || code_is(rip, arch::RETURN);
-    if stands_before && leads_on() && has_home_below() {
+    let returns_to_pivot = || word_at(thread, rsp).is_some_and(|word| code_is(word, arch::LEAVE_RETURN));
+    let is_at_return = code_is(rip, arch::SYSCALL_RETURN) || code_is(rip, arch::RETURN);
+    if is_at_return && returns_to_pivot() && rbp_leads_to_frame() {
         return true;
     }
     if code_is(rip, arch::LEAVE_RETURN) {
-        return has_home_below();
+        return rbp_leads_to_frame();
     }
     let Ok(mask) = ptrace::signal_mask(thread.tid()) else { return false };
     // Inside a chain of words, three conditions hold. The frame pointer is always the one of the restore
     // path. The words are below it. At most the ending signals are unblocked.
-    if holds_nearly_all_back(mask) && rbp.wrapping_sub(rsp) <= WORDS_BELOW_MAX && has_home_below() {
+    if blocks_nearly_all(mask) && rbp.wrapping_sub(rsp) <= WORDS_BELOW_MAX && rbp_leads_to_frame() {
         return true;
     }
     // Inside a chain of frames, the next frame is a few words above the stack pointer and leads to another
@@ -123,7 +124,7 @@ fn word_at(thread: &Thread<Stopped>, at: u64) -> Option<u64> {
 }
 
 fn restorer_of_frame(thread: &Thread<Stopped>, start: u64) -> Option<Address> {
-    let mut head = [0_u8; arch::HOME_FRAME_HEAD_BYTES];
+    let mut head = [0_u8; arch::RESTORE_FRAME_HEAD_BYTES];
     process_memory::read(thread.pid(), Address(start), &mut head).ok()?;
-    arch::home_frame_restorer(&head)
+    arch::restore_frame_restorer(&head)
 }

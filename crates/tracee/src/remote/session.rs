@@ -20,10 +20,10 @@ use sys::signal;
 use super::error::RemoteError;
 use super::gadgets::Gadgets;
 use super::known::{KnownThread, RemoteContext};
-use super::layout::{Layout, Room};
+use super::layout::{Layout, SessionCapacity};
 use super::place::Places;
 use crate::arch::numbers::{GETPID, RT_SIGPROCMASK};
-use crate::arch::{self, HomePlace};
+use crate::arch::{self, RestoreFrame};
 use crate::steps;
 use crate::thread::{Stopped, Thread};
 use crate::tracer::await_stop;
@@ -54,7 +54,7 @@ pub struct RemoteSession<'a> {
     /// The thread may have seccomp filters. The session has then tried to suspend them.
     is_filtered: bool,
     /// Signals that the thread blocks at present.
-    held_back: u64,
+    current_mask: u64,
     /// Signals that arrived from elsewhere, and were delivered although the thread normally blocks them. The
     /// session sends them again when the thread is restored.
     pub(super) intercepted: Vec<Intercepted>,
@@ -87,19 +87,19 @@ impl<'a> RemoteSession<'a> {
     /// Begins a session in a stopped thread: writes the restore frame, then sets the registers to the restore
     /// path. The session has room for the maximum of calls, data and descriptors.
     pub fn begin(thread: &'a mut Thread<Stopped>, context: &RemoteContext<'a>) -> Result<Self, RemoteError> {
-        Self::begin_with(thread, context, Room::MOST)
+        Self::begin_with(thread, context, SessionCapacity::MAX)
     }
 
-    /// Begins a session that uses at most the calls, data and descriptors of `room`.
+    /// Begins a session that uses at most the calls, data and descriptors of `capacity`.
     pub fn begin_with(
         thread: &'a mut Thread<Stopped>,
         context: &RemoteContext<'a>,
-        room: Room,
+        capacity: SessionCapacity,
     ) -> Result<Self, RemoteError> {
         let known = KnownThread::read(thread.tid(), context.memory)?;
         let mut places = Places::find(thread.pid(), context)?;
-        let top = places.take(room.bytes(&known)).ok_or(RemoteError::NoStack(thread.tid()))?;
-        Self::begin_at(thread, context, &known, top, room, true)
+        let top = places.take(capacity.bytes(&known)).ok_or(RemoteError::NoStack(thread.tid()))?;
+        Self::begin_at(thread, context, &known, top, capacity, true)
     }
 
     /// Begins a session in a thread that was already read, with its memory below the unused address `top`.
@@ -110,14 +110,14 @@ impl<'a> RemoteSession<'a> {
         context: &RemoteContext<'a>,
         known: &KnownThread,
         top: Address,
-        room: Room,
+        capacity: SessionCapacity,
         is_filtered: bool,
     ) -> Result<Self, RemoteError> {
         if known.resumed.cs != CODE_SEGMENT_64 {
             return Err(RemoteError::Foreign(thread.tid()));
         }
         let session = Self {
-            layout: Layout::write(context, known, top, room)?,
+            layout: Layout::write(context, known, top, capacity)?,
             thread,
             position: Position::Found,
             original: known.resumed,
@@ -125,7 +125,7 @@ impl<'a> RemoteSession<'a> {
             gadgets: context.gadgets,
             opened: 0,
             is_filtered,
-            held_back: known.signal_mask,
+            current_mask: known.signal_mask,
             intercepted: Vec::new(),
         };
         if is_filtered {
@@ -135,15 +135,15 @@ impl<'a> RemoteSession<'a> {
             let _ = session.thread.set_options(options);
         }
         // The signal mask may change only after the registers are set to the restore path.
-        session.point_home()?;
+        session.point_at_restore_path()?;
         steps::reach("pointed home");
         Ok(session)
     }
 
-    pub(super) fn hold_back(&mut self, signals: u64) -> Result<(), RemoteError> {
-        if self.held_back != signals {
+    pub(super) fn set_mask(&mut self, signals: u64) -> Result<(), RemoteError> {
+        if self.current_mask != signals {
             ptrace::set_signal_mask(self.tid(), signals)?;
-            self.held_back = signals;
+            self.current_mask = signals;
             steps::reach("mask set");
         }
         Ok(())
@@ -161,7 +161,7 @@ impl<'a> RemoteSession<'a> {
 
     /// Writes argument bytes to the start of the data memory.
     pub fn write_data(&self, bytes: &[u8]) -> Result<(), RemoteError> {
-        debug_assert!(bytes.len() as u64 <= self.layout.room.data.get(), "arguments fit the data area");
+        debug_assert!(bytes.len() as u64 <= self.layout.capacity.data.get(), "arguments fit the data area");
         Ok(self.layout.memory.write(self.layout.data, bytes)?)
     }
 
@@ -172,7 +172,7 @@ impl<'a> RemoteSession<'a> {
 
     /// Makes one system call in the thread, and returns its result.
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, RemoteError> {
-        let call = self.registers_for(number, arguments, self.layout.way(self.opened).start);
+        let call = self.registers_for(number, arguments, self.layout.restore_path(self.opened).start);
         self.make(number, &call)
     }
 
@@ -184,7 +184,7 @@ impl<'a> RemoteSession<'a> {
 
     pub(super) fn make(&mut self, number: i64, call: &Registers) -> Result<u64, RemoteError> {
         let tid = self.thread.tid();
-        self.hold_back(u64::MAX)?;
+        self.set_mask(u64::MAX)?;
         ptrace::set_registers(tid, call)?;
         self.position = Position::Moved;
         steps::reach("pointed at the call");
@@ -207,9 +207,9 @@ impl<'a> RemoteSession<'a> {
     /// Sets registers that start the restore path from the thread's own stack pointer. If a signal arrives,
     /// the kernel then puts the handler's frame where it would be without the session. With another stack
     /// pointer, the kernel would restart an alternate stack that is in use.
-    fn point_home(&self) -> Result<(), RemoteError> {
-        let Some(pivot) = self.gadgets.pivot else { return self.point_at(self.layout.home) };
-        let rbp = self.layout.home.frame_pointer().get();
+    fn point_at_restore_path(&self) -> Result<(), RemoteError> {
+        let Some(pivot) = self.gadgets.pivot else { return self.point_at(self.layout.restore_frame) };
+        let rbp = self.layout.restore_frame.frame_pointer().get();
         let registers = match &self.layout.on_alternate {
             // This call blocks all signals before the thread leaves the alternate stack.
             Some(word) => {
@@ -221,9 +221,10 @@ impl<'a> RemoteSession<'a> {
         Ok(ptrace::set_registers(self.tid(), &registers)?)
     }
 
-    /// Sets registers for a call of getpid(2), after which the thread returns to the start of `home`.
-    pub(super) fn point_at(&self, home: HomePlace) -> Result<(), RemoteError> {
-        let call = self.registers_for(GETPID, [0; 6], home.start);
+    /// Sets registers for a call of getpid(2), after which the thread returns to the start of
+    /// `restore_frame`.
+    pub(super) fn point_at(&self, restore_frame: RestoreFrame) -> Result<(), RemoteError> {
+        let call = self.registers_for(GETPID, [0; 6], restore_frame.start);
         Ok(ptrace::set_registers(self.tid(), &call)?)
     }
 
@@ -259,18 +260,18 @@ impl<'a> RemoteSession<'a> {
         if self.position == Position::Over {
             return Ok(());
         }
-        let outcome = self.bring_back();
+        let outcome = self.restore_in_event_stop();
         self.position = Position::Over;
         outcome
     }
 
     /// Restores the thread in an event stop. There, the kernel still restarts the call that the first stop
     /// interrupted.
-    fn bring_back(&mut self) -> Result<(), RemoteError> {
+    fn restore_in_event_stop(&mut self) -> Result<(), RemoteError> {
         let tid = self.thread.tid();
         if self.opened > 0 {
             // The thread is restored even if this fails.
-            let _ = self.give_up_opened();
+            let _ = self.close_remaining();
         }
         // A group stop (a signal has stopped all threads of the process) is visible only in an event stop.
         // The tracer can also wait for its end only there.
@@ -284,7 +285,7 @@ impl<'a> RemoteSession<'a> {
             self.thread.state.group_stop = group_stop;
         }
         steps::reach("event stop reached");
-        self.point_home()?;
+        self.point_at_restore_path()?;
         steps::reach("pointed home again");
         ptrace::set_signal_mask(tid, self.mask)?;
         steps::reach("mask brought back");

@@ -1,8 +1,10 @@
-/* A program that notices when a descriptor of its own goes: one thread opens and closes them all the time, and runs
- * before the others do, so that it has taken whatever number is free when a tracer of theirs dies.
+/* A program that detects if a tracer closes one of its descriptors. One thread permanently opens
+ * and closes descriptors. It has a higher priority than the other threads. If a tracer of these
+ * threads dies and frees a descriptor, this thread therefore reuses the descriptor number first.
  *
- * Prints "ready"; reads commands from stdin: "c" answers with the counts of the threads' rounds, "q" ends with
- * "ok" and status 0. Anything wrong prints "wrong: ..." and exits 1. */
+ * Prints "ready", and reads commands from stdin. "c" prints the numbers of rounds of the threads.
+ * "q" prints "ok" and ends the program with status 0. After an error, the program prints "wrong:
+ * ..." and exits with 1. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
@@ -16,7 +18,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* Descriptors that are opened before they are closed again. */
+/* Number of descriptors that are open at the same time. */
 #define HELD 16
 
 enum { LEADER, SPINNER, OPENER, PLACES };
@@ -42,7 +44,7 @@ static void on_crash(int signal, siginfo_t *info, void *context)
 	wrong("signal %d at %p", signal, info->si_addr);
 }
 
-/* Whoever is ready runs first. */
+/* Gives the calling thread the lowest priority: all other ready threads run first. */
 static void step_back(void)
 {
 	struct sched_param none = { 0 };
@@ -66,7 +68,7 @@ static void *opener(void *unused)
 			held[i] = open("/dev/null", O_WRONLY | O_CLOEXEC);
 			check(held[i] >= 0, "open: %m");
 		}
-		/* The others run while all are held. */
+		/* The other threads run while all descriptors are open. */
 		if (rounds[OPENER] % 16 == 0)
 			usleep(500);
 		for (int i = 0; i < HELD; i++) {

@@ -1,7 +1,8 @@
-/* A tree that forks, execs, and makes threads all the time, to be killed in the middle of it.
+/* A process tree that permanently forks, executes programs and creates threads. The test kills it
+ * meanwhile.
  *
- * Protocol: this process is the subreaper of the tree. For each line that it reads it starts a tree, and prints the pid
- * of its root. It prints `gone` once it has reaped every process of the tree. */
+ * Protocol: this process is the subreaper of the tree. For each line from stdin, it starts a tree
+ * and prints the pid of the root. It prints `gone` when it has reaped all processes of the tree. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <spawn.h>
@@ -38,7 +39,7 @@ static void *brief(void *unused)
 	return unused;
 }
 
-/* Creates a thread, and joins it, again and again. */
+/* Repeatedly creates a thread and joins it. */
 static void *creator(void *unused)
 {
 	for (;;) {

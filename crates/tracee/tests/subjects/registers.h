@@ -1,4 +1,5 @@
-/* A loop during which every general and vector register, and the red zone, hold known values. */
+/* A loop during which all vector registers, all general registers except rsp, and the red zone
+ * contain known values. */
 #ifndef REGISTERS_H
 #define REGISTERS_H
 

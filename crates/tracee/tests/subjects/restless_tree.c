@@ -1,8 +1,10 @@
-/* A process tree that never keeps still: threads, forks, execs and spawns come and go, one child is stopped and
- * continued, one has lost its leading thread. Every part checks what it gets.
+/* A process tree that changes permanently. Threads, forked children, executed programs and spawned
+ * processes start and end. One child is repeatedly stopped and continued, and one child has no
+ * leading thread any more. Each part checks its results.
  *
- * Protocol as in self_checking.c. The counters lie in memory that all parts share, so that an observer can see
- * whether anything moves. */
+ * The protocol is that of self_checking.c. After "ready", the program also prints the address of
+ * its counters. They are in memory that all parts share, so that the test can see whether a part
+ * makes progress. If argv[1] is a number, only this part is started. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -50,7 +52,7 @@ static void nap(long us)
 	check(nanosleep(&span, NULL) == 0, "nanosleep: %m");
 }
 
-/* A child that does not outlive its parent. */
+/* Forks a child that the kernel kills when its parent ends. */
 static pid_t fork_bound(void)
 {
 	pid_t child = fork();
@@ -126,7 +128,7 @@ static void spawn_part(void)
 	}
 }
 
-/* The child stands whenever it has been stopped, and goes on whenever it has been continued. */
+/* Checks that the child does not run while it is stopped, and runs again after SIGCONT. */
 static void stop_part(void)
 {
 	volatile unsigned long *steps = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -179,7 +181,7 @@ static void *idle(void *unused)
 	return NULL;
 }
 
-/* A thread other than the leader calls exec while others idle. */
+/* A thread other than the leader calls exec while other threads are idle. */
 static void threaded_exec_part(void)
 {
 	for (int i = 0; !shared->over; i++) {
@@ -215,8 +217,8 @@ static void deep_part(int depth)
 	expect_exit(child, depth, "deep");
 }
 
-/* Queued signals keep their order, number and values. So many may be on their way at once: what is queued counts
- * against a limit that all processes of a user share. */
+/* Maximum number of queued signals. They count against a limit that all processes of a user share.
+ * The test checks that queued signals keep their order, number and values. */
 #define SIGNALS_QUEUED_MAX 64
 static volatile int expected_value;
 

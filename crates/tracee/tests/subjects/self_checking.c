@@ -1,9 +1,13 @@
-/* A program whose threads stand in every place that a stop may meet, and that notices any change.
+/* A program whose threads are in all states in which a tracer may stop them, and that detects any
+ * change.
  *
- * Prints "ready"; reads commands from stdin: "c" answers with the counts of the threads' rounds, "q" ends with
- * "ok EINTRS" and status 0. Anything wrong prints "wrong: ..." and exits 1.
- * argv[1] == "lenient": calls that a dead tracer leaves interrupted (epoll_wait) may end with EINTR.
- * argv[2] == "restless": signals come to the leader as well, and much more often to the thread on an alternate stack. */
+ * Prints "ready", and reads commands from stdin. "c" prints the numbers of rounds of the threads.
+ * "q" prints "ok EINTRS" and ends the program with status 0. EINTRS is the number of allowed EINTR
+ * results. After an error, the program prints "wrong: ..." and exits with 1.
+ *
+ * If argv[1] is "lenient", calls that do not restart (epoll_wait) may end with EINTR after the
+ * death of a tracer. If argv[2] is "restless", the leader also receives signals, and the thread on
+ * an alternate stack receives them more often. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
@@ -29,10 +33,12 @@
 #define SMALL_STACK 2048
 #define FIELD (64 * 1024)
 #define SHORT_MS 20
-/* A wait that is broken off when its tracer dies may begin again; this often at most in one call. */
+/* Maximum duration of one wait. When a tracer dies, a call may restart with its whole timeout,
+ * several times. */
 #define LATE_MS 10000
 
-/* So many ticks of a millisecond may be on their way on a busy machine. */
+/* Maximum number of 1 ms ticks that may be missing at the end, because they are late on a busy
+ * machine. */
 #define TICKS_LATE 100
 
 enum { SPINNER, SLEEPER, POLLER, TIMED_POLLER, FUTEX, TIMED_FUTEX, PIPE, EPOLL, TIMED_EPOLL, SMALL, HANDLER, TICKS,
@@ -67,7 +73,7 @@ static long now_us(void)
 	return now.tv_sec * 1000000l + now.tv_nsec / 1000;
 }
 
-/* Where a thread that is led astray ends up. */
+/* Reports the crash of a thread, for example after a tracer has changed its registers. */
 static void on_crash(int signal, siginfo_t *info, void *context)
 {
 	ucontext_t *at = context;
@@ -95,13 +101,15 @@ static void check_mask(const char *who, const sigset_t *expected)
 		check(sigismember(&now, i) == sigismember(expected, i), "%s: signal %d changed in the mask", who, i);
 }
 
-/* A thread has its mask and its handlers: whoever is told that the subject is ready may send signals. */
+/* Counts the threads whose masks and handlers are set. "ready" is printed when all are set, because
+ * the test may then send signals. */
 static void set_up(void)
 {
 	__atomic_add_fetch(&begun, 1, __ATOMIC_SEQ_CST);
 }
 
-/* A mask of its own for each thread: everything but SIGALRM's number varies with the place. */
+/* Sets the mask of the calling thread. It blocks all signals except the crash signals and one
+ * real-time signal, which depends on `place`. */
 static sigset_t own_mask(int place)
 {
 	sigset_t mask;
@@ -272,7 +280,7 @@ static void *timed_epoll(void *unused)
 	return NULL;
 }
 
-/* A thread on a small stack in the middle of memory that others own, as Go has it. */
+/* A small thread stack inside memory that belongs to other objects, as in Go programs. */
 struct field {
 	unsigned char before[FIELD];
 	unsigned char stack[SMALL_STACK];
@@ -325,7 +333,8 @@ static void *small_stack(void *unused)
 	return NULL;
 }
 
-/* A thread that lives in a signal handler on an alternate stack, and is signalled there again and again. */
+/* A thread that stays in a signal handler on an alternate stack, and repeatedly receives signals
+ * there. */
 static struct field *alternate;
 static volatile unsigned long nested;
 
@@ -425,7 +434,8 @@ static void *ticker(void *unused)
 	return NULL;
 }
 
-/* sigsuspend returns once for each signal, never for a stop; the mask in between is the outer one. */
+/* A thread in sigsuspend, which must return once for each signal and never after a stop. After each
+ * return, the thread must have its original mask. */
 static volatile unsigned long sent, got;
 
 static void on_wake(int signal)
@@ -505,7 +515,8 @@ static void finish(void)
 	write(wake_fd, &one, sizeof(one));
 	write(pipe_ends[1], "x", 1);
 	pthread_kill(threads[WAITER], SIGRTMIN + 15);
-	/* One that a tracer has just left may be on its way back into its wait, where a wake-up does not find it. */
+	/* A thread from which a tracer has just detached may not be in its futex wait yet. A
+	 * wake-up is then lost, so it is repeated. */
 	while (pthread_tryjoin_np(threads[FUTEX], NULL) == EBUSY) {
 		syscall(SYS_futex, &futex_word, FUTEX_WAKE, 9, NULL, NULL, 0);
 		usleep(1000);
@@ -525,7 +536,8 @@ static void on_leader(int signal)
 	memset((void *)local, 0x55, sizeof(local));
 }
 
-/* A signal waits for the leader whenever it has stood still. */
+/* Sends a signal to the leader every 0.3 ms, so that a signal is pending after each stop of the
+ * leader. */
 static void signal_leader(void)
 {
 	struct sigaction action = { .sa_handler = on_leader, .sa_flags = SA_RESTART };
@@ -567,7 +579,7 @@ int main(int argc, char **argv)
 	suspended_thread = threads[SUSPENDED];
 	while (__atomic_load_n(&begun, __ATOMIC_SEQ_CST) < LEADER)
 		usleep(1000);
-	/* Time to come to the place where they stay. */
+	/* Gives the threads time to enter their calls. */
 	usleep(30000);
 	printf("ready\n");
 	fflush(stdout);

@@ -1,8 +1,10 @@
-/* A program that blocks all signals in all threads, and counts those of one number that it waits for.
+/* A program that blocks all signals in all threads, and counts the SIGURG signals that it waits
+ * for.
  *
- * Prints "ready", then "got N" for each SIGURG, or "lost" when none comes for ten seconds. argv[1] == "process": the leader reads them from a signalfd, and other
- * threads wait for something else. argv[1] == "thread": a second thread waits for them, and the first answer is its
- * number. */
+ * Prints "ready". Then it prints "got N" for each SIGURG, or "lost" if none arrives within ten
+ * seconds. If argv[1] is "process", the leader reads the signals from a signalfd, and the other
+ * threads are in pause(2). If argv[1] is "thread", a second thread waits for the signals, and first
+ * prints its tid. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>

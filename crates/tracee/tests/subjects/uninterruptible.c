@@ -1,7 +1,7 @@
-/* A program that is nearly always in a read(2) that cannot be interrupted: the page that it reads into comes after
- * DELAY_US, from a process that is no part of its tree.
+/* A program that is nearly always in an uninterruptible read(2). The read writes to a page that is
+ * missing. A process outside the tree supplies the page after DELAY_US, through a userfaultfd.
  *
- * Prints "ready", or "unsupported" where the kernel does not let it. */
+ * Prints "ready", or "unsupported" if userfaultfd is not available. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -21,7 +21,7 @@
 
 static char content[PAGE] __attribute__((aligned(PAGE)));
 
-/* Brings pages until the subject is gone. */
+/* Supplies missing pages until the subject has ended. */
 static void bring(int faults, pid_t subject)
 {
 	struct pollfd ready = { .fd = faults, .events = POLLIN };

@@ -4,7 +4,7 @@ use model::{AddressRange, Pid};
 use tracee::procfs;
 use undying_track::{Content, Tracker, Unwatched};
 
-use super::{Subject, attach, part, scan_area};
+use super::{Subject, attach, part, scan_mapping};
 
 /// The advice of madvise(2) that discards pages (MADV_DONTNEED).
 pub(crate) const DONTNEED: u64 = 4;
@@ -45,12 +45,12 @@ impl Case {
     }
 
     pub(crate) fn scan(&mut self, area: AddressRange) -> Vec<(u64, u64, Content)> {
-        scan_area(&mut *self.tracker, area)
+        scan_mapping(&mut *self.tracker, area)
     }
 
     pub(crate) fn cover(&mut self) -> (Vec<AddressRange>, Vec<Unwatched>) {
-        let areas = procfs::areas(self.subject.pid()).unwrap();
-        let coverage = self.tracker.cover(&areas).unwrap();
+        let mappings = procfs::mappings(self.subject.pid()).unwrap();
+        let coverage = self.tracker.cover(&mappings).unwrap();
         (coverage.fresh.clone(), coverage.unwatched.clone())
     }
 

@@ -140,22 +140,22 @@ pub(crate) fn attach(name: &str, pid: Pid) -> Option<Box<dyn Tracker>> {
     };
     let mut tree = StoppedTree::stop(pid).unwrap();
     let memory = ProcessMemory::open(pid).unwrap();
-    let areas = procfs::areas(pid).unwrap();
-    let gadgets = Gadgets::find(&memory, &areas).unwrap();
-    let context = RemoteContext { memory: &memory, areas: &areas, gadgets };
+    let mappings = procfs::mappings(pid).unwrap();
+    let gadgets = Gadgets::find(&memory, &mappings).unwrap();
+    let context = RemoteContext { memory: &memory, mappings: &mappings, gadgets };
     let process = tree.processes.iter_mut().find(|process| process.pid == pid).unwrap();
-    let attach = kind.prepare(pid, &areas).unwrap();
+    let attach = kind.prepare(pid, &mappings).unwrap();
     let mut session = RemoteSession::begin(&mut process.threads[0], &context).unwrap();
     let mut tracker = attach(&mut session).unwrap();
     session.end().unwrap();
-    tracker.cover(&areas).unwrap();
+    tracker.cover(&mappings).unwrap();
     tree.resume().unwrap();
     Some(tracker)
 }
 
 /// Scans a process whose memory does not change meanwhile. Returns the reported ranges inside of a mapping:
 /// first page, end page (exclusive) and content of each.
-pub(crate) fn scan_area(
+pub(crate) fn scan_mapping(
     tracker: &mut dyn Tracker,
     area: AddressRange,
 ) -> Vec<(u64, u64, undying_track::Content)> {
@@ -176,7 +176,7 @@ pub(crate) fn scan_area(
 
 /// Reports whether writes to any mapping of a process are watched.
 pub(crate) fn is_watched(pid: Pid) -> bool {
-    procfs::areas_with_flags(pid).unwrap().iter().any(|area| area.flags.has("uw"))
+    procfs::mappings_with_flags(pid).unwrap().iter().any(|mapping| mapping.flags.has("uw"))
 }
 
 /// Returns the number of open userfaultfds of a process.

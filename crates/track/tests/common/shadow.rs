@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
 use sys::pagemap::{PageEntry, Pagemap};
 use tracee::ProcessMemory;
-use tracee::procfs::{Area, Backing};
+use tracee::procfs::{Backing, Mapping};
 use undying_track::{Coverage, DirtyPages, DirtyRange};
 
 /// Number of scans that are printed for a missed page.
@@ -46,13 +46,13 @@ impl Shadow {
     }
 
     /// Forgets the copies of new ranges, and of pages that are no longer mapped.
-    pub(crate) fn cover(&mut self, coverage: &Coverage, areas: &[Area]) {
+    pub(crate) fn cover(&mut self, coverage: &Coverage, mappings: &[Mapping]) {
         for range in &coverage.fresh {
             self.forget(*range);
         }
         let inside = |page: u64| {
-            let first = areas.partition_point(|area| area.range.end.get() <= page);
-            areas.get(first).is_some_and(|area| area.range.start.get() <= page)
+            let first = mappings.partition_point(|mapping| mapping.range.end.get() <= page);
+            mappings.get(first).is_some_and(|mapping| mapping.range.start.get() <= page)
         };
         self.pages.retain(|page, _| inside(*page));
     }
@@ -102,33 +102,33 @@ impl Shadow {
     }
 
     /// Compares all memory. Returns the pages that differ, and the mapping of these pages.
-    pub(crate) fn differences(&self, areas: &[Area]) -> Vec<String> {
+    pub(crate) fn differences(&self, mappings: &[Mapping]) -> Vec<String> {
         let mut found = Vec::new();
-        for area in areas.iter().filter(|area| !area.is_kernel()) {
+        for mapping in mappings.iter().filter(|mapping| !mapping.is_kernel()) {
             let before = found.len();
-            if area.protection.shared {
-                self.compare(area, area.range, &mut found);
+            if mapping.protection.shared {
+                self.compare(mapping, mapping.range, &mut found);
             } else {
-                let populated = self.map.look(area.range).unwrap();
-                populated.private.iter().for_each(|range| self.compare(area, *range, &mut found));
-                self.compare_rest(area, &populated.private, &mut found);
+                let populated = self.map.look(mapping.range).unwrap();
+                populated.private.iter().for_each(|range| self.compare(mapping, *range, &mut found));
+                self.compare_rest(mapping, &populated.private, &mut found);
             }
             if found.len() > before {
-                found.push(format!("in {} {:?}", area.range, area.name));
+                found.push(format!("in {} {:?}", mapping.range, mapping.name));
             }
         }
         found
     }
 
     /// Compares the copies of pages that have no content in the process with the file, or with zero.
-    fn compare_rest(&self, area: &Area, populated: &[AddressRange], found: &mut Vec<String>) {
-        let held = self.pages.range(area.range.start.get()..area.range.end.get());
+    fn compare_rest(&self, mapping: &Mapping, populated: &[AddressRange], found: &mut Vec<String>) {
+        let held = self.pages.range(mapping.range.start.get()..mapping.range.end.get());
         for (page, copy) in held {
             let first = populated.partition_point(|range| range.end.get() <= *page);
             if populated.get(first).is_some_and(|range| range.start.get() <= *page) {
                 continue;
             }
-            let expected = file_page(area, *page);
+            let expected = file_page(mapping, *page);
             if copy[..] != expected[..] {
                 found.push(format!("{page:#x} of pid {} holds nothing, and the copy does", self.pid));
             }
@@ -158,7 +158,7 @@ impl Shadow {
         text
     }
 
-    fn compare(&self, area: &Area, range: AddressRange, found: &mut Vec<String>) {
+    fn compare(&self, mapping: &Mapping, range: AddressRange, found: &mut Vec<String>) {
         let mut bytes = vec![0; range.len().get() as usize];
         if self.memory.read(range.start, &mut bytes).is_err() {
             return;
@@ -167,8 +167,8 @@ impl Shadow {
             let page = range.start.get() + index as u64 * PAGE_BYTES;
             let same = match self.pages.get(&page) {
                 Some(copy) => copy[..] == *actual,
-                None if area.protection.shared && is_file(area) => true,
-                None => actual == &file_page(area, page)[..],
+                None if mapping.protection.shared && is_file(mapping) => true,
+                None => actual == &file_page(mapping, page)[..],
             };
             if !same {
                 found.push(self.describe(page, actual));
@@ -177,21 +177,21 @@ impl Shadow {
     }
 }
 
-fn is_file(area: &Area) -> bool {
-    matches!(&area.backing, Backing::File { path, .. } if path.exists())
+fn is_file(mapping: &Mapping) -> bool {
+    matches!(&mapping.backing, Backing::File { path, .. } if path.exists())
 }
 
 /// Returns the content of a page without a copy.
-fn file_page(area: &Area, page: u64) -> Page {
+fn file_page(mapping: &Mapping, page: u64) -> Page {
     let mut bytes = Box::new([0; PAGE_BYTES as usize]);
-    let Backing::File { path, .. } = &area.backing else { return bytes };
+    let Backing::File { path, .. } = &mapping.backing else { return bytes };
     match File::open(path) {
         Ok(file) => {
             // Bytes beyond the end of the file are zero.
-            let _ = file.read_at(&mut bytes[..], area.offset + page - area.range.start.get());
+            let _ = file.read_at(&mut bytes[..], mapping.offset + page - mapping.range.start.get());
         }
         // The subject `restless` has deleted its file, whose bytes all have this value.
-        Err(_) if !area.protection.shared => bytes.fill(0x55),
+        Err(_) if !mapping.protection.shared => bytes.fill(0x55),
         Err(_) => {}
     }
     bytes

@@ -1,13 +1,24 @@
-/* A process that does one memory operation a line and answers with a number or an address in hexadecimal.
+/* A process that reads commands from standard input, executes one memory operation for each line,
+ * and answers with a hexadecimal number or address. In a command, ADDR, OFFSET are hexadecimal, and
+ * all other numbers are decimal.
  *
- *   map KIND PAGES        anon huge hugetlb shared memfd file privmem reserve   -> address
- *   write ADDR PAGES BYTE     read ADDR     advise ADDR PAGES ADVICE     protect ADDR PAGES PROT
- *   unmap ADDR PAGES     again ADDR PAGES (unmap, and map anonymous memory at the same place)
- *   move ADDR PAGES      resize ADDR PAGES NEW
- *   second ADDR PAGES BYTE (write through another mapping of the memfd)   store OFFSET BYTE (write(2) to the memfd)
- *   drop (all privileges)    fill ADDR PAGES BYTE (the kernel writes, by read(2))
- *   fork (-> pid; the child obeys from now on, the parent waits)   exec   watch ADDR PAGES (userfaultfd of its own)
- */
+ *   map KIND PAGES          maps memory, and answers with its address. KIND is anon, huge, hugetlb, shared,
+ *                           memfd, file, privmem or reserve.
+ *   write ADDR PAGES BYTE   writes a byte to all places of the pages
+ *   read ADDR               answers with one byte
+ *   advise ADDR PAGES ADVICE, protect ADDR PAGES PROT, unmap ADDR PAGES
+ *   again ADDR PAGES        unmaps the pages, and maps anonymous memory at the same address
+ *   move ADDR PAGES         moves the pages to a new address
+ *   moveto ADDR PAGES TO    moves the pages to the address TO
+ *   resize ADDR PAGES NEW   changes the size to NEW pages
+ *   second ADDR PAGES BYTE  writes through another mapping of the memfd
+ *   store OFFSET BYTE       writes one byte to the memfd with pwrite(2)
+ *   drop                    drops all privileges
+ *   fill ADDR PAGES BYTE    lets the kernel write to the pages, with read(2)
+ *   fork                    answers with the pid of the child. The child executes the next commands, and the
+ *                           parent waits.
+ *   exec                    executes this program again
+ *   watch ADDR PAGES        registers the pages with a userfaultfd of this process */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

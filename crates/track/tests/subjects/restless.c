@@ -1,8 +1,9 @@
-/* A process that changes its memory in every way at full speed, from a seed, until it is killed.
+/* A process that changes its memory in many ways at full speed, until it is killed. A seed
+ * determines the changes.
  *
- * Two threads write to areas that stay; a third one discards, protects, moves, unmaps and grows memory, forks, and
- * uses its stack and its heap. Nothing here is checked: the test compares the memory with its own copy.
- */
+ * Two threads write to mappings that stay. A third thread discards, protects, moves, unmaps and
+ * grows memory, forks, and uses its stack and its heap. The process does not check its memory: the
+ * test compares it with a copy. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,7 +17,7 @@
 
 enum { PAGE = 4096, HUGE = 2 << 20 };
 
-/* Of linux/mman.h, newer than some C libraries. */
+/* Constants of linux/mman.h that some C libraries do not have. */
 enum { COLLAPSE = 25, GUARD_INSTALL = 102, GUARD_REMOVE = 103 };
 
 static const size_t RESERVED_BYTES = 4ul << 30;
@@ -76,7 +77,8 @@ static void set_up(const char *directory)
     close(memory);
 }
 
-/* A random page; of the reservation, one in a few small places, so that memory does not run out. */
+/* Returns a random page. In the reserved mapping, it is in one of a few small ranges, so that the
+ * machine has enough memory. */
 static size_t some_page(const struct area *area, uint64_t *state)
 {
     if (area != &areas[RESERVED])
@@ -98,7 +100,7 @@ static void *writer(void *argument)
     uint64_t state = seed * 7919 + (uintptr_t)argument + 1;
     for (;;) {
         write_some(&areas[next(&state) % FIXED_AREAS], &state);
-        /* Leaves the processors to others now and then, in steps that differ. */
+        /* Sleeps sometimes, for a random time, so that other threads can run. */
         if (next(&state) % 8 == 0)
             usleep(next(&state) % 100);
     }
@@ -123,7 +125,7 @@ static void discard(uint64_t *state)
         (void)*(volatile char *)(area->start + page * PAGE);
 }
 
-/* Guards in a page that nobody else uses. */
+/* Installs and removes guards in pages that no other function uses. */
 static void guard(uint64_t *state)
 {
     static char *pages;
@@ -136,7 +138,7 @@ static void guard(uint64_t *state)
         pages[page * PAGE] = (char)next(state);
 }
 
-/* Moves memory; what cannot be moved, because it has become several areas, is unmapped. */
+/* Moves memory. If the memory is in several mappings, it cannot be moved, and is unmapped. */
 static char *moved(char *from, size_t pages, size_t wanted, int elsewhere)
 {
     char *to = elsewhere ? map(wanted * PAGE, MAP_PRIVATE | MAP_ANONYMOUS, -1) : NULL;
@@ -167,7 +169,7 @@ static void remap(uint64_t *state)
         munmap(own, pages * PAGE);
         own = NULL;
         return;
-    case 1: /* the same place, another mapping */
+    case 1: /* another mapping at the same address */
         mmap(own, pages / 2 * PAGE, both, private | MAP_FIXED, -1, 0);
         return;
     case 2:
@@ -177,7 +179,7 @@ static void remap(uint64_t *state)
     case 3:
         own = moved(own, pages, pages, 1);
         return;
-    case 4: /* read-only and back */
+    case 4: /* read-only, and writable again */
         mprotect(own, pages / 2 * PAGE, PROT_READ);
         mprotect(own, pages / 2 * PAGE, both);
         return;
@@ -185,7 +187,7 @@ static void remap(uint64_t *state)
         mprotect(own, pages * PAGE, PROT_NONE);
         mprotect(own, pages * PAGE, both);
         return;
-    default: /* moved away, and something else in its place */
+    default: /* moved, and other memory at the old address */
         own = moved(own, pages, pages, 1);
         if (own && mmap(before, PAGE, both, private | MAP_FIXED_NOREPLACE, -1, 0) == before) {
             before[1] = 1;

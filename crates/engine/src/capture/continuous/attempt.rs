@@ -91,7 +91,7 @@ impl Continuous {
         }
     }
 
-    /// Pre-copies pages, and captures the subject in the last stop. `is_new` means that a process was never
+    /// Pre-copies pages, and captures the subject in the final stop. `is_new` means that a process was never
     /// copied.
     fn copy_and_stop(
         &mut self,
@@ -109,7 +109,7 @@ impl Continuous {
         let has_more = self.spaces.counts.rounds > 0 && self.spaces.tuning.prefer == Preference::Pause;
         // With a tracker that sees changes before they happen, a fault handler must resume the writers. The
         // handler may need the processor of this thread, so this thread must not run with real-time priority.
-        let may_hurry = has_more && !self.spaces.kind.properties().sees_before;
+        let may_hurry = has_more && !self.spaces.kind.properties().reports_before_change;
         let least = if may_hurry { URGENT_ROUND_MAX } else { RESIDUAL_GOAL };
         if has_more && self.spaces.has_dirtied(least, LAST_ROUND_MAX) {
             self.spaces.round(before, reserve)?;
@@ -149,7 +149,7 @@ impl Continuous {
         Ok(urgent)
     }
 
-    /// Executes last stops until one stop has captured everything. Returns `None` if slices (short stops that
+    /// Executes final stops until one stop has captured everything. Returns `None` if slices (short stops that
     /// only copy pages) must come first again.
     fn stop_last(
         &mut self,

@@ -199,7 +199,7 @@ impl Continuous {
     }
 
     /// Like `checkpoint_and_hold`, for one subject of a group. All subjects of the group are stopped before
-    /// the first one is captured. The last stop has no pause budget, and is not repeated.
+    /// the first one is captured. The final stop has no pause budget, and is not repeated.
     ///
     /// # Errors
     ///
@@ -368,7 +368,7 @@ impl Continuous {
 
     /// Collects all records except the pages. The subject may run during this call.
     fn records(&mut self, before: &mut Before) -> Result<RecordSet> {
-        before.processes.complete_areas(&mut before.objects)?;
+        before.processes.complete_mappings(&mut before.objects)?;
         let records = before.records()?;
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
         self.found.written = std::mem::take(&mut before.descriptors.files.written);

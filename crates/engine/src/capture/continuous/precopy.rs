@@ -1,4 +1,4 @@
-//! Pre-copy: copies pages before the last stop, so that the last stop copies few pages. First, pages are
+//! Pre-copy: copies pages before the final stop, so that the final stop copies few pages. First, pages are
 //! copied in rounds while the subject (the protected process tree) runs. Then they are copied in slices:
 //! stops that copy for at most the pause budget. Pre-copy ends when the remaining pages fit into one stop.
 //!
@@ -86,7 +86,7 @@ impl Spaces {
         Ok(pages)
     }
 
-    /// Copies dirty pages in slices, until a last stop will probably fit into the pause budget.
+    /// Copies dirty pages in slices, until a final stop will probably fit into the pause budget.
     pub(super) fn slice(&mut self, before: &Before, sink: &dyn PageSink) -> Result<()> {
         if !self.can_slice() || (self.budget.fits(self.due(before)) && !self.counts.has_deferred_fresh) {
             return Ok(());
@@ -107,7 +107,7 @@ impl Spaces {
         self.budget.limit.is_some() && self.kind.properties().rearms_running && !self.bypasses_cache
     }
 
-    /// Reports whether new mappings with this many pages should be scanned before the last stop. Returns
+    /// Reports whether new mappings with this many pages should be scanned before the final stop. Returns
     /// `true` at most once in a checkpoint.
     pub(super) fn defers_fresh(&mut self, fresh: PageCount) -> bool {
         let defers = !self.counts.has_deferred_fresh && self.can_slice() && !self.budget.fits(fresh);
@@ -115,7 +115,7 @@ impl Spaces {
         defers
     }
 
-    /// Returns the deadline for the copying in a last stop that began at `began`. `None`: the stop copies all
+    /// Returns the deadline for the copying in a final stop that began at `began`. `None`: the stop copies all
     /// pages.
     pub(super) fn copy_end(&self, began: Instant) -> Option<Deadline> {
         let spent = self.clock.now().saturating_duration_since(began);
@@ -135,7 +135,7 @@ impl Spaces {
         self.deferred(before) + self.pace.since(self.clock.now())
     }
 
-    /// Returns the predicted number of pages that last stops may copy. After slices, several last stops can
+    /// Returns the predicted number of pages that final stops may copy. After slices, several final stops can
     /// follow each other, because such a subject writes much. Allocating a buffer inside a stop takes longer
     /// than copying pages into the buffer.
     pub(super) fn due_in_last(&self, before: &Before) -> PageCount {

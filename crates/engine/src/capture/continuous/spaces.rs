@@ -86,7 +86,7 @@ impl Memory for Writing<'_> {
     }
 
     fn comes_first(&self) -> bool {
-        self.spaces.kind.properties().sees_before
+        self.spaces.kind.properties().reports_before_change
     }
 
     fn bind(&mut self, before: &Before) {
@@ -170,7 +170,7 @@ impl Spaces {
         let new = new.filter(|(pid, process)| !self.tracked.contains_key(pid) && !process.is_borrowed);
         // A process that has ended meanwhile needs no tracker.
         let prepare = |(pid, process): (&Pid, &Process)| {
-            Some((*pid, (process.stat.clone(), self.kind.prepare(*pid, &process.space.areas).ok()?)))
+            Some((*pid, (process.stat.clone(), self.kind.prepare(*pid, &process.space.mappings).ok()?)))
         };
         new.filter_map(prepare).collect()
     }

@@ -55,7 +55,7 @@ pub struct Taken {
     pub held_through: Option<PacketNumber>,
 }
 
-/// Stops before the last stop of a checkpoint. They keep the length of each stop within the pause budget.
+/// Stops before the final stop of a checkpoint. They keep the length of each stop within the pause budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Slices {
     /// Number of slices.

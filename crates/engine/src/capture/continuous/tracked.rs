@@ -14,7 +14,7 @@ use image::SpaceId;
 use model::{Address, AddressRange, PageCount, ProcessKey, RangeSet};
 use resource::memory::Content as Wanted;
 use sys::clock::{Deadline, Stopwatch};
-use tracee::procfs::{Area, Backing};
+use tracee::procfs::{Backing, Mapping};
 use tracee::{RemoteSession, Stopped, Thread};
 use track::{Attach, Content, DirtyPages, Moment, TrackError, Tracker};
 
@@ -74,7 +74,8 @@ impl Tracked {
     ) -> Result<Self> {
         sink.discard(process.space.id, EVERYTHING)?;
         process.space.coverage = Coverage::Outdated;
-        let mut session = RemoteSession::begin_with(leader, &process.space.context(), track::ROOM)?;
+        let mut session =
+            RemoteSession::begin_with(leader, &process.space.context(), track::ATTACH_CAPACITY)?;
         let tracker = attach(&mut session)?;
         session.end()?;
         Ok(Self {
@@ -104,20 +105,20 @@ impl Tracked {
     /// Updates the tracker with the present mappings, and removes void pages from the checkpoint. Returns the
     /// number of pages in mappings that no scan has seen.
     pub(super) fn cover(&mut self, process: &Process, sink: &dyn PageSink) -> Result<PageCount> {
-        let areas: Vec<Area> = process
+        let mappings: Vec<Mapping> = process
             .space
-            .areas
+            .mappings
             .iter()
             .zip(&process.space.contents)
             .filter(|(_, content)| matches!(content, Some(Wanted::Private | Wanted::PrivateAndObject)))
-            .map(|(area, _)| area.clone())
+            .map(|(mapping, _)| mapping.clone())
             .collect();
-        let mut void = self.tracker.cover(&areas)?.fresh.clone();
+        let mut void = self.tracker.cover(&mappings)?.fresh.clone();
         let fresh = void.iter().fold(PageCount(0), |sum, range| sum + range.pages());
-        let now: RangeSet = areas.iter().map(|area| area.range).collect();
+        let now: RangeSet = mappings.iter().map(|mapping| mapping.range).collect();
         void.extend(self.covered.difference(&now));
-        let anonymous = areas.iter().filter(|area| area.backing == Backing::Anonymous);
-        self.grouped = anonymous.map(|area| area.range).collect();
+        let anonymous = mappings.iter().filter(|mapping| mapping.backing == Backing::Anonymous);
+        self.grouped = anonymous.map(|mapping| mapping.range).collect();
         if std::mem::replace(&mut self.covered, now).is_empty() {
             // The log contains no page of the process yet. Removals would have no effect, but would wake
             // threads.

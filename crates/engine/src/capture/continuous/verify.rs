@@ -18,7 +18,7 @@ use image::{Extent, SpaceId};
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid, RangeSet, Tid};
 use store::ImageReader;
 use sys::ptrace;
-use tracee::procfs::{Area, Backing, Protection};
+use tracee::procfs::{Backing, Mapping, Protection};
 use tracee::{ProcessMemory, StoppedProcess, StoppedTree};
 
 use super::super::before::Before;
@@ -76,7 +76,7 @@ enum Source<'a> {
 struct ProcessSource<'a> {
     pid: Pid,
     memory: &'a ProcessMemory,
-    areas: &'a [Area],
+    mappings: &'a [Mapping],
     /// The rseq structures of the threads of the process.
     rseqs: Vec<AddressRange>,
 }
@@ -107,7 +107,7 @@ pub(super) fn compare(before: &mut Before, tree: &StoppedTree, image: &ImageRead
         let source = ProcessSource {
             pid: stopped.pid,
             memory: &process.space.memory,
-            areas: &process.space.areas,
+            mappings: &process.space.mappings,
             rseqs: stopped.threads.iter().filter_map(|thread| rseq_of(thread.tid())).collect(),
         };
         comparing.sources.insert(process.space.id, Source::Process(source));
@@ -250,30 +250,30 @@ impl Comparing<'_> {
 }
 
 impl ProcessSource<'_> {
-    fn area(&self, at: Address) -> Option<&Area> {
-        self.areas.iter().find(|area| area.range.contains(at))
+    fn mapping(&self, at: Address) -> Option<&Mapping> {
+        self.mappings.iter().find(|mapping| mapping.range.contains(at))
     }
 
     fn describe(&self, at: Address) -> String {
-        let Some(area) = self.area(at) else { return "in no area".to_owned() };
-        let Protection { read, write, execute, shared } = area.protection;
+        let Some(mapping) = self.mapping(at) else { return "in no area".to_owned() };
+        let Protection { read, write, execute, shared } = mapping.protection;
         let letter = |is_set: bool, letter: char| if is_set { letter } else { '-' };
         let rights =
             [letter(read, 'r'), letter(write, 'w'), letter(execute, 'x'), if shared { 's' } else { 'p' }];
-        let name = if area.name.is_empty() { "anonymous" } else { &area.name };
-        format!("{}-{} {} {name}", area.range.start, area.range.end, rights.iter().collect::<String>())
+        let name = if mapping.name.is_empty() { "anonymous" } else { &mapping.name };
+        format!("{}-{} {} {name}", mapping.range.start, mapping.range.end, rights.iter().collect::<String>())
     }
 
     /// Reads a page of the file that is mapped at an address. Leaves `bytes` unchanged if the mapping has no
     /// file. Returns `false` if there is no mapping, or if the file cannot be read.
     fn read_file(&self, at: Address, bytes: &mut [u8]) -> bool {
-        let Some(area) = self.area(at) else { return false };
-        if !matches!(area.backing, Backing::File { .. }) {
+        let Some(mapping) = self.mapping(at) else { return false };
+        if !matches!(mapping.backing, Backing::File { .. }) {
             return true;
         }
-        let AddressRange { start, end } = area.range;
+        let AddressRange { start, end } = mapping.range;
         let link = format!("/proc/{}/map_files/{:x}-{:x}", self.pid, start.get(), end.get());
-        let offset = area.offset + (at - start).get();
+        let offset = mapping.offset + (at - start).get();
         // Bytes after the end of the file keep the zeros of the caller.
         File::open(link).and_then(|file| file.read_at(bytes, offset)).is_ok()
     }

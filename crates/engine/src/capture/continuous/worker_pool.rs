@@ -56,7 +56,7 @@ impl Spaces {
         // If threads of the subject must answer queries, they need a processor, and workers yield to them. If
         // no thread had to answer in the last pause, the workers get real-time priority.
         if before.threads.are_silent {
-            worker_pool.hurry();
+            worker_pool.raise_priority();
         }
         worker_pool.begin();
     }

@@ -248,10 +248,10 @@ impl Guard {
             FreshReason::NotRestorable { .. } | FreshReason::FilesChanged => headline(last),
             FreshReason::NoneExact => self.why_none_exact(),
             FreshReason::FilesStay(BEGINNING) => {
-                format!("files cannot go back to the beginning: {}", headline(last))
+                format!("files cannot be rolled back to the beginning: {}", headline(last))
             }
             FreshReason::FilesStay(to) => {
-                format!("files cannot go back to checkpoint {to}: {}", headline(last))
+                format!("files cannot be rolled back to checkpoint {to}: {}", headline(last))
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::files::FilesReport;
 use crate::streams;
 
 /// Why the program starts from its beginning although there were checkpoints.
-const NONE_EXACT: &str = "there is no checkpoint that its files can go back to";
+const NONE_EXACT: &str = "there is no checkpoint to which its files can be rolled back";
 
 impl Guard {
     pub(super) fn why_none_exact(&self) -> String {

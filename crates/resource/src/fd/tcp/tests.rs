@@ -278,7 +278,7 @@ fn a_failed_checkpoint_does_not_change_the_connection() {
         kills: true,
         loses_connections: false,
         sockets: &Default::default(),
-        areas: Vec::new(),
+        mappings: Vec::new(),
         index: Default::default(),
     };
     let mut capture = Tcp.prepare(&descriptions[0], &scope).unwrap();
@@ -426,7 +426,7 @@ fn scope<'a>(
         loses_connections: false,
         index: Default::default(),
         sockets,
-        areas: Vec::new(),
+        mappings: Vec::new(),
     }
 }
 

@@ -225,7 +225,7 @@ fn an_outside_peer_is_an_obstacle_with_its_process() {
         kills: false,
         loses_connections: false,
         sockets: &Default::default(),
-        areas: Vec::new(),
+        mappings: Vec::new(),
         index: Default::default(),
     };
     let found = Unix.obstacles(&descriptions[0], &scope);
@@ -244,7 +244,7 @@ fn an_outside_peer_is_an_obstacle_with_its_process() {
         kills: true,
         loses_connections: false,
         sockets: &Default::default(),
-        areas: Vec::new(),
+        mappings: Vec::new(),
         index: Default::default(),
     };
     assert!(Unix.obstacles(&both[0], &scope).is_empty());

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use model::Pid;
 use sys::clock::Clock;
 use sys::kcmp;
-use tracee::procfs::{self, Area};
+use tracee::procfs::{self, Mapping};
 
 use crate::error::Result;
 
@@ -46,34 +46,35 @@ impl FlagState {
     }
 
     /// Reads the flags again if a read is due. Returns whether any flag may have changed.
-    pub(super) fn complete(&mut self, pid: Pid, areas: &mut [Area]) -> Result<bool> {
+    pub(super) fn complete(&mut self, pid: Pid, mappings: &mut [Mapping]) -> Result<bool> {
         let had_old = std::mem::take(&mut self.has_old);
         if !had_old && self.clock.now() - self.read_at < INTERVAL_MIN.max(self.cost * COST_PART) {
             return Ok(false);
         }
         let began = self.clock.now();
-        let now = procfs::areas_with_flags(pid)?;
+        let now = procfs::mappings_with_flags(pid)?;
         *self = Self::read_since(self.clock.clone(), began);
-        let has_changed = take_over(areas, now, had_old);
+        let has_changed = take_over(mappings, now, had_old);
         Ok(had_old || has_changed)
     }
 }
 
-/// Copies the flags in `now` to the mappings in `areas` that still exist. A mapping may have been split in
+/// Copies the flags in `now` to the mappings in `mappings` that still exist. A mapping may have been split in
 /// the meantime. The flags of its first part are then used only with `parts_count`, which the caller sets if
 /// flags are unknown. Returns whether any flag has changed.
-fn take_over(areas: &mut [Area], now: Vec<Area>, parts_count: bool) -> bool {
+fn take_over(mappings: &mut [Mapping], now: Vec<Mapping>, parts_count: bool) -> bool {
     let lasting = |flag: &&str| *flag != SOFT_DIRTY;
     let mut has_changed = false;
     for mut now in now {
         now.flags.remove(WATCHED);
-        let found = areas.binary_search_by_key(&now.range.start, |area| area.range.start);
-        let area = found.ok().and_then(|index| areas.get_mut(index));
-        let is_same =
-            |area: &&mut Area| area.backing == now.backing && (parts_count || area.range == now.range);
-        if let Some(area) = area.filter(is_same) {
-            has_changed |= !area.flags.iter().filter(lasting).eq(now.flags.iter().filter(lasting));
-            area.flags = now.flags;
+        let found = mappings.binary_search_by_key(&now.range.start, |mapping| mapping.range.start);
+        let mapping = found.ok().and_then(|index| mappings.get_mut(index));
+        let is_same = |mapping: &&mut Mapping| {
+            mapping.backing == now.backing && (parts_count || mapping.range == now.range)
+        };
+        if let Some(mapping) = mapping.filter(is_same) {
+            has_changed |= !mapping.flags.iter().filter(lasting).eq(now.flags.iter().filter(lasting));
+            mapping.flags = now.flags;
         }
     }
     has_changed
@@ -82,13 +83,13 @@ fn take_over(areas: &mut [Area], now: Vec<Area>, parts_count: bool) -> bool {
 /// Removes the flag of watched writes if a tracker of this program watches the writes. A tracked process has
 /// such a tracker. A child between vfork(2) and execve(2) shares the address space of its parent, and thereby
 /// the tracker. A userfaultfd of the subject itself is refused as a descriptor.
-pub(super) fn forget_own_watch(pid: Pid, areas: &mut [Area], tracked: &HashSet<Pid>) {
-    if !areas.iter().any(|area| area.flags.has(WATCHED)) {
+pub(super) fn forget_own_watch(pid: Pid, mappings: &mut [Mapping], tracked: &HashSet<Pid>) {
+    if !mappings.iter().any(|mapping| mapping.flags.has(WATCHED)) {
         return;
     }
     let shares = |other: &Pid| kcmp::shared(kcmp::Shared::Memory, pid, *other).unwrap_or(false);
     if tracked.iter().any(|other| *other == pid || shares(other)) {
-        areas.iter_mut().for_each(|area| area.flags.remove(WATCHED));
+        mappings.iter_mut().for_each(|mapping| mapping.flags.remove(WATCHED));
     }
 }
 
@@ -96,9 +97,9 @@ pub(super) fn forget_own_watch(pid: Pid, areas: &mut [Area], tracked: &HashSet<P
 mod tests {
     use super::*;
 
-    fn watched() -> Vec<Area> {
+    fn watched() -> Vec<Mapping> {
         let text = b"1000-2000 rw-p 00000000 00:00 0 \nVmFlags: rd wr uw\n";
-        tracee::procfs::areas_in(text).unwrap()
+        tracee::procfs::mappings_in(text).unwrap()
     }
 
     #[test]
@@ -108,9 +109,9 @@ mod tests {
         let other = Pid(child.id() as i32);
         let is_left = |pid, tracked: &[Pid]| {
             let tracked = tracked.iter().copied().collect();
-            let mut areas = watched();
-            forget_own_watch(pid, &mut areas, &tracked);
-            areas[0].flags.has(WATCHED)
+            let mut mappings = watched();
+            forget_own_watch(pid, &mut mappings, &tracked);
+            mappings[0].flags.has(WATCHED)
         };
         assert!(!is_left(own, &[other, own]));
         assert!(is_left(own, &[]));
@@ -119,25 +120,25 @@ mod tests {
         child.wait().unwrap();
     }
 
-    fn areas(flags: &str) -> Vec<Area> {
+    fn mappings(flags: &str) -> Vec<Mapping> {
         let text = format!(
             "1000-3000 rw-p 00000000 00:00 0\nVmFlags: rd wr {flags}\n5000-6000 rw-p 00000000 00:00 0\nVmFlags: rd\n"
         );
-        procfs::areas_in(text.as_bytes()).unwrap_or_default()
+        procfs::mappings_in(text.as_bytes()).unwrap_or_default()
     }
 
     #[test]
-    fn advice_for_a_whole_area_is_taken_over() {
-        let mut known = areas("sd ");
-        assert!(!take_over(&mut known, areas("uw "), false), "tracking is no change");
-        assert!(take_over(&mut known, areas("dc uw "), false));
+    fn advice_for_a_whole_mapping_is_taken_over() {
+        let mut known = mappings("sd ");
+        assert!(!take_over(&mut known, mappings("uw "), false), "tracking is no change");
+        assert!(take_over(&mut known, mappings("dc uw "), false));
         assert!(known[0].flags.has("dc") && !known[0].flags.has("uw"));
     }
 
     #[test]
-    fn a_part_of_an_area_does_not_speak_for_all_of_it() {
-        let mut known = areas("");
-        let mut now = areas("dc ");
+    fn a_part_of_a_mapping_does_not_speak_for_all_of_it() {
+        let mut known = mappings("");
+        let mut now = mappings("dc ");
         now[0].range.end = model::Address(0x2000);
         assert!(!take_over(&mut known, now.clone(), false));
         assert!(!known[0].flags.has("dc"));
@@ -148,17 +149,17 @@ mod tests {
     fn flags_are_read_again_when_they_are_old_and_when_their_time_has_come() {
         let pid = Pid(std::process::id() as i32);
         let clock = Clock::by_hand();
-        let mut areas = procfs::areas(pid).unwrap_or_default();
+        let mut mappings = procfs::mappings(pid).unwrap_or_default();
         let mut state = FlagState::read_since(clock.clone(), clock.now());
         clock.advance(2 * INTERVAL_MIN);
-        assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| has_changed));
-        assert!(areas.iter().any(|area| area.flags.has("rd")));
-        assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| !has_changed));
+        assert!(state.complete(pid, &mut mappings).is_ok_and(|has_changed| has_changed));
+        assert!(mappings.iter().any(|mapping| mapping.flags.has("rd")));
+        assert!(state.complete(pid, &mut mappings).is_ok_and(|has_changed| !has_changed));
         // An expensive read is made less often.
         clock.advance(2 * INTERVAL_MIN);
         let mut state = FlagState { cost: INTERVAL_MIN, ..state };
-        assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| !has_changed));
+        assert!(state.complete(pid, &mut mappings).is_ok_and(|has_changed| !has_changed));
         state.has_old = true;
-        assert!(state.complete(pid, &mut areas).is_ok_and(|has_changed| has_changed) && !state.has_old);
+        assert!(state.complete(pid, &mut mappings).is_ok_and(|has_changed| has_changed) && !state.has_old);
     }
 }

@@ -44,13 +44,13 @@ pub enum Backing {
 
 /// Properties of a mapping that only smaps contains (`VmFlags`).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct AreaFlags(Vec<[u8; 2]>);
+pub struct MappingFlags(Vec<[u8; 2]>);
 
 /// A flag that this program defines: the mapping has a protection key other than 0. In smaps, the key has a
 /// line of its own.
 const PROTECTION_KEY: [u8; 2] = *b"pk";
 
-impl AreaFlags {
+impl MappingFlags {
     /// Reports whether a two-letter flag of proc_pid_smaps(5) is set.
     #[must_use]
     pub fn has(&self, flag: &str) -> bool {
@@ -83,7 +83,7 @@ impl AreaFlags {
 
 /// One mapping of an address space.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Area {
+pub struct Mapping {
     /// Address range of the mapping.
     pub range: AddressRange,
     /// Access rights.
@@ -95,10 +95,10 @@ pub struct Area {
     /// Name in the list (`[heap]`, `[stack]`, `[anon:…]`, a path); empty if there is none.
     pub name: String,
     /// Flags from smaps; empty if only maps was read.
-    pub flags: AreaFlags,
+    pub flags: MappingFlags,
 }
 
-impl Area {
+impl Mapping {
     /// Reports whether the kernel provides the contents (vDSO, vvar, vsyscall).
     #[must_use]
     pub fn is_kernel(&self) -> bool {
@@ -107,24 +107,24 @@ impl Area {
 }
 
 /// Reads the mappings of a process from `maps`: fast, without flags.
-pub fn areas(pid: Pid) -> Result<Vec<Area>> {
+pub fn mappings(pid: Pid) -> Result<Vec<Mapping>> {
     parse_file(&format!("/proc/{pid}/maps"))
 }
 
 /// Reads the mappings of a process from `smaps`: with flags. This is slow, because the kernel walks all pages
 /// of the process.
-pub fn areas_with_flags(pid: Pid) -> Result<Vec<Area>> {
+pub fn mappings_with_flags(pid: Pid) -> Result<Vec<Mapping>> {
     parse_file(&format!("/proc/{pid}/smaps"))
 }
 
-fn parse_file(path: &str) -> Result<Vec<Area>> {
-    areas_in(&read(path)?).ok_or_else(|| malformed(path))
+fn parse_file(path: &str) -> Result<Vec<Mapping>> {
+    mappings_in(&read(path)?).ok_or_else(|| malformed(path))
 }
 
 /// Parses the text of `maps` or `smaps`. Returns `None` if it is neither.
 #[must_use]
-pub fn areas_in(bytes: &[u8]) -> Option<Vec<Area>> {
-    let mut found: Vec<Area> = Vec::new();
+pub fn mappings_in(bytes: &[u8]) -> Option<Vec<Mapping>> {
+    let mut found: Vec<Mapping> = Vec::new();
     let mut has_key = false;
     for line in bytes.split(|byte| *byte == b'\n') {
         let first = *line.first().unwrap_or(&b' ');
@@ -133,19 +133,19 @@ pub fn areas_in(bytes: &[u8]) -> Option<Vec<Area>> {
         } else if let Some(key) = line.strip_prefix(b"ProtectionKey:") {
             has_key = key.trim_ascii() != b"0";
         } else if let Some(flags) = line.strip_prefix(b"VmFlags:") {
-            let area = found.last_mut()?;
-            area.flags = AreaFlags(
+            let mapping = found.last_mut()?;
+            mapping.flags = MappingFlags(
                 flags.split(|byte| *byte == b' ').filter_map(|word| <[u8; 2]>::try_from(word).ok()).collect(),
             );
             if std::mem::take(&mut has_key) {
-                area.flags.insert(PROTECTION_KEY);
+                mapping.flags.insert(PROTECTION_KEY);
             }
         }
     }
     Some(found)
 }
 
-fn parse_line(line: &str) -> Option<Area> {
+fn parse_line(line: &str) -> Option<Mapping> {
     let mut words = line.splitn(6, ' ');
     let (start, end) = words.next()?.split_once('-')?;
     let rights = words.next()?.as_bytes();
@@ -164,7 +164,7 @@ fn parse_line(line: &str) -> Option<Area> {
         Backing::Anonymous
     };
     let hexadecimal = |word: &str| u64::from_str_radix(word, 16).ok().map(Address);
-    Some(Area {
+    Some(Mapping {
         range: AddressRange::new(hexadecimal(start)?, hexadecimal(end)?),
         protection: Protection {
             read: rights.first() == Some(&b'r'),
@@ -175,7 +175,7 @@ fn parse_line(line: &str) -> Option<Area> {
         offset,
         backing,
         name,
-        flags: AreaFlags::default(),
+        flags: MappingFlags::default(),
     })
 }
 
@@ -189,23 +189,24 @@ mod tests {
             Size:                328 kB\nVmFlags: rd ex mr mw me sd \n\
             7ffc0000-7ffc1000 rw-p 00000000 00:00 0          [stack]\n\
             7ffd0000-7ffd2000 r-xp 00000000 00:00 0          [vdso]\n";
-        let areas = areas_in(text).unwrap();
-        assert_eq!(areas.len(), 3);
-        assert!(areas[0].flags.has("ex") && !areas[0].flags.has("wr"));
-        assert_eq!(areas[0].range.pages().get(), 0x52);
-        assert!(matches!(&areas[0].backing, Backing::File { device: (8, 2), path, .. }
+        let mappings = mappings_in(text).unwrap();
+        assert_eq!(mappings.len(), 3);
+        assert!(mappings[0].flags.has("ex") && !mappings[0].flags.has("wr"));
+        assert_eq!(mappings[0].range.pages().get(), 0x52);
+        assert!(matches!(&mappings[0].backing, Backing::File { device: (8, 2), path, .. }
             if path.to_str() == Some("/usr/bin/a b (deleted)")));
-        assert_eq!(areas[1].backing, Backing::Anonymous);
-        assert!(areas[2].is_kernel());
+        assert_eq!(mappings[1].backing, Backing::Anonymous);
+        assert!(mappings[2].is_kernel());
     }
 
     #[test]
     fn both_lists_of_our_own_process_agree_on_the_code() {
         let pid = Pid(std::process::id() as i32);
-        let with = areas_with_flags(pid).unwrap();
-        let without = areas(pid).unwrap();
-        let code = |areas: &[Area]| areas.iter().filter(|area| area.protection.execute).count();
+        let with = mappings_with_flags(pid).unwrap();
+        let without = mappings(pid).unwrap();
+        let code =
+            |mappings: &[Mapping]| mappings.iter().filter(|mapping| mapping.protection.execute).count();
         assert_eq!(code(&with), code(&without));
-        assert!(with.iter().any(|area| area.name == "[stack]" && area.flags.has("gd")));
+        assert!(with.iter().any(|mapping| mapping.name == "[stack]" && mapping.flags.has("gd")));
     }
 }
