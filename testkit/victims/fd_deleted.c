@@ -1,6 +1,5 @@
-/* Proves that a file which has no name any more comes back with its content,
- * offset and flags: unlinked while open, unlinked and replaced by another file
- * of the same name, and O_TMPFILE. */
+/* Proves that the restore of a file without a name keeps its content, offset and flags. The cases
+ * are: an unlinked file, an unlinked file whose name a new file has, and a file of O_TMPFILE. */
 #include "victim.h"
 
 #define BYTES 20000

@@ -1,5 +1,5 @@
-/* Proves that character devices come back as themselves: /dev/null, zero, full,
- * random and urandom, with access mode and flags, and that each still behaves. */
+/* Proves that character devices (/dev/null, zero, full, random, urandom) are restored as the same
+ * devices, with access mode and flags. The victim reads from these devices and writes to them. */
 #include "victim.h"
 
 #include <sys/sysmacros.h>

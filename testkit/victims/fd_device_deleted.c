@@ -1,5 +1,5 @@
-/* Proves that a device node whose name is gone comes back as that node: number,
- * mode, owner, no name, and one node for two descriptions. */
+/* Proves that a device node without a name is restored with device number, mode and owner, and
+ * without a name. Two open file descriptions of the node still refer to one node. */
 #include "victim.h"
 
 #include <sys/sysmacros.h>

@@ -1,6 +1,6 @@
-/* Proves that an open directory comes back with its read position: a scan that
- * began before the checkpoint goes on after it and sees every entry exactly
- * once; and that openat works through plain and O_PATH directory descriptors. */
+/* Proves that an open directory is restored with its read position. A scan that began before the
+ * checkpoint continues after it, and returns each entry exactly once. Openat works with plain
+ * directory descriptors and with O_PATH descriptors. */
 #include "victim.h"
 
 #include <dirent.h>
@@ -41,7 +41,7 @@ static void end_scan(void)
 	must(lseek(scanned, 0, SEEK_SET));
 }
 
-/* Reads a handful of entries. */
+/* Reads the entries that fit into 256 bytes. */
 static void work(void)
 {
 	char buffer[256] __attribute__((aligned(8)));
@@ -78,7 +78,7 @@ static void sabotage(void)
 	must(lseek(scanned, 0, SEEK_SET));
 }
 
-/* Brings the scan in progress to its end, and does one more. */
+/* Completes the current scan, and makes one more scan. */
 static void finish(void)
 {
 	unsigned until = scans + 2;

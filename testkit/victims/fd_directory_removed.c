@@ -1,5 +1,6 @@
-/* Proves that directories which were removed while they were open come back as
- * removed ones: one for two descriptions, with mode and flags, and another beside it. */
+/* Proves that directories that were removed while open are restored as removed directories, with
+ * mode and flags. Two descriptions of one directory still refer to one directory, and another
+ * removed directory stays a separate one. */
 #include "victim.h"
 
 #define MODE 0750
@@ -17,7 +18,7 @@ static void setup(void)
 	must(mkdir(path, MODE));
 	other = must(open(path, O_RDONLY | O_DIRECTORY));
 	must(rmdir(path));
-	/* A file has the name now, and keeps it. */
+	/* Now a regular file has the name. It must keep this name. */
 	close(must(open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600)));
 }
 

@@ -1,6 +1,6 @@
-/* Proves that epoll sets come back: members, event masks, the 64-bit data, an
- * edge-triggered member, a one-shot member that has fired and must stay silent
- * until it is armed again, and an epoll set inside another one. */
+/* Proves that epoll sets are restored: members, event masks and 64-bit data. The cases are: an
+ * edge-triggered member, a one-shot member that has fired and stays silent until EPOLL_CTL_MOD, and
+ * an epoll set in another set. */
 #include "victim.h"
 
 #include <sys/epoll.h>
@@ -20,7 +20,8 @@ static void add(int set, int fd, uint32_t events, uint64_t data)
 	must(epoll_ctl(set, EPOLL_CTL_ADD, fd, &event));
 }
 
-/* Waits on one set without blocking and tells whether `data` was among the events. */
+/* Polls one set without blocking. Returns whether `data` was among the events, and stores the
+ * number of events. */
 static bool fired(int set, uint64_t data, int *count)
 {
 	struct epoll_event events[8];
@@ -94,7 +95,7 @@ static void sabotage(void)
 	must(epoll_ctl(outer, EPOLL_CTL_MOD, level, &event));
 }
 
-/* Arming the spent member again makes it fire once. */
+/* Rearms the one-shot member, which then fires exactly once. */
 static void finish(void)
 {
 	struct epoll_event event = { .events = EPOLLIN | EPOLLONESHOT, .data.u64 = ONE_SHOT_DATA };

@@ -1,5 +1,5 @@
-/* Proves that eventfds come back with their counter, semaphore mode and flags,
- * up to the largest value, and that parent and child go on sharing one. */
+/* Proves that eventfds are restored with counter (up to the maximum), semaphore mode and flags. A
+ * parent and a child still share an eventfd after the restore. */
 #include "victim.h"
 
 #include <sys/eventfd.h>

@@ -1,5 +1,5 @@
-/* Proves that thousands of eventfds come back, each with its counter, although the
- * kernel gives all of them one inode: telling them apart must not take quadratic time. */
+/* Proves that thousands of eventfds are restored, each with its counter. The kernel gives all
+ * eventfds the same inode number. Their identification must not take quadratic time. */
 #include "victim.h"
 
 #include <sys/eventfd.h>

@@ -1,6 +1,6 @@
-/* Proves that named pipes come back with their content and their ends: one
- * opened for reading and writing at once, one with separate ends, and that a
- * new writer which opens the path reaches the old reader. */
+/* Proves that FIFOs are restored with their content and their ends. One FIFO is open for reading
+ * and writing through one descriptor, another has separate ends. A new writer that opens the path
+ * reaches the old reader. */
 #include "victim.h"
 #include "victim_stream.h"
 
@@ -52,7 +52,7 @@ static void finish(void)
 	victim_stream_send(&ends, 600);
 	victim_stream_drain(&ends);
 	victim_stream_must_be_empty(&ends);
-	/* Only bytes still queued may remain to be read: one short read shows a loss. */
+	/* Only the queued bytes may be read: a short queue shows that bytes are lost. */
 	uint64_t left = both.sent - both.received;
 	victim_stream_receive(&both, left);
 	victim_stream_must_be_empty(&both);

@@ -1,6 +1,6 @@
-/* Proves that inotify instances come back: watch numbers (with a gap), masks and
- * watched inodes. The queue stays empty while the checkpoint is taken and must
- * stay empty: a restore that causes events is found out. */
+/* Proves that inotify instances are restored: watch descriptors (with a gap), masks and watched
+ * inodes. The event queue is empty at the checkpoint and must stay empty. This detects a restore
+ * that causes events. */
 #include "victim.h"
 
 #include <sys/inotify.h>
@@ -46,7 +46,7 @@ static void setup(void)
 	must(inotify_rm_watch(watcher, gone));
 	expect(gone, IN_IGNORED, "");
 	on_file = must(inotify_add_watch(watcher, file, IN_MODIFY));
-	/* A watch belongs to the inode: renaming the file must not lose it. */
+	/* A watch belongs to the inode, so it must survive that the file is renamed. */
 	must(rename(file, victim_path(moved, "renamed")));
 }
 
@@ -76,7 +76,8 @@ static void sabotage(void)
 	must(inotify_add_watch(watcher, moved, IN_ATTRIB));
 }
 
-/* Adding a watch for a watched inode gives its number back, a new one a fresh number. */
+/* A watch for a watched inode returns the existing watch descriptor. A watch for another inode
+ * returns a new one. */
 static void finish(void)
 {
 	char path[PATH_MAX];

@@ -1,6 +1,6 @@
-/* Proves that memfds come back: content, size, name, seals, offset, a shared
- * mapping that stays connected to the file, one open only through a mapping, and
- * one that can be executed, because nobody has it open for writing. */
+/* Proves that memfds are restored: content, size, name, seals, offset, and a shared mapping that
+ * stays connected to its file. One memfd is open only through a mapping. Another memfd can be
+ * executed, because no process has it open for writing. */
 #include "victim.h"
 
 #include <sys/mman.h>

@@ -1,7 +1,6 @@
-/* Proves that netlink sockets come back: port, group memberships, options, and
- * that requests are answered. A message that was not read at the checkpoint is
- * still there, or is reported as lost (ENOBUFS) exactly once; also one that was
- * on its way when the checkpoint was taken. */
+/* Proves that netlink sockets are restored: port, group memberships and options, and that requests
+ * are answered. A message that was unread or in flight at the checkpoint is still there, or is
+ * reported as lost (ENOBUFS) exactly once. */
 #include "victim.h"
 #include "victim_stream.h"
 
@@ -30,7 +29,7 @@ static void ask(int fd)
 	check(send(fd, &request, sizeof(request), 0) == sizeof(request), "send: %m");
 }
 
-/* Whether there is an answer, and not the news that it was lost. */
+/* Returns true if the socket has an answer, and false if it reports ENOBUFS. */
 static bool is_answered(int fd)
 {
 	union {
@@ -62,7 +61,7 @@ static void setup(void)
 	asking = must(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE));
 	must(bind(asking, (struct sockaddr *)&address, size));
 	must(getsockname(asking, (struct sockaddr *)&address, &size));
-	/* Loopback devices do not change while the test runs: no event comes in between. */
+	/* No event of these groups occurs during the test. */
 	victim_set_socket_option(asking, SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, RTNLGRP_IPV4_RULE);
 	victim_set_socket_option(asking, SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, RTNLGRP_MPLS_ROUTE);
 	victim_set_socket_option(asking, SOL_NETLINK, NETLINK_EXT_ACK, 1);
@@ -74,7 +73,8 @@ static void setup(void)
 	victim_wait_readable(waiting, "netlink");
 }
 
-/* As netlink(7) asks of a program: what comes after the news is of no use. */
+/* Repeats the request, as netlink(7) requires after ENOBUFS. The messages that are queued after the
+ * error are discarded. */
 static void start_over(int fd)
 {
 	char bytes[16384];

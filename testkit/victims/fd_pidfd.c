@@ -1,5 +1,5 @@
-/* Proves that pidfds come back and refer to the same processes: to the program
- * itself, to a living child, to a zombie; and that they poll, signal and wait. */
+/* Proves that pidfds are restored and refer to the same processes: the program itself, a living
+ * child, and a zombie. They work with poll(2), pidfd_send_signal(2) and waitid(2). */
 #include "victim.h"
 
 #include <poll.h>
@@ -40,7 +40,7 @@ static void work(void)
 	check(readable(dead), "a zombie looks alive");
 }
 
-/* The pid a pidfd refers to, from fdinfo. */
+/* Returns the pid that a pidfd refers to, from fdinfo. */
 static pid_t referred(int fd)
 {
 	char path[64], text[512] = "";

@@ -1,7 +1,7 @@
-/* Proves that pipes come back with their content: a byte stream, packets with
- * their borders, a full one, an enlarged one, one whose writer is gone (bytes,
- * then end of file), one whose reader is gone (EPIPE), and a pair that connects
- * parent and child, the child blocked in read. */
+/* Proves that pipes are restored with their content. The cases are: a byte stream; packets with
+ * their borders; a full pipe; an enlarged pipe; a pipe without a writer (bytes, then end of file);
+ * a pipe without a reader (EPIPE); and two pipes between parent and child, with the child blocked
+ * in read. */
 #include "victim.h"
 #include "victim_stream.h"
 

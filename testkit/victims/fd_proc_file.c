@@ -1,5 +1,6 @@
-/* Proves that open files and directories of /proc come back for the processes of the
- * tree: for the program itself, for a child, shared by both, with their positions. */
+/* Proves that open files and directories of /proc are restored with their positions, if they belong
+ * to processes of the tree. They belong to the program itself or to a child, and one file is shared
+ * by both. */
 #include "victim.h"
 
 #define SKIPPED 5

@@ -1,9 +1,9 @@
-/* Proves that regular files come back: offset, access mode, status flags,
- * close-on-exec, descriptor number; that a dup shares its offset and a second
- * open does not; that a parent and a child go on sharing one offset; O_APPEND,
- * O_PATH; and that the content read back is the content the program remembers.
+/* Proves that regular files are restored: descriptor number, offset, access mode, status flags
+ * (O_APPEND, O_PATH, ...) and close-on-exec. A dup(2) shares its offset, and a second open(2) does
+ * not. Parent and child still share one offset. The content of the files equals the content that
+ * the program has in memory.
  *
- * After a crash: files may be ahead of memory. */
+ * After a crash: files may contain newer data than the memory. */
 #include "victim.h"
 
 #define PLAIN_BYTES 8192
@@ -86,7 +86,7 @@ static void check_flags(const char *name, int fd, int descriptor_flags, int stat
 	check((status & compared) == status_flags, "%s: status flags are %#x", name, (unsigned)status);
 }
 
-/* Reads a little through one descriptor and looks at the offset of the other. */
+/* Reads 16 bytes through one descriptor, and checks the offset of the other. */
 static void check_shared_offset(int reader, int other, off_t *at)
 {
 	unsigned char bytes[16];
@@ -125,7 +125,7 @@ static void sabotage(void)
 	must(lseek(plain_dup, 5, SEEK_SET));
 }
 
-/* All records of both writers are there in order: nobody wrote at a stale offset. */
+/* Checks that all records of both writers are in order: no record was written at a stale offset. */
 static void finish(void)
 {
 	struct record record;
@@ -133,7 +133,7 @@ static void finish(void)
 	off_t end, at = 0;
 	victim_end_child(child);
 	end = must(lseek(shared, 0, SEEK_CUR));
-	/* What a life that crashed has written behind it may still be there. */
+	/* Behind `end`, the file may still have records of a previous incarnation that crashed. */
 	while ((at < end || !victim_crashed) && pread(shared, &record, sizeof(record), at) == sizeof(record)) {
 		check(record.writer < 2 && record.sequence == next[record.writer], "record at %lld: writer %u, number %u",
 		      (long long)at, record.writer, record.sequence);

@@ -1,5 +1,5 @@
-/* Proves that leases come back: for reading and for writing, with the signal that
- * tells their holder when somebody else opens the file. */
+/* Proves that leases for reading and for writing are restored, with the signal that notifies the
+ * lease holder when the file is opened again. */
 #include "victim.h"
 
 static int reads, writes;

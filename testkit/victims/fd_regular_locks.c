@@ -1,7 +1,7 @@
-/* Proves that locks which belong to open file descriptions come back with their
- * description and nobody else: of flock(2) and for ranges, held by us, by a child
- * alone and by a descriptor on its way in a socket. One lock and one close-on-exec
- * flag change all the time, so that a checkpoint that looks too early is found out. */
+/* Proves that locks of open file descriptions (flock(2) and ranges) are restored for exactly these
+ * descriptions. The holders are the program, only a child, and a descriptor in flight in a socket.
+ * One lock and one close-on-exec flag change continuously, which detects a checkpoint that reads
+ * them before the program is stopped. */
 #include "victim.h"
 #include "victim_stream.h"
 
@@ -72,7 +72,8 @@ static void work(void)
 	held = !held;
 }
 
-/* What somebody else can lock of a file at this moment: LOCK_EX, LOCK_SH, or 0 for nothing. */
+/* Returns which flock(2) another open file description can take now: LOCK_EX, LOCK_SH, or 0 for
+ * none. */
 static int left_of(const char *name)
 {
 	int other = open_beside(name), left = 0;
@@ -93,7 +94,8 @@ static short in_the_way(const char *name, off_t start, off_t length)
 	return found.l_type;
 }
 
-/* The kernel tells who took a lock: it must be somebody who has it. */
+/* The kernel reports the pid that took a lock. After a restore, this must be a process that has the
+ * descriptor. */
 static void check_owner(int fd)
 {
 	char path[64], text[1024] = "";
@@ -131,11 +133,12 @@ static void sabotage(void)
 
 static void finish(void)
 {
-	/* Locks go when the last holder of their description goes, and not before. */
+	/* The kernel releases a lock with the last descriptor of its description, and not before. */
 	close(plain);
 	check(left_of("plain") == 0, "the lock went with one of two descriptors");
 	victim_end_child(child);
-	/* A guardian that looks at us for the first time just now holds our files too, while it does (docs/limits.md). */
+	/* During its first scan of the program, a guardian has duplicates of all descriptors, so
+	 * the lock can be released a little later (docs/limits.md). */
 	victim_await(left_of("childs") == LOCK_EX, "the child's lock outlives it");
 	close(ends[0]);
 	close(ends[1]);

@@ -1,6 +1,6 @@
-/* Proves that files of a tmpfs that are open for writing and not mapped come back
- * with the content of the checkpoint, also after a crash: one that is written in
- * place, read through a second description, and one that is appended to. */
+/* Proves that tmpfs files that are open for writing and not mapped have the content of the
+ * checkpoint after a restore, also after a crash. One file is written in place and read through a
+ * second description. Another file is appended to. */
 #include "victim_tmpfs.h"
 
 #define LOG_BYTES_MAX 4096u

@@ -1,5 +1,5 @@
-/* Proves that signalfds come back with their mask, and that the signals waiting
- * behind them do too: number, sender, value, order. */
+/* Proves that signalfds are restored with their mask, and with their pending signals: number,
+ * sender, value and order. */
 #include "victim.h"
 
 #include <poll.h>
@@ -54,7 +54,7 @@ static void work(void)
 	first_value++;
 }
 
-/* The mask shows in fdinfo as the hexadecimal set of signals. */
+/* Checks the mask in fdinfo, which is a hexadecimal set of signals. */
 static void check_mask(const char *name, int fd, unsigned long long expected)
 {
 	char path[64], text[512] = "";

@@ -1,5 +1,5 @@
-/* Proves that symbolic links that are open themselves come back, with their name
- * and without: where they lead, their owner, and one link for two descriptions. */
+/* Proves that symbolic links that are open themselves (O_PATH with O_NOFOLLOW) are restored, with
+ * and without a name: target and owner. Two descriptions of one link still refer to one link. */
 #include "victim.h"
 
 #define OWNER 1234

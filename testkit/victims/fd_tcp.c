@@ -1,7 +1,6 @@
-/* Proves that TCP comes back: listeners of both address families that take new
- * clients, connections inside the program with bytes queued in both directions,
- * a connection between parent and child (the child blocked in recv), addresses,
- * ports and options. */
+/* Proves that TCP sockets are restored: listeners of both address families that accept new clients,
+ * connections with queued bytes in both directions, addresses, ports and options. One connection is
+ * between parent and child, with the child blocked in recv. */
 #include "victim.h"
 #include "victim_inet.h"
 

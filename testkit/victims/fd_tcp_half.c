@@ -1,6 +1,5 @@
-/* Proves that half closed TCP connections come back: one side has said that it
- * sends no more (with bytes still unread, or with none), and the other direction
- * goes on carrying data. */
+/* Proves that half-closed TCP connections are restored. One side has called shutdown(SHUT_WR), with
+ * or without unread bytes. The other direction still carries data. */
 #include "victim.h"
 #include "victim_inet.h"
 

@@ -1,5 +1,5 @@
-/* Proves that TCP connections which wait in the accept queue come back in their
- * order, with the bytes their clients already sent.
+/* Proves that TCP connections in the accept queue are restored in order, with the bytes that their
+ * clients have sent.
  *
  * After a crash: connections that were not accepted are lost. */
 #include "victim.h"
@@ -30,7 +30,8 @@ static bool is_lost(void)
 	return victim_crashed && must(poll(&waiting, 1, 0)) == 0;
 }
 
-/* Both ends died with their owner: the clients learn of it, and nobody waits. */
+/* Checks that each client sees the end of its connection: both ends of the connection are lost in
+ * the crash. */
 static void verify_loss(void)
 {
 	for (int i = 0; i < CLIENTS; i++) {

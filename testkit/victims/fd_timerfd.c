@@ -1,12 +1,12 @@
-/* Proves that timerfds come back: clock, what was left, interval, expirations
- * not read yet, disarmed ones; a periodic one goes on ticking. */
+/* Proves that timerfds are restored: clock, remaining time, interval and unread expirations. One
+ * timer is disarmed, and a periodic timer continues. */
 #include "victim.h"
 
 #include <poll.h>
 #include <sys/timerfd.h>
 
 #define FAR_SECONDS 3600
-/* A far timer may have lost this much to the time between checkpoint and restore. */
+/* Maximum time that a long timer may lose between checkpoint and restore. */
 #define FAR_SLACK_SECONDS 1200
 #define PERIOD_NS 5000000
 
@@ -58,7 +58,7 @@ static void verify(void)
 	check_setting("far", far_away, FAR_SECONDS - FAR_SLACK_SECONDS, FAR_SECONDS, 123456789);
 	check_setting("far real", far_real, FAR_SECONDS - FAR_SLACK_SECONDS, FAR_SECONDS, 0);
 	check_setting("periodic", periodic, 0, 1, PERIOD_NS);
-	/* Nothing is left for as long as it is due and its interrupt has not come. */
+	/* The remaining time is 0 while the timer is due and its interrupt has not occurred yet. */
 	victim_await(must(timerfd_gettime(periodic, &now)) == 0 && now.it_value.tv_nsec > 0, "periodic: is disarmed");
 	check_setting("expired", expired, 0, 0, 0);
 	must(timerfd_gettime(disarmed, &now));

@@ -1,7 +1,6 @@
-/* Proves that a pseudo terminal made by the program comes back: both ends belong
- * to each other, termios, window size, packet mode, bytes queued in both
- * directions, and a whole line queued in canonical mode. The number in /dev/pts
- * may be another one after a restore; that both ends agree on it is checked. */
+/* Proves that a pseudo terminal of the program is restored: the connection of both ends, termios,
+ * window size, packet mode, bytes queued in both directions, and a whole line queued in canonical
+ * mode. The number in /dev/pts may differ after a restore, but both ends must have the same number. */
 #include "victim.h"
 #include "victim_stream.h"
 

@@ -1,5 +1,5 @@
-/* Proves that UDP sockets come back: address, connected peer, options, and the
- * datagrams that wait, with their borders and their senders. */
+/* Proves that UDP sockets are restored: address, connected peer, options, and the queued datagrams
+ * with their borders and senders. */
 #include "victim.h"
 #include "victim_inet.h"
 
@@ -8,7 +8,7 @@
 struct socket_pair {
 	const char *name;
 	int family;
-	struct victim_stream stream; /* one connected socket to one bound socket */
+	struct victim_stream stream; /* from a connected socket to a bound socket */
 	struct sockaddr_storage bound, peer;
 };
 

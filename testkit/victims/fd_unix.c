@@ -1,7 +1,7 @@
-/* Proves that Unix socket pairs come back: stream, datagram and sequenced packet
- * with data queued in both directions, message borders, shut down halves, a
- * closed peer (bytes, then end of file), options, and a pair between parent and
- * child, the child blocked in recv. */
+/* Proves that Unix socket pairs are restored: stream, datagram and sequenced packet, with data
+ * queued in both directions, message borders and options. The other cases are: a direction that is
+ * shut down; a closed peer (bytes, then end of file); and a pair between parent and child, with the
+ * child blocked in recv. */
 #include "victim.h"
 #include "victim_stream.h"
 
@@ -74,7 +74,8 @@ static void setup(void)
 	connect_streams(&halved, &unused, SOCK_STREAM);
 	victim_stream_send(&halved, LEFT_BYTES);
 	must(shutdown(halved.out, SHUT_WR));
-	/* Nothing is queued there: what a message brings along is the business of fd_unix_credentials. */
+	/* No message is queued at this socket, so no message has credentials. fd_unix_credentials.c
+	 * tests credentials. */
 	victim_set_socket_option(halved.out, SOL_SOCKET, SO_PASSCRED, 1);
 	connect_streams(&orphaned, &unused, SOCK_STREAM);
 	victim_stream_send(&orphaned, LEFT_BYTES);
@@ -121,7 +122,7 @@ static void verify(void)
 	      "peer is pid %d", peer.pid);
 	must_fail_with(send(halved.out, "x", 1, 0), EPIPE);
 	must_fail_with(send(orphaned.in, "x", 1, 0), EPIPE);
-	/* The other direction of a half shut pair stays open. */
+	/* The other direction of the half-shut pair stays open. */
 	check(send(halved.in, "x", 1, 0) == 1 && recv(halved.out, &queued, 1, 0) == 1, "the open half is shut");
 }
 

@@ -1,5 +1,5 @@
-/* Proves that messages which wait in a Unix socket keep the credentials they were
- * sent with: pid, uid and gid of the program and of its child. */
+/* Proves that messages queued in a Unix socket keep the credentials of their sender: pid, uid and
+ * gid of the program and of its child. */
 #include "victim.h"
 #include "victim_stream.h"
 

@@ -1,6 +1,6 @@
-/* Proves that named Unix sockets come back: listeners with a path and with an
- * abstract name that take new clients, accepted connections with both ends in
- * the program, and datagrams that wait with the address of their sender. */
+/* Proves that named Unix sockets are restored. Listeners with a path or an abstract name accept new
+ * clients. Accepted connections with both ends in the program still work. Queued datagrams keep the
+ * address of their sender. */
 #include "victim.h"
 #include "victim_stream.h"
 
@@ -43,7 +43,7 @@ static socklen_t abstract_address(struct sockaddr_un *address, const char *name)
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
-/* One new connection: `client` and `server` are its ends. */
+/* Creates a new connection with the ends `client` and `server`. */
 static void connect_to(const struct listener *listener, int *client, int *server)
 {
 	*client = must(socket(AF_UNIX, listener->type, 0));
@@ -103,7 +103,8 @@ static void setup(void)
 		send_mail();
 }
 
-/* Exactly one message waits in each direction, so a byte stream keeps its borders too. */
+/* Exactly one message is queued in each direction, so one read from a byte stream returns exactly
+ * one message. */
 static void work(void)
 {
 	for (size_t i = 0; i < 2; i++) {

@@ -1,5 +1,4 @@
-/* Proves that connections to a Unix listener which nobody has accepted yet come
- * back in their order. */
+/* Proves that connections to a Unix listener that are not accepted yet are restored in order. */
 #include "victim.h"
 #include "victim_stream.h"
 

@@ -1,7 +1,6 @@
-/* Proves that listening sockets come back under the names that their files
- * have now: one that was renamed after bind, as HAProxy does it; one whose first
- * name was replaced by a link, as supervisord does it; one with two names; and
- * one whose name was removed. */
+/* Proves that listening sockets are restored under the current names of their files. The cases are:
+ * a file renamed after bind (HAProxy); a file whose first name was replaced by a hard link with
+ * another name (supervisord); a file with two names; and a file whose name was removed. */
 #include "victim.h"
 #include "victim_stream.h"
 

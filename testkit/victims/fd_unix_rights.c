@@ -1,6 +1,6 @@
-/* Proves that descriptors which travel in a Unix socket come back: a file passed
- * and not yet received shares its offset with the sender's, a pipe end that only
- * exists inside the socket still carries its bytes, and their order holds. */
+/* Proves that descriptors in flight in a Unix socket are restored in order. A passed file that is
+ * not received yet shares its offset with the sender's descriptor. A pipe end that exists only in
+ * the socket still carries its bytes. */
 #include "victim.h"
 #include "victim_stream.h"
 

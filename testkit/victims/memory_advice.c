@@ -1,6 +1,6 @@
-/* Proves that advice and flags of mappings come back, in a parent and in a child
- * that inherited some of them and set others: of private, shared and file
- * memory, and of memory that is wiped on fork, which stays so. */
+/* Proves that advice and flags of private, shared and file mappings are restored, in a parent and
+ * in a child. The child has inherited some mappings and has created others. One mapping is wiped on
+ * fork (MADV_WIPEONFORK), and keeps this property. */
 #include "victim_file.h"
 
 #define BYTES (3 * VICTIM_PAGE)
@@ -43,7 +43,7 @@ static void make(size_t i)
 	int flags = sharing | kinds[i].flags | (kinds[i].of == OF_FILE ? 0 : MAP_ANONYMOUS);
 	areas[i] = (struct victim_area){ .name = kinds[i].shown, .length = BYTES, .seed = i };
 	areas[i].at = victim_map(BYTES, PROT_READ | PROT_WRITE, flags, kinds[i].of == OF_FILE ? file : -1, 0);
-	/* What the kernel was built without is left out. */
+	/* Advice that this kernel does not support is skipped. */
 	has[i] = madvise(areas[i].at, BYTES, kinds[i].advice) == 0;
 	if (!has[i])
 		return;
@@ -109,7 +109,8 @@ static void sabotage(void)
 static void finish(void)
 {
 	victim_end_child(child);
-	/* A new child gets it wiped, and does not get what it was not to get. */
+	/* In a new child, the wiped mapping is zero, and the mappings with MADV_DONTFORK do not
+	 * exist. */
 	child = victim_fork();
 	if (child == 0) {
 		victim_check_zero("wiped again", inherited.at, BYTES);

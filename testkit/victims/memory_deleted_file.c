@@ -1,6 +1,6 @@
-/* Proves that mappings of a file without a name come back: shared and private
- * ones of an unlinked file whose descriptor is closed too, with private changes,
- * and two shared mappings that stay connected. */
+/* Proves that mappings of a file without a name are restored: shared and private mappings of an
+ * unlinked file without an open descriptor. The private mapping has changed pages, and two shared
+ * mappings stay connected. */
 #include "victim_file.h"
 
 #define PAGES 6u
@@ -60,7 +60,7 @@ static void sabotage(void)
 	private.at[VICTIM_PAGE + 5] ^= 1;
 }
 
-/* The private mapping still looks at the same file where it changed nothing. */
+/* Pages that the private mapping has not changed still show the file. */
 static void finish(void)
 {
 	shared.at[4 * VICTIM_PAGE] ^= 0xff;

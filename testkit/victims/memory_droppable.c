@@ -1,5 +1,5 @@
-/* Proves that droppable memory (MAP_DROPPABLE, Linux 6.11) comes back droppable:
- * its flags are as they were. Each page holds what was written, or zeros. */
+/* Proves that droppable memory (MAP_DROPPABLE, Linux 6.11) is restored as droppable, with the same
+ * flags. Each page contains the written data, or zeros. */
 #include "victim.h"
 #include "victim_memory.h"
 

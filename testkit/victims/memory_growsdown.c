@@ -1,5 +1,5 @@
-/* Proves that an area which grows downwards (MAP_GROWSDOWN) comes back with its
- * grown size and content, and goes on growing when the page below is touched. */
+/* Proves that a mapping that grows downwards (MAP_GROWSDOWN) is restored with its grown size and
+ * its content. It still grows when the page below is touched. */
 #include "victim.h"
 #include "victim_memory.h"
 

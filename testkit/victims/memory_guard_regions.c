@@ -1,5 +1,5 @@
-/* Proves that lightweight guard pages (MADV_GUARD_INSTALL) come back: touching
- * them still faults, their neighbours keep their content. */
+/* Proves that lightweight guard pages (MADV_GUARD_INSTALL) are restored: an access to a guard page
+ * faults, and neighbouring pages keep their content. */
 #include "victim.h"
 #include "victim_memory.h"
 
@@ -18,7 +18,8 @@ static bool is_guard(unsigned page)
 	return page == 3 || page == 4 || page == PAGES - 1;
 }
 
-/* A fault that was asked for: the handler steps over the page by opening it. */
+/* Handles the expected fault: removes the guard of the page, so that the access succeeds when it is
+ * repeated. */
 static void on_fault(int signal, siginfo_t *info, void *context)
 {
 	(void)signal;

@@ -1,5 +1,5 @@
-/* Proves that memfd mappings come back: shared ones in parent and child of one
- * memfd, a private one with changes, and one whose size is no multiple of a page. */
+/* Proves that memfd mappings are restored: shared mappings in parent and child, and a private
+ * mapping with changed pages. The size of the memfd is not a multiple of the page size. */
 #include "victim_file.h"
 
 #define PAGES 8u

@@ -1,5 +1,5 @@
-/* Proves that locked memory comes back locked: mlock, and mlock2 on fault, in
- * flags and in the amount the kernel counts. */
+/* Proves that locked memory (mlock, and mlock2 with MLOCK_ONFAULT) is restored as locked. The flags
+ * and the locked size that the kernel reports stay the same. */
 #include "victim.h"
 #include "victim_memory.h"
 

@@ -1,7 +1,7 @@
-/* Proves that private anonymous memory comes back: content, protection, borders
- * and flags of many areas: read-only, PROT_NONE with content behind it,
- * executable, MAP_NORESERVE, every madvise flag, and pages never touched. A hot
- * area changes all the time and is checked each time. */
+/* Proves that private anonymous memory is restored: content, protection, borders and flags of many
+ * mappings. They are read-only, PROT_NONE with content, executable, MAP_NORESERVE, with every
+ * madvise flag, or have untouched pages. A hot mapping changes in each round, and is checked in
+ * each round. */
 #include "victim.h"
 #include "victim_memory.h"
 
@@ -11,7 +11,7 @@
 
 struct kind {
 	const char *name;
-	int protection; /* after it was filled */
+	int protection; /* set after the content is written */
 	int flags, advice;
 };
 
@@ -52,7 +52,7 @@ static void setup_kind(size_t i)
 {
 	map(&areas[i], kinds[i].name, AREA_BYTES, i, kinds[i].flags);
 	if (kinds[i].advice != NO_ADVICE && madvise(areas[i].at, AREA_BYTES, kinds[i].advice) != 0)
-		check(errno == EINVAL, "%s: madvise: %m", kinds[i].name); /* not built into this kernel */
+		check(errno == EINVAL, "%s: madvise: %m", kinds[i].name); /* not supported by this kernel */
 	victim_fill(areas[i].at, AREA_BYTES, areas[i].seed);
 	must(mprotect(areas[i].at, AREA_BYTES, kinds[i].protection));
 	victim_area_remember(&areas[i]);

@@ -1,7 +1,6 @@
-/* Proves that private file mappings come back: pages the program changed keep the
- * change, the others still show the file (also what is written to it later), and
- * offset, protection, the end of the file and a RELRO-like area (changed, then
- * read-only) are kept. */
+/* Proves that private file mappings are restored. Changed pages keep their changes. Unchanged pages
+ * show the file, also data that is written to the file later. Offset, protection and the end of the
+ * file are kept. So is a mapping like RELRO, which is changed and then made read-only. */
 #include "victim_file.h"
 
 #define PAGES 16u
@@ -89,7 +88,7 @@ static void sabotage(void)
 	whole.at[5 * VICTIM_PAGE + 99] ^= 1;
 }
 
-/* A write to the file shows where nothing was changed, and does not show where something was. */
+/* A write to the file is visible in an unchanged page, and not in a changed page. */
 static void finish(void)
 {
 	unsigned char byte = (unsigned char)~victim_byte(FILE_SEED, 5 * VICTIM_PAGE);

@@ -1,6 +1,7 @@
-/* Proves that shared anonymous memory comes back shared: parent and child write
- * their own halves, check each other's, add to one sum by atomic operations and
- * meet in a process-shared futex; the child has it read-only in places. */
+/* Proves that shared anonymous memory is restored as shared. Parent and child write their own
+ * halves, and the parent checks both. They add to one sum with atomic operations, and use a
+ * process-shared futex. The child has one page read-only. Another shared mapping belongs to the
+ * parent alone. */
 #include "victim.h"
 #include "victim_memory.h"
 
@@ -10,7 +11,7 @@
 #define HALF (BYTES / 2)
 
 struct board {
-	volatile uint64_t rounds[2]; /* of the parent, of the child */
+	volatile uint64_t rounds[2]; /* [0] of the parent, [1] of the child */
 	volatile uint64_t sum;
 	volatile int bell;
 	unsigned char pattern[];
@@ -67,7 +68,7 @@ static void setup(void)
 	victim_gate_wait(gate);
 }
 
-/* Sleeps on the shared futex until the child rings. */
+/* Waits on the shared futex until the child has completed another round. */
 static void wait_for_child(void)
 {
 	struct timespec limit = { 0, 100000000 };

@@ -1,9 +1,9 @@
-/* Proves that shared file mappings come back connected to their file: stores show
- * in read and in a second mapping at another offset, writes show in memory, a
- * read-only mapping stays one that cannot be made writable, and a child that maps
- * the same file goes on sharing.
+/* Proves that shared file mappings are restored with the connection to their file. Stores are
+ * visible in read(2) and in a second mapping at another offset. Writes to the file are visible in
+ * memory. A read-only mapping cannot be made writable. A child that maps the same file still shares
+ * it.
  *
- * After a crash: files may be ahead of memory. */
+ * After a crash: files may contain newer data than the memory. */
 #include "victim_file.h"
 
 #define PAGES 8u

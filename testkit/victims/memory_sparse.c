@@ -1,13 +1,13 @@
-/* Proves that large, thinly used areas come back without being filled: 200 pages
- * of 16 GiB hold data, all others stay zero and unused, and 1 TiB of reserved
- * address space stays reserved. */
+/* Proves that large sparse mappings are restored without being filled. 200 pages of 16 GiB contain
+ * data, and all other pages stay zero and are not allocated. 1 TiB of reserved address space stays
+ * reserved. */
 #include "victim.h"
 #include "victim_memory.h"
 
 #define BYTES (16ull << 30)
 #define TOUCHED 200u
 #define RESERVED_BYTES (1ull << 40)
-/* Far below the size of the area, well above what the program itself needs. */
+/* Far below the size of the mapping, and well above the memory that the program itself needs. */
 #define RESIDENT_KIB_MAX (64u * 1024)
 
 static struct victim_area area = { .name = "sparse", .length = BYTES };

@@ -1,18 +1,19 @@
-/* Proves that a program that wants no huge pages (PR_SET_THP_DISABLE) gets none
- * when it comes back: 200 pages of 2 GiB hold data, although the area would have
- * huge pages otherwise, and no more than these are in memory. */
+/* Proves that a program that has disabled huge pages (PR_SET_THP_DISABLE) has no huge pages after a
+ * restore. 200 pages of 2 GiB contain data, and only these pages are in memory. Without
+ * PR_SET_THP_DISABLE, the mapping would have huge pages. */
 #include "victim.h"
 #include "victim_memory.h"
 
 #define BYTES (2ull << 30)
 #define HUGE (2ull << 20)
 #define TOUCHED 200u
-/* 200 huge pages would be 400 MiB. */
+/* Far below 400 MiB, the size of 200 huge pages. */
 #define RESIDENT_KIB_MAX (64u * 1024)
 
 static struct victim_area area = { .name = "sparse", .length = BYTES };
 
-/* One in each of the first huge pages, so that all of them would become huge. */
+/* Returns an address in huge page `i`. One touched page for each huge page, so that each could
+ * become huge. */
 static unsigned char *touched_page(unsigned i)
 {
 	return area.at + i * HUGE + (victim_mix(i) % (HUGE / VICTIM_PAGE)) * VICTIM_PAGE;

@@ -1,18 +1,18 @@
-/* Proves that stacks come back and go on growing: the checkpoint meets the main
- * thread deep in a recursion whose frames are checked on the way back, a thread
- * does the same on its own stack, and after the restore both go much deeper. */
+/* Proves that stacks are restored and still grow. At the checkpoint, the main thread is deep in a
+ * recursion, and each frame is checked on return. A thread does the same on its own stack. After
+ * the restore, both recurse much deeper. */
 #include "victim.h"
 
 #define FRAME_BYTES 2000
 #define DEPTH 60
-#define DEPTH_AT_END 2500 /* about 5 MiB: more than was ever used, less than the usual limit */
+#define DEPTH_AT_END 2500 /* about 5 MiB: more than used before, less than the usual limit */
 #define THREAD_STACK_BYTES (8u << 20)
 
 static pthread_t thread;
 static volatile unsigned long rounds;
 static volatile int leave, damage;
 
-/* Not inlined and not turned into a loop, so that every level has its frame. */
+/* Not inlined and not converted to a loop, so that each level has its own frame. */
 __attribute__((noinline)) static unsigned descend(unsigned depth, uint64_t seed, bool nap)
 {
 	unsigned char frame[FRAME_BYTES];
@@ -75,7 +75,7 @@ static void verify(void)
 	victim_await(rounds > before, "the thread stands still");
 }
 
-/* One bit of one frame, while the recursion is on its way back. */
+/* Changes one bit of one frame during the returns of the recursion. */
 static void sabotage(void)
 {
 	damage = 1;

@@ -1,7 +1,7 @@
-/* Proves that System V shared memory comes back: one segment with a key that two
- * processes attach, once more for reading only; one that was removed and is still
- * attached; one of which the middle was unmapped and a page is protected. Ids,
- * keys, owners, modes, addresses and counts of attachments are as they were. */
+/* Proves that System V shared memory is restored with ids, keys, owners, modes, addresses and
+ * attach counts. One segment has a key, and is attached by two processes, once more read-only. One
+ * segment is removed and still attached. One segment has an unmapped page in the middle and a
+ * protected page. */
 #include "victim.h"
 #include "victim_memory.h"
 
@@ -12,7 +12,8 @@
 #define LENGTH (BYTES - 100)
 #define SEED 61
 #define COUNTERS_PAGE 4u
-/* The pid is the lower part, so that what a killed victim left behind is known. */
+/* The key contains the pid, so that a later victim finds and removes the segments of a killed
+ * victim. */
 #define KEY_BASE 0x56000000
 #define PID_MASK 0x3fffff
 

@@ -1,5 +1,5 @@
-/* Proves that areas with huge pages come back: content and flags, pages that are
- * huge, ones split by a change of protection, and single pages given back. */
+/* Proves that mappings with huge pages are restored with content and flags. There are huge pages, a
+ * huge page that a change of protection has split, and a single page that the program has freed. */
 #include "victim.h"
 #include "victim_memory.h"
 
@@ -27,7 +27,7 @@ static void setup(void)
 	victim_area_remember(&area);
 }
 
-/* Another word of another page each time, so that dirty tracking has to split. */
+/* Writes to another page in each round, so that dirty tracking must split huge pages. */
 static void work(void)
 {
 	uint64_t *word = (uint64_t *)(area.at + 3 * HUGE + (hot % 512) * VICTIM_PAGE + 128);

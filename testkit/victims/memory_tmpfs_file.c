@@ -1,7 +1,7 @@
-/* Proves that shared memory files come back with the content of the checkpoint,
- * also after a crash: one that two processes map, one that grows, one whose name
- * is gone and that two processes map, and a named semaphore, which sem_open makes
- * under another name. */
+/* Proves that shared memory files on tmpfs have the content of the checkpoint after a restore, also
+ * after a crash. One file is mapped by two processes, and one file grows. One file has no name any
+ * more, and is mapped by two processes. A named semaphore is in a file that sem_open(3) creates
+ * under another name first. */
 #include "victim_tmpfs.h"
 
 #include <semaphore.h>

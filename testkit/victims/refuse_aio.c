@@ -1,4 +1,4 @@
-/* Holds an asynchronous I/O context (io_setup). */
+/* Has an asynchronous I/O context (io_setup). */
 #include "victim.h"
 
 #include <linux/aio_abi.h>

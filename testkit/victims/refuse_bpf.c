@@ -1,4 +1,4 @@
-/* Holds a BPF map. */
+/* Has a BPF map. */
 #include "victim.h"
 
 #include <linux/bpf.h>

@@ -1,4 +1,4 @@
-/* Holds more groups below its own than an image takes up. */
+/* Has more control groups below its own group (257) than an image stores (256). */
 #include "victim_cgroup.h"
 
 #define GROUPS 257

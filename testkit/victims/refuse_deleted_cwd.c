@@ -1,4 +1,4 @@
-/* Works in the directory of a control group that was removed. */
+/* Has a working directory that was the directory of a control group, and was removed. */
 #include "victim_cgroup.h"
 
 static void setup(void)

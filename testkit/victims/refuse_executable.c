@@ -1,11 +1,11 @@
-/* Replaces every mapping of its own program file by an anonymous copy at the same address. */
+/* Replaces each mapping of its own program file by an anonymous copy at the same address. */
 #include "victim.h"
 
 #include <sys/mman.h>
 
 static char executable[PATH_MAX];
 
-/* Counts the areas of the program file; replaces each of them when asked to. */
+/* Counts the mappings of the program file. If `replaces` is true, also replaces each of them. */
 static int areas_of_executable(bool replaces)
 {
 	FILE *maps = fopen("/proc/self/maps", "r");
@@ -36,7 +36,8 @@ static int areas_of_executable(bool replaces)
 		check(copy != MAP_FAILED, "mmap: %m");
 		memcpy(copy, starts[index], length);
 		must(mprotect(copy, length, protections[index]));
-		/* One system call in the C library exchanges the pages under this very function. */
+		/* A single system call exchanges the pages, because these pages contain the code of
+		 * this function. */
 		check(mremap(copy, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, starts[index]) == starts[index],
 		      "mremap: %m");
 	}

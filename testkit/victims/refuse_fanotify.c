@@ -1,4 +1,4 @@
-/* Holds a fanotify group with a mark. */
+/* Has a fanotify group with a mark. */
 #include "victim.h"
 
 #include <sys/fanotify.h>

@@ -1,9 +1,9 @@
-/* Holds a child in a process group whose leader runs outside the tree. */
+/* Has a child in a process group whose leader is outside the tree. */
 #include "victim.h"
 
 static pid_t foreign, member;
 
-/* A process that init adopts, and that ends with the root. */
+/* Starts a process that init adopts. It exits when the root has exited. */
 static pid_t start_foreign(void)
 {
 	int number[2];

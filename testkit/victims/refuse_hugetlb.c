@@ -1,5 +1,5 @@
-/* Holds an area of hugetlbfs pages. It is reserved without a page, because most
- * machines have none to give; only its flags are looked at. */
+/* Has a mapping of hugetlbfs pages. The mapping reserves no page, because most machines have no
+ * such pages. Only its flags matter. */
 #include "victim_memory.h"
 
 #define BYTES (4u << 20)

@@ -1,4 +1,4 @@
-/* Holds an io_uring that is in use: a poll for a pipe is in flight. */
+/* Has an io_uring in use: a poll of a pipe is in flight. */
 #include "victim_memory.h"
 
 #include <linux/io_uring.h>
@@ -15,7 +15,7 @@ static volatile uint32_t *ring_word(uint32_t offset)
 	return (volatile uint32_t *)(rings + offset);
 }
 
-/* Asks to be told when the pipe becomes readable. */
+/* Submits a poll request that completes when the pipe becomes readable. */
 static void submit_poll(void)
 {
 	uint32_t tail = *ring_word(parameters.sq_off.tail), index = tail & *ring_word(parameters.sq_off.ring_mask);

@@ -1,5 +1,5 @@
-/* Holds a write lease on a file that is deleted: opening it to save its content
- * would break the lease. */
+/* Has a write lease on a deleted file. To save the content of the file, a checkpoint would open the
+ * file, and this would break the lease. */
 #include "victim.h"
 
 static int file;

@@ -1,4 +1,4 @@
-/* Lives in a UTS and an IPC namespace of its own. */
+/* Runs in its own UTS and IPC namespaces. */
 #include "victim.h"
 
 #include <sched.h>

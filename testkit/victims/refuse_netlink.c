@@ -1,4 +1,4 @@
-/* Holds a netlink socket that has asked for a dump and has not read it to its end. */
+/* Has a netlink socket with a dump request whose answer is not completely read. */
 #include "victim.h"
 #include "victim_stream.h"
 

@@ -1,4 +1,4 @@
-/* Holds a packet socket bound to no device. */
+/* Has a packet socket that is not bound to a device. */
 #include "victim.h"
 #include "victim_stream.h"
 

@@ -1,4 +1,4 @@
-/* Holds a perf event that counts. */
+/* Has a perf event that counts. */
 #include "victim.h"
 
 #include <linux/perf_event.h>

@@ -1,4 +1,4 @@
-/* Holds memory with a protection key of its own. */
+/* Has memory with a protection key (pkey_mprotect). */
 #include "victim_memory.h"
 
 #define BYTES (2 * VICTIM_PAGE)

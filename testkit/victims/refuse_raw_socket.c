@@ -1,4 +1,4 @@
-/* Holds a raw IP socket. */
+/* Has a raw IP socket. */
 #include "victim.h"
 #include "victim_stream.h"
 

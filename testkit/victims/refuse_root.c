@@ -1,5 +1,5 @@
-/* Proves that a changed root directory comes back: a child lives under chroot,
- * sees its own marker at / and nothing of the world outside. */
+/* Has a child with another root directory (chroot). The child finds its own marker file in `/`, and
+ * no file from outside the directory. */
 #include "victim.h"
 
 static pid_t child;

@@ -1,4 +1,4 @@
-/* Holds memory that is sealed against changes (mseal, Linux 6.10). */
+/* Has memory that is sealed against changes (mseal, Linux 6.10). */
 #include "victim_memory.h"
 
 #define BYTES (2 * VICTIM_PAGE)

@@ -1,4 +1,4 @@
-/* Holds a mapping of memory that the kernel itself cannot read (memfd_secret). */
+/* Has a mapping of memory that the kernel itself cannot read (memfd_secret). */
 #include "victim_memory.h"
 
 #define BYTES (2 * VICTIM_PAGE)

@@ -1,5 +1,5 @@
-/* Has two children that share one descriptor table (clone(2) with CLONE_FILES and CLONE_PARENT) and are not parent
- * and child. */
+/* Has two children that share one descriptor table (clone(2) with CLONE_FILES and CLONE_PARENT).
+ * They are siblings, not parent and child. */
 #include "victim.h"
 
 #include <sched.h>
@@ -16,7 +16,7 @@ __attribute__((noreturn)) static int sibling_body(void *unused)
 		pause();
 }
 
-/* Makes the sibling, and opens a file that both have then. */
+/* Creates the sibling, and opens a file that is then in the shared descriptor table. */
 static void child_body(struct victim_gate gate)
 {
 	static unsigned char stack[65536] __attribute__((aligned(16)));

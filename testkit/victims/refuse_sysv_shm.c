@@ -1,4 +1,4 @@
-/* Holds a System V shared memory segment that is locked in memory. */
+/* Has a System V shared memory segment that is locked in memory (SHM_LOCK). */
 #include "victim.h"
 
 #include <sys/shm.h>
@@ -11,7 +11,7 @@ static void setup(void)
 {
 	int id = must(shmget(IPC_PRIVATE, BYTES, IPC_CREAT | 0600));
 	at = shmat(id, NULL, 0);
-	/* It goes when the program does. */
+	/* The kernel removes the segment when the program ends. */
 	must(shmctl(id, IPC_RMID, NULL));
 	check(at != (void *)-1, "shmat: %m");
 	if (shmctl(id, SHM_LOCK, NULL) != 0)

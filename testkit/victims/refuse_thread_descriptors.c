@@ -1,4 +1,5 @@
-/* Has a thread with a descriptor table of its own (unshare(CLONE_FILES)): one number leads to two files. */
+/* Has a thread with its own descriptor table (unshare(CLONE_FILES)). One descriptor number refers
+ * to two files. */
 #include "victim.h"
 
 #include <sched.h>

@@ -1,4 +1,4 @@
-/* Has a thread with a working directory and a umask of its own (unshare(CLONE_FS)). */
+/* Has a thread with its own working directory and umask (unshare(CLONE_FS)). */
 #include "victim.h"
 
 #include <sched.h>

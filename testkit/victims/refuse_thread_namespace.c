@@ -1,4 +1,4 @@
-/* Has a thread in a UTS namespace of its own, as threads that set up networks have. */
+/* Has a thread in its own UTS namespace. Programs that set up networks have such threads. */
 #include "victim.h"
 
 #include <sched.h>

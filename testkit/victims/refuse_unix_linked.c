@@ -1,5 +1,5 @@
-/* Holds a Unix listener whose file has a second name in another directory. Only
- * directories can be searched for names, and not all of them. */
+/* Has a Unix listener whose file has a second name in another directory. Names can be found only by
+ * a search of directories, and a checkpoint cannot search all directories. */
 #include "victim.h"
 #include "victim_stream.h"
 

@@ -1,6 +1,6 @@
-/* Holds connections to a Unix listener that nobody has accepted yet, with bytes
- * their clients already sent. Only accepting them shows the bytes, so that they can
- * be saved when the program is to end, in their order, and not while it goes on. */
+/* Has connections to a Unix listener that are not accepted yet, with bytes that the clients have
+ * sent. Only accept(2) gives access to the bytes. Therefore, a checkpoint can save them (in order)
+ * only if it ends the program. */
 #include "victim.h"
 #include "victim_stream.h"
 

@@ -1,4 +1,4 @@
-/* Holds a Unix stream in which an urgent byte waits between others. */
+/* Has a Unix stream socket with a queued urgent byte between other bytes. */
 #include "victim.h"
 #include "victim_stream.h"
 

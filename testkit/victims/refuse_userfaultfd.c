@@ -1,4 +1,4 @@
-/* Holds a userfaultfd with a registered area. */
+/* Has a userfaultfd with a registered mapping. */
 #include "victim_memory.h"
 
 #include <linux/userfaultfd.h>
@@ -34,7 +34,7 @@ static void sabotage(void)
 	area[7] ^= 1;
 }
 
-/* The handler still fills missing pages. */
+/* Checks that the userfaultfd can still fill missing pages. */
 static void finish(void)
 {
 	static unsigned char page[VICTIM_PAGE] __attribute__((aligned(4096)));

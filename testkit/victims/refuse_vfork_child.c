@@ -1,5 +1,5 @@
-/* Has a thread that waits in vfork: the child shares its memory and has not yet
- * executed anything or exited. */
+/* Has a thread that waits in vfork: the child shares its memory, and has not yet called exec or
+ * exit. */
 #include "victim.h"
 
 #include <sched.h>
@@ -8,8 +8,8 @@ static pthread_t thread;
 static volatile pid_t child;
 static volatile int child_leaves, thread_returned;
 
-/* The child only touches shared variables and sleeps; a clone call of our own, as the compiler
- * must not see code run twice in one frame. */
+/* The child only sleeps and uses shared variables. The thread calls clone(2) and not vfork(2),
+ * because the compiler must not see that code runs twice in one stack frame. */
 static int child_body(void *unused)
 {
 	(void)unused;

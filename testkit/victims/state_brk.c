@@ -1,5 +1,5 @@
-/* Proves that the heap comes back: its content, the break itself, and that both
- * sbrk and malloc go on growing from there. */
+/* Proves that the heap is restored with its content and its break, and that sbrk and malloc still
+ * extend it. */
 #include "victim.h"
 
 #define HEAP_BYTES (1u << 20)

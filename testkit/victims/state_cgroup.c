@@ -1,5 +1,5 @@
-/* Proves that membership in a control group comes back: a group of the victim's
- * own in the unified hierarchy, which the checkpointer is not in. */
+/* Proves that the membership in a control group is restored. The group belongs to the victim, in
+ * the unified hierarchy. The process that takes the checkpoint is in another group. */
 #include "victim.h"
 
 static char home[PATH_MAX], group[PATH_MAX + 64], membership[PATH_MAX];
@@ -15,7 +15,7 @@ static void read_text(const char *path, char *text, size_t size)
 	close(fd);
 }
 
-/* The line of the unified hierarchy, without its number. */
+/* Reads the line of the unified hierarchy, without the prefix `0::`. */
 static void read_membership(char *path)
 {
 	char text[8192];

@@ -1,6 +1,5 @@
-/* Proves that a group of a hierarchy without controllers comes back, should it be
- * gone: with its modes, owners and settings, the empty groups below it, and a
- * descriptor of its directory. */
+/* Proves that a control group in a hierarchy without controllers is restored if it no longer
+ * exists: modes, owners and settings, the empty groups below it, and a descriptor of its directory. */
 #include "victim_cgroup.h"
 
 #define OWNER 1234

@@ -1,5 +1,6 @@
-/* Proves that a session keeps its controlling terminal, which belongs to a terminal emulator
- * elsewhere: one session has no descriptor of it, the other only one of /dev/tty. */
+/* Proves that a session keeps its controlling terminal if the terminal belongs to a terminal
+ * emulator outside the tree. One session has no descriptor of the terminal. The other session has
+ * only a descriptor of /dev/tty. */
 #include "victim.h"
 
 #include <sys/ioctl.h>
@@ -30,7 +31,8 @@ static void check_terminal(void)
 	check(front < 0 || tcgetpgrp(front) == getpgrp(), "foreground group of fd %d is not ours: %m", front);
 }
 
-/* Holds both ends, belongs to init, and carries no mark of the victim. */
+/* Acts as the terminal emulator: has both ends open, and is a child of init. Its environment is
+ * empty, so that the harness does not count it as a process of the victim. */
 static void emulate(int ready)
 {
 	char path[64], *const arguments[] = { "sleep", "60", NULL }, *const nothing[] = { NULL };
@@ -78,7 +80,7 @@ static void start_session(int number)
 
 static void setup(void)
 {
-	/* A guardian adopts the emulator and ends it with the rest of a dead tree. */
+	/* A guardian would adopt the emulator, and kill it together with a dead tree. */
 	if (getenv("UNDYING_SOCKET") != NULL)
 		victim_unsupported("a process beside a guarded tree");
 	for (int number = 0; number < SESSIONS; number++)

@@ -1,5 +1,5 @@
-/* Proves that the choice of what a core dump holds comes back, for a child with another
- * one as well. */
+/* Proves that the filter for core dumps (coredump_filter) is restored, also for a child with
+ * another filter. */
 #include "victim.h"
 
 static unsigned long own_filter;

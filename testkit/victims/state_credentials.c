@@ -1,6 +1,6 @@
-/* Proves that credentials come back: real, effective, saved and file system ids,
- * supplementary groups, all five capability sets and the securebits. Without
- * root the ids stay what they are and only their equality is checked. */
+/* Proves that credentials are restored: real, effective, saved and file system ids, supplementary
+ * groups, all five capability sets, and the securebits. Without root, the victim does not change
+ * its ids, and only checks that they stay the same. */
 #include "victim.h"
 
 #include <grp.h>

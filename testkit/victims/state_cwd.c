@@ -1,5 +1,5 @@
-/* Proves that the working directory comes back, here one with blanks and bytes
- * beyond ASCII in its name, and that relative paths resolve from it. */
+/* Proves that the working directory is restored and that relative paths are resolved from it. Its
+ * name has spaces, a line break and non-ASCII bytes. */
 #include "victim.h"
 
 static char directory[PATH_MAX];

@@ -1,5 +1,5 @@
-/* Proves that a working directory that was removed comes back as a removed one: the
- * same for us, a child and a descriptor of it, with its mode and the name it had. */
+/* Proves that a removed working directory is restored as a removed directory, with its mode and its
+ * former name. The program, a child and a descriptor refer to the same directory. */
 #include "victim.h"
 
 #define MODE 0711
@@ -14,7 +14,8 @@ static void read_link(char link[PATH_MAX])
 	link[length] = 0;
 }
 
-/* A restore makes another directory, with another number: both looks must come from one side of it. */
+/* Reads the status of the working directory and of the descriptor. A restore creates another
+ * directory with another inode number, so both must be read before or both after a restore. */
 static void look(struct stat *here, struct stat *there)
 {
 	struct stat again;

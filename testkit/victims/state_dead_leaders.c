@@ -1,5 +1,6 @@
-/* Proves that a process group and a session come back whose leaders are dead and
- * collected: their numbers belong to no process any more, but to living members. */
+/* Proves that a process group and a session are restored if their leaders are dead and reaped.
+ * Their ids do not belong to a process any more, but the group and the session still have living
+ * members. */
 #include "victim.h"
 
 static pid_t in_group, in_session, dead_group, dead_session;
@@ -13,7 +14,7 @@ static void check_own(void)
 	check(getsid(0) == own.session, "session is %d, was %d", getsid(0), own.session);
 }
 
-/* A member that lives on after its leader. */
+/* Starts a member, which outlives its leader. */
 static pid_t start_member(pid_t group)
 {
 	struct victim_gate gate = victim_gate_make();
@@ -30,7 +31,7 @@ static pid_t start_member(pid_t group)
 	return child;
 }
 
-/* A group: its leader is a child that joined nothing else and has died. */
+/* Creates a group with a dead leader. The leader was a child of this process. */
 static void setup_group(void)
 {
 	dead_group = victim_fork();
@@ -42,7 +43,8 @@ static void setup_group(void)
 	must(waitpid(dead_group, NULL, 0));
 }
 
-/* A session: its leader forks the member and dies, the member becomes ours as the subreaper. */
+/* Creates a session with a dead leader. The leader forks the member and dies. This process adopts
+ * the member, because it is a subreaper. */
 static void setup_session(void)
 {
 	int number[2];

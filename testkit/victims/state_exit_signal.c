@@ -1,5 +1,5 @@
-/* Proves that children made by clone(2) with another exit signal than SIGCHLD, or with
- * none, still send theirs, and are waited for with __WCLONE alone. */
+/* Proves that children of clone(2) keep their exit signal, if it is 0 or a signal other than
+ * SIGCHLD. The parent must still use __WCLONE to wait for them. */
 #include "victim.h"
 
 static pid_t silent, loud;

@@ -1,6 +1,5 @@
-/* Proves that what the kernel knows about the program's memory comes back:
- * command line, environment, auxiliary vector, executable, and the addresses of
- * code, data, stack and arguments. */
+/* Proves that the kernel's data about the program's memory is restored: command line, environment,
+ * auxiliary vector, executable, and the addresses of code, data, stack and arguments. */
 #include "victim.h"
 
 #define TEXT_MAX 65536
@@ -16,7 +15,8 @@ static struct file files[] = { { .path = "/proc/self/cmdline" }, { .path = "/pro
 #define FILES (sizeof(files) / sizeof(files[0]))
 
 static char executable[PATH_MAX];
-/* Fields of /proc/self/stat, numbered as in proc(5): code, stack, data, break, arguments, environment. */
+/* Fields of /proc/self/stat, as numbered in proc_pid_stat(5): code, stack, data, break, arguments,
+ * environment. */
 static const int address_fields[] = { 26, 27, 28, 45, 46, 47, 48, 49, 50, 51 };
 #define ADDRESSES (sizeof(address_fields) / sizeof(address_fields[0]))
 static unsigned long long addresses[ADDRESSES];
@@ -75,7 +75,7 @@ static void verify(void)
 	read_addresses(now);
 	for (size_t i = 0; i < ADDRESSES; i++)
 		check(now[i] == addresses[i], "field %d of stat is %llx, was %llx", address_fields[i], now[i], addresses[i]);
-	/* The vector in memory, behind the environment, and the kernel's copy agree. */
+	/* The auxiliary vector in memory, behind the environment, equals the copy of the kernel. */
 	char **end = environ;
 	while (*end != NULL)
 		end++;

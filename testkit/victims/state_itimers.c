@@ -1,6 +1,6 @@
-/* Proves that the three interval timers come back: the real one far in the
- * future with what was left and its interval, the virtual and the profiling one
- * ticking on with the processor time the program uses. */
+/* Proves that the three interval timers are restored. The real timer expires far in the future, and
+ * keeps its remaining time and its interval. The virtual timer and the profiling timer still expire
+ * as the program uses processor time. */
 #include "victim.h"
 
 #include <sys/time.h>
@@ -34,7 +34,7 @@ static void setup(void)
 	must(setitimer(ITIMER_PROF, &period, NULL));
 }
 
-/* Some processor time, so that the timers run. */
+/* Uses processor time, so that the timers count. */
 static void work(void)
 {
 	uint64_t until = victim_now_us() + 300;

@@ -1,6 +1,6 @@
-/* Proves that resource limits come back, soft and hard, and that they bite: more
- * descriptors than RLIMIT_NOFILE fail, more memory than RLIMIT_AS fails. Some
- * descriptor is open above the soft limit, which a restore must allow for. */
+/* Proves that soft and hard resource limits are restored and enforced: descriptors above
+ * RLIMIT_NOFILE and memory above RLIMIT_AS are refused. One descriptor is open above the soft
+ * limit, and the restore must create it. */
 #include "victim.h"
 
 #include <sys/mman.h>
@@ -38,7 +38,7 @@ static rlim_t smaller(rlim_t one, rlim_t two)
 	return one < two ? one : two;
 }
 
-/* Takes the wanted limits where the inherited hard limit allows them, else lower ones. */
+/* Sets the wanted limits. A limit above the inherited hard limit is lowered to this hard limit. */
 static void setup(void)
 {
 	must(dup2(STDOUT_FILENO, HIGH_FD));

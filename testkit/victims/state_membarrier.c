@@ -1,4 +1,5 @@
-/* Proves that registrations for expedited memory barriers come back: a private one goes on working. */
+/* Proves that registrations for expedited memory barriers are restored: a private barrier still
+ * works. */
 #include "victim.h"
 
 #include <linux/membarrier.h>
@@ -28,7 +29,7 @@ static void verify(void)
 	check(registered, "the registration is gone");
 }
 
-/* A registration cannot be taken back, so the victim's own note of it is damaged. */
+/* A registration cannot be removed, so the victim damages its own variable. */
 static void sabotage(void)
 {
 	registered = false;

@@ -1,4 +1,4 @@
-/* Proves that the out-of-memory score adjustment comes back. */
+/* Proves that the out-of-memory score adjustment is restored. */
 #include "victim.h"
 
 #define ADJUSTMENT 345

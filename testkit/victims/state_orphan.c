@@ -1,5 +1,5 @@
-/* Proves that a process comes back into its session when its parent in that session
- * has ended and a process outside of the session has adopted it. */
+/* Proves that an orphan is restored into its session. Its parent was in this session and has ended.
+ * A process outside the session has adopted it. */
 #include "victim.h"
 
 static pid_t leader, orphan;

@@ -1,4 +1,4 @@
-/* Proves that the execution domain (personality) comes back. */
+/* Proves that the execution domain (personality) is restored. */
 #include "victim.h"
 
 #include <sys/personality.h>

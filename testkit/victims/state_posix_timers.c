@@ -1,6 +1,6 @@
-/* Proves that POSIX timers come back under their ids (with a gap): clock, way of
- * notice, value, what was left, interval, the thread a signal goes to, and an
- * expiration whose signal is still pending. */
+/* Proves that POSIX timers are restored with their ids (with a gap): clock, notification, value,
+ * remaining time, interval, the thread that receives the signal, and an expiration whose signal is
+ * pending. */
 #include "victim.h"
 
 #define FAR_SECONDS 3600
@@ -34,7 +34,7 @@ static volatile pid_t thread_id;
 static volatile int thread_signals, thread_done;
 static int periodic_signals;
 
-/* Waits for one real-time signal; false when none came in time. */
+/* Waits for one real-time signal. Returns false if it does not arrive in time. */
 static bool wait_signal(int number, time_t seconds, siginfo_t *info)
 {
 	struct timespec limit = { seconds, 0 };

@@ -1,7 +1,7 @@
-/* Proves that what prctl sets comes back: name, dumpable, no_new_privs, child
- * subreaper, keep-caps, transparent huge pages disabled, merging of memory, the
- * speculation control, the death signal of a child, which also works, and the
- * policies for machine checks and the time stamp counter, each thread's own. */
+/* Proves that the settings of prctl are restored: name, dumpable, no_new_privs, child subreaper,
+ * keep-caps, disabled huge pages, memory merging and speculation control. The death signal of a
+ * child is restored. So are the policies for machine checks and for the time stamp counter, which
+ * each thread has for itself. */
 #include "victim.h"
 #include <stdatomic.h>
 
@@ -13,12 +13,12 @@
 static pid_t child;
 static int death_signal = SIGUSR2;
 
-/* What another thread sees of its own policies, again and again. */
+/* Another thread reads its own policies repeatedly, and stores them here. */
 static pthread_t other;
 static atomic_int others_counter, others_check, others_rounds;
 static atomic_bool others_end;
 
-/* What this kernel and processor offer. */
+/* Whether this kernel and processor support memory merging and speculation control. */
 static bool merges;
 static int bypass = -1;
 
@@ -26,7 +26,7 @@ struct setting {
 	const char *name;
 	int get, set;
 	unsigned long value;
-	bool by_pointer; /* the value comes back through a pointer */
+	bool by_pointer; /* prctl stores the value through a pointer */
 };
 
 static const struct setting settings[] = {
@@ -45,7 +45,8 @@ static void check_death_signal(void)
 	check(now == death_signal, "death signal is %d, was %d", now, death_signal);
 }
 
-/* Reads no clock: with the counter forbidden, the vDSO's would end it. */
+/* Must not read a clock: the vDSO would read the forbidden time stamp counter, and SIGSEGV would
+ * end the thread. */
 static void *look_again_and_again(void *unused)
 {
 	must(prctl(PR_SET_TSC, PR_TSC_SIGSEGV));

@@ -1,6 +1,7 @@
-/* Proves that a program that moves the bounds of its arguments (PR_SET_MM_MAP, as for a
- * title in ps) all the time comes back with the last ones, and that a watch over its
- * writes is not taken for one of its own. */
+/* Proves that a program that continuously moves the bounds of its arguments (PR_SET_MM_MAP, used
+ * for titles in ps) is restored with the last bounds. Each move causes a new inspection of the
+ * process. This inspection must not mistake the tracker's own userfaultfd registration for a
+ * registration of the program. */
 #include "victim.h"
 
 #include <linux/prctl.h>
@@ -10,7 +11,7 @@
 static unsigned long first, current;
 static struct prctl_mm_map map;
 
-/* Fields of /proc/self/stat by their number in proc_pid_stat(5). */
+/* Reads the fields of /proc/self/stat, indexed by their numbers in proc_pid_stat(5). */
 static void read_stat(unsigned long fields[FIELDS + 1])
 {
 	char text[2048];

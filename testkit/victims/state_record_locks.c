@@ -1,11 +1,11 @@
-/* Proves that POSIX record locks come back: a range for writing, the rest of a
- * file for reading through another descriptor, and those of a child. */
+/* Proves that POSIX record locks are restored: ranges for writing, the rest of another file for
+ * reading, and the lock of a child. */
 #include "victim.h"
 
 struct wanted {
 	const char *name;
 	short type;
-	off_t start, length; /* length 0: to the end, however far the file grows */
+	off_t start, length; /* length 0: to the end of the file, also when the file grows */
 };
 
 static const struct wanted ours[] = {
@@ -48,7 +48,8 @@ static void setup(void)
 	}
 }
 
-/* The first lock in the way of writing [start, start + length); nobody's own locks are in his way. */
+/* Returns the first lock of another process that conflicts with a write lock on [start, start +
+ * length). */
 static struct flock in_the_way(const struct wanted *lock, off_t start, off_t length)
 {
 	struct flock found = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = start, .l_len = length };
@@ -56,7 +57,7 @@ static struct flock in_the_way(const struct wanted *lock, off_t start, off_t len
 	return found;
 }
 
-/* Asked by another process: our locks are exactly those we took. */
+/* Runs in another process. Reports whether the victim's locks are exactly the wanted locks. */
 static bool ours_are_there(void)
 {
 	for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
@@ -90,7 +91,7 @@ static void verify(void)
 static void sabotage(void)
 {
 	char path[PATH_MAX];
-	/* Closing any descriptor of a file gives back all locks of the process on it. */
+	/* Closing any descriptor of a file releases all locks of the process on this file. */
 	close(must(open(victim_path(path, "locked"), O_RDONLY)));
 }
 

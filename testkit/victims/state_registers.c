@@ -1,7 +1,7 @@
-/* Proves that registers come back bit by bit: general purpose registers and the
- * carry and direction flags, x87 stack, control and status word, MXCSR, SSE, AVX
- * and (where the processor has it) AVX-512 with its masks, FS and GS base. The
- * values live in registers only, during loops without any system call. */
+/* Proves that registers are restored bit by bit: general purpose registers, the carry and direction
+ * flags, FS base and GS base. The other tested registers are x87 (stack, control and status word),
+ * MXCSR, SSE, AVX and AVX-512 with its masks, if the processor has them. The values are only in
+ * registers, during loops without system calls. */
 #include "victim.h"
 
 #if !defined(__x86_64__)
@@ -34,7 +34,7 @@ extern void spin_avx512(const struct vectors *in, struct vectors *out, long spin
 __attribute__((visibility("hidden"))) volatile long spin_left;
 __attribute__((visibility("hidden"))) uint64_t spin_scratch;
 
-/* All general registers but rsp hold known values; the loop counter lives in memory. */
+/* Loads known values into all general registers except rsp. The loop counter is in memory. */
 asm(".text\n"
     "spin_general:\n"
     "  push %rbx; push %rbp; push %r12; push %r13; push %r14; push %r15; push %rsi\n"
@@ -59,7 +59,7 @@ asm(".text\n"
     "  pop %rsi; pop %r15; pop %r14; pop %r13; pop %r12; pop %rbp; pop %rbx\n"
     "  ret\n");
 
-/* The x87 part is the same for every width. Offsets: see the assertions below. */
+/* The x87 code is the same for every vector width. The assertions below check the offsets. */
 #define LOAD_X87                                                              \
 	"  fninit; fldcw 2196(%rdi)\n"                                        \
 	"  .irp n,0,1,2,3,4,5,6,7; fldt 2048+16*\\n(%rdi); .endr\n"           \
@@ -123,7 +123,7 @@ static void round_general(void)
 	      (unsigned long long)out[GENERAL]);
 }
 
-/* Fills x87 slots with normal 80-bit numbers, the rest with anything. */
+/* Fills the x87 slots with normal 80-bit numbers, and all other fields with arbitrary values. */
 static void fill(struct vectors *in)
 {
 	memset(in, 0, sizeof(*in));

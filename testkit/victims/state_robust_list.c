@@ -1,4 +1,5 @@
-/* Proves that the robust list stays registered with its head and length, for the main thread and for another. */
+/* Proves that the robust list stays registered with its head and length, for the main thread and
+ * another thread. */
 #include "victim.h"
 
 struct registration {

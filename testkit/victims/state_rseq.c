@@ -1,12 +1,13 @@
-/* Proves that restartable sequences stay registered, for the main thread and for
- * another: the kernel goes on writing the processor number into the area, also
- * after moves, and refuses a second registration. */
+/* Proves that restartable sequences stay registered, for the main thread and another thread. The
+ * kernel still writes the processor number into the rseq area, also when the thread has moved to
+ * another processor. A second registration fails. */
 #include "victim.h"
 
 #include <sched.h>
 #include <sys/rseq.h>
 
-/* The length the C library registers: the original 32 bytes, more where the kernel has more features. */
+/* The length that the C library registers: 32 bytes originally, and more if the kernel has more
+ * features. */
 #define REGISTERED_BYTES (__rseq_size < 32 ? 32 : __rseq_size)
 
 static pthread_t thread;
@@ -18,7 +19,7 @@ static volatile struct rseq *own_area(void)
 	return (volatile struct rseq *)((char *)__builtin_thread_pointer() + __rseq_offset);
 }
 
-/* Compares the area with the system call; tries again when the thread was moved in between. */
+/* Compares the rseq area with getcpu(2). Repeats the comparison if the thread has moved meanwhile. */
 static void check_processor(void)
 {
 	unsigned before, after, area;
@@ -33,7 +34,7 @@ static void check_processor(void)
 	check(library == (int)before, "sched_getcpu says %d, the kernel says %u", library, before);
 }
 
-/* Moves the caller to one processor after the other and looks at the area each time. */
+/* Moves the calling thread to each allowed processor, and checks the rseq area there. */
 static void work(void)
 {
 	cpu_set_t allowed, one;
@@ -51,7 +52,8 @@ static void work(void)
 
 static void check_registered(void)
 {
-	/* The same area again is EBUSY while it is registered, and would succeed if it were not. */
+	/* A repeated registration fails with EBUSY. Without the first registration, it would
+	 * succeed. */
 	must_fail_with(syscall(SYS_rseq, own_area(), REGISTERED_BYTES, 0, RSEQ_SIG), EBUSY);
 }
 

@@ -1,6 +1,6 @@
-/* Proves that scheduling comes back for each thread: policy, nice value, real-time
- * priority, reset-on-fork, affinity, I/O priority and timer slack. Real-time
- * policies are left out where the user may not have them. */
+/* Proves that scheduling is restored for each thread: policy, nice value, real-time priority,
+ * reset-on-fork, affinity, I/O priority and timer slack. A real-time policy is skipped if the user
+ * lacks the permission. */
 #include "victim.h"
 
 #include <sched.h>
@@ -58,7 +58,7 @@ static void look(struct state *state)
 	state->timer_slack = (unsigned long)must(prctl(PR_GET_TIMERSLACK));
 }
 
-/* Pins the thread to one of the allowed processors, a different one for odd and even threads. */
+/* Pins the thread to one allowed processor, chosen by its number. */
 static void pin(int number)
 {
 	cpu_set_t allowed, one;

@@ -1,13 +1,12 @@
-/* Proves that seccomp filters come back: two stacked ones for the process and a
- * third for one thread only, each answering its own system call with its own
- * error number. */
+/* Proves that seccomp filters are restored: two filters of the process, and a third filter of one
+ * thread. Each filter answers its own system call with its own error number. */
 #include "victim.h"
 
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 
-/* System calls that nobody needs, and the errors that mark the filters. */
+/* Unused system calls, and the error numbers with which the filters answer them. */
 #define FIRST_CALL SYS_ustat
 #define FIRST_ERROR 61
 #define SECOND_CALL SYS_sysfs
@@ -88,7 +87,7 @@ static void verify(void)
 	victim_await(rounds > before + 1, "the thread stands still");
 }
 
-/* A filter cannot be taken away: one more stands for a wrong set. */
+/* A filter cannot be removed, so the damage is an additional filter. */
 static void sabotage(void)
 {
 	install(THREAD_CALL, THREAD_ERROR + 1);

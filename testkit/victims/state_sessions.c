@@ -1,6 +1,6 @@
-/* Proves that sessions and process groups of a tree come back: a session of its
- * own in a child with two members in a group of their own, and a group in the
- * session of the parent whose leader is a sibling. */
+/* Proves that sessions and process groups of a tree are restored. A child has its own session,
+ * which contains a group with two members. In the session of the parent, there is a group whose
+ * leader is a sibling of its member. */
 #include "victim.h"
 
 #define MEMBERS 5
@@ -9,7 +9,8 @@ struct member {
 	pid_t pid, parent, group, session;
 };
 
-/* What every member found after all had settled; written before "ready", in each one's own memory. */
+/* The ids of each member when the tree is complete, written before "ready". Each process has its
+ * own copy. */
 static struct member own;
 static pid_t children[MEMBERS];
 static int child_count;
@@ -35,7 +36,8 @@ static void end_children(void)
 		victim_end_child(children[i]);
 }
 
-/* Starts a child in group `group` (0: its own) or in a session of its own; `inside` adds its children. */
+/* Starts a child in group `group` (0: its own group) or in its own session. `inside` starts the
+ * child's children. */
 static pid_t start(bool session, pid_t group, void (*inside)(void))
 {
 	struct victim_gate gate = victim_gate_make();
@@ -72,7 +74,7 @@ static void setup(void)
 	own = look();
 }
 
-/* The parent sees the same as the children do. */
+/* Checks that the parent sees the same ids as the children. */
 static void verify(void)
 {
 	check_member();

@@ -1,6 +1,5 @@
-/* Proves that signal actions come back: handlers, SIG_IGN, SIG_DFL, flags and
- * masks, for standard and real-time signals, and that raising each one does what
- * its action says. */
+/* Proves that signal actions are restored: handlers, SIG_IGN, SIG_DFL, flags and masks, for
+ * standard and real-time signals. Each raised signal has the effect of its action. */
 #include "victim.h"
 
 struct action {

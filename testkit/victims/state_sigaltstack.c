@@ -1,6 +1,6 @@
-/* Proves that alternate signal stacks come back: the main thread's, one of a
- * thread with SS_AUTODISARM, and one that is in use: its thread stays inside a
- * handler during the checkpoint and returns from it afterwards. */
+/* Proves that alternate signal stacks are restored: the stack of the main thread, and the stack of
+ * a thread with SS_AUTODISARM. A third stack is in use: during the checkpoint, its thread is in a
+ * handler, and it returns from the handler later. */
 #include "victim.h"
 
 #include <sys/mman.h>
@@ -45,7 +45,7 @@ static void check_stack(int stack, int flags)
 	      (unsigned)flags);
 }
 
-/* Stays on stack 2 until the finish. */
+/* Stays on stack 2 until finish. */
 static void long_handler(int signal)
 {
 	volatile char local = (char)signal;

@@ -1,5 +1,5 @@
-/* Proves that blocked and pending signals come back, for the process and for
- * each thread: number, code, sender, value, and the order of real-time ones. */
+/* Proves that blocked and pending signals are restored, for the process and for each thread:
+ * number, code, sender, value, and the order of real-time signals. */
 #include "victim.h"
 
 #define SHARED_QUEUE 3
@@ -31,7 +31,7 @@ static void queue_for(pthread_t target, int signal, int value)
 	must_zero(pthread_sigqueue(target, signal, (union sigval){ .sival_int = value }));
 }
 
-/* Takes the next pending instance of one signal; there must be one. */
+/* Takes the next pending instance of a signal. Fails if the signal is not pending. */
 static siginfo_t take(int signal)
 {
 	struct timespec at_once = { 0, 0 };
@@ -39,7 +39,7 @@ static siginfo_t take(int signal)
 	sigset_t set;
 	sigemptyset(&set);
 	sigaddset(&set, signal);
-	/* Not through the C library, which makes SI_USER out of SI_TKILL. */
+	/* A direct system call, because the C library replaces SI_TKILL by SI_USER. */
 	check(syscall(SYS_rt_sigtimedwait, &set, &info, &at_once, NSIG / 8) == signal, "tid %ld: signal %d is not pending",
 	      (long)syscall(SYS_gettid), signal);
 	check(info.si_pid == getpid() && info.si_uid == getuid(), "signal %d comes from pid %d", signal, info.si_pid);
@@ -99,7 +99,8 @@ static void sabotage(void)
 	take(SIGRTMIN + 1);
 }
 
-/* First the thread takes its own, then the main thread its own, then what was meant for all. */
+/* The thread takes its signals first, then the main thread takes its own signals, and then the
+ * signals of the process. */
 static void finish(void)
 {
 	sigset_t set;

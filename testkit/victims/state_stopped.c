@@ -1,5 +1,6 @@
-/* Proves that a stopped process comes back stopped and goes on when told to: one
- * whose parent has seen the stop, and one whose stop is still to be collected. */
+/* Proves that a stopped process is restored as stopped, and continues after SIGCONT. For one
+ * process, the parent has already collected the stop with waitpid(2). For the other process, it has
+ * not. */
 #include "victim.h"
 
 #include <sys/uio.h>
@@ -12,7 +13,8 @@ static pid_t start(void)
 	struct victim_gate gate = victim_gate_make();
 	pid_t child = victim_fork();
 	if (child == 0) {
-		/* A group of its own, which is not orphaned: only there does SIGTSTP stop. */
+		/* A separate group that is not orphaned: SIGTSTP has no effect in an orphaned
+		 * group. */
 		must(setpgid(0, 0));
 		victim_gate_open(gate);
 		victim_child(NULL, NULL);
@@ -32,7 +34,8 @@ static char state_of(pid_t pid)
 	return name_end != NULL ? name_end[2] : '?';
 }
 
-/* How often the child's loop has gone round, read from its memory: it is a copy of this program. */
+/* Returns how many rounds the child's loop has completed. The child has the same program, so its
+ * counter has the same address. */
 static unsigned long rounds_of(pid_t pid)
 {
 	unsigned long rounds = 0;
@@ -60,7 +63,7 @@ static void work(void)
 	check(rounds_of(seen) == seen_rounds && rounds_of(unseen) == unseen_rounds, "a stopped process has run");
 }
 
-/* For a moment the state may be another one, while whoever takes a checkpoint lets go of the child. */
+/* The state can briefly be another one, while a checkpoint detaches from the child. */
 static void verify(void)
 {
 	siginfo_t info = { 0 };

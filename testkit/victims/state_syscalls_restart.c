@@ -1,10 +1,10 @@
-/* Proves that a thread blocked in a system call does not notice the checkpoint:
- * no EINTR it would not have seen otherwise, no early return, and a timeout that
- * fires after about the right time. The time between checkpoint and restore may
- * be added. The part already waited may not, except once for calls where neither
- * the program's memory nor the kernel tells what is left: many checkpoints in a
- * row must never keep a timeout from firing. One thread per call: calls with a
- * timeout go round and round, calls without one wait for the finish. */
+/* Proves that a thread that is blocked in a system call does not notice the checkpoint: it sees no
+ * additional EINTR and no early return, and a timeout expires at about the right time. The time
+ * between checkpoint and restore may be added to a timeout. The time that the thread has already
+ * waited must not be added, so that repeated checkpoints never prevent a timeout. It may be added
+ * once for calls whose remaining time is neither in the program's memory nor shown by the kernel.
+ * There is one thread for each call. Calls with a timeout are repeated, and calls without a timeout
+ * wait until finish. */
 #include "victim.h"
 
 #include <linux/futex.h>
@@ -16,18 +16,19 @@
 #include <sys/un.h>
 
 #define PERIOD_US 1000000u
-/* A call may come this much too late, besides what the whole program stood still. */
+/* Maximum delay of a call, in addition to the time during which the whole program was stopped. */
 #define SLACK_US (PERIOD_US / 2)
-/* Some calls count whole milliseconds, sockets count ticks: of up to 10 ms, from the last one that was not late. On a
- * processor that is taken away the last one may be older, by as much as that processor stood still. */
+/* Maximum time by which a call may return early. Some calls count whole milliseconds. Timeouts of
+ * sockets count ticks of up to 10 ms, from the last tick that the kernel has processed. If the host
+ * takes a processor away, this last tick is older, by up to the time without the processor. */
 #define EARLY_US 1000u
 #define TICKS_EARLY_US 20000u
 #define TICKS_LATE_MAX_US 80000u
 #define BEAT_US 5000u
-/* Processors that are watched. */
+/* Maximum number of watched processors. */
 #define BEATS_MAX 8
 
-/* ---- the beats: how long each processor, or the whole program, has stood still ---- */
+/* ---- beats: measure how long each processor, or the whole program, was stopped ---- */
 
 struct beat {
 	pthread_t thread;
@@ -50,7 +51,8 @@ static void *beat_body(void *argument)
 	uint64_t start = victim_now_us();
 	while (!beat_no_more) {
 		victim_nap(BEAT_US);
-		/* From one beat to the next: it may stand still anywhere. */
+		/* Measures from one beat to the next, because the thread can be stopped at any
+		 * point. */
 		uint64_t now = victim_now_us(), took = now - start;
 		start = now;
 		if (took > 2 * BEAT_US)
@@ -60,7 +62,8 @@ static void *beat_body(void *argument)
 	return NULL;
 }
 
-/* One for each processor: a machine's host may take away one and leave the others. */
+/* Starts one thread for each processor, because the host can take one processor away and leave the
+ * others. */
 static void start_beats(void)
 {
 	cpu_set_t allowed;
@@ -185,7 +188,7 @@ static long timed_receive(void)
 struct timed {
 	const char *name;
 	long (*call)(void);
-	bool left_unknown; /* nothing says how much of the timeout is left */
+	bool left_unknown; /* the remaining time is not available */
 	bool in_ticks;
 	pthread_t thread;
 	volatile unsigned long rounds;
@@ -208,7 +211,7 @@ static struct timed timed[] = {
 static void *timed_body(void *argument)
 {
 	struct timed *self = argument;
-	/* The threads start at different moments, so that a checkpoint meets all phases. */
+	/* The threads start at different times, so that a checkpoint finds the calls in all phases. */
 	victim_nap((uint64_t)(self - timed) * PERIOD_US / TIMED);
 	while (!leave) {
 		uint64_t lost = lost_so_far(), start = victim_now_us();
@@ -227,7 +230,7 @@ static void *timed_body(void *argument)
 	return NULL;
 }
 
-/* ---- calls that wait for the finish -------------------------------------- */
+/* ---- calls that wait until finish ----------------------------------------- */
 
 static int read_pipe[2], poll_pipe[2], full_pipe[2], epoll_event_fd, epoll_set, receive_pair[2], listener;
 static int futex_word, read_event_fd;
@@ -377,7 +380,7 @@ static void open_things(void)
 		pause();
 }
 
-/* Answers every waiting call. */
+/* Completes each waiting call. */
 static void wake_all(void)
 {
 	char bytes[4096];
@@ -411,7 +414,8 @@ static void setup(void)
 		waiting[i].thread = victim_thread(waiting_body, &waiting[i]);
 		victim_await(waiting[i].began, "%s: does not start", waiting[i].name);
 	}
-	/* Descriptors that the threads open and close must not change between "ready" and the verdict. */
+	/* The threads must open and close their descriptors before "ready", because the set of
+	 * descriptors is compared. */
 	for (size_t i = 0; i < TIMED; i++)
 		victim_await(timed[i].rounds > 0, "%s: does not go round", timed[i].name);
 }

@@ -1,6 +1,5 @@
-/* Proves that a controlling terminal comes back: the session that owns it, its
- * foreground group, /dev/tty, and that Ctrl-C typed at the other end reaches the
- * foreground process and nobody else. */
+/* Proves that a controlling terminal is restored: its session, its foreground group, and /dev/tty.
+ * Ctrl-C from the other end reaches only the foreground process. */
 #include "victim.h"
 
 #include <poll.h>
@@ -25,7 +24,7 @@ static void check_terminal(void)
 	close(terminal);
 }
 
-/* One byte of the parent's terminal input means: the foreground process saw Ctrl-C. */
+/* The foreground process writes one byte to the terminal when it has received Ctrl-C. */
 static void foreground_work(void)
 {
 	check_terminal();
@@ -116,7 +115,7 @@ static void finish(void)
 
 static void sabotage(void)
 {
-	/* The session leader does it: see leader_end. */
+	/* The session leader causes the damage: see leader_end. */
 }
 
 static const struct victim victim = { setup, NULL, verify, sabotage, finish, false };

@@ -1,4 +1,5 @@
-/* Proves that the names of threads come back, also one with bytes outside ASCII and an empty one. */
+/* Proves that the names of threads are restored, also a name with non-ASCII bytes and an empty
+ * name. */
 #include "victim.h"
 
 static const char *const names[] = { "leader \xc3\xa9", "fifteen-bytes-x", "" };

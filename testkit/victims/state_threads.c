@@ -1,6 +1,6 @@
-/* Proves that threads come back: number, ids, names, signal masks, thread-local
- * storage, stacks, mutexes under contention, waiters on a condition variable, the
- * robust list (its owner dies only after the restore) and joining. */
+/* Proves that threads are restored: number, ids, names, signal masks, thread-local storage, stacks,
+ * contended mutexes, waiters on a condition variable, and joining. The robust list works: the owner
+ * of a robust mutex dies only after the restore. */
 #include "victim.h"
 
 #include <sched.h>
@@ -31,7 +31,8 @@ static void mask_of(int number, sigset_t *mask)
 	sigdelset(mask, SIGRTMIN + 3 + number);
 }
 
-/* Not inlined: folded into the loops it makes an address that thread-local storage cannot have. */
+/* Not inlined: otherwise the compiler folds it into the loops, and creates an invalid address of
+ * thread-local storage. */
 __attribute__((noinline)) static uint64_t word_of(int thread, int index)
 {
 	return victim_mix((uint64_t)thread * 1000 + (uint64_t)index);
@@ -99,7 +100,7 @@ static void *wait_at_door(void *unused)
 	return unused;
 }
 
-/* Dies with the robust mutex locked. */
+/* Holds the robust mutex, and exits without unlocking it. */
 static void *hold_robust(void *unused)
 {
 	must_zero(pthread_mutex_lock(&robust_lock));

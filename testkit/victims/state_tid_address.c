@@ -1,5 +1,5 @@
-/* Proves that the word which the kernel clears at a thread's end stays registered: its address is the same, and
- * a thread that ends after the restore can be joined. */
+/* Proves that the word that the kernel clears at the end of a thread (set_tid_address(2)) stays
+ * registered. Its address is the same, and a thread that ends after the restore can be joined. */
 #include "victim.h"
 
 #define PR_GET_TID_ADDRESS_NUMBER 40

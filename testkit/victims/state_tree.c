@@ -1,6 +1,6 @@
-/* Proves that a process tree comes back: children and grandchildren with their
- * pids, parents and own memory, and zombies (exited and killed, of the root and
- * of a child) whose status can still be collected. */
+/* Proves that a process tree is restored: children and grandchildren with their pids, parents and
+ * own memory. Zombies of the root and of a child (exited or killed) are restored with their exit
+ * status. */
 #include "victim.h"
 
 #define EXIT_STATUS 42
@@ -30,7 +30,7 @@ static void work(void)
 	victim_fill(memory, sizeof(memory), memory_seed);
 }
 
-/* Leaves a dead child behind, uncollected. */
+/* Creates a zombie: a dead child that is not reaped. */
 static pid_t make_zombie(bool by_signal)
 {
 	siginfo_t info;

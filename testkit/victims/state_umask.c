@@ -1,4 +1,4 @@
-/* Proves that the umask comes back and that new files obey it. */
+/* Proves that the umask is restored and that new files obey it. */
 #include "victim.h"
 
 #define MASK 0137
@@ -8,8 +8,9 @@ static void setup(void)
 	umask(MASK);
 }
 
-/* Without a descriptor: a checkpoint that has one of a file that is gone later cannot be restored. Whoever is restored
- * may find the file of an earlier life, or miss its own. */
+/* Creates the file with mknod(2), without a descriptor. If a checkpoint contained a descriptor and
+ * the program later deleted the file, the checkpoint could not be restored. After a restore, the
+ * file of the previous incarnation can exist, or the file of the checkpoint can be missing. */
 static void work(void)
 {
 	char path[PATH_MAX];

@@ -1,13 +1,13 @@
-/* Proves that the vDSO works after a restore and time goes on: clocks read
- * through it agree with the system call, never step back, and the ELF header is
- * where the auxiliary vector says. */
+/* Proves that the vDSO works after a restore, and that time continues. Clocks read through the vDSO
+ * agree with the system call and never step back. The ELF header is at the address in the auxiliary
+ * vector. */
 #include "victim.h"
 
 #include <elf.h>
 #include <sys/auxv.h>
 #include <sys/time.h>
 
-/* Between two readings of one clock the program may have been preempted. */
+/* The program can be preempted between two readings of a clock. */
 #define AGREEMENT_NS 2000000000ll
 
 static int64_t last_monotonic, last_boot, last_real;
@@ -47,7 +47,7 @@ static void work(void)
 	unsigned cpu = ~0u;
 	check_clock("monotonic", CLOCK_MONOTONIC, &last_monotonic);
 	check_clock("boot", CLOCK_BOOTTIME, &last_boot);
-	last_real = 0; /* the administrator may set this one */
+	last_real = 0; /* the administrator may set this clock */
 	check_clock("real", CLOCK_REALTIME, &last_real);
 	must(gettimeofday(&day, NULL));
 	check(llabs((int64_t)day.tv_sec * 1000000000ll + day.tv_usec * 1000ll - last_real) < AGREEMENT_NS,

@@ -1,24 +1,24 @@
-/* What every victim shares: the protocol between a self-judging program and
- * the harness that checkpoints, kills, restores and judges it.
+/* The code that all victims share. A victim is a test program that checks its own state. This file
+ * implements the protocol between a victim and the harness, which checkpoints, kills and restores
+ * the victim.
  *
- *   argv[1]           absolute path of the verdict file. It is opened, written
- *                     and closed in one go, so no descriptor is held for it.
- *   stdout            receives "ready\n" once the state is set up and has been
- *                     checked a first time.
- *   SIGTERM           "judge yourself": the loop must come round a few times
- *                     more (it is alive), then everything is verified and the
- *                     verdict is PASS or FAIL: reason.
- *   VICTIM_CRASHED    set: the program was restored after a crash. Given only to
- *                     victims with a comment line that begins `After a crash:`
- *                     and says what is then not as it was.
- *   VICTIM_SABOTAGE   set: the program damages its own state just before it
- *                     verifies it, so the verdict has to be FAIL.
- *   VICTIM_LACKING    set: the program says that it cannot run here.
- *   exit status       0 passed, 1 failed, 77 the kernel or the user cannot do it.
+ *   argv[1]           absolute path of the verdict file. The victim opens, writes and closes
+ *                     it only for the verdict, so that no descriptor of it stays open.
+ *   stdout            receives "ready\n" when the state is set up and has been checked once.
+ *   SIGTERM           requests the verdict. The loop runs a few more rounds, which proves that
+ *                     the victim still works. Then the victim verifies all state and writes
+ *                     PASS or FAIL: reason.
+ *   VICTIM_CRASHED    set: the program was restored after a crash. The harness sets it only for
+ *                     victims with a comment line that begins with `After a crash:`. This line
+ *                     says which state can differ after a crash.
+ *   VICTIM_SABOTAGE   set: the program damages its own state immediately before it verifies the
+ *                     state, so the verdict must be FAIL.
+ *   VICTIM_LACKING    set: the program reports that it cannot run on this machine.
+ *   exit status       0 passed, 1 failed, 77 a kernel feature or a permission is missing.
  *
- * A victim fills in a `struct victim` and names it in VICTIM_MAIN. Besides what
- * the victim checks itself, no checkpoint may change: pid, tid, session, group,
- * signal mask, thread name, working directory, and which descriptors are open. */
+ * A victim defines a `struct victim` and passes it to VICTIM_MAIN. In addition to the victim's own
+ * checks, this file checks that no checkpoint changes these: pid, tid, session, process group,
+ * signal mask, thread name, working directory, and the set of open descriptors. */
 #ifndef UNDYING_VICTIM_H
 #define UNDYING_VICTIM_H
 
@@ -43,23 +43,23 @@
 #include <unistd.h>
 
 #define VICTIM_UNSUPPORTED_STATUS 77
-/* How often the loop must come round after SIGTERM before the verdict. */
+/* Number of loop rounds after SIGTERM, before the verdict. */
 #define VICTIM_TICKS_AFTER_TERM 3
-/* Pause between two rounds of the loop, so that two victims share one core. */
+/* Pause between two rounds of the loop, so that two victims can share one core. */
 #define VICTIM_NAP_US 200
-/* Descriptors above this number are not part of the inventory. */
+/* The check of open descriptors covers only descriptors below this limit. */
 #define VICTIM_FDS_MAX 1024
-/* The longest any wait inside a victim may last, on a machine of usual speed. */
+/* Maximum duration of one wait in a victim, on a machine of normal speed. */
 #define VICTIM_PATIENCE_US (20 * 1000000ull)
-/* How many times slower this one is (testkit/src/limits.rs). */
+/* Environment variable with the slowness factor of this machine (testkit/src/limits.rs). */
 #define VICTIM_SLOWNESS "UNDYING_TEST_SLOWNESS"
 
 struct victim {
 	void (*setup)(void);    /* builds the state */
 	void (*work)(void);     /* one round of load; may be NULL */
-	void (*verify)(void);   /* run before "ready" and for the verdict */
-	void (*sabotage)(void); /* damages what verify or finish looks at */
-	void (*finish)(void);   /* checks that use the state up; may be NULL */
+	void (*verify)(void);   /* runs before "ready" and for the verdict */
+	void (*sabotage)(void); /* damages state that verify or finish checks */
+	void (*finish)(void);   /* checks that consume the state; may be NULL */
 	bool busy;              /* no pause between two rounds */
 };
 
@@ -69,7 +69,8 @@ static bool victim_crashed;
 static volatile sig_atomic_t victim_told_to_judge;
 static volatile unsigned long victim_ticks;
 static pid_t victim_parent;
-/* The longest any wait inside a victim may last here. */
+/* Maximum duration of one wait in a victim on this machine: VICTIM_PATIENCE_US times the slowness
+ * factor. */
 static uint64_t victim_patience_us = VICTIM_PATIENCE_US;
 
 /* ---- verdicts ------------------------------------------------------------ */
@@ -110,7 +111,7 @@ __attribute__((noreturn)) static inline void victim_end(const char *kind, int st
 	_exit(status);
 }
 
-/* Fails at once, from any thread or child; the reason goes into the verdict. */
+/* Fails immediately, from any thread or child. The reason is added to the verdict. */
 __attribute__((noreturn, format(printf, 1, 2))) static inline void victim_fail(const char *format, ...)
 {
 	va_list args;
@@ -118,7 +119,7 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void victim_fail(c
 	victim_end("FAIL", 1, format, args);
 }
 
-/* This kernel or this user cannot do what the victim needs. */
+/* Ends the victim because this kernel or this user lacks a feature that the victim needs. */
 __attribute__((noreturn, format(printf, 1, 2))) static inline void victim_unsupported(const char *format, ...)
 {
 	va_list args;
@@ -132,7 +133,7 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void victim_unsupp
 			victim_fail(__VA_ARGS__); \
 	} while (0)
 
-/* Evaluates a call that returns a negative number on failure. */
+/* Evaluates a call that returns a negative number on failure, and fails in this case. */
 #define must(call)                                                               \
 	({                                                                       \
 		__typeof__(call) must_result = (call);                           \
@@ -141,7 +142,7 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void victim_unsupp
 		must_result;                                                     \
 	})
 
-/* The same for a call that returns an error number (pthread_*). */
+/* Evaluates a call that returns an error number (pthread_*), and fails if it is not 0. */
 #define must_zero(call)                                                                          \
 	do {                                                                                     \
 		int must_error = (call);                                                         \
@@ -149,7 +150,7 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void victim_unsupp
 			victim_fail("line %d: %s: %s", __LINE__, #call, strerror(must_error));   \
 	} while (0)
 
-/* Checks that a call fails with one particular errno. */
+/* Checks that a call fails with the errno `expected`. */
 #define must_fail_with(call, expected)                                                                 \
 	do {                                                                                           \
 		errno = 0;                                                                             \
@@ -174,7 +175,7 @@ static inline void victim_nap(uint64_t us)
 	nanosleep(&span, NULL);
 }
 
-/* Waits until `condition` holds; fails if it never does. */
+/* Waits until `condition` holds. Fails after victim_patience_us. */
 #define victim_await(condition, ...)                                              \
 	do {                                                                      \
 		uint64_t await_until = victim_now_us() + victim_patience_us;      \
@@ -197,7 +198,7 @@ static inline void victim_tick(void)
 	victim_ticks++;
 }
 
-/* True once SIGTERM has come and the loop has gone on for a few rounds. */
+/* Returns true when SIGTERM has arrived and the loop has run VICTIM_TICKS_AFTER_TERM more rounds. */
 static inline bool victim_over(void)
 {
 	static unsigned long goal;
@@ -210,7 +211,8 @@ static inline bool victim_over(void)
 
 /* ---- paths, threads, children -------------------------------------------- */
 
-/* The absolute path of a file beside the verdict; the buffer is the caller's. */
+/* Writes the absolute path of a file in the directory of the verdict to `buffer`, and returns
+ * `buffer`. */
 static inline const char *victim_path(char buffer[PATH_MAX], const char *name)
 {
 	const char *slash = strrchr(victim_verdict, '/');
@@ -219,7 +221,7 @@ static inline const char *victim_path(char buffer[PATH_MAX], const char *name)
 	return buffer;
 }
 
-/* Starts a thread that never takes a signal meant for the process. */
+/* Starts a thread that blocks all signals, so that it never handles a signal for the process. */
 static inline pthread_t victim_thread(void *(*body)(void *), void *argument)
 {
 	sigset_t all, before;
@@ -231,7 +233,8 @@ static inline pthread_t victim_thread(void *(*body)(void *), void *argument)
 	return thread;
 }
 
-/* A one-shot gate: a child tells its parent that it is set up, then nothing of it is left. */
+/* A gate: a pipe through which a child notifies its parent once that it is set up. Both processes
+ * then close the pipe. */
 struct victim_gate {
 	int ends[2];
 };
@@ -267,7 +270,8 @@ static inline pid_t victim_fork(void)
 	return child;
 }
 
-/* The life of a child: work until SIGTERM, stay a child of the same parent, verify, exit. */
+/* The main function of a child: works until SIGTERM, checks that its parent stays the same,
+ * verifies, and exits. */
 __attribute__((noreturn)) static inline void victim_child(void (*work)(void), void (*verify)(void))
 {
 	while (!victim_over()) {
@@ -282,7 +286,7 @@ __attribute__((noreturn)) static inline void victim_child(void (*work)(void), vo
 	_exit(0);
 }
 
-/* Tells a child to judge itself and collects its verdict. */
+/* Sends SIGTERM to a child, waits for its end, and checks its exit status. */
 static inline void victim_end_child(pid_t child)
 {
 	int status = 0;
@@ -294,7 +298,7 @@ static inline void victim_end_child(pid_t child)
 	check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child %d ended with status 0x%x", child, status);
 }
 
-/* ---- bytes that can be told apart ---------------------------------------- */
+/* ---- known byte patterns ------------------------------------------------- */
 
 static inline uint64_t victim_mix(uint64_t value)
 {
@@ -315,7 +319,7 @@ static inline void victim_fill(void *at, size_t length, uint64_t seed)
 		((volatile unsigned char *)at)[i] = victim_byte(seed, i);
 }
 
-/* The offset of the first byte that is not as filled, or -1. */
+/* Returns the offset of the first byte that differs from victim_fill, or -1. */
 static inline ssize_t victim_differs(const void *at, size_t length, uint64_t seed)
 {
 	for (size_t i = 0; i < length; i++)
@@ -324,13 +328,14 @@ static inline ssize_t victim_differs(const void *at, size_t length, uint64_t see
 	return -1;
 }
 
-/* Whether a number in a file is the one in memory, or a later one where that may be. */
+/* Compares a number in a file with the number in memory. After a crash, the file may have a later
+ * number. */
 static inline bool victim_file_agrees(uint64_t file, uint64_t memory)
 {
 	return victim_crashed ? file >= memory : file == memory;
 }
 
-/* ---- what holds for every victim ----------------------------------------- */
+/* ---- checks for every victim --------------------------------------------- */
 
 static struct {
 	pid_t pid, tid, session, group;

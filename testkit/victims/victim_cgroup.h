@@ -1,4 +1,4 @@
-/* A control group of the victim's own in a hierarchy without controllers. */
+/* A control group of the victim, in a hierarchy without controllers. */
 #ifndef UNDYING_VICTIM_CGROUP_H
 #define UNDYING_VICTIM_CGROUP_H
 
@@ -8,7 +8,7 @@
 
 static char victim_cgroup_home[PATH_MAX], victim_cgroup[PATH_MAX + 64];
 
-/* Writes a text into a file of a group; -1 with errno when the kernel says no. */
+/* Writes a text to a file of a group. Returns -1 and sets errno on failure. */
 static inline int victim_cgroup_write(const char *directory, const char *file, const char *text)
 {
 	char path[PATH_MAX + 512];
@@ -23,7 +23,7 @@ static inline int victim_cgroup_write(const char *directory, const char *file, c
 	return done == (ssize_t)strlen(text) ? 0 : -1;
 }
 
-/* Reads a file of some KiB. */
+/* Reads a file of at most `size` - 1 bytes, and adds a null byte. */
 static inline void victim_cgroup_read(const char *path, char *text, size_t size)
 {
 	int fd = must(open(path, O_RDONLY | O_CLOEXEC));
@@ -35,7 +35,7 @@ static inline void victim_cgroup_read(const char *path, char *text, size_t size)
 	close(fd);
 }
 
-/* The group this process is in, of the hierarchy of that name. */
+/* Writes the path of this process's group in the named hierarchy to `path`. */
 static inline void victim_cgroup_of(const char *hierarchy, char path[PATH_MAX])
 {
 	char text[8192], wanted[256 + 2];
@@ -47,7 +47,8 @@ static inline void victim_cgroup_of(const char *hierarchy, char path[PATH_MAX])
 	snprintf(path, PATH_MAX, "%.*s", (int)strcspn(line, "\n"), line);
 }
 
-/* Finds a hierarchy without controllers that is mounted from its root; its name goes to `hierarchy`. */
+/* Finds a hierarchy without controllers that is mounted from its root. Writes its name to
+ * `hierarchy`. */
 static inline void victim_cgroup_find(char hierarchy[256])
 {
 	char text[65536], *save = NULL, root[PATH_MAX], point[PATH_MAX];
@@ -68,7 +69,7 @@ static inline void victim_cgroup_find(char hierarchy[256])
 	victim_unsupported("no hierarchy of control groups without controllers is mounted");
 }
 
-/* Makes a group of our own below the one we are in, and enters it. */
+/* Creates a group below the current group of this process, and moves the process to the new group. */
 static inline void victim_cgroup_make(void)
 {
 	snprintf(victim_cgroup, sizeof(victim_cgroup), "%s/victim-%d", victim_cgroup_home, (int)getpid());
@@ -81,7 +82,7 @@ static inline void victim_cgroup_make(void)
 	}
 }
 
-/* Removes a group and all below it. */
+/* Removes a group and all groups below it. */
 static inline void victim_cgroup_remove(int above, const char *name)
 {
 	struct dirent *entry;
@@ -95,7 +96,7 @@ static inline void victim_cgroup_remove(int above, const char *name)
 	unlinkat(above, name, AT_REMOVEDIR);
 }
 
-/* Back to where we came from, so that nothing is left. */
+/* Moves the process back to its original group, and removes the victim's group. */
 static inline void victim_cgroup_leave(void)
 {
 	if (victim_cgroup_write(victim_cgroup_home, "tasks", "0") == 0)

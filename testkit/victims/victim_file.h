@@ -1,11 +1,12 @@
-/* Files with a known content, and mappings of them, for the victims that map files. */
+/* Files with known content, for the victims that map files. */
 #ifndef UNDYING_VICTIM_FILE_H
 #define UNDYING_VICTIM_FILE_H
 
 #include "victim.h"
 #include "victim_memory.h"
 
-/* A new file beside the verdict, filled with the bytes of `seed`. */
+/* Creates a file in the directory of the verdict, filled with the byte pattern of `seed`. Returns
+ * its descriptor. */
 static inline int victim_make_file(const char *name, size_t length, uint64_t seed)
 {
 	unsigned char *content = malloc(length);
@@ -18,7 +19,8 @@ static inline int victim_make_file(const char *name, size_t length, uint64_t see
 	return fd;
 }
 
-/* Checks `length` bytes in memory against those of the file filled with `seed`, from `offset` on. */
+/* Compares `length` bytes at `at` with the file content that has pattern `seed`, starting at file
+ * offset `offset`. */
 static inline void victim_check_file_bytes(const char *name, const unsigned char *at, size_t offset, size_t length,
 					   uint64_t seed)
 {

@@ -1,6 +1,5 @@
-/* Addresses and connections on the loopback device, for the victims that hold
- * TCP and UDP sockets. Ports are given by the kernel, so victims can run side by
- * side. */
+/* Addresses and connections on the loopback device, for the victims with TCP and UDP sockets. The
+ * kernel chooses the ports, so victims can run in parallel. */
 #ifndef UNDYING_VICTIM_INET_H
 #define UNDYING_VICTIM_INET_H
 
@@ -20,7 +19,7 @@ static inline bool victim_has_ipv6(void)
 	return works;
 }
 
-/* A socket bound to a free port of the loopback address. */
+/* Creates a socket that is bound to a free port of the loopback address. */
 static inline int victim_inet_socket(int family, int type)
 {
 	struct sockaddr_in six_no = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -51,7 +50,8 @@ static inline socklen_t victim_peer_address(int fd, struct sockaddr_storage *add
 	return size;
 }
 
-/* A client socket connected to a listener that nobody has accepted from yet. */
+/* Creates a client socket that is connected to `listener`. The listener has not accepted the
+ * connection yet. */
 static inline int victim_inet_connect(int listener)
 {
 	struct sockaddr_storage address;

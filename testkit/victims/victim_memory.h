@@ -1,6 +1,6 @@
-/* Areas of memory with a known content and the kernel's description of them, for
- * the victims of the memory family. Every area gets a gap on both sides, so that
- * its borders stay its own. */
+/* Memory areas with known content, and their description by the kernel, for the victims of the
+ * memory group. An area is one mapping. Each area has an unmapped gap on both sides, so that the
+ * kernel never merges it with another mapping. */
 #ifndef UNDYING_VICTIM_MEMORY_H
 #define UNDYING_VICTIM_MEMORY_H
 
@@ -19,7 +19,7 @@ struct victim_area {
 	char description[VICTIM_DESCRIPTION_MAX];
 };
 
-/* An address range of `length` bytes with an unmapped page before and after it. */
+/* Finds an address range of `length` bytes with an unmapped page before and after it. */
 static inline unsigned char *victim_place(size_t length)
 {
 	unsigned char *hole = mmap(NULL, length + 2 * VICTIM_PAGE, PROT_NONE,
@@ -37,7 +37,8 @@ static inline unsigned char *victim_map(size_t length, int protection, int flags
 	return at;
 }
 
-/* Flags that may change without harm: dirty tracking and memory accounting. */
+/* Reports whether a flag of smaps must stay the same. The flags of dirty tracking and of memory
+ * accounting may change. */
 static inline bool victim_flag_is_ours(const char *flag)
 {
 	static const char *const ignored[] = { "sd", "uw", "um", "ui", "ac" };
@@ -62,8 +63,9 @@ static inline void victim_append_flags(char *text, const char *flags)
 	text[used] = 0;
 }
 
-/* Borders, protection, offset, file and flags of the area around an address, as one line.
- * A file without a name (memfd, deleted, shared anonymous) may have become another inode. */
+/* Writes a line with the borders, protection, offset, file and flags of the mapping at `address` to
+ * `text`. Device and inode of a file without a name (memfd, deleted, shared anonymous) are left
+ * out, because a restore may create another inode. */
 static inline void victim_describe(const void *address, char text[VICTIM_DESCRIPTION_MAX])
 {
 	FILE *smaps = fopen("/proc/self/smaps", "re");
@@ -92,7 +94,7 @@ static inline void victim_describe(const void *address, char text[VICTIM_DESCRIP
 	check(found, "nothing is mapped at %p", address);
 }
 
-/* A number from /proc/self/status, in KiB where the kernel says so. */
+/* Returns a number from /proc/self/status. The unit is KiB if the kernel prints kB. */
 static inline unsigned long victim_status_number(const char *key)
 {
 	FILE *status = fopen("/proc/self/status", "re");

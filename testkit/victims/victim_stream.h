@@ -1,6 +1,6 @@
-/* Numbered bytes and numbered messages through any channel: what arrives must be
- * what was sent, in order, with nothing lost, doubled or split. Used by the
- * victims whose objects hold queued data (pipes, sockets, terminals). */
+/* Numbered bytes and numbered messages that a victim sends through a channel (pipe, socket,
+ * terminal). The received data must equal the sent data: in order, and without lost, duplicated or
+ * split messages. For victims whose objects contain queued data. */
 #ifndef UNDYING_VICTIM_STREAM_H
 #define UNDYING_VICTIM_STREAM_H
 
@@ -12,10 +12,10 @@
 #define VICTIM_STREAM_CHUNK 4096
 #define VICTIM_MESSAGE_MAX 512
 
-/* One direction of a byte stream, or of a message channel. */
+/* One direction of a byte stream or of a message channel. */
 struct victim_stream {
 	const char *name;
-	int in, out; /* read from `in` what was written to `out` */
+	int in, out; /* `in` returns the data that was written to `out` */
 	uint64_t seed;
 	uint64_t sent, received;
 };
@@ -64,20 +64,20 @@ static inline void victim_stream_receive(struct victim_stream *stream, size_t le
 	}
 }
 
-/* One round: as much goes in as comes out, so the queue keeps its length. */
+/* Sends and receives the same number of bytes, so that the length of the queue stays the same. */
 static inline void victim_stream_turn(struct victim_stream *stream, size_t length)
 {
 	victim_stream_send(stream, length);
 	victim_stream_receive(stream, length);
 }
 
-/* Takes out all that is queued. */
+/* Receives all queued bytes. */
 static inline void victim_stream_drain(struct victim_stream *stream)
 {
 	victim_stream_receive(stream, stream->sent - stream->received);
 }
 
-/* Checks that nothing more is queued than what was sent. */
+/* Checks that the queue contains no more data than was sent. */
 static inline void victim_stream_must_be_empty(struct victim_stream *stream)
 {
 	struct pollfd wait = { .fd = stream->in, .events = POLLIN };
@@ -123,7 +123,7 @@ static inline void victim_message_drain(struct victim_stream *stream)
 		victim_message_receive(stream);
 }
 
-/* Checks an integer socket option. */
+/* Returns the value of an integer socket option. */
 static inline int victim_socket_option(int fd, int level, int option)
 {
 	int value = 0;

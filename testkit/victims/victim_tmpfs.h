@@ -1,4 +1,4 @@
-/* Files of the tmpfs on /dev/shm, for the victims that hold such files. */
+/* Files in the tmpfs on /dev/shm, for the victims that use such files. */
 #ifndef UNDYING_VICTIM_TMPFS_H
 #define UNDYING_VICTIM_TMPFS_H
 
@@ -11,7 +11,7 @@
 #define VICTIM_TMPFS "/dev/shm"
 #define VICTIM_TMPFS_PREFIX "undying-victim-"
 
-/* Removes the files of victims that were killed. */
+/* Removes the files of earlier victims that were killed. */
 static inline void victim_tmpfs_sweep(void)
 {
 	DIR *directory = opendir(VICTIM_TMPFS);
@@ -28,7 +28,7 @@ static inline void victim_tmpfs_sweep(void)
 		closedir(directory);
 }
 
-/* Leaves if /dev/shm is no tmpfs. */
+/* Ends the victim as unsupported if /dev/shm is not a tmpfs. Otherwise removes old files. */
 static inline void victim_tmpfs_need(void)
 {
 	struct statfs system;
@@ -37,7 +37,7 @@ static inline void victim_tmpfs_need(void)
 	victim_tmpfs_sweep();
 }
 
-/* The path of a file of this victim on the tmpfs; the buffer is the caller's. */
+/* Writes the path of a tmpfs file of this victim to `buffer`, and returns `buffer`. */
 static inline const char *victim_tmpfs_path(char buffer[PATH_MAX], const char *name)
 {
 	snprintf(buffer, PATH_MAX, VICTIM_TMPFS "/" VICTIM_TMPFS_PREFIX "%d-%s", (int)getpid(), name);

@@ -94,7 +94,7 @@ impl Lab {
     }
 }
 
-fn tell(taken: &Taken) {
+fn report(taken: &Taken) {
     println!(
         "{} slices, {:?} in all, {:?} the longest; {} pages before the last stop of {:?}, {} in it",
         taken.slices.count,
@@ -168,7 +168,7 @@ fn fill_and_restore(tracker: &'static dyn TrackerKind) -> u32 {
             subject.checkpoint(&log, &options).unwrap()
         };
         if let Some(taken) = taken {
-            tell(&taken);
+            report(&taken);
             number += 1;
             slices += taken.slices.count;
             // One stop copies as many pages as fit into the budget. The duration of a stop is not tested, because
@@ -210,7 +210,7 @@ fn a_throttled_program_ends_by_itself() {
         number += 1;
         match subject.checkpoint(&log, &lab.options(number)) {
             Ok(Some(one)) => {
-                tell(&one);
+                report(&one);
                 taken += 1;
             }
             // The log has too much to write for another checkpoint.

@@ -137,7 +137,7 @@ fn a_pause_does_not_wait_for_a_disk_that_takes_nothing() {
     println!("{:?} of {:?}", waited.phases, begun.elapsed());
     assert!(waited.residual >= PageCount(PAGES), "{} pages in the pause", waited.residual);
     assert!(
-        waited.phases[Phase::Room] > BLOCKED / 3,
+        waited.phases[Phase::Backpressure] > BLOCKED / 3,
         "what is not written was not waited for: it would grow"
     );
     assert!(waited.phases.pause() < BLOCKED / 2, "{:?}", waited.phases);

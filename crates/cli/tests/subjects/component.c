@@ -20,8 +20,8 @@
  *   eat      uses 64 MiB of memory
  *   trigger  sends WATCHDOG=trigger
  *   fork     forks a child, which sleeps in its own session, and exits with 0
- *   leave    forks a child, which sleeps in this session, without its environment, and exits with 0
- *   vanish   the same as leave, but the child has its own session
+ *   leave    forks a child, which sleeps in this session, without its environment; exits with 0 after 100 ms
+ *   vanish   the same as leave, but the child has its own session, and the exit is immediate
  *   exit     exits with 3 */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

@@ -3,11 +3,19 @@
  *
  *   lazy REPORT GO MIB
  *
- * REPORT is a file of one page, which the subject maps. Word 0 is the number of the round. Word 1
- * is 1 after a page had wrong content. Then, word 2 is the number of the page, word 3 its expected
- * value, word 4 the wrong word, word 5 the address of the page, and word 6 the index of the word.
- * Word 7 counts failed moves. MIB is the size of the memory. The subject waits until the file GO
- * contains a kind and a seed:
+ * MIB is the size of the memory. REPORT is a file of one page, which the subject maps. Its words
+ * are:
+ *
+ *   0  number of the round
+ *   1  1 after a check has failed
+ *   2  number of the first wrong page, or 1000000 plus the number of a failed call
+ *   3  expected `value` of this page (see `struct slot`)
+ *   4  content of the wrong word
+ *   5  address of the page, or of its copy
+ *   6  index of the wrong word in the page
+ *   7  number of failed moves
+ *
+ * The subject waits until the file GO contains a kind and a seed:
  *
  *   watch SEED     checks all pages in a pseudo-random order, again and again; each pass is a round
  *   churn SEED     Threads discard, unmap, map, move, write and protect their own pages, and pass them to

@@ -6,7 +6,7 @@
  * once to the next server, and then listens on PORT. A request is one line, and an answer is one
  * line. Each server appends its name to the answer. The last server appends "asked REQUEST" to
  * FILE, and answers when FILE.go exists. If connect(2) fails, the server appends "refused NAME" to
- * FILE and exits. */
+ * FILE and exits. If it cannot listen, it appends "deaf NAME" and exits. */
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>

@@ -1,9 +1,9 @@
 /* A program that measures for how long it is stopped.
  *
- * Owns: a thread that writes pages at a constant rate, threads that sleep, and a watching thread.
- * The watching thread reads the clock in a loop, and stores each gap between two reads. Invariants:
- * while it watches, the watching thread allocates no memory and makes no system call. Does not:
- * evaluate the gaps. The test knows when it has stopped the program.
+ * Owns: a thread that writes pages at a constant rate, threads that sleep, and a watching thread. The
+ * watching thread reads the clock in a loop, and stores each gap between two reads.
+ * Invariants: while it watches, the watching thread allocates no memory and makes no system call.
+ * Does not: evaluate the gaps. The test knows when it has stopped the program.
  *
  * Usage: gaps FILE MIB PAGES_PER_SECOND THREADS AREAS PROCESSOR. On SIGTERM, the program writes
  * each gap to FILE and exits. A line has the begin and the length of a gap in nanoseconds of

@@ -15,7 +15,7 @@
  *     has a duplicate of a descriptor. Ten failures are allowed for the first scan of the program by
  *     `undying`, and one more for each hundred rounds.
  * grows: has 64 MiB of memory. Creates a mapping, grows it in place, moves it as a whole, and unmaps it.
- * busy: has /proc/1/stat open during three of seven milliseconds, and permanently writes to its memory.
+ * busy: has /proc/1/stat open during three of seven milliseconds, and continuously writes to its memory.
  * held: opens /proc/1/stat on SIGUSR1, and closes it on the next SIGUSR1. The file `held` exists meanwhile. */
 #define _GNU_SOURCE
 #include <errno.h>

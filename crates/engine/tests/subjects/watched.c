@@ -1,4 +1,4 @@
-/* Permanently changes files, in two processes with two threads each.
+/* Continuously changes files, in two processes with two threads each.
  *
  * Usage: watched plain|filtered FILE. The program writes the number of its rounds to FILE. If a
  * change fails, it exits with 1. In a round, each thread opens a file for writing, and creates,

@@ -1,6 +1,7 @@
-/* A program that detects if a tracer closes one of its descriptors. One thread permanently opens
- * and closes descriptors. It has a higher priority than the other threads. If a tracer of these
- * threads dies and frees a descriptor, this thread therefore reuses the descriptor number first.
+/* A program that detects if a tracer closes one of its descriptors. One thread continuously opens
+ * and closes descriptors. It has a higher priority than the other threads. When a tracer of these
+ * threads dies, this thread therefore takes each free descriptor number before the other threads
+ * run.
  *
  * Prints "ready", and reads commands from stdin. "c" prints the numbers of rounds of the threads.
  * "q" prints "ok" and ends the program with status 0. After an error, the program prints "wrong:

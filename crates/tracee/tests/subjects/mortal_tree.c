@@ -1,4 +1,4 @@
-/* A process tree that permanently forks, executes programs and creates threads. The test kills it
+/* A process tree that continuously forks, executes programs and creates threads. The test kills it
  * meanwhile.
  *
  * Protocol: this process is the subreaper of the tree. For each line from stdin, it starts a tree

@@ -1,4 +1,4 @@
-/* A process tree that changes permanently. Threads, forked children, executed programs and spawned
+/* A process tree that changes continuously. Threads, forked children, executed programs and spawned
  * processes start and end. One child is repeatedly stopped and continued, and one child has no
  * leading thread any more. Each part checks its results.
  *

@@ -1,6 +1,6 @@
 /* A process that reads commands from standard input, executes one memory operation for each line,
- * and answers with a hexadecimal number or address. In a command, ADDR, OFFSET are hexadecimal, and
- * all other numbers are decimal.
+ * and answers with a hexadecimal number or address. In a command, ADDR and OFFSET are hexadecimal.
+ * Other numbers are decimal.
  *
  *   map KIND PAGES          maps memory, and answers with its address. KIND is anon, huge, hugetlb, shared,
  *                           memfd, file, privmem or reserve.
