@@ -1,8 +1,8 @@
-# The few commands a visitor needs; everything else is `cargo xtask --help`.
+# The most common commands. `cargo xtask --help` lists further commands for developers.
 
 .PHONY: build install uninstall dist deb demo test field bench trackers
 
-# A shell with an empty environment names neither the home directory nor where cargo is.
+# If the environment is empty, HOME and the directory of cargo in PATH are missing. These lines set both.
 HOME ?= $(shell getent passwd $$(id -u) | cut -d: -f6)
 export HOME
 export PATH := $(or $(PATH),/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin):$(HOME)/.cargo/bin:/usr/local/cargo/bin
@@ -16,16 +16,18 @@ build:
 
 PREFIX ?= /usr/local
 
-# The built program, its manual page, completions and documents: make install PREFIX=/usr/local DESTDIR=
-# Root often has no cargo, so this does not build.
+# Installs the built program, its manual page, completions and documents: make install PREFIX=/usr/local DESTDIR=
+# `install` does not build the program, because root often has no cargo.
 install:
-	@test -x $(TARGET)/release/undying || { echo "make install: there is no $(TARGET)/release/undying; run \`make build\` first" >&2; exit 1; }
+	@test -x $(TARGET)/release/undying || { \
+		echo "make install: $(TARGET)/release/undying does not exist; run \`make build\` first" >&2; exit 1; }
 	packaging/install.sh $(TARGET)/release/undying $(PREFIX) $(DESTDIR)
 
+# Removes the installed files. Use the same PREFIX and DESTDIR as for `install`.
 uninstall:
 	packaging/uninstall.sh $(PREFIX) $(DESTDIR)
 
-# A tarball for every distribution, and a package for Debian and Ubuntu, in target/dist.
+# `dist` builds a tarball for all distributions, and `deb` a package for Debian and Ubuntu. Both are in target/dist.
 dist: build
 	@mkdir -p $(TARGET)/dist
 	packaging/package.sh tar $(TARGET)/release/undying $(TARGET)/dist
@@ -34,24 +36,27 @@ deb: build
 	@mkdir -p $(TARGET)/dist
 	packaging/package.sh deb $(TARGET)/release/undying $(TARGET)/dist
 
-# Programs that are killed and go on, one alone and four as a system.
+# Runs the demo: kills redis-server, a Python program, a build, and four programs of a system. All of them continue.
 demo: build
 	@if [ -x demo/run.sh ]; then demo/run.sh; else cargo run --release --package undying-cli -- --help; fi
 
-# Every check that a commit must pass. Tests that need root or a kernel feature say `unsupported: …` without it.
+# Runs all checks that a commit must pass. If root or a kernel feature is missing, a test prints `unsupported: …`.
 test:
 	cargo xtask ci
 
-# Real programs under undying, in one table; installs what is missing. `make field ONLY=redis` for one; needs root.
+# Tests real programs under undying, and prints one table. Installs missing programs. Needs root.
+# `make field ONLY=redis` tests one program. REPORT=FILE also writes the table to FILE.
 field:
 	cargo build --package undying-cli
 	tests/field/field.py --install $(if $(ONLY),--only $(ONLY)) $(if $(REPORT),--report $(REPORT))
 
-# One file of benches/ per question; rows and plots go to target/benches/. `make bench QUICK=1` takes some minutes.
+# Runs all benchmarks. Each file of benches/ is one benchmark. Rows and plots are written to target/benches/.
+# `make bench QUICK=1` runs short forms, which take some minutes.
 bench: build
 	cargo build --release --package undying-engine --example bench_epochs
 	benches/all.sh $(if $(QUICK),--quick)
 
-# Every tracker on this kernel and on an older, emulated one, in one table. Half an hour; needs root.
+# Tests every tracker (code that finds written pages) on this kernel and on an older, emulated kernel. Prints one
+# table. Takes half an hour, and needs root.
 trackers:
 	cargo xtask trackers

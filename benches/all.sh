@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs every question of benches/, one after the other, or those named: benches/all.sh [--quick] [QUESTION…]
+# Runs all benchmarks of benches/ one after the other, or only the named ones: benches/all.sh [--quick] [QUESTION…]
 #
-# Each question is asked in the default placement first, then with --pin where it has that option.
+# QUESTION is the name of a benchmark: its file name without `.py`. Each benchmark first runs in the default placement.
+# A benchmark with the option --pin then also runs with --pin.
 #
-# Plots need matplotlib; it is put into .venv (requirements.txt). Rows and plots go to target/benches/.
-# A question that fails is told, and does not keep the others from being asked.
+# Plots need matplotlib, which is installed into .venv (requirements.txt). Rows and plots go to target/benches/.
+# If a benchmark fails, the next benchmark still runs. Failed benchmarks are listed at the end.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,7 +17,7 @@ fi
 [ -x .venv/bin/python ] || python3 -m venv .venv
 python=.venv/bin/python
 "$python" -m pip install --quiet --disable-pip-version-check -r benches/requirements.txt ||
-    echo "no plots: matplotlib could not be installed" >&2
+    echo "no plots: cannot install matplotlib" >&2
 
 failed=()
 for file in benches/*.py; do
@@ -26,7 +27,7 @@ for file in benches/*.py; do
     options=()
     help="$("$python" "$file" --help)"
     if [ -n "$quick" ]; then
-        # Not every question has a short form; three rounds are one.
+        # If a benchmark has no option --quick, three rounds are its short form.
         if grep -q -- --quick <<<"$help"; then options=(--quick); else options=(--rounds 3); fi
     fi
     "$python" "$file" "${options[@]}" || failed+=("$question")

@@ -1,15 +1,21 @@
 #!/usr/bin/env python3
-"""How long do a checkpoint and a restore take, beside CRIU's on the same subjects?
+"""How long do the commands for a checkpoint and a restore take, compared with CRIU?
 
-Subjects: a tiny process, 1 GiB of touched memory, redis with 1,000,000 keys. Each round checkpoints one fresh
-subject with `--kill` and restores it; rounds of the tools alternate. Figures are wall times of whole commands, as a
-user sees them, the pause that undying reports (all stops together), and restores with the image in the page cache (the
-first read of an image after a checkpoint past the cache is told apart as "cold"). Beside a gigabyte, `direct` writes as
-much to a new file of the same disk past the cache, four requests at a time, and makes it durable. "lazy_first" is the
-time from the start of `restore --lazy` of a gigabyte in the page cache to the first instruction, as a subject that
-reads the clock all the time sees it.
+Subjects (the measured programs): a tiny process, a process with 1 GiB of touched memory, and redis with 1,000,000 keys.
+Each round starts a new subject, checkpoints it with `--kill`, and restores it. In each round, the tools take turns.
 
-Needs root. Without CRIU only undying is measured. Raw rows go to target/benches/; medians are printed.
+  checkpoint_ms    wall time of the checkpoint command
+  pause_ms         pause that the tool reports (the sum of all stops)
+  restore_cold_ms  wall time of the first restore. undying writes an image past the page cache, so this restore reads
+                   the image from the disk.
+  restore_ms       wall time of a second restore, with the image in the page cache
+  lazy_first_ms    time from the start of `restore --lazy` to the first instruction of the subject, which reads the
+                   clock in a loop. Measured for the subject of 1 GiB, with the image in the page cache.
+
+For the subject of 1 GiB, the tool `direct` measures the disk. It writes 1 GiB to a new file, bypasses the page cache,
+has four requests in flight, and makes the file durable.
+
+Needs root. If CRIU is missing, only undying is measured. Rows are written to target/benches/. Medians are printed.
 """
 import json
 import mmap
@@ -29,7 +35,7 @@ COLUMNS = ["subject", "tool", "round", *FIGURES]
 
 
 class Memory:
-    """A process that touches memory and then sleeps."""
+    """A process that fills memory and then sleeps (programs/memory.c)."""
 
     def __init__(self, program, size):
         self.program, self.size = program, size
@@ -82,7 +88,7 @@ class Undying:
 
 
 def number(message, at):
-    """A variable-length integer of a protobuf message, and where it ends."""
+    """Decodes a variable-length integer (varint) of a protobuf message at `at`. Returns the value and its end."""
     value, shift = 0, 0
     while True:
         value |= (message[at] & 0x7F) << shift
@@ -102,9 +108,9 @@ class Criu:
         return command([self.binary, "dump", "-t", str(pid), "-D", image, "--shell-job"])[0]
 
     def pause_ms(self, image):
-        """What it says itself: frozen_time of its statistics, and freezing_time before."""
+        """Returns the sum of freezing_time and frozen_time in the statistics of CRIU."""
         with open(os.path.join(image, "stats-dump"), "rb") as file:
-            # Two magic numbers and a length; the message has all of a dump in its first field.
+            # The file begins with two magic numbers and a length. The first field of the message is for a dump.
             message = file.read()[12:]
         length, at = number(message, 1)
         times = {}
@@ -118,7 +124,7 @@ class Criu:
 
 
 class Direct:
-    """What the disk takes: the same bytes, not compressible, without a process."""
+    """The time of the disk alone: writes as many random bytes as the subject has memory."""
 
     name = "direct"
     BLOCK, THREADS = 2 << 20, 4
@@ -184,7 +190,7 @@ def bench():
     parser = results(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="tiny,gib,redis", help="subjects [tiny,gib,redis]")
-    parser.add_argument("--criu", default=shutil.which("criu"), help="CRIU, to compare with [that in PATH]")
+    parser.add_argument("--criu", default=shutil.which("criu"), help="the program CRIU [criu in PATH]")
     options = parser.parse_args()
     tools = [Undying(options.undying)] + ([Criu(options.criu)] if options.criu else [])
     rows = Rows(options, QUESTION, COLUMNS)

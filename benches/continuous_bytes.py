@@ -1,11 +1,22 @@
 #!/usr/bin/env python3
-"""What does a store of continuous checkpoints write for a byte dirtied, is the rate kept, and how much memory is used?
+"""How many bytes does undying write for each changed byte of a program? Is the checkpoint rate achieved?
 
-The subject writes its pages one after the other (`walk`), so that in each epoch it dirties as many different ones as
-its rate says, or at random, where their number follows from how often one is hit twice. `written` is what the kernel counts for undying's process (write_bytes), `per_byte` is that by what was dirtied;
-`idle` rows have no dirtying, and tell what a checkpoint costs by itself. Memory may be 64 MiB and twice what an epoch
-dirties (`allowed_mib`); `peak_anon_mib` leaves out the program's own text and files. Cleaning begins when the log is
-twice what lives: `moved_pages` says whether a window was long enough to have some.
+The bench also measures the memory of undying.
+
+An epoch is the time between two checkpoints. The subject (the measured program) writes pages at a constant rate. With
+the order `walk`, it writes to its pages one after the other, so that all dirty pages of an epoch are different. With
+`random`, the number of different dirty pages is computed from the probability of repeated writes. Rows with the rate 0
+show what a checkpoint of an idle program costs.
+
+  rate_kept      achieved_hz / hz
+  dirtied_mib    size of all dirty pages of the window
+  written_mib    bytes that the kernel counts for the process of undying (write_bytes in /proc/PID/io)
+  per_byte       written_mib / dirtied_mib
+  bytes_each     bytes written per checkpoint
+  moved_pages    pages that compaction has moved. Compaction begins when the log is larger than twice its live pages
+                 plus three segments. A window without moved pages was too short to measure compaction.
+  peak_anon_mib  anonymous memory of undying, without its code and files
+  allowed_mib    limit for peak_anon_mib: 64 MiB, and twice the dirty pages of an epoch
 """
 import sys
 
@@ -26,7 +37,7 @@ PAGE = 4096
 
 
 def different(pages, writes, order):
-    """How many pages are dirtied by so many writes."""
+    """Returns the expected number of different pages among `writes` writes to `pages` pages."""
     return writes if order == "walk" else pages * (1 - (1 - 1 / pages) ** writes)
 
 
@@ -55,9 +66,9 @@ def measure(options, rows, scratch, mib, rate, order, rates):
         for turn in range(options.rounds):
             for hz in rates:
                 if order == "walk" and rate / hz > mib * MIB / PAGE:
-                    # More than all pages in an epoch: they would not be different ones.
+                    # The subject would write more often than it has pages, so the dirty pages would not be different.
                     continue
-                # Long enough for the cleaner to have work where that is not too long.
+                # Long enough for compaction, but at most 120 s for that purpose.
                 cleaning = min(120.0, 3 * mib * MIB / PAGE / rate) if rate else 0.0
                 seconds = options.seconds or (10.0 if options.quick else max(30.0, 10 / hz, cleaning))
                 window = with_checkpoints(options, subject.pid, hz, seconds, scratch, driver_cpus)
@@ -97,13 +108,13 @@ def draw(path):
         panes[2].plot(rates, of("allowed_mib"), ":", lw=1, color=look["color"])
     panes[0].plot(ends := [min(float(one["hz"]) for one in rows), max(float(one["hz"]) for one in rows)], ends, color="crimson", lw=0.8)
     panes[0].set(title="checkpoints taken per second", xscale="log", yscale="log")
-    panes[1].set(title="bytes written by bytes dirtied", xscale="log", ylim=(0, None))
+    panes[1].set(title="bytes written per byte dirtied", xscale="log", ylim=(0, None))
     panes[2].set(title="undying's memory, MiB (dotted: allowed)", xscale="log", ylim=(0, None))
     for pane in panes:
         asked = sorted({float(one["hz"]) for one in rows})
         pane.set_xticks(asked, ["%g" % hz for hz in asked])
         pane.minorticks_off()
-        pane.set_xlabel("checkpoints asked for per second")
+        pane.set_xlabel("requested checkpoints per second")
     figure.legend(*panes[0].get_legend_handles_labels(), ncols=5, loc="outside lower center", fontsize=8)
     save(plot, figure, path.replace(".csv", ".png"))
 
@@ -111,9 +122,9 @@ def draw(path):
 def bench():
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--seconds", type=float, help="length of a window")
-    parser.add_argument("--hz", help="rates, with commas between")
-    parser.add_argument("--case", action="append", help="MIB,RATE,walk or MIB,RATE,random; may be given several times")
+    parser.add_argument("--seconds", type=float, help="length of a window in seconds")
+    parser.add_argument("--hz", help="checkpoints per second, separated by commas")
+    parser.add_argument("--case", action="append", help="MIB,RATE,walk or MIB,RATE,random; can be repeated")
     options = parser.parse_args()
     if options.plot:
         return draw(options.plot)

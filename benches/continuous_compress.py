@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""What does it save to compress the cold segments of a log, and what does it cost?
+"""How much disk space does the compression of unchanged segments of a log save, and what does it cost?
 
-`undying run --compress CODEC` starts redis-server, which is filled with --keys JSON records of some 150 bytes. Then a
-client sets --rate of them each second, out of the first --hot share: the rest gets cold. Every 5 seconds a row: what
-the log takes on the device, how many of its segments are compressed, processor time of undying, rate and pauses. At
-the end redis is killed, comes back from that log, and each record has to be what was last written or an older value
-of the same key. Beside it the same without compression.
+`undying run --compress CODEC` starts redis-server, and the bench fills it with --keys JSON records of about 150 bytes.
+Then a client sets --rate keys per second, chosen from the share --hot of all keys. The other keys do not change. The
+same run is also measured without compression.
 
-Compression begins a minute after a segment was written last: windows have to be longer. Rows of `kind` "sample" are
-those of a run, one of `kind` "end" has the restore. Pauses are those of the latest checkpoints, as `status` has them.
+Every 5 seconds, the bench writes a row of the `kind` "sample": the size of the log on the device, the number of
+compressed segments, the processor time of undying, the checkpoint rate and the pauses. Pauses are those of the latest
+checkpoints, as `status` reports them.
+
+At the end, redis is killed and restored from the log. Each record must be the last value or an older value of its key.
+The row of the `kind` "end" has the duration of the restore.
+
+A full segment is observed for a minute before it is compressed. Therefore, a run must be longer than a minute.
 """
 import json
 import os
@@ -35,7 +39,10 @@ LAST = "Allen Backus Dijkstra Hamilton Hoare Hopper Kernighan Knuth Lamport Lisk
 
 
 def record(key, version):
-    """What a key holds, from it and how often it was set: names and figures as such records have, and 16 random digits."""
+    """Returns the value of a key. It is computed from the key and the number of writes to it (`version`).
+
+    The value is a JSON record with names, numbers, and 16 random hexadecimal digits.
+    """
     draw = random.Random(key * 1000003 + version)
     first, last = draw.choice(FIRST), draw.choice(LAST)
     return json.dumps({"id": key, "version": version, "name": first + " " + last,
@@ -50,7 +57,7 @@ def set_line(key, version):
 
 
 class Server:
-    """redis-server under `undying run`, in a session of its own."""
+    """redis-server under `undying run`, in its own session."""
 
     def __init__(self, options, scratch, codec):
         self.port, self.keys = options.port, options.keys
@@ -79,7 +86,7 @@ class Server:
 
     def answers(self):
         if self.process.poll() is not None:
-            raise RuntimeError("undying ended with %d" % self.process.returncode)
+            raise RuntimeError("undying ended with status %d" % self.process.returncode)
         return redis_answers(self.port)
 
     def fill(self):
@@ -89,7 +96,7 @@ class Server:
                 several = range(first, min(first + 1000, self.keys))
                 connection.sendall("".join(set_line(key, 0) for key in several).encode())
                 if any(answers.readline() != b"+OK\r\n" for _ in several):
-                    raise RuntimeError("redis cannot be filled")
+                    raise RuntimeError("redis has rejected a SET")
 
     def stop(self):
         if self.process.poll() is None:
@@ -100,7 +107,7 @@ class Server:
 
 
 class Client(threading.Thread):
-    """Sets hot keys at a constant rate, and keeps how often each was."""
+    """Sets keys of the share --hot at a constant rate. `versions` has the number of writes to each key."""
 
     def __init__(self, server, options):
         super().__init__(daemon=True)
@@ -114,7 +121,7 @@ class Client(threading.Thread):
                 answers = connection.makefile("rb")
                 while not self.is_over.is_set():
                     key = self.draw.randrange(len(self.versions))
-                    # Before it is sent: what was sent may be there.
+                    # Counted before the key is sent, because redis may have stored a value without a reply.
                     self.versions[key] += 1
                     connection.sendall(set_line(key, self.versions[key]).encode())
                     if answers.readline() != b"+OK\r\n":
@@ -128,7 +135,7 @@ class Client(threading.Thread):
 
 
 def used(pid):
-    """Processor time, and MiB of memory."""
+    """Returns the processor time of a process in s, and its resident memory in MiB."""
     with open("/proc/%d/stat" % pid) as file:
         fields = file.read().rsplit(")", 1)[1].split()
     with open("/proc/%d/status" % pid) as file:
@@ -137,7 +144,7 @@ def used(pid):
 
 
 def log_of(store):
-    """MiB that the log takes on the device, and its segments that are not compressed and that are."""
+    """Returns the size of the log on the device in MiB, and the numbers of uncompressed and of compressed segments."""
     size, plain, compressed = 0, 0, 0
     folder = os.path.join(store, "redis", "log")
     for name in os.listdir(folder):
@@ -161,14 +168,17 @@ def sample(server, client, begun):
 
 
 def come_back(server, client):
-    """Kills redis, sees what came back, and tells how long that took in ms and how many records are right."""
+    """Kills redis, and checks each record after the restore.
+
+    Returns the duration of the restore in ms, and the number of correct records.
+    """
     os.kill(server.pid, signal.SIGKILL)
     client.join(60)
 
     def back():
         events = [json.loads(line) for line in server.say("events", "redis", "--json").splitlines()]
         return [event for event in events if event["event"] == "restored"]
-    wait_for(lambda: back() and server.answers(), "redis to come back")
+    wait_for(lambda: back() and server.answers(), "the restore of redis")
     with server.connect() as connection:
         answers = connection.makefile("rb")
         for first in range(0, server.keys, 1000):
@@ -208,8 +218,8 @@ def measure(options, rows, scratch, codec, turn):
 def tell(rows):
     end, begin = rows[-1], rows[0]
     over = lambda name: float(end[name]) - float(begin[name])
-    print("%-5s log %6.1f MiB (%s of %d segments compressed), undying %.3f processors, %.2f Hz, pause p50 %.0f us (median "
-          "of rows), p99 %.0f us, restored in %s ms, %s records right" % (
+    print("%-5s log %6.1f MiB (%s of %d segments compressed), undying %.3f processors, %.2f Hz, pause p50 %.0f us "
+          "(median of rows), p99 %.0f us, restored in %s ms, %s records correct" % (
               end["codec"], float(end["log_mib"]), end["compressed"], int(end["plain"]) + int(end["compressed"]),
               over("undying_cpu_s") / over("second"), over("checkpoints") / over("second"),
               middle([float(row["pause_us_p50"]) for row in rows]), middle([float(row["pause_us_p99"]) for row in rows]),
@@ -242,10 +252,10 @@ def draw(path):
 def bench():
     parser = arguments(__doc__, driver="run")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--seconds", type=float, help="length of a run")
+    parser.add_argument("--seconds", type=float, help="length of a run in seconds")
     parser.add_argument("--keys", type=int, default=500000)
     parser.add_argument("--hot", type=float, default=0.02, help="share of the keys that are set")
-    parser.add_argument("--rate", type=float, default=500, help="keys set each second")
+    parser.add_argument("--rate", type=float, default=500, help="keys that are set per second")
     parser.add_argument("--every", default="100ms")
     parser.add_argument("--port", type=int, default=7942)
     parser.add_argument("--seed", type=int, default=1)
@@ -254,9 +264,9 @@ def bench():
     if options.plot:
         return draw(options.plot)
     if options.driver != "run":
-        parser.error("logs are compressed by `run` alone")
+        parser.error("only the driver `run` compresses logs")
     if not shutil.which("redis-server"):
-        sys.exit("there is no redis-server (Debian: redis-server)")
+        sys.exit("redis-server is missing; install the package redis-server")
     options.rounds = options.rounds or (1 if options.quick else 2)
     options.seconds = options.seconds or (150 if options.quick else 300)
     rows = Rows(options, QUESTION, COLUMNS)

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""How long does a program stand still for continuous checkpoints, as it sees it itself?
+"""For how long do continuous checkpoints stop a program, measured by the program itself?
 
-A thread of the subject reads the clock in a loop and keeps the gaps. Counted is the longest gap in each period between
-two checkpoints, in windows with them and in as many without (the noise floor), in turn in one life of the subject. Varied from a centre (1 GiB, 10,000 pages/s, 1 thread, 100 areas), one thing at a time: resident memory,
-pages dirtied each second, threads, areas; each at all rates. With --writer 1, another thread writes, so that the subject
-stops two that run.
+A thread of the subject (the measured program) reads the clock in a loop, and records gaps between two readings. A
+period is the time between two checkpoints. A stall is the longest gap that begins in a period. Windows with and without
+checkpoints alternate in one run of the subject. The windows without checkpoints show the noise.
 
-Rows: one per window. `stall_*` is what the subject saw, `pause_*` what undying says of itself.
+The default point is 1 GiB, 10,000 written pages per second, 1 thread and 100 mappings (`areas`). The bench varies one
+of these values at a time: resident memory, written pages per second, threads, mappings. Each point is measured at all
+rates. With --writer 1, an additional thread writes the pages. A checkpoint then stops two running threads.
+
+Each row is one window. The subject has measured `stall_*`, and undying has reported `pause_*`.
 """
 import sys
 
@@ -19,8 +22,8 @@ AXES = {"mib": [16, 64, 256, 1024, 4096], "rate": [100, 1000, 10000, 100000], "t
         "areas": [100, 10000]}
 QUICK_AXES = {"mib": [16, 1024], "rate": [100, 10000, 100000], "threads": [1, 32], "areas": [100, 10000]}
 RATES = [1, 10, 25, 50, 100]
-LABELS = {"mib": "resident memory, MiB", "rate": "pages dirtied per second", "threads": "threads", "areas": "areas",
-          "writer": "thread of its own for writing"}
+LABELS = {"mib": "resident memory, MiB", "rate": "pages written per second", "threads": "threads", "areas": "mappings",
+          "writer": "additional thread that writes"}
 SHARES = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
 COLUMNS = [*CENTRE, "hz", "with", "round", "seconds", "checkpoints", "achieved_hz",
            *("stall_us_" + name for name in SHARES), *("pause_us_" + name for name in SHARES),
@@ -30,8 +33,11 @@ GOAL_US = 1000
 
 
 def stalls(record, window):
-    """The longest gap that began in each period, us: as many periods as there were checkpoints, or should have been.
-    Gaps too short to be kept count as nothing."""
+    """Returns the longest gap that began in each period, in µs.
+
+    A window with checkpoints has one period for each checkpoint. A window without checkpoints has as many periods as
+    checkpoints would have been requested. A period without a recorded gap has the value 0.
+    """
     periods = max(1, window.done.count or round(window.seconds * window.hz))
     longest = [0] * periods
     for began, length in record:
@@ -81,11 +87,12 @@ def measure(options, rows, scratch, point, rates):
 def tell(rows, point):
     for hz in dict.fromkeys(one["hz"] for one in rows):
         of = lambda has, name: middle([float(one[name]) for one in rows if one["hz"] == hz and one["with"] == has])
-        print("%(mib)5d MiB %(rate)6d pages/s %(threads)2d threads %(areas)5d areas, writer %(writer)d" % point, "%5s Hz" % hz,
+        print("%(mib)5d MiB %(rate)6d pages/s %(threads)2d threads %(areas)5d mappings, writer %(writer)d" % point,
+              "%5s Hz" % hz,
               "achieved %6.2f" % of("1", "achieved_hz"),
               "| stall us p50 %6.0f p99 %6.0f max %6.0f" % tuple(of("1", "stall_us_" + s) for s in ("p50", "p99", "max")),
               "| without p50 %5.0f p99 %6.0f" % tuple(of("0", "stall_us_" + s) for s in ("p50", "p99")),
-              "| own p50 %6.0f p99 %6.0f" % tuple(of("1", "pause_us_" + s) for s in ("p50", "p99")), flush=True)
+              "| pause us p50 %6.0f p99 %6.0f" % tuple(of("1", "pause_us_" + s) for s in ("p50", "p99")), flush=True)
 
 
 def points(axes):
@@ -118,21 +125,22 @@ def draw(path):
         pane.set_xticks(values, ["%g" % value for value in values])
         pane.minorticks_off()
     for pane in panes[:, 0]:
-        pane.set_ylabel("longest stall of a period, µs")
+        pane.set_ylabel("stall (longest gap of a period), µs")
     for style, label in (("k-o", "p50"), ("k--^", "p99"), ("k:", "p99 without checkpoints")):
         panes[0, 0].plot([], [], style, lw=1, ms=4, label=label)
     panes[0, 0].plot([], [], color="crimson", lw=0.8, label="goal for p99")
     figure.legend(*panes[0, 0].get_legend_handles_labels(), ncols=9, loc="outside lower center", fontsize=8)
-    figure.suptitle("Pauses as the subject sees them (what is not varied: 1 GiB, 10,000 pages/s, 1 thread, 100 areas)")
+    figure.suptitle("Stalls of the subject (default point: 1 GiB, 10,000 pages/s, 1 thread, 100 mappings)")
     save(plot, figure, path.replace(".csv", ".png"))
 
 
 def bench():
     parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, help="how often each rate is measured in a life")
-    parser.add_argument("--hz", help="rates, with commas between")
+    parser.add_argument("--rounds", type=int, help="measurements of each rate in one run of the subject")
+    parser.add_argument("--hz", help="checkpoints per second, separated by commas")
     for axis in CENTRE:
-        parser.add_argument("--" + axis, help="measure this alone; values with commas between, the others at the centre")
+        parser.add_argument("--" + axis, help="vary only this value; values separated by commas, "
+                            "all other values as in the default point")
     options = parser.parse_args()
     if options.plot:
         return draw(options.plot)

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""By how much is the pause of a continuous checkpoint shorter than that of one that stops, copies and writes?
+"""How much shorter is the stop for a continuous checkpoint than the stop of a tool that stops, copies and writes?
 
-The same subject (a thread that reads the clock; 1 GiB, 10,000 pages/s unless told otherwise) in turn under
+The subject (the measured program) reads the clock in a loop, and has 1 GiB and 10,000 written pages per second by
+default. A stall is the longest gap between two readings, in a period or during a single checkpoint. One run of the
+subject is measured in these ways:
 
-  stop     programs/stopcopy.c: stops it, writes all of its memory to a file, makes that durable, lets it go on
-  once     `undying checkpoint`, which copies inside the pause and writes after it
-  criu     `criu dump --leave-running`, with --criu: stops it and writes into the page cache, not durable
-  10, 100  continuous checkpoints at these rates, p99 of the longest stall in each period
-  none     nothing, p99 over periods of 10 ms (the noise floor)
+  stop     programs/stopcopy.c: stops the subject, writes all its memory to a file, makes the file durable, resumes
+  once     `undying checkpoint`, which copies during the pause and writes afterwards
+  criu     `criu dump --leave-running` (with the option --criu): stops the subject, and writes into the page cache. The
+           image is not durable.
+  10, 100  continuous checkpoints at these rates; p99 of the stalls, with one period for each checkpoint
+  none     no checkpoint; p99 of the stalls in periods of 10 ms, which shows the noise
 
-`stall_ms` is what the subject saw, `ratio` is `stall_ms` of `stop` in the same round by it,
-`ratio_p50` the same for the median.
+The subject has measured `stall_ms`. `ratio` is the `stall_ms` of `stop` in the same round, divided by this `stall_ms`.
+`ratio_p50` is the same with the median instead of p99.
 """
 import os
 import shutil
@@ -41,7 +44,7 @@ def each_period(record, window):
 
 
 class Once:
-    """Ways that take one checkpoint by one command."""
+    """The ways that take one checkpoint with one command."""
 
     def __init__(self, options, scratch, pid, cpus):
         self.options, self.scratch, self.pid, self.cpus = options, scratch, pid, cpus
@@ -65,7 +68,7 @@ class Once:
         elif os.path.exists(self.image):
             os.remove(self.image)
         if done.returncode != 0:
-            raise RuntimeError("%s ended with %d: %s" % (command, done.returncode, done.stdout + done.stderr))
+            raise RuntimeError("%s ended with status %d: %s" % (command, done.returncode, done.stdout + done.stderr))
         return begin, end
 
 
@@ -99,7 +102,7 @@ def measure(options, rows, scratch, ways):
         rows.add(ratio=by("stall_ms"), ratio_p50=by("stall_ms_p50"), **one)
     for way in ["none", *ways, *map(str, RATES)]:
         of = lambda name: [float(one[name]) for one in rows.rows if one["way"] == way and one.get(name, "") != ""]
-        print("%-5s stall ms %9.3f (least %.3f, most %.3f)  p50 %8.3f  shorter than stop-copy-write by %8.1f, p50 %8.1f" % (
+        print("%-5s stall ms %9.3f (%.3f to %.3f)  p50 %8.3f  stop-copy-write takes %8.1f times as long, p50 %8.1f" % (
             way, middle(of("stall_ms")), min(of("stall_ms")), max(of("stall_ms")), middle(of("stall_ms_p50")),
             middle(of("ratio")), middle(of("ratio_p50"))), flush=True)
 
@@ -110,7 +113,7 @@ def draw(path):
         return
     rows = read_rows(path)
     labels = {"stop": "stop, copy, write", "criu": "CRIU", "once": "undying checkpoint", "10": "10 Hz, p99",
-              "100": "100 Hz, p99", "none": "nothing, p99"}
+              "100": "100 Hz, p99", "none": "no checkpoint, p99"}
     ways = [way for way in labels if any(one["way"] == way for one in rows)]
     figure, pane = plot.subplots(figsize=(7, 0.6 + 0.45 * len(ways)), layout="constrained")
     for spot, way in enumerate(reversed(ways)):
@@ -120,9 +123,9 @@ def draw(path):
         pane.plot([min(found), max(found)], [spot, spot], color="black", lw=1, zorder=3)
         pane.text(max(found) * 1.15, spot, "%.3g ms" % middle(found), va="center", fontsize=8)
     stop = middle([float(one["stall_ms"]) for one in rows if one["way"] == "stop"])
-    pane.axvline(stop / GOAL, color="crimson", lw=0.8, label="%d times shorter than stop, copy, write" % GOAL)
+    pane.axvline(stop / GOAL, color="crimson", lw=0.8, label="1/%d of stop, copy, write" % GOAL)
     pane.set_yticks(range(len(ways)), [labels[way] for way in reversed(ways)])
-    pane.set(xscale="log", xlabel="standstill as the subject saw it, ms (%s MiB, %s pages/s)" % (
+    pane.set(xscale="log", xlabel="stall of the subject, ms (%s MiB, %s pages/s)" % (
         rows[0]["mib"], rows[0]["rate"]))
     pane.legend(fontsize=8, loc="lower right")
     save(plot, figure, path.replace(".csv", ".png"))
@@ -131,10 +134,10 @@ def draw(path):
 def bench():
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--seconds", type=float, help="length of a window")
+    parser.add_argument("--seconds", type=float, help="length of a window in seconds")
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rate", type=int, default=10000)
-    parser.add_argument("--criu", help="the program, to have it beside")
+    parser.add_argument("--criu", help="the program CRIU, to measure it too")
     options = parser.parse_args()
     if options.plot:
         return draw(options.plot)

@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""What do continuous checkpoints cost the clients of a redis server, beside BGSAVE and beside none?
+"""What is the effect of continuous checkpoints on the clients of a redis server, compared with BGSAVE and with none?
 
-A server with --keys keys of 100 bytes is loaded over TCP by programs/redis_load.c with mixes of SET, GET and LPUSH at
-15, 50 and 100 % of the peak of that mix (found without checkpoints; at 100 % each connection sends when it has its
-answer). Windows without checkpoints stand around each window with them, or with BGSAVE, which is started again each
-second or when the one before has ended. Times of requests count from when they were due.
+The server has --keys keys of 100 bytes. The load generator programs/redis_load.c sends mixes of SET, GET and LPUSH over
+TCP. The load is 15, 50 or 100 % of the peak rate of the mix, which is measured without checkpoints. At 100 %, each
+connection sends its next request after each reply. The response time of a request begins when the request is due.
 
-Rows: one per window; `kept` is the throughput and `p50_ratio`, `p99_ratio` the times by the mean of the two windows
-without around it; rows of mode `none` compare one such window with the one before, and so tell the noise. On fewer
-than three processors the load generator shares one with undying or with the child of BGSAVE. It stands for clients on
-other machines, which wait for nobody here, so it has real-time priority.
+Before and after each window with checkpoints or with BGSAVE, there is a window without both. BGSAVE is started every
+second, but not before the previous BGSAVE has ended.
+
+Each row is one window. `kept` is the throughput, and `p50_ratio` and `p99_ratio` are response times. All three are
+divided by the mean of the windows before and after. A row of the mode `none` is a window without checkpoints, compared
+with the previous window without checkpoints. The rows of this mode show the noise.
+
+The load generator represents clients on other machines, which do not wait for a processor of this machine. Therefore,
+it has real-time priority. If there are fewer than three processors, it shares one with undying or the child of BGSAVE.
 """
 import json
 import os
@@ -26,7 +30,7 @@ QUESTION = "continuous_redis"
 MIXES = {"set": {"set": 1}, "get": {"get": 9, "set": 1}, "lpush": {"push": 1}}
 LOADS = [0.15, 0.5, 1.0]
 MODES = [1, 10, 100, "bgsave"]
-# One more than what undying has while redis stands still.
+# Real-time priority of the load generator. undying has the real-time priority 1 during a pause.
 GENERATOR_PRIORITY = 2
 TIMES = ["p50_us", "p99_us", "p999_us", "max_us"]
 COLUMNS = ["mix", "load", "mode", "round", "offered", "per_second", *TIMES, "kept", "p50_ratio", "p99_ratio",
@@ -71,10 +75,10 @@ class Server:
                 connection.sendall("".join(rows).encode())
                 for _ in rows:
                     if not answers.readline().startswith(b"+OK"):
-                        raise RuntimeError("redis cannot be filled")
+                        raise RuntimeError("redis has rejected a SET")
 
     def saves(self):
-        """How many BGSAVEs have ended well, and whether one is under way."""
+        """Returns the number of successful BGSAVEs, and whether a BGSAVE is running."""
         with self.connect() as connection:
             connection.sendall(b"INFO persistence\r\n")
             text = b""
@@ -89,7 +93,7 @@ class Server:
 
 
 class Load:
-    """A run of the generator beside what is measured."""
+    """A run of the load generator."""
 
     def __init__(self, options, scratch, cpus, mix, rate, seconds, seed):
         words = {"port": options.port, "seconds": seconds, "rate": int(rate), "keys": options.keys, "seed": seed,
@@ -114,7 +118,7 @@ class Load:
 
 
 class Saver(threading.Thread):
-    """BGSAVE each second, or when the one before has ended."""
+    """Starts a BGSAVE every second, unless the previous BGSAVE is still running."""
 
     def __init__(self, server):
         super().__init__(daemon=True)
@@ -128,7 +132,7 @@ class Saver(threading.Thread):
 
 
 class Case:
-    """One mix at one load: windows in turn on one server."""
+    """The windows of one mix at one load."""
 
     def __init__(self, options, scratch, server, mix, share, peak, cpus):
         self.options, self.scratch, self.server, self.mix, self.share = options, scratch, server, mix, share
@@ -156,7 +160,7 @@ class Case:
         return found, {"checkpoints": count, "achieved_hz": count / self.options.seconds}
 
     def checkpoints(self, hz):
-        """The load begins once the first, full checkpoint is taken; its length is that of the window."""
+        """Measures a window with checkpoints. The load begins after the first checkpoint, which copies all pages."""
         loads = []
         window = with_checkpoints(self.options, self.server.pid, hz, self.options.seconds, self.scratch,
                                   self.driver_cpus, begin=lambda: loads.append(self.load(self.options.seconds)))
@@ -226,8 +230,8 @@ def draw(path):
         for pane in panes[:, column]:
             pane.set_xticks(range(len(loads)), ["%d %%" % (100 * load) for load in loads])
         panes[1, column].set_xlabel("load, of the peak")
-    panes[0, 0].set_ylabel("requests answered, by without")
-    panes[1, 0].set_ylabel("p99 of requests, µs")
+    panes[0, 0].set_ylabel("throughput, relative to none")
+    panes[1, 0].set_ylabel("p99 of response times, µs")
     figure.legend(*panes[0, 0].get_legend_handles_labels(), ncols=2 * len(mixes), loc="outside lower center", fontsize=8)
     save(plot, figure, path.replace(".csv", ".png"))
 
@@ -235,18 +239,18 @@ def draw(path):
 def bench():
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--seconds", type=float, help="length of a window")
+    parser.add_argument("--seconds", type=float, help="length of a window in seconds")
     parser.add_argument("--keys", type=int, default=1000000)
     parser.add_argument("--connections", type=int, default=50)
     parser.add_argument("--port", type=int, default=7941)
     parser.add_argument("--mix", help=",".join(MIXES))
     parser.add_argument("--load", help=",".join("%g" % load for load in LOADS))
-    parser.add_argument("--mode", help="rates in Hz, and bgsave")
+    parser.add_argument("--mode", help="checkpoints per second, and bgsave; separated by commas")
     options = parser.parse_args()
     if options.plot:
         return draw(options.plot)
     if not shutil.which("redis-server"):
-        sys.exit("there is no redis-server (Debian: redis-server)")
+        sys.exit("redis-server is missing; install the package redis-server")
     options.rounds = options.rounds or (1 if options.quick else 3)
     options.seconds = options.seconds or (4 if options.quick else 15)
     mixes = (options.mix or ("set,get" if options.quick else ",".join(MIXES))).split(",")

@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
-"""How much slower does a computation become under continuous checkpoints, and what of it is tracking, what pauses?
+"""How much slower does a computation become under continuous checkpoints? Which part is tracking, which part pauses?
 
-Kernels: blackscholes (streams, writes little), canneal (scattered writes over a large heap), 13 queens, products of
-200x200 matrices; each checks its own results. In one life of a kernel, windows with checkpoints at each rate stand
-between windows without; a window is compared with the mean of its two neighbours, in time for an equal piece of work.
+Tracking finds the written pages: the first write to a page after a checkpoint can cause a page fault. A pause is the
+time in which all threads are stopped for a checkpoint. There are four computations (`kernels`), and each checks its own
+results: blackscholes (reads much, writes little), canneal (scattered writes in a large heap), 13 queens, and products
+of matrices of 200 by 200. In one run of a kernel, windows without and with checkpoints alternate. In a window, the
+bench measures the time for a piece of work. A window with checkpoints is compared with the mean of the windows before
+and after it.
 
-  wall      time for a piece of work, with by without
-  tracking  processor time of the kernel's own threads for it, with by without, less 1: faults on first writes, caches
-  pauses    the share of time for which all threads stood still, as undying says
-  total     1 + tracking + pauses: what remains of `wall` when others compete for the processors
-  floor     wall and processor time of a window without by the one without before it: what noise there was
+  wall      wall time for a piece of work, divided by the same without checkpoints
+  tracking  processor time of the threads of the kernel for a piece of work, divided by the same without checkpoints,
+            minus 1. It contains page faults and the effect on caches.
+  pauses    sum of the pauses that undying reports, divided by the rest of the window
+  total     1 + tracking + pauses. Unlike `wall`, it does not contain the time in which other programs ran.
+  floor     wall and processor time of a window without checkpoints, divided by those of the window without checkpoints
+            before it. This is the noise.
 
-The targets drawn are those of the design for 1/10/25/50 Hz; the crosses are what a published system with a modified
-kernel reached (one and two threads; on another machine, so compare them as ratios only).
+The plot shows the goals of the design as lines. The crosses are published values of a system with a modified kernel.
+They were measured on another machine, so only ratios can be compared.
 """
 import sys
 
@@ -26,7 +31,7 @@ COLUMNS = ["kernel", "threads", "hz", "round", "seconds", "checkpoints", "achiev
            "pauses", "total", "floor_wall", "floor_cpu", "piece_ms_without", "pages_each", "written", "driver_cpu",
            "peak_anon_mib"]
 GOALS = {"blackscholes": {1: 1.01, 10: 1.01, 25: 1.02, 50: 1.03}, "canneal": {1: 1.01, 10: 1.03, 25: 1.05, 50: 1.08},
-         # Half of the published overheads (5 s and 2 s; 10 ms).
+         # Half of the published overheads at these rates (one checkpoint every 10 s, 5 s, 2 s, or 10 ms).
          "queens": {0.1: 1.0119, 0.2: 1.0139, 0.5: 1.0168}, "matrix": {0.1: 1.001, 0.2: 1.001, 100: 1.005}}
 PUBLISHED = {("blackscholes", 1): {1: 1.016, 10: 1.031, 25: 1.037, 50: 1.032},
              ("blackscholes", 2): {1: 1.017, 10: 1.035, 25: 1.035, 50: 1.059},
@@ -37,7 +42,7 @@ PUBLISHED = {("blackscholes", 1): {1: 1.016, 10: 1.031, 25: 1.037, 50: 1.032},
 
 
 def by_thread(record):
-    """A pair of zeros begins a thread."""
+    """Splits a record into one list of pairs for each thread. A pair of zeros precedes the pairs of a thread."""
     threads = []
     for pair in record:
         if pair == (0, 0):
@@ -48,7 +53,10 @@ def by_thread(record):
 
 
 def piece(threads, window):
-    """Wall and processor time of a piece of work in a window, ns, over all threads, and how many there were."""
+    """Returns the mean wall time and processor time of a piece of work in a window, in ns, and the number of pieces.
+
+    The pieces of all threads are counted.
+    """
     walls, times, count = 0, 0, 0
     for done in threads:
         inside = [pair for pair in done if window.begin <= pair[0] < window.end]
@@ -57,7 +65,7 @@ def piece(threads, window):
             times += inside[-1][1] - inside[0][1]
             count += len(inside) - 1
     if not count:
-        raise RuntimeError("no piece of work was done in a window of %.1f s" % window.seconds)
+        raise RuntimeError("no thread has completed a piece of work in a window of %.1f s" % window.seconds)
     return walls / count, times / count, count
 
 
@@ -147,10 +155,10 @@ def draw(path):
         noise = 100 * middle([abs(float(one["floor_cpu"]) - 1) for one in here])
         pane.axhspan(-noise, noise, color="0.9", lw=0, zorder=0)
         pane.set_xticks(list(spots), ["%g s" % (1 / hz) if hz < 1 else "%g Hz" % hz for hz in rates])
-        pane.set(title="%s, %d thread%s" % (kernel, threads, "s"[:threads > 1]), ylabel="slow-down, %")
+        pane.set(title="%s, %d thread%s" % (kernel, threads, "s"[:threads > 1]), ylabel="slowdown, %")
     panes[0, 0].plot([], [], color="crimson", label="goal")
     panes[0, 0].plot([], [], "x", color="black", label="published, modified kernel")
-    panes[0, 0].plot([], [], color="black", lw=1, label="total, least to most")
+    panes[0, 0].plot([], [], color="black", lw=1, label="total, minimum to maximum")
     panes[0, 0].fill_between([], [], color="0.9", label="noise (median)")
     figure.legend(*panes[0, 0].get_legend_handles_labels(), ncols=3 * columns, loc="outside upper center", fontsize=8)
     save(plot, figure, path.replace(".csv", ".png"))
@@ -158,11 +166,11 @@ def draw(path):
 
 def bench():
     parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, help="how often each rate is measured in a life")
-    parser.add_argument("--seconds", type=float, help="length of a window")
-    parser.add_argument("--hz", help="rates, with commas between; 0.1 is every 10 s")
+    parser.add_argument("--rounds", type=int, help="measurements of each rate in one run of a kernel")
+    parser.add_argument("--seconds", type=float, help="length of a window in seconds")
+    parser.add_argument("--hz", help="checkpoints per second, separated by commas; 0.1 is one every 10 s")
     parser.add_argument("--kernel", default=",".join(KERNELS))
-    parser.add_argument("--threads", default=None, help="1,2 by default")
+    parser.add_argument("--threads", default=None, help="numbers of threads, separated by commas [1,2]")
     options = parser.parse_args()
     if options.plot:
         return draw(options.plot)

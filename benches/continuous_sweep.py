@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
-"""How does the time of a checkpoint depend on the size and number of dataspaces, and on what has changed since?
+"""How does the duration of a checkpoint depend on the number and size of memory regions, and on the share of changes?
 
-The sweep of a published modular checkpointing system (stop and copy `base` beside incremental `inc`, granularity,
-copying threads), for this one: pieces of 4 KiB to 10 MiB and on to 4 GiB in all, 1 to 100 of them, the first checkpoint
-after attaching and the second after a share of the pages was rewritten. Trackers take turns on one subject.
+A dataspace is a separate memory mapping. The bench repeats the measurement of a published modular checkpointing system.
+That system compares stop-and-copy (`base`) with incremental checkpoints (`inc`), for several granularities and copying
+threads. Here, there are 1 to 100 dataspaces of 4 KiB or more, with at most 4 GiB in total. A tracker (code that finds
+written pages) is attached, and takes a first checkpoint. Before the second and the third checkpoint, the subject (the
+measured program) rewrites a share of its pages. The trackers `auto` and `full` take turns on one subject. `full` copies
+all pages each time.
 
-  pause_ms    the subject stood still (for the first one `arming_ms` as well, while it was attached to)
-  took_ms     looking, copying before the pause, the pause, and what belongs to it
-  marshal_ms  from then on until it is durable: checksums, index, records, writing, sync; the subject runs
-  total_ms    from the request until it is durable
+  pause_ms    time in which the subject is stopped. At the first checkpoint, it is also stopped for `arming_ms`, while
+              the tracker is attached.
+  took_ms     time for the scan, the copies before the pause, and the pause
+  marshal_ms  time from then on until the checkpoint is durable: checksums, index, records, write, sync. The subject
+              runs in this time.
+  total_ms    time from the request until the checkpoint is durable
 
-The first rows of a run count as well: the machine's caches are part of it. `failures` is told at the end; the system
-compared with failed in up to 5 % of its runs.
+All rows count, also the first rows with cold caches. At the end, the number of failures is printed and written.
+The published system failed in up to 5 % of its runs.
 """
 import os
 import signal
@@ -33,13 +38,16 @@ COLUMNS = ["kib", "count", "percent", "granularity", "copiers", "tracker", "roun
 
 
 def rewritten(subject, lines):
-    """Has the subject rewrite its share, and waits until it has."""
+    """Sends SIGUSR1, and waits until the subject has rewritten its share of the pages."""
     os.kill(subject.pid, signal.SIGUSR1)
     wait_for(lambda: subject.words().count("written\n") > lines, "the subject to write")
 
 
 def one_life(options, scratch, subject, tracker, cpus, lines):
-    """Attaches, takes a first checkpoint and two more after rewriting, and detaches."""
+    """Attaches a driver, takes three checkpoints, and detaches the driver. Yields name and figures of each checkpoint.
+
+    Before the second and the third checkpoint, the subject rewrites its share of the pages.
+    """
     driver = attach(options, subject.pid, 0, scratch, cpus, tracker=tracker)
     try:
         yield "first", driver.take_one()
@@ -116,7 +124,7 @@ def draw(path):
                     pane.plot([kib / 1024 for kib in sizes], of(what), line, marker="o", ms=3, color=colour, lw=width,
                               label=label)
         panes[0, column].set(title="%d dataspace%s" % (count, "s"[:count > 1]), xscale="log", yscale="log")
-        panes[1, column].set(xscale="log", yscale="log", xlabel="size of each, MiB")
+        panes[1, column].set(xscale="log", yscale="log", xlabel="size of each dataspace, MiB")
     panes[0, 0].set_ylabel("from request to durable, ms")
     panes[1, 0].set_ylabel("pause, ms")
     figure.legend(*panes[0, 0].get_legend_handles_labels(), ncols=3, loc="outside lower center", fontsize=8)
@@ -126,9 +134,9 @@ def draw(path):
 def bench():
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--kib", help="sizes, with commas between")
-    parser.add_argument("--count", help="numbers of dataspaces")
-    parser.add_argument("--percent", help="shares that are rewritten")
+    parser.add_argument("--kib", help="sizes of a dataspace in KiB, separated by commas")
+    parser.add_argument("--count", help="numbers of dataspaces, separated by commas")
+    parser.add_argument("--percent", help="percentages of rewritten pages, separated by commas")
     options = parser.parse_args()
     if options.plot:
         return draw(options.plot)

@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
-"""How much slower does a computation become under continuous checkpoints, told from the noise of the machine?
+"""How much slower does a computation become under continuous checkpoints, on a machine whose speed varies?
 
-Windows with and without checkpoints that follow one another differ by 5 % and more on a machine that others share,
-whatever their length. So two equal subjects run on one processor, which they change every few milliseconds: what the
-machine does meets both. One has checkpoints, then the other, which cancels what makes them unequal. Rates count per
-second of the subject's own processor time, of which each has half.
+If other programs share the machine, two successive windows differ by 5 % and more, independent of their length.
+Therefore, two equal programs (`twins`) run on one processor, and the scheduler switches between them every few
+milliseconds. Changes of the speed affect both twins. The twins have checkpoints in turn, which cancels differences
+between them. A rate is per second of the processor time of a twin. Each twin gets half of the processor, so the driver
+uses half the rate.
 
-  tracking      processor time for a piece of work, of the twin with checkpoints by the other's, less 1: faults on
-                first writes, caches; the geometric mean of both turns
-  pauses        the share of time for which it stands, with the other one stopped and the processor to itself
-  interference  what the checkpointing beside them costs any program there, by memory and caches: processor time for a
-                piece of the twin *without* checkpoints, over a whole period by that in its quiet part (QUIET), less 1.
-                Twice that, since a subject that is alone has twice as many checkpoints a second
+  tracking      processor time for a piece of work of the twin with checkpoints, divided by that of the other twin,
+                minus 1. It contains page faults at first writes, and the effect on caches. The bench uses the geometric
+                mean of both turns.
+  pauses        sum of the pauses, divided by the rest of the window. For this, the other twin is stopped, so that the
+                measured twin has the whole processor.
+  interference  cost of a checkpoint for other programs, because undying uses memory bandwidth and caches. It is the
+                processor time for a piece of work of the twin *without* checkpoints: that of a whole period, divided by
+                that of the quiet part of the period (QUIET), minus 1. This is doubled, because a program that has the
+                whole processor has twice as many checkpoints per second.
   total         1 + tracking + pauses + interference
 
-The subjects, their checks and the goals are those of continuous_slowdown.py.
+The programs, their checks and the goals are those of continuous_slowdown.py.
 """
 import bisect
 import math
@@ -26,9 +30,10 @@ from lib.harness import (Rows, Subject, arguments, main, middle, plotter, proces
                          with_checkpoints)
 
 QUESTION = "continuous_twins"
-# At higher rates hardly anything is quiet.
+# At higher rates, the quiet part of a period is too short.
 RATES = [1, 10, 25]
-# Shares of the time between two checkpoints after the first: what is done for that one is over, the next not begun.
+# The quiet part of a period, as fractions of the time between two checkpoints. The work for the first checkpoint has
+# ended, and the work for the second checkpoint has not begun.
 QUIET = (0.45, 0.8)
 BINS = 20
 ALONE_S = 3.0
@@ -37,8 +42,12 @@ COLUMNS = ["kernel", "hz", "round", "twin", "seconds", "checkpoints", "ratio", "
 
 
 def profile(record, window):
-    """Processor time for a piece by the time since the last checkpoint, BINS means by the mean of all, of a single
-    thread; and what the whole takes more than the quiet part. NaN where nothing was done."""
+    """Returns how the speed of the other twin depends on the time since the last checkpoint, and the interference.
+
+    `record` is the record of a single thread. The first result has BINS values: the mean processor time for a piece of
+    work in this part of a period, divided by the mean of all. The second result is the mean of all, divided by the mean
+    of the quiet part, minus 1. A value without a piece of work is NaN.
+    """
     stamps = [one.at for one in window.done.taken]
     sums, counts, quiet, whole = [0.0] * BINS, [0] * BINS, [0, 0], [0, 0]
     for (_, before), (at, after) in zip(record, record[1:]):
@@ -57,7 +66,7 @@ def profile(record, window):
 
 def measure(options, rows, scratch, kernel, rates):
     _, driver_cpus, _ = processors(options)
-    # Whatever the placement: the twins compete for one processor.
+    # Independent of --pin, both twins run on the same processor.
     subject_cpus = {min(os.sched_getaffinity(0))}
     twins, turns = [], []
     try:
@@ -93,7 +102,7 @@ def measure(options, rows, scratch, kernel, rates):
 
 
 def totals(rows, kernel, hz):
-    """Of each round: tracking, pauses, interference and their total."""
+    """Returns tracking, pauses, interference and total of each round."""
     here = [one for one in rows if one["kernel"] == kernel and float(one["hz"]) == hz]
     found = []
     for turn in sorted({one["round"] for one in here}, key=int):
@@ -130,7 +139,7 @@ def draw(path):
                 base += max(0, part)
             all_of = [100 * one[3] - 100 for one in found]
             above.plot([spot, spot], [min(all_of), max(all_of)], color="black", lw=1, zorder=3,
-                       label="total, least to most" if spot == 0 else None)
+                       label="total, minimum to maximum" if spot == 0 else None)
             if hz in GOALS[kernel]:
                 above.plot([spot - 0.35, spot + 0.35], [100 * GOALS[kernel][hz] - 100] * 2, color="crimson", lw=1.5,
                            zorder=4, label="goal" if spot == 0 else None)
@@ -139,9 +148,9 @@ def draw(path):
                        [100 * middle([float(one["bin%d" % number]) for one in here]) - 100 for number in range(BINS)],
                        label="%g Hz" % hz)
         above.set_xticks(range(len(rates)), ["%g Hz" % hz for hz in rates])
-        above.set(title=kernel, ylabel="slow-down, %")
+        above.set(title=kernel, ylabel="slowdown, %")
         below.axvspan(*QUIET, color="0.92", lw=0, zorder=0)
-        below.set(xlabel="share of the time to the next checkpoint", ylabel="the other twin, % over its mean")
+        below.set(xlabel="fraction of the time between checkpoints", ylabel="the other twin, % above its mean")
     panes[0, 0].legend(fontsize=7)
     panes[1, 0].legend(fontsize=7)
     save(plot, figure, path.replace(".csv", ".png"))
@@ -149,9 +158,9 @@ def draw(path):
 
 def bench():
     parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, help="how often each rate is measured in a life")
-    parser.add_argument("--seconds", type=float, help="length of a window")
-    parser.add_argument("--hz", help="rates, with commas between")
+    parser.add_argument("--rounds", type=int, help="measurements of each rate in one run of the twins")
+    parser.add_argument("--seconds", type=float, help="length of a window in seconds")
+    parser.add_argument("--hz", help="checkpoints per second, separated by commas")
     parser.add_argument("--kernel", default="blackscholes,canneal")
     options = parser.parse_args()
     if options.plot:

@@ -1,29 +1,35 @@
 #!/usr/bin/env python3
-"""What does it cost that the files of a program go back with it?
+"""What is the cost of rolling back the files of a program to the checkpoint of its memory?
 
-Each program runs bare, and under `undying run --every D` with each policy of `--files` that --policies names (keep and
-rewind by default; the first is what the others are compared with). Epochs are 100 ms and 1 s. The runs of a round
-follow each other, bare first and last, in reverse order in every second round. Each run has new files. tar comes
-first, and its files are removed at the very end: ext4 creates files slowly after thousands were removed. Remove none
-shortly before.
+Each program runs without undying (`bare`), and under `undying run` with each policy of `--files` that --policies names.
+The default policies are keep and rewind. The other policies are compared with the first one. A checkpoint is taken
+every 100 ms or every second. The runs of a round follow each other, with a bare run first and last. Every second round
+has the reverse order. Each run has new files. tar is the first program, and its files are removed at the very end. The
+reason is that ext4 creates files slowly after thousands of files were removed. Do not remove many files before a run.
 
-  tar       tar x of 40,000 files of 500 to 4,000 bytes
+  tar       `tar --extract` of 40,000 files of 500 to 4,000 bytes
   cpu       a computation that writes no file
   make      make -j2 of a generated C project of 100 files
-  redis     a server with AOF (fsync every second), loaded by redis-benchmark
+  redis     a server with an append-only file (fsync every second), with load from redis-benchmark
   wal       a bulk load into an SQLite database of 66 MB, journal_mode=WAL, synchronous=NORMAL
   delete    the same, with a rollback journal that is deleted after each transaction
-  mariadb   a server with a data directory of its own; mariadb-slap inserts 10,000 rows and then updates rows by key,
-            4,000 times on each of 4 connections
+  mariadb   a server with its own data directory; mariadb-slap inserts 10,000 rows, and then updates rows by key, 4,000
+            times on each of 4 connections
 
-Rows: one per run. `wall_s` is the time of the whole command; of a server, the time of its client. `by_bare` is that by
-the mean of the two bare runs of the round, and of a bare run by the other one: the noise. `by_first` is it by the run
-with the first policy, of the same round and epoch. `cpu_s` is processor time of the program and of `undying`, as far
-as their processes were reaped; `cpu_by_bare` and `cpu_by_first` compare it, and are steadier on a busy machine.
-`checkpoints`, `refused`, `pause_us_p50` and `pause_us_p99` are from `status`, and `store_mib` is what the store
-occupies at the end.
+Each row is one run:
 
-Files and stores are made in --place, which should be on a disk: tmpfs reports no changes of files.
+  wall_s        wall time of the whole command. For a server, wall time of its client.
+  by_bare       wall_s, divided by the mean of the two bare runs of the round. For the last bare run of a round, divided
+                by the first one. This is the noise.
+  by_first      wall_s, divided by that of the run with the first policy, in the same round and with the same interval
+  cpu_s         processor time of the program and of `undying`, as far as their processes were reaped
+  cpu_by_bare   cpu_s divided like by_bare. On a busy machine, it varies less than by_bare.
+  cpu_by_first  cpu_s divided like by_first
+  store_mib     size of the store at the end
+
+`checkpoints`, `refused`, `pause_us_p50` and `pause_us_p99` are values of `undying status`.
+
+Files and stores are in --place. --place should be on a disk, because tmpfs does not report changes of files.
 """
 import glob
 import io
@@ -47,12 +53,12 @@ QUESTION = "files_cost"
 POLICIES = "keep,rewind"
 COLUMNS = ["program", "every_ms", "files", "round", "wall_s", "by_bare", "by_first", "cpu_s", "cpu_by_bare",
            "cpu_by_first", "checkpoints", "refused", "pause_us_p50", "pause_us_p99", "store_mib"]
-# What the design allows `rewind` by `keep`, at each epoch in ms.
+# The goals of the design: wall time with `rewind`, divided by that with `keep`, for each interval in ms.
 GOALS = {"cpu": {100: 1.0, 1000: 1.0}, "make": {100: 1.03, 1000: 1.03}, "redis": {100: 1.03, 1000: 1.03},
          "wal": {1000: 1.10}, "delete": {1000: 1.10}, "mariadb": {1000: 1.10}, "tar": {100: 1.30, 1000: 1.30}}
 LIMIT_S = 600
-# In front of each program, bare or not: its output to a file or a pipe of the bench would count as a file of the
-# program, or be an obstacle.
+# Prefix of each command. Output to a file of the bench would count as a file of the program. Output to a pipe of the
+# bench would be an obstacle to checkpoints.
 SILENT = ["sh", "-c", 'exec "$@" >/dev/null 2>&1', "sh"]
 
 
@@ -62,32 +68,32 @@ def unused_port():
 
 
 def quietly(*words, **more):
-    """Runs a tool of the bench itself; its output is shown if it fails."""
+    """Runs a tool of the bench, and returns its output. If the tool fails, the error contains the output."""
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, **more)
     if done.returncode != 0:
-        raise RuntimeError("%s ended with %d:\n%s%s" % (words, done.returncode, done.stdout, done.stderr))
+        raise RuntimeError("%s ended with status %d:\n%s%s" % (words, done.returncode, done.stdout, done.stderr))
     return done.stdout
 
 
 # Programs -----------------------------------------------------------------------------------------------------------
 
 class Job:
-    """A program that does its work and ends. Its files are below a folder of their own."""
+    """A program that does its work and ends. Its files are in a separate folder for each run."""
 
     needs = ()
 
     def __init__(self, options, shared):
-        """`shared` is a folder for what all runs read."""
+        """Creates a job. `shared` is a folder for input files of all runs."""
         self.quick, self.shared = options.quick, shared
 
     def prepare(self, folder):
-        """Makes the files that are there before."""
+        """Creates the input files of one run."""
 
     def check(self, folder):
         """Raises an error if the result is wrong."""
 
     def load(self):
-        """Of a server: does the work, while it runs."""
+        """Sends the requests of one run to a running server. Only for servers."""
 
 
 class Cpu(Job):
@@ -181,7 +187,7 @@ class Tar(Job):
     def check(self, folder):
         found = len(glob.glob(os.path.join(folder, "d*", "f*")))
         if found != self.files:
-            raise RuntimeError("tar made %d of %d files" % (found, self.files))
+            raise RuntimeError("tar has created %d of %d files" % (found, self.files))
 
 
 class Redis(Job):
@@ -201,7 +207,7 @@ class Redis(Job):
                 "-c", "20", "-q")
 
     def end(self):
-        # The server closes the connection instead of answering.
+        # The server closes the connection without a reply, so redis-cli reports an error.
         subprocess.run(["redis-cli", "-p", str(self.port), "SHUTDOWN", "NOSAVE"], stdin=subprocess.DEVNULL,
                        capture_output=True)
 
@@ -226,7 +232,7 @@ class Mariadb(Job):
                 "--port=%d" % self.port, "--bind-address=127.0.0.1", "--socket=" + os.path.join(folder, "sock"),
                 "--pid-file=" + os.path.join(folder, "pid"), "--innodb-buffer-pool-size=32M",
                 "--innodb-log-file-size=8M", "--skip-name-resolve", "--innodb-flush-log-at-trx-commit=1",
-                # The default is io_uring, which cannot be restored.
+                # The default is io_uring, which undying cannot restore.
                 "--innodb-use-native-aio=0"]
 
     def client(self, tool, *words):
@@ -257,7 +263,7 @@ KINDS = {"tar": Tar, "cpu": Cpu, "make": Make, "redis": Redis, "wal": Wal, "dele
 # Runs ---------------------------------------------------------------------------------------------------------------
 
 class Guarded:
-    """The command in front of the program's, and what `undying` says of it at the end."""
+    """The command `undying run` with its options (`front`), and the figures of its subject at the end."""
 
     def __init__(self, options, every_ms, policy, store):
         self.words = [options.undying, "--store", store]
@@ -276,7 +282,7 @@ class Guarded:
 
 
 def reaped(process):
-    """Waits for a process: the processor time of it and of what it reaped, in s."""
+    """Waits for the end of a process. Returns its processor time in s, with that of its reaped descendants."""
     end = time.monotonic() + LIMIT_S
     while True:
         pid, code, used = os.wait4(process.pid, os.WNOHANG)
@@ -284,12 +290,12 @@ def reaped(process):
             process.returncode = os.waitstatus_to_exitcode(code)
             return used.ru_utime + used.ru_stime
         if time.monotonic() > end:
-            raise RuntimeError("the program does not end")
+            raise RuntimeError("the program did not end in time")
         time.sleep(0.002)
 
 
 def run_once(program, folder, guarded, niceness):
-    """One run in a new folder: its figures."""
+    """Runs the program once in a new folder. Returns the figures of the run."""
     os.mkdir(folder)
     program.prepare(folder)
     words = [*(guarded.front if guarded else []), *SILENT, *program.words(folder)]
@@ -312,10 +318,10 @@ def run_once(program, folder, guarded, niceness):
             if not is_server:
                 wall = time.monotonic() - begin
             if process.returncode != 0:
-                raise RuntimeError("ended with %d" % process.returncode)
+                raise RuntimeError("ended with status %d" % process.returncode)
         except BaseException as failure:
             if process.returncode is None:
-                # The session's group has undying, its program and the servers in it.
+                # The process group contains undying, the program and its processes.
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             said.seek(0)
@@ -329,7 +335,7 @@ def ratios(figures, others, name):
 
 
 class Measurement:
-    """All rounds of one program."""
+    """The measurement of one program in all rounds."""
 
     def __init__(self, options, scratch, name, epochs, policies):
         self.options, self.name, self.epochs, self.policies = options, name, epochs, policies
@@ -346,7 +352,7 @@ class Measurement:
         return run_once(self.program, folder, guarded, self.options.nice)
 
     def turn(self, rows, number):
-        """One round."""
+        """Measures one round, and adds its rows."""
         cases = [(every, policy) for every in self.epochs for policy in self.policies]
         before, found = self.one(), {}
         for case in reversed(cases) if number % 2 else cases:
@@ -411,21 +417,21 @@ def draw(path):
                 pane.plot([spot, spot], [min(found), max(found)], color="black", lw=1, zorder=3)
             goal, first = GOALS[program].get(every), column(rows, "by_bare", program, policies[0], every)
             if goal and first:
-                # The goal is by the first policy; the plot is by bare.
+                # The goal is relative to the first policy, but the plot is relative to the bare run.
                 pane.plot([place - 0.45, place + 0.45], [100 * goal * middle(first) - 100] * 2, color="crimson", lw=1.5,
                           zorder=4)
         pane.set_xticks(range(len(programs)), programs)
-        pane.set(title="a checkpoint each %d ms" % every, ylabel="longer than bare, %")
+        pane.set(title="a checkpoint every %d ms" % every, ylabel="longer than bare, %")
         pane.set_yscale("symlog", linthresh=10)
     panes[0, 0].plot([], [], color="crimson", label="goal of rewind")
-    panes[0, 0].plot([], [], color="black", lw=1, label="least to most")
+    panes[0, 0].plot([], [], color="black", lw=1, label="minimum to maximum")
     panes[0, 0].fill_between([], [], color="0.85", label="noise (median)")
     figure.legend(*panes[0, 0].get_legend_handles_labels(), ncols=6, loc="outside upper center", fontsize=8)
     save(plot, figure, path.replace(".csv", ".png"))
 
 
 def known(options, policies):
-    """Those of the policies that this program has."""
+    """Returns the policies that this version of undying supports."""
     said = quietly(options.undying, "run", "--help")
     there = [policy for policy in policies if policy.split("@")[0] + ":" in said]
     for policy in policies:
@@ -436,14 +442,14 @@ def known(options, policies):
 
 def bench():
     parser = results(__doc__)
-    parser.add_argument("--quick", action="store_true", help="some minutes: one round of shorter runs")
-    parser.add_argument("--nice", type=int, default=0, help="niceness of program and `undying`, on a busy machine")
-    parser.add_argument("--rounds", type=int, help="[5]")
+    parser.add_argument("--quick", action="store_true", help="one round of shorter runs, which takes some minutes")
+    parser.add_argument("--nice", type=int, default=0, help="niceness of the program and `undying`, for a busy machine")
+    parser.add_argument("--rounds", type=int, help="number of rounds [5]")
     parser.add_argument("--policies", default=POLICIES, help="values of `--files` [%s]; keep,keep@2 measures "
                         "one policy twice, which shows the noise" % POLICIES)
-    parser.add_argument("--every", default="100,1000", help="epochs in ms [100,1000]")
-    parser.add_argument("--only", default=",".join(KINDS), help="programs [all]")
-    parser.add_argument("--place", help="where files and stores are made [the temporary folder]")
+    parser.add_argument("--every", default="100,1000", help="intervals of checkpoints in ms [100,1000]")
+    parser.add_argument("--only", default=",".join(KINDS), help="programs, separated by commas [all]")
+    parser.add_argument("--place", help="folder for files and stores [the temporary folder]")
     parser.add_argument("--plot", metavar="CSV", help="only draw the plot of earlier rows again")
     options = parser.parse_args()
     if options.plot:

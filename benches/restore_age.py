@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Does a restore from a log take longer as the log gets older?
+"""Does a restore from a log take longer if the log has more epochs?
 
-A subject of 1 GiB writes 1,000 random pages of it every 10 ms and is checkpointed at 100 Hz. After so many epochs it is
-killed and restored at once, which is what happens after a death: the log was written past the page cache, so the
-device is read. Then it is killed and restored again, with the log in the page cache. Beside it a full image in a
-directory of the same subject, the same way. Every restored subject checks each of its pages.
+An epoch is the time between two checkpoints. The subject (the measured program) has 1 GiB. Every 10 ms, it writes 1,000
+random pages, and a checkpoint is taken. After the number of epochs that --ages gives, the subject is killed and
+restored, two times. The first restore reads the log from the disk. The same happens after a real death, because undying
+writes the log past the page cache. For the second restore, the log is in the page cache. For comparison, an image in a
+directory is restored in the same way. Each restored subject checks all its pages.
 
-Needs root, and `cargo build --release -p undying-cli` and `-p undying-engine --examples`.
+Needs root. Build the programs with `cargo build --release -p undying-cli` and
+`cargo build --release -p undying-engine --examples`.
 """
 import os
 import shutil
@@ -20,12 +22,12 @@ from lib.harness import (Rows, build, command, files_under, into_page_cache, kil
 QUESTION = "restore_age"
 TIMES = ["restore_cold_ms", "restore_warm_ms", "cold_cpu_ms", "warm_cpu_ms"]
 COLUMNS = ["source", "epochs", "taken", "round", "log_mib", *TIMES, "load_average"]
-# What all epochs of a row may take.
+# Time limit for the epochs of one row, in seconds.
 EPOCHS_S = 600
 
 
 def check(pid, verdict):
-    """Asks the subject whether every page is what it wrote there."""
+    """Sends SIGUSR1 to the subject, and waits for its verdict about its pages. Raises an error if a page is wrong."""
     if os.path.exists(verdict):
         os.unlink(verdict)
     os.kill(pid, signal.SIGUSR1)
@@ -33,7 +35,7 @@ def check(pid, verdict):
     with open(verdict) as file:
         said = file.read()
     if said != "good":
-        raise RuntimeError("the restored subject is wrong: " + said)
+        raise RuntimeError("the restored subject has wrong pages: " + said)
 
 
 def start(program, work, options):
@@ -50,7 +52,7 @@ def bytes_under(folder):
 
 
 def cool(folder):
-    """What is read is not to be in the page cache, whoever read it before."""
+    """Removes the files of a folder from the page cache."""
     for path in files_under(folder):
         file = os.open(path, os.O_RDONLY)
         os.fsync(file)
@@ -89,7 +91,7 @@ def of_image(program, work, options):
 
 
 def draw(path):
-    """Medians over the number of epochs that were taken; the image in a directory as a level line."""
+    """Draws the median restore times over the number of epochs. The image in a directory is a horizontal line."""
     plot = plotter()
     if not plot:
         return
@@ -101,7 +103,7 @@ def draw(path):
                                       ("restore_warm_ms", "page cache", "#4c78a8")):
             ages = {row["epochs"] for row in mine}
             groups = [[row for row in mine if row["epochs"] == age] for age in ages]
-            # Those that were taken count: a slow machine leaves some out.
+            # The plot uses the number of checkpoints that were taken. A slow machine skips some checkpoints.
             points = sorted((middle([float(row["taken"]) for row in group]),
                              middle([float(row[column]) for row in group])) for group in groups)
             name = "%s, %s" % ("log" if source == "log" else "image in a directory", where)
@@ -118,12 +120,14 @@ def draw(path):
 
 def bench():
     parser = results(__doc__)
-    parser.add_argument("--ages", default="1,50,100,250,500,1000,2000,3000", help="epochs, one after the other")
+    parser.add_argument("--ages", default="1,50,100,250,500,1000,2000,3000",
+                        help="numbers of epochs, separated by commas")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--mib", type=int, default=1024, help="memory of the subject")
-    parser.add_argument("--pages", type=int, default=1000, help="written each period")
-    parser.add_argument("--hz", type=int, default=100, help="periods a second")
-    parser.add_argument("--epochs", default=newest("examples/epochs"), help="the driver [newest in target/]")
+    parser.add_argument("--mib", type=int, default=1024, help="memory of the subject in MiB")
+    parser.add_argument("--pages", type=int, default=1000, help="pages that the subject writes per period")
+    parser.add_argument("--hz", type=int, default=100, help="periods per second, and checkpoints per second")
+    parser.add_argument("--epochs", default=newest("examples/epochs"),
+                        help="the program that takes the checkpoints [newest in target/]")
     parser.add_argument("--plot", metavar="CSV", help="only draw the plot of earlier rows again")
     options = parser.parse_args()
     if options.plot:

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""What does it cost to be a component of `undying up`?
+"""What is the cost of being a component of `undying up`?
 
-exchange  Two programs exchange messages of 64 bytes as fast as they can, over a Unix socket and over TCP: by themselves,
-          and as two components. `keep` has one connection; `anew` makes one for each exchange, so that each has a
-          connect(2) that the guardian is asked about. As components without checkpoints (`stateless`), and with one each
-          second and each 50 ms.
-watch     A program that only works, beside a system of eight components that listen at 0, 20, 200 or 2,000 addresses in
-          all, and beside none. And the processor time of the guardian.
+The guardian is the process of `undying up`.
 
-A window under `undying` is compared with the mean of the windows without it before and after. The lines are what a
-published system on a kernel of its own reached; on another machine, so compare them as ratios only.
+exchange  Two programs exchange messages of 64 bytes as fast as possible, over a Unix socket or over TCP. They run
+          without undying, and as two components. With `keep`, they use one connection. With `anew`, they make a new
+          connection for each message. Each connect(2) of a component waits for a reply of the guardian. The components
+          run without checkpoints (`stateless`). With `keep`, they also run with a checkpoint every second and every
+          50 ms.
+watch     A computation runs beside a system of eight components, and without this system. The components together
+          listen on 0, 20, 200 or 2,000 addresses. The processor time of the guardian is measured too.
+
+A window with `undying` is compared with the mean of the windows without it, before and after. The lines in the plot are
+published values of a system with its own kernel. They were measured on another machine, so only ratios can be compared.
 """
 import json
 import os
@@ -30,13 +33,14 @@ CHANNELS = [0, 20, 200, 2000]
 LISTENERS = 8
 PORT = 7977
 SETTLE_S = 0.7
-# Message by message, and with a capability that is lost at each call; watching 1,852 capabilities every ms and every 20 ms.
+# Published slowdowns of the other system. `keep`: messages over one channel. `anew`: each call loses its capability.
 PUBLISHED = {"keep": 1.012, "anew": 8.30}
+# Published slowdowns when the other system checks 1,852 capabilities at this interval.
 PUBLISHED_WATCH = {"each 1 ms": 2.0, "each 20 ms": 1.01}
 
 
 class Bare:
-    """Programs without a guardian."""
+    """The programs without undying."""
 
     def __init__(self, commands, environment, cpus):
         self.processes = []
@@ -51,7 +55,7 @@ class Bare:
 
 
 class System:
-    """The same as components."""
+    """The programs as components of `undying up`."""
 
     def __init__(self, options, scratch, components, environment, cpus):
         self.store = os.path.join(scratch, "store-%d" % time.monotonic_ns())
@@ -86,7 +90,7 @@ class System:
 
 
 def rate(path, begin, end):
-    """What was done a second between the first and the last record of a window."""
+    """Returns the exchanges or pieces of work per second, between the first and the last record of a window."""
     with open(path) as file:
         records = [tuple(map(int, line.split())) for line in file if line.endswith("\n") and line.count(" ") == 1]
     inside = [record for record in records if begin <= record[0] <= end]
@@ -104,7 +108,10 @@ def window(seconds):
 
 
 def compared(bare, under):
-    """Pairs of each window under undying with those around it: its slow-down, and the noise of these."""
+    """Compares each window with undying with the windows before and after it.
+
+    Yields the rate without undying, the slowdown, and the ratio of the rates of both windows without undying (noise).
+    """
     for index, rate_under in enumerate(under):
         before, after = bare[index], bare[index + 1]
         yield (before + after) / 2, (before + after) / 2 / rate_under, after / before
@@ -182,13 +189,13 @@ def tell(rows, wanted, by):
     found = [one for one in rows.rows if wanted(one)]
     for value in dict.fromkeys(one[by] for one in found):
         column = lambda name: [float(one[name]) for one in found if one[by] == value]
-        print("%-6s %-5s %-18s without %9.0f/s | slow-down %s | floor %s | guardian %.4f of a processor" % (
+        print("%-6s %-5s %-18s without %9.0f/s | slowdown %s | floor %s | guardian %.4f of a processor" % (
             found[0]["part"], found[0]["transport"], value, middle(column("per_s_without")), spread(column("slowdown")),
             spread(column("floor")), middle(column("guardian_cpu"))), flush=True)
 
 
 def bars(pane, labels, values, floors, published, title):
-    """Slow-downs in percent, each with its least and its most; in grey, two windows without `undying` compared."""
+    """Draws the slowdowns in percent, with minimum and maximum. Grey bars show the noise."""
     for spot, (found, floor) in enumerate(zip(values, floors)):
         percent, noise = (sorted(100 * one - 100 for one in many) for many in (found, floor))
         pane.bar(spot, middle(percent), 0.5, color="#4c78a8", zorder=2)
@@ -223,9 +230,9 @@ def draw(path):
     bars(panes[2], ["%d" % channels for channels in CHANNELS],
          *columns([{"part": "watch", "channels": channels} for channels in CHANNELS]),
          {"1,852 watched %s, %+.0f %%" % (each, 100 * slow - 100): slow for each, slow in PUBLISHED_WATCH.items()},
-         "a program that works, beside channels")
-    panes[0].set_ylabel("slow-down, %")
-    panes[2].set_xlabel("channels", fontsize=8)
+         "a computation beside listening sockets")
+    panes[0].set_ylabel("slowdown, %")
+    panes[2].set_xlabel("listening sockets", fontsize=8)
     panes[2].set_yscale("symlog", linthresh=5)
     panes[2].set_yticks([-10, -5, 0, 5, 10, 100], ["-10", "-5", "0", "5", "10", "100"])
     save(plot, figure, path.replace(".csv", ".png"))
@@ -235,9 +242,9 @@ def bench():
     parser = results(__doc__)
     parser.add_argument("--quick", action="store_true", help="one round of short windows")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a window")
-    parser.add_argument("--part", choices=("exchange", "watch"), help="only this one")
-    parser.add_argument("--pin", action="store_true", help="both programs of an exchange on the first processor")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a window in seconds")
+    parser.add_argument("--part", choices=("exchange", "watch"), help="measure only this part")
+    parser.add_argument("--pin", action="store_true", help="run both programs of an exchange on the first processor")
     parser.add_argument("--plot", metavar="CSV", help="only draw the plot of earlier rows again")
     options = parser.parse_args()
     if options.plot:

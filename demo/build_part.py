@@ -1,4 +1,8 @@
-"""Part three: `make` of a C project is killed five times, with its compilers; the program that it builds is the same."""
+"""Part three of the demo: kills `make` of a C project five times, and checks the built program.
+
+The program must be equal to the result of an undisturbed build. After each kill, `undying` restores make and its
+compiler processes.
+"""
 import glob
 import hashlib
 import os
@@ -38,29 +42,29 @@ def run(screen, undying, folder):
     began = time.monotonic()
     build = Guarded(undying, os.path.join(folder, "guarded"), "build", [*COMMAND, "-C", place], EVERY,
                     ["--files", "rewind", "--max-restarts", f"{2 * KILLS}/1m"])
-    screen.line("started", f"again, under `{build.words}`")
+    screen.line("started", f"the same build again, under `{build.words}`")
     for count in range(1, KILLS + 1):
-        build.wait("its objects", lambda: objects(place) >= (UNITS + 1) * count // (KILLS + 1))
+        build.wait("the object files", lambda: objects(place) >= (UNITS + 1) * count // (KILLS + 1))
         compiled = objects(place)
         build.kill()
         seq, took = back(build, count)
-        screen.line("killed", f"make, after {compiled} objects; back at checkpoint {seq} with its files, {milliseconds(took)} "
-                              "after its death was noticed")
+        screen.line("killed", f"make, after {compiled} object files; restored with its files from checkpoint {seq}, "
+                              f"{milliseconds(took)} after undying noticed the death")
     status = build.wait_end()
     if status != 0:
-        raise Failure(f"the build ended with {status}:\n{build.said()}")
+        raise Failure(f"the build ended with status {status}:\n{build.said()}")
     found = digest(place)
     if found != due:
-        raise Failure(f"the program differs: sha256 {found}, not {due}")
+        raise Failure(f"the built program differs: sha256 {found}, expected {due}")
     if names(place) != files:
-        raise Failure(f"files are missing or too many: {sorted(names(place) ^ files)}")
-    screen.good("built", f"in {time.monotonic() - began:.1f} s, with {KILLS} deaths")
+        raise Failure(f"files are missing or additional: {sorted(names(place) ^ files)}")
+    screen.good("built", f"in {time.monotonic() - began:.1f} s, with {KILLS} kills of make")
     screen.line("", f"sha256 {found}")
     screen.good("the same", f"program, byte for byte, and the same {number(len(files))} files")
 
 
 def write(place):
-    """The sources, always the same."""
+    """Writes the source files of the project. They are the same for each build."""
     os.makedirs(place)
     for name, text in [*project.sources(UNITS, PARTS), ("Makefile", MAKEFILE)]:
         with open(os.path.join(place, name), "w", encoding="ascii") as file:
@@ -81,11 +85,11 @@ def digest(place):
 
 
 def back(build, count):
-    """Waits until a death is followed by a restore; gives the checkpoint and the seconds it took."""
+    """Waits for the restore after death number `count`. Returns the number of the checkpoint, and the seconds."""
     def followed():
         deaths = build.ask("deaths", build.name) or []
         return deaths[count - 1] if len(deaths) >= count and deaths[count - 1]["followed_by"] != "nothing" else None
-    death = build.wait("its return", followed)
+    death = build.wait("the restore of make", followed)
     if death["followed_by"] != "restored":
-        raise Failure(f"make was not restored, but {death['followed_by']}: {death['why']}")
+        raise Failure(f"make was not restored; what happened is: {death['followed_by']}: {death['why']}")
     return death["seq"], death["took_us"] / 1e6

@@ -1,7 +1,8 @@
-"""Counts in four threads, each with a file of its own; judges its files when it is told to end.
+"""Counts in four threads, each with its own file. At SIGTERM, the program checks its files.
 
-Usage: counter.py FOLDER. The last line of `FOLDER/state` is a number that only this process's memory knows since its
-start, then how far each thread has counted. All files are appended to: after a death they go back to the checkpoint.
+Usage: counter.py FOLDER. The last line of `FOLDER/state` contains a random number and the counter of each thread. The
+random number is chosen at the start and kept only in memory. All files grow by appended lines: after a death, a
+rollback truncates them to their length at the checkpoint. Exit status 1: the lines of a file are wrong.
 """
 import os
 import random
@@ -18,7 +19,7 @@ stopping = threading.Event()
 
 
 def count(index):
-    """One line a step. After a crash the file is cut back to the checkpoint, and the same lines follow."""
+    """Writes one line for each step. At the end, checks that the file has each line once and in order."""
     path = os.path.join(FOLDER, f"lines{index}")
     with open(path, "w", encoding="ascii") as file:
         while not stopping.wait(0.002):

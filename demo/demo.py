@@ -1,6 +1,7 @@
-"""The demo: redis-server, a python3 program, a build and the programs of a system are killed with SIGKILL, and go on.
+"""The demo: kills redis-server, a python3 program, a build and the programs of a system with SIGKILL. All continue.
 
-Usage: demo.py UNDYING. Started by run.sh. Exit status 0: everything that is promised was seen to hold.
+Usage: demo.py UNDYING, where UNDYING is the path of the program undying. run.sh starts this script. Exit status 0: all
+checks of the demo have passed.
 """
 import os
 import shutil
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import time
 
-# Nothing may be left in the repository: with sudo it would belong to root.
+# Python must not create __pycache__ directories in the repository. With sudo, they would belong to root.
 sys.dont_write_bytecode = True
 
 import build_part  # noqa: E402
@@ -22,14 +23,14 @@ from screen import Failure, Screen  # noqa: E402
 
 def main():
     undying = sys.argv[1]
-    # So that whatever runs is ended, and the folder removed.
+    # These signals become exceptions, so that the `finally` block ends all programs and removes the folder.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     screen = Screen()
     folder = tempfile.mkdtemp(prefix="undying-demo-")
     began = time.monotonic()
     try:
-        screen.title("Programs are killed with SIGKILL, and go on.")
+        screen.title("Programs are killed with SIGKILL, and continue.")
         redis_part.run(screen, undying, os.path.join(folder, "redis"))
         python_part.run(screen, undying, os.path.join(folder, "python"))
         build_part.run(screen, undying, os.path.join(folder, "build"))
@@ -41,11 +42,11 @@ def main():
         screen.failed("interrupted")
         return 130
     finally:
-        # A second Ctrl-C does not leave it half done.
+        # A second Ctrl-C must not interrupt the cleanup.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         guarded.end_all()
         shutil.rmtree(folder, ignore_errors=True)
-    screen.title(f"Everything that was killed went on. {time.monotonic() - began:.0f} s in all.")
+    screen.title(f"All killed programs have continued. The demo took {time.monotonic() - began:.0f} s.")
     return 0
 
 

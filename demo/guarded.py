@@ -1,4 +1,4 @@
-"""A program under `undying run`: starting it, asking how it is, killing it, waiting until it is back."""
+"""Code to start a program under `undying run`, to query its status, to kill it, and to wait for its restore."""
 import contextlib
 import datetime
 import json
@@ -11,10 +11,10 @@ import time
 from screen import Failure
 
 EVERY = "500ms"
-# Far above what a loaded machine needs: reaching one means that something hangs.
+# Time limit of a wait, in seconds. Even a loaded machine needs far less time. At the limit, the demo fails.
 LIMIT_S = 60
 POLL_S = 0.005
-# A component that ignores SIGTERM is killed after ten seconds.
+# Time limit for the end of a guardian, in seconds. A guardian kills a component ten seconds after SIGTERM.
 END_S = 15
 BACK = re.compile(r"pid (\d+) is back at checkpoint (\d+) after ([\d.]+) ms")
 
@@ -22,7 +22,7 @@ alive = []
 
 
 class Guarded:
-    """One subject with its guardian."""
+    """A program under `undying run` (the subject), and the process of `undying run` (its guardian)."""
 
     def __init__(self, undying, folder, name, command, every=EVERY, options=()):
         os.makedirs(folder)
@@ -39,7 +39,7 @@ class Guarded:
         self.wait("its first checkpoint", lambda: self.checkpoints())
 
     def ask(self, *words):
-        """What a verb of undying answers with --json."""
+        """Runs a command of undying with --json, and returns its output. Returns None if the command fails."""
         done = subprocess.run([self.undying, *words, "--store", self.store, "--json"], timeout=LIMIT_S,
                               capture_output=True, check=False)
         return json.loads(done.stdout) if done.returncode == 0 else None
@@ -54,14 +54,14 @@ class Guarded:
         return [one for one in self.ask("ls", self.name) or [] if one["committed"]]
 
     def kill(self):
-        """Kills the subject; gives the moment."""
+        """Kills the root process of the subject. Returns the time of the kill, in seconds since 1970."""
         moment = time.time()
         os.kill(self.pid(), signal.SIGKILL)
         return moment
 
     def wait_back(self, deaths=1):
-        """Waits for so many returns; gives pid, checkpoint and seconds of the last."""
-        found = self.wait("its return", lambda: BACK.findall(self.said())[deaths - 1:])
+        """Waits for restore number `deaths`. Returns its pid, its checkpoint and its duration in seconds."""
+        found = self.wait("its restore", lambda: BACK.findall(self.said())[deaths - 1:])
         pid, sequence, took = found[0]
         return int(pid), int(sequence), float(took) / 1000
 
@@ -69,9 +69,9 @@ class Guarded:
         deadline = time.monotonic() + LIMIT_S
         while not (result := condition()):
             if self.guardian.poll() is not None:
-                raise Failure(f"{self.name} ended before {what}:\n{self.said()}")
+                raise Failure(f"{self.name} ended during the wait for {what}:\n{self.said()}")
             if time.monotonic() > deadline:
-                raise Failure(f"no sign of {what} of {self.name} within {LIMIT_S} s:\n{self.said()}")
+                raise Failure(f"{self.name}: timeout after {LIMIT_S} s in the wait for {what}:\n{self.said()}")
             time.sleep(POLL_S)
         return result
 
@@ -80,28 +80,32 @@ class Guarded:
             return log.read()
 
     def wait_end(self):
-        """The guardian's exit status, which is the program's own."""
+        """Waits for the end of the guardian. Returns its exit status, which equals the exit status of the program."""
         try:
             return self.guardian.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            raise Failure(f"{self.name} does not end:\n{self.said()}") from None
+            raise Failure(f"{self.name} did not end within {LIMIT_S} s:\n{self.said()}") from None
 
     def pids(self):
         return [pid for pid in [self.status().get("pid")] if pid]
 
 
 def time_of(checkpoint):
-    """When the subject was stopped for a checkpoint, in seconds since 1970."""
+    """Returns when the subject was stopped for a checkpoint, in seconds since 1970."""
     return seconds(checkpoint["time"])
 
 
 def seconds(text):
-    """A time as undying writes it, in seconds since 1970."""
+    """Converts a time in the output of undying to seconds since 1970."""
     return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def end_all():
-    """Ends what still runs: first the programs, by a signal after which nothing restarts them."""
+    """Ends all guardians and subjects that still run.
+
+    After SIGTERM, a guardian ends its subject and does not restart it. After a timeout, `end_all` kills guardian and
+    subject.
+    """
     for one in alive:
         if one.guardian.poll() is not None:
             continue

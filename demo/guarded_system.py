@@ -1,4 +1,4 @@
-"""A system under `undying up`: starting it, asking how it is, killing its components, ending it."""
+"""Code to start a system of programs under `undying up`, to query its status, to kill components, and to end it."""
 import json
 import os
 import signal
@@ -11,14 +11,14 @@ from screen import Failure
 
 
 class GuardedSystem:
-    """The components of one system file, with their guardian."""
+    """The components of one system file, and the process of `undying up` (their guardian)."""
 
     def __init__(self, undying, file, names):
         self.undying = undying
         folder = os.path.dirname(file)
         self.store = os.path.join(folder, "store")
         self.log = os.path.join(folder, "log")
-        # The programs of the file run with the interpreter that runs this.
+        # The components use the Python interpreter that runs this script.
         path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", os.defpath)
         with open(self.log, "wb") as log:
             self.guardian = subprocess.Popen(
@@ -32,7 +32,7 @@ class GuardedSystem:
                               capture_output=True, check=False)
 
     def status(self):
-        """The facts of each component."""
+        """Returns the status of each component, by name. Empty if the command fails."""
         done = self.call("status", "--json")
         return {one["name"]: one for one in json.loads(done.stdout)} if done.returncode == 0 else {}
 
@@ -40,7 +40,7 @@ class GuardedSystem:
         return self.status().get(name, {}).get("component", {}).get("state")
 
     def kill(self, names):
-        """Kills components, all at once; gives the moment."""
+        """Kills the root processes of components, one directly after the other. Returns the time of the first kill."""
         status = self.status()
         moment = time.time()
         for name in names:
@@ -48,8 +48,8 @@ class GuardedSystem:
         return moment
 
     def wait_ready(self, name, moment):
-        """Waits until a component that was killed at this moment is ready; gives the seconds it took."""
-        return self.wait(f"the return of {name}", lambda: self.ready_after(name, moment))
+        """Waits until a component that was killed at time `moment` is ready again. Returns the seconds between both."""
+        return self.wait(f"the restart of {name}", lambda: self.ready_after(name, moment))
 
     def ready_after(self, name, moment):
         events = map(json.loads, self.call("events", name, "--json").stdout.splitlines())
@@ -60,9 +60,9 @@ class GuardedSystem:
         deadline = time.monotonic() + guarded.LIMIT_S
         while not (result := condition()):
             if self.guardian.poll() is not None:
-                raise Failure(f"the system ended before {what}:\n{self.said()}")
+                raise Failure(f"the system ended during the wait for {what}:\n{self.said()}")
             if time.monotonic() > deadline:
-                raise Failure(f"no sign of {what} within {guarded.LIMIT_S} s:\n{self.said()}")
+                raise Failure(f"timeout after {guarded.LIMIT_S} s in the wait for {what}:\n{self.said()}")
             time.sleep(guarded.POLL_S)
         return result
 
@@ -71,10 +71,10 @@ class GuardedSystem:
             return log.read()
 
     def down(self):
-        """Ends the system by `undying down`; the exit status of its guardian."""
+        """Ends the system with `undying down`. Returns the exit status of the guardian."""
         done = self.call("down")
         if done.returncode != 0:
-            raise Failure(f"the system does not end: {done.stderr.decode()}\n{self.said()}")
+            raise Failure(f"`undying down` failed: {done.stderr.decode()}\n{self.said()}")
         return self.guardian.wait(guarded.LIMIT_S)
 
     def pids(self):

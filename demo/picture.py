@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Records a program that is killed and continues, and draws it as an animated picture: demo/picture.py [--out FILE.svg]
+"""Records a terminal session, and draws it as an animated picture: demo/picture.py [--out FILE.svg]
 
-The session is real: `undying run` with a program that counts, `kill -9` of that program, and what the terminal shows at
-which moment. The picture is an SVG whose lines appear at these moments; without animation it shows the whole session.
-Needs root. Times of the picture are those of the session.
+The script starts a counting program under `undying run` in a pseudoterminal, and kills the program with SIGKILL. It
+records each line of the terminal with its time. The picture is an SVG file: each line appears at its recorded time.
+A viewer without animation shows the whole session. Needs root.
 """
 import argparse
 import html
@@ -31,7 +31,7 @@ COLOURS = {"prompt": "#8bd5ca", "program": "#e6e6e6", "undying": "#f5c26b", "kil
 
 
 def record(undying):
-    """Lines as (seconds, kind, text)."""
+    """Runs the session. Returns its lines as (seconds since the start, kind, text)."""
     with tempfile.TemporaryDirectory() as folder:
         with open(os.path.join(folder, "count.py"), "w") as file:
             file.write(COUNT)
@@ -64,17 +64,17 @@ def record(undying):
                 kind = "undying" if text.startswith("undying:") else "program"
                 lines.append((time.monotonic() - begin, kind, text))
         if process.wait() != 0:
-            raise SystemExit("the session ended with %d" % process.returncode)
+            raise SystemExit("the session ended with status %d" % process.returncode)
         return lines
 
 
 def check(lines):
-    """Every step once, in order, although the program was killed."""
+    """Exits with an error unless the program was restored and has printed each step once and in order."""
     steps = [text for _, kind, text in lines if kind == "program"]
     if not any("is back at checkpoint" in text for _, _, text in lines):
         raise SystemExit("the program was not restored")
     if steps != ["step %2d of 12" % step for step in range(1, 13)]:
-        raise SystemExit("the picture would show a gap or a repetition: %s" % steps)
+        raise SystemExit("the program has skipped or repeated a step: %s" % steps)
 
 
 def draw(lines):
@@ -83,7 +83,7 @@ def draw(lines):
     rules, texts = [], []
     for place, (moment, kind, text) in enumerate(lines):
         at = 100 * moment / length
-        # The last percent hides everything, so that the session begins again.
+        # In the last percent of the time, all lines are hidden. Then the animation starts again.
         rules.append("@keyframes l%d{0%%,%.2f%%{opacity:0}%.2f%%,99%%{opacity:1}100%%{opacity:0}}"
                      % (place, max(at - 0.01, 0), at))
         texts.append('<text x="%d" y="%d" fill="%s" style="animation:l%d %.2fs infinite">%s</text>'

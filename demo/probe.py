@@ -1,7 +1,13 @@
-"""Connects to a port of this machine every millisecond until SIGTERM, then prints what it met as one line of JSON.
+"""Connects to a port of this machine every millisecond until SIGTERM, and prints the results as one line of JSON.
 
-Usage: probe.py PORT. `refused_s`: the longest time from a refusal to the next connection that was made. `unanswered`:
-connections that met neither within a second, since the queue of a listener whose program gets no processor was full.
+Usage: probe.py PORT. The keys of the output:
+
+  made         number of established connections
+  refused      number of refused connections
+  refused_s    longest time from a refused connection to the next established connection, in seconds
+  refuses_now  whether the last connection with a result was refused
+  unanswered   number of connections that were neither established nor refused within one second. The accept queue is
+               then full, because the program of the listener gets no processor.
 """
 import json
 import signal
@@ -12,7 +18,7 @@ import time
 
 PORT = int(sys.argv[1])
 PERIOD_S = 0.001
-# Closing resets the connection, so that no thousand of them a second linger in TIME_WAIT.
+# A value for SO_LINGER: close(2) resets the connection. Otherwise, a thousand sockets per second would enter TIME_WAIT.
 RESET = struct.pack("ii", 1, 0)
 running = True
 
@@ -23,7 +29,7 @@ def stop(*_):
 
 
 def connect():
-    """True when it was made, False when it was refused, None when it was not answered."""
+    """Makes one connection. Returns True if it was established, False if it was refused, None after one second."""
     with socket.socket() as client:
         client.settimeout(1)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)

@@ -1,4 +1,4 @@
-"""Part one: redis-server with 200,000 keys is killed while a client writes."""
+"""Part one of the demo: kills redis-server with 200,000 keys while a client writes."""
 import json
 import os
 import random
@@ -17,7 +17,8 @@ KEYS = 200_000
 BATCH = 10_000
 LOOK = 1000
 WRITING_S = 2.0
-# The probe looks every millisecond, and a loaded machine may let it wait for its turn.
+# Tolerance for the time of refused connections, in seconds. The probe connects every millisecond, but on a loaded
+# machine it may have to wait for a processor.
 PROBE_SLACK_S = 0.02
 LIMIT_S = 60
 
@@ -33,14 +34,15 @@ def run(screen, undying, folder):
     keys = Keys(port)
     keys.load(screen)
     keys.start_writing()
-    screen.wait("writing", WRITING_S, lambda: f"one client, key by key: {number(keys.written())} acknowledged")
+    screen.wait("writing", WRITING_S, lambda: f"one client, key by key: {number(keys.written())} keys acknowledged")
     show_checkpoints(screen, redis)
     died = redis.kill()
     screen.line("killed", f"kill -9 {pid}")
     back, sequence, took = redis.wait_back()
     if back != pid:
-        raise Failure(f"redis-server is back as pid {back}, not as {pid}")
-    screen.good("back", f"pid {pid} again, from checkpoint {sequence}, {milliseconds(took)} after its death was noticed")
+        raise Failure(f"redis-server was restored with pid {back}, not with {pid}")
+    screen.good("restored", f"with pid {pid} from checkpoint {sequence}, "
+                            f"{milliseconds(took)} after undying noticed the death")
     keys.wait_writer()
     checkpoint = next(one for one in redis.checkpoints() if one["seq"] == sequence)
     verify(screen, keys, time_of(checkpoint), died)
@@ -49,16 +51,16 @@ def run(screen, undying, folder):
     subprocess.run(["redis-cli", "-p", str(port), "shutdown", "nosave"], timeout=LIMIT_S, check=False)
     status = redis.wait_end()
     if status != 0:
-        raise Failure(f"redis-server was shut down and ended with {status}:\n{redis.said()}")
-    screen.line("ended", "redis-server was asked to shut down, and ended with status 0")
+        raise Failure(f"after SHUTDOWN, redis-server ended with status {status}:\n{redis.said()}")
+    screen.line("ended", "redis-server ended with status 0 after SHUTDOWN")
 
 
 class Keys:
-    """What was written, and when each write was acknowledged."""
+    """The keys of the server, and the times at which redis acknowledged them."""
 
     def __init__(self, port):
         self.port = port
-        # Keys 0 to the number, acknowledged at the moment: rising in both.
+        # Pairs (key, time): at this time, all keys from 0 to `key` were acknowledged. Both values increase.
         self.acknowledged = []
         self.writer = None
 
@@ -66,7 +68,7 @@ class Keys:
         return self.acknowledged[-1][0] + 1 if self.acknowledged else 0
 
     def load(self, screen):
-        """Loads keys through `redis-cli --pipe`; those of one run count as acknowledged at its end."""
+        """Loads keys in batches with `redis-cli --pipe`. A batch is acknowledged when redis-cli ends."""
         began = time.monotonic()
         for first in range(0, KEYS, BATCH):
             commands = b"".join(set_command(key) for key in range(first, first + BATCH))
@@ -74,17 +76,17 @@ class Keys:
                                   capture_output=True, check=False)
             self.acknowledged.append((first + BATCH - 1, time.time()))
             if not re.search(rb"errors: 0, replies: %d\b" % BATCH, done.stdout):
-                raise Failure(f"redis-cli --pipe said {done.stdout.decode()} {done.stderr.decode()}")
+                raise Failure(f"redis-cli --pipe failed: {done.stdout.decode()} {done.stderr.decode()}")
             rate = (first + BATCH) / (time.monotonic() - began)
             screen.progress("loading", first + BATCH, KEYS,
-                            f"{number(first + BATCH)} keys by redis-cli --pipe, {number(int(rate))} a second")
+                            f"{number(first + BATCH)} keys by redis-cli --pipe, {number(int(rate))} per second")
 
     def start_writing(self):
         self.writer = threading.Thread(target=self.write, daemon=True)
         self.writer.start()
 
     def write(self):
-        """Writes key by key until the connection breaks."""
+        """Writes one key after the other until the connection ends."""
         try:
             with Redis(self.port) as client:
                 for key in range(self.written(), sys.maxsize):
@@ -98,15 +100,15 @@ class Keys:
     def wait_writer(self):
         self.writer.join(LIMIT_S)
         if self.writer.is_alive():
-            raise Failure("the client's connection died with the server, and the client was not told")
+            raise Failure("the server died, but the connection of the client did not end")
 
     def until(self, moment):
-        """How many keys were acknowledged before a moment."""
+        """Returns the number of keys that were acknowledged before the time `moment`."""
         older = [key for key, when in self.acknowledged if when < moment]
         return older[-1] + 1 if older else 0
 
     def missing(self, first, last):
-        """Which of these keys are not there, or hold something else."""
+        """Returns the keys from `first` to `last` - 1 that are missing or have a wrong value."""
         missing = []
         with Redis(self.port) as client:
             for start in range(first, last, LOOK):
@@ -117,7 +119,7 @@ class Keys:
 
 
 class Redis:
-    """A connection that speaks as much of redis's protocol as is needed here."""
+    """A connection to redis, with the part of the redis protocol that the demo needs."""
 
     def __init__(self, port):
         self.socket = socket.create_connection(("127.0.0.1", port), LIMIT_S)
@@ -166,11 +168,11 @@ def verify(screen, keys, checkpoint, died):
     older, all_keys = keys.until(checkpoint), keys.written()
     missing = keys.missing(0, older)
     if missing:
-        raise Failure(f"{len(missing)} keys are lost that are older than the checkpoint, the first is {missing[0]}")
-    screen.good("keys", f"all {number(older)} that were acknowledged before the checkpoint are there")
+        raise Failure(f"{len(missing)} keys from before the checkpoint are lost; the first is {missing[0]}")
+    screen.good("keys", f"all {number(older)} keys that were acknowledged before the checkpoint exist")
     lost = len(keys.missing(older, all_keys))
-    screen.line("", f"{number(lost)} newer ones are lost, written in the {milliseconds(died - checkpoint)} between "
-                    "checkpoint and death")
+    screen.line("", f"{number(lost)} newer keys are lost: the client wrote them between checkpoint and death "
+                    f"({milliseconds(died - checkpoint)})")
 
 
 def show_checkpoints(screen, redis):
@@ -192,12 +194,12 @@ def stop_probe(probe):
 
 def judge_probe(screen, met, took):
     if met["refuses_now"]:
-        raise Failure("the listener still refuses connections")
-    text = f"a connection every ms: {number(met['made'])} made, refused for {milliseconds(met['refused_s'])} at the longest"
+        raise Failure("the restored listener still refuses connections")
+    text = f"one connection per ms: {number(met['made'])} made, refused for at most {milliseconds(met['refused_s'])}"
     if met["unanswered"]:
         text += f", {met['unanswered']} not answered within a second"
     if met["refused_s"] > took + PROBE_SLACK_S:
-        raise Failure(f"{text}, and the restore took {milliseconds(took)}")
+        raise Failure(f"{text}, but the restore took only {milliseconds(took)}")
     screen.good("listener", f"{text} (the restore took {milliseconds(took)})")
 
 
@@ -205,11 +207,11 @@ def ask_anew(port):
     with Redis(port) as client:
         client.send(command(b"SET", b"after", b"all"))
         if client.line() != b"+OK":
-            raise Failure("redis-server is back and takes no new key")
+            raise Failure("the restored redis-server accepts no new key")
 
 
 def free_port():
-    """Below the range from which the kernel gives ports away, so that nobody takes it while redis is dead."""
+    """Returns a free port below the range of ephemeral ports, so that no other program gets it while redis is dead."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as one:

@@ -1,15 +1,18 @@
-"""What the demo shows: titles, lines with a label, progress in place on a terminal and as plain lines elsewhere."""
+"""The output of the demo: titles, lines with a label, and progress.
+
+On a terminal, a progress line is updated in place. Otherwise, progress is printed as separate lines.
+"""
 import sys
 import time
 
 LABEL_WIDTH = 13
 BAR_WIDTH = 28
-# Plain output shows progress at these steps only.
+# Number of progress lines if the output is not a terminal.
 PLAIN_STEPS = 4
 
 
 class Failure(Exception):
-    """Something that is promised does not hold, or something needed is not there."""
+    """A check of the demo has failed, or a requirement is missing."""
 
 
 class Screen:
@@ -27,7 +30,7 @@ class Screen:
         self.write(f"  {label:{LABEL_WIDTH}}{text}\n")
 
     def above(self, label, text):
-        """A line above the progress, which the next call of `progress` shows again."""
+        """Prints a line above the progress line. The next call of `progress` prints the progress line again."""
         if self.open_line:
             sys.stdout.write("\r\033[K")
             self.open_line = False
@@ -40,7 +43,7 @@ class Screen:
         self.write(f"\n{self.colour('31', 'failed')}: {text}\n")
 
     def progress(self, label, done, total, text):
-        """One line that fills; the last call has done == total."""
+        """Shows a progress bar. At the last call, `done` equals `total`."""
         share = done / total
         if self.terminal:
             bar = "#" * int(BAR_WIDTH * share)
@@ -55,7 +58,7 @@ class Screen:
         sys.stdout.flush()
 
     def wait(self, label, seconds, text):
-        """Lets time pass, visibly."""
+        """Waits for `seconds`, and shows the progress."""
         began = time.monotonic()
         while (passed := time.monotonic() - began) < seconds:
             self.progress(label, passed, seconds, text())

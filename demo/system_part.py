@@ -1,4 +1,4 @@
-"""Part four: a system of four programs; each of them is killed several times while requests pass through all."""
+"""Part four of the demo: kills each program of a system several times, while each request passes through all four."""
 import json
 import mmap
 import os
@@ -18,7 +18,7 @@ sys.path.insert(0, SHOP)
 import load  # noqa: E402
 
 NAMES = ("redis", "web", "proxy", "load")
-# The ports in the file, which others may use.
+# The ports in system.toml. `write` replaces them with free ports, because other programs may use them.
 PORTS = ("7801", "7802", "7803")
 KILLS = [("redis",), ("web",), ("proxy",), ("load",), ("redis", "web"), ("proxy", "load"), ("web", "proxy"),
          ("redis", "load"), ("web",), ("redis",), ("proxy",), ("load",)]
@@ -30,7 +30,7 @@ def run(screen, undying, folder):
     screen.title("4. Four programs as one system, under `undying up system.toml`")
     show(screen, file)
     system = GuardedSystem(undying, file, NAMES)
-    screen.line("started", "load asks proxy, proxy asks web, web counts the visit in redis")
+    screen.line("started", "load sends requests to proxy, proxy to web, and web counts each visit in redis")
     counts = Counts(os.path.join(folder, "counts"))
     returns = {name: [] for name in NAMES}
     for index, names in enumerate(KILLS):
@@ -44,12 +44,12 @@ def run(screen, undying, folder):
     status = system.status()
     visits = visits_of(redis_port)
     if (code := system.down()) != 0:
-        raise Failure(f"the system was ended and its guardian ended with {code}:\n{system.said()}")
+        raise Failure(f"after `undying down`, the guardian ended with status {code}:\n{system.said()}")
     judge(screen, status, counts.read(), visits, returns)
 
 
 def write(folder):
-    """A copy of the system with ports that are free; gives its file and the port of redis."""
+    """Copies the system to `folder`, with free ports. Returns the path of the system file, and the port of redis."""
     shutil.copytree(SHOP, folder, ignore=shutil.ignore_patterns("__pycache__"))
     file = os.path.join(folder, "system.toml")
     with open(file, encoding="ascii") as source:
@@ -69,7 +69,7 @@ def free_ports(count):
 
 
 def show(screen, file):
-    """One line for each component: what the file says of it."""
+    """Prints one line for each component: its policy, checkpoint interval, dependencies and command."""
     with open(file, encoding="ascii") as source:
         tables = source.read().split("\n\n[component.")[1:]
     for table in tables:
@@ -84,7 +84,7 @@ def show(screen, file):
 
 
 class Counts:
-    """What the load generator has counted."""
+    """The counters of the load generator, in shared memory."""
 
     def __init__(self, path):
         with open(path, "rb") as file:
@@ -95,7 +95,7 @@ class Counts:
 
 
 def let_serve(screen, counts, index):
-    """Lets requests pass for a while between two kills."""
+    """Waits between two kills while clients send requests, and shows the counters."""
     began, passed = time.monotonic(), 0.0
     while passed < BETWEEN_S:
         passed = min(time.monotonic() - began, BETWEEN_S)
@@ -114,16 +114,17 @@ def judge(screen, status, counts, visits, returns):
     for name in NAMES:
         lives, kills = status[name]["incarnation"], len(returns[name])
         if lives != kills + 1:
-            raise Failure(f"{name} was killed {kills} times, and is in its incarnation {lives}")
+            raise Failure(f"{name} was killed {kills} times, but the number of its incarnation is {lives}")
         way = "last checkpoint" if name == "redis" else "beginning"
         times = returns[name]
-        screen.good(name, f"killed {kills} times, each time back from its {way}; ready after "
+        screen.good(name, f"killed {kills} times, each time restarted from its {way}; ready after "
                           f"{milliseconds(statistics.median(times))} (median), {milliseconds(max(times))} (longest)")
     screen.good("requests", f"{number(counts['answered'])} answered, 0 refused, 0 with another error; "
                             f"longest stall {milliseconds(counts['longest_us'] / 1e6)}")
-    screen.line("", f"{number(counts['cut'])} connections ended without an answer when a program died: asked again, and answered")
-    screen.line("", f"{number(counts['lost'])} requests were on their way when load itself was killed")
-    screen.line("", f"redis holds {number(visits)} visits: what it counted between a checkpoint and a death is forgotten")
+    screen.line("", f"{number(counts['cut'])} connections ended without a reply when a program died; "
+                    "their requests were repeated, and answered")
+    screen.line("", f"{number(counts['lost'])} requests were in progress when load itself was killed")
+    screen.line("", f"redis has counted {number(visits)} visits; visits between a checkpoint and a death are lost")
 
 
 def visits_of(port):

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs undying below a prefix: packaging/install.sh BINARY [PREFIX] [DESTDIR]
 #
-# Files: the program, its manual page, completions of bash, zsh and fish, a systemd unit as an example, the documents.
-# DESTDIR is put before every path, for packages. `packaging/uninstall.sh` removes what this installs.
+# The files are the program, its manual page, completions for bash, zsh and fish, the documents, and two examples: a
+# systemd unit and a system file. DESTDIR is a prefix of every path, for the build of packages.
+# `packaging/uninstall.sh` removes these files.
 set -euo pipefail
 umask 022
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -12,7 +13,7 @@ binary="$(realpath "${1:?usage: packaging/install.sh BINARY [PREFIX] [DESTDIR]}"
 prefix="${2:-/usr/local}"
 to="${3:-}$prefix"
 
-# Debian's shells look for completions of packages elsewhere than for those of the administrator.
+# In Debian, zsh loads the completions of packages and of the administrator from different directories.
 if [ "$prefix" = /usr ]; then zsh=zsh/vendor-completions; else zsh=zsh/site-functions; fi
 
 put() { # MODE TARGET < CONTENT
@@ -22,7 +23,7 @@ put() { # MODE TARGET < CONTENT
 }
 
 put 755 bin/undying <"$binary"
-# Without binutils the program keeps its symbols.
+# If strip (package binutils) is missing, the program keeps its debug symbols.
 if [ -n "${STRIP-strip}" ] && command -v "${STRIP-strip}" >/dev/null; then "${STRIP-strip}" --strip-debug "$to/bin/undying"; fi
 "$binary" man | gzip -9n | put 644 share/man/man1/undying.1.gz
 "$binary" completions bash | put 644 share/bash-completion/completions/undying

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes packages of a built program: packaging/package.sh deb|tar BINARY FOLDER
+# Builds a package of a compiled program: packaging/package.sh deb|tar BINARY FOLDER
 #
-# `deb` is for Debian and Ubuntu (dpkg-deb), `tar` for every distribution. The same binary and commit give the same bytes.
-# The program is linked statically, so that neither depends on a library.
+# `deb` is for Debian and Ubuntu and needs dpkg-deb. `tar` is for all distributions. Two builds from the same binary and
+# commit are equal, byte for byte. The program is linked statically, so the packages depend on no library.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 kind="${1:?usage: packaging/package.sh deb|tar BINARY FOLDER}"
 binary="$(realpath "${2:?the program is missing}")"
-folder="$(realpath "${3:?the folder for the package is missing}")"
+folder="$(realpath "${3:?the folder for the new package is missing}")"
 version="$("$binary" --version | cut -d' ' -f2)"
 SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git -C "$here" log -1 --format=%ct 2>/dev/null || echo 0)}"
 export SOURCE_DATE_EPOCH
@@ -45,7 +45,7 @@ case "$kind" in
 deb) deb ;;
 tar) tarball ;;
 *)
-    echo "packaging/package.sh: no kind of package is named $kind" >&2
+    echo "packaging/package.sh: unknown kind of package: $kind; use deb or tar" >&2
     exit 2
     ;;
 esac

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Tries the Debian package where nothing else is: packaging/try-deb.sh PACKAGE.deb [FOLDER]
+# Tests the Debian package in a minimal Debian system: packaging/try-deb.sh PACKAGE.deb [FOLDER]
 #
-# Makes a minimal Debian 12 below FOLDER (debootstrap; kept if it was there), installs the package in it, uses it as its
-# user would, purges it, and compares the files with those of before. Needs root and a network.
+# The script creates a minimal Debian 12 in FOLDER with debootstrap. If FOLDER already contains a system, the script
+# uses this system. Without FOLDER, it uses a temporary directory. The script installs the package, runs its commands,
+# and purges the package. Then it compares the files of the system with the files before the installation. Needs root
+# and a network.
 set -euo pipefail
 package="$(realpath "${1:?usage: packaging/try-deb.sh PACKAGE.deb [FOLDER]}")"
 own=
@@ -10,18 +12,18 @@ folder="${2:-}"
 [ -n "$folder" ] || { own="$(mktemp -d)" && folder="$own/debian"; }
 
 main() {
-    [ "$(id -u)" -eq 0 ] || fail "it needs root"
+    [ "$(id -u)" -eq 0 ] || fail "try-deb.sh needs root"
     trap '[ -z "$own" ] || rm -rf "$own"' EXIT
     if [ ! -x "$folder/usr/bin/dpkg" ]; then
-        say "making a minimal Debian 12"
+        say "creating a minimal Debian 12"
         debootstrap --variant=minbase --include=man-db,bash-completion,procps bookworm "$folder" >"$folder.log" 2>&1 ||
-            fail "debootstrap failed: $folder.log"
-        # Minimal images leave manual pages out.
+            fail "debootstrap failed; its output is in $folder.log"
+        # By default, dpkg does not install manual pages in a minimal system.
         rm -f "$folder/etc/dpkg/dpkg.cfg.d/excludes"
     fi
     cp "$package" "$folder/root/undying.deb"
-    # What an earlier attempt has left.
-    in_debian "rm -rf /tmp/*; dpkg --purge undying" >/dev/null 2>&1 || fail "no namespaces"
+    # Removes files and the package of an earlier run.
+    in_debian "rm -rf /tmp/*; dpkg --purge undying" >/dev/null 2>&1 || fail "cannot run a command in new namespaces"
     files >"$folder.before"
     check installs "dpkg -i /root/undying.deb"
     check version "undying --version"
@@ -32,7 +34,7 @@ main() {
         \$(complete -p undying | sed 's/.*-F \\([^ ]*\\).*/\\1/') undying chec undying;
         [[ \" \${COMPREPLY[*]} \" == *' checkpoint '* ]]"
     check example "undying check /usr/share/doc/undying/examples/shop.toml"
-    # Files go back with the program: each line comes once although it was killed.
+    # The file is rolled back with the program: it contains each line once, although the program was killed.
     check run "cd /tmp && printf '%s\n' 'for i in \$(seq 60); do echo \$i >>lines; sleep 0.02; done' >count.sh &&
         { { sleep 0.7; pkill -9 -xf 'sh count.sh'; } & } &&
         undying --store /tmp/store run --every 50ms -- sh count.sh && seq 60 | cmp - lines"
@@ -44,7 +46,7 @@ main() {
     files >"$folder.after"
     diff "$folder.before" "$folder.after" >"$folder.diff" || fail "files differ after the purge:
 $(cat "$folder.diff")"
-    say "ok: leaves no trace ($(wc -l <"$folder.after") files compared)"
+    say "ok: the purge leaves no files ($(wc -l <"$folder.after") files compared)"
 }
 
 say() { printf 'try-deb: %s\n' "$*"; }
@@ -60,9 +62,9 @@ check() { # NAME COMMAND
     say "ok: $1"
 }
 
-# In namespaces of its own, so that what is started ends with it, and without inherited descriptors: a pipe of the caller
-# would be one of the program's.
-in_debian() {
+# Runs a command in the Debian system, in new mount and PID namespaces. When the command ends, the kernel kills all its
+# processes. Inherited descriptors are closed: otherwise, a pipe of the caller would be a descriptor of the program.
+in_debian() { # COMMAND
     unshare --mount --pid --fork --kill-child -- bash -c '
         for fd in $(ls /proc/self/fd); do [ "$fd" -le 2 ] || eval "exec $fd>&-"; done
         mount --make-rprivate /
@@ -73,7 +75,7 @@ in_debian() {
     ' "$folder" "$1" </dev/null
 }
 
-# Each file with its size and mode, without what dpkg, apt and man-db note of any package.
+# Prints each file with its size and mode, without the databases and logs that dpkg and man-db change for every package.
 files() {
     (cd "$folder" && find . -xdev \
         \( -path ./proc -o -path ./sys -o -path ./dev -o -path ./var/lib/dpkg -o -path ./var/cache/man \) -prune -o \

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Removes the files that an install script of undying has installed: uninstall.sh [PREFIX] [DESTDIR]. Without an
-# argument: $PREFIX, or /usr/local.
+# Removes the files that install.sh has installed: uninstall.sh [PREFIX] [DESTDIR]. Without an argument, the prefix is
+# $PREFIX from the environment, or /usr/local.
 #
-# Stores with checkpoints stay.
+# Stores with checkpoints are not removed.
 set -euo pipefail
 to="${2:-}${1:-${PREFIX:-/usr/local}}"
 rm -f "$to/bin/undying" "$to/share/man/man1/undying.1.gz" "$to/share/bash-completion/completions/undying" \

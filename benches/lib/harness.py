@@ -1,8 +1,9 @@
-"""What the benches share: subjects, drivers that checkpoint them, windows, rows, plots.
+"""Code that the benches share: subjects, drivers, windows, rows, plots.
 
-A subject lives through windows without and with checkpoints in turn (A B A B …), so that the same process on the same
-processors is compared with itself. A driver is attached to a running subject and taken off again; `engine` drives the
-library by itself (crates/engine/examples/bench_epochs.rs), `run` is `undying run --adopt`, as a user has it.
+A subject is the measured program. A window is a stretch of time in which it is measured. Windows without and with
+checkpoints alternate (A B A B …), so that one process is compared with itself on the same processors. A driver is a
+program that takes checkpoints of a running subject until it is detached. The driver `engine` calls the library directly
+(crates/engine/examples/bench_epochs.rs). The driver `run` is `undying run --adopt`, as in normal use.
 """
 import argparse
 import collections
@@ -35,8 +36,12 @@ MIB = 1 << 20
 # Processors ---------------------------------------------------------------------------------------------------------
 
 def processors(options, threads=1, load=False):
-    """Sets for the subject, the driver and a load generator. By default each may use all processors, as a user has it;
-    with --pin each has its own, and where there are too few, the last one is shared."""
+    """Returns the sets of processors for the subject, the driver and a load generator.
+
+    By default, each of them may use all processors, as in normal use. With --pin, the subject gets the first `threads`
+    processors, the driver the next processor, and the load generator the remaining processors. If there are too few,
+    the last processor is shared. Without `load`, the third set equals the set of the driver.
+    """
     there = sorted(os.sched_getaffinity(0))
     if not options.pin:
         return set(there), set(there), set(there)
@@ -47,12 +52,16 @@ def processors(options, threads=1, load=False):
 
 
 def on(cpus, niceness=0):
-    """For `preexec_fn` of a child with a session of its own: runs it on these processors."""
+    """Returns a function for `preexec_fn`, which binds the child to `cpus` and sets its niceness.
+
+    The child must have its own session.
+    """
     def prepare():
         os.sched_setaffinity(0, cpus)
         if niceness:
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
-            # Each session is scheduled as one, whatever the niceness of those in it.
+            # The scheduler treats each session as one group (sched(7), autogroup). The niceness of a process counts
+            # only within its group, so the group gets the same niceness.
             with open("/proc/self/autogroup", "w") as group:
                 group.write(str(niceness))
     return prepare
@@ -61,18 +70,21 @@ def on(cpus, niceness=0):
 # Commands and processes ---------------------------------------------------------------------------------------------
 
 def command(words, patience_s=PATIENCE_S):
-    """Runs one; the wall time and the processor time of it and of what it reaped, in ms, and its output."""
+    """Runs a command. Returns its wall time and its processor time in ms, and its output.
+
+    The processor time includes descendants that were reaped.
+    """
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience_s)
     wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode != 0:
-        raise RuntimeError("%s ended with %d:\n%s%s" % (words, done.returncode, done.stdout, done.stderr))
+        raise RuntimeError("%s ended with status %d:\n%s%s" % (words, done.returncode, done.stdout, done.stderr))
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return wall * 1000, used * 1000, done.stdout
 
 
 def gone(pid):
-    """Reaps a process when it is our child; an orphan is reaped by whoever adopted it."""
+    """Reports whether a process no longer exists. Reaps the process first if it is a child of this script."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -111,12 +123,15 @@ def build(name, into):
 
 
 class Subject:
-    """One of programs/, running. `stop` ends it, sees that its own checks passed, and returns its record."""
+    """A running program of programs/. `stop` ends it, and returns its record, or raises an error if its checks failed.
+
+    The record is the list of pairs of numbers that the program writes to its file `out=`.
+    """
 
     def __init__(self, scratch, name, options, cpus, niceness=0):
         self.name, self.out = name, os.path.join(scratch, "record-%d" % time.monotonic_ns())
         words = ["%s=%s" % item for item in options.items()]
-        # Files: a pipe to the outside would be an obstacle.
+        # The output goes to a file. A pipe to another process would be an obstacle to checkpoints.
         self.said = self.out + ".said"
         with open(self.said, "w") as said:
             self.process = subprocess.Popen([build(name, scratch), *words, "out=" + self.out], stdin=subprocess.DEVNULL,
@@ -137,9 +152,9 @@ class Subject:
             code = self.process.wait(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise RuntimeError("%s does not end" % self.name) from None
+            raise RuntimeError("%s did not end after SIGTERM" % self.name) from None
         if code != 0:
-            raise RuntimeError("%s ended with %d: %s" % (self.name, code, self.words()))
+            raise RuntimeError("%s ended with status %d: %s" % (self.name, code, self.words()))
         with open(self.out, "rb") as file:
             record = list(struct.iter_unpack("<QQ", file.read()))
         os.remove(self.out)
@@ -154,12 +169,12 @@ def wait_for(condition, what):
     end = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > end:
-            raise RuntimeError("gave up waiting for " + what)
+            raise RuntimeError("timeout in the wait for " + what)
         time.sleep(0.002)
 
 
 def redis_answers(port):
-    """Whether a redis server does, now."""
+    """Reports whether a redis server replies to PING at `port`."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(b"PING\r\n")
@@ -170,19 +185,24 @@ def redis_answers(port):
 
 # Drivers ------------------------------------------------------------------------------------------------------------
 
-# Of the phases that a driver tells, those that results have a column of.
+# The phases of a pause that have a column in the results. A driver reports more phases.
 PHASES = ["stop", "scan", "copy"]
 
 Taken = collections.namedtuple("Taken", "at figures")
-Taken.__doc__ = "One checkpoint that the driver told of: when (CLOCK_MONOTONIC, ns), and its figures."
+Taken.__doc__ = "A checkpoint that the driver has reported: its time (CLOCK_MONOTONIC, ns), and its figures."
 
 
 class Done:
-    """What was done in a window. Where single checkpoints are not known, `figures` of them are NaN."""
+    """The checkpoints of a window.
+
+    `taken` has the single checkpoints. The driver `run` does not report single checkpoints: `taken` is then empty, and
+    `count` and `pauses` (percentiles in µs) come from `status`. Figures of single checkpoints are then NaN.
+    """
 
     def __init__(self, taken=(), count=None, pauses=None, behind=0, failed=0):
         self.taken, self.known = list(taken), pauses
-        # Left out because the log had enough to write; given up, so that the next one starts from nothing.
+        # behind: checkpoints that were skipped because the log writer was too far behind. failed: checkpoints that
+        # failed.
         self.behind, self.failed = behind, failed
         self.count = len(self.taken) if count is None else count
 
@@ -190,7 +210,7 @@ class Done:
         return [one.figures[name] for one in self.taken]
 
     def figure(self, name):
-        """The median of a figure, ns or pages as the driver tells it."""
+        """Returns the median of a figure, in the unit of the driver: ns or pages."""
         return middle(self.each(name))
 
     def pause_us(self, share):
@@ -199,7 +219,7 @@ class Done:
         return quantile(self.each("pause"), share) / 1000
 
     def stood_s(self):
-        """For how long all pauses together lasted; estimated from the median where single ones are not known."""
+        """Returns the sum of all pauses in seconds. It is estimated from the median if single pauses are unknown."""
         return self.known["p50"] * self.count / 1e6 if self.known else sum(self.each("pause")) / 1e9
 
     def pages(self):
@@ -207,7 +227,7 @@ class Done:
 
 
 class Driver:
-    """Checkpoints a running process until `detach`. `counters` may be asked at any time."""
+    """A process that takes checkpoints of a running process until `detach`. `counters` may be called at any time."""
 
     def __init__(self, command, store, cpus, niceness, stdin=subprocess.DEVNULL):
         self.store = store
@@ -221,7 +241,7 @@ class Driver:
         return "the driver ended with %s: %s" % (self.process.returncode, self.said.read().decode(errors="replace"))
 
     def counters(self):
-        """Bytes written to the device so far, processor time used, and memory."""
+        """Returns the bytes that the driver has written to the device, and its processor time in s. Updates `peak`."""
         pid = self.process.pid
         try:
             with open("/proc/%d/io" % pid) as file:
@@ -244,18 +264,18 @@ class Driver:
                 raise RuntimeError(self.failure())
             if time.monotonic() > end:
                 self.process.kill()
-                raise RuntimeError("gave up waiting for %s" % what)
+                raise RuntimeError("timeout in the wait for %s" % what)
             time.sleep(0.01)
 
 
 class Engine(Driver):
-    """The library by itself. Each checkpoint is known with all its figures."""
+    """The driver that calls the library directly. It reports each checkpoint with all figures."""
 
     name = "engine"
 
     def __init__(self, options, pid, hz, store, cpus, tracker="auto"):
         self.taken, self.behind, self.failed = [], 0, 0
-        # From the wall clock that the driver stamps with to the subject's.
+        # Converts times of the driver (CLOCK_REALTIME) to the clock of the subject (CLOCK_MONOTONIC).
         self.offset = time.monotonic_ns() - time.time_ns()
         command = [options.engine, str(pid), store, "job", "%g" % hz, tracker, options.prefer]
         super().__init__(command, store, cpus, options.nice, stdin=subprocess.PIPE)
@@ -270,12 +290,12 @@ class Engine(Driver):
                 self.behind += "behind" in one
                 if "failed" in one:
                     self.failed += 1
-                    print("given up: " + one["failed"], file=sys.stderr, flush=True)
+                    print("a checkpoint failed: " + one["failed"], file=sys.stderr, flush=True)
                 continue
             self.taken.append(Taken(one["at"] + self.offset, one))
 
     def take_one(self):
-        """With a rate of 0: takes one checkpoint and waits until it is durable."""
+        """Takes one checkpoint, waits until it is durable, and returns its figures. The driver must have the rate 0."""
         count = len(self.taken)
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -288,7 +308,7 @@ class Engine(Driver):
             code = self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise RuntimeError("the driver does not end") from None
+            raise RuntimeError("the driver did not end after the end of its input") from None
         if code != 0:
             raise RuntimeError(self.failure())
         shutil.rmtree(self.store, ignore_errors=True)
@@ -297,19 +317,22 @@ class Engine(Driver):
         return {"behind": self.behind, "failed": self.failed}
 
     def done(self, begin, end):
-        """Between two instants, each an answer of `look` with its time."""
+        """Returns the checkpoints between two instants. Each instant is a result of `look` with its time `at`."""
         return Done([one for one in self.taken if begin["at"] <= one.at < end["at"]],
                     behind=end["behind"] - begin["behind"], failed=end["failed"] - begin["failed"])
 
 
 class Run(Driver):
-    """`undying run --adopt`, as a user has it. Checkpoints are known by what `status` says of the latest."""
+    """The driver `undying run --adopt`, as in normal use. Only the values of `status` are known.
+
+    These are the number of checkpoints, and percentiles of the latest pauses.
+    """
 
     name = "run"
 
     def __init__(self, options, pid, hz, store, cpus, tracker="auto"):
         if not hz:
-            raise RuntimeError("`run` takes checkpoints at a rate only")
+            raise RuntimeError("the driver `run` needs a rate above 0")
         self.command = [options.undying, "--store", store]
         every = "%dms" % round(1000 / hz)
         super().__init__([*self.command, "run", "--name", "job", "--adopt", str(pid), "--restart", "never", "--every",
@@ -324,7 +347,7 @@ class Run(Driver):
     def look(self):
         status = self.status()
         if not status or status["state"] != "running":
-            raise RuntimeError("not guarded any more: %s" % status)
+            raise RuntimeError("the subject has no guardian any more: %s" % status)
         return status
 
     def done(self, begin, end):
@@ -333,10 +356,10 @@ class Run(Driver):
                     failed=refused(end) - refused(begin))
 
     def detach(self):
-        # To end it otherwise would end its subject.
+        # SIGKILL leaves the subject running. Any other end of the guardian also ends the subject.
         self.process.kill()
         self.process.wait()
-        wait_for(lambda: runs(self.subject), "the subject to go on")
+        wait_for(lambda: runs(self.subject), "the subject to run without a tracer")
         shutil.rmtree(self.store, ignore_errors=True)
 
 
@@ -354,7 +377,7 @@ DRIVERS = {"engine": Engine, "run": Run}
 
 
 def attach(options, pid, hz, scratch, cpus, **more):
-    """THE place where checkpoints begin: all benches come through here."""
+    """Starts the chosen driver with a new store. Benches that use a driver start it only here."""
     store = tempfile.mkdtemp(prefix="store-", dir=options.place or scratch)
     return DRIVERS[options.driver](options, pid, hz, store, cpus, **more)
 
@@ -362,7 +385,7 @@ def attach(options, pid, hz, scratch, cpus, **more):
 # Windows ------------------------------------------------------------------------------------------------------------
 
 class Window:
-    """A stretch of time with or without checkpoints: when, and what the driver did in it."""
+    """A stretch of time with or without checkpoints. `begin` and `end` are times of CLOCK_MONOTONIC in ns."""
 
     def __init__(self, hz, begin, end, done=None, before=None, after=None, peak=None):
         self.hz, self.begin, self.end, self.done = hz, begin, end, done or Done()
@@ -384,7 +407,10 @@ def without(hz, seconds):
 
 
 def with_checkpoints(options, pid, hz, seconds, scratch, cpus, settle=0.5, begin=lambda: None, **more):
-    """`begin` is called when the window begins."""
+    """Measures a window with checkpoints at the rate `hz`.
+
+    The window begins `settle` seconds after the driver is attached. The function `begin` is called at its beginning.
+    """
     driver = attach(options, pid, hz, scratch, cpus, **more)
     try:
         time.sleep(settle)
@@ -400,7 +426,7 @@ def with_checkpoints(options, pid, hz, seconds, scratch, cpus, settle=0.5, begin
         driver.process.kill()
         driver.process.wait()
         raise
-    # What was taken last is told with the next one.
+    # The driver reports a checkpoint at the next checkpoint, so the last report of the window needs this time.
     time.sleep(min(1.0, 2 / hz))
     driver.detach()
     return Window(hz, first["at"], last["at"], driver.done(first, last), before, after, dict(driver.peak))
@@ -409,7 +435,7 @@ def with_checkpoints(options, pid, hz, seconds, scratch, cpus, settle=0.5, begin
 # Figures ------------------------------------------------------------------------------------------------------------
 
 def quantile(values, share):
-    """The nearest rank; empty gives NaN."""
+    """Returns a quantile by nearest rank. Returns NaN without values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
@@ -419,32 +445,37 @@ def middle(values):
 
 
 def spread(values):
-    """Median, least and most, for people."""
+    """Formats the median, the minimum and the maximum as text."""
     return "%8.3f (%.3f to %.3f)" % (middle(values), min(values), max(values)) if values else "       -"
 
 
 # Options, rows, plots -----------------------------------------------------------------------------------------------
 
 def results(document):
-    """What every question is told: the program, and where its rows go."""
+    """Returns a parser with the options of all benches: the program, and the folder and names of the results."""
     parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--undying", type=os.path.abspath, default=newest("undying"), help="the program [newest in target/]")
-    parser.add_argument("--out", help="folder for rows and plots [target/benches]", default=os.path.join(HERE, "..", "target", "benches"))
-    parser.add_argument("--tag", default=datetime.date.today().isoformat(), help="end of the names of the results")
+    parser.add_argument("--undying", type=os.path.abspath, default=newest("undying"),
+                        help="the program undying [newest in target/]")
+    parser.add_argument("--out", help="folder for rows and plots [target/benches]",
+                        default=os.path.join(HERE, "..", "target", "benches"))
+    parser.add_argument("--tag", default=datetime.date.today().isoformat(),
+                        help="suffix of the names of result files [the date]")
     return parser
 
 
 def arguments(document, **defaults):
-    """The same of questions about continuous checkpoints."""
+    """Returns a parser with the options of `results`, and of all benches of continuous checkpoints."""
     parser = results(document)
-    parser.add_argument("--quick", action="store_true", help="some minutes instead of an hour or so")
+    parser.add_argument("--quick", action="store_true", help="a short run of some minutes, instead of about an hour")
     parser.add_argument("--driver", choices=sorted(DRIVERS), default=defaults.get("driver", "engine"))
-    parser.add_argument("--engine", default=newest("examples/bench_epochs"), help="the driver `engine` [newest in target/]")
-    parser.add_argument("--nice", type=int, default=0, help="niceness of subject and driver, on a busy machine")
-    parser.add_argument("--pin", action="store_true", help="processors of their own for subject, driver and load; "
-                        "ask without it first")
-    parser.add_argument("--prefer", choices=("pause", "throughput"), default="pause", help="as of `undying run`")
-    parser.add_argument("--place", help="where stores are made [the temporary folder]")
+    parser.add_argument("--engine", default=newest("examples/bench_epochs"),
+                        help="the program of the driver `engine` [newest in target/]")
+    parser.add_argument("--nice", type=int, default=0, help="niceness of subject and driver, for a busy machine")
+    parser.add_argument("--pin", action="store_true", help="give subject, driver and load generator separate "
+                        "processors; measure without this option first")
+    parser.add_argument("--prefer", choices=("pause", "throughput"), default="pause",
+                        help="the same option of `undying run`")
+    parser.add_argument("--place", help="folder for stores [the temporary folder]")
     parser.add_argument("--plot", metavar="CSV", help="only draw the plot of earlier rows again")
     return parser
 
@@ -456,7 +487,7 @@ def newest(name):
 
 
 class Rows:
-    """Raw rows: written as they come, so that a run that is broken off leaves what it had."""
+    """The file of raw rows. Each row is written at once, so an interrupted run leaves its rows in the file."""
 
     def __init__(self, options, question, columns):
         os.makedirs(options.out, exist_ok=True)
@@ -504,11 +535,11 @@ def read_rows(path):
 
 
 def plotter():
-    """matplotlib, or None with a word about it: rows are kept either way."""
+    """Returns matplotlib.pyplot. If matplotlib is missing, prints a message and returns None."""
     try:
         import matplotlib
     except ImportError:
-        print("no plot: matplotlib is missing (benches/requirements.txt); --plot CSV draws it later")
+        print("no plot: matplotlib is missing (benches/requirements.txt); --plot CSV draws the plot later")
         return None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plot
@@ -524,11 +555,11 @@ def save(plot, figure, path):
 
 
 def main(work):
-    """Runs a bench in a scratch folder that is removed whatever happens."""
+    """Runs a bench with a scratch folder. The folder is removed at the end, also after an error or SIGTERM."""
     scratch = tempfile.mkdtemp(prefix="undying-bench-")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for descriptor in range(200, 256):
-        # What the shell has left open would be an obstacle of the subject.
+        # Subjects inherit descriptors that a shell has left open. Such descriptors can be obstacles to checkpoints.
         try:
             os.close(descriptor)
         except OSError:

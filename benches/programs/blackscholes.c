@@ -1,7 +1,8 @@
-/* Prices European options by the closed formula of Black and Scholes (1973), pass after pass over the same options:
- * reads much, writes little, and in order.
+/* Computes the prices of European options with the closed formula of Black and Scholes (1973). The program repeats the
+ * computation for the same options. It reads much memory in order, and writes little.
  *
- * Options: options= how many; threads=; out=. Every price must be the same in every pass. */
+ * Options: options= number of options to price; threads=; out=. In each pass, the sum of the prices of each thread must
+ * equal the sum of the first pass. */
 #include "kernel.h"
 #include <math.h>
 

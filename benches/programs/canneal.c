@@ -1,8 +1,9 @@
-/* Proposes swaps of the places of random elements of a netlist, as simulated annealing of a chip's layout does: reads
- * scattered over a large heap, and some scattered writes.
+/* Proposes swaps of the places of random netlist elements, like simulated annealing of a chip layout. The program makes
+ * many scattered reads in a large heap, and a few scattered writes.
  *
- * Options: mib= of elements; accept= swaps made of a million proposed, the same at all times, so that each minute of a
- * run is like the others; threads=; out=. At the end each place must have one element. */
+ * Options: mib= size of elements and places; accept= number of swaps that are made out of a million proposed swaps;
+ * threads=; out=. accept= is constant, so that each minute of a run is like the others. At the end, each place must
+ * have exactly one element. */
 #include "kernel.h"
 
 #define NEIGHBOURS 6
@@ -36,7 +37,7 @@ static int64_t wire(const struct element *of, const struct place *at)
 static void chunk(unsigned thread, uint64_t turn)
 {
 	(void)turn;
-	/* Each thread swaps elements of its own part, and looks at all. */
+	/* Each thread swaps only elements of its own part, but reads the places of all elements. */
 	uint64_t share = element_count / thread_count, *state = states[thread];
 	for (int i = 0; i < CHUNK; i++) {
 		struct element *one = &elements[share * thread + draw(state) % share];

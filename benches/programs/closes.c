@@ -1,7 +1,10 @@
-/* Lets go of what others notice as long as anybody holds it, and takes it again: a port, a lock on a file, the right to
- * start a program that was just written (every eighth time).
+/* Closes a listening port, a locked file and a program file, and opens them again at once. In every eighth round, it
+ * also executes the program file that it has just written.
  *
- * Usage: closes SECONDS, in a folder of its own. Prints how often each was still taken. */
+ * If another process has a duplicate of such a descriptor, the next operation fails: the port or the lock is still
+ * taken, or the program file is busy (ETXTBSY).
+ *
+ * Usage: closes SECONDS, in an empty directory. Prints the number of rounds, and how often each operation failed. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,8 +1,9 @@
-/* Memory in so and so many pieces, of which a share is rewritten when asked: the subject of the sweep over the size
- * and number of dataspaces.
+/* Allocates dataspaces (separate memory mappings), and rewrites a share of their pages at each SIGUSR1. The subject of
+ * continuous_sweep.py.
  *
- * Options: kib= size of each piece; count= of pieces; percent= of the pages of each piece that SIGUSR1 rewrites, evenly
- * spread, at least one; Writes `ready`, then a line for each rewriting. */
+ * Options: kib= size of each dataspace; count= number of dataspaces; percent= share of the pages of each dataspace that
+ * SIGUSR1 rewrites. The rewritten pages are evenly spread, and at least one page of each dataspace is rewritten. The
+ * program writes `ready`, and then a line `written` after each rewriting. */
 #include "subject.h"
 
 static volatile sig_atomic_t is_asked;
@@ -15,7 +16,7 @@ static void ask(int signal_number)
 
 static unsigned char *piece(size_t bytes, int is_odd)
 {
-	/* Pieces may not merge with each other: every second one is left out of core dumps. */
+	/* The kernel must not merge neighbouring mappings. Therefore, every second mapping gets the flag MADV_DONTDUMP. */
 	unsigned char *at = memory(bytes);
 	if (is_odd && madvise(at, bytes, MADV_DONTDUMP))
 		fail("a piece");

@@ -1,7 +1,8 @@
-/* A subject with COUNT descriptors of one KIND; prints `ready` and sleeps.
+/* Opens COUNT objects of one KIND, prints `ready PID`, and sleeps. Usage: descriptors KIND COUNT
  *
- * Kinds: none, tcp (connections to a process outside), inside (TCP pairs), listen, unix (pairs), pipe, event, epoll,
- * file. Pairs and pipes are two descriptors each. Usage: descriptors KIND COUNT */
+ * Kinds with one descriptor each: tcp (a connection to another process), listen, event, file. Kinds with two
+ * descriptors each: inside (both ends of a TCP connection), unix (a socket pair), pipe, epoll (an epoll set and its
+ * member). The kind `none` opens nothing. */
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -40,7 +41,8 @@ static int dial(const struct sockaddr_in *address) {
     return fd;
 }
 
-/* The peer is a process beside the subject: the child of a child that ends. */
+/* Starts the peer of the connections. The peer is a grandchild whose parent ends, so it does not belong to the process
+ * tree of the subject. It ends when the subject has ended. */
 static void serve(int fd, int count) {
     pid_t subject = getpid(), child = fork();
     if (child != 0)

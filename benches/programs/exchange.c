@@ -1,13 +1,15 @@
-/* Two processes that exchange messages of 64 bytes, one that listens at many addresses, and one that only works.
+/* The programs of supervision.py: a server and a client that exchange messages of 64 bytes, a program with many
+ * listening sockets, and a computation.
  *
- * exchange serve ADDRESS            answers each message with itself, one connection after the other
- * exchange keep ADDRESS FILE        asks over one connection
- * exchange anew ADDRESS FILE        makes a connection for each question
- * exchange listen COUNT NAME        listens at COUNT abstract Unix addresses
- * exchange work FILE                works without a system call but the clock's
+ * exchange serve ADDRESS            replies to each message with the same message, one connection after the other
+ * exchange keep ADDRESS FILE        sends messages over one connection, and waits for each reply
+ * exchange anew ADDRESS FILE        makes a new connection for each message
+ * exchange listen COUNT NAME        listens on COUNT abstract Unix addresses
+ * exchange work FILE                computes; the only system calls are those of the records
  *
- * ADDRESS is a port of 127.0.0.1, or a path. FILE gets a line each 100 ms: nanoseconds of CLOCK_MONOTONIC, and how many
- * exchanges, or pieces of work, were done so far. CPU=N in the environment keeps a process on that processor. */
+ * ADDRESS is a port of 127.0.0.1, or an absolute path. The program appends a record to FILE every 100 ms: the time
+ * (CLOCK_MONOTONIC, ns), and the number of exchanges or pieces of work so far. CPU=N in the environment binds the
+ * process to processor N. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -40,7 +42,7 @@ static uint64_t now(void)
 	return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-/* Notes the count, as soon as a record is due. */
+/* Writes a record with the count, if 100 ms have passed since the last record. */
 static void note(int file, uint64_t count)
 {
 	static uint64_t due;
@@ -90,7 +92,7 @@ static int socket_for(const struct sockaddr_storage *address)
 	return made;
 }
 
-/* Whether a whole message came. */
+/* Receives a message. Returns 0 if the connection ends before the message is complete. */
 static int receive(int from, char *message)
 {
 	size_t got = 0;
@@ -130,7 +132,7 @@ static int connect_to(const char *text)
 	struct sockaddr_storage address;
 	socklen_t length = address_of(text, &address);
 	int connection = socket_for(&address);
-	/* Closed by a reset, so that ports do not run out. */
+	/* close(2) resets the connection. Otherwise, sockets in TIME_WAIT would use up all ports. */
 	struct linger linger = {1, 0};
 	if (address.ss_family == AF_INET)
 		setsockopt(connection, SOL_SOCKET, SO_LINGER, &linger, sizeof linger);

@@ -1,9 +1,17 @@
-/* Reads the clock in a loop and keeps the gaps, and dirties memory at a rate meanwhile.
+/* Reads the clock in a loop and records the gaps between two readings. It also writes to pages at a given rate.
  *
- * Options: mib= resident memory; rate= pages written each second; threads= all but the first sleep and write a page
- * every 10 ms (counted in the rate); areas= of how many the memory consists; least_ns= shorter gaps are not kept;
- * order=random|walk; writer=1: another thread writes, every millisecond, and the first reads the clock only; out= pairs of when a gap began (CLOCK_MONOTONIC) and how long it was, ns.
- * Checks at the end that every page is one that was written whole: its two ends belong together. */
+ * Options:
+ *   mib=       resident memory
+ *   rate=      pages that all threads together write per second
+ *   threads=   number of threads; each thread except the first sleeps, and writes to one page every 10 ms
+ *   areas=     number of mappings that contain the memory
+ *   least_ns=  shorter gaps are not recorded
+ *   order=     random, or walk: pages one after the other
+ *   writer=1   an additional thread writes the pages every millisecond, and the first thread only reads the clock
+ *   out=       the record: pairs of the beginning of a gap (CLOCK_MONOTONIC) and its length, in ns
+ *
+ * At the end, the program checks each page except those of the sleeping threads: the last word of a page must match its
+ * first word, and the first word must contain the index of the page. */
 #include "subject.h"
 
 #define GAPS_MAX (1ul << 22)
@@ -19,7 +27,7 @@ static uint64_t *page(uint64_t index)
 	return (uint64_t *)(start + index * stride / pages * PAGE);
 }
 
-/* What the end of a page must be for its beginning. */
+/* Returns the last word that belongs to the first word of a page. */
 static uint64_t partner(uint64_t first)
 {
 	return (first ^ first >> 29) * 0xbf58476d1ce4e5b9u;
@@ -27,7 +35,7 @@ static uint64_t partner(uint64_t first)
 
 static void lay_out(uint64_t areas)
 {
-	/* Areas that may not merge with their neighbours: every second one is left out of core dumps. */
+	/* The kernel must not merge neighbouring mappings. Therefore, every second mapping gets the flag MADV_DONTDUMP. */
 	stride = pages > areas ? pages : areas;
 	start = memory(stride * PAGE);
 	for (uint64_t i = 1; i < areas; i += 2) {
@@ -51,7 +59,7 @@ static void *doze(void *argument)
 	return 0;
 }
 
-/* Writes one page of the first thread's part. */
+/* Writes the first and the last word of one page that does not belong to a sleeping thread. */
 static void dirty(int in_order)
 {
 	static uint64_t state = 88172645463325252u, next;
@@ -85,13 +93,13 @@ static void watch(struct pairs *gaps, uint64_t rate, uint64_t least, int in_orde
 		if (now - before >= least)
 			put(gaps, before, now - before);
 		before = now;
-		/* At most one page between two looks at the clock; what a gap has cost is not caught up with at once. */
+		/* At most one page is written between two readings. Writes that a gap has delayed are made up one by one. */
 		if (written < (now - began) / 1000 * rate / 1000000) {
 			dirty(in_order);
 			written++;
 		}
 	}
-	/* The record's last pair: how many pages it wrote. */
+	/* The last pair of the record contains 0 and the number of written pages. */
 	put(gaps, 0, written + writer_written);
 }
 

@@ -1,7 +1,7 @@
-/* Multiplies two matrices of 200 by 200 doubles, again and again: a small working set that is written all the time.
+/* Repeatedly multiplies two matrices of 200 by 200 doubles. The working set is small, and permanently written.
  *
- * Options: threads=; out=. A chunk is one product. Each must be right in the sum of all its elements, which are
- * small whole numbers, so that sums are exact. */
+ * Options: threads=; out=. A chunk is one product. The sum of all elements of each product must be correct. All
+ * elements are small integers, so that the sums are exact. */
 #include "kernel.h"
 
 #define SIDE 200

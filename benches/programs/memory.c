@@ -1,7 +1,8 @@
-/* Fills memory with words that do not compress, says so by making a file, and sleeps.
+/* Fills memory with data that cannot be compressed, creates the file READY, and sleeps.
  *
- * Usage: memory BYTES READY [CLOCK]; with CLOCK, the path of a file of one page, it reads the clock instead of sleeping
- * and keeps there when the first gap of more than 50 ms ended (CLOCK_MONOTONIC, ns), while it is zero. */
+ * Usage: memory BYTES READY [CLOCK]. CLOCK is the path of a file of one page. With CLOCK, the program does not sleep,
+ * but reads the clock in a loop. While the first word of CLOCK is zero, the program stores the end of the next gap of
+ * more than 50 ms there (CLOCK_MONOTONIC, ns). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>

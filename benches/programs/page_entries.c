@@ -1,6 +1,7 @@
-/* What it costs to learn what a sparse area holds without PAGEMAP_SCAN: the
- * entries of 64 GiB that nobody has touched, and smaps of a process with 512 MiB
- * in memory. Three rounds; the page map is read in pieces as undying reads it. */
+/* Measures two ways to find the resident pages of a process without PAGEMAP_SCAN, in three rounds.
+ *
+ * The first way reads /proc/self/pagemap for a mapping of 64 GiB without a resident page. Each read has the size that
+ * undying uses. The second way reads /proc/self/smaps of a process with 512 MiB in memory. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
-/* Counts how 13 queens can stand on a board of 13 by 13 without attacking each other, with sets of bits: no memory to
- * speak of.
+/* Counts the placements of 13 queens on a board of 13 by 13 squares in which no queen attacks another. The program uses
+ * bit sets, and almost no memory.
  *
- * Options: threads=; out=. A chunk is one whole count, of which there are 73,712. */
+ * Options: threads=; out=. A chunk is one complete count. The result must be 73,712 placements. */
 #include "kernel.h"
 
 #define BOARD 13

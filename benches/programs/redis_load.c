@@ -1,11 +1,18 @@
-/* Loads a redis server over TCP on this machine, at a rate or as fast as it answers, and tells how long requests took.
+/* Sends requests to a redis server over TCP on this machine, at a given rate or at the highest possible rate. Prints
+ * the response times and the number of replies as one line of JSON.
  *
- * Options: port=; seconds=; rate= requests each second, 0 for as many as are answered; connections=; keys=; value=
- * bytes; set= get= push= shares of the mix; seed=; tick= microseconds. Prints one line of JSON.
+ * Options:
+ *   port=, seconds=, seed=
+ *   rate=               requests per second; with 0, each connection sends its next request after each reply
+ *   connections=        number of connections
+ *   keys=, value=       number of keys, and bytes of each value
+ *   set=, get=, push=   shares of SET, GET and LPUSH in the mix
+ *   tick=               length of a tick in microseconds
  *
- * At a rate, all requests of a tick are due at its beginning: to wait for each by itself takes a processor, which on a
- * small machine is the one that what is measured needs. A request's time counts from when it was due, not from when it could be sent: a server that stands still
- * is charged with all that should have come meanwhile. Each answer is checked for its kind. */
+ * With a rate, all requests of a tick are due at its beginning. A separate wait for each request would need a whole
+ * processor, which the measured programs may need on a small machine. The response time of a request begins when the
+ * request is due, and not when it is sent. Therefore, a stop of the server lengthens the response times of all requests
+ * that are due during the stop. The type of each reply is checked. */
 #include "subject.h"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -16,11 +23,11 @@
 
 #define CONNECTIONS_MAX 1024
 #define LISTS 1000
-/* Lists are cut down to this length, so that memory does not grow for ever. */
+/* LTRIM shortens lists to this length, so that the memory of the server does not grow without a limit. */
 #define LIST_LENGTH 200
 #define TIMES_MAX (1ul << 26)
 #define VALUE_MAX 65536
-/* How long to wait for answers at most before looking at the clock again. */
+/* Maximum wait for replies, in ns. After the wait, the program reads the clock again. */
 #define NAP_NS 1000000
 
 enum kind { SET, GET, PUSH, TRIM };
@@ -81,7 +88,7 @@ static void request(struct connection *over, uint64_t since)
 		fail("a request could not be sent");
 }
 
-/* Whether the answer has come whole. */
+/* Receives data of a reply. Returns 1 when the reply is complete. */
 static int receive(struct connection *over)
 {
 	static char bytes[VALUE_MAX + 64];
@@ -94,7 +101,7 @@ static int receive(struct connection *over)
 		over->head[over->got++] = bytes[i];
 		if (bytes[i] != '\n')
 			continue;
-		/* The rest of a value, and its line's end. */
+		/* For a value, the remaining bytes are its body and the line end. */
 		long body = over->head[0] == '$' ? strtol(over->head + 1, 0, 10) : -1;
 		if (over->head[0] != (over->kind == GET ? '$' : over->kind == PUSH ? ':' : '+'))
 			errors++;

@@ -1,8 +1,9 @@
-/* Writes random pages at a rate, and says when asked whether each page of its memory is what it wrote there.
+/* Writes random pages at a given rate, and checks all pages on request.
  *
- * Usage: stamped MIB PAGES HZ READY VERDICT: so many pages so often a second; READY is made when all are filled.
- * SIGUSR1 has it write "good" or "bad" to VERDICT. A page's words are made from its number and how often it was
- * written; counts are kept beside. */
+ * Usage: stamped MIB PAGES HZ READY VERDICT. The program fills MIB mebibytes, and then creates the file READY. HZ times
+ * per second, it writes PAGES pages. At SIGUSR1, it checks the content of each page, and writes "good" or "bad" to the
+ * file VERDICT. The words of a page are computed from its index and from the number of writes to it. A separate array
+ * has these numbers of writes. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>

@@ -1,7 +1,8 @@
-/* The plainest checkpoint of memory there is: stops a process, writes all of its pages to a file, makes that durable,
- * lets the process go on. What others are compared with; it cannot be restored.
+/* Makes the simplest possible checkpoint of memory: stops a process, writes all its present pages to a file, makes the
+ * file durable, and resumes the process. The pause of undying is compared with this stop. The file
+ * is no image: nothing can be restored from it.
  *
- * Options: pid=; file=. Prints how many bytes, and how long the process stood still, ns. */
+ * Options: pid=; file=. Prints the number of bytes, and how long the process was stopped, in ns. */
 #include "subject.h"
 #include <errno.h>
 #include <sys/ptrace.h>
@@ -13,7 +14,7 @@
 static unsigned char *buffer;
 static int memory_fd, file_fd, map_fd;
 
-/* Pages that are there, in pieces that lie together. */
+/* Copies the present pages of the range to the file. Adjacent pages are read with one call. Returns the bytes. */
 static uint64_t copy_area(uint64_t from, uint64_t to)
 {
 	static uint64_t map[CHUNK / PAGE];
@@ -79,7 +80,7 @@ int main(int argc, char **argv)
 	file_fd = open(option(argc, argv, "file", ""), O_CREAT | O_TRUNC | O_WRONLY, 0600);
 	if (file_fd < 0)
 		fail("the file cannot be made");
-	/* One thread is enough here; SIGSTOP would be told to the process's parent. */
+	/* Stops only the first thread, which is sufficient for the measured subject. SIGSTOP would notify the parent. */
 	if (ptrace(PTRACE_SEIZE, number, 0, 0))
 		fail("it cannot be traced");
 	uint64_t began = clock_ns(CLOCK_MONOTONIC);

@@ -1,10 +1,12 @@
-/* What a program may ask of the undying that guards it. Linux; needs nothing but libc.
+/* Requests of a program to its guardian: the process of `undying run` or `undying up` that checkpoints and restarts
+ * the program. For Linux. Needs only libc.
  *
- * Every call but undying_is_guarded() asks again once a second until it is answered, so that it outlives a restore
- * and a new guardian. On failure they return -1 and set errno:
- *   ENOENT        the program does not run under `undying run`
- *   ECONNREFUSED  its guardian is gone
- *   ECANCELED     the checkpoint was refused or failed; `undying status` tells why
+ * A request is repeated once a second until its reply arrives. Therefore, a request can succeed even if the program is
+ * restored or gets a new guardian in the meantime. On failure, a request returns -1 and sets errno:
+ *   ENOENT        the program has no guardian
+ *   ECONNREFUSED  the guardian no longer exists
+ *   ECANCELED     the checkpoint was refused or has failed; `undying status` shows the reason
+ *   other values  errors of socket(2), bind(2) or sendto(2)
  */
 #ifndef UNDYING_H
 #define UNDYING_H
@@ -22,14 +24,14 @@
 extern "C" {
 #endif
 
-/* Whether somebody guards this program. */
+/* Reports whether this program has a guardian. Makes no request. */
 static inline int undying_is_guarded(void)
 {
 	const char *name = getenv("UNDYING_SOCKET");
 	return name != NULL && name[0] == '@';
 }
 
-/* Asks for one thing, and waits for the answer: what stands behind `ok`, or 0. */
+/* Sends a request of one word, and waits for the reply. Returns the number after `ok` in the reply, or 0. */
 static inline long long undying_ask(const char *word)
 {
 	const char *name = getenv("UNDYING_SOCKET");
@@ -49,7 +51,7 @@ static inline long long undying_ask(const char *word)
 	socket_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	if (socket_fd < 0)
 		return -1;
-	/* An address without a name: the kernel gives one, to which the answer comes. */
+	/* Without a name, the kernel assigns a unique abstract address. The guardian sends the reply to this address. */
 	reason = bind(socket_fd, (struct sockaddr *)&own, sizeof(own.sun_family)) < 0 ? errno : 0;
 	while (reason == 0 && length < 0) {
 		struct pollfd waiting = { socket_fd, POLLIN, 0 };
@@ -72,26 +74,29 @@ static inline long long undying_ask(const char *word)
 	return -1;
 }
 
-/* Takes a checkpoint now, and returns its number when it is durable: whatever dies from then on, the program comes
- * back no older than this. After a restore from it this call returns a second time, as late as it is asked again. */
+/* Requests a checkpoint, and returns its sequence number when the checkpoint is durable. From then on, no death of a
+ * process takes the program back to an earlier state. After a restore from this checkpoint, the program waits in this
+ * call again. The call then repeats its request, and returns a second time, with the number of a later checkpoint. */
 static inline long long undying_checkpoint(void)
 {
 	return undying_ask("checkpoint");
 }
 
-/* Initialisation is over: with `undying run --await-ready`, checkpoints by the clock begin. */
+/* Reports that the initialisation is complete. With `undying run --await-ready`, periodic checkpoints begin now. */
 static inline int undying_ready(void)
 {
 	return (int)undying_ask("ready");
 }
 
-/* No checkpoint is taken between the return of undying_hold() and undying_release() of the same process; both may be
- * called by any of its threads, and do not nest. A hold ends after a minute in any case. */
+/* Begins a hold. From the return of this call until undying_release() in the same process, no checkpoint is taken. A
+ * hold belongs to the process: any of its threads may begin and end it. Holds do not nest. A hold ends after one
+ * minute at the latest. */
 static inline int undying_hold(void)
 {
 	return (int)undying_ask("hold");
 }
 
+/* Ends the hold of this process. */
 static inline int undying_release(void)
 {
 	return (int)undying_ask("release");

@@ -1,14 +1,16 @@
-"""What a program may ask of the `undying` that guards it.
+"""Requests of a program to its guardian: the process of `undying run` or `undying up` that checkpoints and restarts it.
 
     import undying
 
     if undying.is_guarded():
-        undying.ready()                 # with `undying run --await-ready`: checkpoints begin
-        number = undying.checkpoint()   # returns when it is durable
-        with undying.hold():            # no checkpoint is taken in here
+        undying.ready()                 # with `undying run --await-ready`: periodic checkpoints begin
+        number = undying.checkpoint()   # returns when the checkpoint is durable
+        with undying.hold():            # no checkpoint is taken in this block
             ...
 
-Every request is made again once a second until it is answered, so that it outlives a restore and a new guardian.
+A request is repeated once a second until its reply arrives. Therefore, a request can succeed even if the program is
+restored or gets a new guardian in the meantime. If the guardian no longer exists, a request raises
+ConnectionRefusedError.
 """
 
 import contextlib
@@ -22,35 +24,39 @@ _PATIENCE_S = 1.0
 
 
 class NotGuarded(RuntimeError):
-    """The program does not run under `undying run`."""
+    """The program has no guardian, so it cannot make requests."""
 
 
 class Refused(RuntimeError):
-    """The checkpoint was refused or failed; the message says why."""
+    """The checkpoint was refused or has failed. The message contains the reason."""
 
 
 def is_guarded():
-    """Whether somebody guards this program."""
+    """Reports whether this program has a guardian. Makes no request."""
     return os.environ.get(_VARIABLE, "").startswith("@")
 
 
 def checkpoint():
-    """Takes a checkpoint now, and returns its number when it is durable.
+    """Requests a checkpoint, and returns its sequence number when the checkpoint is durable.
 
-    Whatever dies from then on, the program comes back no older than this. After a restore from it, this call returns
-    a second time.
+    From then on, no death of a process takes the program back to an earlier state. After a restore from this
+    checkpoint, the program waits in this call again. The call then repeats its request, and returns a second time,
+    with the number of a later checkpoint.
     """
     return int(_ask("checkpoint"))
 
 
 def ready():
-    """Initialisation is over: with `undying run --await-ready`, checkpoints by the clock begin."""
+    """Reports that the initialisation is complete. With `undying run --await-ready`, periodic checkpoints begin now."""
     _ask("ready")
 
 
 @contextlib.contextmanager
 def hold():
-    """No checkpoint is taken inside. One for a process, not for each of its threads; ends after a minute in any case."""
+    """Returns a context manager. In its `with` block, no checkpoint is taken.
+
+    A hold belongs to the process, and not to a thread. Holds do not nest. A hold ends after one minute at the latest.
+    """
     _ask("hold")
     try:
         yield
@@ -60,10 +66,10 @@ def hold():
 
 def _ask(word):
     if not is_guarded():
-        raise NotGuarded("UNDYING_SOCKET is not set: not started by `undying run`")
+        raise NotGuarded("UNDYING_SOCKET names no guardian; start the program with `undying run`")
     guardian = "\0" + os.environ[_VARIABLE][1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
-        own.bind("")  # the kernel gives a name, to which the answer comes
+        own.bind("")  # the kernel assigns an address; the guardian sends the reply to it
         own.settimeout(_PATIENCE_S)
         while True:
             own.sendto(word.encode(), guardian)

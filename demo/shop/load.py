@@ -1,8 +1,8 @@
-"""A load generator: clients that ask for a page again and again, with a new connection each time.
+"""A load generator: clients that permanently request a page, each time over a new connection.
 
-Usage: load.py PORT FILE. The counts are in shared memory of FILE, so that they survive when this program is killed. A
-connection that ends without an answer is counted as cut, and the same request is made again. A line on descriptor 3
-reports the first answer.
+Usage: load.py PORT FILE. The counters are in a shared mapping of FILE, so they survive when this program is killed. A
+connection that ends without a complete reply is counted as cut, and the client repeats the request. At the first
+complete reply, the program writes a line to descriptor 3. The line reports to `undying up` that the component is ready.
 """
 import mmap
 import os
@@ -15,15 +15,16 @@ import time
 CLIENTS = 4
 LIMIT_S = 10
 REQUEST = b"GET / HTTP/1.0\r\n\r\n"
-# Requests that were begun, and how they ended: answered, refused, another error, lost when this program was killed.
-# Then the connections that were cut, and the longest time from the beginning of a request to its answer.
+# The results of a request: answered, refused, failed with another error, or lost because this program was killed.
+# `asked` counts all requests, and `cut` counts connections. `longest_us` is the longest time from the beginning of a
+# request to its result, in microseconds.
 RESULTS = ("answered", "refused", "failed", "lost")
 FIELDS = ("asked", *RESULTS, "cut", "longest_us")
 LAYOUT = struct.Struct(f"={len(FIELDS)}Q")
 
 
 class Counts:
-    """The counts of all incarnations."""
+    """The counters, summed over all incarnations of this program."""
 
     def __init__(self, path):
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -31,7 +32,7 @@ class Counts:
         self.memory = mmap.mmap(file, LAYOUT.size)
         self.lock = threading.Lock()
         before = read(self.memory)
-        # The clients of the incarnation before were in the middle of these.
+        # The previous incarnation was killed during these requests.
         self.add("lost", before["asked"] - sum(before[name] for name in RESULTS))
 
     def add(self, name, count=1, took_us=0):
@@ -58,7 +59,7 @@ def client(port, counts, first):
 
 
 def ask(port):
-    """How one connection has ended."""
+    """Sends one request over a new connection. Returns its result: 'answered', 'refused', 'failed' or 'cut'."""
     answer = b""
     try:
         with socket.create_connection(("127.0.0.1", port), LIMIT_S) as connection:

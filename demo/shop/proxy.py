@@ -1,6 +1,7 @@
-"""A proxy: passes each connection on to the web service, byte by byte.
+"""A proxy: forwards the bytes of each connection to the web service and back.
 
-Usage: proxy.py PORT WEB_PORT. A connection that the web service ends is ended. If it refuses one, the client gets 502.
+Usage: proxy.py PORT WEB_PORT. When the web service or the client ends its connection, the proxy ends the other
+connection. If the web service refuses a connection, the client gets status 502.
 """
 import select
 import socket
@@ -25,7 +26,7 @@ class Connection(socketserver.BaseRequestHandler):
 
 
 def copy(source, sink):
-    """Passes on what is there; false at the end."""
+    """Forwards the available data. Returns False at the end of the connection."""
     data = source.recv(65536)
     sink.sendall(data)
     return bool(data)
@@ -36,7 +37,7 @@ class Proxy(socketserver.ThreadingTCPServer):
     daemon_threads = True
 
     def handle_error(self, *_):
-        """An end that is reset is an end."""
+        """Prints nothing. A connection that a peer resets is no error."""
 
 
 Proxy(("127.0.0.1", PORT), Connection).serve_forever()

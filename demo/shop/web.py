@@ -1,7 +1,7 @@
-"""A web service: each request counts one visit in redis, and is answered with the count.
+"""A web service: it counts each request as a visit in redis, and replies with the count.
 
-Usage: web.py PORT REDIS_PORT. It keeps a pool of connections to redis. A connection that has ended is replaced, and
-redis is asked again.
+Usage: web.py PORT REDIS_PORT. The service has a pool of connections to redis. If a connection has ended, the service
+repeats the command over another connection, at most TRIES times.
 """
 import http.server
 import queue
@@ -21,7 +21,7 @@ class Redis:
         self.stream = self.socket.makefile("rb")
 
     def count(self):
-        """The number of this visit; None if the connection has ended before the answer."""
+        """Counts a visit, and returns its number. Returns None if the connection has ended before the reply."""
         try:
             self.socket.sendall(b"INCR visits\r\n")
             line = self.stream.readline()
@@ -43,11 +43,11 @@ def visit():
         if (number := redis.count()) is not None:
             pool.put(redis)
             return number
-    raise ConnectionError(f"redis has ended {TRIES} connections in a row")
+    raise ConnectionError(f"redis ended {TRIES} connections in succession")
 
 
 class Page(http.server.BaseHTTPRequestHandler):
-    """The only page."""
+    """The only page of the service."""
 
     def do_GET(self):
         try:
@@ -64,7 +64,7 @@ class Page(http.server.BaseHTTPRequestHandler):
 
 class Service(http.server.ThreadingHTTPServer):
     def handle_error(self, *_):
-        """A client that has gone is no news."""
+        """Prints nothing. A client that ends its connection is no error."""
 
 
 Service(("127.0.0.1", PORT), Page).serve_forever()

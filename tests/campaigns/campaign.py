@@ -1,4 +1,4 @@
-"""What campaigns share: their options, where findings go, the subject that changes all the time."""
+"""Shared code of the campaigns: common options, the file of findings, and the compilation of the subject churn.c."""
 import argparse
 import datetime
 import os
@@ -13,12 +13,12 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(ROOT, "benches"))
 from lib.harness import newest  # noqa: E402
 
-# What churn.c ends with when it has found all of itself right.
+# Exit status of churn.c if all its checks have passed.
 GOOD = 42
 
 
 def arguments(text):
-    """A parser with the options that every campaign has."""
+    """Returns an argument parser with the options that every campaign has."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--undying", type=os.path.abspath, default=newest("undying"))
     parser.add_argument("--out", default=os.path.join(ROOT, "target", "benches"))
@@ -27,7 +27,7 @@ def arguments(text):
 
 
 class Findings:
-    """NAME-TAG.txt, and what ends with the campaign: a folder for it, and the exit status."""
+    """Writes the findings of a campaign to NAME-TAG.txt. Has a temporary directory, which is removed at the end."""
 
     def __init__(self, name, options):
         os.makedirs(options.out, exist_ok=True)
@@ -48,7 +48,7 @@ class Findings:
         self.file.flush()
 
     def run(self, work):
-        """Does the work, which tells whether all held, and ends the program."""
+        """Calls `work(directory)`, and ends the program. The exit status is 0 if `work` returns true, else 1."""
         held = False
         try:
             held = work(self.scratch)
@@ -67,5 +67,5 @@ def compile_churn(scratch):
 
 
 def say_to(command, *words):
-    """What undying answers to some words."""
+    """Runs `undying` with these words as arguments. Returns the completed process with its output."""
     return subprocess.run([*command, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL)

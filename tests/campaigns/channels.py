@@ -1,22 +1,31 @@
 #!/usr/bin/env python3
-"""What do clients notice when a component of `undying up` is killed a hundred times at random moments?
+"""Which errors do clients see when a component of `undying up` is killed a hundred times at random moments?
 
-Six servers (redis, memcached, nginx with a master and workers, python3 -m http.server, a Node HTTP server, a server on a
-Unix socket) with each policy: `stateless`, and `checkpointed` every 50 ms. SIGKILLs come at random moments of a printed
-seed; for nginx they hit the master, a worker or the whole tree. Some hit an incarnation that has just started. Meanwhile
-several clients ask without pause: some open a connection for each request, some keep one and open the next at its end.
-Others keep one and are idle nearly all of the time. The kept ones of redis and memcached write 1, 2, 3 ... to a key of
-their own and read each back; an idle one whose connection stays has to find what it wrote last.
+Six servers are tested: redis, memcached, nginx with a master and workers, python3 -m http.server, a Node HTTP server,
+and a server on a Unix socket. Each server is tested with the policy `stateless`, and with `checkpointed` every 50 ms.
+TCP servers are also tested with `output = "committed"`.
 
-What must hold: no connection is refused and no request fails, except that established connections end (`eof`). A server
-with checkpoints comes back from one each time, with everything that was answered before that checkpoint was taken. With
-`output = "committed"` nothing that was answered is lost or done twice, and only connections end that no checkpoint has
-seen.
-What was answered since may be lost, and a server without checkpoints loses all: counted, not judged.
+Each kill is a SIGKILL at a random moment of a printed seed. For nginx, a kill hits the master, a worker, or all
+processes. Some kills hit an incarnation that has just started.
 
-Needs root. Writes channels-TAG.csv (clients), channels-TAG-deaths.csv and channels-TAG.md; with --write-docs
-benches/results/channels.md and the table of docs/operating/channels.md as well. Ends with 1 if something did not hold,
-or a server could not be tried.
+Several clients send requests during the kills. Some open a connection for each request. Some keep a connection, and
+open the next when it ends. Some keep a connection and are idle most of the time. The clients of redis and memcached
+with kept connections write 1, 2, 3 ... to a key of their own, and read each value back. If the connection of an idle
+client stays open, the client must read the value that it wrote last.
+
+These conditions must hold:
+
+- No connection is refused, and no request fails. Established connections may end (`eof`), as many times per client as
+  the server was killed. With nginx, twice as many times, because of the two workers.
+- A server with checkpoints is restored after each kill. It has every value that was acknowledged before the checkpoint.
+- With `output = "committed"`, no acknowledged value is lost, and no request is executed twice.
+
+Without `output = "committed"`, values that were acknowledged after the checkpoint may be lost. A `stateless` server may
+lose all values. These losses are counted.
+
+Needs root. Writes channels-TAG.csv (a row for each client), channels-TAG-deaths.csv and channels-TAG.md. With
+--write-docs, it also writes benches/results/channels.md and the table of docs/operating/channels.md. Exits with 1 if a
+condition did not hold, or if a server was not tested.
 """
 import argparse
 import csv
@@ -35,7 +44,7 @@ from lib import suite, table  # noqa: E402
 from supervised import report, trials  # noqa: E402
 from supervised.servers import SERVERS  # noqa: E402
 
-# The last is `checkpointed` with `output = "committed"`.
+# `committed` means the policy `checkpointed` with `output = "committed"`.
 POLICIES = ("stateless", "checkpointed", "committed")
 KILLS, QUICK_KILLS = 100, 10
 
@@ -46,23 +55,23 @@ def options():
     parser.add_argument("--out", default=os.path.join(ROOT, "target", "benches"))
     parser.add_argument("--tag", default=datetime.date.today().isoformat())
     parser.add_argument("--only", nargs="+", choices=SERVERS, default=list(SERVERS), metavar="NAME",
-                        help="some of %s" % ", ".join(SERVERS))
+                        help="test only these servers; known: %s" % ", ".join(SERVERS))
     parser.add_argument("--policy", nargs="+", choices=POLICIES, default=POLICIES, metavar="NAME",
-                        help="one of %s" % ", ".join(POLICIES))
-    parser.add_argument("--kills", type=int, help="kills of each row [%d, quick: %d]" % (KILLS, QUICK_KILLS))
-    parser.add_argument("--quick", action="store_true", help="the short form")
-    parser.add_argument("--clients", type=int, default=4, help="clients of each kind [4]")
+                        help="test only these policies; known: %s" % ", ".join(POLICIES))
+    parser.add_argument("--kills", type=int, help="number of kills for each row [%d, quick: %d]" % (KILLS, QUICK_KILLS))
+    parser.add_argument("--quick", action="store_true", help="make fewer kills")
+    parser.add_argument("--clients", type=int, default=4, help="number of clients of each kind [4]")
     parser.add_argument("--every", default="50ms", help="time between two checkpoints [50ms]")
-    parser.add_argument("--seed", type=int, help="repeats the random moments of an earlier call")
+    parser.add_argument("--seed", type=int, help="seed of an earlier run, to repeat its random moments")
     parser.add_argument("--write-docs", action="store_true", help="write the tables of the documents")
-    parser.add_argument("--keep", action="store_true", help="keep the folders of what did not hold")
+    parser.add_argument("--keep", action="store_true", help="keep the directories of failed servers")
     chosen = parser.parse_args()
     chosen.kills = (QUICK_KILLS if chosen.quick else KILLS) if chosen.kills is None else chosen.kills
     return chosen
 
 
 def row_of(kind, policy, chosen, seed):
-    """The row of one server with one policy."""
+    """Tests one server with one policy. Returns its row."""
     row = {"server": kind.name, "policy": policy, "version": "", "verdict": "unsupported", "reason": ""}
     lacking = [command for command in kind.needs if not suite.has(command)]
     if lacking or os.geteuid() != 0:
@@ -76,7 +85,7 @@ def row_of(kind, policy, chosen, seed):
 
 
 def write(chosen, about, rows):
-    """What is there so far: a campaign that is ended early leaves its rows."""
+    """Writes the present rows. It is called after each row, so that an interrupted campaign leaves its rows."""
     os.makedirs(chosen.out, exist_ok=True)
     base = os.path.join(chosen.out, "channels-%s" % chosen.tag)
     for path, columns, lines in ((base + ".csv", report.CLIENT_COLUMNS, report.client_lines(rows)),
@@ -96,7 +105,7 @@ def main():
     print("\n".join("%s: %s" % item for item in about.items()), flush=True)
     rows = []
     for kind in (SERVERS[name] for name in chosen.only):
-        # Only what is sent over TCP can be held.
+        # Delayed output works only for TCP.
         for policy in (policy for policy in chosen.policy if kind.is_tcp or policy != "committed"):
             rows.append(row_of(kind, policy, chosen, seed))
             print(report.line(rows[-1]), flush=True)

@@ -1,15 +1,18 @@
-/* Changes what a process has in every way it can, and checks every byte of it all the time.
+/* Test program that continuously changes its memory, descriptors, threads and children, and checks their content.
  *
- * Usage: churn FOLDER [wild]. With `wild` shared memory and memory files come and go, and children, threads and new
- * pipes come many times as often; without, shared memory stays and only what it holds changes. In FOLDER the file
- * `constants` is made and read; `wrong.PID` tells what was wrong, if anything.
- * Two threads of one process and one more process each have a world of their own: memory of several kinds with a shadow
- * of every page, pipes, event counters, open files at offsets, signals that wait, children and threads of short lives.
- * The two processes talk over a pair of sockets. All shadows lie in private memory, so that an image holds them with
- * what they describe.
+ * Usage: churn FOLDER [wild]. Without `wild`, shared mappings are never removed, and only their content changes. With
+ * `wild`, the program also creates and removes shared mappings and memfd mappings, and creates children, threads and
+ * pipes more often. The program creates and reads the file FOLDER/constants. It writes errors to the file
+ * FOLDER/wrong.PID.
  *
- * Self-judgement: on SIGUSR1 it goes on for JUDGE_MS, then checks the whole of all worlds, ends its children, and ends
- * with 42. Anything wrong at any time ends it with 1. */
+ * There are three worlds: one for each of two threads of the first process, and one for a second process. A world is a
+ * set of objects: mappings of several types, a pipe, an eventfd, open files, pending signals, short-lived children and
+ * short-lived threads. A shadow (a value that determines the expected content) exists for every page. The two processes
+ * exchange messages through a socket pair. All shadows are in private memory, so that an image contains each page
+ * together with its shadow.
+ *
+ * After SIGUSR1, the program continues for JUDGE_MS. Then it checks all objects of all worlds, waits for its children,
+ * and exits with 42. At any error, the program exits with 1. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +33,7 @@
 #define PAGE 4096
 #define WORDS (PAGE / 8)
 #define REGIONS 12
-/* Of these, shared from the beginning and never unmapped unless `wild`. */
+/* Number of regions that are shared mappings from the beginning, unless `wild` is given. They are never unmapped. */
 #define LASTING 4
 #define PAGES_MAX 48
 #define FILES 4
@@ -359,7 +362,7 @@ static void file_step(struct world *world)
 	world->files[slot].at += (off_t)sizeof(bytes);
 }
 
-/* Lives ------------------------------------------------------------------------------------------------------------- */
+/* Registers, children, threads, signals ---------------------------------------------------------------------------- */
 
 static void compute(double *real, uint64_t *whole)
 {
@@ -398,7 +401,7 @@ static void child(struct world *world)
 	_exit(GOOD);
 }
 
-/* With `waits` until they have ended; the ended ones are collected either way. */
+/* Reaps the children of a world that have ended, and checks their exit status. With `waits`, first waits for all. */
 static void collect(struct world *world, int waits)
 {
 	for (unsigned i = 0; i < CHILDREN; i++) {
@@ -506,7 +509,7 @@ static void reply(struct world *world)
 	}
 }
 
-/* Takes the answers there are; with `waits` all that are due. */
+/* Receives and checks the available replies. With `waits`, waits for the replies to all requests. */
 static void answers(struct world *world, int waits)
 {
 	uint64_t number;

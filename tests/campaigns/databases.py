@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Does `undying run` with its defaults corrupt a database or lose an acknowledged transaction?
+"""Does `undying run` corrupt a database or lose an acknowledged transaction?
 
-MariaDB, PostgreSQL, etcd and SQLite (WAL and rollback journal) run under load and are killed with SIGKILL at random
-moments of a printed seed, 20 times each. Only the interval is shorter than the default, so that checkpoints exist, and
-the limit of restarts is higher. After each kill the server must answer again: restored, or started from its beginning
-and recovered by itself. Afterwards each item that its client saw acknowledged must be there, and the database must pass
-its own checker: CHECK TABLE EXTENDED and innochecksum, pg_amcheck, etcdctl's hashes, PRAGMA integrity_check.
+MariaDB, PostgreSQL, etcd and SQLite (WAL and rollback journal) run under load. Each server is killed with SIGKILL 20
+times, at random moments of a printed seed. Three options of `undying run` differ from the defaults. The interval is
+shorter, so that checkpoints exist. The limit of restarts is higher. `--files fresh` starts a server from the beginning
+if its files have changed after the checkpoint.
 
-The programs are those of tests/field/programs/. Writes databases-TAG.md and .json. Ends with 1 if one is broken, and
-with 1 if one is refused: then nothing was proven about it.
+After each kill, the server must answer again: either `undying` has restored it, or it was started from the beginning
+and has recovered by itself. At the end, each acknowledged item must exist. The database must pass its own consistency
+check: CHECK TABLE EXTENDED and innochecksum, pg_amcheck, the hashes of etcdctl, PRAGMA integrity_check.
+
+The programs are defined in tests/field/programs/. The campaign writes databases-TAG.md and databases-TAG.json. It exits
+with 1 if a database is broken. It also exits with 1 if `undying` refuses a database, because nothing was tested then.
 """
 import argparse
 import datetime
@@ -24,7 +27,7 @@ import field  # noqa: E402
 from lib import suite, table  # noqa: E402
 
 DATABASES = ("mariadb", "postgresql", "etcd", "sqlite-wal", "sqlite-delete")
-# A kill, a restart and the wait for two checkpoints take some 2 s; this bounds a server that hangs.
+# Time limit per kill, in case a server hangs. A kill, a restart and two checkpoints usually take about 2 s.
 LIMIT_PER_KILL_S = 30
 
 
@@ -34,12 +37,12 @@ def main():
     parser.add_argument("--undying", type=os.path.abspath, default=field.newest_binary())
     parser.add_argument("--out", default=os.path.join(ROOT, "target", "benches"))
     parser.add_argument("--tag", default=datetime.date.today().isoformat())
-    parser.add_argument("--kills", type=int, default=20, help="kills of each database [20]")
+    parser.add_argument("--kills", type=int, default=20, help="number of kills of each database [20]")
     parser.add_argument("--only", nargs="+", choices=DATABASES, default=DATABASES, metavar="NAME",
-                        help="some of %s" % ", ".join(DATABASES))
-    parser.add_argument("--seed", type=int, help="repeats the random moments of an earlier call")
+                        help="test only these databases; known: %s" % ", ".join(DATABASES))
+    parser.add_argument("--seed", type=int, help="seed of an earlier run, to repeat its random moments")
     parser.add_argument("--install", action="store_true", help="install missing Debian packages first")
-    parser.add_argument("--keep", action="store_true", help="keep the folders of broken databases")
+    parser.add_argument("--keep", action="store_true", help="keep the directories of broken databases")
     chosen = parser.parse_args()
     known = suite.programs()
     kinds = [known[name] for name in chosen.only]

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""Is every checkpoint of a subject that changes all the time a whole one?
+"""Is every checkpoint of a subject complete while the subject continuously changes its state?
 
-`undying run --every 10ms` starts churn.c, which checks every byte of itself all the time. Every 50th checkpoint is
-taken out of the store while the run goes on, in turn by `store`, `store` and `link`, and `get`; then it is restored in
-a pid namespace of its own, told to go on for a while and to judge itself. A good one ends with 42.
+`undying run --every 10ms` starts the subject, churn.c, which continuously checks its own state. While the subject runs,
+every 50th checkpoint is copied. The copies are made in turn by `undying store`, by `store` and `link`, and twice by
+`get`.
 
-Writes images-TAG.csv (a row for each image) and images-TAG.txt (the findings). Ends with 1 if one failed.
+Each copy is restored in its own pid namespace. SIGUSR1 makes the restored subject run a little longer, check all its
+state, and exit with 42 if it found no error.
+
+Writes images-TAG.csv (a row for each image) and images-TAG.txt (the findings). Exits with 1 if an image failed, or if
+the original subject found an error.
 """
 import csv
 import json
@@ -27,7 +31,7 @@ COLUMNS = ["seq", "taken_at", "full", "way", "copy_ms", "seconds", "code", "outc
 
 
 class Lab:
-    """The run, its store, and where copies go."""
+    """The process `undying run`, its store, and the directories of the campaign."""
 
     def __init__(self, options, scratch):
         self.options, self.scratch, self.store = options, scratch, os.path.join(scratch, "store")
@@ -51,7 +55,7 @@ class Lab:
         return json.loads(said.stdout)[0] if said.returncode == 0 else None
 
     def wrongs(self):
-        """What any of the processes found wrong, and forgets it."""
+        """Returns the errors that processes of the subject have found, and removes the files that contain them."""
         found = []
         for name in sorted(os.listdir(self.work)):
             if name.startswith("wrong."):
@@ -63,7 +67,7 @@ class Lab:
 
 
 class Image:
-    """One checkpoint, copied out of the running subject's store."""
+    """A copy of one checkpoint. The copy is made while the subject runs."""
 
     def __init__(self, lab, event, way):
         self.lab, self.seq, self.way = lab, event["seq"], way
@@ -101,7 +105,7 @@ class Image:
             except (subprocess.TimeoutExpired, ProcessLookupError):
                 stacks = ["%d %s" % (pid, where(pid)) for pid in descendants(tree.pid)]
                 tree.kill()
-                code = "no end: " + ", ".join(stacks)
+                code = "has not exited: " + ", ".join(stacks)
                 tree.wait()
             said.seek(0)
             text = said.read()
@@ -126,7 +130,7 @@ def flat(text):
 
 
 def descendants(pid):
-    """All below a process, also those of its threads."""
+    """Returns the pids of all descendants of a process, including children of its threads."""
     found = []
     try:
         for task in os.listdir("/proc/%d/task" % pid):
@@ -139,7 +143,7 @@ def descendants(pid):
 
 
 def inner(pid):
-    """Its number as it sees it."""
+    """Returns the pid of a process in its own pid namespace, or None if the process has ended."""
     try:
         with open("/proc/%d/status" % pid) as file:
             return int(next(line for line in file if line.startswith("NSpid")).split()[-1])
@@ -156,7 +160,7 @@ def where(pid):
 
 
 def follow(lab, copies, pauses):
-    """Copies every so many-th checkpoint that is told of, until the run ends."""
+    """Reads the events of the subject until the run ends, and copies every --each-th checkpoint."""
     process = subprocess.Popen([*lab.command, "events", "churn", "-f", "--json"], stdout=subprocess.PIPE, text=True,
                                stdin=subprocess.DEVNULL)
     count = 0
@@ -207,15 +211,15 @@ def campaign(options, scratch, say):
         copies.put(None)
     for worker in workers:
         worker.join()
-    say("the subject itself ran %.0f s and ended with %d (good is %d)" % (seconds, code, GOOD))
+    say("the original subject ran %.0f s and exited with %d (expected: %d)" % (seconds, code, GOOD))
     say("checkpoints: %d, %.2f each second; pause p50 %.0f us, p99 %.0f us, max %.0f us" % (
         len(pauses), len(pauses) / seconds, *(quantile(pauses, share) for share in (0.5, 0.99, 1.0))))
-    say("refusals: %d, events beside checkpoints: %s" % (
+    say("refusals: %d, other events than checkpoints: %s" % (
         sum(one["count"] for one in last["refusals"]), sorted({one["event"] for one in lab.others})))
     with open(os.path.join(options.out, "images-%s-refusals.txt" % options.tag), "w") as file:
         file.writelines(json.dumps(event) + "\n" for event in lab.others)
     of = lambda outcome: sum(row["outcome"] == outcome for row in rows)
-    say("images: %d copied and restored, %d judged themselves good, %d failed, %d could not be copied" % (
+    say("images: %d copied and restored, %d found no error, %d failed, %d could not be copied" % (
         of("good") + of("failed"), of("good"), of("failed"), of("not copied")))
     for way in sorted(set(WAYS)):
         mine = [row for row in rows if row["way"] == way]
@@ -228,17 +232,17 @@ def campaign(options, scratch, say):
     if of("failed"):
         kept = os.path.join(options.out, "images-%s-failed" % options.tag)
         shutil.copytree(scratch, kept, symlinks=True)
-        say("what failed is kept in " + kept)
+        say("the files of failed images are kept in " + kept)
     return alive and code == GOOD and not wrongs and rows and of("good") == len(rows)
 
 
 def main():
     parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--each", type=int, default=50, help="every so many-th checkpoint is judged")
+    parser.add_argument("--each", type=int, default=50, help="every EACH-th checkpoint is copied and restored")
     parser.add_argument("--every", default="10ms")
-    parser.add_argument("--judges", type=int, default=2, help="how many are restored at a time")
-    parser.add_argument("--wild", action="store_true", help="the subject does all that it can")
+    parser.add_argument("--judges", type=int, default=2, help="number of images that are restored at the same time")
+    parser.add_argument("--wild", action="store_true", help="the subject also creates and removes shared memory")
     options = parser.parse_args()
     findings = Findings("images", options)
     options.raw = open(findings.base + ".csv", "w", newline="")

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""Does a subject with threads, children and shared memory notice when undying is killed while it checkpoints?
+"""Is a subject with threads, children and shared memory affected when `undying` is killed during a checkpoint?
 
-churn.c runs on its own and checks all of itself all the time. Round after round `undying run --adopt` takes it over at
-100 Hz and is killed with SIGKILL at a random moment. After each round the subject runs, nobody holds it, nothing that it
-opened for its trackers is open, and every image that the store lists is committed and whole; every so many-th round the
-newest one is restored and judges itself.
+The subject is churn.c, which continuously checks its own state. In each round, `undying run --adopt` takes 100
+checkpoints per second of the running subject. It is killed with SIGKILL at a random moment. After each round, these
+conditions must hold:
 
-Writes killed-TAG.txt. Ends with 1 if something did not hold. The counter of crates/cli/tests/killed.rs goes the same
-way in `cargo test`.
+- The subject runs, and no process traces it.
+- No process of the subject has a descriptor of a tracker (userfaultfd) open.
+- Every image that the store lists is committed, and the newest image passes `undying verify`.
+- In every --judge-th round: the newest image is restored, and the restored subject finds no error in its own state.
+
+After the last round, the original subject must also find no error. Writes killed-TAG.txt. Exits with 1 if a condition
+did not hold. The test crates/cli/tests/killed.rs does the same with a simple counter program.
 """
 import json
 import os
@@ -22,7 +26,7 @@ from lib.harness import runs, wait_for
 
 
 class Lab:
-    """The subject, the store, and who takes it over."""
+    """The subject, its store, and the commands of `undying` that use them."""
 
     def __init__(self, options, scratch):
         self.options, self.scratch, self.store = options, scratch, os.path.join(scratch, "store")
@@ -46,7 +50,7 @@ class Lab:
 
 
 def round_of(lab, number, latest, draw):
-    """One life of undying; what was wrong after it."""
+    """Runs `undying`, kills it, and checks the conditions. Returns the first failed condition, or None."""
     guardian = lab.guard()
     time.sleep(draw.uniform(0, latest))
     guardian.kill()
@@ -57,11 +61,11 @@ def round_of(lab, number, latest, draw):
     except RuntimeError as failure:
         return str(failure)
     if lab.subject.poll() is not None:
-        return "the subject ended with %d" % lab.subject.returncode
+        return "the subject exited with %d" % lab.subject.returncode
     if any(name.startswith("wrong.") for name in os.listdir(lab.work)):
-        return "the subject found something wrong"
+        return "the subject found an error in its own state"
     try:
-        wait_for(lambda: not opened_for_trackers(lab.pid), "descriptors of ours to go")
+        wait_for(lambda: not opened_for_trackers(lab.pid), "descriptors of trackers to be closed")
     except RuntimeError as failure:
         return str(failure)
     images = lab.images()
@@ -72,24 +76,24 @@ def round_of(lab, number, latest, draw):
     lab.checked["with an image"] += 1
     said = lab.say("verify", "churn")
     if said.returncode:
-        return "the newest image is not whole: " + said.stderr
+        return "the newest image is damaged: " + said.stderr
     return judged(lab, images[-1]["seq"]) if number % lab.options.judge == 0 else None
 
 
 def opened_for_trackers(pid):
-    """Descriptors that the subject opened for its trackers, and has not closed."""
+    """Returns the open descriptors of trackers in the processes of the subject."""
     links = []
     for process in [pid, *descendants(pid)]:
         folder = "/proc/%d/fd" % process
         try:
             links += [link for name in os.listdir(folder) if (link := target(os.path.join(folder, name)))]
         except OSError:
-            pass  # a short-lived child has ended
+            pass  # A short-lived child has ended.
     return [link for link in links if "userfaultfd" in link]
 
 
 def target(link):
-    """Where a link leads; the subject may have closed the descriptor by now."""
+    """Returns the target of a link in /proc/PID/fd, or None if the subject has closed the descriptor."""
     try:
         return os.readlink(link)
     except OSError:
@@ -107,7 +111,7 @@ def judged(lab, seq):
 
 
 def is_free(pid):
-    """Nobody holds it; a short-lived child may be gone by now."""
+    """Returns whether the process is neither stopped nor traced. A process that has ended counts as free."""
     try:
         return runs(pid)
     except (RuntimeError, OSError):
@@ -128,8 +132,8 @@ def campaign(options, scratch, say):
         if lab.subject.poll() is None:
             os.kill(lab.pid, signal.SIGUSR1)
             code = lab.subject.wait(60)
-            say("the subject ended with %d (good is %d)" % (code, GOOD))
-            wrong += [] if code == GOOD else ["its end"]
+            say("the subject exited with %d (expected: %d)" % (code, GOOD))
+            wrong += [] if code == GOOD else ["the exit status of the subject"]
     finally:
         if lab.subject.poll() is None:
             lab.subject.kill()
@@ -140,9 +144,9 @@ def campaign(options, scratch, say):
 def main():
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=500)
-    parser.add_argument("--seconds", type=float, default=3600, help="at most so long")
-    parser.add_argument("--latest", type=float, default=0.3, help="the latest moment of a kill, in seconds")
-    parser.add_argument("--judge", type=int, default=10, help="every so many-th round the newest image is restored")
+    parser.add_argument("--seconds", type=float, default=3600, help="time limit of the campaign, in seconds")
+    parser.add_argument("--latest", type=float, default=0.3, help="latest moment of a kill in its round, in seconds")
+    parser.add_argument("--judge", type=int, default=10, help="the newest image is restored in every JUDGE-th round")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     findings = Findings("killed", options)

@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""Does a program that is killed under `undying run --files rewind` leave the files of an uninterrupted run?
+"""Does a program that is killed under `undying run --files rewind` leave the same files as an uninterrupted run?
 
-Each job (make, CSV and JSON, every kind of change, standard output, ffmpeg, git, tar | zstd, SQLite, LMDB, RocksDB) runs
-uninterrupted, twice, and then under `undying run` with SIGKILLs at random moments of a printed seed: of the root, of a
-child, of `undying run` itself, 50 in all, over as many runs as it takes. Files are compared byte by byte: content,
-names, types, modes, owners, targets of symbolic links, links, extended attributes. Times of modification are counted
-apart. Each database server (PostgreSQL, MariaDB, etcd) is under load from outside: every transaction that was
-acknowledged before the restored checkpoint is there, none half, and its own checker finds nothing.
+A job is a program that ends by itself: make, CSV and JSON, all kinds of file changes, standard output, ffmpeg, git,
+tar | zstd, SQLite, LMDB, RocksDB. Each job first runs twice without `undying` (with --quick, once). Then it runs under
+`undying run`, in as many runs as are needed for 50 kills. Each kill is a SIGKILL at a random moment of a printed seed.
+It hits the root process, a child, or `undying run` itself.
 
-Needs root. A file system that the temporary folder does not have is made on a loop device. `--mode keep` and
-`--mode fresh` show that the campaign can fail; `--kills 0` must hold with every mode. Writes rewind-TAG.md and .json.
-Ends with 1 if something did not hold, or a program could not be tried.
+At the end of each run, all files are compared with those of the uninterrupted run: names, types, content, modes,
+owners, targets of symbolic links, hard links, extended attributes. Different times of modification are only counted.
+
+Each database server (PostgreSQL, MariaDB, etcd) runs under the load of a client. Every transaction that was
+acknowledged before the restored checkpoint must exist. No transaction may exist in part. The database must pass its own
+consistency check.
+
+Needs root. If the temporary directory is not on a requested file system, this file system is created on a loop device.
+`--mode keep` and `--mode fresh` show that the campaign can fail. With `--kills 0`, the conditions must hold in every
+mode. Writes rewind-TAG.md and rewind-TAG.json. Exits with 1 if a condition did not hold, or a program was not tested.
 """
 import argparse
 import datetime
@@ -41,20 +46,22 @@ def options():
     parser.add_argument("--undying", type=os.path.abspath, default=field.newest_binary())
     parser.add_argument("--out", default=os.path.join(ROOT, "target", "benches"))
     parser.add_argument("--tag", default=datetime.date.today().isoformat())
-    parser.add_argument("--only", nargs="+", choices=PROGRAMS, metavar="NAME", help="some of %s" % ", ".join(PROGRAMS))
+    parser.add_argument("--only", nargs="+", choices=PROGRAMS, metavar="NAME",
+                        help="test only these programs; known: %s" % ", ".join(PROGRAMS))
     here = disks.type_of(tempfile.gettempdir())
     parser.add_argument("--fs", type=listed, default=[here], metavar="LIST",
-                        help="some of ext4,xfs,btrfs [that of the temporary folder, here %s]" % here)
-    parser.add_argument("--kills", type=int, help="kills of each program on each file system [50, quick: 5]")
-    parser.add_argument("--seed", type=int, help="repeats the random moments of an earlier call")
+                        help="one or more of ext4,xfs,btrfs [that of the temporary directory, here %s]" % here)
+    parser.add_argument("--kills", type=int, help="number of kills of each program on each file system [50, quick: 5]")
+    parser.add_argument("--seed", type=int, help="seed of an earlier run, to repeat its random moments")
     parser.add_argument("--quick", action="store_true", help="the short form: %s, %d kills each" % (
         ", ".join(QUICK), QUICK_KILLS))
     parser.add_argument("--mode", default="rewind", help="the value of `--files` [rewind]")
     parser.add_argument("--every", default="100ms", help="time between two checkpoints [100ms]")
-    parser.add_argument("--from-start", action="store_true", help="kill also before the first checkpoint")
-    parser.add_argument("--option", action="append", default=[], metavar="WORD", help="one more word for `undying run`")
+    parser.add_argument("--from-start", action="store_true", help="also kill before the first checkpoint")
+    parser.add_argument("--option", action="append", default=[], metavar="WORD",
+                        help="an additional argument of `undying run`")
     parser.add_argument("--install", action="store_true", help="install missing Debian packages first")
-    parser.add_argument("--keep", action="store_true", help="keep the folders of what did not hold")
+    parser.add_argument("--keep", action="store_true", help="keep the directories of failed programs")
     chosen = parser.parse_args()
     unknown = set(chosen.fs) - {here, *disks.MAKERS}
     if unknown:
@@ -65,7 +72,7 @@ def options():
 
 
 def row_of(kind, disk, setup):
-    """The row of one program on one type of file system."""
+    """Tests one program on one type of file system. Returns its row."""
     row = {"program": kind.name, "version": "", "fs": disk, "seed": setup.seed, "verdict": "unsupported", "reason": ""}
     begin, lacking = time.monotonic(), suite.lacks(kind)
     if lacking:

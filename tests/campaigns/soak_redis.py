@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Does a redis server stay whole under continuous checkpoints for a long time: no leak, no drift, no lost answer?
+"""Does redis run correctly for a long time under continuous checkpoints: no leak, no slowdown, no lost reply?
 
-`undying run --every 10ms` starts redis-server; benches/programs/redis_load.c loads it at a constant rate, and one more
-client writes rising numbers to slots and reads them back. Every 10 seconds a row: memory, descriptors and threads of
-undying and of redis, the store's size, and what `status` says. At the end redis is killed with SIGKILL. It has to come
-back by itself with all that was answered before its checkpoint was taken, and with nothing that was never sent.
+`undying run --every 10ms` starts redis-server. benches/programs/redis_load.c loads redis at a constant rate. An
+additional client writes increasing numbers to slots (keys of redis), and reads them back.
 
-Writes soak_redis-TAG.csv, -TAG.txt (the findings) and -TAG.png. Ends with 1 if something did not hold.
+Every 10 seconds, the campaign writes a row. It contains memory, descriptors and threads of `undying` and of redis, the
+size of the store, and values from `undying status`. At the end, redis is killed with SIGKILL. `undying` must restore it
+with all numbers that were acknowledged before the checkpoint. No slot may contain a number that no client has sent.
+
+Writes soak_redis-TAG.csv, soak_redis-TAG.txt (the findings) and soak_redis-TAG.png. Exits with 1 if a condition did not
+hold.
 """
 import collections
 import csv
@@ -26,9 +29,10 @@ from campaign import arguments, say_to
 from lib.harness import build, on, plotter, quantile, read_rows, redis_answers, save, wait_for
 
 SLOTS = 1000
-# The oldest checkpoint that the store keeps is at most twice 10 minutes old; until then it grows.
+# The store grows until its oldest checkpoint is removed. This checkpoint is at most 20 minutes old, which is twice the
+# largest age limit of the retention policy.
 STORE_WARM_UP_S = 1200
-# What has to stay constant after warm-up, and how much it may rise in all of the run, by its mean.
+# Columns that must not rise after the warm-up. Each value is the allowed rise over the whole run, divided by the mean.
 LIMITS = {"undying_rss_kib": 0.05, "undying_fds": 0.1, "undying_threads": 0.0, "redis_rss_kib": 0.05, "redis_fds": 0.0,
           "redis_maps": 0.05, "log_kib": 0.25}
 COLUMNS = ["second", "undying_rss_kib", "undying_anon_kib", "undying_fds", "undying_threads", "undying_cpu_s",
@@ -38,7 +42,7 @@ COLUMNS = ["second", "undying_rss_kib", "undying_anon_kib", "undying_fds", "undy
 
 
 class Server:
-    """undying with redis-server under it, in a session of its own."""
+    """The process `undying run` with redis-server, in its own session."""
 
     def __init__(self, options, scratch):
         self.options, self.scratch, self.store = options, scratch, os.path.join(scratch, "store")
@@ -66,7 +70,7 @@ class Server:
 
 
 class Client(threading.Thread):
-    """Writes rising numbers to slots and reads them back; keeps when each was sent and answered."""
+    """Writes increasing numbers to slots, and reads them back. Records the last sent and the acknowledged numbers."""
 
     def __init__(self, server, rate, seed):
         super().__init__(daemon=True)
@@ -92,7 +96,7 @@ class Client(threading.Thread):
         number = self.sent[slot]
         connection.sendall(b"SET c%d %d\r\n" % (slot, number))
         if ask(answers) != "OK":
-            self.failures.append("SET c%d was not answered with OK" % slot)
+            self.failures.append("the reply to SET c%d is not OK" % slot)
         self.answered[slot].append((time.time(), number))
         other = self.draw.randrange(SLOTS)
         connection.sendall(b"GET c%d\r\n" % other)
@@ -103,7 +107,7 @@ class Client(threading.Thread):
 
 
 def ask(answers):
-    """The next answer, as text; None for a key that is not there."""
+    """Reads the next reply. Returns its text, or None if the key does not exist."""
     line = answers.readline()
     if not line.endswith(b"\r\n"):
         raise EOFError("the connection was closed")
@@ -129,7 +133,7 @@ def process(pid):
 
 
 def disk(folder):
-    """KiB on the device, and files, under a folder."""
+    """Returns the allocated size in KiB, and the number of the files below a directory."""
     sizes = []
     for place, _, names in os.walk(folder):
         for name in names:
@@ -155,7 +159,7 @@ def sample(server, second):
 
 
 def slope(rows, name):
-    """Least squares: the rise in all of the rows' time, and the mean."""
+    """Fits a line to a column by least squares. Returns the rise over the time of the rows, and the mean."""
     xs, ys = [float(row["second"]) for row in rows], [float(row[name]) for row in rows]
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     square = sum((one - x) ** 2 for one in xs)
@@ -165,7 +169,7 @@ def slope(rows, name):
 # Findings -----------------------------------------------------------------------------------------------------------
 
 class Findings(campaign.Findings):
-    """Knows whether all held so far."""
+    """Findings that record whether all conditions have held so far."""
 
     held = True
 
@@ -175,7 +179,7 @@ class Findings(campaign.Findings):
 
 
 class Spoken(Findings):
-    """Of earlier rows: said, and not kept."""
+    """Findings about the rows of an earlier run. They are printed, and not written to a file."""
 
     def __init__(self):
         pass
@@ -199,7 +203,7 @@ def leaks(samples, findings, warm_up):
 
 
 def drift(rows, taken, begun, findings, stretch, is_short):
-    """The first against the last `stretch` seconds: rate and pauses; what others did to the machine is told beside."""
+    """Compares rate and pauses of the first and the last `stretch` seconds. Also reports the load of the machine."""
     at = lambda event: datetime.datetime.fromisoformat(event["time"].replace("Z", "+00:00")).timestamp()
     times = [(at(event) - begun, event["pause_us"]) for event in taken]
     end = float(rows[-1]["second"])
@@ -218,13 +222,13 @@ def drift(rows, taken, begun, findings, stretch, is_short):
 
 
 def come_back(server, client, findings):
-    """Kills redis, and looks at what came back."""
+    """Kills redis, and checks the restored server."""
     before = server.status()
     killed = time.time()
     os.kill(server.pid, signal.SIGKILL)
     restored = lambda: [event for event in server.events() if event["event"] == "restored"]
     wait_for(lambda: restored() and server.answers(), "redis to come back")
-    # A connection that was idle stays open, and the client goes on.
+    # A connection that was idle at the kill can stay open. Then the client continues.
     client.is_over.set()
     client.join(30)
     findings.check(not client.is_alive(), "the connection of the client %s"
@@ -234,7 +238,7 @@ def come_back(server, client, findings):
     if taken:
         moment = datetime.datetime.fromisoformat(taken["time"].replace("Z", "+00:00")).timestamp()
     else:
-        findings.say("checkpoint %d is not among the events" % back["seq"])
+        findings.say("no event reports checkpoint %d" % back["seq"])
         moment = killed - 1
     findings.say("killed after %d checkpoints; restored at %d in %d us, taken %.1f ms before the kill" % (
         before["checkpoints"], back["seq"], back["took_us"], 1000 * (killed - moment)))
@@ -248,16 +252,17 @@ def come_back(server, client, findings):
             lost += found < acknowledged
             younger += found > client.sent[slot]
             kept += 1
-        findings.check(lost == 0 and younger == 0, "%d slots: %d lost an answered write, %d hold what was never sent"
+        findings.check(lost == 0 and younger == 0,
+                       "%d slots: %d lost an acknowledged number, %d contain a number that was not sent"
                        % (kept, lost, younger))
         keys(connection, answers, server.options.keys, findings)
     newest_kept = max(number for slot in range(SLOTS) for _, number in client.answered[slot])
-    findings.say("writes of the client %d (each read beside), highest number in a slot %d" % (client.count, newest_kept))
+    findings.say("numbers that the client has written and read: %d; highest number: %d" % (client.count, newest_kept))
     server.pid = server.status()["pid"]
 
 
 def keys(connection, answers, count, findings):
-    """All keys of the load are there, each as filled or as the load writes it."""
+    """Checks that each key of the load exists, with its first value or with the value that the load writes."""
     wrong = loaded = 0
     for first in range(0, count, 1000):
         several = range(first, min(first + 1000, count))
@@ -266,7 +271,7 @@ def keys(connection, answers, count, findings):
             found = ask(answers)
             loaded += found == "v" * 100
             wrong += found not in ("v" * 100, "%0100d" % key)
-    findings.check(wrong == 0, "%d keys of the load read: %d wrong (%d had been written by the load)" % (count, wrong, loaded))
+    findings.check(wrong == 0, "%d keys of the load: %d are wrong (the load had written %d)" % (count, wrong, loaded))
 
 
 # The run ------------------------------------------------------------------------------------------------------------
@@ -278,7 +283,7 @@ def fill(server, count):
             several = range(first, min(first + 1000, count))
             connection.sendall(b"".join(b"SET k%d %0100d\r\n" % (key, key) for key in several))
             if any(ask(answers) != "OK" for _ in several):
-                raise RuntimeError("redis cannot be filled")
+                raise RuntimeError("cannot write the keys to redis")
 
 
 def soak(options, scratch, rows, findings):
@@ -305,12 +310,12 @@ def soak(options, scratch, rows, findings):
             except subprocess.TimeoutExpired:
                 pass
             if server.process.poll() is not None:
-                raise RuntimeError("undying ended with %d" % server.process.returncode)
+                raise RuntimeError("undying exited with %d" % server.process.returncode)
         findings.check(load.returncode == 0, "the load: %s" % load.stdout.read().strip())
         come_back(server, client, findings)
-        findings.check(not client.failures, "answers of redis while it ran: %s" % (client.failures[:3] or "all right"))
+        findings.check(not client.failures, "replies before the kill: %s" % (client.failures[:3] or "all correct"))
         status = server.status()
-        findings.check(status["restarts"] == 1, "deaths: the one of the end (%d)" % status["restarts"])
+        findings.check(status["restarts"] == 1, "restarts, of which exactly one is expected: %d" % status["restarts"])
         findings.say("refusals: %s; held back: %s" % (status["refusals"], status["held_back"]))
         time.sleep(1)
     finally:
@@ -322,7 +327,7 @@ def soak(options, scratch, rows, findings):
     with open(events.name) as file:
         taken = [event for event in map(json.loads, file) if event["event"] == "checkpoint"]
     numbers = [event["seq"] for event in taken]
-    findings.say("checkpoints told of: %d, highest number %d" % (len(numbers), max(numbers)))
+    findings.say("reported checkpoints: %d, highest sequence number %d" % (len(numbers), max(numbers)))
     drift(rows, taken, begun, findings, options.stretch, options.short)
 
 
@@ -335,7 +340,7 @@ def draw(path):
     panes = [("memory of undying, MiB", [("undying_rss_kib", 1024), ("undying_anon_kib", 1024)]),
              ("memory of redis, MiB", [("redis_rss_kib", 1024)]), ("descriptors", [("undying_fds", 1), ("redis_fds", 1)]),
              ("store, MiB", [("log_kib", 1024), ("records_kib", 1024)]), ("achieved, Hz", [("achieved_hz", 1)]),
-             ("pause as of status, ms", [("pause_us_p50", 1000), ("pause_us_p99", 1000)])]
+             ("pause from status, ms", [("pause_us_p50", 1000), ("pause_us_p99", 1000)])]
     figure, grid = plot.subplots(3, 2, figsize=(10, 7.5), layout="constrained", sharex=True)
     for pane, (title, lines) in zip(grid.flat, panes):
         for name, unit in lines:
@@ -357,24 +362,27 @@ def free_port():
                 return port
             except OSError:
                 pass
-    raise RuntimeError("a hundred ports are taken")
+    raise RuntimeError("the ports 7981 to 8080 are in use")
 
 
 def main():
     parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=1800)
-    parser.add_argument("--rate", type=int, default=2000, help="requests each second, constant")
-    parser.add_argument("--client-rate", type=int, default=50, help="checked writes and reads each second")
+    parser.add_argument("--rate", type=int, default=2000, help="requests of the load per second, constant")
+    parser.add_argument("--client-rate", type=int, default=50, help="checked writes and reads per second")
     parser.add_argument("--keys", type=int, default=100000)
     parser.add_argument("--every", default="10ms")
     parser.add_argument("--sample", type=float, default=10)
     parser.add_argument("--warm-up", type=float, default=120)
-    parser.add_argument("--stretch", type=float, default=300, help="what is compared at both ends, in seconds")
+    parser.add_argument("--stretch", type=float, default=300,
+                        help="duration of the first and last part that are compared, in seconds")
     parser.add_argument("--nice", type=int, default=0, help="niceness of undying, redis and the load, on a busy machine")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--port", type=int, help="[default: the first that is free from 7981 on]")
-    parser.add_argument("--short", action="store_true", help="for some seconds: tells rates and pauses, and judges what was lost alone")
-    parser.add_argument("--plot", metavar="CSV", help="only tell the slopes of earlier rows, and draw them")
+    parser.add_argument("--port", type=int, help="port of redis [default: the first free port from 7981]")
+    parser.add_argument("--short", action="store_true",
+                        help="a run of a few seconds: rates and pauses are reported, but not checked")
+    parser.add_argument("--plot", metavar="CSV",
+                        help="only report the slopes of the rows of an earlier run, and draw the rows")
     options = parser.parse_args()
     if options.plot:
         leaks(read_rows(options.plot), Spoken(), options.warm_up)

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Does a checkpoint ever differ from the program, page by page?
+"""Does a page of a checkpoint differ from the memory of the program?
 
-`undying run --every 10ms --verify-every 1` starts churn.c: after each checkpoint, while the subject still stands, all of
-it is read back from the store and compared with the subject's memory. Goes on until so many were compared.
+`undying run --every 10ms --verify-every 1` starts the subject, churn.c. After each checkpoint, while the subject is
+still stopped, `undying` reads all pages back from the store. It compares them with the memory of the subject. The
+campaign ends when --count checkpoints were compared.
 
-Writes verified-TAG.txt. Ends with 1 if a page differed, or the subject found something wrong.
+Writes verified-TAG.txt. Exits with 1 if a page differed, if the subject found an error in its own state, or if fewer
+than --count checkpoints were compared.
 """
 import json
 import os
@@ -40,20 +42,20 @@ def campaign(options, scratch, say):
         os.kill(last["pid"], signal.SIGUSR1)
     code = process.wait(PATIENCE_S)
     say("compared with the subject in %.0f s: %s" % (seconds, json.dumps(found)))
-    say("the subject ended with %d (good is %d); refusals: %s" % (code, GOOD, last.get("refusals")))
+    say("the subject exited with %d (expected: %d); refusals: %s" % (code, GOOD, last.get("refusals")))
     wrongs = [name for name in os.listdir(work) if name.startswith("wrong.")]
     for name in wrongs:
-        say("the subject found something wrong: " + name)
+        say("the subject found an error, see " + name)
     return found["checkpoints"] >= options.count and found["differences"] == 0 and code == GOOD and not wrongs
 
 
 def main():
     parser = arguments(__doc__)
-    parser.add_argument("--count", type=int, default=1000, help="so many checkpoints are compared")
-    parser.add_argument("--seconds", type=float, default=1200, help="at most so long")
+    parser.add_argument("--count", type=int, default=1000, help="number of checkpoints to compare")
+    parser.add_argument("--seconds", type=float, default=1200, help="time limit of the campaign, in seconds")
     parser.add_argument("--every", default="10ms")
     parser.add_argument("--tracker", default="auto")
-    parser.add_argument("--wild", action="store_true", help="the subject does all that it can")
+    parser.add_argument("--wild", action="store_true", help="the subject also creates and removes shared memory")
     options = parser.parse_args()
     findings = Findings("verified", options)
     findings.run(lambda scratch: campaign(options, scratch, findings.say))

@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
-"""Do real programs survive `undying`? Each one in two trials, with its own clients and its own checker.
+"""Do real programs survive `undying`? Each program is tested with its own clients and its own consistency check.
 
-one-shot: load, `checkpoint --kill`, `restore`, comparison; twice. run: `undying run`, and three SIGKILLs of the root at
-random moments of a printed seed. The verdicts: *works* (with the number of starts from the beginning, if any), *refused*
-with the reason of `undying`, *broken*, or *unsupported* where this machine lacks something. Ends with 1 if a program is
-broken.
+There are two trials. In the trial `one-shot`, the program is put under load, ended by `undying checkpoint --kill`, and
+restored by `undying restore`, twice. In the trial `run`, the program runs under `undying run`. Its root process is
+killed with SIGKILL three times, at random moments of a printed seed. After both trials, the data is checked.
 
-Needs root. Each trial has a folder, ports and processes of its own and removes them. With --install, packages that are
-missing are installed by apt-get; on a machine where packages start their services, those are left running.
+The verdict of a trial is one of these:
+
+- works: the program passed. `fresh N of M` means that it started from its beginning after N of M kills.
+- refused: `undying` refused a checkpoint or a restore. The verdict contains the reason.
+- broken: the program failed, or its data is wrong. The exit status is then 1.
+- unsupported: a requirement of the program is missing on this machine.
+
+Needs root. Each trial has its own directory, ports and processes, which are removed at its end. With --install, missing
+packages are installed by apt-get. If a package starts a service, the service keeps running.
 """
 import argparse
 import os
@@ -21,7 +27,7 @@ from lib import suite, table  # noqa: E402
 
 
 def newest_binary():
-    """The newest `undying` that was built in this tree."""
+    """Returns the path of the newest `undying` that was built in this workspace."""
     target = os.environ.get("CARGO_TARGET_DIR", os.path.join(HERE, "..", "..", "target"))
     paths = [os.path.abspath(os.path.join(target, "x86_64-unknown-linux-gnu", profile, "undying"))
              for profile in ("debug", "release")]
@@ -30,15 +36,16 @@ def newest_binary():
 
 def options(known):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these programs, or groups of programs")
-    parser.add_argument("--quick", action="store_true", help="the programs that belong to `make test`")
-    parser.add_argument("--list", action="store_true", help="list the programs and end")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="test only these programs or groups of programs")
+    parser.add_argument("--quick", action="store_true", help="test only the programs that `make test` tests")
+    parser.add_argument("--list", action="store_true", help="list the programs and exit")
     parser.add_argument("--install", action="store_true", help="install missing Debian packages first")
-    parser.add_argument("--trial", choices=suite.TRIALS, help="one of the two trials")
-    parser.add_argument("--kills", type=int, default=3, help="kills of the trial `run` [3]")
-    parser.add_argument("--seed", type=int, default=None, help="repeats the random moments of an earlier call")
-    parser.add_argument("--report", metavar="FILE", help="write the rows to FILE: Markdown, or JSON for *.json")
-    parser.add_argument("--keep", action="store_true", help="keep the folders of broken programs")
+    parser.add_argument("--trial", choices=suite.TRIALS, help="run only this trial")
+    parser.add_argument("--kills", type=int, default=3, help="number of kills in the trial `run` [3]")
+    parser.add_argument("--seed", type=int, default=None, help="seed of an earlier run, to repeat its random moments")
+    parser.add_argument("--report", metavar="FILE",
+                        help="write the rows to FILE: JSON if its name ends in .json, else Markdown")
+    parser.add_argument("--keep", action="store_true", help="keep the directories of broken programs")
     parser.add_argument("--undying", type=os.path.abspath, default=newest_binary())
     chosen = parser.parse_args()
     unknown = set(chosen.only or []) - set(known) - {kind.group for kind in known.values()}
@@ -48,7 +55,7 @@ def options(known):
 
 
 def open_standard_streams():
-    """A closed standard stream would be taken by the next file that is opened."""
+    """Opens /dev/null for closed standard streams. Otherwise, the next open file would get such a descriptor."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)

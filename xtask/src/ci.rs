@@ -32,11 +32,11 @@ struct Outcome {
 
 /// The checks in the order of their execution. Cheap checks that often find errors are first.
 const STEPS: &[Step] = &[
-    Step { name: "fmt", what: "the formatting is rustfmt's", run: fmt },
-    Step { name: "clippy", what: "no lint speaks up", run: clippy },
+    Step { name: "fmt", what: "the code is formatted by rustfmt", run: fmt },
+    Step { name: "clippy", what: "clippy reports nothing", run: clippy },
     Step { name: "tidy", what: "the house rules hold", run: house_rules },
     Step { name: "test", what: "every test passes", run: test },
-    Step { name: "doc", what: "the documentation builds, and its links lead somewhere", run: doc },
+    Step { name: "doc", what: "the documentation builds, and its links are valid", run: doc },
 ];
 
 /// Returns the names that `--only` accepts.
@@ -143,7 +143,11 @@ fn follow(child: &mut Child, mut take: impl FnMut(&str)) -> std::io::Result<usiz
             Err(RecvTimeoutError::Timeout) if heard.elapsed() < SILENCE => {}
             Err(RecvTimeoutError::Timeout) => {
                 for binary in hung::kill_tests_of(child.id()) {
-                    println!("{} has been silent for {} s: killed", binary.display(), SILENCE.as_secs());
+                    println!(
+                        "{} has printed nothing for {} s and was killed",
+                        binary.display(),
+                        SILENCE.as_secs()
+                    );
                     hung += 1;
                 }
                 heard = Instant::now();

@@ -87,9 +87,9 @@ pub(crate) fn table() -> String {
     let (crates, tools): (Vec<&Row>, Vec<&Row>) = ROWS.iter().partition(|row| row.level.starts_with('L'));
     for row in crates.into_iter().rev().chain(tools) {
         let allowed = match row.allowed {
-            Allowed::Only([]) => "nothing of ours".to_owned(),
+            Allowed::Only([]) => "no crate of this workspace".to_owned(),
             Allowed::Only(names) => names.join(", "),
-            Allowed::Anything => "anything; others may use it in their tests only".to_owned(),
+            Allowed::Anything => "any crate; other crates may use it only in tests".to_owned(),
         };
         writeln!(text, "| {} | {} | {allowed} |", row.level, row.name)
             .expect("writing into a String cannot fail");
@@ -116,6 +116,6 @@ mod tests {
     fn the_table_starts_at_the_top() {
         let table = table();
         assert!(table.lines().nth(2).is_some_and(|line| line == "| L6 | cli | guardian, model |"), "{table}");
-        assert!(table.contains("| L0 | model | nothing of ours |"));
+        assert!(table.contains("| L0 | model | no crate of this workspace |"));
     }
 }

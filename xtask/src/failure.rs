@@ -9,10 +9,10 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// `cargo metadata` failed.
-    #[error("cannot learn the workspace's layout: {0}")]
+    #[error("cannot read the metadata of the workspace: {0}")]
     Metadata(#[from] cargo_metadata::Error),
     /// The files of the workspace cannot be listed.
-    #[error("cannot list the tree: {0}")]
+    #[error("cannot list the files: {0}")]
     Walk(#[from] ignore::Error),
     /// A file of the workspace cannot be read.
     #[error("cannot read {path}: {source}")]
@@ -57,7 +57,7 @@ pub(crate) enum Failure {
         said: String,
     },
     /// A program is not installed.
-    #[error("`{program}` is not here; the Debian package {package} brings it")]
+    #[error("`{program}` is not installed; install the Debian package {package}")]
     MissingProgram {
         /// The name of the program.
         program: &'static str,
@@ -66,7 +66,7 @@ pub(crate) enum Failure {
     },
     /// The package lists contain no kernel of the series.
     #[error(
-        "no package of kernel {series} for virtual machines is known; renew the package lists, or name a file with --package"
+        "no Debian package of kernel {series} for virtual machines is known; update the package lists, or give a file with --package"
     )]
     NoKernel {
         /// The series or the package.

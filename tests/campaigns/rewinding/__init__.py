@@ -1,1 +1,1 @@
-"""The parts of the campaign rewind.py."""
+"""The parts of the campaign `tests/campaigns/rewind.py`."""

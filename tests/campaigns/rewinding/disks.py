@@ -1,4 +1,4 @@
-"""A folder on a file system of a chosen type: an ordinary folder where that fits, else a loop device."""
+"""A directory on a file system of a requested type. If the given directory has another type, mounts a loop device."""
 import os
 import subprocess
 
@@ -6,12 +6,15 @@ from lib.system import Unsupported, end_everything
 
 MAKERS = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q"], "btrfs": ["mkfs.btrfs", "-q"]}
 PACKAGES = {"ext4": "e2fsprogs", "xfs": "xfsprogs", "btrfs": "btrfs-progs"}
-# The image is sparse.
+# Size of the file behind the loop device. The file is sparse.
 IMAGE_BYTES = 8 << 30
 
 
 class Disk:
-    """`place` for the time of a `with`. Must lie in a mount namespace of its own, which outlives no process."""
+    """A context manager: provides the directory `place` on a file system of the type `kind`.
+
+    Must be used in a private mount namespace. The mount then ends with the processes of this namespace at the latest.
+    """
 
     def __init__(self, kind, folder):
         self.kind, self.place, self.image = kind, os.path.join(folder, "p"), os.path.join(folder, "disk.img")
@@ -32,14 +35,14 @@ class Disk:
     def __exit__(self, *_):
         if self.is_mounted:
             end_everything()
-            # Lazily: the device goes with the last file that is open on it.
+            # A lazy unmount: the loop device is removed when the last open file on it is closed.
             subprocess.run(["umount", "-l", self.place], stdin=subprocess.DEVNULL, check=False)
 
 
 def type_of(path):
-    """The type of the file system of a path, as mount(8) names it."""
+    """Returns the type of the file system of a path, with the name that mount(8) uses."""
     said = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout.strip()
-    # ext2, ext3 and ext4 have one number.
+    # ext2, ext3 and ext4 have the same magic number.
     return "ext4" if said == "ext2/ext3" else said
 
 

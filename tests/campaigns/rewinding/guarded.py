@@ -1,4 +1,4 @@
-"""A program under `undying run`, and its kills: of the root, of a child, of the guardian."""
+"""A program under `undying run`, and the kills of its root process, of a child, or of the guardian."""
 import os
 import signal
 import time
@@ -8,18 +8,18 @@ from lib.trials import last_lines, spawn
 from lib.undying import Undying
 
 NAME = "rewind"
-# Limits of single waits, and the pause between two questions to `undying`.
+# Time limits of single waits, and the pause between two calls of `undying`.
 FIRST_CHECKPOINT_LIMIT_S, RESTART_LIMIT_S, LEFT_LIMIT_S, ASK_S = 20, 40, 15, 0.03
-# How often the deaths are looked through for one that is not ours.
+# Interval in which the deaths are searched for a failure of the program itself.
 DEATHS_EACH_S = 1
-# A child that had ended by itself when it was killed is no death.
+# Time limit of the restart after the kill of a child. If the child had just ended by itself, there is no restart.
 CHILD_LIMIT_S = 5
-# A second kill follows so soon after the first that it meets the restore, at this share of the kills of the root.
+# Fraction of the kills of the root that are followed by a second kill during the restore. Longest delay of the second.
 AGAIN_SHARE, AGAIN_MAX_S = 0.15, 0.15
 
 
 class Setup:
-    """What holds for all programs."""
+    """The settings that are the same for all programs."""
 
     def __init__(self, chosen, seed):
         self.undying, self.mode, self.every, self.kills = chosen.undying, chosen.mode, chosen.every, chosen.kills
@@ -28,7 +28,7 @@ class Setup:
 
 
 class Guarded:
-    """One call of `undying run` with a store of its own. `row` counts kills and what followed them."""
+    """One call of `undying run` with its own store. `row` counts the kills, restores and starts from the beginning."""
 
     def __init__(self, program, setup, folder, row, draw):
         self.program, self.setup, self.row, self.draw = program, setup, row, draw
@@ -45,14 +45,14 @@ class Guarded:
         self.guardian = spawn(words, self.program.folder, self.program.environment(), self.log, output)
 
     def has_ended(self):
-        """Whether the program has: its guardian tells, or, once that was killed, the program itself."""
+        """Returns whether the program has ended. The guardian exits at this end, unless the guardian was killed."""
         if self.is_protected:
             return self.guardian.poll() is not None
         self.status = reap().get(self.root, self.status)
         return not is_alive(self.root)
 
     def sleep(self, seconds):
-        """False where the program has ended by then."""
+        """Sleeps. Returns False, at once, if the program ends."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if self.has_ended():
@@ -61,7 +61,7 @@ class Guarded:
         return not self.has_ended()
 
     def await_checkpoint(self):
-        """Waits for the first one that is committed; False where the program has ended before."""
+        """Waits for the first committed checkpoint. Returns False if the program ends before."""
         begin = time.monotonic()
         while not self.undying.checkpoints(NAME):
             if self.has_ended():
@@ -73,7 +73,7 @@ class Guarded:
         return True
 
     def await_checkpoints_from_now(self):
-        """Waits for a checkpoint that began after this call: the second new one."""
+        """Waits for a checkpoint that began after this call. It is the second new checkpoint."""
         last = lambda: max((one["seq"] for one in self.undying.checkpoints(NAME)), default=-1)
         before = last()
         wait_for(lambda: last() >= before + 2, "a checkpoint", FIRST_CHECKPOINT_LIMIT_S, ASK_S)
@@ -84,7 +84,7 @@ class Guarded:
     # Kills ----------------------------------------------------------------------------------------------------------
 
     def kill(self, kind):
-        """Kills one process and waits for what follows; False where the program has ended before."""
+        """Kills one process, and waits for the restart. Returns False if the program has ended."""
         status = self.undying.status(NAME)
         if status is None or self.has_ended():
             return False
@@ -103,7 +103,7 @@ class Guarded:
         return not self.has_ended()
 
     def kill_child(self, before):
-        """A process of the tree at random; the root where it has none at the moment."""
+        """Kills a random descendant of the root, or the root if it has no descendant at this moment."""
         children = [pid for pid in descendants(self.root) if is_alive(pid)]
         target = self.draw.choice(children) if children else self.root
         if not self.shoot(target, "child" if children else "root"):
@@ -113,7 +113,10 @@ class Guarded:
         return not self.has_ended()
 
     def kill_guardian(self):
-        """From here on the program runs by itself. True: it may have ended in this moment, and is judged by its files."""
+        """Kills the guardian. From then on, the program runs without a guardian.
+
+        Returns True even if the program has ended at this moment: its files are compared in any case.
+        """
         wait_for(lambda: self.has_ended() or self.is_settled(), "the end of a restore", RESTART_LIMIT_S, ASK_S)
         if self.has_ended():
             return False
@@ -125,13 +128,13 @@ class Guarded:
         return True
 
     def is_settled(self):
-        """Whether the program runs and every death was followed by something."""
+        """Returns whether the program runs, and the guardian has reacted to every death."""
         status = self.undying.status(NAME)
         return (status is not None and status["state"] == "running" and is_alive(status["pid"])
                 and all(death["followed_by"] != "nothing" for death in self.undying.deaths(NAME)))
 
     def shoot(self, pid, kind):
-        """SIGKILL to a process that is a descendant of this one, through a descriptor that no other pid can take."""
+        """Sends SIGKILL to a descendant of this process. A pidfd cannot refer to another process with the same pid."""
         try:
             handle = os.pidfd_open(pid)
         except OSError:
@@ -152,7 +155,7 @@ class Guarded:
         self.row[kind] += 1
 
     def await_followed(self, number, limit_s, must=True):
-        """Waits until a death is followed by something, or the program has ended."""
+        """Waits until the guardian has reacted to the death with this number, or the program has ended."""
         begin = time.monotonic()
         while not self.has_ended():
             deaths = self.undying.deaths(NAME)
@@ -160,14 +163,14 @@ class Guarded:
                 return
             if time.monotonic() - begin > limit_s:
                 if must:
-                    raise Wrong("nothing follows death %d: %s" % (number, self.said()))
+                    raise Wrong("no reaction to death %d: %s" % (number, self.said()))
                 return
             time.sleep(ASK_S)
 
     # The end --------------------------------------------------------------------------------------------------------
 
     def await_end(self, limit_s, must_succeed=True):
-        """Waits for the program's end, and for the end of all that was started with it."""
+        """Waits for the end of the program, and of all processes of this run."""
         end, ask = time.monotonic() + limit_s, time.monotonic()
         while not self.has_ended():
             if time.monotonic() > end:
@@ -184,8 +187,11 @@ class Guarded:
         self.await_nothing_left()
 
     def see_no_failure(self):
-        """An exit code other than 0 is the program's own, unless it follows from the kill of a child: it would fail and be
-        restored without end."""
+        """Raises Wrong if the program itself has failed.
+
+        An exit code other than 0 is such a failure, unless a child was killed. Without this check, the program could
+        fail and be restored forever.
+        """
         for death in self.undying.deaths(NAME):
             if death["exit"] and not death.get("child"):
                 raise Wrong("the program itself ended with %d: %s" % (death["exit"], self.said()))
@@ -200,7 +206,7 @@ class Guarded:
         try:
             wait_for(is_alone, "the end of all processes", LEFT_LIMIT_S)
         except Wrong:
-            raise Wrong("processes are left: %s" % ", ".join(left)) from None
+            raise Wrong("processes still run: %s" % ", ".join(left)) from None
 
     def count_restarts(self):
         for death in self.undying.deaths(NAME):

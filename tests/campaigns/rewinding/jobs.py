@@ -1,4 +1,4 @@
-"""Programs that leave the same files whenever they run: what they start with, how they start, what is compared."""
+"""Jobs: programs that end by themselves, and leave the same files in each run. A class describes one job."""
 import os
 import random
 import shutil
@@ -13,16 +13,17 @@ SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scripts")
 
 
 class Work(Program):
-    """A program with an end. `prepare` writes what it starts with; the folder is compared after its end."""
+    """A program that ends by itself. `prepare` writes its input files. Its directory is compared after its end."""
 
     group = "rewind"
-    # Whether the death of any of its processes takes all of them back (`--restart-on child-signal`).
+    # Whether the whole tree is restored after the death of any of its processes (`--restart-on child-signal`).
     restart_on_child = False
-    # The file of its folder that its standard output is sent to, as a shell does it with `>`.
+    # The file for its standard output, in its directory, like with `>` in a shell.
     output = None
-    # Names that are not compared, and names whose bytes are not, since two uninterrupted runs differ in them.
+    # Patterns of names. Files in `ignored` are not compared. Of files in `loose`, the content is not compared. Two
+    # uninterrupted runs differ in these files.
     ignored, loose = (), ()
-    # The part of the work that the short form does.
+    # Fraction of the work that is done with --quick.
     quick_part = 0.5
 
     def __init__(self, folder, random, part=1.0):
@@ -39,7 +40,10 @@ class Work(Program):
         return str(int(all_steps * self.part))
 
     def facts(self):
-        """What must be equal beside the files; asks the program's own checker. Changes nothing in the folder."""
+        """Returns text that must be equal after each run, in addition to the files.
+
+        Also calls the consistency check of the program, which raises Wrong. Leaves the directory unchanged.
+        """
         return ""
 
     def script(self, name, *words, python=sys.executable):
@@ -47,7 +51,7 @@ class Work(Program):
 
 
 class Make(Work):
-    """Units, static libraries and a program; compilers, assemblers and archivers have temporary files."""
+    """make builds static libraries and a program from generated C files. The tools of the build use temporary files."""
 
     name, needs, restart_on_child = "make", {"make": "make", "cc": "gcc", "ar": "binutils"}, True
     units, parts, libraries = 64, 18, 4
@@ -84,7 +88,7 @@ build/%.o: source/%.c
         if found != str(due):
             raise Wrong("the built program prints %s, not %d" % (found, due))
         if subprocess.run(["make", "-q"], cwd=self.folder, stdin=subprocess.DEVNULL).returncode != 0:
-            raise Wrong("make would build something again")
+            raise Wrong("make would rebuild a target")
         return found
 
 
@@ -109,7 +113,7 @@ class Changes(Work):
 
 
 class Mix(Work):
-    """A shell and its children write to standard output, which is a regular file."""
+    """A shell and its children write to the same standard output, which is a regular file."""
 
     name, restart_on_child, output = "stdout", True, "output.txt"
 
@@ -118,7 +122,7 @@ class Mix(Work):
 
 
 class Ffmpeg(Work):
-    """Two muxers: one seeks back and reads its file again, one appends."""
+    """ffmpeg with two muxers. One muxer seeks back and reads its file again, the other appends to its file."""
 
     name, needs = "ffmpeg", {"ffmpeg": "ffmpeg"}
 
@@ -135,7 +139,11 @@ class Ffmpeg(Work):
 
 
 class Git(Work):
-    """The bytes of the index hold times and inode numbers; what they mean is compared by `ls-files` and `status`."""
+    """git in a new repository.
+
+    The index file contains times and inode numbers, so its bytes are not compared. Instead, `facts` returns the output
+    of `git ls-files` and `git status`, which is compared.
+    """
 
     name, needs, restart_on_child = "git", {"git": "git"}, True
     loose = ("repository/.git/index",)
@@ -152,7 +160,7 @@ class Git(Work):
         return ["sh", os.path.join(SCRIPTS, "git.sh"), self.path("repository"), self.steps(280)]
 
     def facts(self):
-        # On a copy: git writes the index anew when it asks for the status.
+        # Uses a copy, because `git status` writes the index file again.
         copy = self.path("..", "asked")
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.path("repository"), copy, symlinks=True)
@@ -187,7 +195,6 @@ class TarZstd(Work):
 
 class SqliteWal(Work):
     name, mode = "sqlite-wal", "WAL"
-    # The name that reads its dump.
     quick_part, all_steps = 0.6, 4000
 
     def command(self):
@@ -202,7 +209,7 @@ class SqliteWal(Work):
             return "\n".join(base.iterdump())
         finally:
             base.close()
-            # Even a reader makes them where the mode is WAL.
+            # In the mode WAL, a reader creates these files, too.
             for end in ("-wal", "-shm"):
                 if os.path.exists(self.path("base.db" + end)):
                     os.remove(self.path("base.db" + end))
@@ -213,7 +220,7 @@ class SqliteDelete(SqliteWal):
 
 
 class Lmdb(Work):
-    """The bytes of the lock file hold pids and times."""
+    """LMDB, written by system calls. Its lock file is not compared, because it contains pids and times."""
 
     name, extra_packages, how = "lmdb", ("python3-lmdb",), "write"
     ignored = ("base/lock.mdb",)
@@ -234,7 +241,10 @@ class LmdbMapped(Lmdb):
 
 
 class RocksDb(Work):
-    """Its files bear times, and flushes and compactions run beside: its content is compared, not its files."""
+    """RocksDB. Its content is compared, and not its files.
+
+    The files contain times, and background threads flush and compact them at different moments in each run.
+    """
 
     name, needs = "rocksdb", {"ldb": "rocksdb-tools", "sst_dump": "rocksdb-tools"}
     ignored = ("base", "base/*")

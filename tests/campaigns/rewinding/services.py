@@ -1,6 +1,7 @@
-"""Database servers under load from outside, killed, and asked for every transaction that they had acknowledged.
+"""Trials of database servers, which are killed under the load of a client. No acknowledged transaction may be lost.
 
-A transaction moves an amount between two accounts and leaves one row that tells of it, so that a half one shows.
+A transaction moves an amount between two accounts, and inserts one row that describes it. If a transaction was executed
+only in part, the rows and the accounts do not match.
 """
 import datetime
 import os
@@ -21,25 +22,25 @@ from .trials import BROKEN_MAX, NO_COUNTS, SHOWN
 KNOWN = suite.programs()
 ACCOUNTS = 64
 READY_LIMIT_S = 40
-# Load between two kills, and after the last one.
+# Shortest and longest load before a kill, in seconds. The shortest is also the load after each kill.
 LOAD_MIN_S, LOAD_MAX_S = 0.5, 2.5
 KILLS_MAX = 6
 
 
 def limit_s(setup):
-    """The time limit of all runs of one server."""
+    """Returns the time limit of all runs of one server, in seconds."""
     return 240 + 60 * (setup.kills + 2)
 
 
 def transfer(number):
-    """(from, to, amount) of a transaction."""
+    """Returns the accounts and the amount of a transaction: (from, to, amount)."""
     source = number % ACCOUNTS
     target = (source + 1 + number * 31 % (ACCOUNTS - 1)) % ACCOUNTS
     return source, target, number * 7919 % 1009
 
 
 def balances(numbers):
-    """The accounts after these transactions."""
+    """Returns the balances of all accounts after these transactions."""
     found = [0] * ACCOUNTS
     for number in numbers:
         source, target, amount = transfer(number)
@@ -49,10 +50,10 @@ def balances(numbers):
 
 
 class Times:
-    """Notes when each transaction was sent and acknowledged. Comes before the class of the server."""
+    """A mixin, and the first base class of a server. Records when transactions are sent and acknowledged."""
 
     group, restart_on_child = "rewind", False
-    # What may be killed beside the guardian.
+    # Possible targets of a kill, in addition to the guardian.
     targets = ("root",)
 
     def __init__(self, folder, random):
@@ -66,18 +67,22 @@ class Times:
         self.acknowledged_at[number] = time.time()
 
     def forgive(self, checkpoint, restored):
-        """What was not acknowledged before a checkpoint, and sent before it was restored, may be there or not."""
+        """Allows the loss of transactions after a restore.
+
+        `checkpoint` and `restored` are the times of the checkpoint and of its restore. A transaction may be missing if
+        it was sent before the restore, and was not acknowledged before the checkpoint.
+        """
         low = max((number for number, at in self.acknowledged_at.items() if at <= checkpoint), default=0)
         high = max((number for number, at in self.sent_at.items() if at <= restored), default=0)
         if low < high:
             self.may_lack.append((low, high))
 
     def own_check(self):
-        """The accounts are what the rows tell; then the program's own checker."""
+        """Compares the balances with the rows of the transactions. Then calls the consistency check of the program."""
         found, due = self.accounts(), balances(self.items())
         if found != due:
             wrong = [number for number in range(ACCOUNTS) if found[number:number + 1] != due[number:number + 1]]
-            raise Wrong("half a transaction: account %d has %s, its rows tell %d" % (
+            raise Wrong("half a transaction: account %d has %s, its rows give %d" % (
                 wrong[0], found[wrong[0]:wrong[0] + 1], due[wrong[0]]))
         super().own_check()
 
@@ -94,14 +99,14 @@ class Mariadb(Times, KNOWN["mariadb"]):
         source, target, amount = transfer(number)
         if self.ask("START TRANSACTION; INSERT INTO item VALUES (%d, REPEAT('%d ', 40)); %s COMMIT;" % (
                 number, number * 7919 % 10007, MOVE % (amount, source, amount, target))):
-            raise Wrong("a transaction was answered with text")
+            raise Wrong("the reply to a transaction contains text")
 
     def accounts(self):
         return [int(line) for line in self.ask("SELECT balance FROM account ORDER BY id;")]
 
 
 class Postgresql(Times, KNOWN["postgresql"]):
-    """The death of a child is followed by the recovery of its own, under the eyes of `undying`."""
+    """After the death of a child, PostgreSQL restarts its other children and recovers. `undying` does not intervene."""
 
     targets = ("root", "root", "child")
 
@@ -113,14 +118,14 @@ class Postgresql(Times, KNOWN["postgresql"]):
         said = self.ask("BEGIN; INSERT INTO item VALUES (%d, repeat('%d ', 40)) RETURNING number; %s COMMIT;" % (
             number, number * 7919 % 10007, MOVE % (amount, source, amount, target)))
         if said != str(number):
-            raise OSError("a transaction was answered with %r" % said)
+            raise OSError("the reply to a transaction is %r" % said)
 
     def accounts(self):
         return [int(word) for word in self.ask("SELECT string_agg(balance::text, ' ' ORDER BY id) FROM account;").split()]
 
 
 class Etcd(Times, KNOWN["etcd"]):
-    """It has no arithmetic: a transaction puts two keys, and both are there or none is."""
+    """etcd cannot add numbers. A transaction writes two keys, and either both keys or none must exist."""
 
     def first(self):
         pass
@@ -141,7 +146,7 @@ SERVICES = {"postgresql": Postgresql, "mariadb": Mariadb, "etcd": Etcd}
 # The trial ----------------------------------------------------------------------------------------------------------
 
 def try_service(kind, disk, setup, folder, row):
-    """All runs of one server on one type of file system; each run goes on with the files of the one before."""
+    """Runs all runs of one server on one type of file system. Each run continues with the files of the previous run."""
     row.update(NO_COUNTS, why_fresh=[])
     with Disk(disk, folder) as place:
         trial = Trial(kind, setup, place, folder, row)
@@ -152,7 +157,7 @@ def try_service(kind, disk, setup, folder, row):
 
 
 class Trial:
-    """One server, one folder, one row."""
+    """The runs of one server in one directory. They fill in one row."""
 
     def __init__(self, kind, setup, place, folder, row):
         self.setup, self.row, self.place, self.stores, self.failures = setup, row, place, os.path.join(folder, "stores"), []
@@ -160,7 +165,7 @@ class Trial:
         self.make()
 
     def make(self):
-        """A new folder with initial data."""
+        """Creates the server in a new directory with its initial data."""
         work = os.path.join(self.place, "work")
         shutil.rmtree(work, ignore_errors=True)
         os.mkdir(work)
@@ -183,7 +188,7 @@ class Trial:
             self.failures.append("no death was followed by a restore")
 
     def run_one(self):
-        """One run of the server, from its start to its end by its own signal; what was wrong with it."""
+        """Runs the server once, with kills, and ends it by its stop signal. Returns the failure as text, or None."""
         number, failure = self.row["runs"], None
         run = Guarded(self.program, self.setup, os.path.join(self.stores, str(number)), self.row, self.draw)
         run.start()
@@ -215,14 +220,14 @@ class Trial:
         run.await_checkpoints_from_now()
 
     def one_kill(self, run, history, kind):
-        """Load, a kill, what follows, more load; then every transaction and the program's own checker."""
+        """Kills a process under load, waits for the restart, and continues the load. Then checks all transactions."""
         program = self.program
         client = Client(program)
         client.start()
         try:
             if not run.sleep(self.draw.uniform(LOAD_MIN_S, LOAD_MAX_S)) or not run.kill(kind):
-                raise Wrong("it ended by itself")
-            self.await_ready(run, "an answer after the kill of the %s" % kind)
+                raise Wrong("the server ended by itself")
+            self.await_ready(run, "a reply after the kill of the %s" % kind)
             run.sleep(LOAD_MIN_S)
         finally:
             client.over.set()
@@ -235,12 +240,15 @@ class Trial:
     def await_ready(self, run, what):
         def is_ready():
             if run.has_ended():
-                raise Wrong("it ended before %s: %s" % (what, run.said()))
+                raise Wrong("the server ended before %s: %s" % (what, run.said()))
             return self.program.is_ready()
         wait_for(is_ready, what, READY_LIMIT_S)
 
     def kinds(self, number):
-        """What is killed in a run, in turn. The guardian is the last of every other run: nothing restarts it."""
+        """Returns the targets of the kills of a run, in order.
+
+        In every other run, the guardian is the last target, because the guardian is not restarted.
+        """
         count = min(self.setup.kills - self.row["kills"], self.draw.randint(2, KILLS_MAX))
         kinds = [self.draw.choice(self.program.targets) for _ in range(count)]
         if kinds and number % 2 == 1:
@@ -255,7 +263,7 @@ class History:
         self.run, self.seen = run, 0
 
     def restores(self):
-        """Those since the last call: (time of the checkpoint, time of the restore)."""
+        """Returns the restores since the last call: (time of the checkpoint, time of the restore)."""
         events = self.run.undying.lines("events", NAME)
         found, taken = [], {}
         for event in events:
@@ -265,10 +273,10 @@ class History:
                 found.append((taken.get(event["seq"]), at(event)))
         new, self.seen = found[self.seen:], len(found)
         if any(checkpoint is None for checkpoint, _ in new):
-            raise Wrong("a restored checkpoint is not among the events")
+            raise Wrong("no event reports a checkpoint that was restored")
         return new
 
 
 def at(event):
-    """Its time, in seconds since 1970."""
+    """Returns the time of an event, in seconds since 1970."""
     return datetime.datetime.fromisoformat(event["time"].replace("Z", "+00:00")).timestamp()

@@ -1,7 +1,8 @@
-"""Compares two folders byte by byte: names, types, modes, owners, content, targets, links, extended attributes.
+"""Compares all files below two directories.
 
-Not compared: ctime, atime, inode numbers, and the number of links from outside of the folder. Times of modification
-are counted apart, by `odd_times`.
+Compared: names, types, modes, owners, content, targets of symbolic links, hard links, extended attributes.
+Not compared: ctime, atime, inode numbers, and hard links outside of the directory. `odd_times` compares times of
+modification.
 """
 import fnmatch
 import hashlib
@@ -14,7 +15,8 @@ BLOCK = 1 << 20
 
 
 class Tree:
-    """What a folder holds. Names that match `ignored` are left out; of those that match `loose`, bytes and size."""
+    """The files below a directory. Files that match `ignored` are omitted. Files that match `loose` have no content and
+    no size here, so these are not compared."""
 
     def __init__(self, root, ignored=(), loose=()):
         self.root, self.entries, inodes = root, {}, {}
@@ -42,11 +44,11 @@ class Tree:
         return entry
 
     def differences(self, due):
-        """What differs from the tree that is due, a line each."""
+        """Returns the differences from the expected tree, as lines of text."""
         lines = ["%s is missing" % name for name in sorted(due.entries.keys() - self.entries.keys())]
         for name, entry in sorted(self.entries.items()):
             if name not in due.entries:
-                lines.append("%s is one too many (%s, %s bytes)" % (name, entry["type"], entry.get("size", "no")))
+                lines.append("%s is not expected (%s, %s bytes)" % (name, entry["type"], entry.get("size", "no")))
                 continue
             wanted = due.entries[name]
             differing = [key for key in wanted.keys() | entry.keys() if key != "mtime" and wanted.get(key) != entry.get(key)]
@@ -57,7 +59,7 @@ class Tree:
         return lines
 
     def first_byte(self, name, due):
-        """Where the content begins to differ."""
+        """Returns the offset of the first different byte, as text."""
         sizes = "%d bytes instead of %d" % (self.entries[name]["size"], due.entries[name]["size"])
         with open(os.path.join(self.root, name), "rb") as one, open(os.path.join(due.root, name), "rb") as other:
             at = 0
@@ -68,10 +70,14 @@ class Tree:
                     return "content differs from byte %d, %s" % (at, sizes)
                 at += len(found)
                 if not found:
-                    return "content differed when it was read first, %s" % sizes
+                    return "content differed at the first read, but not at the second, %s" % sizes
 
     def odd_times(self, due, begin, due_begin):
-        """Names whose mtime is older than the run where the reference has a newer one, or differs where it has an older."""
+        """Returns the names with an unexpected mtime.
+
+        If the reference run has changed a file, its mtime must not be older than the present run. Otherwise, its mtime
+        must be the same as in the reference.
+        """
         odd = []
         for name, entry in self.entries.items():
             wanted = due.entries.get(name)
@@ -84,7 +90,7 @@ class Tree:
 
 
 def names_under(root):
-    """Every name below a folder, relative to it; the folder itself as `.`."""
+    """Returns all names below a directory, relative to the directory. The directory itself is `.`."""
     found = ["."]
     for place, folders, files in os.walk(root):
         found += [os.path.relpath(os.path.join(place, name), root) for name in folders + files]
@@ -96,7 +102,7 @@ def matches(name, patterns):
 
 
 def digest(path):
-    """The SHA-256 of a file."""
+    """Returns the SHA-256 of a file."""
     sum_ = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(BLOCK):

@@ -1,4 +1,4 @@
-"""The trial of a job: uninterrupted runs, then runs with kills, whose files must be equal."""
+"""The trial of a job: uninterrupted runs, and then runs with kills. All runs must leave equal files."""
 import os
 import random
 import shutil
@@ -13,10 +13,10 @@ from .disks import Disk
 from .guarded import Guarded
 from .trees import Tree
 
-# Kills of one run, at most; of runs that did not hold, so many are enough.
+# Maximum number of kills in a run. Number of failed runs after which the trial ends.
 KILLS_MAX, BROKEN_MAX = 7, 3
 LIMIT_S = 120
-# A run with kills may take so much longer than one without, and so much for each kill.
+# Time limit of a run with kills: a multiple of the uninterrupted run, plus a time for each kill, plus a fixed time.
 FACTOR_MAX, PER_KILL_S, FLOOR_S = 4, 6, 30
 SHOWN = 3
 NO_COUNTS = {"kills": 0, "root": 0, "child": 0, "guardian": 0, "runs": 0, "restored": 0, "fresh": 0, "differences": 0,
@@ -24,12 +24,12 @@ NO_COUNTS = {"kills": 0, "root": 0, "child": 0, "guardian": 0, "runs": 0, "resto
 
 
 def limit_s(setup):
-    """The time limit of all runs of one program; each run has its own."""
+    """Returns the time limit of all runs of one program, in seconds. Each run also has its own limit."""
     return 2 * LIMIT_S + 60 * (setup.kills + 2)
 
 
 def try_job(kind, disk, setup, folder, row):
-    """All runs of one job on one type of file system."""
+    """Runs all runs of one job on one type of file system, and fills in the row."""
     row.update(NO_COUNTS, why_fresh=[])
     with Disk(disk, folder) as place:
         trial = Trial(kind, setup, place, folder, row)
@@ -40,7 +40,10 @@ def try_job(kind, disk, setup, folder, row):
 
 
 class Trial:
-    """The folders: `inputs` is what each run starts with, `work` is where each one runs, `reference` what is due."""
+    """The runs of one job.
+
+    Each run starts in the directory `work`, with a copy of `inputs`. `reference` has the files that are expected.
+    """
 
     def __init__(self, kind, setup, place, folder, row):
         self.setup, self.row, self.failures = setup, row, []
@@ -55,13 +58,16 @@ class Trial:
         os.rename(self.work, self.inputs)
 
     def begin(self):
-        """A folder as before the first run, and the time."""
+        """Prepares the directory `work` for a run. Returns the time, in ns since 1970."""
         shutil.rmtree(self.work, ignore_errors=True)
         subprocess.run(["cp", "-a", self.inputs, self.work], check=True, stdin=subprocess.DEVNULL)
         return time.time_ns()
 
     def output(self):
-        """The regular file that standard output is sent to, as by `>` and `>>` in turn; None where the log will do."""
+        """Opens the file for the standard output of the job, alternately like `>` and `>>` of a shell.
+
+        Returns None if the job does not need such a file. The output is then written to the log.
+        """
         mode = "ab" if self.row["runs"] % 2 else "wb"
         return open(self.program.path(self.program.output), mode) if self.program.output else None
 
@@ -69,7 +75,7 @@ class Trial:
         return Tree(root, self.program.ignored, self.program.loose)
 
     def make_reference(self):
-        """Runs it without `undying`: once for what is due, once more to see that it is always the same."""
+        """Runs the job without `undying` for the reference. A second run checks that two runs leave the same files."""
         for number in range(1 if self.setup.quick else 2):
             begun, output, start = self.begin(), self.output(), time.monotonic()
             process = spawn(self.program.command(), self.work, self.program.environment(), self.log, output)
@@ -78,9 +84,9 @@ class Trial:
             try:
                 status = process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
-                raise Wrong("uninterrupted, it is not done within %d s" % LIMIT_S) from None
+                raise Wrong("without kills, the job does not end within %d s" % LIMIT_S) from None
             if status != 0:
-                raise Wrong("uninterrupted, it ends with %d: %s" % (status, last_lines(self.log)))
+                raise Wrong("without kills, the job exits with %d: %s" % (status, last_lines(self.log)))
             if number == 0:
                 self.seconds, self.begun = time.monotonic() - start, begun
                 self.facts = self.program.facts()
@@ -91,21 +97,21 @@ class Trial:
         self.row["uninterrupted_s"] = round(self.seconds, 1)
 
     def compare(self, begun):
-        """What differs between the folder and the reference, a line each."""
+        """Returns the differences between the directory `work` and the reference, as lines of text."""
         tree = self.tree(self.work)
         found = tree.differences(self.due)
         self.row["odd_times"] += len(tree.odd_times(self.due, begun, self.begun))
         try:
             if self.program.facts() != self.facts:
-                found.append("what the program's own tools tell of its files")
+                found.append("the output of the program's own tools differs")
         except Wrong as failure:
             found.append(str(failure))
         except (OSError, ValueError) as failure:
-            found.append("its own tools fail: %r" % failure)
+            found.append("the program's own tools fail: %r" % failure)
         return found
 
     def run_all(self):
-        """Runs until all kills were made, each one in the middle of a run."""
+        """Repeats runs until all kills are made. Each kill happens while the job runs."""
         self.row["odd_times"] = 0
         runs_max = 2 * self.setup.kills + 3
         while self.row["runs"] == 0 or self.row["kills"] < self.setup.kills:
@@ -121,7 +127,7 @@ class Trial:
             self.failures.append("no death was followed by a restore")
 
     def run_one(self):
-        """One run; what was wrong with it."""
+        """Makes one run. Returns the failure as text, or None."""
         begun, output, number = self.begin(), self.output(), self.row["runs"]
         run = Guarded(self.program, self.setup, os.path.join(self.stores, str(number)), self.row, self.draw)
         run.start(output)
@@ -148,7 +154,10 @@ class Trial:
         return failure
 
     def kinds(self, number):
-        """What is killed in a run, in turn. The guardian is the last of every other run: nothing restarts it."""
+        """Returns the targets of the kills of a run, in order.
+
+        In every other run, the guardian is the last target, because the guardian is not restarted.
+        """
         count = min(self.setup.kills - self.row["kills"], self.draw.randint(2, KILLS_MAX))
         if self.setup.quick:
             count = min(count, 3)

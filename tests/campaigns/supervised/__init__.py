@@ -1,1 +1,1 @@
-"""Servers under `undying up`, their clients, and their kills. `tests/campaigns/channels.py` puts them together."""
+"""The parts of the campaign `tests/campaigns/channels.py`: servers under `undying up`, their clients, and kills."""

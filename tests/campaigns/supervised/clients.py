@@ -1,4 +1,4 @@
-"""The clients of a server. Each asks until it is answered, and counts what it met on the way."""
+"""Clients of a server. A client repeats each request until it receives the reply, and counts the errors meanwhile."""
 import bisect
 import collections
 import threading
@@ -6,17 +6,20 @@ import time
 
 from .connection import Connection, Ended, Failed
 
-# The pauses between two requests of one client: of most, and of one that is idle nearly all of the time.
+# Shortest and longest pause between two requests of a client, and of an idle client.
 PAUSES_S, IDLE_S = (0.0, 0.01), (0.2, 0.6)
-# The pause after a connection that failed.
+# Pause after a failed connection.
 FAILED_S = 0.005
-# Most that waits for the last request of a client.
+# Time limit of the last request of a client.
 END_S = 90
 
 
 class Client(threading.Thread):
-    """`each`: a new connection for each request. `kept`: one connection, and the next one at its end. `idle`: the same
-    with long pauses."""
+    """A client of one of three kinds.
+
+    `each`: opens a new connection for each request. `kept`: keeps a connection, and opens the next when it ends.
+    `idle`: like `kept`, with long pauses between requests.
+    """
 
     def __init__(self, server, kind, draw):
         super().__init__(daemon=True)
@@ -32,7 +35,7 @@ class Client(threading.Thread):
                 number += 1
                 self.request(number)
                 self.is_over.wait(self.draw.uniform(*(IDLE_S if self.is_idle() else PAUSES_S)))
-        except Exception as problem:  # a fault of the campaign itself is no row
+        except Exception as problem:  # An error of the campaign itself is reported as the problem of this client.
             self.problem = problem
         finally:
             self.drop()
@@ -41,7 +44,7 @@ class Client(threading.Thread):
         return self.kind.startswith("idle")
 
     def request(self, number):
-        """One request, asked again until it is answered."""
+        """Sends one request, and repeats it until the reply arrives."""
         begin = time.monotonic()
         while not self.attempt(number):
             if self.is_over.is_set():
@@ -84,23 +87,26 @@ class Client(threading.Thread):
         self.is_over.set()
         self.join(END_S)
         if self.is_alive():
-            self.problem = RuntimeError("a client does not end")
+            self.problem = RuntimeError("the client does not end")
 
 
 class Numbered(Client):
-    """A kept connection that writes 1, 2, 3 … to a key of its own, and reads each back. An idle one reads first as well:
-    as long as its connection stays, what it wrote last has to be there.
+    """A client with a kept connection, which writes 1, 2, 3 … to its own key, and reads each number back.
 
-    `history` has what the server had to hold from which moment on: a number that was answered, or one that was found at
-    the first read after a return. `lost` counts answered numbers that were gone then; `found` has when the last number
-    was held, when less was read, and what. `twice` counts unanswered numbers that had been written: the client asks
-    again, so the server does these twice.
+    An idle client also reads before it writes. While its connection stays open, it must read the number that it wrote
+    last.
+
+    `history` lists the numbers that the server must have, each with the time from which it must have the number. Such a
+    number was acknowledged, or was found by the first read of a new connection. `lost` counts acknowledged numbers that
+    were missing then. `found` has an entry for each read of a smaller number: the time at which the expected number was
+    recorded, the time of the read, and the smaller number. `twice` counts numbers that the server has written without a
+    reply to the client. The client repeats these requests, so the server executes them twice.
     """
 
     def __init__(self, server, number, draw, kind="numbered"):
         super().__init__(server, kind, draw)
         self.key = b"campaign-%s-%d" % (kind.encode()[:4], number)
-        self.sent = self.holds = self.lost = self.losses = self.twice = 0  # losses: at how many reads
+        self.sent = self.holds = self.lost = self.losses = self.twice = 0  # losses: number of reads that found a loss
         self.history, self.found = [(0.0, 0)], []
 
     def connect(self):
@@ -108,18 +114,18 @@ class Numbered(Client):
         self.compare(self.server.read(self.connection, self.key))
 
     def turn(self, number):
-        """`number` is that of the request, also when it is asked again."""
+        """Writes `number`, the number of the request. A repeated request has the same number."""
         if self.is_idle() and self.server.read(self.connection, self.key) != self.holds:
-            raise Failed("wrong answer: a connection that stayed has lost a number")
+            raise Failed("wrong reply: a number is lost although its connection stayed open")
         self.sent = number
         self.server.write(self.connection, self.key, number)
         self.hold(number)
         self.compare(self.server.read(self.connection, self.key))
 
     def compare(self, value):
-        """What is read must be what was answered last."""
+        """Compares a value that was read with the last acknowledged number, and counts the difference."""
         if value > self.sent:
-            raise Failed("wrong answer: a number that was not sent")
+            raise Failed("wrong reply: a number that was not sent")
         if value == self.holds:
             return
         if value < self.holds:
@@ -135,12 +141,12 @@ class Numbered(Client):
         self.history.append((time.time(), number))
 
     def held_at(self, moment):
-        """What the server had to hold at a time."""
+        """Returns the number that the server had to have at a time."""
         return self.history[bisect.bisect_right(self.history, (moment, float("inf"))) - 1][1]
 
 
 def clients_of(server, count, random_of):
-    """So many of each kind."""
+    """Returns `count` clients of each kind that fits the server."""
     found = [Client(server, kind, random_of(kind, number)) for kind in ("each", "kept") for number in range(count)
              if kind == "each" or not server.has_numbers]
     for number in range(count):

@@ -1,23 +1,23 @@
-"""A blocking connection of a client, with what can go wrong in two sorts: it failed, or it ended."""
+"""A blocking connection of a client. The exceptions distinguish failed and ended connections."""
 import errno
 import socket
 import struct
 import time
 
-# A wait longer than this is a failure of its own: `timeout`. Far above what a loaded machine needs for a return.
+# A longer wait is the failure `timeout`. A restart takes much less time, even on a loaded machine.
 LIMIT_S = 60
 
 
 class Failed(Exception):
-    """Refused, or wrong in any way but an end. The text is the name of the error."""
+    """The connection was refused, or failed in another way than by its end. The text is the name of the error."""
 
 
 class Ended(Exception):
-    """An established connection ended: end of file, or a reset."""
+    """An established connection ended: end of file or a reset."""
 
 
 class Connection:
-    """A socket of its own. SO_RCVTIMEO keeps it blocking: connect(2) of a nonblocking Unix socket does not wait."""
+    """A connected socket. SO_RCVTIMEO limits its waits: connect(2) of a nonblocking Unix socket would not wait."""
 
     def __init__(self, address):
         self.buffer, begin = b"", time.monotonic()
@@ -41,7 +41,7 @@ class Connection:
             raise sort_of("send", failure) from None
 
     def line(self):
-        """Up to the next line feed, without the end of the line."""
+        """Receives a line. Returns the line without its line break."""
         while b"\n" not in self.buffer:
             self.receive()
         line, self.buffer = self.buffer.split(b"\n", 1)

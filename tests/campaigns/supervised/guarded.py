@@ -1,4 +1,4 @@
-"""A server as the component of a system under `undying up`, its kills, and what `events` reports of them."""
+"""A server as a component under `undying up`, the kills of its processes, and the events that report them."""
 import datetime
 import json
 import os
@@ -14,11 +14,12 @@ from lib.undying import Undying
 from .servers import WORKERS
 
 NAME = "server"
-# Limits of single waits.
+# Time limits of single waits.
 UP_LIMIT_S, RETURN_LIMIT_S, DOWN_LIMIT_S, LEFT_LIMIT_S, LOOK_LIMIT_S = 60, 60, 60, 15, 15
-# A kill hits a running server so long after the last return, at most; checkpoints are taken each 50 ms.
+# Longest time from the last return of the server to a kill. It covers several checkpoint intervals of 50 ms.
 LATEST_S = 0.25
-# The share of kills that hit an incarnation so soon after its start that it may not be ready.
+# Fraction of kills that are followed by a second kill of the new incarnation, before it may be ready. Longest delay of
+# the second kill.
 AGAIN_SHARE, AGAIN_MAX_S = 0.1, 0.03
 FIRST_CHECKPOINTS = 3
 SYSTEM = """[system]
@@ -35,7 +36,7 @@ log = "server.log"
 
 
 class Events:
-    """What `undying events -f --json` writes, without the checkpoints; those by their number, with their time."""
+    """Reads `undying events -f --json`. `checkpoints` has the times of the checkpoints, `all` has all other events."""
 
     def __init__(self, undying, name):
         self.process = subprocess.Popen(undying.words("events", name, "-f", "--json"), stdin=subprocess.DEVNULL,
@@ -65,7 +66,7 @@ class Events:
 
 
 class System:
-    """The system of one server, until `down`."""
+    """A running system with one server as its component. `down` ends it."""
 
     def __init__(self, binary, server, policy, every, draw):
         self.server, self.draw = server, draw
@@ -81,7 +82,7 @@ class System:
         self.events, self.kills, self.deaths = None, {}, 0
 
     def keys(self, every):
-        """What only some policies have."""
+        """Returns the lines of the system file that depend on the policy."""
         keys = ['every = "%s"' % every] * self.is_checkpointed + ['output = "committed"'] * self.is_committed
         return "".join(key + "\n" for key in keys)
 
@@ -101,7 +102,7 @@ class System:
         return self.status().get("component", {}).get("state")
 
     def channels(self):
-        """The levels of `status`, by kind of socket. It has what was found at the last look, each second."""
+        """Returns the channel levels that `status` reports, by kind of socket. `status` is updated once per second."""
         found = lambda: sorted({"%s %s" % (one["level"], one["kind"] or "callers") for one in self.status().get("channels", ())})
         wait_for(lambda: any(level.startswith("L0") for level in found()), "a channel of level L0 in status", LOOK_LIMIT_S)
         told = self.status().get("connections", {})
@@ -120,11 +121,15 @@ class System:
     # Kills ----------------------------------------------------------------------------------------------------------
 
     def root(self):
-        """The pid of the present incarnation, by the last event that has one."""
+        """Returns the pid of the present incarnation, from the last event of a start."""
         return self.events.of("started", "restored")[-1]["pid"]
 
     def kill(self):
-        """One kill at a random moment. Returns when the server has come back, or, now and then, before it is ready."""
+        """Kills processes of the server at a random moment, and waits until the server is ready again.
+
+        Sometimes also kills the new incarnation. After the kill of a worker, does not wait: the server continues.
+        Returns whether a process was killed.
+        """
         time.sleep(self.draw.uniform(0, LATEST_S))
         self.await_settled()
         kind = self.draw.choice(("master", "worker", "tree")) if self.server.has_workers else "root"
@@ -143,7 +148,7 @@ class System:
         return True
 
     def shoot(self, pids, kind):
-        """SIGKILL to processes of this campaign, through descriptors that no other process can take."""
+        """Sends SIGKILL to descendants of the guardian. A pidfd cannot refer to another process with the same pid."""
         handles, done = [], 0
         try:
             handles = [os.pidfd_open(pid) for pid in self.draw.sample(pids, len(pids)) if is_alive(pid)]
@@ -162,12 +167,12 @@ class System:
         return done > 0
 
     def await_settled(self):
-        """Waits until all workers run, where the server has some."""
+        """Waits until all workers run, if the server has workers."""
         if self.server.has_workers:
             wait_for(lambda: self.has_ended() or len(children(self.root())) == WORKERS, "the workers", RETURN_LIMIT_S, 0.005)
 
     def await_incarnation(self):
-        """Waits until the last death was followed by a start."""
+        """Waits for a start after the last death."""
         self.await_events("a start after death %d" % self.deaths, ("started", "restored"))
 
     def await_return(self):
@@ -185,14 +190,16 @@ class System:
             raise Wrong("undying up ended with %s: %s" % (self.guardian.returncode, self.said()))
 
     def checkpoint_after(self, death):
-        """When the checkpoint was taken that followed a death; None for a start from the beginning, judged elsewhere."""
+        """Returns the time of the checkpoint that was restored after a death. None if no checkpoint was restored."""
         after = self.events.all[self.events.all.index(death) + 1:]
         followed = next((one for one in after if one["event"] in ("started", "restored")), {})
         return self.events.checkpoints.get(followed.get("seq"))
 
     def returns(self):
-        """One row for each death: how it was followed, and after how many ms the server was ready. A death before the
-        server was ready again has none."""
+        """Returns a row for each death: how the server was started again, and how many ms later it was ready.
+
+        The time is empty if the server died again before it was ready.
+        """
         rows, began = [], self.events.all[0]["at"]
         for place, event in enumerate(self.events.all):
             if event["event"] != "died":
@@ -210,7 +217,7 @@ class System:
     # The end --------------------------------------------------------------------------------------------------------
 
     def down(self):
-        """Ends the system; what is left of its processes is reported."""
+        """Ends the system by `undying down`. Raises Wrong if a process does not end."""
         below = descendants(self.guardian.pid)
         self.undying.call("down")
         try:
@@ -219,15 +226,15 @@ class System:
             raise Wrong("undying down does not end the system: " + self.said()) from None
         if code != 0:
             raise Wrong("undying up ended with %d: %s" % (code, self.said()))
-        # The process that holds the listeners notices the end of the guardian by itself.
+        # The process that holds the listening sockets detects the end of the guardian, and ends a moment later.
         left = lambda: [name_of(pid) for pid in below if is_alive(pid)]
         try:
             wait_for(lambda: not left(), "the end of all processes", LEFT_LIMIT_S)
         except Wrong:
-            raise Wrong("left after undying down: %s" % summary(left())) from None
+            raise Wrong("processes that still run after undying down: %s" % summary(left())) from None
 
     def end(self):
-        """Whatever has happened: nothing of this system goes on."""
+        """Ends all processes of the system, in any state. Does nothing if the guardian has ended."""
         if self.events:
             self.events.end()
         if not self.has_ended():

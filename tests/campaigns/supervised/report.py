@@ -1,9 +1,9 @@
-"""The rows as a line on a terminal, as Markdown, and as lines of CSV."""
+"""Formats the rows of the campaign as lines for a terminal, as Markdown, and as CSV."""
 from lib import table
 
 from .trials import NO_FILE
 
-# The table of the document lies between these lines.
+# The document contains the table between these two lines.
 BEGIN, END = "<!-- begin: written by tests/campaigns/channels.py --write-docs -->", "<!-- end -->"
 COLUMNS = ("server", "policy", "kills", "failed", "no file", "ended", "idle ended", "answered", "longest connect, ms", "longest request, ms",
            "back after, ms", "answers lost", "done twice", "levels", "verdict")
@@ -20,7 +20,7 @@ def verdict(row):
 
 
 def cells(row):
-    """One row of the table."""
+    """Returns the cells of a row for the table."""
     head = ["%s %s" % (row["server"], row["version"]), row["policy"]]
     if "clients" not in row:
         return [*head, *[""] * (len(COLUMNS) - 3), verdict(row)]
@@ -38,7 +38,7 @@ def cells(row):
 
 
 def line(row):
-    """The row as text."""
+    """Returns a row as one line of text."""
     texts = ["%s %s" % (name, cell) for name, cell in zip(COLUMNS[2:-1], cells(row)[2:-1]) if cell != ""]
     extra = "; descriptors of the guardian %d to %d" % tuple(row["descriptors"]) if "descriptors" in row else ""
     return "%-20s %-12s %s%s; %s s: %s" % (row["server"], row["policy"], "; ".join(texts), extra, row.get("seconds", 0),
@@ -60,7 +60,7 @@ def death_lines(rows):
 
 
 def write_results(path, about, rows):
-    """The table, and the rows of the clients below it."""
+    """Writes a Markdown file with the table, and a second table with a row for each client."""
     facts = ["%s: %s" % item for item in about.items()]
     with open(path, "w") as file:
         file.write(table.markdown("Clients of components that are killed", facts, COLUMNS, map(cells, rows)))
@@ -69,7 +69,7 @@ def write_results(path, about, rows):
 
 
 def write_docs(path, rows):
-    """Puts the table in its place in the document."""
+    """Replaces the table in the document."""
     with open(path) as file:
         text = file.read()
     before, rest = text.split(BEGIN)

@@ -1,6 +1,6 @@
-"""The servers: how each is started as a component, and what its clients ask.
+"""The servers of the campaign: how each is started as a component, and which requests its clients send.
 
-`ask` sends one request and checks the answer. A server with `write` and `read` has numbered clients as well.
+`ask` sends one request and checks the reply. A server with `write` and `read` also has clients of the class `Numbered`.
 """
 import os
 import subprocess
@@ -28,11 +28,11 @@ http {{
 
 def expect(holds, what):
     if not holds:
-        raise Failed("wrong answer: " + what)
+        raise Failed("wrong reply: " + what)
 
 
 class Server:
-    """A program in a folder of its own."""
+    """A server program with its own directory and port."""
 
     needs, version_words, has_numbers, has_workers, is_tcp = (), None, False, False, True
 
@@ -50,7 +50,7 @@ class Server:
         return ("127.0.0.1", self.port)
 
     def ready(self):
-        """The value of the key `ready`."""
+        """Returns the value of the key `ready` of the system file."""
         return '{ tcp = "127.0.0.1:%d" }' % self.port
 
     @classmethod
@@ -156,7 +156,7 @@ class UnixLines(Server):
     def ask(self, connection, number):
         line = b"%d" % number
         connection.send(line + b"\n")
-        expect(connection.line() == line, "the line of another request")
+        expect(connection.line() == line, "the reply to another request")
 
 
 SERVERS = {kind.name.split()[0]: kind for kind in (Redis, Memcached, Nginx, PythonHttp, Node, UnixLines)}

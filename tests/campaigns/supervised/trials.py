@@ -1,4 +1,4 @@
-"""One row: a server with a policy, its clients, its kills, and what must hold."""
+"""The trial of a server with one policy: runs clients during kills, and checks the conditions. Fills in one row."""
 import collections
 import os
 import random
@@ -10,11 +10,12 @@ from .clients import clients_of
 from .guarded import System
 from .servers import WORKERS
 
-# A row takes some 0.5 s a kill; this bounds one that hangs.
+# Time limit of a row, in case it hangs: a fixed part, and a part for each kill. A kill usually takes about 0.5 s.
 LIMIT_FLOOR_S, LIMIT_PER_KILL_S = 300, 15
-# The file of a Unix socket is away between unlink(2) and bind(2) of the next incarnation: docs/operating/channels.md.
+# A Unix socket has no file between unlink(2) and bind(2) of the next incarnation. See docs/operating/channels.md.
 NO_FILE = "connect: ENOENT"
-# A client records an answer a little after the server gave it; a death so short before belongs to the read.
+# A client records a reply a little after the server has sent it. A death up to this long before the record can
+# therefore be a death after the reply.
 MARGIN_S = 0.05
 
 
@@ -23,7 +24,7 @@ def limit_s(chosen):
 
 
 def work(kind, policy, chosen, seed, folder, row):
-    """Fills in the row. The verdict is that of `suite.in_own_process`, unless something did not hold."""
+    """Runs the trial, and fills in the row. Sets the verdict `broken` if a condition did not hold."""
     place = os.path.join(folder, "p")
     os.mkdir(place, 0o755)
     random_of = lambda *words: random.Random(" ".join(map(str, (seed, kind.name, policy, *words))))
@@ -60,19 +61,19 @@ def kill(system, count):
     while sum(system.kills.values()) < count:
         attempts += 1
         if attempts > 10 * count + 100:
-            raise Wrong("most kills hit nothing: %s" % system.kills)
+            raise Wrong("most kills found no process: %s" % system.kills)
         system.kill()
 
 
 def await_answers(clients):
-    """Every client is answered once more: none hangs after the last return."""
+    """Waits until each client has received one more reply. This proves that no client hangs after the last kill."""
     before = [client.answered for client in clients]
     wait_for(lambda: all(client.answered > old or client.problem for client, old in zip(clients, before)),
-             "an answer for each client after the last return", 60)
+             "a reply to each client after the last kill", 60)
 
 
 def gather(row, system, clients):
-    """The counts of clients and of deaths."""
+    """Adds the counts of the clients and the rows of the deaths to the row."""
     row.update(kills=system.kills, deaths=system.deaths, clients=[counts(client) for client in clients],
                returns=system.returns())
     rows = row["clients"]
@@ -96,10 +97,10 @@ def counts(client):
 
 
 def too_old(client, system):
-    """How often a client found less than was answered before the checkpoint of the restore was taken."""
+    """Counts reads that found a smaller number than the client had before the restored checkpoint."""
     found, returned = 0, []
     for held, read, value in getattr(client, "found", ()):
-        # A restored server answers before its guardian has reported the restore, but not before its death was.
+        # A restored server can answer before the event of its restore. The event of its death always comes first.
         deaths = [death for death in system.events.of("died") if held - MARGIN_S <= death["at"] <= read]
         moments = [system.checkpoint_after(death) for death in deaths]
         found += not moments or None not in moments and value < had_to_hold(client, min(moments), returned)
@@ -109,27 +110,30 @@ def too_old(client, system):
 
 
 def had_to_hold(client, moment, returned):
-    """What the server had to hold at a time. From a death until the read that found less it had that value: a client
-    that is idle reads long after, and a checkpoint in between has no more."""
+    """Returns the number that the server had to have at a time.
+
+    After an earlier death, the server has only the smaller number that the next read found. An idle client reads long
+    after the death. A checkpoint between the death and the read also contains only the smaller number.
+    """
     return next((value for died, read, value in returned if died <= moment <= read), client.held_at(moment))
 
 
 def faults(row, system, clients):
-    """What did not hold."""
+    """Returns the conditions that did not hold, as text."""
     wrong = ["a client: %r" % client.problem for client in clients if client.problem]
     failures = {name: count for name, count in row["failures"].items() if name != NO_FILE}
     kills = sum(row["kills"].values())
     if failures:
         wrong.append("requests failed: %s" % ", ".join("%d × %s" % (count, name) for name, count in failures.items()))
-    # A client whose worker was killed may have its next connection at another worker of the same tree.
+    # After one worker is killed, the next connection of the client can be at the other worker, which is killed later.
     if any(one["ended"] > kills * (WORKERS if system.server.has_workers else 1) for one in row["clients"]):
-        wrong.append("a client met more ends of connections than there were kills")
+        wrong.append("a client saw more ends of connections than there were kills")
     if system.is_checkpointed and row["fresh"]:
         wrong.append("%d deaths were followed by a start from the beginning" % row["fresh"])
     if system.is_committed and (row["lost"] or row["twice"]):
-        wrong.append("%d answered numbers were lost, %d came twice" % (row["lost"], row["twice"]))
+        wrong.append("%d acknowledged numbers were lost, %d were written twice" % (row["lost"], row["twice"]))
     if row["too_old"]:
-        wrong.append("%d times a client lost what was answered before the checkpoint" % row["too_old"])
+        wrong.append("%d times a client lost a number that was acknowledged before the checkpoint" % row["too_old"])
     if len(row["returns"]) != row["deaths"]:
-        wrong.append("%d deaths were reported of %d" % (len(row["returns"]), row["deaths"]))
+        wrong.append("%d of %d deaths were reported" % (len(row["returns"]), row["deaths"]))
     return wrong

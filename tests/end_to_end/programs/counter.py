@@ -1,7 +1,8 @@
-"""Counts in threads, keeps files and pipes, and answers over TCP; judges itself at SIGTERM.
+"""Counts in several threads, with files, a mapping, a pipe and a queue. Checks all counters and files after SIGTERM.
 
-Usage: counter.py FOLDER PORT. `status` is answered with the counters, their sum of work only ever growing, and the
-number of the answer. Exit status 0: every file and counter is what it must be.
+Usage: counter.py FOLDER PORT. Accepts TCP connections on PORT. The reply to the line `status` contains the number of
+the reply on this connection, the number of errors, and all counters, which never decrease. Exits with 0 if no error was
+found, else with 1.
 """
 import mmap
 import os
@@ -27,7 +28,7 @@ def expect(good, text):
 
 
 def write_lines(name):
-    """Appends one number a line; the file must hold 1..n without gaps."""
+    """Appends lines with the numbers 1 to n to a file. At the end, checks that the file contains all of them."""
     with open(os.path.join(FOLDER, name), "w+", encoding="ascii") as file:
         while not stopping.is_set():
             counters[name] += 1
@@ -42,7 +43,7 @@ def write_lines(name):
 
 
 def update_slots(name):
-    """Counts round the slots of a file with positioned reads and writes."""
+    """Adds 1 to the slots (8-byte counters) of a file, one after the other, with pread(2) and pwrite(2)."""
     file = os.open(os.path.join(FOLDER, name), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     os.pwrite(file, bytes(8 * SLOTS), 0)
     while not stopping.is_set():
@@ -57,7 +58,7 @@ def update_slots(name):
 
 
 def count_in_mapping(name):
-    """Counts in a shared mapping of a file."""
+    """Counts in a shared mapping of a file. Checks the mapping, and at the end the file."""
     path = os.path.join(FOLDER, name)
     with open(path, "wb") as file:
         file.write(bytes(4096))
@@ -79,7 +80,7 @@ def send_through_pipe(name, end):
 
 
 def receive_from_pipe(name, end):
-    """Every number comes out of the pipe once, in order."""
+    """Receives numbers from a pipe. Checks that each number arrives once, and in order."""
     while record := os.read(end, 8):
         counters[name] += 1
         expect(struct.unpack("<Q", record)[0] == counters[name], f"{name}: {record} at {counters[name]}")
@@ -105,7 +106,7 @@ def serve(client):
     answers = 0
     with client, client.makefile("rw", encoding="ascii", newline="\n") as stream:
         for line in stream:
-            expect(line.strip() == "status", f"asked for {line!r}")
+            expect(line.strip() == "status", f"unknown request {line!r}")
             answers += 1
             stream.write(f"{answers} {len(problems)} " + " ".join(str(n) for n in counters.values()) + "\n")
             stream.flush()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sqlite3 writes one transaction after the other, until the file `stop` appears in the current folder.
+# Writes transactions with sqlite3, one after the other, until the file `stop` exists in the current directory.
 {
     echo 'PRAGMA synchronous = OFF;'
     echo 'CREATE TABLE entries (id INTEGER PRIMARY KEY, square INTEGER NOT NULL);'

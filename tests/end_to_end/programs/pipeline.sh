@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Numbers through a pipeline of shells and programs, until the file `stop` appears in the current folder.
-# At the end `sum` holds how many lines came through, their sum, and how many were out of order.
+# Sends numbers through a pipeline of shells and programs, until the file `stop` exists in the current directory.
+# At the end, the file `sum` has three values: the number of lines, the sum of the numbers, and the number of lines that
+# are wrong or out of order.
 set -o pipefail
 number=0
 while [ ! -e stop ]; do

@@ -1,8 +1,8 @@
-"""What a program of the field suite is: a service with clients, or a job with an end.
+"""The base classes of the programs: `Service` answers clients, and `Job` ends by itself.
 
-A program file in `programs/` has one class for each row of the table. A `Service` says how it starts, how a client
-writes one item and waits for the acknowledgement, and which items it has. A `Job` says how it starts and what its
-output must be. Everything else (kills, restores, comparisons) is the same for all and lies in `trials.py`.
+Each file in `programs/` has one class for each program. A `Service` defines how the program starts, how a client writes
+one item and waits for the acknowledgement, and how the items are listed. A `Job` defines how the program starts, and
+which output it must have. All other steps (kills, restores, comparisons) are the same for all programs, in `trials.py`.
 """
 import os
 import pwd
@@ -16,41 +16,41 @@ from .system import POLL_S, Line, Unsupported, Wrong, free_port, is_open, wait_f
 
 
 class Program:
-    """Common parts. `folder` is a directory of the program's own; it is removed at the end."""
+    """The common base class. `folder` is the directory of the program, which is removed at the end."""
 
-    # The row's name, and one of: server, database, language, desktop, build, science.
+    # Name of the program, and its group: server, database, language, desktop, build or science.
     name, group = None, None
-    # Commands that must exist, each with the Debian package that has it.
+    # Commands that must exist, each with its Debian package.
     needs = {}
-    # Debian packages without a command of their own.
+    # Required Debian packages without a command.
     extra_packages = ()
-    # The user that it runs as, for programs that refuse root.
+    # The user of the process, for programs that refuse to run as root.
     user = None
-    # Time between two checkpoints under `run`.
+    # Time between two checkpoints under `undying run`.
     every = "200ms"
-    # What a restart does with files: the default of `undying run`.
+    # The option --files of `undying run`. Empty: the default of `undying run`.
     files = ()
-    # The time limit of both trials together, and of a start.
+    # Time limit of each trial, and of a start, in seconds.
     limit_s, start_limit_s = 120, 30
-    # Whether it belongs to `make test`.
+    # Whether `make test` tests the program.
     quick = False
 
     def __init__(self, folder, random):
         self.folder, self.random, self.port = folder, random, free_port()
 
     def prepare(self):
-        """Writes configurations and initial data. Not part of what `undying` sees."""
+        """Writes configuration files and initial data. It is called before `undying` is used."""
 
     def command(self):
-        """The program and its arguments."""
+        """Returns the command line of the program."""
         raise NotImplementedError
 
     def environment(self):
-        """What is added to the environment of the program."""
+        """Returns the environment variables that are added for the program."""
         return {}
 
     def version(self):
-        """The program's version in one word, for the report."""
+        """Returns the version of the program in one word, for the report."""
         command = next(iter(self.needs), None)
         package = self.needs.get(command)
         if package and shutil.which("dpkg-query"):
@@ -66,7 +66,7 @@ class Program:
         return os.path.join(self.folder, *names)
 
     def write(self, name, text, mode=0o644):
-        """Writes a file of the program's folder, owned by the program's user."""
+        """Writes a file in the directory of the program. The user of the program owns the file."""
         path = self.path(name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w") as file:
@@ -87,13 +87,16 @@ class Program:
             os.chown(path, account.pw_uid, account.pw_gid)
 
     def as_user(self, *words):
-        """The words with the user and group of the program; `setpriv` execs, so that the pid stays."""
+        """Returns a command line that runs `words` as the user of the program.
+
+        `setpriv` replaces itself by the command (execve(2)), so the pid stays the same.
+        """
         if not self.user:
             return [*map(str, words)]
         return ["setpriv", "--reuid", self.user, "--regid", self.user, "--clear-groups", *map(str, words)]
 
     def tool(self, *words, limit_s=60, what=None):
-        """Runs a command to its end and returns its output; a failure is the program's."""
+        """Runs a command to its end, and returns its output. Raises Wrong if the command fails."""
         done = subprocess.run(self.as_user(*words), capture_output=True, text=True, errors="replace", timeout=limit_s,
                               stdin=subprocess.DEVNULL, cwd=self.folder, env={**os.environ, **self.environment()})
         if done.returncode != 0:
@@ -103,49 +106,51 @@ class Program:
 
 
 class Service(Program):
-    """A program that answers clients. Items are the numbers 1, 2, 3 …; `put` returns once one is acknowledged."""
+    """A program that answers clients. Items are the numbers 1, 2, 3 …"""
 
-    # Its clients have answers that came after the checkpoint, so that its files may not go back behind them.
+    # A client can have replies from after the checkpoint. A rollback of the files would lose the data of these replies.
     files = ("--files", "fresh")
 
-    # Whether an acknowledged item must survive the loss of the memory.
+    # Whether acknowledged items must survive a start from the beginning, because the program stores them on disk.
     durable = False
-    # Items of one burst before a checkpoint, and the pause of the client after each one.
+    # Number of items that a client writes in a burst of the trial `one-shot`. Pause of the client after each item in
+    # the trial `run`, in seconds.
     burst, pace_s = 60, 0.002
-    # How long after the acknowledgement of an item the program may still write it.
+    # Time after the acknowledgement of an item until the program must list the item, in seconds.
     settle_limit_s = 0
-    # Whether `stop_signal` ends it with success.
+    # The signal that ends the program without a restart by `undying run`. Time limit of this end, in seconds.
     stop_signal = 15
     stop_limit_s = 20
 
     def __init__(self, folder, random):
         super().__init__(folder, random)
         self.sent, self.acknowledged, self.may_lack = 0, set(), []
-        # Whatever `open` made that has a method `close`.
+        # The connection that `open` has created. It has a method `close`.
         self.connection = None
 
     def open(self):
-        """Opens the connection of a client: by default, one that sends and receives lines."""
+        """Opens the connection of a client. By default, it is a TCP connection that sends and receives lines."""
         self.connection = Line(self.port)
 
     def close(self):
-        """Closes it, whatever its state."""
+        """Closes the connection, in any state."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None
 
     def put(self, number):
+        """Writes one item, and returns after the acknowledgement."""
         raise NotImplementedError
 
     def items(self):
-        """A list of the numbers that the program has."""
+        """Returns the list of the items that the program has."""
         raise NotImplementedError
 
     def own_check(self):
-        """The program's own checker, while it runs."""
+        """Calls the consistency check of the program, while the program runs."""
 
     def check_files(self):
-        """The program's own checker of its files, after it has ended."""
+        """Calls the consistency check for the files of the program, after the program has ended."""
 
     def put_next(self):
         self.sent += 1
@@ -154,7 +159,7 @@ class Service(Program):
         self.acknowledged.add(number)
 
     def verify(self):
-        """Compares what the program has with what it acknowledged, then asks its own checker."""
+        """Compares the items of the program with the acknowledged items. Then calls `own_check`."""
         due = {number for number in self.acknowledged
                if not any(low < number <= high for low, high in self.may_lack)}
         deadline = time.monotonic() + self.settle_limit_s
@@ -164,7 +169,7 @@ class Service(Program):
             found = list(self.items())
         present = set(found)
         if len(found) != len(present):
-            raise Wrong("%d items are there twice" % (len(found) - len(present)))
+            raise Wrong("%d items exist twice" % (len(found) - len(present)))
         invented = [number for number in present if not 0 < number <= self.sent]
         if invented:
             raise Wrong("items that no client sent: %s" % invented[:5])
@@ -176,13 +181,13 @@ class Service(Program):
 
 
 class WebService(Service):
-    """A service whose items are requests; each must be answered with `body` and be in the access log once."""
+    """A web server. An item is a request. The reply must be `body`, and the access log must have the request once."""
 
-    # Servers write the line of a request after its answer.
+    # Servers write the line of a request to the access log after the reply.
     settle_limit_s = 2
 
     def open(self):
-        """Each request has a connection of its own."""
+        """Does nothing: each request opens a connection."""
 
     def put(self, number):
         import http.client
@@ -198,7 +203,7 @@ class WebService(Service):
         if answer.status in (502, 503, 504):
             raise OSError("status %d" % answer.status)
         if answer.status != 200 or body.strip() != self.body(number):
-            raise Wrong("request %d was answered with %d %r" % (number, answer.status, body[:80]))
+            raise Wrong("the reply to request %d is %d %r" % (number, answer.status, body[:80]))
 
     def target(self, number):
         return "/page.txt?item=%d" % number
@@ -207,26 +212,28 @@ class WebService(Service):
         return "field"
 
     def log(self):
-        """The path of the access log."""
+        """Returns the path of the access log."""
         return self.path("access.log")
 
     def items(self):
-        """The numbers that the access log names."""
+        """Returns the numbers of the requests in the access log."""
         with open(self.log(), errors="replace") as file:
             return [int(number) for number in re.findall(r"[?&/]item=(\d+)", file.read())]
 
 
 # Jobs ---------------------------------------------------------------------------------------------------------------
 
-# Each job computes `s = (s * 1021 + i) % 1000003` for i = 1, 2, 3 … and appends the line `i s` to its progress file.
+# The common recurrence: `s = (s * 1021 + i) % 1000003` for i = 1, 2, 3 …, with s = 1 at the beginning. In each step,
+# most jobs append the line `i s` to their file `progress.txt`.
 FACTOR, MODULUS = 1021, 1000003
 
 
 class Job(Program):
-    """A program with an end. By default it appends the lines of the common recurrence to `progress.txt`."""
+    """A program that ends by itself. By default, it appends the results of the common recurrence to `progress.txt`."""
 
+    # Number of steps, and seconds per step. The environment of a script has both, and the path of `progress.txt`.
     steps, step_s = 90, 0.04
-    # What the environment variable of a script's arguments are: steps, seconds per step, the progress file.
+    # Text and file name of the script.
     source, source_name = "", "job.txt"
 
     def prepare(self):
@@ -240,14 +247,17 @@ class Job(Program):
         raise NotImplementedError
 
     def from_empty(self, *words):
-        """The command begins with an empty progress file, also when it is started again."""
+        """Returns a command line that empties `progress.txt` and runs `words`.
+
+        A start from the beginning therefore begins with an empty file.
+        """
         return ["sh", "-c", ': >"$1"; shift; exec "$@"', "job", self.path("progress.txt"), *map(str, words)]
 
     def environment(self):
         return {"FIELD_STEPS": str(self.steps), "FIELD_STEP_S": str(self.step_s), "FIELD_OUT": self.path("progress.txt")}
 
     def progress(self):
-        """How far it is, from 0 to 1."""
+        """Returns the completed fraction of the work, from 0 to 1."""
         try:
             with open(self.path("progress.txt"), "rb") as file:
                 return file.read().count(b"\n") / self.steps
@@ -274,7 +284,7 @@ class Job(Program):
 
 
 def python_with(module):
-    """A Python that has the module."""
+    """Returns the path of a Python that has the module."""
     for python in (sys.executable, "/usr/bin/python3"):
         if python and os.path.exists(python) and subprocess.run(
                 [python, "-c", "import " + module], capture_output=True, stdin=subprocess.DEVNULL).returncode == 0:

@@ -1,4 +1,4 @@
-"""A generated C project: units of the same shape, and a program that combines what they compute."""
+"""A generated C project: similar source files (units), and a program that combines the results of all units."""
 UNIT = """
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ ARGUMENT = 5
 
 
 def sources(units, parts):
-    """The files: (name, text) of each unit, and `main.c`, which prints one number."""
+    """Yields (name, text) of each source file: the units, and `main.c`, which prints one number."""
     for unit in range(units):
         bodies = "".join(BODY.format(part=part, factor=unit + 7) for part in range(parts))
         calls = " ^ ".join("part_%d(value)" % part for part in range(parts))
@@ -35,7 +35,7 @@ def sources(units, parts):
 
 
 def printed(units, parts):
-    """The number that the built program prints."""
+    """Returns the number that the built program must print."""
     due = 0
     for unit in range(units):
         for part in range(parts):

@@ -1,4 +1,4 @@
-"""Runs programs, each in a process of its own that cleans up after itself, and gathers one row a trial."""
+"""Runs each trial in a separate process, which removes its files and processes at the end. Returns a row per trial."""
 import importlib.util
 import json
 import os
@@ -19,13 +19,11 @@ from .undying import Undying
 
 PROGRAMS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "programs")
 TRIALS = ("one-shot", "run")
-# After the time limit of a program: for the killing of its processes and the removal of its folder.
-GRACE_S = 30
 PR_SET_PDEATHSIG = 1
 
 
 def programs():
-    """Every class with a name in `programs/`, by name."""
+    """Returns the classes of all programs in `programs/`: {name: class}."""
     found = {}
     for file in sorted(os.listdir(PROGRAMS)):
         if not file.endswith(".py"):
@@ -40,7 +38,7 @@ def programs():
 
 
 def missing_packages(kinds):
-    """The Debian packages of commands that are not there."""
+    """Returns the missing Debian packages of these programs."""
     missing = []
     for kind in kinds:
         missing += [package for command, package in kind.needs.items() if not has(command)]
@@ -58,7 +56,7 @@ def is_installed(package):
 
 
 def install(packages):
-    """Installs packages by apt-get, one by one where all together fail."""
+    """Installs packages by apt-get. If the installation of all packages fails, installs them one by one."""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     words = ["apt-get", "install", "-qq", "-y", "--no-install-recommends"]
     quiet = {"env": environment, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
@@ -69,7 +67,7 @@ def install(packages):
 
 
 def lacks(kind):
-    """What the machine lacks for a program; None if nothing."""
+    """Returns the missing requirement of a program, as text, or None."""
     if os.geteuid() != 0:
         return "root"
     missing = missing_packages([kind])
@@ -77,14 +75,14 @@ def lacks(kind):
 
 
 class Options:
-    """What holds for all programs: the binary, the seed, the number of kills, whether folders of failures are kept."""
+    """The settings that are the same for all programs. With `keep`, directories of broken programs are kept."""
 
     def __init__(self, undying, seed, kills=3, keep=False, trials=TRIALS):
         self.undying, self.seed, self.kills, self.keep, self.trials = undying, seed, kills, keep, trials
 
 
 def rows_of(kind, options):
-    """The rows of one program."""
+    """Runs the trials of one program, and yields a row for each trial."""
     lacking = lacks(kind)
     for trial in options.trials:
         row = {"program": kind.name, "group": kind.group, "trial": trial, "version": "", "seed": options.seed,
@@ -97,9 +95,10 @@ def rows_of(kind, options):
 
 
 def in_own_process(limit_s, work, keep=False):
-    """Runs `work(folder, row)` in a child, which is the subreaper of all that it starts; gives the row that it filled in.
+    """Runs `work(folder, row)` in a child process, which is the subreaper of its descendants. Returns the row.
 
-    The verdict is `works` unless `work` raises or says otherwise. With `keep` the folder of a broken one stays.
+    The verdict is `works`, unless `work` raises an exception or sets another verdict. With `keep`, the directory of a
+    broken trial is kept.
     """
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -128,7 +127,7 @@ def in_own_process(limit_s, work, keep=False):
 
 
 def guarded(limit_s, work, keep):
-    """The verdict of `work`; its processes and its folder are gone afterwards."""
+    """Calls `work` in a new directory, and returns the row. Then kills all descendants and removes the directory."""
     become_subreaper()
     own_shared_memory()
     end_with_parent()
@@ -152,7 +151,7 @@ def guarded(limit_s, work, keep):
 
 
 def try_out(kind, trial, options, folder, row):
-    """One trial of a program, whose row it fills in."""
+    """Runs one trial of a program, and fills in its row."""
     place, own = os.path.join(folder, "p"), os.path.join(folder, "undying")
     os.mkdir(place)
     os.mkdir(own, 0o700)
@@ -170,7 +169,7 @@ def try_out(kind, trial, options, folder, row):
 
 
 def judged(limit_s, work, folder):
-    """The row that `work` fills in, with the verdict and the reason of what it raises."""
+    """Calls `work`, and returns its row. An exception of `work` determines the verdict and the reason."""
     found = {"verdict": "works", "reason": ""}
     try:
         work(folder, found)
@@ -185,7 +184,7 @@ def judged(limit_s, work, folder):
         found.update(verdict="broken", reason="not done within %d s: %s" % (limit_s, place))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except Exception as failure:  # A failure of the suite itself counts as broken, with its place.
+    except Exception as failure:  # An error of the suite itself. The reason contains its line.
         place = traceback.extract_tb(failure.__traceback__)[-1]
         where = "%s:%d" % (os.path.basename(place.filename), place.lineno)
         found.update(verdict="broken", reason="%r at %s" % (failure, where))
@@ -198,13 +197,13 @@ def raise_time_up(_number, _frame):
 
 
 def end_with_parent():
-    """When the suite is killed, the process of a trial receives SIGTERM and cleans up."""
+    """Makes the kernel send SIGTERM to this process when its parent ends. Its processes and files are then removed."""
     import ctypes
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def remove(folder):
-    """Removes a folder with all that programs left in it."""
+    """Removes a directory with all its content. First makes all directories below it writable."""
     for place, names, _ in os.walk(folder):
         for name in names:
             path = os.path.join(place, name)

@@ -1,11 +1,11 @@
-"""Processes, ports and waits of the field suite. Linux only, standard library only."""
+"""Functions for processes, ports and waits. Works only on Linux, and needs only the standard library of Python."""
 import ctypes
 import os
 import signal
 import socket
 import time
 
-# How often a condition is tested while it is waited for.
+# Interval in which a wait tests its condition.
 POLL_S = 0.02
 PR_SET_CHILD_SUBREAPER = 36
 CLONE_NEWNS, CLONE_NEWIPC = 0x00020000, 0x08000000
@@ -13,15 +13,15 @@ MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
 
 class Wrong(Exception):
-    """The program, or `undying`, did something that a user would report as a bug."""
+    """The program or `undying` did something that a user would report as a bug."""
 
 
 class Refused(Exception):
-    """`undying` refused the program; the text is its own reason."""
+    """`undying` refused the program. The text is the reason that `undying` gives."""
 
 
 class Unsupported(Exception):
-    """This machine lacks something that the test needs."""
+    """A requirement of the test is missing on this machine. The text names the requirement."""
 
 
 class TimeUp(Exception):
@@ -29,7 +29,10 @@ class TimeUp(Exception):
 
 
 def wait_for(condition, what, limit_s=30.0, poll_s=POLL_S):
-    """Polls until the condition is true and returns its value; a failed connection counts as false."""
+    """Polls a condition until its value is true, and returns the value. An OSError or EOFError counts as false.
+
+    Raises Wrong, with the text `what`, if the condition is not true within `limit_s` seconds.
+    """
     deadline = time.monotonic() + limit_s
     while True:
         try:
@@ -44,9 +47,10 @@ def wait_for(condition, what, limit_s=30.0, poll_s=POLL_S):
 
 
 def free_port():
-    """A TCP port of 127.0.0.1 that no socket is bound to at the moment, below the range of outgoing connections.
+    """Returns a port of 127.0.0.1 to which no TCP or UDP socket is bound.
 
-    A port from the kernel's own range could be taken by an outgoing connection while the program is dead.
+    The port is below the default range of ephemeral ports. An outgoing connection could use a port of that range while
+    the program is dead.
     """
     for _ in range(1000):
         port = 10000 + int.from_bytes(os.urandom(2), "big") % 20000
@@ -68,7 +72,7 @@ def connect(port, limit_s=10.0):
 
 
 class Line:
-    """A connection whose requests and answers are lines."""
+    """A TCP connection on which requests and replies are lines of text."""
 
     def __init__(self, port):
         self.socket = connect(port)
@@ -107,15 +111,16 @@ def is_open(port):
 
 
 def become_subreaper():
-    """Processes of this tree that lose their parent become our children, so that none escapes the cleaning up."""
+    """Makes this process a subreaper (prctl(2)): orphaned descendants become its children, so that it can kill them."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise Unsupported("PR_SET_CHILD_SUBREAPER")
 
 
 def own_shared_memory():
-    """Gives this process and its children /dev/shm and System V objects of their own, which vanish with them.
+    """Moves this process to new mount and IPC namespaces, with an empty /dev/shm.
 
-    Killed programs leave such objects behind, with and without `undying`. Where this is forbidden, they stay.
+    Killed programs leave shared memory and other System V objects, with and without `undying`. The kernel removes these
+    objects together with the namespaces. If new namespaces are not permitted, the objects remain.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS | CLONE_NEWIPC) != 0:
@@ -125,7 +130,7 @@ def own_shared_memory():
 
 
 def parents():
-    """The parent of each process: {pid: ppid}."""
+    """Returns the parent of each process: {pid: ppid}."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -138,7 +143,7 @@ def parents():
 
 
 def descendants(root):
-    """Every process below `root`, parents before children."""
+    """Returns the pids of all descendants of `root`, parents before children."""
     children = {}
     for pid, parent in parents().items():
         children.setdefault(parent, []).append(pid)
@@ -151,7 +156,7 @@ def descendants(root):
 
 
 def is_alive(pid):
-    """Whether the process exists and is no zombie."""
+    """Returns whether the process exists and is not a zombie."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
             return file.read().rsplit(b")", 1)[1].split()[0] != b"Z"
@@ -160,7 +165,7 @@ def is_alive(pid):
 
 
 def reap():
-    """Collects dead children; returns {pid: wait status}."""
+    """Reaps ended children. Returns {pid: wait status}."""
     found = {}
     while True:
         try:
@@ -173,7 +178,7 @@ def reap():
 
 
 def end_everything():
-    """Kills every descendant by its pid and waits for it. Called by the process that runs one program."""
+    """Kills and reaps all descendants of this process. Tries for at most 10 seconds."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         below = descendants(os.getpid())

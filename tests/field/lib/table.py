@@ -1,4 +1,4 @@
-"""Rows as a table on a terminal, as Markdown and as JSON."""
+"""Formats rows as lines for a terminal, as Markdown, and as JSON."""
 import datetime
 import json
 import os
@@ -11,7 +11,8 @@ REASON_MAX = 300
 
 
 def verdict(row):
-    """`works`, `works (fresh 1 of 3)`, `refused (reason)`, `broken (reason)` or `unsupported (what)`."""
+    """Returns the verdict as text: `works`, `works (fresh 1 of 3: reason)`, `refused (reason)`, `broken (reason)` or
+    `unsupported (requirement)`."""
     if row["verdict"] != "works":
         return "%s (%s)" % (row["verdict"], printable(row["reason"]))
     lives = row["restored"] + row["fresh"]
@@ -31,7 +32,7 @@ def line(row):
 
 
 def summary(rows):
-    """The programs by their worst verdict."""
+    """Returns the number of programs for each verdict, as text. The worst verdict of a program counts."""
     order = ["broken", "refused", "unsupported", "works"]
     worst = {}
     for row in rows:
@@ -57,14 +58,14 @@ def cells(row):
 
 
 def markdown(title, facts, columns, lines):
-    """A title, a list of facts, and a table."""
+    """Returns a Markdown document: a title, a list of facts, and a table."""
     head = ["# " + title, "", *("- " + fact for fact in facts), "", "| %s |" % " | ".join(columns), "|---" * len(columns) + "|"]
     rows = ["| %s |" % " | ".join(str(cell).replace("|", "\\|") for cell in line) for line in lines]
     return "\n".join([*head, *rows]) + "\n"
 
 
 def write_report(path, rows, about):
-    """Markdown, or JSON where the name ends so."""
+    """Writes the rows to a file: JSON if its name ends in .json, else Markdown."""
     with open(path, "w") as file:
         if path.endswith(".json"):
             json.dump({**about, "rows": rows}, file, indent=1)

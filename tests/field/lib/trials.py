@@ -1,9 +1,12 @@
-"""The two trials of a program: one-shot checkpoints, and `run` with kills.
+"""The two trials of a program: `one-shot`, with single checkpoints, and `run`, with kills.
 
-one-shot: load, `checkpoint --kill`, `restore`, comparison; twice. Nothing at all may be lost.
-run: `undying run` with short intervals, the root killed with SIGKILL at random moments under load. What a client saw
-acknowledged before a committed checkpoint was begun is there afterwards; a durable service loses nothing at all. A
-start from the beginning (`fresh`) is allowed; a durable service then recovers by itself, and a job does its work again.
+one-shot: the program is put under load, ended by `undying checkpoint --kill`, restored and checked, twice. No data may
+be lost.
+
+run: the program runs under `undying run` with short intervals. Under load, its root process is killed with SIGKILL at
+random moments. An item that was acknowledged before the restored checkpoint began must exist. A durable service may
+lose no acknowledged item. A start from the beginning (`fresh`) is allowed: a durable service then recovers from its
+files, and a job repeats its work.
 """
 import os
 import re
@@ -16,25 +19,25 @@ from .program import Job
 from .system import Refused, Wrong, descendants, is_alive, reap, wait_for
 from .undying import reason
 
-# Limits of single waits. A loaded machine of two processors needs a tenth of them.
+# Time limits of single waits. A loaded machine with two processors needs a tenth of these times.
 GONE_LIMIT_S, CHECKPOINT_LIMIT_S, RESTART_LIMIT_S = 20, 20, 40
-# A subject that is refused for so long is called refused. The pause between two questions to `undying`.
+# After this time without a checkpoint, a subject with refusals counts as refused. Pause between two calls of `undying`.
 REFUSALS_S, ASK_S = 5, 0.1
-# A kill comes this long after its checkpoint, at most.
+# Longest time from a checkpoint to the kill, in seconds.
 KILL_SPREAD_S = 0.5
-# The part of a job's work before the first and before the second checkpoint.
+# Ranges of the completed work, as a fraction, at the first and at the second checkpoint of a job.
 FIRST_PART, SECOND_PART = (0.1, 0.3), (0.45, 0.7)
 
 
 class Outcome:
-    """How often `run` restored, how often it began from the beginning, and why."""
+    """The numbers of restores and of starts from the beginning, and the reason of the last such start."""
 
     def __init__(self):
         self.restored, self.fresh, self.fresh_reason = 0, 0, ""
 
 
 def spawn(words, folder, environment, log, output=None):
-    """A process with closed descriptors and files as standard streams, in a session of its own."""
+    """Starts a process in a new session. Its input is /dev/null, and its output goes to files (not to pipes)."""
     with open(log, "ab") as out:
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output or out, stderr=out, cwd=folder,
                                 env={**os.environ, **environment}, start_new_session=True)
@@ -47,7 +50,7 @@ def last_lines(path, count=3):
 
 
 class Burst:
-    """A client's connection for the time of a `with`."""
+    """A context manager: opens the connection of a client, and closes it at the end."""
 
     def __init__(self, program):
         self.program = program
@@ -63,7 +66,7 @@ class Burst:
 # One-shot -----------------------------------------------------------------------------------------------------------
 
 class OneShot:
-    """A program without a guardian."""
+    """The trial `one-shot`: a program without a guardian."""
 
     def __init__(self, program, undying):
         self.program, self.undying, self.outcome = program, undying, Outcome()
@@ -73,11 +76,11 @@ class OneShot:
         program = self.program
         process = spawn(program.command(), program.folder, program.environment(), self.log)
         self.pid, self.status = process.pid, None
-        # From here on its end is collected by its pid.
+        # From now on, `reap` reaps the process. With a return code, the Popen object does not wait for it.
         process.returncode = 0
 
     def has_ended(self):
-        """Whether the root has ended. Orphans of the tree are ours to reap: a zombie would hold its pid."""
+        """Returns whether the root has ended. Also reaps orphans of the tree, because a zombie keeps its pid in use."""
         self.status = reap().get(self.pid, self.status)
         return not is_alive(self.pid)
 
@@ -87,10 +90,10 @@ class OneShot:
 
     def alive(self, what):
         if self.has_ended():
-            raise Wrong("it ended %s: %s" % (what, last_lines(self.log)))
+            raise Wrong("the program ended %s: %s" % (what, last_lines(self.log)))
 
     def die_and_return(self, number):
-        """One checkpoint with the end of the tree, and its restore."""
+        """Makes a checkpoint that ends the tree, and restores it."""
         image, tree = os.path.join(self.undying.folder, "image-%d" % number), [self.pid, *descendants(self.pid)]
         self.alive("before checkpoint %d" % number)
         self.undying.checkpoint_and_kill(self.pid, image)
@@ -106,7 +109,7 @@ class OneShot:
             self.burst()
         for number in (1, 2):
             self.die_and_return(number)
-            wait_for(lambda: self.alive("after the restore") or program.is_ready(), "an answer after the restore",
+            wait_for(lambda: self.alive("after the restore") or program.is_ready(), "a reply after the restore",
                      RESTART_LIMIT_S)
             with Burst(program):
                 program.verify()
@@ -136,7 +139,7 @@ class OneShot:
 # run ----------------------------------------------------------------------------------------------------------------
 
 class Client(threading.Thread):
-    """Puts one item after another; connects again when the connection breaks."""
+    """A client that writes one item after another. It opens a new connection when its connection breaks."""
 
     def __init__(self, program):
         super().__init__(daemon=True)
@@ -162,13 +165,13 @@ class Client(threading.Thread):
         self.over.set()
         self.join(30)
         if self.is_alive():
-            raise Wrong("a client waits for an answer without end")
+            raise Wrong("a client waits forever for a reply")
         if self.failure:
             raise self.failure
 
 
 class Run:
-    """A program under `undying run`."""
+    """The trial `run`: a program under `undying run`, with kills."""
 
     def __init__(self, program, undying, kills):
         self.program, self.undying, self.kills, self.outcome = program, undying, kills, Outcome()
@@ -176,7 +179,7 @@ class Run:
 
     def start(self):
         program = self.program
-        # The default of 5 restarts a minute is for programs that crash by themselves.
+        # The default limit of 5 restarts per minute can be too low for this trial.
         words = self.undying.words("run", "--name", "field", "--every", program.every, *program.files, "--max-restarts",
                                    "%d/1m" % (2 * self.kills + 10), "--", *program.command())
         self.guardian = spawn(words, program.folder, program.environment(), self.log)
@@ -190,7 +193,10 @@ class Run:
         return found[-1]["seq"] if found else -1
 
     def await_checkpoint(self):
-        """Waits for a committed checkpoint that began after this call: the second new one."""
+        """Waits for a committed checkpoint that began after this call. It is the second new checkpoint.
+
+        Returns False if the guardian has ended. Raises Refused if `undying` makes no checkpoint.
+        """
         before, begin = self.last_seq(), time.monotonic()
         while (last := self.last_seq()) < before + 2:
             waited = time.monotonic() - begin
@@ -211,7 +217,7 @@ class Run:
         return "no checkpoint after number %d: %s" % (before, why) if before >= 0 else why
 
     def kill(self):
-        """Kills the root; False where the program has ended before."""
+        """Kills the root process. Returns False if the program has ended before."""
         status = self.undying.status("field")
         if status is None or self.guardian.poll() is not None:
             return False
@@ -223,8 +229,8 @@ class Run:
         return True
 
     def await_restart(self, number):
-        """Waits until the death is followed by something, and notes by what."""
-        deaths = wait_for(lambda: self.followed(number), "what follows kill %d" % number, RESTART_LIMIT_S, ASK_S)
+        """Waits until the guardian has reacted to the death, and counts the reaction in `outcome`."""
+        deaths = wait_for(lambda: self.followed(number), "the reaction to kill %d" % number, RESTART_LIMIT_S, ASK_S)
         followed = deaths[-1]["followed_by"]
         if followed == "restored":
             self.outcome.restored += 1
@@ -262,9 +268,9 @@ class Run:
                 self.await_checkpoint()
                 time.sleep(program.random.uniform(0, KILL_SPREAD_S))
                 if not self.kill():
-                    raise Wrong("it ended by itself: %s" % last_lines(self.log))
+                    raise Wrong("the program ended by itself: %s" % last_lines(self.log))
                 self.await_restart(number)
-                self.await_ready("an answer after kill %d" % number, RESTART_LIMIT_S)
+                self.await_ready("a reply after kill %d" % number, RESTART_LIMIT_S)
                 if not program.durable:
                     program.may_lack.append((mark if deaths_restored(self) else 0, program.sent))
             time.sleep(0.3)
@@ -287,7 +293,8 @@ class Run:
         program = self.program
         self.start()
         for number in range(1, self.kills + 1):
-            # A checkpoint from before the job opened its file does not tell that the file has moved on.
+            # Wait until the job has opened its output file. An earlier checkpoint does not record this file, so a
+            # restore would not detect that the file has changed.
             wait_for(lambda: self.guardian.poll() is not None or program.progress() > 0, "the job's first step",
                      program.start_limit_s)
             if not self.await_checkpoint():
@@ -307,7 +314,7 @@ class Run:
 
 
 def deaths_restored(trial):
-    """Whether the last death was followed by a restore."""
+    """Returns whether the program was restored after its last death."""
     return trial.undying.deaths("field")[-1]["followed_by"] == "restored"
 
 

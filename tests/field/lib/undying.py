@@ -1,4 +1,4 @@
-"""The verbs of `undying` as the field suite calls them, with a store of its own."""
+"""Calls the verbs of `undying`, with a separate store."""
 import json
 import os
 import re
@@ -8,14 +8,14 @@ import time
 from .system import Refused, Wrong
 
 REFUSED = 3
-# A refusal that its own help calls momentary is tried again so often.
+# A refusal is transient if its help suggests another attempt. Maximum number of attempts.
 MOMENTARY = re.compile(r"try again|retry", re.IGNORECASE)
 ATTEMPTS_MAX = 10
 LIMIT_S = 60
 
 
 def reason(text):
-    """The line of stderr that says why, without the prefix and the help."""
+    """Returns the line of stderr that contains the reason, without the prefix."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("help:")] or ["no reason given"]
     obstacles = [line for line in lines if re.match(r"pids? \d.*: ", line)]
@@ -24,7 +24,7 @@ def reason(text):
 
 
 class Undying:
-    """One binary and one store."""
+    """The binary `undying`, and a store."""
 
     def __init__(self, binary, folder):
         self.binary, self.folder, self.store = binary, folder, os.path.join(folder, "store")
@@ -37,7 +37,7 @@ class Undying:
                               stdin=subprocess.DEVNULL, timeout=LIMIT_S)
 
     def json(self, *words):
-        """The answer of a verb with `--json`; None while the subject is not known."""
+        """Calls a verb with `--json`. Returns the parsed output, or None if the verb fails (unknown subject)."""
         done = self.call(*words, "--json")
         try:
             return json.loads(done.stdout) if done.returncode == 0 else None
@@ -45,11 +45,11 @@ class Undying:
             return None
 
     def lines(self, *words):
-        """The answer of a verb that prints one JSON value a line."""
+        """Calls a verb that prints one JSON value per line, and returns the values."""
         return [json.loads(line) for line in self.call(*words, "--json").stdout.splitlines()]
 
     def checkpoint_and_kill(self, pid, image):
-        """One image of the tree, which ends with it."""
+        """Makes an image of the process tree of `pid`, and ends the tree. Retries after transient refusals."""
         for attempt in range(ATTEMPTS_MAX):
             done = self.call("checkpoint", str(pid), "--image", image, "--kill")
             if done.returncode == 0:
@@ -61,9 +61,9 @@ class Undying:
             time.sleep(0.2)
 
     def restore(self, image):
-        """The tree goes on; the pid of its root."""
+        """Restores the process tree from an image. Returns the pid of its root."""
         pidfile = os.path.join(self.folder, "restored.pid")
-        # Files, not pipes: the restored tree may keep them open.
+        # The output goes to a file. The restored tree could keep a pipe open, and this call would then wait.
         with open(os.path.join(self.folder, "restore.log"), "w+") as log:
             done = subprocess.run(self.words("restore", image, "--detach", "--pidfile", pidfile), stdout=log, stderr=log,
                                   stdin=subprocess.DEVNULL, timeout=LIMIT_S)
@@ -78,7 +78,7 @@ class Undying:
         return found[0] if found else None
 
     def checkpoints(self, name):
-        """Committed checkpoints of a subject, oldest first."""
+        """Returns the committed checkpoints of a subject, oldest first."""
         return [entry for entry in self.json("ls", name) or [] if entry["committed"]]
 
     def deaths(self, name):

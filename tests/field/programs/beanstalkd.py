@@ -1,4 +1,4 @@
-"""beanstalkd: jobs in a queue, with a binlog that is synchronised at each write."""
+"""beanstalkd, a job queue. Its binlog is synchronized to disk after each write."""
 import os
 
 from lib.program import Service, Wrong
@@ -18,10 +18,10 @@ class Beanstalkd(Service):
         body = str(number)
         self.connection.send("put 0 0 600 %d\r\n%s\r\n" % (len(body), body))
         if not (said := self.connection.line()).startswith("INSERTED"):
-            raise Wrong("put was answered with %r" % said)
+            raise Wrong("the reply to put is %r" % said)
 
     def items(self):
-        """Every job, by its id: peek does not take it from the queue."""
+        """Returns the items of all jobs in the queue. The command `peek` does not remove a job from the queue."""
         found, last = [], self.count()
         for job in range(1, last + 1):
             said = self.connection.ask("peek %d" % job)
@@ -30,7 +30,7 @@ class Beanstalkd(Service):
         return found
 
     def count(self):
-        """An id above that of every job: two jobs an item are more than it has made."""
+        """Returns an upper limit of all job ids. The server has created at most two jobs for each item."""
         return 2 * self.sent + 100
 
     def check_files(self):

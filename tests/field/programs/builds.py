@@ -1,7 +1,7 @@
-"""Builds of a generated C project, two compilers at a time: whatever dies in between, the program is built and right.
+"""Builds of a generated C project, with two compilers at a time. After all kills, the built program must be correct.
 
-Each object is written under another name and renamed when it is complete, as careful build files do: a build tool that
-is killed and started again by hand must not take half an object for a whole one.
+The compiler writes each object file to a temporary name, and the build renames the complete file. Otherwise, after a
+kill and a start from the beginning, the build tool could use an incomplete object file.
 """
 import glob
 import os
@@ -15,7 +15,6 @@ PARTS = 12
 
 class Build(Job):
     group, limit_s = "build", 240
-    # The part of the work is the part of the objects.
     every = "150ms"
 
     def prepare(self):
@@ -26,6 +25,7 @@ class Build(Job):
         return glob.glob(self.path("build", "**", "*.o"), recursive=True)
 
     def progress(self):
+        """Returns the fraction of the object files that exist."""
         return len(self.built()) / (UNITS + 1)
 
     def check_output(self):
@@ -35,10 +35,10 @@ class Build(Job):
             raise Wrong("the built program prints %s, not %d" % (found, due))
         left = [path for path in glob.glob(self.path("tmp", "*"))]
         if left and not self.may_leave_files():
-            raise Wrong("%d temporary files are left, the first is %s" % (len(left), os.path.basename(left[0])))
+            raise Wrong("%d temporary files remain, the first is %s" % (len(left), os.path.basename(left[0])))
 
     def may_leave_files(self):
-        """A compiler that is killed leaves its temporary files, with and without `undying`."""
+        """Returns whether temporary files may remain: a killed compiler leaves its files, even without `undying`."""
         return True
 
     def environment(self):
@@ -80,7 +80,7 @@ class Ninja(Build):
 
 
 class Cmake(Build):
-    """CMake's own build files, with make below it; it compiles to the final name."""
+    """cmake, which has generated its own files for make. It links to the final name, without a temporary name."""
 
     name, needs = "cmake", {"cmake": "cmake", "make": "make", "cc": "gcc"}
 

@@ -1,4 +1,4 @@
-"""caddy, a server written in Go, with an access log and its admin interface switched off."""
+"""caddy, a web server in Go, with an access log and without its admin interface."""
 from lib.program import WebService
 
 CONFIGURATION = """

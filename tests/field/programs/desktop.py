@@ -1,4 +1,4 @@
-"""Desktop: an X server with a terminal, a terminal multiplexer, a message bus, a GTK window."""
+"""Desktop programs: an X server with a terminal or a GTK window, a terminal multiplexer, and a message bus."""
 import os
 import subprocess
 
@@ -13,12 +13,12 @@ done >"$FIELD_OUT"
 
 
 class Xterm(Job):
-    """Xvfb, and xterm with a shell in it, which writes the lines to the terminal too."""
+    """Xvfb, and xterm with a shell. The shell also writes its lines to the terminal."""
 
     name, group = "xvfb-xterm", "desktop"
     needs = {"Xvfb": "xvfb", "xterm": "xterm", "xwininfo": "x11-utils"}
     source, source_name = LINES, "lines.sh"
-    # -displayfd has the server choose a display that is free.
+    # With -displayfd, the X server chooses a free display, and writes its number to the descriptor.
     launcher = r'''
 exec 3>"$1/display"; Xvfb -displayfd 3 -screen 0 640x480x8 -nolisten tcp & server=$!; exec 3>&-
 until [ -s "$1/display" ]; do sleep 0.05; done
@@ -32,7 +32,7 @@ kill $server; wait $server; exit $status
 
 
 class Gtk(Xterm):
-    """A GTK window with a bar, fed through a pipe by a shell that writes the lines."""
+    """A GTK window with a progress bar. A shell writes its lines, and sends the progress through a pipe."""
 
     name = "xvfb-gtk"
     needs = {"Xvfb": "xvfb", "zenity": "zenity"}
@@ -47,7 +47,7 @@ class Gtk(Xterm):
 
 
 class Tmux(Service):
-    """A tmux server with a shell in a window: one variable of the server an item, and keys sent to the shell."""
+    """A tmux server with a shell in a window. Each item is an environment variable of the server."""
 
     name, group = "tmux", "desktop"
     needs = {"tmux": "tmux"}
@@ -57,11 +57,11 @@ class Tmux(Service):
         self.write("tmux.conf", "new-session -d -s field -x 80 -y 24 sh\n")
 
     def command(self):
-        # -D keeps the server in the foreground; its first client has it read the configuration.
+        # With -D, the server stays in the foreground. It reads the configuration when the first client connects.
         return ["tmux", "-D", "-S", self.path("sock"), "-f", self.path("tmux.conf")]
 
     def open(self):
-        """Each request has a client of its own."""
+        """Does nothing: each request starts a client."""
 
     def send(self, *words):
         done = subprocess.run(["tmux", "-S", self.path("sock"), "-N", *words], capture_output=True, text=True,
@@ -81,14 +81,14 @@ class Tmux(Service):
         return [int(line[4:].split("=")[0]) for line in said.splitlines() if line.startswith("item")]
 
     def own_check(self):
-        """The shell in the window answers."""
+        """Checks that the shell in the window executes a command."""
         word = "answer%d" % self.random.randrange(10 ** 9)
         self.send("send-keys", "-t", "field", "echo %s-$((40 + 2))" % word, "Enter")
-        wait_for(lambda: "%s-42" % word in self.send("capture-pane", "-p", "-t", "field"), "the shell's answer", 10)
+        wait_for(lambda: "%s-42" % word in self.send("capture-pane", "-p", "-t", "field"), "output of the shell", 10)
 
 
 class Dbus(Service):
-    """A session bus: one name an item is requested, and released again."""
+    """A session bus. For each item, a client requests a name, which the bus releases when the client exits."""
 
     name, group = "dbus-daemon", "desktop"
     needs = {"dbus-daemon": "dbus-daemon", "dbus-send": "dbus-bin"}
@@ -104,7 +104,7 @@ class Dbus(Service):
         return ["dbus-daemon", "--nofork", "--config-file=" + self.path("bus.conf")]
 
     def open(self):
-        """Each message has a client of its own."""
+        """Does nothing: each message starts a client."""
 
     def send(self, method, *words):
         done = subprocess.run(["dbus-send", "--bus=unix:path=" + self.path("bus"), "--print-reply=literal",
@@ -123,5 +123,5 @@ class Dbus(Service):
 
     def items(self):
         if "array" not in self.send("ListNames"):
-            raise Wrong("ListNames gives no list")
+            raise Wrong("ListNames returns no list")
         return sorted(self.acknowledged)

@@ -1,4 +1,4 @@
-"""dnsmasq: names from a hosts file, asked over UDP; it counts what it was asked."""
+"""dnsmasq, a DNS server. Clients query names of a hosts file over UDP."""
 import socket
 import struct
 
@@ -27,10 +27,10 @@ class Dnsmasq(Service):
         name = b"".join(bytes([len(label)]) + label.encode() for label in ("n%d" % at, "field")) + b"\0"
         self.connection.send(struct.pack(">6H", number & 0xFFFF, 0x0100, 1, 0, 0, 0) + name + struct.pack(">2H", 1, 1))
         said = self.connection.recv(512)
-        while said[:2] != struct.pack(">H", number & 0xFFFF):  # A late answer to an earlier question.
+        while said[:2] != struct.pack(">H", number & 0xFFFF):  # A late reply to an earlier query.
             said = self.connection.recv(512)
         if said[-4:] != bytes([10, 9, at // 200, at % 200 + 1]):
-            raise Wrong("n%d.field was answered with %r" % (at, said[-4:]))
+            raise Wrong("the reply to n%d.field is %r" % (at, said[-4:]))
 
     def items(self):
         return sorted(self.acknowledged)

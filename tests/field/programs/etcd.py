@@ -1,4 +1,4 @@
-"""etcd: keys through its JSON gateway, its own client for hashes and a snapshot, whose hash is checked at the end."""
+"""etcd. Clients write keys through the JSON gateway. etcdctl reads hashes, and saves and checks a snapshot."""
 import base64
 import http.client
 import json
@@ -39,7 +39,7 @@ class Etcd(Service):
         if answer.status in (500, 503, 504):
             raise OSError(said)
         if answer.status != 200:
-            raise Wrong("%s was answered with %d %s" % (verb, answer.status, said[:100]))
+            raise Wrong("the reply to %s is %d %s" % (verb, answer.status, said[:100]))
         return json.loads(said)
 
     def is_ready(self):
@@ -62,7 +62,7 @@ class Etcd(Service):
         return self.numbers("item")
 
     def numbers(self, prefix):
-        """The numbers of the entries below a prefix."""
+        """Returns the numbers of the entries below a prefix."""
         found = self.ask("range", {"key": encoded(prefix + "/"), "range_end": encoded(prefix + "0")})
         numbers = []
         for entry in found.get("kvs", []):
@@ -82,7 +82,7 @@ class Etcd(Service):
         if os.path.exists(saved):
             os.remove(saved)
         self.etcdctl("snapshot", "save", saved)
-        # It reads every page of the copy and compares the hash that the server appended.
+        # `snapshot status` checks the consistency of all pages of the snapshot. It does not compare the appended hash.
         self.etcdctl("snapshot", "status", saved)
 
     def check_files(self):

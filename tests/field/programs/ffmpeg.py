@@ -1,4 +1,4 @@
-"""ffmpeg: encodes a generated picture sequence in real time; the film's frames are those of an undisturbed call."""
+"""ffmpeg encodes a generated video in real time. The frames must be the same as without `undying`."""
 import re
 
 from lib.program import Job, Wrong
@@ -35,4 +35,4 @@ class Ffmpeg(Job):
         found = self.hashes("film.nut")
         if found != self.due:
             lines = [line for line in found.splitlines() if re.match(r"\d", line)]
-            raise Wrong("the film differs: %d frames instead of %d" % (len(lines), self.frames))
+            raise Wrong("the video differs: %d frames instead of %d" % (len(lines), self.frames))

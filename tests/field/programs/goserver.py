@@ -1,4 +1,4 @@
-"""A server in Go with the standard library: from Go 1.24 on, its listener is an MPTCP socket."""
+"""A server in Go that uses only the standard library. From Go 1.24, its listening socket is an MPTCP socket."""
 from lib.program import Service, Wrong
 
 SOURCE = r'''
@@ -74,7 +74,7 @@ class GoServer(Service):
 
     def put(self, number):
         if (said := self.connection.ask(str(number))) != "ok":
-            raise Wrong("it answered %r" % said)
+            raise Wrong("the reply is %r" % said)
 
     def items(self):
         return [int(self.connection.line()) for _ in range(int(self.connection.ask("items")))]

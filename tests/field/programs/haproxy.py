@@ -1,4 +1,4 @@
-"""haproxy, a master with a worker: answers by itself, counts requests, and is asked through its Unix socket."""
+"""haproxy with a master and a worker. It answers requests itself. Its Unix socket reports the number of requests."""
 import socket
 
 from lib.program import WebService, Wrong
@@ -37,11 +37,11 @@ class Haproxy(WebService):
             return connection.makefile("r").read()
 
     def is_ready(self):
-        # A connection without a request would be counted as one.
+        # Does not connect to the HTTP port, because haproxy would count this connection as a request.
         return "Uptime" in self.admin("show info")
 
     def items(self):
-        """It has no access log of its own; its counter of requests stands for it."""
+        """Checks the request counter of haproxy, which has no access log. Returns all acknowledged items."""
         row = next(line.split(",") for line in self.admin("show stat").splitlines() if line.startswith("web,FRONTEND"))
         requests = int(row[48])
         if requests > self.sent:

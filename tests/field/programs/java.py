@@ -1,4 +1,4 @@
-"""A JVM with the compiler at work, threads, and much garbage."""
+"""A Java virtual machine with JIT compilation, threads, and frequent garbage collection."""
 from lib.program import Job
 
 SOURCE = r'''

@@ -1,4 +1,4 @@
-"""lighttpd with an access log."""
+"""lighttpd, a web server, with an access log."""
 from lib.program import WebService
 
 CONFIGURATION = """
@@ -24,5 +24,5 @@ class Lighttpd(WebService):
         return ["lighttpd", "-D", "-f", self.path("lighttpd.conf")]
 
     def items(self):
-        """It writes its log from a buffer some seconds later; only the answers count."""
+        """Returns all acknowledged items. The access log is not compared, because lighttpd writes it seconds later."""
         return sorted(self.acknowledged)

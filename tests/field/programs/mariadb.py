@@ -1,4 +1,4 @@
-"""MariaDB with InnoDB: its own client over TCP, CHECK TABLE EXTENDED, and innochecksum at the end."""
+"""MariaDB with InnoDB. Its own client connects over TCP. The checks are CHECK TABLE EXTENDED and innochecksum."""
 import glob
 import os
 import subprocess
@@ -20,7 +20,7 @@ class Mariadb(Service):
                             "--bind-address=127.0.0.1", "--socket=" + self.path("sock"), "--pid-file=" + self.path("pid"),
                             "--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M", "--skip-name-resolve",
                             "--innodb-flush-log-at-trx-commit=1",
-                            # Its default is io_uring, which is refused by name.
+                            # The default is io_uring, which `undying` refuses.
                             "--innodb-use-native-aio=0", "--secure-file-priv=" + self.folder,
                             "--lc-messages-dir=/usr/share/mysql", "--plugin-dir=/usr/lib/mysql/plugin")
 
@@ -41,7 +41,7 @@ class Mariadb(Service):
 
     def put(self, number):
         if self.ask("INSERT INTO item VALUES (%d, REPEAT('%d ', 40));" % (number, number * 7919 % 10007)):
-            raise Wrong("insert was answered with text")
+            raise Wrong("the reply to INSERT contains text")
 
     def items(self):
         return [int(line) for line in self.ask("SELECT number FROM item FORCE INDEX (PRIMARY) ORDER BY number;")]
@@ -52,23 +52,23 @@ class Mariadb(Service):
             raise Wrong("CHECK TABLE EXTENDED: %s" % " / ".join(said))
         counts = self.ask("SELECT COUNT(*) FROM item FORCE INDEX (PRIMARY); SELECT COUNT(*) FROM item FORCE INDEX (by_text);")
         if len(set(counts)) != 1:
-            raise Wrong("the indexes count differently: %s" % counts)
+            raise Wrong("the numbers of rows differ between the indexes: %s" % counts)
 
     def check_files(self):
-        # Not the system tablespace: its doublewrite pages have no checksum after an ordinary end either.
+        # The system tablespace is not checked: its doublewrite pages have no checksum, also after a normal shutdown.
         for path in glob.glob(self.path("data", "field", "*.ibd")):
             self.tool("innochecksum", path)
 
 
 class Shell:
-    """The client `mariadb`, which reads statements from a pipe; an error ends it."""
+    """The client program `mariadb`, which reads statements from a pipe. It exits after an error."""
 
     def __init__(self, words):
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                         text=True, bufsize=1, env=os.environ)
 
     def ask(self, statement):
-        """The lines of the answer."""
+        """Executes a statement, and returns the lines of the reply."""
         self.process.stdin.write(statement + " SELECT 'field-end';\n")
         self.process.stdin.flush()
         lines = []
@@ -76,7 +76,7 @@ class Shell:
             line = self.process.stdout.readline()
             if not line:
                 said = " ".join(lines)
-                # 2002 to 2013: the connection is lost; 1053, 1927: the server is shutting down.
+                # 2002 to 2013: the connection is lost. 1053: the server shuts down. 1927: the connection was killed.
                 if any(number in said for number in ("ERROR 20", "ERROR 1053", "ERROR 1927")) or not said:
                     raise EOFError("the client ended: " + said)
                 raise Wrong("the client ended: " + said)
@@ -90,5 +90,5 @@ class Shell:
         self.process.stdout.close()
         try:
             self.process.stdin.close()
-        except BrokenPipeError:  # The client has ended before.
+        except BrokenPipeError:  # The client has already exited.
             pass

@@ -1,4 +1,4 @@
-"""memcached: one value an item, compared with what was stored."""
+"""memcached. Each item is a value, which is compared with the stored value."""
 from lib.program import Service, Wrong
 
 
@@ -13,7 +13,7 @@ class Memcached(Service):
         value = "value %d" % number
         self.connection.send("set item%d 0 0 %d\r\n%s\r\n" % (number, len(value), value))
         if (said := self.connection.line()) != "STORED":
-            raise Wrong("set was answered with %r" % said)
+            raise Wrong("the reply to set is %r" % said)
 
     def items(self):
         found = []

@@ -1,4 +1,4 @@
-"""mosquitto: one retained message an item, published and read back by its own clients."""
+"""mosquitto, an MQTT server. Each item is a retained message, which its own clients publish and read."""
 from lib.program import Service, Wrong
 
 
@@ -14,7 +14,7 @@ class Mosquitto(Service):
         return ["mosquitto", "-c", self.path("mosquitto.conf")]
 
     def open(self):
-        """Its clients connect by themselves."""
+        """Does nothing: each client process opens a connection."""
 
     def put(self, number):
         try:
@@ -23,6 +23,6 @@ class Mosquitto(Service):
             raise OSError(str(failure)) from failure
 
     def items(self):
-        # Retained messages come first; -W ends the client after a second without anything new.
+        # The server sends the retained messages first. -W ends the client one second later, with exit code 27.
         said = self.tool("sh", "-c", 'mosquitto_sub -p "$1" -t "item/#" -W 1 --retained-only; [ $? -le 27 ]', "sub", self.port)
         return [int(line) for line in said.split()]

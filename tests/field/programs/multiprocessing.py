@@ -1,4 +1,4 @@
-"""CPython multiprocessing: a pool, a queue, a lock, a shared value and shared memory under /dev/shm."""
+"""Python multiprocessing: a pool, a queue, a lock, a shared value, and shared memory in /dev/shm."""
 import sys
 
 from lib.program import Job

@@ -1,4 +1,4 @@
-"""nats-server with JetStream: one acknowledged message an item, in a stream on disk."""
+"""nats-server with JetStream. Each item is an acknowledged message in a stream on disk."""
 import json
 
 from lib.program import Line, Service, Wrong
@@ -7,7 +7,7 @@ from lib.program import Line, Service, Wrong
 class Nats(Service):
     name, group, durable = "nats-jetstream", "server", True
     needs = {"nats-server": "nats-server"}
-    # It ends with 1 after SIGTERM, which would be followed by a restart.
+    # SIGINT. After SIGTERM, the server exits with 1, and `undying run` would restart it.
     stop_signal = 2
 
     def prepare(self):
@@ -37,14 +37,14 @@ class Nats(Service):
                 return json.loads(self.connection.read(int(said.split()[-1]) + 2))
             elif said.startswith("HMSG"):
                 self.connection.read(int(said.split()[-1]) + 2)
-                raise OSError("nobody answers yet")
+                raise OSError("JetStream does not answer yet")
             elif said.startswith("-ERR"):
                 raise OSError(said)
 
     def put(self, number):
         said = self.request("field", str(number))
         if "error" in said or "seq" not in said:
-            raise Wrong("the message was answered with %r" % said)
+            raise Wrong("the reply to the message is %r" % said)
 
     def items(self):
         import base64

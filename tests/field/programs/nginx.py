@@ -1,4 +1,4 @@
-"""nginx with two workers and an access log."""
+"""nginx, a web server, with two workers and an access log."""
 from lib.program import WebService
 
 CONFIGURATION = """

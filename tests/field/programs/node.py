@@ -1,4 +1,4 @@
-"""Node.js: timers, promises, a worker thread, and an append to a file at each step."""
+"""Node.js with timers and a worker thread. It appends a line to a file in each step."""
 from lib.program import Job
 
 SOURCE = r'''

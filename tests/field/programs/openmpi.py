@@ -1,4 +1,4 @@
-"""OpenMPI: two ranks that pass a number to and fro, over shared memory; rank 0 writes the lines."""
+"""OpenMPI with two ranks (processes), which exchange a number over shared memory or TCP. Rank 0 writes the lines."""
 import os
 
 from lib.program import Job

@@ -1,4 +1,4 @@
-"""php-fpm: a master and two workers, asked over FastCGI; each request adds to a counter in shared memory of the pool."""
+"""php-fpm with a master and two workers, over FastCGI. Its processes count the requests in shared memory."""
 import glob
 import os
 import struct
@@ -36,7 +36,7 @@ class PhpFpm(Service):
         return [BINARY, "-n", "-F", "-y", self.path("fpm.conf")]
 
     def open(self):
-        """Each request has a connection of its own."""
+        """Does nothing: each request opens a connection."""
 
     def put(self, number):
         query = "item=%d" % number
@@ -51,7 +51,7 @@ class PhpFpm(Service):
         if not said:
             raise EOFError("the connection was closed")
         if b"item %d 9" % number not in said and b"item %d 1" % number not in said:
-            raise Wrong("request %d was answered with %r" % (number, said[:200]))
+            raise Wrong("the reply to request %d is %r" % (number, said[:200]))
 
     def items(self):
         with open(self.path("access.log")) as file:

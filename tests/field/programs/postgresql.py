@@ -1,4 +1,4 @@
-"""PostgreSQL with its own client and pg_amcheck: one committed transaction an item, an index that is checked."""
+"""PostgreSQL. Each item is a committed transaction of psql. pg_amcheck checks the table and its indexes."""
 import glob
 import os
 import subprocess
@@ -9,14 +9,14 @@ BINARIES = next(iter(sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True
 
 
 class Shell:
-    """psql that reads statements from a pipe and answers each with a line."""
+    """The client program psql, which reads statements from a pipe."""
 
     def __init__(self, words, environment):
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                         text=True, bufsize=1, env={**os.environ, **environment})
 
     def ask(self, statement):
-        """The last line before the end mark."""
+        """Executes a statement. Returns the last line of the reply before the end mark `field-end`."""
         self.process.stdin.write(statement + "\n")
         self.process.stdin.flush()
         last = ""
@@ -34,7 +34,7 @@ class Shell:
         self.process.stdout.close()
         try:
             self.process.stdin.close()
-        except BrokenPipeError:  # The client has ended before.
+        except BrokenPipeError:  # The client has already exited.
             pass
 
 
@@ -76,7 +76,7 @@ class Postgresql(Service):
         said = self.ask("INSERT INTO item VALUES (%d, repeat('%d ', 40)) RETURNING number;" % (
             number, number * 7919 % 10007))
         if said != str(number):
-            raise OSError("insert was answered with %r" % said)
+            raise OSError("the reply to INSERT is %r" % said)
 
     def items(self):
         return [int(word) for word in self.ask("SELECT string_agg(number::text, ' ') FROM item;").split()]
@@ -88,4 +88,4 @@ class Postgresql(Service):
     def check_files(self):
         said = self.tool(os.path.join(BINARIES, "pg_controldata"), self.path("data"))
         if "shut down" not in said:
-            raise Wrong("pg_controldata: the server did not shut down in order")
+            raise Wrong("pg_controldata: the server did not shut down cleanly")

@@ -1,4 +1,4 @@
-"""CPython: a generator, a thread, a table and a large integer go on through all deaths."""
+"""Python with a generator, a thread, a dictionary and a large integer. All of them must survive each kill."""
 import sys
 
 from lib.program import Job

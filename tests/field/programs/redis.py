@@ -1,4 +1,4 @@
-"""redis-server: a list that grows in one transaction with a counter; without persistence, and with a log of commands."""
+"""redis-server, without persistence and with an append-only file. Each item extends a list and a counter."""
 import glob
 
 from lib.program import Line, Service, Wrong
@@ -39,7 +39,7 @@ def answer(connection):
     line = connection.line()
     kind, rest = line[:1], line[1:]
     if kind == "-":
-        # While it loads its log it says so; a client comes again.
+        # While redis loads its append-only file, it replies LOADING. The client then tries again.
         raise OSError(rest) if rest.startswith("LOADING") else Wrong(rest)
     if kind == "*":
         return [answer(connection) for _ in range(int(rest))]
@@ -49,9 +49,10 @@ def answer(connection):
 
 
 class RedisLog(Redis):
-    """The log of commands and the memory must tell the same after each death.
+    """redis with an append-only file. The file and the memory must have the same content after each death.
 
-    A restart cuts a file that was only appended back to the checkpoint, and keeps its tail aside: both go back together.
+    redis only appends to this file. A restore therefore truncates the file to its length at the checkpoint, and stores
+    the removed end elsewhere. The memory and the file then have the same state.
     """
 
     name, group, quick = "redis-aof", "database", False
@@ -64,7 +65,7 @@ class RedisLog(Redis):
         before = self.ask("LRANGE", "items", 0, -1)
         self.ask("DEBUG", "LOADAOF")
         if self.ask("LRANGE", "items", 0, -1) != before:
-            raise Wrong("the log of commands holds another list than the memory")
+            raise Wrong("the list in the append-only file differs from the list in memory")
 
     def check_files(self):
         for log in glob.glob(self.path("appendonlydir", "*.manifest")):

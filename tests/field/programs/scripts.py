@@ -1,4 +1,4 @@
-"""Languages whose job fits in some lines each: they append one line of the common recurrence a step."""
+"""Languages with a short script. In each step, the script appends one line of the common recurrence."""
 from lib.program import Job
 
 
@@ -42,7 +42,7 @@ end
 
 class Lua(Script):
     name, needs, runner, source_name = "lua", {"lua5.4": "lua5.4"}, ("lua5.4",), "job.lua"
-    # Lua has no sleep: it waits for a child.
+    # Lua has no function to sleep, so the script starts the program sleep.
     source = r'''
 local out, value = io.open(os.getenv("FIELD_OUT"), "a"), 1
 local steps = coroutine.wrap(function() for step = 1, tonumber(os.getenv("FIELD_STEPS")) do coroutine.yield(step) end end)
@@ -124,7 +124,7 @@ worker(To, Value) -> receive Step -> Next = (Value * 1021 + Step) rem 1000003, T
 
 
 class Ocaml(Script):
-    """Compiled to machine code."""
+    """OCaml, compiled to machine code."""
 
     name, needs, source_name = "ocaml", {"ocamlopt": "ocaml-nox"}, "job.ml"
     source = r'''
@@ -148,7 +148,7 @@ let () =
 
 
 class Bash(Script):
-    """A pipeline of shells, with a child at each step."""
+    """A pipeline of shells. Each step starts a child process."""
 
     name, needs, runner, source_name = "bash", {"bash": "bash"}, ("bash",), "job.sh"
     source = r'''

@@ -1,4 +1,4 @@
-"""SQLite in a server in Python: one committed transaction an item, with a WAL and with a rollback journal."""
+"""SQLite in a server in Python, with a WAL and with a rollback journal. Each item is a committed transaction."""
 import sqlite3
 import sys
 
@@ -42,8 +42,8 @@ class SqliteWal(Service):
     name, group, quick, durable = "sqlite-wal", "database", True, True
     needs = {"sqlite3": "sqlite3"}
     mode = "WAL"
-    # The server in Python ends by the signal itself.
     pace_s = 0.004
+    # The default `stop_signal`, SIGTERM, kills the server, which has no handler. This death causes no restart.
 
     def prepare(self):
         self.write("server.py", SOURCE)
@@ -56,7 +56,7 @@ class SqliteWal(Service):
 
     def put(self, number):
         if (said := self.connection.ask(str(number))) != "ok":
-            raise Wrong("it answered %r" % said)
+            raise Wrong("the reply is %r" % said)
 
     def items(self):
         return [int(word) for word in self.connection.ask("items").split()]
@@ -69,7 +69,7 @@ class SqliteWal(Service):
         said = self.tool("sqlite3", self.path("base.db"), "PRAGMA integrity_check; SELECT count(*) >= %d FROM item"
                          % (len(self.acknowledged)))
         if said.split() != ["ok", "1"]:
-            raise Wrong("after the end, integrity_check: %s" % said[:200])
+            raise Wrong("integrity_check after the end: %s" % said[:200])
 
 
 class SqliteDelete(SqliteWal):

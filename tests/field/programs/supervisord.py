@@ -1,4 +1,4 @@
-"""supervisord with a child that it started and a Unix socket, which its own client asks."""
+"""supervisord with a child process. Its own client sends requests to its Unix socket."""
 import subprocess
 
 from lib.program import Service, Wrong
@@ -34,7 +34,7 @@ class Supervisord(Service):
         return ["supervisord", "-n", "-c", self.path("supervisord.conf")]
 
     def open(self):
-        """Each request has a client of its own."""
+        """Does nothing: each request starts a client."""
 
     def control(self, *words):
         return subprocess.run(["supervisorctl", "-c", self.path("supervisord.conf"), *words], capture_output=True,
@@ -53,4 +53,4 @@ class Supervisord(Service):
 
     def own_check(self):
         if "started" not in (said := self.control("restart", "worker")):
-            raise Wrong("restart of the child: %s" % said)
+            raise Wrong("cannot restart the child: %s" % said)

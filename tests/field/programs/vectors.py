@@ -1,4 +1,4 @@
-"""Science: the recurrence on vectors, where the line of a step is the sum of a vector of 100 elements."""
+"""Scientific programs. They compute the common recurrence for a vector, and write its sum in each step."""
 from lib.program import FACTOR, MODULUS, Job, python_with
 
 SIZE = 100
@@ -17,7 +17,7 @@ class Vectors(Job):
 
 
 class Numpy(Vectors):
-    """numpy and scipy with threads of a BLAS library."""
+    """numpy and scipy, with the threads of a BLAS library."""
 
     name = "numpy-scipy"
     extra_packages = ("python3-numpy", "python3-scipy")

@@ -27,7 +27,7 @@ pub(super) fn short(root: &Path) -> Result<String, Failure> {
 
 pub(super) fn whole(root: &Path) -> Result<String, Failure> {
     let mut figures = FIGURES.to_vec();
-    figures.insert(2, ("restore_cold_ms", "restore from an image outside the page cache"));
+    figures.insert(2, ("restore_cold_ms", "first restore after the checkpoint"));
     let text = table(root, &figures)?;
     let rows = Table::read(&root.join(FILE))?;
     Ok(format!("{text}\n{}", rows.source("checkpoint-restore.csv")))

@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn the_document_prints_the_table() {
-        let stale = edges::table().replace("nothing of ours", "something");
+        let stale = edges::table().replace("no crate of this workspace", "something");
         let tree = Tree::of(&[(DOCUMENT, &stale)]);
         assert_eq!(check_tree(&tree, &[&Edges], &[]).len(), 1);
         assert_eq!(check_tree(&Tree::of(&[]), &[&Edges], &[]).len(), 1);

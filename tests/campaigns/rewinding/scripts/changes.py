@@ -1,9 +1,13 @@
-"""Makes every kind of change that a file system knows, each again and again, from one sequence of numbers.
+"""Makes many kinds of file changes repeatedly, in a pseudorandom order with a fixed seed.
 
-Usage: changes.py FOLDER STEPS PAUSE_S. Content (write, pwrite, writev, sendfile, copy_file_range, splice, truncate,
-fallocate with holes, stores through a shared mapping), names (create, unlink, rename, exchange, link, symlink, mkdir,
-rmdir, mkfifo, O_TMPFILE with a name given later) and attributes (mode, owner, times, extended attributes). An error of
-any call ends it.
+Usage: changes.py FOLDER STEPS PAUSE_S. Sleeps PAUSE_S seconds after each of STEPS changes. The kinds of changes:
+
+- content: write, pwrite, pwritev, sendfile, copy_file_range, splice, truncate, fallocate with holes, and writes to a
+  shared mapping
+- names: create, unlink, rename, exchange, link, symlink, mkdir, rmdir, mkfifo, and O_TMPFILE with a later linkat
+- attributes: mode, owner, times, extended attributes
+
+The script ends at the first error of a system call.
 """
 import ctypes
 import errno
@@ -26,7 +30,7 @@ def path(*names):
 
 
 def one(kind):
-    """A name of a kind; whether it exists depends on the steps before."""
+    """Returns a random name of a kind. The name may or may not exist."""
     return path("%s-%d" % (kind, draw.randrange(NAMES)))
 
 
@@ -35,7 +39,7 @@ def data(length):
 
 
 def made(name, length=3000):
-    """The file, created where it is missing."""
+    """Returns `name`. Creates the file if it does not exist."""
     if not os.path.lexists(name):
         with open(name, "wb") as file:
             file.write(data(length))
@@ -158,7 +162,7 @@ def spliced():
     target = os.open(made(one("file")), os.O_WRONLY)
     os.write(writer, data(2000))
     if os.splice(reader, target, 2000, offset_dst=draw.randrange(6000)) != 2000:
-        sys.exit("splice moved less")
+        sys.exit("splice moved fewer bytes than requested")
     for descriptor in (reader, writer, target):
         os.close(descriptor)
 
@@ -180,7 +184,7 @@ def nameless():
 
 
 class Big:
-    """A file that stays open and mapped all the time; one that is open and has no name any more."""
+    """Two files that stay open: `big`, which is also mapped, and `gone`, whose name is removed."""
 
     def __init__(self):
         self.file = os.open(path("big"), os.O_RDWR | os.O_CREAT, 0o644)
@@ -206,7 +210,7 @@ class Big:
         self.gone.flush()
 
     def end(self):
-        """What the nameless file holds is written under a name, so that it is compared as well."""
+        """Copies the content of the removed file to a named file, so that this content is compared, too."""
         self.gone.seek(0)
         with open(path("was-gone"), "wb") as file:
             file.write(self.gone.read())

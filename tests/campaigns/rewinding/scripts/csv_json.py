@@ -1,6 +1,6 @@
-"""Appends rows to CSV files, rewrites totals.json by rename and a header in place; checks itself at its end.
+"""Appends rows to CSV files, replaces totals.json by rename, and overwrites a header in place. Checks the rows.
 
-Usage: csv_json.py FOLDER STEPS PAUSE_S. The totals live in memory alone between two rewrites.
+Usage: csv_json.py FOLDER STEPS PAUSE_S. Between two replacements of totals.json, only the memory has the totals.
 """
 import json
 import os
@@ -44,7 +44,7 @@ def main():
 
 
 def rotate(step):
-    """As log rotation does: rename, and remove an older one."""
+    """Renames the CSV file and removes an older one, like log rotation."""
     path = os.path.join(FOLDER, "reopened-0.csv")
     os.rename(path, "%s.%d" % (path, step))
     older = "%s.%d" % (path, step - 2 * ROTATE_EACH)
@@ -53,7 +53,7 @@ def rotate(step):
 
 
 def check(totals):
-    """No row is there twice, and none is missing."""
+    """Checks that kept.csv contains each row exactly once."""
     with open(os.path.join(FOLDER, "kept.csv")) as file:
         rows = [[int(word) for word in line.split(",")] for line in file]
     sums = 0

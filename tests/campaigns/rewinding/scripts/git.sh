@@ -1,5 +1,5 @@
 #!/bin/sh
-# Commits, branches, merges, tags and collections of garbage in a new repository, with fixed dates.
+# Creates commits, branches, merges and tags in a new git repository, with fixed dates. Also runs git gc.
 # Usage: git.sh FOLDER COMMITS
 set -eu
 git init -q -b main "$1"

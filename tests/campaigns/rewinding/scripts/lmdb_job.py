@@ -1,14 +1,14 @@
-"""Fills an LMDB environment, and deletes again what is old.
+"""Adds entries to an LMDB environment, and deletes old entries.
 
-Usage: lmdb_job.py write|map FOLDER TRANSACTIONS PAUSE_S: by calls, or by stores through a shared mapping (MDB_WRITEMAP).
-With dump FOLDER it prints the entries instead.
+Usage: lmdb_job.py write|map FOLDER TRANSACTIONS PAUSE_S. With `write`, LMDB writes its file by system calls. With
+`map`, LMDB writes to a shared mapping of the file (MDB_WRITEMAP). `lmdb_job.py dump FOLDER` prints the entries.
 """
 import sys
 import time
 
 import lmdb
 
-# What the pause of a checkpoint copies of mapped files is limited to 8 MiB.
+# The size of the mapping must be below 8 MiB: the most that a checkpoint copies of mapped files during the pause.
 MAP_BYTES, KEPT = 7 << 20, 500
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes to standard output from the shell, from programs that it starts, and from pipelines.
+# Writes to standard output: from the shell itself, from programs that the shell starts, and from pipelines.
 # Usage: mix.sh PYTHON ROUNDS
 set -eu
 total=0

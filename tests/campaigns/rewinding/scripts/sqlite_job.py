@@ -1,6 +1,6 @@
-"""Inserts, updates and deletes rows of an SQLite database, in transactions whose content is always the same.
+"""Inserts, updates and deletes rows of an SQLite database. The transactions are the same in each run.
 
-Usage: sqlite_job.py FILE MODE TRANSACTIONS PAUSE_S. The mode is that of the journal: DELETE or WAL.
+Usage: sqlite_job.py FILE MODE TRANSACTIONS PAUSE_S. MODE is the journal mode of SQLite: DELETE or WAL.
 """
 import sqlite3
 import sys

@@ -1,4 +1,4 @@
-"""A server on a Unix socket: answers each line with the same line. `echo.py PATH`."""
+"""A server on a Unix socket, which sends each received line back. Usage: echo.py PATH"""
 import os
 import socketserver
 import sys
@@ -16,7 +16,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 def main():
     path = sys.argv[1]
-    # As most servers do: a socket that an earlier process has left is in the way of bind(2).
+    # Like most servers, removes the socket of an earlier process: otherwise bind(2) fails with EADDRINUSE.
     if os.path.exists(path):
         os.unlink(path)
     Server(path, Echo).serve_forever()

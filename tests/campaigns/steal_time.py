@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""Runs a command while its processors are taken away again and again, as a busy host does to a virtual machine.
+"""Runs a command, and repeatedly takes the processors away from it, like a busy host does to a virtual machine.
 
-A test that fails under it judges the machine, or has found something that only happens there. Each processor is taken by
-a thread of the highest real-time priority, for 30 ms in the mean (exponentially distributed), and one time in twenty for
-up to --longest-ms; between two times it is left for as long as --share asks. What comes is decided by --seed.
+If a test fails only under this script, there are two explanations. Either the test depends on the speed of the machine,
+or it has found an error that needs such delays.
 
-Unlike a host it leaves interrupts alone: timers fire in time, and what they wake up may go to another processor.
+For each processor, one process with the highest real-time priority repeatedly occupies the processor. Each time lasts
+30 ms on average, exponentially distributed. One of twenty times lasts up to --longest-ms. Between two times, the
+process sleeps, so that the processor is occupied for the fraction --share of the time. --seed determines the durations.
 
-Ends with the command's exit status; 2 when it cannot take processors (it needs root).
+Unlike a busy host, the script does not delay interrupts. Timers therefore expire on time, and the kernel can move a
+thread that wakes up to another processor.
+
+Exits with the exit status of the command, or with 2 if it cannot occupy the processors. It needs root.
 """
 
 import argparse
@@ -24,7 +28,7 @@ LONG_FROM_S = 0.1
 
 
 def take_away(processor: int, seed: int, share: float, longest_s: float) -> None:
-    """Never returns."""
+    """Occupies a processor repeatedly. Never returns."""
     os.sched_setaffinity(0, {processor})
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(os.sched_get_priority_max(os.SCHED_FIFO)))
     chance = random.Random(f"{seed} {processor}")
@@ -44,7 +48,7 @@ def start_thief(processor: int, seed: int, share: float, longest_s: float) -> in
         try:
             take_away(processor, seed, share, longest_s)
         except OSError as error:
-            print(f"robbed: cannot take processor {processor}: {error}", file=sys.stderr)
+            print(f"steal_time: cannot occupy processor {processor}: {error}", file=sys.stderr)
         finally:
             os._exit(2)
     return pid
@@ -53,18 +57,21 @@ def start_thief(processor: int, seed: int, share: float, longest_s: float) -> in
 def share_between_0_and_1(text: str) -> float:
     share = float(text)
     if not 0 < share < 1:
-        raise argparse.ArgumentTypeError("a share is more than 0 and less than 1")
+        raise argparse.ArgumentTypeError("the share must be more than 0 and less than 1")
     return share
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="printed; else a random one")
-    parser.add_argument("--share", type=share_between_0_and_1, default=0.3, help="of each processor's time (0.3)")
-    parser.add_argument("--longest-ms", type=float, default=500.0, help="the longest time without a processor (500)")
-    parser.add_argument("command", nargs="+", metavar="COMMAND", help="after --, with its arguments")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32),
+                        help="seed of the durations, which is printed (a random number)")
+    parser.add_argument("--share", type=share_between_0_and_1, default=0.3,
+                        help="fraction of the time in which each processor is occupied (0.3)")
+    parser.add_argument("--longest-ms", type=float, default=500.0,
+                        help="longest time for which a processor is occupied (500)")
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="the command with its arguments, after --")
     asked = parser.parse_args()
-    print(f"robbed: seed {asked.seed}, share {asked.share}, at most {asked.longest_ms:.0f} ms", file=sys.stderr)
+    print(f"steal_time: seed {asked.seed}, share {asked.share}, at most {asked.longest_ms:.0f} ms", file=sys.stderr)
     processors = sorted(os.sched_getaffinity(0))
     thieves = [start_thief(number, asked.seed, asked.share, asked.longest_ms / 1e3) for number in processors]
     try:
@@ -75,7 +82,7 @@ def main() -> int:
             os.kill(thief, signal.SIGKILL)
             os.waitpid(thief, 0)
     if ended:
-        print("robbed: not every processor was taken; this needs root", file=sys.stderr)
+        print("steal_time: not every processor was occupied; this needs root", file=sys.stderr)
         return 2
     return status if status >= 0 else 128 - status
 
