@@ -120,7 +120,7 @@ impl Callers {
     }
 
     /// Returns the time until the next check; `None` without callers.
-    pub(crate) fn next_look(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn next_check(&self, now: Instant) -> Option<Duration> {
         let first = self.list.iter().map(|caller| caller.deadline).min()?;
         let interval = CHECK_INTERVAL + CHECK_INTERVAL_PER_CALLER * self.list.len() as u32;
         Some(interval.min(first.saturating_duration_since(now)))

@@ -171,7 +171,7 @@ impl Channels {
         self.inner.holder.is_alive()
     }
 
-    /// Begins to handle the calls of a restored incarnation. The first call of [`Channels::look`] then finds the
+    /// Begins to handle the calls of a restored incarnation. The first call of [`Channels::scan`] then finds the
     /// listening sockets of the incarnation.
     ///
     /// # Errors
@@ -262,7 +262,7 @@ impl Channels {
     ///
     /// `root` is the first process of the incarnation. The scan covers the tree of `root`, and then all other
     /// processes.
-    pub fn look(&self, component: ComponentId, root: Pid) {
+    pub fn scan(&self, component: ComponentId, root: Pid) {
         let Some(wanted) = self.inner.state().component(component).wanted() else { return };
         let found = wanted.find(root, search::find);
         let mut state = self.inner.state();
@@ -273,7 +273,7 @@ impl Channels {
     }
 
     /// Reports whether the current incarnation listens at an address, which indicates that it is ready. For a restored
-    /// incarnation, [`Channels::look`] detects this.
+    /// incarnation, [`Channels::scan`] detects this.
     #[must_use]
     pub fn listens(&self, component: ComponentId) -> bool {
         self.inner.state().components.get(&component).is_some_and(|component| component.listens)

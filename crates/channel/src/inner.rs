@@ -108,9 +108,9 @@ impl Inner {
             if is_ending {
                 return;
             }
-            let look = state.callers.next_look(now);
+            let check = state.callers.next_check(now);
             let poll = (!state.pending.is_empty()).then_some(LISTEN_POLL);
-            state = match look.into_iter().chain(poll).min() {
+            state = match check.into_iter().chain(poll).min() {
                 Some(limit) => {
                     let waited = self.wake.wait_timeout(state, limit);
                     waited.unwrap_or_else(PoisonError::into_inner).0

@@ -55,7 +55,7 @@
 //! - The death of this process closes the sockets of components that are dead at this time, and does not remove second
 //!   links.
 //! - UDP sockets and other sockets without listen(2) are not changed.
-//! - A socket that a running program closes stays open for one to two seconds: see [`Channels::look`].
+//! - A socket that a running program closes stays open for one to two seconds: see [`Channels::scan`].
 //! - While a component is dead, a connection to the component succeeds. A readiness probe that only connects is
 //!   therefore not sufficient; call [`Channels::listens`] first.
 #![forbid(unsafe_code)]

@@ -139,8 +139,8 @@ fn listeners_of_one_address_are_handed_out_in_their_order() {
         .collect();
     let wanted: Vec<String> = inodes().iter().map(|inode| format!("socket:[{inode}]")).collect();
     assert_eq!(links, wanted);
-    channels.look(SERVER, second.pid());
-    channels.look(SERVER, second.pid());
+    channels.scan(SERVER, second.pid());
+    channels.scan(SERVER, second.pid());
     assert_eq!(listeners(&channels).len(), 4);
 }
 
@@ -152,7 +152,7 @@ fn a_listener_that_the_program_closes_is_released() {
     let mut input = server.0.stdin.take().unwrap();
     std::io::Write::write_all(&mut input, b"0\n").unwrap();
     until("the release of a listener", || {
-        channels.look(SERVER, server.pid());
+        channels.scan(SERVER, server.pid());
         (listeners(&channels).len() == 1).then_some(())
     });
     await_refused(ports[0]);
@@ -189,7 +189,7 @@ while True:
     channels.attach(SERVER, listener.as_fd().try_clone_to_owned().unwrap()).unwrap();
     drop(command);
     assert!(!channels.listens(SERVER) && !listeners(&channels)[0].is_taken);
-    channels.look(SERVER, second.pid());
+    channels.scan(SERVER, second.pid());
     assert!(channels.listens(SERVER) && listeners(&channels)[0].is_taken);
     let mut answer = String::new();
     std::io::Read::read_to_string(&mut queued, &mut answer).unwrap();
@@ -287,14 +287,14 @@ fn what_a_new_incarnation_does_not_bind_is_released_in_time() {
     channels.died(SERVER);
     // While the component is dead, no socket is released.
     clock.advance(limits.unclaimed * 2);
-    channels.look(SERVER, first.pid());
+    channels.scan(SERVER, first.pid());
     let second = serve(&channels, &[at(ports[1])]).unwrap();
     await_taken(&channels, 1);
-    channels.look(SERVER, second.pid());
+    channels.scan(SERVER, second.pid());
     assert_eq!(listeners(&channels).len(), 2);
     channels.provider_ready(SERVER);
     clock.advance(limits.unclaimed_after_ready);
-    channels.look(SERVER, second.pid());
+    channels.scan(SERVER, second.pid());
     assert_eq!(listeners(&channels).len(), 1);
     await_refused(ports[0]);
     read(ports[1]);
@@ -697,7 +697,7 @@ fn the_cost_of_a_call_is_small() {
     assert!(watched < plain + 5_000_000, "{plain} {watched}");
     for scan in ["first", "second"] {
         let watch = Stopwatch::start();
-        channels.look(SERVER, server.pid());
+        channels.scan(SERVER, server.pid());
         println!("the {scan} scan for one listener: {:?}", watch.elapsed());
     }
 }

@@ -58,7 +58,7 @@ fn survives(
         program = start();
         // A response shows that the connection was accepted. The program may still wait for the end of the request.
         assert!(answer(queued.as_mut(), request).unwrap() > 0, "{name}");
-        channels.look(SERVER, program.pid());
+        channels.scan(SERVER, program.pid());
     }
     clients.await_answers(ANSWERS);
     let seen = clients.stop();
@@ -251,7 +251,7 @@ fn survives_any_moment(name: &str, server: &Server, start: impl Fn() -> Command)
         channels.died(SERVER);
         assert_eq!(channels.held(SERVER).len(), 1, "{name}");
         program = start();
-        channels.look(SERVER, program.pid());
+        channels.scan(SERVER, program.pid());
     }
     clients.await_answers(ANSWERS);
     let seen = clients.stop();

@@ -80,10 +80,10 @@ impl Bench<'_> {
         let mut due = Instant::now();
         while self.is_due(lines, &mut due) {
             self.checkpoint()?;
-            self.tell_durable()?;
+            self.report_durable()?;
         }
         while let Some(one) = self.waiting.pop_front() {
-            tell(&one, &one.taken.ticket.wait()?)?;
+            report(&one, &one.taken.ticket.wait()?)?;
         }
         Ok(())
     }
@@ -119,12 +119,12 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn tell_durable(&mut self) -> Result<(), Failure> {
+    fn report_durable(&mut self) -> Result<(), Failure> {
         while let Some(one) = self.waiting.front() {
             let ticket = &one.taken.ticket;
             let committed = if self.every.is_some() { ticket.poll()? } else { Some(ticket.wait()?) };
             let Some(committed) = committed else { break };
-            tell(one, &committed)?;
+            report(one, &committed)?;
             self.waiting.pop_front();
         }
         Ok(())
@@ -132,7 +132,7 @@ impl Bench<'_> {
 }
 
 /// Times in nanoseconds; `total` ends when this knows that it is durable, which at a rate is at the next checkpoint.
-fn tell(one: &Waiting, committed: &LogCommitted) -> Result<(), Failure> {
+fn report(one: &Waiting, committed: &LogCommitted) -> Result<(), Failure> {
     let (taken, written) = (&one.taken, &committed.timings);
     let figures = [
         ("at", unix_ns(one.at)),

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn one_obstacle_of_many_processes_is_told_once() {
+    fn an_obstacle_of_many_processes_is_reported_once() {
         let mut obstacles: Vec<Obstacle> = (0..150).map(|number| ring(1000 + number, number)).collect();
         obstacles.push(obstacle(Pid(7), "tracer", "tracer pid 9".to_owned(), "one only", "end it"));
         let programs = |pid: Pid| (pid != Pid(1000)).then(|| "ring".to_owned());
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_in_more_than_numbers_is_told_apart_up_to_a_limit() {
+    fn texts_that_differ_in_more_than_numbers_are_reported_separately_up_to_a_limit() {
         let obstacles: Vec<Obstacle> = (0..100_u32)
             .map(|number| obstacle(Pid(7), &"x".repeat(1 + number as usize), String::new(), "why", "fix"))
             .collect();

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_stands_beside_itself_and_beside_no_other() {
+    fn a_process_shares_with_itself_and_with_no_other() {
         let us = Pid(std::process::id() as i32);
         for (kind, what) in OF_THREADS {
             assert_eq!(place(*kind, us, &[]), Some(Err(0)), "{what}");

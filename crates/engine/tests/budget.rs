@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use late::Late;
 use model::{PageCount, Pid, Sequence, Signal};
-use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
+use store::{LogOptions, LogWriter, RetentionPolicy, Store, SubjectName};
 use track::TrackerKind;
 use undying_engine::{
     CheckpointOptions, Continuous, FilePolicy, Files, MAX_PAUSE_DEFAULT, PidPolicy, RestoreOptions, Taken,
@@ -81,7 +81,7 @@ impl Lab {
     }
 
     fn log(&self) -> LogWriter {
-        let options = LogOptions { keep: Keep::newest(2), ..LogOptions::default() };
+        let options = LogOptions { keep: RetentionPolicy::newest(2), ..LogOptions::default() };
         self.store.open_log(&self.name, options).unwrap()
     }
 

@@ -12,7 +12,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use model::{Pid, Sequence, Signal};
-use store::{ImageReader, ImageWriter, Keep, LogOptions, LogWriter, Store, SubjectName, WriteOptions};
+use store::{
+    ImageReader, ImageWriter, LogOptions, LogWriter, RetentionPolicy, Store, SubjectName, WriteOptions,
+};
 use sys::features::Feature;
 use tracee::procfs::Mapping;
 use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
@@ -45,7 +47,7 @@ impl Lab {
     }
 
     fn log(&self) -> LogWriter {
-        let options = LogOptions { keep: Keep::newest(3), ..LogOptions::default() };
+        let options = LogOptions { keep: RetentionPolicy::newest(3), ..LogOptions::default() };
         self.store.open_log(&self.name, options).unwrap()
     }
 
@@ -138,7 +140,7 @@ fn assert_alive(pid: Pid) {
     assert!(ended.is_none(), "it ended: {ended:?}");
 }
 
-fn lives() -> u64 {
+fn incarnations() -> u64 {
     if std::env::var_os("UNDYING_LONG_TESTS").is_some() { 100 } else { 4 }
 }
 
@@ -155,20 +157,20 @@ fn epochs_restore_with(tracker: &str) {
     let Some(child) = lab.start() else { return };
     lab.await_rounds(5);
     let mut pid = Pid(child.id() as i32);
-    for life in 0..lives() {
+    for incarnation in 0..incarnations() {
         let log = lab.log();
         let mut subject = Continuous::new(pid, kind);
         let mut last = None;
         // Incarnations differ in length, so that their last checkpoints have different distances from a checkpoint
         // with all pages.
         let mut sequence = lab.options().sequence;
-        for _ in 0..(5 + 7 * life % 40) {
+        for _ in 0..(5 + 7 * incarnation % 40) {
             let options = CheckpointOptions { sequence, ..lab.options() };
             match subject.checkpoint(&log, &options) {
                 Ok(Some(taken)) => last = Some(taken),
                 Ok(None) => {}
                 // A checkpoint can fail if a child is between fork(2) and exit.
-                Err(error) => println!("life {life}: {error}"),
+                Err(error) => println!("incarnation {incarnation}: {error}"),
             }
             sequence = Sequence(sequence.get() + 1);
             std::thread::sleep(EVERY);
@@ -176,7 +178,10 @@ fn epochs_restore_with(tracker: &str) {
         assert_alive(pid);
         assert!(lab.rounds().is_some());
         let last = last.expect("one of them was taken");
-        println!("life {life}: {:?}, {} + {} pages", last.timings, last.precopied, last.residual);
+        println!(
+            "incarnation {incarnation}: {:?}, {} + {} pages",
+            last.timings, last.precopied, last.residual
+        );
         let committed = last.ticket.wait().unwrap();
         kill(pid);
         drop(subject);
@@ -336,18 +341,18 @@ fn a_single_checkpoint_restores() {
     let Some(child) = lab.start() else { return };
     lab.await_rounds(5);
     let mut pid = Pid(child.id() as i32);
-    for life in 0..lives() {
-        let image = lab.folder.path().join(format!("image{life}"));
+    for incarnation in 0..incarnations() {
+        let image = lab.folder.path().join(format!("image{incarnation}"));
         let writer = ImageWriter::create(&image, WriteOptions::default()).unwrap();
         // A checkpoint can fail if a child is between fork(2) and exit.
         let taken = match checkpoint(pid, Box::new(writer), &lab.options()) {
             Ok(taken) => taken,
             Err(error) => {
-                println!("life {life}: {error}");
+                println!("incarnation {incarnation}: {error}");
                 continue;
             }
         };
-        println!("life {life}: {:?}", taken.commit.timings);
+        println!("incarnation {incarnation}: {:?}", taken.commit.timings);
         let rounds = lab.rounds().unwrap();
         lab.await_rounds(rounds + 5);
         assert_alive(pid);

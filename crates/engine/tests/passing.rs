@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use model::{PageCount, Pid, Sequence, Signal};
-use store::{ImageReader, ImageWriter, Keep, LogOptions, LogWriter, Store, SubjectName, WriteOptions};
+use store::{
+    ImageReader, ImageWriter, LogOptions, LogWriter, RetentionPolicy, Store, SubjectName, WriteOptions,
+};
 use undying_engine::{
     CheckpointOptions, Continuous, EngineError, FilePolicy, Files, PidPolicy, RestoreOptions, checkpoint,
     restore,
@@ -59,7 +61,7 @@ impl Lab {
     }
 
     fn log(&self) -> LogWriter {
-        let options = LogOptions { keep: Keep::newest(3), ..LogOptions::default() };
+        let options = LogOptions { keep: RetentionPolicy::newest(3), ..LogOptions::default() };
         self.store.open_log(&self.name, options).unwrap()
     }
 

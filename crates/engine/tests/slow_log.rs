@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use late::Late;
 use medium::{Gate, GatedMedium};
 use model::{PageCount, Pid, Sequence};
-use store::{Keep, LogOptions, LogWriter, Store, SubjectName};
+use store::{LogOptions, LogWriter, RetentionPolicy, Store, SubjectName};
 use undying_engine::{CheckpointOptions, Continuous, Phase, Taken, Tuning};
 
 /// The maximum duration of a wait.
@@ -59,7 +59,7 @@ impl Lab {
     }
 
     fn log(&self) -> LogWriter {
-        let options = LogOptions { keep: Keep::newest(3), ..LogOptions::default() };
+        let options = LogOptions { keep: RetentionPolicy::newest(3), ..LogOptions::default() };
         self.store.open_log(&self.name, options).unwrap()
     }
 

@@ -1,7 +1,7 @@
-//! The error type of this crate.
+//! Defines the error type of this crate.
 //!
-//! A subject is a protected process tree. Its guardian is the process that protects it. A system is a group of subjects
-//! (its components) that a system file describes.
+//! A subject is a protected process tree, and its guardian is the process that protects the subject. A system is a
+//! group of subjects that one system file describes. These subjects are the components of the system.
 //!
 //! Owns: the errors of commands, and their messages.
 //! Does not: choose exit codes and advice; `exit` does.
@@ -37,7 +37,7 @@ pub enum GuardianError {
     System {
         /// Path of the system file.
         path: PathBuf,
-        /// The mistakes. Each mistake comes with its line of the file, and a caret below the mistake.
+        /// The text about all mistakes. The text shows the line of each mistake, with a caret below the mistake.
         mistakes: String,
     },
     /// File rollback was requested, but the files of this subject cannot be rolled back.
@@ -46,7 +46,8 @@ pub enum GuardianError {
         "files cannot be rolled back with the program: {why}\nhelp: run it with `--files fresh` (or without `--files`); `undying doctor` shows what is missing"
     )]
     NoRewind { why: String },
-    /// The undo log of a subject does not lead back to the checkpoint.
+    /// Files cannot be rolled back to the checkpoint, because the undo log (the record of old file contents) does not
+    /// reach it.
     /// Row: files-not-reached
     #[error(
         "files cannot be rolled back to {image}: {why}\nhelp: `undying ls` shows the checkpoints to which files can be rolled back; `--files refuse` compares them, `--files keep` restores over them as they are"
@@ -58,14 +59,14 @@ pub enum GuardianError {
         "files of {name} cannot be rolled back while the subject is guarded; nothing was changed\nhelp: end the subject first, or wait until it has ended: `undying status {name}`"
     )]
     FilesInUse { name: String },
-    /// No file of this path was moved aside, or the moved file is gone.
+    /// No rollback has moved a file of this path aside, or the moved file no longer exists.
     /// Row: not-moved-aside
     #[error(
         "nothing was moved aside from {path} by a restart of {name}\nhelp: `undying files {name}` lists what is there",
         path = Escaped(&path.to_string_lossy())
     )]
     NotAside { name: String, path: PathBuf },
-    /// The path to which a file is to be put back already exists.
+    /// A moved file cannot be put back, because a file already exists at its path.
     /// Row: put-back-taken
     #[error(
         "{path} exists; nothing was changed\nhelp: rename the existing file, then put the moved file back; or use the moved file at its present path: {from}",
@@ -77,13 +78,14 @@ pub enum GuardianError {
     /// Row: feature-missing
     #[error("the kernel feature {name} is missing: {purpose}\nhelp: {fix}; `undying doctor` checks them all")]
     FeatureMissing { name: &'static str, purpose: &'static str, fix: &'static str },
-    /// The user who requests a checkpoint is not permitted to restore it. The checkpoint was not begun.
+    /// The user who requests a checkpoint would not be permitted to restore the checkpoint. The checkpoint was not
+    /// begun.
     /// Row: no-right-to-restore
     #[error(
         "this user could not restore the checkpoint, so none is taken: choosing pids needs CAP_CHECKPOINT_RESTORE\nhelp: run undying as root, or give undying the capability: `setcap cap_checkpoint_restore,cap_sys_ptrace+ep` on its file"
     )]
     NoRightToRestore,
-    /// Output that is held until the next checkpoint would wait for more than a second.
+    /// Output was to be held until the next checkpoint, but the time between two checkpoints is longer than a second.
     /// Row: output-waits
     #[error(
         "the output of the program would wait for more than a second\nhelp: take checkpoints more often, for example --every 20ms"
@@ -101,7 +103,7 @@ pub enum GuardianError {
         "cannot start {command:?}: {source}\nhelp: check the name of the program, PATH and the permissions"
     )]
     Command { command: OsString, source: sys::Error },
-    /// A component is to run as a user that is not in /etc/passwd.
+    /// A component has to run as a user who is not in /etc/passwd.
     /// Row: no-user
     #[error("there is no user {name:?} in /etc/passwd\nhelp: use the name of an existing user, or a uid")]
     NoUser { name: String },
@@ -181,7 +183,7 @@ pub enum GuardianError {
         store = store.display()
     )]
     NoSubject { name: String, store: PathBuf },
-    /// The directory that is to hold an image does not exist.
+    /// The parent directory of a new image does not exist.
     /// Row: image-parent
     #[error(
         "cannot write the image {image}: there is no directory {parent}\nhelp: make it with `mkdir -p`, then take the checkpoint again",
@@ -205,7 +207,8 @@ pub enum GuardianError {
         /// The error of the last attempt, with its own help text.
         last: Box<GuardianError>,
     },
-    /// An adopted subject has ended. There is neither a checkpoint to restore nor a command to start.
+    /// An adopted subject (a program that `undying` did not start) has ended. There is neither a checkpoint to restore
+    /// nor a command to start.
     /// Row: no-way-back
     #[error(
         "{name} has ended and is not restarted: undying did not start {name}, and there is no checkpoint of {name}\nhelp: start the program under `undying run`"
@@ -217,7 +220,7 @@ pub enum GuardianError {
     Status { path: PathBuf, why: String },
 }
 
-/// Rows about several subjects, and the errors of unreadable subjects. An unreadable subject does not hide other rows.
+/// Rows about several subjects. If a subject cannot be read, the rows of the other subjects are still returned.
 #[derive(Debug)]
 pub struct Found<T> {
     /// The rows of the subjects that could be read.

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_permission_is_told_apart_wherever_it_comes_from() {
+    fn a_missing_permission_is_recognized_wherever_it_comes_from() {
         for errno in [Errno::EPERM, Errno::EACCES, Errno::ENOSYS] {
             assert_eq!(GuardianError::Kernel(kernel(errno)).exit_code(), ExitCode::Missing);
             assert_eq!(of_engine(&EngineError::Kernel(kernel(errno))), ExitCode::Missing);

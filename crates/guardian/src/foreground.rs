@@ -1,11 +1,13 @@
-//! The foreground process group of the terminal, for a restored subject that has a process group of its own.
+//! Gives the terminal to a restored subject (a protected process tree), and takes the terminal back.
 //!
-//! A subject is a protected process tree. A job is a process group of the shell; this job is the group of this program.
+//! A terminal has one process group in the foreground, and this group has the terminal. A job is a process group that a
+//! shell has started; this job is the process group of this program. The restored subject has another process group.
 //!
-//! Owns: giving the terminal to the subject, taking the terminal back, and a stop of the subject by Ctrl-Z.
+//! Owns: the choice of the foreground process group, and stopping this job after Ctrl-Z has stopped the subject.
 //! Invariants: this job gives the terminal away only while this job is in the foreground. This job takes the terminal
 //! back only from the subject, or from a group without living members. Nothing happens without a controlling terminal,
-//! in a pipeline, or for a subject in the process group of this program. SIGTTOU is blocked (`Signals::take`).
+//! in a pipeline, or for a subject in the process group of this program. SIGTTOU is blocked (`Signals::take`), so this
+//! program may change the terminal from the background.
 //! Does not: manage jobs of the subject; a shell in the subject gives the terminal to its own jobs.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,23 +30,24 @@ const WINCH: Signal = Signal(28);
 /// Lowest number for a descriptor of the terminal. Lower numbers are reserved for the standard streams, even if a
 /// standard stream is closed.
 const FIRST_DESCRIPTOR: i32 = 3;
-/// How long a foreground group without members must exist before it counts as abandoned. After a job has ended, a shell
-/// takes its terminal back within a shorter time.
+/// A foreground group counts as abandoned if it has no members for this time. A shell takes the terminal back sooner
+/// after the end of its job.
 const ABANDONED: Duration = Duration::from_millis(10);
 
 /// The controlling terminal, and the state of this job.
 #[derive(Debug)]
 pub(crate) struct Foreground {
     own: Pid,
-    /// Whether the terminal may have been given to a subject, and was not taken back.
+    /// Whether the terminal may have been given to a subject, and was not taken back yet.
     is_offered: bool,
-    /// Whether there is a terminal, and this job is not a pipeline.
+    /// Whether there is a terminal, and this job contains no other program of a pipeline.
     is_job: bool,
-    /// The process group of the subject that has the terminal, or gets it when this job has the terminal.
+    /// A process group of the subject. This group has the terminal, or gets the terminal when this job has it.
     given: Option<Pid>,
     /// The process group of a restored tree that has not received SIGWINCH yet.
     restored: Option<Pid>,
-    /// The terminal modes before the subject changed them. `None` if this job did not have the terminal then.
+    /// The terminal modes before the subject could change them. `None` if this job did not have the terminal at that
+    /// time.
     modes: Option<Modes>,
 }
 
@@ -80,13 +83,13 @@ impl Foreground {
         }
     }
 
-    /// Records that the tree was restored. `group` has the terminal, or gets it when this job has the terminal.
+    /// Records that the tree was restored. `group` has the terminal, or gets the terminal when this job has it.
     pub(crate) fn accepted(&mut self, group: Option<Pid>) {
         self.restored = group;
         self.given = group.filter(|group| self.is_job && *group != self.own);
     }
 
-    /// Reports whether the subject has the terminal, or gets it when this job has the terminal.
+    /// Reports whether the subject has the terminal, or gets the terminal when this job has it.
     pub(crate) fn is_given(&self) -> bool {
         self.given.is_some()
     }
@@ -105,8 +108,7 @@ impl Foreground {
         self.given = None;
     }
 
-    /// Restores the earlier terminal modes, because the tree continues in the background. The terminal stays with the
-    /// shell.
+    /// Sets the recorded terminal modes again, because the tree continues in the background without the terminal.
     pub(crate) fn left_to_the_shell(&self) {
         if let Some(terminal) = self.terminal()
             && self.current(&terminal) == Some(self.own)
@@ -117,7 +119,7 @@ impl Foreground {
 
     /// Stops this job after the terminal has stopped the subject. Continues the subject when this job is continued.
     /// Must be called after SIGCHLD, while no thread of this process traces the subject. Returns true if this job was
-    /// stopped meanwhile.
+    /// stopped and continued.
     pub(crate) fn follow_stop(&mut self, subject: &Subject) -> Result<bool> {
         if self.given.is_none() {
             return Ok(false);
@@ -127,8 +129,8 @@ impl Foreground {
         let Some(terminal) = self.terminal().filter(|_| group != self.own) else { return Ok(false) };
         let before = self.current(&terminal);
         if before == Some(self.own) && (signal == TTIN || signal == TTOU) {
-            // The subject used the terminal in the background, and the shell has since put this job into the
-            // foreground.
+            // The subject used the terminal in the background and was stopped. After that, the shell has put this job
+            // into the foreground.
             self.give(&terminal, group);
             return resume(group).map(|()| false);
         }
@@ -141,8 +143,8 @@ impl Foreground {
             self.regain(&terminal);
         }
         drop(terminal);
-        // SIGTSTP is blocked in this process, and SIGCONT discards it. The signal stops the other processes of this
-        // job.
+        // SIGTSTP stops the other processes of this job. In this process, SIGTSTP is blocked, and the next SIGCONT
+        // discards the pending SIGTSTP.
         signal::send_to_own_group(TSTP)?;
         signals::stop_ourselves()?;
         self.note_modes();
@@ -156,10 +158,11 @@ impl Foreground {
         Ok(true)
     }
 
-    /// Opens the controlling terminal. Each use opens it again, because a descriptor that stays open would delay the
-    /// hangup.
+    /// Opens the controlling terminal. The caller closes the terminal after each use, because an open descriptor would
+    /// delay the hangup.
     fn terminal(&self) -> Option<OwnedFd> {
-        // If our group is outside our PID namespace, it has no pid here, and the terminal could not be returned to it.
+        // A group outside our PID namespace has no id here. If our group is outside, we could not give the terminal
+        // back to our group.
         if self.own.get() <= 0 {
             return None;
         }
@@ -223,7 +226,7 @@ impl Foreground {
     }
 
     /// Reports whether our group contains unrelated processes, for example other programs of a pipeline. Descendants
-    /// and ancestors of this process are related: ancestors wait for this process.
+    /// and ancestors of this process are related to this process.
     fn has_company(&self) -> bool {
         let own = own_pid();
         let mut known = tree::descendants(own).unwrap_or_default();

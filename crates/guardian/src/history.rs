@@ -1,4 +1,4 @@
-//! The history of subjects (protected process trees), read from the journals of their guardians.
+//! Reads the history of subjects (protected process trees) from the journals of their guardians.
 //!
 //! Owns: the output of `events` and `deaths`, and the conversion of events to a trace for Chrome's trace viewer.
 //! Invariants: only `write_trace` writes a file; all other functions only read.
@@ -22,7 +22,7 @@ use crate::location::StoreLocation;
 use crate::record::Record;
 use crate::time;
 
-/// The events of one subject or of all subjects: recorded events, and later events.
+/// Reads the events of one subject or of all subjects: first the recorded events, then the new events.
 #[derive(Debug)]
 pub struct History {
     location: StoreLocation,
@@ -47,7 +47,7 @@ pub struct DeathRow {
     pub exit: Option<i32>,
     /// The child process whose failure ended the root, under `--restart-on child-signal`.
     pub child: Option<FailedChild>,
-    /// The fault for which the guardian killed the root, if a check had found one.
+    /// The fault for which the guardian has killed the root. `None` if no check has found a fault.
     pub fault: Option<Fault>,
     pub followed_by: FollowedBy,
     /// The checkpoint from which the subject was restored.
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn each_death_is_told_with_what_followed() {
+    fn each_death_is_listed_with_what_followed() {
         let rows = [
             row(1, RunEvent::Started { pid: 5, why: None }),
             row(2, RunEvent::Died { pid: 5, signal: Some(11), exit: None }),

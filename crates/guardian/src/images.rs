@@ -1,4 +1,4 @@
-//! Listing, showing, checking and pruning of images. An image is a directory that contains one complete checkpoint.
+//! Lists, shows, verifies and prunes images. An image is a directory that contains one complete checkpoint.
 //!
 //! Owns: the output of `ls`, `show`, `verify` and `prune`.
 //! Invariants: only `prune` changes the store.
@@ -68,18 +68,18 @@ pub struct ImageReport {
     pub kernel: String,
     /// Version of `undying` that took the checkpoint.
     pub tool_version: String,
-    /// Number of pages that were written. The other pages were zero.
+    /// Number of pages that the image stores. Zero pages are not stored.
     pub stored_pages: u64,
     /// Number of records of each kind.
     pub records: BTreeMap<String, usize>,
-    /// Regular files that a restore compares, unless files are rolled back to this checkpoint. `None` for an image of
-    /// an earlier version.
+    /// Regular files that a restore compares with the checkpoint, if files are not rolled back. `None` if an earlier
+    /// version has written the image.
     pub compared: Option<Vec<String>>,
-    /// Files that are not rolled back together with the other files, because they can be changed without detection. A
-    /// restore compares these files.
+    /// Files that a rollback does not change, because changes of these files can stay undetected. A restore compares
+    /// these files with the checkpoint.
     pub uncovered: Vec<String>,
-    /// Why processes, descriptors and mappings cannot be listed: a record of a later version, or damage. `None` if they
-    /// are listed.
+    /// The reason why processes, descriptors and mappings are not listed: the image contains a record of a later
+    /// version, or is damaged. `None` if they are listed.
     pub unlisted_because: Option<String>,
     /// The processes. Parents come before their children.
     pub processes: Vec<ProcessRow>,
@@ -102,7 +102,7 @@ pub struct ProcessRow {
     pub threads: usize,
     /// Bytes of all mappings of the process.
     pub mapped: u64,
-    /// Bytes of these mappings that the image holds, without zero pages.
+    /// Bytes of all mappings that the image stores. Zero pages are not stored.
     pub stored: u64,
     /// Name of up to 15 bytes, as in `/proc/PID/comm`.
     pub name: String,
@@ -134,7 +134,8 @@ pub struct MappingRow {
     /// Start address in hexadecimal digits.
     pub address: String,
     pub bytes: u64,
-    /// Bytes of the mapping that the image holds, without zero pages. Bytes of shared objects belong to no mapping.
+    /// Bytes of the mapping that the image stores. Zero pages are not stored. Bytes of shared objects are counted for
+    /// no mapping.
     pub stored: u64,
     /// Access mode, like `rw-p`.
     pub mode: String,
@@ -323,7 +324,7 @@ pub fn prune(location: &StoreLocation, name: &str, keep: usize) -> Result<Vec<u6
     let store = location.with_subject(&name)?;
     let removed = store.prune(&name, keep)?;
     if store.list(&name)?.is_empty() {
-        // No checkpoint is left to which files could be rolled back.
+        // The subject has no checkpoint left, so files cannot be rolled back any more.
         undoing::remove_unused_log(&store, &name)?;
     }
     Ok(removed.into_iter().map(|sequence| sequence.get()).collect())

@@ -1,7 +1,8 @@
-//! Checks for obstacles to a checkpoint, and for the features that this kernel and this user provide.
+//! Checks whether a checkpoint of a process tree is possible, and which features this kernel and this user provide.
 //!
 //! Owns: the output of `preflight` and `doctor`.
-//! Invariants: changes nothing. Probes may create temporary files, which vanish when they are closed.
+//! Invariants: a check changes nothing. A probe (the test of a feature) may create a temporary file, which vanishes
+//! when it is closed.
 //! Does not: find obstacles or probe features; `engine` and `sys` do.
 
 use std::path::{Path, PathBuf};
@@ -36,8 +37,8 @@ pub struct PreflightReport {
     pub ok: bool,
     /// The obstacles.
     pub obstacles: Vec<ObstacleReport>,
-    /// Regular files that the tree has open for writing, at most 64. Without a guardian these files are not watched and
-    /// not rolled back; a restore compares them.
+    /// Regular files that the tree has open for writing, at most 64. Without a guardian, these files are not watched
+    /// and not rolled back. A restore compares these files with the checkpoint.
     pub compared: Vec<String>,
     /// The obstacles as text. Obstacles that differ only in numbers share one string.
     #[serde(skip)]
@@ -189,8 +190,9 @@ pub(crate) fn missing(feature: Feature) -> GuardianError {
     GuardianError::FeatureMissing { name: entry.name(), purpose: entry.purpose, fix: entry.fix }
 }
 
-/// Refuses a checkpoint that this user could not restore, because choosing pids needs a capability. The test is an
-/// attempt to create a process with our own pid. This pid is in use, so no process is created.
+/// Refuses a checkpoint that this user could not restore. A restore chooses the pids of processes, and needs a
+/// capability for this. The test tries to create a process with our own pid. This pid is in use, so no process is
+/// created.
 pub(crate) fn require_restorable() -> Result<()> {
     let own = Pid(std::process::id() as i32);
     match sys::clone::spawn_waiting(WantedPid::Exactly(own)) {

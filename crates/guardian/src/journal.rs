@@ -1,13 +1,15 @@
-//! The journal of a subject: its status and its events, in files beside the images of the subject.
+//! The journal of a subject consists of files beside the images of the subject. The files contain the status and the
+//! events of the subject.
 //!
-//! A subject is a protected process tree. The guard of the subject submits the status and the events.
+//! A subject is a protected process tree. The guard (the code that controls the subject) submits the status and the
+//! events.
 //!
 //! Owns: the thread that writes these files, the times of the writes, the two event files, and reading the events in
 //! order.
 //! Invariants: only the journal thread waits for the disk; its queue is bounded. The status is written at most every
-//! 200 ms, and immediately after an event. Checkpoint events have a file of their own, so they do not displace the
+//! 200 ms, and immediately after an event. Checkpoint events have a separate file, so that they never displace the
 //! event of a death. A truncated line is skipped. Only the owner may read the files.
-//! Does not: make the text of events, or know the form of the status. A power cut can lose the newest lines, but a
+//! Does not: make the text of events, know the form of the status, or protect the newest lines from a power cut. A
 //! restore does not need these lines.
 
 use std::fs::File;
@@ -28,10 +30,10 @@ use crate::event::RunEvent;
 use crate::record::Record;
 use crate::time;
 
-/// Minimum interval between two writes while only checkpoints happen.
+/// Minimum interval between two writes while no other events than checkpoints occur.
 const QUIET: Duration = Duration::from_millis(200);
-/// Maximum number of events that wait for a disk: enough for many seconds. Further events are lost: a disk that blocks
-/// for longer counts as failed.
+/// Maximum number of events that wait for the disk. This number is enough for many seconds. If the disk blocks for a
+/// longer time, further events are lost.
 const EVENTS_MAX: usize = 4096;
 
 /// The interface of the guard to the journal thread.
@@ -82,12 +84,12 @@ impl Journal {
     }
 
     /// Records an event with the current time.
-    pub(crate) fn tell(&self, what: RunEvent) {
-        self.tell_of(self.clock.wall(), what);
+    pub(crate) fn record_event(&self, what: RunEvent) {
+        self.record_event_at(self.clock.wall(), what);
     }
 
     /// Records an event with a given time.
-    pub(crate) fn tell_of(&self, time: SystemTime, what: RunEvent) {
+    pub(crate) fn record_event_at(&self, time: SystemTime, what: RunEvent) {
         let is_urgent = !what.is_frequent();
         let row = EventRow { time: time::rfc3339(time), name: self.name.clone(), what };
         self.update(
@@ -169,11 +171,12 @@ fn write(shared: &Shared, mut events: EventFiles, clock: &Clock) {
     }
 }
 
-/// Size in bytes at which an event file is renamed. It then replaces the file that was renamed before. At a hundred
+/// Size in bytes at which an event file is renamed. The renamed file replaces the previous renamed file. At a hundred
 /// checkpoints a second, the current and the renamed file hold more than a minute of checkpoint events.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// The event files of a subject: for each kind, the names of the current file and of the renamed file.
+/// The event files of a subject, first for rare events, and second for frequent events (checkpoints). For each kind:
+/// the names of the current file and of the renamed file.
 const FILES: [(&str, &str); 2] =
     [("events.jsonl", "events.old.jsonl"), ("checkpoints.jsonl", "checkpoints.old.jsonl")];
 
@@ -244,11 +247,12 @@ impl EventFiles {
     }
 }
 
-/// Reads the recorded events of a subject, and later events.
+/// Reads the recorded events of a subject, and after that the new events.
 #[derive(Debug)]
 pub(crate) struct EventReader {
     directory: PathBuf,
-    /// For each kind, the inode of the current file, and the number of bytes that were read.
+    /// For each kind of event file: the inode of the current file, and the number of bytes that were read from this
+    /// file.
     places: [(u64, u64); 2],
 }
 
@@ -276,7 +280,8 @@ impl EventReader {
         let (place, done) = self.places[number];
         let old = self.directory.join(FILES[number].1);
         let new = self.directory.join(FILES[number].0);
-        // The file that was read last may have been renamed since. Any other renamed file was already read.
+        // The renamed file contains unread events in two cases. Either no file was read before, or the previous call
+        // read this file when it was the current file.
         if let Some((file, inode)) = open(&old)?
             && (place == 0 || place == inode)
         {
@@ -320,16 +325,16 @@ mod tests {
     use crate::record::SubjectFacts;
 
     #[test]
-    fn everything_is_written_in_the_end_and_a_failure_is_told() {
+    fn everything_is_written_in_the_end_and_a_failure_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let mut journal = Journal::start(folder.path(), "job", Clock::default()).unwrap();
         for number in 1..=100 {
             let facts = SubjectFacts { checkpoints: number, ..SubjectFacts::default() };
             journal.set(&Record { facts, ..Record::default() });
             let checkpoint = CheckpointEvent { seq: number, ..CheckpointEvent::default() };
-            journal.tell(RunEvent::Checkpoint(checkpoint));
+            journal.record_event(RunEvent::Checkpoint(checkpoint));
         }
-        journal.tell(RunEvent::Died { pid: 3, signal: None, exit: Some(1) });
+        journal.record_event(RunEvent::Died { pid: 3, signal: None, exit: Some(1) });
         journal.end();
         assert_eq!(Record::read(folder.path()).unwrap().unwrap().facts.checkpoints, 100);
         assert_eq!(EventReader::new(folder.path()).read().unwrap().len(), 101);
@@ -375,20 +380,20 @@ mod file_tests {
     }
 
     #[test]
-    fn a_reader_hears_each_event_once_while_files_are_put_aside() {
+    fn a_reader_receives_each_event_once_while_files_are_rotated() {
         let folder = tempfile::tempdir().unwrap();
         let mut files = EventFiles::new(folder.path());
         let mut reader = EventReader::new(folder.path());
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         for number in 0..60_000 {
             files.append(&[checkpoint(1_000_000 + number)]).unwrap();
             if number % 1_000 == 0 {
-                heard.extend(reader.read().unwrap());
+                received.extend(reader.read().unwrap());
             }
         }
-        heard.extend(reader.read().unwrap());
-        assert_eq!(heard.len(), 60_000);
-        assert!(heard.iter().zip(0..).all(|(row, number)| *row == checkpoint(1_000_000 + number)));
+        received.extend(reader.read().unwrap());
+        assert_eq!(received.len(), 60_000);
+        assert!(received.iter().zip(0..).all(|(row, number)| *row == checkpoint(1_000_000 + number)));
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub use event::{CheckpointEvent, PhaseTimes, RunEvent};
 pub use exit::ExitCode;
 pub use files::FilesReport;
 pub use history::{DeathRow, FailedChild, FollowedBy, History, age, deaths, write_trace};
-pub use host::{Host, SubjectId, Tell, run};
+pub use host::{Host, OnEvent, SubjectId, run};
 pub use images::{
     CheckpointRow, DescriptorRow, ImageReport, MappingRow, ProcessRow, Progress, SubjectRow, VerifyReport,
     checkpoints, prune, show, subjects, verify,

@@ -1,7 +1,8 @@
-//! One checkpoint or one restore on request. After a restore, this process can stay as the parent of the restored tree.
+//! Takes one checkpoint or makes one restore, for the commands `checkpoint` and `restore`. After a restore, this
+//! process can stay as the parent of the restored tree.
 //!
-//! Owns: where an image is written, and the duties of the parent. Signals are passed on to the root, and the exit
-//! status of the root becomes the exit status of this process.
+//! Owns: where an image is written, and the duties of the parent. The parent passes signals on to the root (the first
+//! process of the tree), and exits with the exit status of the root.
 //! Does not: restart a tree; `run` does.
 
 use std::io::Write;
@@ -35,7 +36,7 @@ pub struct CheckpointRequest {
     pub image: PathBuf,
     /// Whether the tree is ended after the image is committed.
     pub kill: bool,
-    /// Whether peers outside of the tree may end their connections after a restore.
+    /// Whether the checkpoint is taken although a restore may lose connections to processes outside of the tree.
     pub lose_connections: bool,
     /// The codec that compresses the pages. `None` writes the pages uncompressed.
     pub compression: Option<&'static dyn Codec>,
@@ -58,7 +59,7 @@ pub struct Checkpointed {
 ///
 /// # Errors
 ///
-/// The engine refuses the checkpoint, or the store fails. The tree then continues.
+/// The engine refuses the checkpoint, or the store fails. In both cases, the tree continues.
 pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
     require_features()?;
     require_restorable()?;
@@ -105,9 +106,9 @@ pub struct RestoreRequest {
     pub files: RestoredFiles,
     /// Whether the tree runs while its memory is still being filled.
     pub lazy: bool,
-    /// Whether no TCP connection to an outside process is restored, even if the peer may still wait for the connection.
+    /// Whether all TCP connections to outside processes are lost, even connections that a peer may still keep open.
     pub lose_connections: bool,
-    /// Whether the call returns once the tree runs, instead of staying as the parent of the tree.
+    /// Whether the call returns as soon as the tree runs. Otherwise, this process stays as the parent of the tree.
     pub detach: bool,
     /// A file to which the pid of the root is written.
     pub pidfile: Option<PathBuf>,
@@ -132,18 +133,19 @@ pub struct Resumed {
 ///
 /// # Errors
 ///
-/// The reason why there is no tree. Once the tree runs, only a failure to watch it is an error.
-pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(&RunEvent)) -> Result<Resumed> {
+/// The reason why the image could not be restored. If the tree runs already, an error means that the pid file was not
+/// written, or that the tree cannot be watched.
+pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) -> Result<Resumed> {
     let streams = Streams::inherited()?;
     require_features()?;
     let reader = request.store.read(&request.image)?;
-    // Signals are taken before a process is created. Otherwise a signal could end this process before it takes care of
-    // the tree.
+    // Signals are blocked before a process is created. Otherwise a signal could end this process before this process
+    // takes care of the tree.
     let signals = if request.detach { None } else { Some(Signals::take()?) };
     let mut foreground = Foreground::new();
     let parts = request.store.parts_of(&request.image)?;
     let going = Going::decide(&request.store, &request.image, request.files)?;
-    let covered = go_back(request, going.as_ref(), tell)?;
+    let covered = go_back(request, going.as_ref(), on_event)?;
     let policy = if request.files == RestoredFiles::Keep { FilePolicy::Keep } else { FilePolicy::Compare };
     let options = RestoreOptions {
         pid: request.numbers,
@@ -152,13 +154,14 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(&RunEvent)) -> Res
         kept: engine::Kept::default(),
         files: Files { policy, aside: Some(parts.keeping()), covered, ..Files::default() },
         connections_lost: request.lose_connections,
-        // A program that outlives this process would keep the terminal.
+        // With `detach`, the program does not get the terminal, because the program outlives this process and would
+        // keep the terminal.
         terminal: signals.as_ref().and_then(|_| foreground.offer()),
         watch: None,
     };
     let mut written = Ok(());
     let mut running = |restored: &Restored| {
-        parts.take().iter().for_each(|part| tell(&RunEvent::moved_aside(part)));
+        parts.take().iter().for_each(|part| on_event(&RunEvent::moved_aside(part)));
         if let Some(pidfile) = &request.pidfile {
             written = write_pid(pidfile, restored.root);
         }
@@ -188,16 +191,16 @@ pub fn restore(request: &RestoreRequest, tell: &mut dyn FnMut(&RunEvent)) -> Res
 fn go_back(
     request: &RestoreRequest,
     going: Option<&Going>,
-    tell: &mut dyn FnMut(&RunEvent),
+    on_event: &mut dyn FnMut(&RunEvent),
 ) -> Result<Covered> {
     let Some(going) = going else { return Ok(Covered::Nothing) };
     let recorded = engine::recorded_files(request.store.read(&request.image)?)?;
     let (event, covered) = going.go(&recorded)?;
-    tell(&event);
+    on_event(&event);
     Ok(covered)
 }
 
-/// Passes signals on to the subject until the subject ends.
+/// Passes signals on to the subject until the subject ends. Returns how the subject has ended.
 fn stay(signals: &Signals, subject: &Subject, foreground: &mut Foreground) -> Result<SubjectStatus> {
     loop {
         let mut waiting = [
@@ -218,7 +221,7 @@ fn stay(signals: &Signals, subject: &Subject, foreground: &mut Foreground) -> Re
     }
 }
 
-/// Applies a signal that this process has received to the subject.
+/// Passes a signal that this process has received on to the subject. For a stop signal, also stops this process.
 pub(crate) fn hand_on(request: Request, subject: &Subject) -> Result<()> {
     let has_it = |from_terminal: bool| from_terminal && signals::shares_group(subject.pid());
     match request {

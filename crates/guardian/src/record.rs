@@ -1,12 +1,13 @@
-//! The status of a subject, in the file `status.json` beside the checkpoints of the subject.
+//! The file `status.json` beside the checkpoints of a subject contains the status of the subject.
 //!
-//! A subject is a protected process tree; its guardian is the process that protects it. The command `status` reads this
-//! file, so that `status` works without a running guardian.
+//! A subject is a protected process tree, and its guardian is the process that protects the subject. The guardian
+//! writes the file, and the command `status` reads the file. Therefore `status` works even after the guardian has
+//! ended.
 //!
 //! Owns: the form of `status.json`, and the test whether the file is stale.
 //! Invariants: a reader never sees a partial file, and a failed write leaves no partial file. A file that another user
 //! could have written is not read.
-//! Does not: make the newest version survive a power cut. A restore needs nothing from this file.
+//! Does not: guarantee that the newest version survives a power cut. A restore does not need this file.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -51,14 +52,14 @@ pub enum SubjectState {
     GaveUp,
     /// The subject has died, and could not be restored.
     Failed,
-    /// The guardian has ended; the subject runs.
+    /// The guardian has ended, but the subject still runs.
     Unprotected,
     /// The guardian and the subject have ended.
     Dead,
 }
 
 impl SubjectState {
-    /// Reports whether a guardian would restart the subject if the subject died now.
+    /// Reports whether a guardian protects the subject: the subject runs, or its restart is in progress.
     #[must_use]
     pub const fn is_watched(self) -> bool {
         matches!(self, Self::Running | Self::Restoring | Self::BackingOff)
@@ -92,7 +93,7 @@ impl std::fmt::Display for SubjectState {
     }
 }
 
-/// The end of an incarnation. An incarnation is a subject from one start or restore to its next death.
+/// The end of an incarnation. An incarnation of a subject lasts from a start or restore to the next death.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct Death {
@@ -112,7 +113,8 @@ pub struct PauseMicroseconds {
     pub max: u64,
 }
 
-/// The slices of one checkpoint: short stops before the final stop, which keep each stop within the pause budget.
+/// The slices of one checkpoint. A slice is a short stop before the final stop. Pages are copied in slices, so that no
+/// stop exceeds the pause budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct SlicesReport {
@@ -128,7 +130,7 @@ impl SlicesReport {
     }
 }
 
-/// The total result of comparing checkpoints with the subject, page by page.
+/// The sums over all comparisons of a checkpoint with the subject, page by page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct VerifiedReport {
@@ -140,7 +142,8 @@ pub struct VerifiedReport {
 /// A reason why checkpoints were not taken, or were taken late.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RefusalReport {
-    /// The reason as first reported. Later reports that differ only in numbers are counted as the same reason.
+    /// The reason, with the numbers of its first report. Two reasons that differ only in numbers count as the same
+    /// reason.
     pub reason: String,
     /// Number of checkpoints with this reason.
     pub count: u64,
@@ -154,7 +157,7 @@ pub struct FreshReport {
     pub time: String,
 }
 
-/// A period in which no checkpoint could be taken: the reason, and the start of the period.
+/// A period in which no checkpoint succeeds: the reason, and the start of the period.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Failing {
     pub(crate) reason: String,
@@ -185,7 +188,7 @@ pub struct SubjectFacts {
     /// The pause budget: the longest time that one stop should last.
     #[serde(default)]
     pub max_pause_us: Option<u64>,
-    /// Stops for the last checkpoint, before the stop that completed the checkpoint.
+    /// The slices of the last checkpoint.
     #[serde(default)]
     pub slices: SlicesReport,
     /// Results of comparing checkpoints with the subject.
@@ -194,7 +197,7 @@ pub struct SubjectFacts {
     /// TCP connections of the subject to processes outside of the subject.
     #[serde(default)]
     pub connections: ConnectionsReport,
-    /// Name of the tracker, which finds dirty pages.
+    /// Name of the tracker. The tracker finds dirty pages.
     #[serde(default)]
     pub tracker: String,
     /// Files that the subject writes, and what a restart does if these files have changed.
@@ -203,26 +206,27 @@ pub struct SubjectFacts {
     /// Why the last restart started the program from its beginning although there were checkpoints.
     #[serde(default)]
     pub fresh: Option<FreshReport>,
-    /// Numbers of checkpoints that were taken late, by reason.
+    /// For each reason: the number of checkpoints that were taken late.
     #[serde(default)]
     pub held_back: Vec<RefusalReport>,
-    /// Numbers of checkpoints that were not taken, by reason.
+    /// For each reason: the number of checkpoints that were not taken.
     pub refusals: Vec<RefusalReport>,
 }
 
-/// TCP connections of a subject to outside processes: present connections, and the fate of connections at deaths.
+/// Numbers of TCP connections of a subject to outside processes: the present connections, and what happened to
+/// connections at the deaths of the subject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ConnectionsReport {
-    /// Connections that carried no data between the last two checkpoints. An idle connection stays open when the
-    /// subject dies.
+    /// Number of connections that carried no data between the last two checkpoints. An idle connection stays open when
+    /// the subject dies.
     pub idle: usize,
     /// Number of connections that stayed open at a death, counted since the start of the guardian.
     pub kept: u64,
-    /// Number of connections in restored checkpoints that had ended with the program, counted since the start of the
-    /// guardian.
+    /// Number of connections that had ended with the program although the restored checkpoint contained them. Counted
+    /// since the start of the guardian.
     pub ended: u64,
-    /// Connections whose output is held until a checkpoint contains the output. These connections are rolled back with
-    /// the program (level L3 in `docs/operating/channels.md`).
+    /// Number of connections whose output is held until a checkpoint contains the output. These connections are rolled
+    /// back with the program (level L3 in `docs/operating/channels.md`).
     #[serde(default)]
     pub held: usize,
     /// Number of connections that were rolled back to a checkpoint, counted since the start of the guardian.
@@ -243,7 +247,7 @@ pub(crate) struct Record {
     #[serde(default)]
     pub(crate) requests: String,
     pub(crate) last_checkpoint: Option<String>,
-    /// Sequence number of the first checkpoint of this program. Older checkpoints in the store belong to other
+    /// Sequence number of the first checkpoint of this program. Older checkpoints of this name belong to other
     /// programs.
     pub(crate) first_sequence: u64,
     /// Bytes that the log occupies on disk. `None` before the first commit.
@@ -311,15 +315,15 @@ pub(crate) fn boot() -> String {
     text.trim().to_owned()
 }
 
-/// Replaces a file with the JSON of a value: writes a temporary file in the same directory, and renames the temporary
-/// file.
+/// Replaces the file `path` with the JSON of a value. Writes the file `temporary` in the same directory, and renames
+/// this file to `path`.
 pub(crate) fn replace_json(path: &Path, temporary: &Path, value: &impl Serialize) -> Result<()> {
     let failed = |error: std::io::Error| Error::path("write", path, error);
     let text = serde_json::to_vec_pretty(value).map_err(|error| failed(error.into()))?;
     let mut file = trust::open_or_create(temporary, trust::Access::Write)?;
     let written = file.set_len(0).and_then(|()| file.write_all(&text));
     written.and_then(|()| std::fs::rename(temporary, path)).map_err(|error| {
-        // Only the first error is reported.
+        // An error of the removal is ignored, because the first error is reported.
         let _ = std::fs::remove_file(temporary);
         failed(error).into()
     })

@@ -1,9 +1,9 @@
-//! Signals to this process. Nearly all signals are meant for the subject (a protected process tree).
+//! Receives the signals to this process. Nearly all signals are meant for the subject (a protected process tree).
 //!
 //! Owns: the set of signals that are blocked and read from a descriptor, and the request that each signal means.
 //! Invariants: a signal that was ignored at the start of this process has no effect. A signal that the terminal has
 //! sent to the whole foreground group is not sent to the subject a second time. A write beyond RLIMIT_FSIZE, or to a
-//! pipe without a reader, returns an error and ends no process.
+//! pipe without a reader, returns an error and does not end this process.
 //! Does not: act on signals; the event loops do.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -38,11 +38,12 @@ const PASSED_ON: [Signal; 2] = [USR1, USR2];
 /// Signals that stop this program and the subject together.
 const STOPPING: [Signal; 3] = [TSTP, TTIN, TTOU];
 
-/// Signals that would end this program when a write fails: beyond the limit on file sizes, or without a reader.
+/// Signals that the kernel sends when a write fails: to a pipe without a reader, or beyond the limit on file sizes. By
+/// default, these signals end the process.
 const OF_WRITES: [Signal; 2] = [PIPE, XFSZ];
 
-/// Turns failed writes into errors, for the remaining life of this process. Returns the signals that must have their
-/// default actions in programs started by this process.
+/// Turns failed writes into errors, until this process ends. Returns the signals that must have their default actions
+/// in programs started by this process.
 pub(crate) fn outlive_failed_writes() -> Result<u64> {
     // The Rust runtime ignores SIGPIPE before this program can read the inherited setting.
     let ignored = ignored()? & !bit(PIPE);
@@ -64,8 +65,8 @@ pub fn in_background(name: &str, work: impl FnOnce() + Send + 'static) -> Result
 /// The meaning of a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Request {
-    /// The subject is to end. With `from_terminal`, the subject already has the signal if it is in our group. A program
-    /// that handles Ctrl-C by stopping its current task may continue.
+    /// The subject is asked to end. With `from_terminal`, a subject in our process group has already received the
+    /// signal. The subject may continue, for example if Ctrl-C ends only the current task of the program.
     End { signal: Signal, from_terminal: bool },
     /// Pass the signal on to the subject.
     PassOn(Signal),
@@ -82,16 +83,16 @@ pub(crate) struct Signals {
     /// Signals that were blocked before [`Self::take`], as a set of bits. Programs started by this process get this
     /// mask.
     pub(crate) blocked_before: u64,
-    /// Signals that are ignored here, but have their default actions in programs started by this process, as a set of
-    /// bits.
+    /// Signals that this process ignores, but that have their default actions in programs started by this process, as a
+    /// set of bits.
     pub(crate) defaults: u64,
 }
 
 impl Signals {
-    /// Blocks all signals of interest, for the rest of the life of this process.
+    /// Blocks all signals of interest, until this process ends.
     pub(crate) fn take() -> Result<Self> {
-        // If SIGCHLD were still ignored, as the parent may have left it, the kernel would reap the children of this
-        // process.
+        // The parent of this process may have ignored SIGCHLD. While SIGCHLD is ignored, the kernel reaps the children
+        // of this process.
         sys::signal::set_default(CHLD)?;
         let ignored = ignored()?;
         let wanted = ENDING.iter().chain(&PASSED_ON).chain(&STOPPING).chain([&CHLD]);
@@ -109,8 +110,8 @@ impl Signals {
     /// Reads the next signal, if one has arrived.
     pub(crate) fn poll(&self) -> Result<Option<Request>> {
         let Some(received) = signalfd::read(self.queue.as_fd())? else { return Ok(None) };
-        // A positive code means that the kernel has sent the signal. For these signals the sender is the terminal
-        // driver.
+        // A positive code means that the kernel has sent the signal. The kernel sends ending and stopping signals for
+        // the terminal driver.
         let from_terminal = received.code > 0;
         let signal = received.signal;
         Ok(Some(if signal == CHLD {
@@ -131,7 +132,8 @@ pub(crate) fn shares_group(subject: Pid) -> bool {
     own.is_ok_and(|own| sys::session::group_of(subject).is_ok_and(|group| group == own))
 }
 
-/// Reports whether this process has a controlling terminal. SIGHUP then means that the terminal has hung up.
+/// Reports whether this process has a controlling terminal. With a controlling terminal, SIGHUP means that the terminal
+/// has hung up.
 pub(crate) fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }

@@ -1,4 +1,5 @@
-//! Open files that a subject shares with this process, because both processes have inherited the same descriptors.
+//! Records the open files that a subject shares with this process. The files are shared, because this process and the
+//! subject have inherited the same descriptors.
 //!
 //! A subject is a protected process tree.
 //!
@@ -30,14 +31,14 @@ pub(crate) struct Streams {
     /// Device, inode and a duplicate of each file that was open when this program was started. If the subject has a
     /// log, the log is in this list too.
     files: Vec<(u64, Inode, OwnedFd)>,
-    /// The log file that replaces standard output and standard error of the subject. The log is never rolled back: the
-    /// output before a death tells why the subject died.
+    /// The log file that replaces standard output and standard error of the subject. The log is never rolled back,
+    /// because the output before a death can show the reason of the death.
     log: Option<OwnedFd>,
 }
 
 impl Streams {
-    /// Records only the standard streams. Two programs that are started from the same shell share no other files for
-    /// certain.
+    /// Records only the standard streams. Programs that are started from the same shell share these streams. It is not
+    /// certain that the programs share further files.
     pub(crate) fn standard() -> Result<Self> {
         let mut found = Vec::new();
         for stream in [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()] {
@@ -57,8 +58,8 @@ impl Streams {
         let own = Pid(std::process::id() as i32);
         let handle = pidfd::open(own)?;
         for fd in procfs::descriptors(own)?.into_iter().filter(|fd| fd.get() >= FIRST_COPY) {
-            // The descriptor of the listing itself is closed by now. The duplicates are skipped, because they are
-            // closed on exec.
+            // The list may contain the descriptor that was open only for reading the list. The duplicates are skipped,
+            // because they are closed on exec.
             if is_handed_on(own, fd)
                 && let Ok(copy) = pidfd::duplicate(handle.as_fd(), own, fd)
             {
@@ -86,7 +87,7 @@ impl Streams {
     }
 
     /// Returns device and inode of the files that a rollback does not change. Files that other programs write come
-    /// first, and their number is returned too. The log follows, if there is a log.
+    /// first; the log follows, if there is a log. Also returns the number of files that other programs write.
     pub(crate) fn that_stay(&self) -> (Vec<(u64, u64)>, usize) {
         let log = self.log.as_ref().and_then(|log| rustix::fs::fstat(log).ok());
         let log = log.map(|stat| (stat.st_dev, stat.st_ino));

@@ -3,7 +3,7 @@
 //! A subject is a protected process tree.
 //!
 //! Owns: the pidfd of the root process, and reading the exit status without reaping the process.
-//! Invariants: a dead child stays a zombie, and keeps its pid, until `let_go` or `release`.
+//! Invariants: a dead child stays a zombie, and keeps its pid, until `reap` or `release`.
 //! Does not: stop or trace the process.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -72,7 +72,7 @@ impl Subject {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
             // If another thread of this process has reaped the child, the pidfd may still provide the exit status.
             if let Ok(Some(status)) = rustix::process::waitid(WaitId::PidFd(self.handle()), options) {
-                return Ok(Some(told(&status)));
+                return Ok(Some(status_of(&status)));
             }
         }
         if let Ok(stat) = procfs::stat(self.key.pid)
@@ -109,7 +109,7 @@ impl Subject {
     }
 
     /// Reaps a dead child. Does nothing for any other process, because only its parent can reap it.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn reap(&self) {
         if self.is_child {
             // If the child was reaped before, its pid is already free.
             let _ = rustix::process::waitid(WaitId::PidFd(self.handle()), WaitIdOptions::EXITED);
@@ -118,7 +118,7 @@ impl Subject {
 
     /// Frees the pid of the dead process: reaps a child, or waits until the parent has reaped the process.
     pub(crate) fn release(&self) -> Result<()> {
-        self.let_go();
+        self.reap();
         if self.is_child {
             return Ok(());
         }
@@ -141,7 +141,7 @@ impl Subject {
     }
 }
 
-fn told(status: &rustix::process::WaitIdStatus) -> SubjectStatus {
+fn status_of(status: &rustix::process::WaitIdStatus) -> SubjectStatus {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => SubjectStatus::Exited(code),
         (None, Some(signal)) => SubjectStatus::Killed(Signal(signal)),

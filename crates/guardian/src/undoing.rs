@@ -1,12 +1,13 @@
-//! The undo log of a subject (a protected process tree), for `restore`, `ls`, `show`, `files` and `prune`.
+//! Uses the undo log of a subject (a protected process tree) for `restore`, `ls`, `show`, `files` and `prune`.
 //!
-//! The undo log records the old contents of files, so that files can be rolled back to a checkpoint.
+//! The undo log records the old contents of files, so that files can be rolled back to a checkpoint. A rollback can
+//! move a file, or the end of a file, to another directory. The moved data is a part.
 //!
-//! Owns: whether the files of an image can be rolled back, and rollback on request. Also owns the list of parts (file
-//! contents) that were moved aside, and putting parts back.
+//! Owns: the decision whether the files of an image are rolled back, and rollback on request. Also owns the list of
+//! parts, and putting parts back.
 //! Invariants: files are rolled back only while no guardian protects the subject, and only if the pids of the image are
 //! free. A part is never put back over an existing file.
-//! Does not: know how files are rolled back; `undo` does. It does not restore memory.
+//! Does not: know how files are rolled back; `undo` does. Does not restore memory.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -28,12 +29,12 @@ use crate::streams;
 /// What `restore` does with files that have changed since the checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum RestoredFiles {
-    /// Files are rolled back if the undo log of the subject leads to the checkpoint. Otherwise as `Refuse`.
+    /// If the undo log of the subject reaches the checkpoint, files are rolled back. Otherwise, the policy is `Refuse`.
     #[default]
     Auto,
     /// Files are rolled back, or the restore is refused.
     Rewind,
-    /// Files are compared. A change refuses the restore.
+    /// Files are compared with the checkpoint. If a file has changed, the restore is refused.
     Refuse,
     /// Files stay as they are, and the memory of the checkpoint is restored.
     Keep,
@@ -73,8 +74,9 @@ impl Going {
     ///
     /// # Errors
     ///
-    /// `NotReached` if rollback was requested by name and is impossible. `FilesInUse` if the subject is guarded. Any
-    /// other error states why a pid of the image is not free. Nothing was changed.
+    /// `NotReached` if `files` demands a rollback and the rollback is impossible. `FilesInUse` if `files` demands a
+    /// rollback and the subject is guarded. An error is also returned if a pid of the image is not free. An error
+    /// changes nothing.
     pub(crate) fn decide(
         location: &StoreLocation,
         image: &str,
@@ -101,7 +103,8 @@ impl Going {
         let claim = match Claim::named(&store, &name) {
             Err(GuardianError::NameTaken { name, .. }) => {
                 return match files {
-                    // The pids are in use as well, so the error of the restore names the process.
+                    // The restore fails without a rollback, because the guarded subject uses the pids. The error of the
+                    // restore names the process with such a pid.
                     RestoredFiles::Auto => Ok(None),
                     _ => Err(GuardianError::FilesInUse { name }),
                 };
@@ -112,12 +115,13 @@ impl Going {
         Ok(Some(Self { directory, to, conflicts, _claim: claim }))
     }
 
-    /// Rolls the files back. A standard stream of the subject stays if an outside process writes to its file.
+    /// Rolls the files back. A file that is a standard stream of the subject is not changed if an outside process
+    /// writes to it.
     pub(crate) fn go(&self, recorded: &[FileRecord]) -> Result<(RunEvent, Covered)> {
         let inherited = recorded.iter().filter(|file| file.effect() == engine::Effect::Stays);
         let streams: Vec<(u64, u64)> = inherited.map(FileRecord::file).collect();
         let leave = streams::written_by_others(&streams);
-        // A manual restore may follow a power cut, and another power cut may follow.
+        // An operator may restore after a power cut. The rollback must survive a further power cut.
         let durability = Durability::PowerCut;
         let went = back::go_back(&self.directory, self.to, self.conflicts, &leave, durability)?;
         let uncovered: HashSet<(u64, u64)> = went.uncovered.iter().chain(&leave).copied().collect();
@@ -168,7 +172,7 @@ pub(crate) fn remove_unused_log(store: &Store, name: &SubjectName) -> Result<()>
     }
 }
 
-/// A file, or a part of a file, that a restart has moved aside.
+/// A part: a file, or the end of a file, that a rollback has moved aside.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct AsideRow {
     /// The original path.
@@ -186,7 +190,7 @@ impl AsideRow {
     }
 }
 
-/// Returns the parts that restarts of a subject have moved aside and that still exist.
+/// Returns the parts of a subject that still exist.
 ///
 /// # Errors
 ///
@@ -199,8 +203,8 @@ pub fn moved_aside(location: &StoreLocation, name: &str) -> Result<Vec<AsideRow>
 ///
 /// # Errors
 ///
-/// `NotAside` if no part of that path exists. `PutBackTaken` if a file exists at the path by now. The part then stays
-/// where it is.
+/// `NotAside` if no part of that path exists. `PutBackTaken` if a file already exists at the path. In this case, the
+/// part is not moved.
 pub fn put_back(location: &StoreLocation, name: &str, path: &Path) -> Result<AsideRow> {
     let path = std::path::absolute(path).map_err(|error| Error::path("resolve", path, error))?;
     let moved = list(location, name)?;
@@ -221,8 +225,8 @@ fn list(location: &StoreLocation, name: &str) -> Result<Vec<MovedAside>> {
     Ok(back::list_aside(&directory)?)
 }
 
-/// Moves a file to a path that does not exist. If the path is on another file system, a complete and durable copy is
-/// made under another name first. The copy is then renamed to the path.
+/// Moves a file to a path at which no file exists. If the path is on another file system, makes a complete and durable
+/// copy beside the path, and renames this copy to the path.
 fn put(from: &Path, path: &Path) -> Result<()> {
     let taken = || GuardianError::PutBackTaken { path: path.to_owned(), from: from.to_owned() };
     // Returns true if the file was moved, and false if the path is on another file system.
@@ -243,7 +247,7 @@ fn put(from: &Path, path: &Path) -> Result<()> {
     if let Err(error) =
         copy_to(from, &copy).map_err(|error| failed(error).into()).and_then(|()| renamed(&copy))
     {
-        // Only the first error is reported.
+        // An error of the removal is ignored, because the first error is reported.
         let _ = std::fs::remove_file(&copy);
         return Err(error);
     }

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use common::medium::Gate;
-use common::{LIMIT, Lab, Told, until};
+use common::{LIMIT, Lab, Reported, until};
 use model::Sequence;
 use store::EPOCHS_IN_FLIGHT_MAX;
 
@@ -65,12 +65,12 @@ fn passes(name: &str) -> bool {
 }
 
 /// Waits for the next restore. Returns the checkpoint, and the time from the detection of the death.
-fn returned(told: &Receiver<Told>) -> (Sequence, Duration) {
+fn returned(reports: &Receiver<Reported>) -> (Sequence, Duration) {
     loop {
-        match told.recv_timeout(LIMIT).expect("the subject comes back") {
-            Told::Restored(sequence, took) => return (sequence, took),
-            Told::StartedAfresh(_) => panic!("started afresh"),
-            Told::Died | Told::Dropped(_) => {}
+        match reports.recv_timeout(LIMIT).expect("the subject comes back") {
+            Reported::Restored(sequence, took) => return (sequence, took),
+            Reported::StartedAfresh(_) => panic!("started afresh"),
+            Reported::Died | Reported::Dropped(_) => {}
         }
     }
 }
@@ -83,13 +83,13 @@ fn a_death_during_a_write_does_not_wait_for_its_end() {
         LARGE_MIB,
         every,
         |_| {},
-        |lab, told| {
+        |lab, reports| {
             lab.wait_committed(2);
             let mut usual = Duration::ZERO;
             for _ in 0..USUAL_DEATHS {
                 let begun = Instant::now();
                 lab.kill();
-                returned(told);
+                returned(reports);
                 usual = usual.max(begun.elapsed());
                 lab.wait_committed_more(1);
             }
@@ -98,7 +98,7 @@ fn a_death_during_a_write_does_not_wait_for_its_end() {
             let before = lab.newest();
             let begun = Instant::now();
             lab.kill();
-            let (sequence, took) = returned(told);
+            let (sequence, took) = returned(reports);
             let outage = begun.elapsed();
             let (is_held, bound) = (gate.is_held(), usual * RATIO_MAX + SLACK);
             println!("usually back after {usual:.1?}, now after {outage:.1?} (restore {took:.1?})");
@@ -123,15 +123,15 @@ fn the_only_checkpoint_is_waited_for() {
         "4",
         FIRST,
         |_| {},
-        |lab, told| {
+        |lab, reports| {
             lab.close_before_the_first();
             lab.wait_taken();
             lab.kill();
-            assert_eq!(told.recv_timeout(LIMIT).unwrap(), Told::Died);
-            let early = told.recv_timeout(Duration::from_secs(1));
+            assert_eq!(reports.recv_timeout(LIMIT).unwrap(), Reported::Died);
+            let early = reports.recv_timeout(Duration::from_secs(1));
             assert_eq!(early, Err(RecvTimeoutError::Timeout), "the only checkpoint was thrown away");
             gate.open();
-            assert!(returned(told).0 <= Sequence(EPOCHS_IN_FLIGHT_MAX as u64));
+            assert!(returned(reports).0 <= Sequence(EPOCHS_IN_FLIGHT_MAX as u64));
         },
     );
 }
@@ -141,14 +141,14 @@ fn a_write_that_is_nearly_done_is_waited_for() {
     let lab = Lab::new(&gate);
     let opener = Arc::clone(&gate);
     // The write ends right after the death was detected.
-    let tell = move |event: &Told| {
-        if *event == Told::Died {
+    let on_event = move |event: &Reported| {
+        if *event == Reported::Died {
             opener.open();
         }
     };
     // The guard waits for at most a tenth of this time.
     let every = Duration::from_secs(1);
-    lab.guard_large("4", every, tell, |lab, told| {
+    lab.guard_large("4", every, on_event, |lab, reports| {
         lab.wait_committed(1);
         let mut waited = 0;
         for _ in 0..RACES {
@@ -156,7 +156,7 @@ fn a_write_that_is_nearly_done_is_waited_for() {
             lab.wait_taken();
             let before = lab.newest();
             lab.kill();
-            let (sequence, _) = returned(told);
+            let (sequence, _) = returned(reports);
             waited += usize::from(sequence > before);
             gate.open();
         }
@@ -172,7 +172,7 @@ fn the_checkpoint_of_a_program_that_has_ended_is_kept() {
         "4",
         FIRST,
         |_| {},
-        |lab, _told| {
+        |lab, _reports| {
             lab.close_before_the_first();
             lab.wait_taken();
             lab.terminate();

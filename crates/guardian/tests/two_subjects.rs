@@ -27,7 +27,7 @@ const NAMES: [&str; 2] = ["one", "other"];
 const EVERY: Duration = Duration::from_millis(25);
 /// Maximum time from a restore of a subject to its next death. Some deaths happen before the first checkpoint after the
 /// restore.
-const LIFE_MAX: Duration = Duration::from_millis(180);
+const INCARNATION_MAX: Duration = Duration::from_millis(180);
 /// Time limit of a restore, even on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
 const KILL: rustix::process::Signal = rustix::process::Signal::KILL;
@@ -134,7 +134,7 @@ impl Lab {
             (row.facts.checkpoints > 0 && row.state == SubjectState::Running).then_some(Pid(row.pid))
         });
         for number in 0..KILLS {
-            std::thread::sleep(moment(&mut random, LIFE_MAX));
+            std::thread::sleep(moment(&mut random, INCARNATION_MAX));
             let begun = Instant::now();
             ProcessId::of(root).unwrap().signal(KILL).unwrap();
             root = match news.recv_timeout(LIMIT) {
@@ -143,7 +143,7 @@ impl Lab {
             };
             taken.push(begun.elapsed());
         }
-        std::thread::sleep(moment(&mut random, LIFE_MAX));
+        std::thread::sleep(moment(&mut random, INCARNATION_MAX));
         ProcessId::of(root).unwrap().signal(TERM).unwrap();
         // The host ends when both subjects have ended.
         match news.recv_timeout(5 * LIMIT) {

@@ -108,7 +108,7 @@ impl Opener {
             return Ok(Found { path: Some(path), file, identity, others: &[] });
         }
         for rights in self.others.iter() {
-            let theirs = file_rights::with(rights, || resolve(path))?.map_err(holder_refusal)?;
+            let theirs = file_rights::run_with(rights, || resolve(path))?.map_err(holder_refusal)?;
             if Identity::of(&theirs)? != identity {
                 return Err(Refusal::Replaced);
             }
@@ -150,7 +150,7 @@ impl Found<'_> {
             return self.open_as_ourselves(flags).map_err(own_refusal)?;
         };
         let opened =
-            file_rights::with(first, || self.open_as_ourselves(flags))?.map_err(holder_refusal)??;
+            file_rights::run_with(first, || self.open_as_ourselves(flags))?.map_err(holder_refusal)??;
         for rights in rest {
             self.check(rights, flags)?;
         }
@@ -169,9 +169,9 @@ impl Found<'_> {
             return call(&link).map_err(own_refusal);
         };
         for rights in rest {
-            file_rights::with(rights, || call(&link).map(drop))?.map_err(holder_refusal)?;
+            file_rights::run_with(rights, || call(&link).map(drop))?.map_err(holder_refusal)?;
         }
-        file_rights::with(last, || call(&link))?.map_err(holder_refusal)
+        file_rights::run_with(last, || call(&link))?.map_err(holder_refusal)
     }
 
     fn open_as_ourselves(&self, flags: OFlags) -> Result<Result<OwnedFd, Refusal>, E> {
@@ -197,7 +197,8 @@ impl Found<'_> {
         }
         let (reads, writes) = (may_read(flags.bits()), may_write(flags.bits()));
         let link = own_link(&self.file);
-        let answer = file_rights::with(rights, || file_rights::may_open(Path::new(&link), reads, writes))?;
+        let answer =
+            file_rights::run_with(rights, || file_rights::may_open(Path::new(&link), reads, writes))?;
         answer.map_err(|error| Refusal::Denied(error.errno))
     }
 }

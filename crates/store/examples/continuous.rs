@@ -18,7 +18,8 @@ use std::time::{Duration, Instant, SystemTime};
 use image::{Owner, Record, RecordSet, SpaceId, Timings};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
 use store::{
-    Base, CheckpointSink, CommitMeta, Keep, LogOptions, LogWriter, OpenCheckpoint, Store, SubjectName,
+    Base, CheckpointSink, CommitMeta, LogOptions, LogWriter, OpenCheckpoint, RetentionPolicy, Store,
+    SubjectName,
 };
 
 use undying_store as store;
@@ -68,11 +69,11 @@ fn main() -> Outcome<()> {
     let options = LogOptions {
         // Buffers for twice the changed pages of an epoch: one epoch is copied while the previous one is written.
         buffers: NonZeroUsize::new((load.dirty / 256 + 4) as usize).ok_or("no buffers")?,
-        keep: Keep::thinned(number(5, 8) as usize),
+        keep: RetentionPolicy::thinned(number(5, 8) as usize),
         segment: ByteCount(number(6, 16) << 20),
         ..LogOptions::default()
     };
-    let keep = if number(5, 8) < 4 { Keep::newest(number(5, 8) as usize) } else { options.keep };
+    let keep = if number(5, 8) < 4 { RetentionPolicy::newest(number(5, 8) as usize) } else { options.keep };
     let before = resident()?;
     let writer = store.open_log(&name, LogOptions { keep, ..options.clone() })?;
     fill(&writer, load)?;

@@ -1,7 +1,8 @@
 //! Errors of a store or an image, as the operator sees them.
 //!
 //! Owns: `Error`. Each variant names its row of docs/errors.md.
-//! Invariants: every message names the path or object, and ends with the next step.
+//! Invariants: every message names the path or the object. Every message except that of `CalledOff` ends with a help
+//! text: the next step for the operator.
 //! Does not: map errors to exit codes. `Error::is_damage` helps the caller to choose the exit code.
 
 use std::path::{Path, PathBuf};
@@ -31,13 +32,14 @@ pub enum Error {
     )]
     Full(sys::Error),
 
-    /// Other users can read the store, and therefore the memory of every subject in it.
+    /// Other users have permissions for the store. The store contains the memory of its subjects, and must be
+    /// private.
     ///
     /// Row: store-exposed
     #[error("store {path} can be read by other users (mode {mode:04o})\nhelp: chmod 0700 {path}", path = shown(path))]
     Exposed { path: PathBuf, mode: u32 },
 
-    /// Another user owns the file or directory, and can have written anything into it.
+    /// Another user owns the file or directory, and can have changed the content.
     ///
     /// Row: image-untrusted
     #[error(
@@ -62,7 +64,8 @@ pub enum Error {
     )]
     Writable { path: PathBuf, mode: u32 },
 
-    /// The object has a type that undying never creates at this path. The object was not opened.
+    /// undying expects an object of the type `wanted` at the path. The existing object has another type, and was not
+    /// opened.
     ///
     /// Row: image-wrong-type
     #[error(
@@ -155,7 +158,7 @@ pub enum Error {
     #[error("{path} is not an undying image\nhelp: give an image's directory, NAME or NAME@SEQ", path = shown(.0))]
     Foreign(PathBuf),
 
-    /// The image was written by a later release.
+    /// The image was written by a release that is newer than this program.
     ///
     /// Row: image-newer
     #[error(
@@ -223,7 +226,8 @@ pub enum Error {
     )]
     Slow(Duration),
 
-    /// The name belongs to a subject. A copy was expected.
+    /// The name belongs to a subject. The command needs the name of a copy (an image that was copied under its own
+    /// name).
     ///
     /// Row: not-a-copy
     #[error(
@@ -254,8 +258,8 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Reports whether the error is a fault of the image itself: damaged, incomplete, foreign, of a later format, or
-    /// not trusted.
+    /// Reports whether the error is a fault of the image itself. The image is damaged, incomplete, foreign, of a
+    /// newer format, or not trusted.
     #[must_use]
     pub const fn is_damage(&self) -> bool {
         matches!(
@@ -290,7 +294,7 @@ impl Error {
     }
 }
 
-/// Returns a path in the form for messages.
+/// Returns the path as text for a message, with control characters escaped.
 fn shown(path: &Path) -> String {
     Escaped(&path.to_string_lossy()).to_string()
 }
@@ -304,7 +308,7 @@ fn list_of(name: &str, store: &Path) -> String {
     }
 }
 
-/// Returns the directory to name in a help line: `path` itself if it is a directory, otherwise its parent.
+/// Returns `path` if `path` is a directory, otherwise the parent of `path`.
 fn directory_of(path: &Path) -> &Path {
     if path.is_dir() { path } else { crate::layout::parent(path) }
 }

@@ -40,8 +40,8 @@ pub use error::{Error, Result};
 pub use layout::WriteOptions;
 pub use load::{LoadedRun, VerifyReport};
 pub use log::{
-    Completion, EPOCHS_IN_FLIGHT_MAX, Keep, LogCommitted, LogOptions, LogStatus, LogThreads, LogWriter,
-    SegmentCompression, Squashed, Ticket,
+    Completion, EPOCHS_IN_FLIGHT_MAX, LogCommitted, LogOptions, LogStatus, LogThreads, LogWriter,
+    RetentionPolicy, SegmentCompression, Squashed, Ticket,
 };
 pub use medium::{Entry, Kind, Lock, Medium, NewFile, PageFile, PageSource, Writes};
 pub use memory::{Memory, MemoryOptions};

@@ -1,14 +1,17 @@
-//! Reads many pages fast. Several threads keep many reads in flight. The checksum of every extent is verified before
-//! the extent is returned. Also verifies every byte that a restore would use.
+//! Reads many pages of an image fast, and verifies their checksums. Several threads keep many reads in flight. An
+//! *extent* is a range of pages of one process whose content is contiguous in a *segment* (a file of pages). Adjacent
+//! extents form a *part*, and near parts form a *run*. A thread reads and verifies one run at a time.
 //!
-//! Owns: joining adjacent extents of a segment into parts, and parts into runs; distributing the runs among threads.
-//! Invariants: each extent is returned once, and its checksum is verified. After the first error, no further run
-//! begins. Bytes between the parts are not read. If `verify` succeeds, a restore returns the bytes that were written.
-//! Does not: write the pages into a process. The caller writes the pages, in the thread that has read them.
+//! Owns: forming the parts and runs; distributing the runs among threads; verifying all pages of an image.
+//! Invariants: each extent is delivered once, after its checksum was verified. After the first error, no thread begins
+//! another run. Bytes between the parts are not read. If `verify` succeeds, a restore returns the bytes that were
+//! written.
+//! Does not: write the pages into a process. The caller's `sink` writes the pages, in the thread that has read the
+//! pages.
 //!
 //! An old log contains about as many superseded pages as live pages, in mixed order. Reading all bytes would read twice
-//! the size of an image. Reading each range of live pages separately would need twice the requests that the device can
-//! process. Therefore a gap of one page is read, and longer gaps are skipped. See docs/design/0010.
+//! the size of the image. With one request for each range of live pages, the number of requests would limit the speed.
+//! Therefore a gap of one superseded page is read and discarded, and longer gaps are skipped. See docs/design/0010.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -23,20 +26,20 @@ use crate::error::{Error, Result};
 use crate::pool::locked;
 use crate::reader::{ImageReader, check_pages};
 
-/// The maximum size of a run. The size is large enough for the full speed of the device, and equals one huge page.
+/// The maximum size of a run. Reads of this size reach the full speed of the device. The size equals one huge page.
 const RUN_BYTES_MAX: u64 = 2 << 20;
 
 /// The longest gap of superseded pages that is read and discarded. Longer gaps are skipped.
 const GAP_BYTES_MAX: u64 = PAGE_BYTES;
 
-/// The number of threads that are started for each thread that the caller allows. One thread waits for the device while
-/// the other checks and delivers pages.
+/// The number of threads that `load` starts for each thread that the caller allows. One thread of a pair waits for the
+/// device while the other thread verifies and delivers pages.
 const THREADS_EACH: usize = 2;
 
-/// The usual number of computing threads. While one thread waits for the device, the other checks and delivers pages.
+/// The usual number of threads that compute at the same time, as an argument of `load`.
 pub(crate) const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("2 is not zero");
 
-/// Verified pages of one run. A run consists of extents that are read together.
+/// Verified pages of one run.
 #[derive(Debug)]
 pub struct LoadedRun<'a> {
     extents: &'a [Extent],
@@ -55,7 +58,7 @@ pub struct VerifyReport {
     pub bytes: ByteCount,
 }
 
-/// Extents of one segment that are read together.
+/// A run: extents of one segment that one thread reads together.
 #[derive(Debug)]
 struct Run<'a> {
     segment: SegmentId,
@@ -86,8 +89,9 @@ impl<'a> LoadedRun<'a> {
 impl ImageReader {
     /// Reads the stored pages of the given extents of this image's index, and passes them to `sink`.
     ///
-    /// `sink` is called for the runs in no particular order, in the thread that has read the run. Twice `threads`
-    /// threads are started, because half of them wait for the device. `sink` does not receive extents of zero pages.
+    /// `sink` is called once for each run, in no particular order, in the thread that has read the run. The number of
+    /// threads is at most twice `threads`, because about half of the threads wait for the device. `sink` does not
+    /// receive extents of zero pages.
     ///
     /// # Errors
     ///
@@ -116,8 +120,8 @@ impl ImageReader {
         load.failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    /// Reads and verifies all pages of the image. Calls `good` for each verified run with the number of its bytes. The
-    /// calls come from several threads.
+    /// Reads and verifies all pages of the image. After each verified run, calls `good` with the number of verified
+    /// bytes of the run. The calls come from several threads.
     ///
     /// # Errors
     ///
@@ -188,8 +192,8 @@ fn join(extents: &[Extent]) -> Vec<Run<'_>> {
 }
 
 impl Run<'_> {
-    /// Adds an extent to the run. The extent must not begin before the previous extent. Returns false if the extent
-    /// lies in another segment or the run would become too large.
+    /// Adds the extent at `bytes` of a segment to the run. The extent must not begin before the previous extent.
+    /// Returns false, without a change, if the segment is another one or the run would become too large.
     fn take(&mut self, segment: SegmentId, bytes: &Range<u64>) -> bool {
         let Some(last) = self.parts.last_mut() else { return false };
         if segment != self.segment {

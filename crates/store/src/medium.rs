@@ -1,9 +1,9 @@
-//! The file operations for storing images, as traits, so that a test can replace the disk.
+//! The file operations that the store needs, as traits. A test can implement these traits without a disk.
 //!
 //! Owns: the traits `Medium`, `NewFile`, `PageFile`, `PageSource`, `Lock`.
-//! Invariants of an implementation: nothing is durable before the matching sync has returned. After the sync, the data
-//! survives a power cut. A rename is atomic.
-//! Does not: define the order of writes; the modules `staging` and `writer` do.
+//! Invariants of an implementation: content and names are durable after the sync of their file or directory has
+//! returned. Durable data survives a power cut. A caller must not rely on data before the sync. A rename is atomic.
+//! Does not: define the order of writes; the modules `staging`, `writer` and `log` do.
 
 use std::fmt::Debug;
 use std::num::NonZeroUsize;
@@ -18,7 +18,7 @@ use sys::part_reader::PartReader;
 /// An entry of a directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Entry {
-    /// The name. Listings omit names that are not UTF-8, because a store never creates them.
+    /// The name. Listings omit names that are not UTF-8, because the store creates only UTF-8 names.
     pub name: String,
     /// Whether the entry is a directory.
     pub is_directory: bool,
@@ -39,9 +39,9 @@ pub enum Kind {
 /// The expected pattern of writes to a file of pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Writes {
-    /// One write of few pages. The caller makes the file durable together with other small files.
+    /// One write of few pages. The caller makes the file durable together with the other small files of the image.
     One,
-    /// Many writes, with at most this number in flight.
+    /// Many writes. At most this number of writes is in flight at the same time.
     Many(NonZeroUsize),
 }
 
@@ -57,7 +57,7 @@ pub trait Medium: Send + Sync + Debug {
     fn create_pages(&self, path: &Path, writes: Writes) -> Result<Box<dyn PageFile>>;
 
     /// Creates a preallocated file of this length for writes in place, with permissions for its owner only. The path
-    /// must not exist.
+    /// must not exist. At most `in_flight` writes are in flight at the same time.
     fn create_log(
         &self,
         path: &Path,
@@ -65,8 +65,8 @@ pub trait Medium: Send + Sync + Debug {
         in_flight: NonZeroUsize,
     ) -> Result<Box<dyn PageFile>>;
 
-    /// Opens a file of pages. Fails if another user can have written to the file. The file stays readable after its
-    /// removal.
+    /// Opens a file of pages. Fails if another user can have written to the file. The open file stays readable when
+    /// its name is removed.
     fn open_pages(&self, path: &Path) -> crate::error::Result<Box<dyn PageSource>>;
 
     /// Reads at most `limit` bytes from the start of a file. Fails if another user can have written to the file.
@@ -77,8 +77,8 @@ pub trait Medium: Send + Sync + Debug {
         Ok(())
     }
 
-    /// Follows a symbolic link that the operator has named, and returns its destination. Returns any other path
-    /// unchanged.
+    /// Returns the destination if the path is a symbolic link, and the unchanged path otherwise. The operator has
+    /// chosen the path.
     fn resolve(&self, path: &Path) -> Result<PathBuf> {
         Ok(path.to_path_buf())
     }
@@ -89,13 +89,14 @@ pub trait Medium: Send + Sync + Debug {
     /// Returns the type of the object at a path; `None` if the path does not exist.
     fn kind(&self, path: &Path) -> Result<Option<Kind>>;
 
-    /// Makes the content of a file durable, including writes through other descriptors.
+    /// Makes the content of a file durable, whichever descriptor the content was written through.
     fn sync_file(&self, path: &Path) -> Result<()>;
 
     /// Makes the entries of a directory durable.
     fn sync_directory(&self, path: &Path) -> Result<()>;
 
-    /// Renames a directory. Replaces an empty directory at `to`; fails if another object exists there.
+    /// Renames a directory. An empty directory at `to` is replaced. Fails if `to` is a directory with entries or a
+    /// file.
     fn rename(&self, from: &Path, to: &Path) -> Result<()>;
 
     /// Creates a hard link to a file. The new path must not exist.
@@ -117,7 +118,8 @@ pub trait NewFile: Send + Debug {
     /// Appends bytes.
     fn write(&mut self, bytes: &[u8]) -> Result<()>;
 
-    /// Starts writeback, and returns before the writeback is complete. The call affects only speed.
+    /// Starts writeback, and returns before the writeback is complete. The call makes a following `sync` faster, and
+    /// guarantees nothing.
     fn start_sync(&mut self) -> Result<()>;
 
     /// Makes the content durable.
@@ -126,16 +128,20 @@ pub trait NewFile: Send + Debug {
 
 /// A file of pages that is being written.
 pub trait PageFile: Send + Debug {
-    /// Writes the part `part` of a buffer (whole pages) at an offset. The write may happen later.
+    /// Begins to write the range `part` of a buffer to the file at `offset`. The range consists of whole pages. The
+    /// write may still be in flight when the method returns.
     fn submit(&mut self, buffer: PageBuffer, part: Range<ByteCount>, offset: ByteCount) -> Result<()>;
 
-    /// Returns a buffer whose write is complete. Returns `None` if there is no such buffer now.
+    /// Returns a buffer whose write is complete, without waiting. Returns `None` if no submitted write has completed
+    /// yet.
     fn take_done(&mut self) -> Result<Option<PageBuffer>>;
 
-    /// Waits for a buffer whose write is complete, and returns the buffer. Returns `None` if no write is in flight.
+    /// Waits until one write is complete, and returns the buffer of this write. Returns `None` if no write is in
+    /// flight.
     fn wait_done(&mut self) -> Result<Option<PageBuffer>>;
 
-    /// Starts writeback, and returns before the writeback is complete. The call affects only speed.
+    /// Starts writeback, and returns before the writeback is complete. The call makes a following `sync` faster, and
+    /// guarantees nothing.
     fn start_sync(&mut self) -> Result<()> {
         Ok(())
     }
@@ -152,11 +158,11 @@ pub trait PageSource: Send + Sync + Debug {
     /// Returns the length of the file.
     fn length(&self) -> Result<ByteCount>;
 
-    /// Fills the buffer from an offset. Fails if the file ends too early.
+    /// Fills the buffer with the bytes of the file at `offset`. Fails if the file ends before the buffer is full.
     fn read(&self, buffer: &mut [u8], offset: ByteCount) -> Result<()>;
 
-    /// Reads parts of the file into the reader's buffer, one after the other. The parts consist of whole pages and are
-    /// sorted by offset.
+    /// Reads the ranges `parts` of the file. Returns the bytes of all ranges without gaps, in the buffer of `reader`.
+    /// The ranges consist of whole pages and are sorted by offset.
     fn read_parts<'a>(&self, parts: &[Range<ByteCount>], reader: &'a mut PartReader) -> Result<&'a [u8]> {
         let total = parts.iter().map(|part| part.end.get() - part.start.get()).sum::<u64>();
         let buffer = reader.buffer(ByteCount(total))?;

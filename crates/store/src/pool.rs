@@ -1,10 +1,12 @@
-//! The pool of page buffers. Buffers circulate between copiers, writers and the device.
+//! The pool of page buffers. A copier (a thread that copies pages of a subject) takes an empty buffer from the pool and
+//! fills the buffer. A writer writes the buffer to the device, and returns the buffer to the pool. For a pause, copiers
+//! take additional buffers: the *reserve*. If the reserve is too small, copiers allocate *spare* buffers.
 //!
-//! Owns: the number of buffers; the wait for a buffer and its time limit; the failure of these waits after a writer has
+//! Owns: the number of buffers; the wait for a buffer, and its time limit; the failure of all waits after a writer has
 //! failed.
-//! Invariants: the number of buffers does not exceed the sum of three values. These are the limit of the pool, the
-//! reserve (additional buffers for a pause), and the spare buffers that the last pause has allocated. Spare buffers are
-//! freed first. A new reserve is granted only when the spare buffers are freed. After a failure, no caller waits.
+//! Invariants: the number of buffers is at most the sum of the pool's limit, the reserve and the spare buffers of the
+//! last pause. Returned buffers are freed until their number equals the limit plus the reserve. A new reserve is
+//! granted only when all spare buffers are freed. After a failure, no caller waits.
 //! Does not: clear a buffer between two uses.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,12 +36,13 @@ pub(crate) struct Pool {
 struct State {
     free: Vec<PageBuffer>,
     pieces: Vec<Vec<Piece>>,
-    /// The number of additional buffers that the last `reserve` and `extend_reserve` have requested for a pause.
+    /// The size of the reserve: the count of the last `reserve`, plus the buffers that `extend_reserve` has allocated
+    /// since.
     reserved: usize,
     failure: Option<Error>,
     /// Whether waits for buffers are cancelled.
     called_off: bool,
-    /// The maximum wait for one buffer; `None` without a limit.
+    /// The maximum time of a wait for one buffer; `None` means no limit.
     wait_max: Option<Duration>,
 }
 
@@ -71,38 +74,40 @@ impl Pool {
         ByteCount(self.made.load(Ordering::Relaxed) as u64 * self.size.get())
     }
 
-    /// Returns an empty buffer if one is free or can be allocated.
+    /// Returns an empty buffer if a buffer is free, or if the limits allow the allocation of a buffer.
     pub(crate) fn take_now(&self) -> Result<Option<PageBatch>> {
         let mut state = locked(&self.state);
         state.check()?;
         self.take_one(&mut state)
     }
 
-    /// Returns an empty buffer if one is free. Does not allocate, because an allocation takes long.
+    /// Returns an empty buffer if a buffer is free. Does not allocate, because an allocation takes long.
     pub(crate) fn take_free(&self) -> Result<Option<PageBatch>> {
         let mut state = locked(&self.state);
         state.check()?;
         Ok(self.pop(&mut state))
     }
 
-    /// Waits for an empty buffer. Calls `drive` before waiting, so that a writer without a thread can return buffers.
+    /// Waits for an empty buffer. Calls `drive` once before the first wait. A writer without a thread returns buffers
+    /// during this call.
     pub(crate) fn take(&self, drive: impl FnOnce() -> Result<()>) -> Result<PageBatch> {
         self.wait_for(drive, |state| self.take_one(state))
     }
 
-    /// Waits for `count` additional buffers, beyond the limit of the pool. Calls `drive` before waiting.
+    /// Waits for a reserve of `count` buffers, beyond the limit of the pool. Calls `drive` once before the first wait.
     pub(crate) fn reserve(&self, drive: impl FnOnce() -> Result<()>, count: usize) -> Result<Vec<PageBatch>> {
         self.wait_for(drive, |state| self.take_reserve(state, count))
     }
 
-    /// Allocates a buffer, regardless of all limits. Takes no lock, because the thread that holds the lock may get no
-    /// processor until the caller is finished.
+    /// Allocates a buffer, regardless of all limits. Takes no lock. If another thread held the lock, that thread might
+    /// get no processor until the caller is finished.
     pub(crate) fn spare(&self) -> Result<PageBatch> {
         let buffer = PageBuffer::new(self.size)?;
         Ok(PageBatch::lent(buffer, self.no_pieces(), Lent::count(&self.made)))
     }
 
-    /// Adds one buffer to the reserve: a returned buffer of the reserve, or a new buffer.
+    /// Returns one more buffer of the reserve. If more than `limit` buffers are free, returns a free buffer. Otherwise,
+    /// allocates a buffer and increases the reserve.
     pub(crate) fn extend_reserve(&self) -> Result<PageBatch> {
         let mut state = locked(&self.state);
         state.check()?;
@@ -116,7 +121,8 @@ impl Pool {
         self.spare()
     }
 
-    /// Waits until returned buffers allow `take` to return a value.
+    /// Calls `take` until `take` returns a value. Waits for a returned buffer before each new call. Calls `drive` once
+    /// before the first wait.
     fn wait_for<T>(
         &self,
         drive: impl FnOnce() -> Result<()>,
@@ -150,7 +156,7 @@ impl Pool {
         }
     }
 
-    /// Cancels all present and later waits for buffers. With `false`, waits are allowed again.
+    /// With `true`, cancels all present and future waits for buffers. With `false`, allows waits again.
     pub(crate) fn call_off_waits(&self, called_off: bool) {
         locked(&self.state).called_off = called_off;
         self.changed.notify_all();
@@ -161,12 +167,13 @@ impl Pool {
         locked(&self.state).called_off
     }
 
-    /// Limits the time that a caller may wait for one buffer, from now on.
+    /// Sets the maximum time of a wait for one buffer; `None` removes the limit.
     pub(crate) fn limit_waits(&self, wait_max: Option<Duration>) {
         locked(&self.state).wait_max = wait_max;
     }
 
-    /// Returns a buffer to the pool. A buffer that the pool has not allocated replaces a missing buffer.
+    /// Takes back a buffer. Frees the buffer if more buffers exist than the limit plus the reserve. The pool also
+    /// accepts a buffer of the same size that the pool has not allocated.
     pub(crate) fn give(&self, buffer: PageBuffer) {
         let mut state = locked(&self.state);
         let limit = self.limit + state.reserved;
@@ -183,14 +190,14 @@ impl Pool {
         self.changed.notify_all();
     }
 
-    /// Returns the buffer of a batch to the pool. The pages of the batch are not used.
+    /// Takes back the buffer of a batch. The pages in the buffer are discarded.
     pub(crate) fn give_batch(&self, batch: PageBatch) {
         let (buffer, pieces) = batch.into_parts();
         self.give(buffer);
         self.give_pieces(pieces);
     }
 
-    /// Returns the list of pieces of a batch to the pool.
+    /// Takes back the memory of a list of pieces, for use by a later batch.
     pub(crate) fn give_pieces(&self, mut pieces: Vec<Piece>) {
         pieces.clear();
         let mut state = locked(&self.state);
@@ -199,7 +206,8 @@ impl Pool {
         }
     }
 
-    /// Makes every later request for a buffer fail with this error, and wakes the waiting threads.
+    /// Makes every following request for a buffer fail with this error, and wakes the waiting threads. An earlier error
+    /// is not replaced.
     pub(crate) fn fail(&self, error: &Error) {
         locked(&self.state).failure.get_or_insert_with(|| error.clone());
         self.changed.notify_all();
@@ -210,7 +218,7 @@ impl Pool {
         locked(&self.state).failure.clone()
     }
 
-    /// Returns a free buffer, or a new buffer if the limit and the reserve allow another one.
+    /// Returns a free buffer, or a new buffer if the limit and the reserve allow one more buffer.
     fn take_one(&self, state: &mut State) -> Result<Option<PageBatch>> {
         if let Some(free) = self.pop(state) {
             return Ok(Some(free));
@@ -227,7 +235,7 @@ impl Pool {
 
     fn take_reserve(&self, state: &mut State, count: usize) -> Result<Option<Vec<PageBatch>>> {
         state.reserved = count;
-        // Frees only one surplus buffer for each call, because freeing memory takes time too.
+        // Each call frees at most one surplus buffer, because freeing several buffers at once would take too long.
         if state.free.len() > count && self.made.load(Ordering::Relaxed) > self.limit + count {
             self.made.fetch_sub(1, Ordering::Relaxed);
             state.free.pop();
@@ -243,7 +251,7 @@ impl Pool {
         Ok(Some(taken))
     }
 
-    /// Returns an empty list with capacity for one piece for each page.
+    /// Returns an empty list with capacity for the maximum number of pieces: one piece for each page of a buffer.
     fn no_pieces(&self) -> Vec<Piece> {
         Vec::with_capacity(self.buffer_pages().get() as usize)
     }
@@ -255,8 +263,8 @@ impl State {
     }
 }
 
-/// Calls the function with an error if the current thread panics, so that other threads stop waiting for the current
-/// thread.
+/// Calls the function with an error if this value is dropped during a panic. The function can end the waits of threads
+/// that wait for the panicking thread.
 pub(crate) struct OnPanic<T: Fn(&Error)>(pub(crate) T);
 
 impl<T: Fn(&Error)> Drop for OnPanic<T> {
@@ -282,8 +290,8 @@ mod tests {
         Ok(())
     }
 
-    /// A thread that holds a reserve for a long time must not leave the pool without buffers. Returned buffers stay in
-    /// use.
+    /// While a thread holds a reserve for a long time, the pool must still lend its own buffers. Returned buffers are
+    /// lent again.
     #[test]
     fn a_reserve_that_is_held_takes_nothing_from_the_pool() {
         let pool = Pool::new(1, PAGES);
@@ -297,7 +305,7 @@ mod tests {
         }
         held.into_iter().for_each(|batch| pool.give_batch(batch));
         assert_eq!(pool.total(), ByteCount(6 * PAGES.bytes().get()));
-        // The next pause needs fewer buffers, and the other buffers are freed.
+        // The next pause needs only one buffer in the reserve, so the surplus buffers are freed.
         for _ in 0..6 {
             pool.reserve(nothing, 1).unwrap().into_iter().for_each(|batch| pool.give_batch(batch));
         }

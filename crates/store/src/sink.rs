@@ -1,9 +1,9 @@
-//! The interface that receives the pages and records of checkpoints. The log, the image directory and memory implement
-//! this interface.
+//! The interface that receives the pages and records of checkpoints. An implementation is called a *sink*: the log, the
+//! image directory, or checkpoints in memory.
 //!
 //! Owns: the traits `CheckpointSink`, `OpenCheckpoint` and `PageSink`.
-//! Invariants: a later copy of a page replaces an earlier copy. No part of a checkpoint is visible before its commit. A
-//! checkpoint that is dropped without a commit leaves no data behind.
+//! Invariants: if a page is appended twice, the second copy replaces the first. No part of a checkpoint is visible
+//! before its commit. A checkpoint that is dropped without a commit leaves no data behind.
 //! Does not: capture a process.
 
 use std::time::Duration;
@@ -38,28 +38,29 @@ pub trait CheckpointSink {
 
 /// A checkpoint that is being captured. Copiers in several threads may share the checkpoint by reference.
 pub trait OpenCheckpoint: PageSink + Sync {
-    /// Commits a checkpoint with the appended pages and these records. May return before the checkpoint is durable; the
-    /// ticket reports when the checkpoint is durable.
+    /// Commits the checkpoint with the appended pages and these records. May return before the checkpoint is durable.
+    /// The ticket reports when the checkpoint is durable.
     ///
     /// # Errors
     ///
-    /// Returns the first error of this checkpoint. After an error, no data remains.
+    /// Returns the first error of this checkpoint. After an error, the sink keeps no data of this checkpoint.
     fn commit(self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket>;
 }
 
-/// Lends buffers and receives them filled with copied pages. Every method may fail with an error of pages that were
-/// appended earlier.
+/// Lends empty buffers, and receives the buffers when they are filled with pages. If an appended page cannot be
+/// written, any following call of a method may return the error.
 pub trait PageSink {
     /// Returns an empty buffer. Waits if no buffer is free.
     fn buffer(&self) -> Result<PageBatch>;
-    /// Returns an empty buffer for this number of pages. May return a smaller buffer than `buffer`, if allocating a
-    /// buffer of the usual size costs more than copying the pages.
+    /// Returns an empty buffer for this number of pages. If the pages are few, the allocation of a buffer of the usual
+    /// size costs more than the copying. In this case, the buffer may be smaller than a buffer of the method `buffer`.
     fn buffer_for(&self, _pages: PageCount) -> Result<PageBatch> {
         self.buffer()
     }
     /// Receives a filled buffer.
     fn append(&self, batch: PageBatch) -> Result<()>;
-    /// Receives a buffer that is not full. A later call of `buffer` may return the same buffer.
+    /// Receives a buffer that is not full. A following call of `buffer` may return this buffer, with its pages, for
+    /// more pages.
     fn keep(&self, batch: PageBatch) -> Result<()> {
         self.append(batch)
     }
@@ -76,7 +77,8 @@ pub trait PageSink {
     fn free_buffer(&self) -> Result<Option<PageBatch>> {
         Ok(None)
     }
-    /// Reports whether `free_buffer` would allocate a buffer now. An allocation takes as long as clearing the memory.
+    /// Reports whether `free_buffer` would have to allocate a buffer now. An allocation is slow, because the kernel
+    /// clears the memory.
     fn has_to_make(&self) -> bool {
         false
     }
@@ -84,9 +86,9 @@ pub trait PageSink {
     fn spare(&self) -> Result<PageBatch> {
         self.buffer()
     }
-    /// Takes buffers for this number of pages in advance, as far as limits allow without a wait. While the subject is
-    /// stopped, an allocation takes as long as copying hundreds of pages. If the kernel must compact memory first, the
-    /// allocation takes many times longer.
+    /// Allocates buffers for this number of pages before the pause. Allocates fewer buffers if the limits would require
+    /// a wait. In a pause, one allocation would take as long as copying hundreds of pages. If the kernel must compact
+    /// memory for the allocation, it takes many times longer.
     fn prepare(&self, _pages: PageCount) -> Result<()> {
         Ok(())
     }
@@ -94,10 +96,10 @@ pub trait PageSink {
     fn put_back(&self, _batch: PageBatch) {}
     /// Returns the number of pages in a buffer.
     fn buffer_pages(&self) -> PageCount;
-    /// Limits the time that a caller may wait for one buffer, from now on. A slow store then cannot block the caller
-    /// forever.
+    /// Sets the maximum time of a wait for one buffer, so that a slow store cannot block the caller forever. `None`
+    /// removes the limit.
     fn limit_waits(&self, _wait_max: Option<Duration>) {}
-    /// Removes a range of pages from the checkpoint. Pages that are appended later are part of the checkpoint again.
-    /// Waits while too many removals are queued.
+    /// Removes a range of pages from the checkpoint. If a page of this range is appended after the removal, the page
+    /// belongs to the checkpoint again. Waits while too many removals are queued.
     fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()>;
 }

@@ -1,12 +1,13 @@
-//! Staging directories: hidden, locked directories with an image that is being written or removed.
+//! Staging directories. A staging directory is hidden and locked. It contains an image or a log that is being written
+//! or removed. Publication makes the directory visible under its final name, the *target*.
 //!
-//! Owns: the names, locks and removal of staging directories; the only code that makes a directory visible in a store.
-//! This code makes the content durable, renames the directory, and makes the new name durable.
+//! Owns: the names, locks and removal of staging directories; publication. Publication makes the entries of the
+//! directory durable, renames the directory, and makes the new name durable.
 //! Invariants: a writer holds the lock of its staging directory. A staging directory that can be locked is a leftover
-//! of a dead writer and may be removed. Before publication, the target does not exist or is an empty directory. After
-//! publication, the target contains the complete, durable content. After a crash during publication, the target is in
-//! one of these two states.
-//! Does not: know the files of an image, or write or sync files. The caller writes and syncs files before publication.
+//! of a dead writer, and may be removed. Before publication, the target does not exist or is an empty directory. After
+//! publication, the target contains the complete, durable content. A crash during publication leaves the target in the
+//! state before or in the state after publication.
+//! Does not: write or sync files. The caller writes and syncs files before publication.
 //!
 //! Proof: `crates/store/tests/power_cut.rs`, which cuts the power at every step.
 
@@ -24,13 +25,13 @@ use crate::medium::{Entry, Kind, Lock, Medium};
 /// The suffix of a staging directory's name. The name begins with a dot.
 const SUFFIX: &str = ".partial";
 
-/// The maximum number of names that are tried. A name fails if another process removes the new directory as a leftover,
-/// or if a process of another pid namespace uses the same name.
+/// The maximum number of names that are tried. A name cannot be used if a process of another pid namespace has created
+/// the same name. A new directory is lost if another process locks it first, and removes it as a leftover.
 const ATTEMPTS_MAX: usize = 16;
 
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
-/// A directory that no other process uses. Dropping the value removes an unpublished directory.
+/// A staging directory of this process. Dropping the value removes the directory, unless the directory was published.
 #[derive(Debug)]
 pub(crate) struct Staging {
     medium: Arc<dyn Medium>,
@@ -42,7 +43,8 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// Creates a staging directory next to `target`. `target` must not exist, or must be an empty directory.
+    /// Creates a staging directory with the same parent as `target`. `target` must not exist, or must be an empty
+    /// directory.
     pub(crate) fn create(medium: Arc<dyn Medium>, target: &Path) -> Result<Self> {
         let exists = || Error::Exists(target.to_path_buf());
         let name = target.file_name().ok_or_else(exists)?.to_string_lossy().into_owned();
@@ -81,8 +83,9 @@ fn publish(medium: &dyn Medium, staged: &Path, target: &Path) -> sys::Result<()>
     medium.sync_directory(staged)?;
     medium.rename(staged, target)?;
     medium.sync_directory(parent(target)).inspect_err(|_| {
-        // After a failed sync, a power cut can undo the rename. Therefore the directory gets its hidden name again. If
-        // this rename fails too, the visible directory is nevertheless complete.
+        // The sync has failed, so a power cut can still undo the rename. The caller gets an error, and the directory
+        // gets its hidden name again. If this second rename fails, the directory remains visible, and its content is
+        // complete.
         let _ = medium.rename(target, staged);
     })
 }
@@ -99,12 +102,12 @@ pub(crate) fn retire(medium: &dyn Medium, path: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// Removes the leftovers of dead writers from a directory, and returns the number of removed leftovers. Other programs
-/// may use the directory too.
+/// Removes the leftovers of dead writers from a directory, and returns the number of removed leftovers. Entries of
+/// other programs are not touched.
 pub(crate) fn sweep(medium: &dyn Medium, directory: &Path) -> Result<usize> {
     let mut removed = 0;
     each_leftover(medium, directory, |path| {
-        // A leftover that cannot be removed belongs to another user. This is not an error of this process.
+        // A leftover that cannot be removed belongs to another user, so the error is ignored.
         removed += usize::from(remove_tree(medium, path).is_ok());
         Ok(())
     })?;
@@ -136,8 +139,9 @@ pub(crate) fn leftovers(
 
 /// Calls `each` with each leftover of a dead writer. The leftover is locked during the call.
 ///
-/// A leftover is recognised by its name, its owner and the names of its files. A living writer holds the lock until the
-/// publication. The kernel releases the lock when the writer ends for any reason, and no lock survives a reboot.
+/// A leftover is recognised by its name, its owner and the names of its files, and its lock is free. A running writer
+/// holds the lock until the publication. When a writer ends for any reason, the kernel releases the lock. No lock
+/// survives a reboot.
 fn each_leftover(
     medium: &dyn Medium,
     directory: &Path,
@@ -180,7 +184,8 @@ fn create_locked(medium: &dyn Medium, directory: &Path, name: &str) -> Result<(P
         }
         match medium.lock(&path) {
             Ok(Some(lock)) => return Ok((path, lock)),
-            // Another process has locked the new directory as a leftover, and removes the directory.
+            // Another process has locked the new directory before this process, and removes the directory as a
+            // leftover.
             Ok(None) => {}
             Err(error) => {
                 let _ = medium.remove_directory(&path);
@@ -196,8 +201,8 @@ fn staging_name(name: &str) -> String {
     format!(".{name}.{}-{count}{SUFFIX}", std::process::id())
 }
 
-/// Reports whether a name is the name of a staging directory. These directories appear and disappear with each
-/// checkpoint.
+/// Reports whether a name has the form of a staging directory's name. Staging directories appear and disappear with
+/// each checkpoint.
 #[must_use]
 pub fn is_staging_name(name: &str) -> bool {
     let numbers = name.strip_prefix('.').and_then(|name| name.strip_suffix(SUFFIX)?.rsplit_once('.'));

@@ -1,9 +1,9 @@
-//! The store: one directory for each subject. This directory contains one image for each checkpoint, or a log of
-//! checkpoints.
+//! The store: a directory that contains one subdirectory for each subject. The subdirectory contains images
+//! (directories with one checkpoint each), a log (shared files with many checkpoints), or both.
 //!
 //! Owns: the layout `STORE/NAME/SEQ` and `STORE/NAME/log`; listing, choosing and pruning images.
-//! Invariants: a store that other users can read is refused. A new checkpoint gets a higher sequence number than all
-//! existing checkpoints. Only committed images are listed as images.
+//! Invariants: a store that other users can access is refused. `next_sequence` returns a higher number than the number
+//! of any existing checkpoint of the subject. `list` returns only committed checkpoints.
 //! Does not: decide when to prune; the caller decides.
 
 use std::path::{Component, Path, PathBuf};
@@ -35,7 +35,7 @@ pub struct Store {
     pub(crate) root: PathBuf,
 }
 
-/// An entry of a subject: a directory with a sequence number as its name, or a checkpoint of the log.
+/// An entry of a subject: an image directory whose name is a sequence number, or a checkpoint of the log.
 #[derive(Clone, Debug)]
 pub struct StoreEntry {
     /// The sequence number of the entry.
@@ -47,12 +47,12 @@ pub struct StoreEntry {
 }
 
 impl Store {
-    /// Opens the store at `location`, a directory or `SCHEME://…`, and creates the store if it does not exist.
+    /// Opens the store at `location`, which is a directory or `SCHEME://…`. Creates a missing store.
     ///
     /// # Errors
     ///
-    /// Returns `Exposed` if other users may read the store, `Untrusted` if another user owns the store, `NotDirectory`,
-    /// `UnknownBackend` or `Io`.
+    /// Returns `Exposed` if the store gives permissions to other users, and `Untrusted` if another user owns the store.
+    /// Also returns `NotDirectory`, `UnknownBackend` and `Io`.
     pub fn open(location: &Path) -> Result<Self> {
         let (medium, root) = backend::locate(location)?;
         Self::open_on(medium, &root)
@@ -87,13 +87,13 @@ impl Store {
         Ok(names)
     }
 
-    /// Returns the sequence number for the next checkpoint of a subject. The number is higher than all existing
-    /// sequence numbers, including those of uncommitted images. Fails if the subject's directory cannot be listed.
+    /// Returns the sequence number for the next checkpoint of a subject. The number is higher than the sequence numbers
+    /// of all entries of the subject, including uncommitted images. Fails if the subject's directory cannot be listed.
     pub fn next_sequence(&self, name: &SubjectName) -> Result<Sequence> {
         Ok(self.sequences(name)?.last().map_or(Sequence(1), |last| Sequence(last.0.saturating_add(1))))
     }
 
-    /// Begins an image. First removes incomplete images that dead writers have left in this store (leftovers).
+    /// Removes *leftovers* (incomplete images that dead writers have left in this store), and begins an image.
     ///
     /// # Errors
     ///
@@ -109,14 +109,14 @@ impl Store {
         ImageWriter::create_on(Arc::clone(&self.medium), &self.image_path(name, sequence), options)
     }
 
-    /// Opens a subject's log for writing. Fails as `LogWriter::open_on` does.
+    /// Removes leftovers as `begin` does, and opens a subject's log for writing. Fails as `LogWriter::open_on` does.
     pub fn open_log(&self, name: &SubjectName, options: LogOptions) -> Result<LogWriter> {
         self.prepare(name)?;
         self.sweep_all();
         LogWriter::open_on(&self.medium, &self.log(name), options)
     }
 
-    /// Returns all entries of a subject, committed or not, by increasing sequence number. Fails if the subject's
+    /// Returns all entries of a subject, committed and uncommitted, sorted by sequence number. Fails if the subject's
     /// directory cannot be listed.
     pub fn entries(&self, name: &SubjectName) -> Result<Vec<StoreEntry>> {
         let entry = |sequence| {
@@ -134,14 +134,15 @@ impl Store {
         Ok(entries)
     }
 
-    /// Returns the committed images with their commit records, by increasing sequence number. Fails if the subject's
-    /// directory cannot be listed.
+    /// Returns the sequence numbers and commit records of the committed checkpoints, sorted by sequence number. Fails
+    /// if the subject's directory cannot be listed.
     pub fn list(&self, name: &SubjectName) -> Result<Vec<(Sequence, Commit)>> {
         let entries = self.entries(name)?.into_iter();
         Ok(entries.filter_map(|entry| Some((entry.sequence, entry.commit.ok()?))).collect())
     }
 
-    /// Returns the committed image with the highest sequence number. Fails if the subject's directory cannot be listed.
+    /// Returns the committed checkpoint with the highest sequence number, and the path of the checkpoint. Fails if the
+    /// subject's directory cannot be listed.
     pub fn newest(&self, name: &SubjectName) -> Result<Option<(Sequence, PathBuf)>> {
         let newest = |sequence: &Sequence| {
             opening::read_commit(&*self.medium, &self.image_path(name, *sequence)).is_ok()
@@ -150,7 +151,7 @@ impl Store {
         Ok(found.map(|sequence| (sequence, self.image_path(name, sequence))))
     }
 
-    /// Returns the directory of one image.
+    /// Returns the path of one committed checkpoint, as in `StoreEntry::path`.
     ///
     /// # Errors
     ///
@@ -164,9 +165,10 @@ impl Store {
         Ok(path)
     }
 
-    /// Returns the directory that an IMAGE argument names. The argument is the path of an image, `NAME@SEQ`, or `NAME`
-    /// for the newest image of a subject. A path contains a slash, or names a directory in the working directory that
-    /// contains a commit record.
+    /// Returns the path of the checkpoint that an IMAGE argument names. The argument is the path of an image,
+    /// `NAME@SEQ`, or `NAME` for the newest checkpoint of a subject. An argument is a path if it contains a slash, or
+    /// is `.` or `..`. An argument is also a path if a commit record exists at `ARGUMENT/commit`, relative to the
+    /// working directory.
     ///
     /// # Errors
     ///
@@ -199,8 +201,8 @@ impl Store {
     }
 
     /// Copies an image under the name `name`, with the same sequence number, and returns the path of the copy. `image`
-    /// is a path that `resolve` has returned. The copy shares its pages with the image, and remains when the image is
-    /// removed.
+    /// is a path that `resolve` has returned. If possible, image and copy share the files with the pages. The copy
+    /// remains complete when the image is removed.
     ///
     /// # Errors
     ///
@@ -217,7 +219,7 @@ impl Store {
     }
 
     /// Removes one image. Returns false if no image has this sequence number, or if another process is removing the
-    /// image. Checkpoints of a log are removed by the retention policy of the log, or by `prune`. Fails if the image
+    /// image. Does not remove a checkpoint of a log; the retention policy of the log and `prune` do. Fails if the image
     /// cannot be removed.
     pub fn remove(&self, name: &SubjectName, sequence: Sequence) -> Result<bool> {
         let path = self.image_path(name, sequence);
@@ -225,7 +227,7 @@ impl Store {
     }
 
     /// Writes a copy of an image to `target` on this store's medium. `image` is a path that `resolve` has returned. The
-    /// copy shares no file with the image and contains only this checkpoint, so that the copy can be moved to another
+    /// copy shares no file with the image and contains only this checkpoint. Therefore the copy can be moved to another
     /// machine. With a codec, the pages of the copy are compressed.
     ///
     /// # Errors
@@ -240,13 +242,13 @@ impl Store {
         copy::export(&self.medium, image, target, WriteOptions { codec, ..WriteOptions::default() })
     }
 
-    /// Removes all committed images except the newest `keep`, and returns the sequence numbers of the removed images.
-    /// Also removes uncommitted entries whose number is lower than the numbers of the kept images.
+    /// Keeps the newest `keep` committed checkpoints, and removes all older entries, committed and uncommitted. Returns
+    /// the sequence numbers of the removed entries.
     ///
     /// # Errors
     ///
-    /// Returns `LogBusy` if another process is writing a log whose checkpoints would be removed, or an error of
-    /// removing an entry. Images that were removed before the error remain removed.
+    /// Returns `LogBusy` if checkpoints of a log must be removed while another process writes this log. Also returns an
+    /// error of removing an entry. Entries that were removed before the error remain removed.
     pub fn prune(&self, name: &SubjectName, keep: usize) -> Result<Vec<Sequence>> {
         let logged = log::read::sequences(&*self.medium, &self.log(name))?;
         let mut kept = 0;
@@ -274,14 +276,14 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes the leftovers of dead writers of a subject, and returns the number of removed directories. Fails if the
-    /// subject's directory cannot be listed.
+    /// Removes the leftovers (see `begin`) in the directory of a subject, and returns the number of removed leftovers.
+    /// Fails if the subject's directory cannot be listed.
     pub fn sweep(&self, name: &SubjectName) -> Result<usize> {
         staging::sweep(&*self.medium, &self.subject(name))
     }
 
-    /// Removes the leftovers of dead writers in the whole store. Ignores errors, because a damaged directory of one
-    /// subject must not prevent checkpoints of other subjects.
+    /// Removes the leftovers in the whole store. Ignores errors, because a damaged directory of one subject must not
+    /// prevent checkpoints of the other subjects.
     fn sweep_all(&self) {
         for name in self.names().unwrap_or_default() {
             let _ = self.sweep(&name);
@@ -309,7 +311,7 @@ impl Store {
         self.subject(name).join(log::LOG_DIRECTORY)
     }
 
-    /// Returns the sequence numbers of all images and log checkpoints, sorted.
+    /// Returns the sequence numbers of all images and log checkpoints of a subject, sorted.
     fn sequences(&self, name: &SubjectName) -> Result<Vec<Sequence>> {
         let mut sequences = self.directories(name)?;
         sequences.extend(log::read::sequences(&*self.medium, &self.log(name))?);
@@ -318,7 +320,7 @@ impl Store {
         Ok(sequences)
     }
 
-    /// Returns the sequence numbers of the image directories, sorted.
+    /// Returns the sequence numbers of the image directories of a subject, sorted.
     fn directories(&self, name: &SubjectName) -> Result<Vec<Sequence>> {
         let directory = self.subject(name);
         if self.medium.kind(&directory)?.is_none() {
@@ -336,7 +338,8 @@ impl Store {
     }
 }
 
-/// Creates a directory and its missing ancestors. Each directory is durable before the next one is created.
+/// Creates a directory and its missing ancestors, from the top. Each directory is durable before a directory inside it
+/// is created.
 fn create_durably(medium: &dyn Medium, path: &Path) -> Result<()> {
     let mut missing = vec![path];
     while let Some(above) = missing.last().map(|path| parent(path))

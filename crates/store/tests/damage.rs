@@ -80,7 +80,7 @@ fn files_of_two_images_do_not_mix() {
 }
 
 #[test]
-fn what_is_not_an_image_is_told_apart() {
+fn a_directory_that_is_no_image_is_recognized() {
     let scratch = tempfile::tempdir().unwrap();
     let image = scratch.path().join("image");
     assert!(matches!(verify(&image), Err(Error::NoPath { .. })));

@@ -18,8 +18,8 @@ use log_model::{Subject, address, meta};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use scratch::{Scratch, compressing, options};
 use store::{
-    Base, CheckpointSink, EPOCHS_IN_FLIGHT_MAX, Error, ImageReader, Keep, LogOptions, LogThreads, LogWriter,
-    OpenCheckpoint, SubjectName,
+    Base, CheckpointSink, EPOCHS_IN_FLIGHT_MAX, Error, ImageReader, LogOptions, LogThreads, LogWriter,
+    OpenCheckpoint, RetentionPolicy, SubjectName,
 };
 
 use undying_store as store;
@@ -34,7 +34,7 @@ fn commit(writer: &LogWriter, sequence: u64, page: u64, tag: u64) {
 }
 
 #[test]
-fn random_epochs_come_back_through_many_segments_and_lives() {
+fn random_epochs_are_restored_from_many_segments_and_incarnations() {
     for (seed, options) in [
         (1, options()),
         (2, LogOptions { threads: LogThreads::Caller, ..options() }),
@@ -75,7 +75,7 @@ fn random_epochs_come_back_through_many_segments_and_lives() {
 }
 
 #[test]
-fn a_log_stays_within_twice_what_lives_and_old_segments_go() {
+fn a_log_stays_within_twice_its_live_pages_and_old_segments_are_removed() {
     let scratch = Scratch::new();
     let writer = scratch.open(options());
     let mut subject = Subject::new(9, 1_000, 40);
@@ -110,7 +110,7 @@ fn readers_see_whole_checkpoints_while_segments_are_compressed() {
 
 fn readers_see_whole_checkpoints(options: LogOptions) {
     let scratch = Scratch::new();
-    let writer = scratch.open(LogOptions { keep: Keep::newest(2), ..options });
+    let writer = scratch.open(LogOptions { keep: RetentionPolicy::newest(2), ..options });
     let stop = AtomicBool::new(false);
     let opened = std::thread::scope(|scope| {
         let readers: Vec<_> = (0..2)
@@ -191,7 +191,7 @@ fn a_checkpoint_costs_what_changed() {
 }
 
 #[test]
-fn limits_are_told_rather_than_waited_for() {
+fn limits_are_reported_without_waiting() {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { threads: LogThreads::Caller, ..options() });
     let epoch = writer.begin(Sequence(1), Base::Newest).unwrap().unwrap();
@@ -217,7 +217,7 @@ fn limits_are_told_rather_than_waited_for() {
 }
 
 #[test]
-fn nobody_waits_for_a_buffer_beyond_the_limit_or_after_being_told_not_to() {
+fn no_caller_waits_for_a_buffer_beyond_the_limit_or_after_waits_are_called_off() {
     let scratch = Scratch::new();
     let writer = scratch.open(options());
     let epoch = writer.begin(Sequence(1), Base::Newest).unwrap().unwrap();
@@ -246,7 +246,7 @@ fn nobody_waits_for_a_buffer_beyond_the_limit_or_after_being_told_not_to() {
 fn a_subject_that_went_back_leaves_newer_checkpoints_behind() {
     for threads in [LogThreads::Own, LogThreads::Caller] {
         let scratch = Scratch::new();
-        let writer = scratch.open(LogOptions { threads, keep: Keep::newest(8), ..options() });
+        let writer = scratch.open(LogOptions { threads, keep: RetentionPolicy::newest(8), ..options() });
         for sequence in 1..=5 {
             commit(&writer, sequence, sequence, sequence);
         }
@@ -319,7 +319,7 @@ fn a_log_has_one_writer_and_its_checkpoints_are_images_of_the_store() {
 #[test]
 fn held_checkpoints_stay_until_others_are_held() {
     let scratch = Scratch::new();
-    let writer = scratch.open(LogOptions { keep: Keep::newest(2), ..options() });
+    let writer = scratch.open(LogOptions { keep: RetentionPolicy::newest(2), ..options() });
     (1..=3).for_each(|count| commit(&writer, count, 3, count));
     writer.hold(&[Sequence(1), Sequence(3)]);
     (4..=9).for_each(|count| commit(&writer, count, 3, count));
@@ -334,7 +334,7 @@ fn held_checkpoints_stay_until_others_are_held() {
 #[test]
 fn checkpoints_are_thinned_with_age() {
     let scratch = Scratch::new();
-    let writer = scratch.open(LogOptions { keep: Keep::thinned(8), ..options() });
+    let writer = scratch.open(LogOptions { keep: RetentionPolicy::thinned(8), ..options() });
     // The clock of the model advances by 10 ms for each sequence number.
     (1..=400).for_each(|count| commit(&writer, 5 * count, count % 50, count));
     let kept = writer.status().kept;
@@ -499,7 +499,7 @@ fn drain(epoch: &dyn OpenCheckpoint) -> Vec<store::PageBatch> {
 }
 
 #[test]
-fn a_reserve_stands_beside_the_pool_and_what_a_pause_took_beyond_it_is_waited_for() {
+fn a_reserve_exists_beside_the_pool_and_its_excess_is_waited_for() {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { threads: LogThreads::Caller, ..options() });
     let epoch = writer.begin(Sequence(1), Base::Newest).unwrap().unwrap();

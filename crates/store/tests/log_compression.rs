@@ -44,7 +44,7 @@ fn compress(writer: &LogWriter, subject: &mut Subject, segments: usize) {
 }
 
 #[test]
-fn what_has_become_cold_is_compressed_and_is_what_it_was() {
+fn segments_that_rarely_change_are_compressed_with_their_content() {
     let scratch = Scratch::new();
     let mut subject = Subject::new(11, 600, 8);
     let writer = scratch.open(compressing("zstd"));

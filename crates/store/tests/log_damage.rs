@@ -14,7 +14,8 @@ use std::path::PathBuf;
 use log_model::Subject;
 use model::{ByteCount, PageCount, Sequence};
 use store::{
-    Base, CheckpointSink, Error, Keep, LogOptions, LogThreads, SegmentCompression, Store, SubjectName,
+    Base, CheckpointSink, Error, LogOptions, LogThreads, RetentionPolicy, SegmentCompression, Store,
+    SubjectName,
 };
 
 use undying_store as store;
@@ -28,7 +29,7 @@ fn options(codec: Option<&str>) -> LogOptions {
         buffers: NonZeroUsize::new(4).unwrap(),
         buffer_pages: PageCount(16),
         segment: ByteCount(48 << 12),
-        keep: Keep::newest(2),
+        keep: RetentionPolicy::newest(2),
         compression: codec.map(compressed),
         threads: LogThreads::Caller,
     }

@@ -20,7 +20,9 @@ use fastrand::Rng;
 use log_model::Subject;
 use model::{ByteCount, PageCount, Sequence};
 use simulated::{Disk, Fault, Lie};
-use store::{Error, Keep, LogOptions, LogThreads, LogWriter, Medium, SegmentCompression, Store, SubjectName};
+use store::{
+    Error, LogOptions, LogThreads, LogWriter, Medium, RetentionPolicy, SegmentCompression, Store, SubjectName,
+};
 
 use undying_store as store;
 
@@ -61,7 +63,7 @@ fn options(segments: Segments) -> LogOptions {
         buffer_pages: PageCount(4),
         // A segment has space for twelve pages of data, so that one writer fills dozens of segments.
         segment: ByteCount(28 * 4096),
-        keep: Keep::newest(KEPT),
+        keep: RetentionPolicy::newest(KEPT),
         compression: (segments == Segments::Compressed)
             .then_some(SegmentCompression::new(codec, Duration::ZERO)),
         threads: LogThreads::Caller,
@@ -70,7 +72,7 @@ fn options(segments: Segments) -> LogOptions {
 
 /// The result of one writer.
 #[derive(Debug, Default)]
-struct Life {
+struct Incarnation {
     answered: Option<Sequence>,
     moved: u64,
     compressed: usize,
@@ -78,46 +80,51 @@ struct Life {
 }
 
 /// Opens the log and takes checkpoints until an error occurs.
-fn live(disk: &Arc<Disk>, subject: &mut Subject, epochs: u64, segments: Segments) -> Life {
-    let mut life = Life::default();
+fn live(disk: &Arc<Disk>, subject: &mut Subject, epochs: u64, segments: Segments) -> Incarnation {
+    let mut incarnation = Incarnation::default();
     let opened = open(disk).and_then(|store| store.open_log(&name(), options(segments)));
     let writer = match opened {
         Ok(writer) => writer,
-        Err(error) => return Life { error: Some(error), ..life },
+        Err(error) => return Incarnation { error: Some(error), ..incarnation },
     };
     subject.restored(writer.base());
-    life.answered = writer.base();
-    let result = run(&writer, subject, epochs, &mut life);
-    life.moved = writer.status().moved.0;
-    life.compressed = writer.status().compressed;
-    life.error = result.and_then(|()| writer.close()).err();
-    life
+    incarnation.answered = writer.base();
+    let result = run(&writer, subject, epochs, &mut incarnation);
+    incarnation.moved = writer.status().moved.0;
+    incarnation.compressed = writer.status().compressed;
+    incarnation.error = result.and_then(|()| writer.close()).err();
+    incarnation
 }
 
-fn run(writer: &LogWriter, subject: &mut Subject, epochs: u64, life: &mut Life) -> store::Result<()> {
+fn run(
+    writer: &LogWriter,
+    subject: &mut Subject,
+    epochs: u64,
+    incarnation: &mut Incarnation,
+) -> store::Result<()> {
     let mut waiting = Vec::new();
     for _ in 0..epochs {
         waiting.extend(subject.epoch(writer)?);
         // Sometimes one sync covers several checkpoints.
         if subject.random.u64(..3) > 0 || waiting.len() == store::EPOCHS_IN_FLIGHT_MAX {
             for ticket in waiting.drain(..) {
-                life.answered = Some(ticket.wait()?.sequence);
+                incarnation.answered = Some(ticket.wait()?.sequence);
             }
         }
     }
     for ticket in waiting {
-        life.answered = Some(ticket.wait()?.sequence);
+        incarnation.answered = Some(ticket.wait()?.sequence);
     }
     Ok(())
 }
 
 /// Checks the log after a writer has ended. Returns the reason if the log is wrong.
-fn inspect(disk: &Arc<Disk>, subject: &Subject, life: &Life) -> Result<(), String> {
+fn inspect(disk: &Arc<Disk>, subject: &Subject, incarnation: &Incarnation) -> Result<(), String> {
     let store = open(disk).map_err(|error| error.to_string())?;
     let whole = subject.compare_all(&store, &name())?;
     let newest = whole.last().copied();
-    if newest < life.answered {
-        return Err(format!("{newest:?} is the newest, and {:?} was answered for", life.answered));
+    if newest < incarnation.answered {
+        return Err(format!("{newest:?} is the newest, and {:?} was answered for", incarnation.answered));
     }
     if whole.len() > KEPT {
         return Err(format!("{whole:?} are more than are kept"));
@@ -129,16 +136,16 @@ fn inspect(disk: &Arc<Disk>, subject: &Subject, life: &Life) -> Result<(), Strin
 fn steps_of(seed: u64, segments: Segments) -> u64 {
     let disk = Disk::new(seed);
     let mut subject = Subject::new(seed, 40, 6);
-    let life = live(&disk, &mut subject, EPOCHS, segments);
-    assert!(life.error.is_none(), "seed {seed}: {:?}", life.error);
-    assert_eq!(life.compressed > 1, segments == Segments::Compressed, "{life:?}");
-    inspect(&disk, &subject, &life).unwrap();
+    let incarnation = live(&disk, &mut subject, EPOCHS, segments);
+    assert!(incarnation.error.is_none(), "seed {seed}: {:?}", incarnation.error);
+    assert_eq!(incarnation.compressed > 1, segments == Segments::Compressed, "{incarnation:?}");
+    inspect(&disk, &subject, &incarnation).unwrap();
     disk.steps()
 }
 
 /// Runs four writers in sequence on one disk. A power cut ends each of the first three. Returns the number of pages
 /// moved by compaction.
-fn lives(seed: u64, steps: u64, lie: Lie, segments: Segments) -> Result<u64, String> {
+fn incarnations(seed: u64, steps: u64, lie: Lie, segments: Segments) -> Result<u64, String> {
     let disk = Disk::new(seed);
     disk.lie(lie);
     let mut random = Rng::with_seed(seed);
@@ -151,23 +158,24 @@ fn lives(seed: u64, steps: u64, lie: Lie, segments: Segments) -> Result<u64, Str
         }
         // Every second writer reads the compressed segments of its predecessor, but compresses nothing itself.
         let segments = if number % 2 == 0 { segments } else { Segments::Plain };
-        let life = live(&disk, &mut subject, EPOCHS, segments);
-        if let Some(error) = life.error.as_ref().filter(|_| !disk.hit()) {
-            return Err(format!("life {number}: {error}"));
+        let incarnation = live(&disk, &mut subject, EPOCHS, segments);
+        if let Some(error) = incarnation.error.as_ref().filter(|_| !disk.hit()) {
+            return Err(format!("incarnation {number}: {error}"));
         }
         disk.restart();
-        inspect(&disk, &subject, &life).map_err(|why| format!("life {number}: {why}"))?;
-        moved += life.moved;
+        inspect(&disk, &subject, &incarnation).map_err(|why| format!("incarnation {number}: {why}"))?;
+        moved += incarnation.moved;
     }
     Ok(moved)
 }
 
 fn cut_at_any_step(seeds: u64, segments: Segments) {
     let steps = steps_of(USUAL, segments);
-    assert!(steps > 100, "a life has become implausibly short: {steps} steps");
+    assert!(steps > 100, "an incarnation has become implausibly short: {steps} steps");
     let mut moved = 0;
     for seed in 0..seeds {
-        moved += lives(seed, steps, Lie::Honest, segments).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        moved += incarnations(seed, steps, Lie::Honest, segments)
+            .unwrap_or_else(|why| panic!("seed {seed}: {why}"));
     }
     println!("{seeds} seeds, {} power cuts, {moved} pages moved", 3 * seeds);
     assert!(moved > seeds, "cleaning took no part: {moved} pages moved");
@@ -188,14 +196,14 @@ fn the_test_notices_when_syncs_are_missing() {
     for segments in [Segments::Plain, Segments::Compressed] {
         let steps = steps_of(USUAL, segments);
         for lie in [Lie::Files, Lie::Directories] {
-            let noticed = (0..500).any(|seed| lives(seed, steps, lie, segments).is_err());
+            let noticed = (0..500).any(|seed| incarnations(seed, steps, lie, segments).is_err());
             assert!(noticed, "{lie:?}, {segments:?}: the simulated disk lied, and nobody noticed");
         }
     }
 }
 
 #[test]
-fn a_full_disk_leaves_the_last_commit_and_says_so() {
+fn a_full_disk_leaves_the_last_commit_and_is_reported() {
     full_at_any_step(Segments::Plain);
 }
 
@@ -211,16 +219,16 @@ fn full_at_any_step(segments: Segments) {
         let disk = Disk::new(USUAL);
         let mut subject = Subject::new(USUAL, 40, 6);
         disk.plan(step, Fault::Full);
-        let life = live(&disk, &mut subject, EPOCHS, segments);
-        if let Some(error) = &life.error {
+        let incarnation = live(&disk, &mut subject, EPOCHS, segments);
+        if let Some(error) = &incarnation.error {
             assert!(matches!(error, Error::Full(_)), "step {step}: {error}");
             full += 1;
         }
         disk.heal();
-        inspect(&disk, &subject, &life).unwrap_or_else(|why| panic!("step {step}: {why}"));
-        let life = live(&disk, &mut subject, 5, segments);
-        assert!(life.error.is_none(), "step {step}: {:?}", life.error);
-        inspect(&disk, &subject, &life).unwrap_or_else(|why| panic!("step {step}: {why}"));
+        inspect(&disk, &subject, &incarnation).unwrap_or_else(|why| panic!("step {step}: {why}"));
+        let incarnation = live(&disk, &mut subject, 5, segments);
+        assert!(incarnation.error.is_none(), "step {step}: {:?}", incarnation.error);
+        inspect(&disk, &subject, &incarnation).unwrap_or_else(|why| panic!("step {step}: {why}"));
     }
     assert!(full > 20, "only {full} times the disk was full");
 }
@@ -231,7 +239,7 @@ fn a_power_cut_while_a_log_is_pruned_leaves_what_was_to_stay() {
         let disk = Disk::new(seed);
         let mut subject = Subject::new(seed, 40, 6);
         let segments = if seed % 2 == 0 { Segments::Plain } else { Segments::Compressed };
-        let life = live(&disk, &mut subject, 10, segments);
+        let incarnation = live(&disk, &mut subject, 10, segments);
         for keep in [1, 0] {
             for step in 0.. {
                 let disk = disk.fork(seed * 100 + step);
@@ -247,7 +255,7 @@ fn a_power_cut_while_a_log_is_pruned_leaves_what_was_to_stay() {
                 match keep {
                     0 => assert!(pruned.is_err() || whole.is_empty(), "seed {seed}, step {step}: {whole:?}"),
                     _ => {
-                        assert_eq!(whole.last().copied(), life.answered, "seed {seed}, step {step}");
+                        assert_eq!(whole.last().copied(), incarnation.answered, "seed {seed}, step {step}");
                         assert!(pruned.is_err() || whole.len() == 1, "seed {seed}, step {step}: {whole:?}");
                     }
                 }
@@ -266,9 +274,9 @@ fn a_power_cut_while_a_log_is_squashed_leaves_every_checkpoint() {
         let disk = Disk::new(seed);
         let mut subject = Subject::new(seed, 40, 6);
         let segments = if seed % 2 == 0 { Segments::Plain } else { Segments::Compressed };
-        let life = live(&disk, &mut subject, 10, segments);
+        let incarnation = live(&disk, &mut subject, 10, segments);
         let before = subject.compare_all(&open(&disk).unwrap(), &name()).unwrap();
-        assert_eq!(before.last().copied(), life.answered);
+        assert_eq!(before.last().copied(), incarnation.answered);
         for step in 0.. {
             let disk = disk.fork(seed * 100 + step);
             let store = open(&disk).unwrap();
@@ -292,7 +300,7 @@ fn a_power_cut_while_a_log_is_squashed_leaves_every_checkpoint() {
 }
 
 #[test]
-fn lives_are_repeated_exactly() {
+fn incarnations_are_repeated_exactly() {
     for segments in [Segments::Plain, Segments::Compressed] {
         assert_eq!(steps_of(7, segments), steps_of(7, segments));
     }

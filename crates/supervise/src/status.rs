@@ -207,7 +207,7 @@ mod policy_tests {
     }
 
     #[test]
-    fn on_failure_leaves_alone_what_was_told_to_end() {
+    fn on_failure_does_not_restart_a_program_that_was_ended() {
         let policy = RestartPolicy::OnFailure;
         assert!(!policy.restarts(SubjectStatus::Exited(0)));
         assert!(!policy.restarts(SubjectStatus::Killed(Signal(15))));

@@ -1,8 +1,8 @@
 //! Creates processes with chosen pids.
 //!
 //! Owns: clone3(2) with `set_tid`, and the few instructions that a new process executes before it is traced.
-//! Invariants: the child makes only system calls, because the parent may have threads. The child ends when its
-//! parent ends.
+//! Invariants: the child makes only system calls. The reason: another thread of the parent may hold a lock at the
+//! clone, and no thread of the child would release the copy of this lock. The child ends when its parent ends.
 //! Does not: set up the state of the child; a tracer does.
 //!
 //! Man page: clone3(2)
@@ -94,17 +94,17 @@ pub fn spawn_waiting(wanted: WantedPid) -> Result<Pid> {
     }
     let failed = |errno: rustix::io::Errno| Error::new("make a pipe to a new process", errno);
     // Without this pipe, a tracer could attach and stop the child before the child has made its settings.
-    let (ready, tell_ready) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
+    let (ready, report_ready) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
     // SAFETY: without CLONE_VM, the child gets a copy of this address space. The child makes only system calls in
     // `wait_for_seizure`, and never returns to code that could wait for a lock of a missing thread.
     let result =
         unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
     match result {
         -1 => Err(Error::process("create a process with the number", Pid(number), Errno::last())),
-        0 => wait_for_seizure(ready.as_raw_fd(), tell_ready.as_raw_fd()),
+        0 => wait_for_seizure(ready.as_raw_fd(), report_ready.as_raw_fd()),
         child => {
-            drop(tell_ready);
-            // The end of file means that the child has ended. The tracer of the child will detect this.
+            drop(report_ready);
+            // At the end of file, the child has ended. The tracer of the child will detect the end of the child.
             rustix::io::retry_on_intr(|| rustix::io::read(&ready, &mut [0_u8; 1])).map_err(failed)?;
             Ok(Pid(child as i32))
         }
@@ -133,7 +133,7 @@ pub(crate) fn reap(pid: Pid) -> Result<i32> {
     }
 }
 
-fn wait_for_seizure(ready: i32, tell_ready: i32) -> ! {
+fn wait_for_seizure(ready: i32, report_ready: i32) -> ! {
     const SIGNAL_MAX: i32 = 64;
     let default_action = [0_u64; 4];
     // SAFETY: the system calls take numbers and one zeroed buffer. The buffer has the size of the kernel's
@@ -144,10 +144,10 @@ fn wait_for_seizure(ready: i32, tell_ready: i32) -> ! {
         for signal in 1..=SIGNAL_MAX {
             libc::syscall(libc::SYS_rt_sigaction, signal, default_action.as_ptr(), 0_usize, 8_usize);
         }
-        // If the parent died before PR_SET_PDEATHSIG, the pipe has no reader any more. The write then ends the
-        // child.
+        // If the parent died before PR_SET_PDEATHSIG, the pipe has no reader any more. In this case, the write
+        // fails or raises SIGPIPE, and the child ends.
         libc::syscall(libc::SYS_close, ready);
-        if libc::syscall(libc::SYS_write, tell_ready, default_action.as_ptr(), 1_usize) != 1 {
+        if libc::syscall(libc::SYS_write, report_ready, default_action.as_ptr(), 1_usize) != 1 {
             libc::syscall(libc::SYS_exit_group, 1);
         }
         loop {

@@ -26,7 +26,7 @@ const DESCRIPTORS: u64 = 4096;
 
 /// Enlarges the table to the number of descriptors that this process may open, but at most to 4096. It is best to
 /// call this function before the first thread starts.
-pub fn make_room() -> Result<()> {
+pub fn enlarge() -> Result<()> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS).min(DESCRIPTORS);
     let (one, _other) = io::pipe().map_err(|error| Error::new("make a pipe", error))?;
     let last = i32::try_from(limit.saturating_sub(1)).unwrap_or(0);
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn the_table_is_as_large_as_the_limit_allows() {
-        make_room().unwrap();
+        enlarge().unwrap();
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let size = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS).min(DESCRIPTORS);

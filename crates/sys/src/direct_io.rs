@@ -1,6 +1,6 @@
-//! Writes large files with O_DIRECT, which bypasses the page cache, and keeps several writes in flight.
+//! Writes large files with O_DIRECT, past the page cache. Several writes can be *in flight* (not yet complete).
 //!
-//! Owns: the io_uring of one file, the buffers that are in flight, O_DIRECT and preallocation.
+//! Owns: the io_uring of one file, the buffers of writes in flight, O_DIRECT and preallocation.
 //! Invariants: a buffer that was passed to `submit` is neither changed nor unmapped until its write is complete. A
 //! short write is continued. After `finish`, every byte is on the device.
 //! Does not: decide the number of buffers, or make the directory entry of the file durable.
@@ -26,16 +26,16 @@ use crate::error::{Errno, Error, Result};
 use crate::feature::{self, Feature};
 use crate::page_buffer::PageBuffer;
 
-/// Minimum number of bytes that are preallocated at a time. Preallocation is not worthwhile for a smaller file.
+/// Minimum number of bytes that are preallocated at a time.
 const ALLOCATE_BYTES_MIN: u64 = 16 << 20;
 
 /// Maximum number of bytes that are preallocated ahead of the writes. `finish` frees the unused space.
 const ALLOCATE_BYTES_MAX: u64 = 256 << 20;
 
-/// Maximum number of writes in flight. A ring with this many entries takes two pages.
+/// Maximum number of writes in flight. A ring with 64 entries takes two pages.
 const IN_FLIGHT_MAX: usize = 64;
 
-/// Maximum number of retries of one write after interruptions. Signals cannot cause this many interruptions.
+/// Maximum number of retries of one write after interruptions. Signals cause far fewer interruptions.
 const RETRIES_MAX: u32 = 1000;
 
 /// The method of writing a file.
@@ -52,8 +52,8 @@ pub enum Method {
 /// A writer that writes page buffers to one file.
 #[derive(Debug)]
 pub struct DirectWriter {
-    /// Declared before `file`, so that the ring is dropped first. The ring must not submit a write to a reused
-    /// descriptor number.
+    /// Declared before `file`, so that the ring is dropped before the file is closed. After the close, a write
+    /// could go to a reused fd.
     ring: Option<Ring>,
     file: File,
     path: PathBuf,
@@ -81,7 +81,7 @@ pub fn probe_ring() -> Result<()> {
 
 /// Starts writing the dirty pages of a file to the device, without waiting. The call makes no data durable. The
 /// call saves time if several files are synced one after the other. If the file system does not support the call,
-/// the sync writes all pages.
+/// each sync writes all pages.
 pub fn start_writeback(file: &File) {
     // SAFETY: the descriptor is open during the call, and the call takes no pointer.
     unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
@@ -121,9 +121,9 @@ impl DirectWriter {
         self.method
     }
 
-    /// Gives the file its final length, and allocates its space on the device. Later writes inside this length do
-    /// not change the length and cannot run out of space. On a file system without preallocation, only the length
-    /// is set.
+    /// Gives the file its final length, and allocates its space on the device. Writes inside this length do not
+    /// change the length and cannot run out of space. On a file system without preallocation, only the length is
+    /// set.
     pub fn reserve(&mut self, length: ByteCount) -> Result<()> {
         self.allocated = None;
         // An allocation beyond the file size limit would raise SIGXFSZ.
@@ -139,9 +139,9 @@ impl DirectWriter {
         }
     }
 
-    /// Writes the first `length` bytes of a buffer at `offset` of the file. `length` and `offset` must be multiples
-    /// of the page size. The call waits only if no further write can be in flight. A returned error may concern an
-    /// earlier buffer.
+    /// Writes the first `length` bytes of a buffer at `offset` of the file. Both numbers must be multiples of the
+    /// page size. The call waits for the write. With [`Method::Ring`], the call waits only if the maximum number of
+    /// writes is in flight. A returned error can be the error of an earlier write.
     pub fn submit(&mut self, buffer: PageBuffer, length: ByteCount, offset: ByteCount) -> Result<()> {
         self.submit_part(buffer, ByteCount(0)..length, offset)
     }
@@ -177,7 +177,7 @@ impl DirectWriter {
         }
     }
 
-    /// Returns a buffer whose write is complete. Returns `None` at once if there is no such buffer.
+    /// Returns a buffer whose write is complete. Returns `None` without waiting if no write is complete.
     pub fn take_done(&mut self) -> Result<Option<PageBuffer>> {
         if self.done.is_empty() {
             self.reap(Wait::No)?;
@@ -193,7 +193,7 @@ impl DirectWriter {
         Ok(self.done.pop())
     }
 
-    /// Waits for all writes, and makes the content durable. `take_done` returns the buffers of these writes later.
+    /// Waits for all writes, and makes the content durable. After that, `take_done` returns the buffers.
     pub fn sync(&mut self) -> Result<()> {
         while self.ring.as_ref().is_some_and(|ring| ring.in_flight > 0) {
             self.reap(Wait::ForOne)?;
@@ -201,22 +201,22 @@ impl DirectWriter {
         self.file.sync_data().map_err(|error| self.failed("sync", error))
     }
 
-    /// Starts writing back data that went through the page cache, without waiting.
+    /// Starts the writeback of written data from the page cache, without waiting.
     pub fn start_sync(&self) {
         if self.method == Method::Buffered {
             start_writeback(&self.file);
         }
     }
 
-    /// Waits for all writes, truncates the file to `length`, and makes its content durable.
+    /// Waits for all writes, truncates the file to `length`, and makes the content durable.
     pub fn finish(mut self, length: ByteCount) -> Result<()> {
         while self.wait_done()?.is_some() {}
         self.file.set_len(length.0).map_err(|error| self.failed("cut to size", error))?;
         self.file.sync_data().map_err(|error| self.failed("sync", error))
     }
 
-    /// Allocates space for the write and for later writes. Writes that do not extend the file can run in parallel.
-    /// A failed allocation only costs speed, because the writes report their own errors.
+    /// Allocates space for this and the following writes. Writes to allocated space do not extend the file, and can
+    /// run in parallel. If the allocation fails, the writes are only slower.
     fn allocate(&mut self, offset: u64, length: u64) {
         let (Some(allocated), true) = (self.allocated, offset > 0) else { return };
         if offset + length <= allocated || self.method == Method::Buffered {
@@ -244,7 +244,7 @@ impl DirectWriter {
                 Ok(count) if count > 0 => job.written += count,
                 Ok(_) => return Err(self.failed("write", Errno::SHORT)),
                 Err(errno) if job.may_retry(errno) => {}
-                // The file system accepted O_DIRECT at open(2), but does not accept this write.
+                // The file system accepted the flag O_DIRECT, but does not accept this write.
                 Err(errno) if errno == Errno::EINVAL && self.method > Method::Buffered => {
                     self.go_buffered()?
                 }
@@ -280,7 +280,7 @@ impl DirectWriter {
         Ok(())
     }
 
-    /// Switches to writes through the page cache. Writes that are already in the ring are still completed there.
+    /// Switches to writes through the page cache. Writes in flight stay in the ring until they are complete.
     fn go_buffered(&mut self) -> Result<()> {
         self.method = Method::Buffered;
         self.set_direct(false).map_err(|errno| self.failed("leave O_DIRECT of", errno))
@@ -322,7 +322,7 @@ impl Job {
     }
 
     /// Reports whether to retry after this error: the write was interrupted, and the number of retries is below the
-    /// limit. When the thread that submitted a write exits, the kernel cancels the queued write.
+    /// limit. The kernel cancels a queued write (ECANCELED) when the submitting thread exits.
     fn may_retry(&mut self, errno: Errno) -> bool {
         self.retries += 1;
         matches!(errno, Errno(libc::EINTR | libc::EAGAIN | libc::ECANCELED)) && self.retries <= RETRIES_MAX
@@ -357,7 +357,7 @@ impl Ring {
             .build()
             .user_data(slot as u64);
         // SAFETY: the entry points into `job.buffer`. The buffer is a separate mapping that does not move when the
-        // job moves. The job stays in its slot until its completion is received. If this ring is dropped earlier,
+        // job moves. The job stays in its slot until its completion is received. If this ring is dropped before,
         // `drop` waits for all completions or leaks the buffers. In `DirectWriter`, the file outlives the ring.
         unsafe { self.ring.submission().push(&entry) }.map_err(|_| Errno(libc::EBUSY))?;
         self.slots[slot] = Some(job);

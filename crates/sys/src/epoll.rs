@@ -1,10 +1,13 @@
-//! Registers members of an epoll set under fds that may be unused, or in use for other files, in this
-//! process.
+//! Registers members of an epoll set under chosen fds.
+//!
+//! A *member* is registered under an fd, and watches an open file description (the *target*). A restore
+//! registers a member under the fd that the subject used. In this process, this fd may be unused, or in use
+//! for another file.
 //!
 //! Owns: epoll_ctl(2) in a private descriptor table, and kcmp(2) on members of a set.
-//! Invariants: the descriptor table of the caller is the same before and after. A member stays registered as
-//! long as the two open file descriptions exist (of the set and of the target). The fd of the registration
-//! may be closed earlier.
+//! Invariants: a registration does not change the descriptor table of the caller. A member stays registered
+//! as long as the open file descriptions of the set and of the target exist. The fd of the registration may
+//! be closed before.
 //! Does not: know which fds the subject (the protected process tree) used.
 //!
 //! Man page: epoll_ctl(2), unshare(2), kcmp(2)
@@ -22,8 +25,8 @@ use crate::error::{Errno, Error, Result};
 
 const KCMP_EPOLL_TFD: i32 = 7;
 const EPOLLONESHOT: u32 = libc::EPOLLONESHOT as u32;
-/// Bits in the events of a member that are options, not events. A one-shot member that has fired has no other
-/// bits.
+/// Bits in the events of a member that are options, not events. A one-shot member that has *fired* (delivered
+/// an event) has no other bits.
 const FLAGS: u32 =
     (libc::EPOLLEXCLUSIVE | libc::EPOLLWAKEUP | libc::EPOLLONESHOT) as u32 | libc::EPOLLET as u32;
 /// The events of reading and writing. The kernel always adds EPOLLERR and EPOLLHUP.
@@ -34,7 +37,8 @@ const ANYTHING: u32 = (libc::EPOLLIN
     | libc::EPOLLRDNORM
     | libc::EPOLLWRNORM) as u32;
 
-/// Reports whether these are the events of a one-shot member that has fired and was not armed again.
+/// Reports whether these are the events of a *spent* member: a one-shot member that has fired and was not
+/// armed again.
 #[must_use]
 pub fn is_spent(events: u32) -> bool {
     events & EPOLLONESHOT != 0 && events & !FLAGS == 0
@@ -65,17 +69,17 @@ struct EpollSlot {
 const _: () = assert!(size_of::<EpollSlot>() == 12);
 const _: () = assert!(offset_of!(EpollSlot, index) == 8);
 
-/// Registers all members in the given order, each under its fd. The fd may be in use in this process, because
-/// a thread with a private descriptor table does the work. In each set, spent members ([`is_spent`]) must
-/// come first. Making a member spent may consume an event of another member.
+/// Registers all members in the given order, each under its fd. A thread with a private descriptor table does
+/// the work, so the fd may be in use in this process. In each set, spent members ([`is_spent`]) must come
+/// before the other members. The reason is that a member becomes spent by an epoll_wait(2), which could
+/// otherwise consume the event of another member.
 pub fn register(registrations: &[Registration<'_>]) -> Result<()> {
     if registrations.is_empty() {
         return Ok(());
     }
     let work = || {
-        // SAFETY: `unshare` makes only the descriptor table of this thread private. The thread owns no
-        // descriptor by value. The descriptors that the thread opens below are closed by number in the
-        // private table.
+        // SAFETY: `unshare` makes only the descriptor table of this thread private. The thread has no
+        // `OwnedFd`. The descriptors that the thread opens below are closed by number in the private table.
         if unsafe { libc::unshare(libc::CLONE_FILES) } < 0 {
             return Err(Error::new("get a private descriptor table", Errno::last()));
         }
@@ -90,8 +94,8 @@ pub fn register(registrations: &[Registration<'_>]) -> Result<()> {
     })
 }
 
-/// Registers one member under its fd. If the fd is in use, the other descriptor has a different number
-/// meanwhile.
+/// Registers one member under its fd. If another descriptor has this fd, this descriptor is moved to a
+/// different fd during the registration.
 fn register_one(registration: &Registration<'_>) -> Result<()> {
     let number = registration.number.get();
     let (set, target) = (registration.set.as_raw_fd(), registration.target.as_raw_fd());
@@ -105,8 +109,7 @@ fn register_one(registration: &Registration<'_>) -> Result<()> {
     let result = unsafe { libc::dup3(target, number, libc::O_CLOEXEC) };
     let result = if result < 0 { Err(failed(number)) } else { add(set, number, registration) };
     match parked {
-        // SAFETY: plain numbers. The calls give the other descriptor its number back, and close its
-        // duplicate.
+        // SAFETY: plain numbers. The calls move the other descriptor back to its fd, and close the duplicate.
         Some(parked) => unsafe {
             libc::dup3(parked, number, libc::O_CLOEXEC);
             libc::close(parked);
@@ -133,9 +136,9 @@ fn add(set: RawFd, number: RawFd, registration: &Registration<'_>) -> Result<()>
     if !is_spent(events) {
         return control(set, libc::EPOLL_CTL_ADD, number, registration, events);
     }
-    // A one-shot member that has fired. The kernel adds EPOLLERR and EPOLLHUP to the requested events, so the
-    // member must fire here to become spent. If the target is not ready for any event, these two events stay
-    // armed.
+    // The member must become spent. At a registration, the kernel adds EPOLLERR and EPOLLHUP to the requested
+    // events. Only firing removes these two events. So the member is registered for all events, and fires if
+    // the target is ready for any event. If the target is not ready, EPOLLERR and EPOLLHUP stay armed.
     control(set, libc::EPOLL_CTL_ADD, number, registration, events | ANYTHING)?;
     let mut fired = libc::epoll_event { events: 0, u64: 0 };
     // SAFETY: the kernel writes at most one epoll_event to the given address, and the call does not wait.
@@ -164,8 +167,9 @@ fn failed(number: RawFd) -> Error {
     Error::new(format!("register fd {number} with an epoll set"), Errno::last())
 }
 
-/// Compares an open file description with the member of `set` that has index `index` among the members under
-/// `number`. `candidate` is a descriptor of any process. Returns `Equal` if both are the same description.
+/// Compares the open file description of `candidate`, a descriptor of any process, with the target of a
+/// member. Several members of `set` can be registered under `number`: `index` selects one of these members.
+/// Returns `Equal` if both descriptions are the same.
 pub fn watches(set: BorrowedFd<'_>, number: Fd, index: u32, candidate: (Pid, Fd)) -> Result<Ordering> {
     let slot = EpollSlot { set: set.as_raw_fd() as u32, number: number.get() as u32, index };
     let (us, (pid, fd)) = (std::process::id(), candidate);
@@ -204,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_in_use_stays_what_it_was() {
+    fn an_fd_in_use_stays_open() {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let target = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
         let taken = eventfd(0, EventfdFlags::CLOEXEC).unwrap();

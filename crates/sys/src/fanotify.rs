@@ -1,17 +1,21 @@
-//! Receives events before the content of a file changes.
+//! Receives events before the content of a file changes, by fanotify(7).
 //!
-//! Owns: fanotify_init(2) and fanotify_mark(2) for groups that are asked before content changes
+//! A fanotify *group* is a descriptor from which events are read. A *mark* on a file or on a mount selects
+//! the files whose events the group receives. Before a thread accesses the content of such a file, the kernel
+//! sends an event to the group. The thread waits until the event is *answered*.
+//!
+//! Owns: fanotify_init(2) and fanotify_mark(2) for groups that receive events before an access
 //! (FAN_CLASS_PRE_CONTENT), reading events, and answering events.
-//! Invariants: a change waits until its event is answered. Dropping an event answers it. When the last
-//! descriptor of a group is closed, all waiting changes happen. An open file description reports events only
-//! if a mark existed when the file was opened. The mark may be on the inode or on the mount, and may have an
-//! ignore mask for all events.
-//! Does not: distinguish reads from writes, or report stores through mappings.
+//! Invariants: dropping an [`Event`] answers the event. When the last descriptor of a group is closed, all
+//! waiting accesses happen. An open file description reports events only if the file or its mount had a mark
+//! when the file was opened. A mark with an *ignore mask*, which suppresses all events of the mark, is
+//! sufficient.
+//! Does not: distinguish reads from writes, or report writes to mapped memory.
 //!
 //! Man page: fanotify(7), fanotify_init(2), fanotify_mark(2)
 //! Since: Linux 6.14 (FAN_PRE_ACCESS; ext4, XFS, Btrfs)
 //! Probe: `features::REGISTRY` entry "file-content"
-//! Fallback: none; files whose content changes are not rolled back with the program
+//! Fallback: none; files whose content is overwritten are not rolled back with the program
 
 use std::ffi::CString;
 use std::mem::{offset_of, size_of};
@@ -79,14 +83,14 @@ struct Response {
 const _: () = assert!(size_of::<Response>() == 8);
 const _: () = assert!(offset_of!(Response, answer) == 4);
 
-/// A fanotify group that reports accesses to marked files before they happen.
+/// A fanotify group that reports accesses to marked files before the accesses happen.
 #[derive(Debug)]
 pub struct ContentEvents {
     group: OwnedFd,
 }
 
-/// The bytes that an event concerns, in whole pages. For an append with O_APPEND, the range is offset 0 and
-/// the length of the append. For a truncation, it is one page at the new end of the file.
+/// The bytes that an event concerns, in whole pages. For a write with O_APPEND, the offset is 0, and the
+/// length is the length of the write. For a truncation, the range is one page at the new end of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EventRange {
     /// The offset of the first byte.
@@ -104,8 +108,8 @@ pub struct Event<'a> {
     range: Option<EventRange>,
 }
 
-/// Reads the events of a group one by one. Dropping the reader lets all accesses happen whose events were
-/// read but not returned.
+/// Returns the events of a group one by one. The reader reads several events at once into a buffer. Dropping
+/// the reader answers all events that are still in the buffer.
 #[derive(Debug)]
 pub struct EventReader<'a> {
     group: BorrowedFd<'a>,
@@ -114,19 +118,19 @@ pub struct EventReader<'a> {
     end: usize,
 }
 
-/// A fanotify group with marks on mounts. A file that is opened while its mount is marked can report events
-/// later. These marks themselves report no events.
+/// A fanotify group with marks on mounts. The ignore masks of these marks suppress all events. But a file
+/// that is opened while its mount is marked can report events to a [`ContentEvents`] group.
 #[derive(Debug)]
 pub struct Enabler {
     group: OwnedFd,
 }
 
 impl ContentEvents {
-    /// Creates a group without marks. `enabler` marks the same files.
+    /// Creates a group without marks. `enabler` marks the mounts of the files that this group will watch.
     ///
-    /// This group must be closed before `enabler`. An access that waits for an answer of one group holds the
-    /// marks of both groups. Closing a group waits for such accesses. Closing this group also answers the
-    /// accesses.
+    /// This group must be closed before `enabler`. An access that waits for an answer of this group holds the
+    /// marks of both groups. Closing `enabler` would wait for the end of the access, without answering the
+    /// event. Closing this group answers the event.
     ///
     /// When a process dies, the kernel releases its descriptors from the highest fd to the lowest
     /// (task_work_run, Linux 6.18). So this group gets a higher fd than `enabler`.
@@ -141,18 +145,18 @@ impl ContentEvents {
         Ok(Self { group })
     }
 
-    /// Reports accesses to the content of a regular file from now on. Only descriptors that were opened while
-    /// a mark existed report accesses.
+    /// Starts to report accesses to the content of a regular file. Only descriptors that were opened while
+    /// the file or its mount had a mark report accesses.
     ///
     /// # Errors
     ///
-    /// Returns EINVAL before Linux 6.14, and EOPNOTSUPP if the file system has no such events.
+    /// Returns EINVAL before Linux 6.14, and EOPNOTSUPP if the file system does not support these events.
     pub fn watch(&self, file: BorrowedFd<'_>) -> Result<()> {
         self.mark(ADD, file)
     }
 
-    /// Stops the reports of accesses to a file. The mark continues to exist, so that files that are opened
-    /// meanwhile can report later.
+    /// Stops the reports of accesses to a file. The mark stays. So descriptors that are opened before
+    /// `unsilence` can report accesses after `unsilence`.
     pub fn silence(&self, file: BorrowedFd<'_>) -> Result<()> {
         self.mark(ADD | IGNORED | SURVIVING, file)
     }
@@ -196,8 +200,8 @@ impl Enabler {
         create().map(|group| Self { group })
     }
 
-    /// Lets files that are opened from now on report events later, if they are on the mount of this file.
-    /// While the mark exists, each read and write on the mount takes about 0.15 µs longer.
+    /// Marks the mount of the file `any`. Files on the mount that are opened while this mark exists can
+    /// report events. The mark makes each read and write on the mount about 0.15 µs slower.
     pub fn enable_mount(&self, any: BorrowedFd<'_>) -> Result<()> {
         self.mark(ADD | IGNORED | SURVIVING, any)
     }
@@ -249,7 +253,7 @@ fn mark(
     // EBADF means that the descriptor was opened with O_PATH.
     let path = format!("/proc/self/fd/{number}");
     let name = CString::new(path.as_str()).map_err(|_| Error::path(operation, &path, Errno::EINVAL))?;
-    // SAFETY: `name` is a string that ends with a zero byte. The kernel reads it up to this byte.
+    // SAFETY: `name` is a string that ends with a zero byte. The kernel reads the string up to this byte.
     let result = unsafe { libc::fanotify_mark(group, flags, PRE_ACCESS, libc::AT_FDCWD, name.as_ptr()) };
     if result == 0 { Ok(()) } else { Err(Error::path(operation, path, Errno::last())) }
 }
@@ -269,12 +273,14 @@ impl<'a> EventReader<'a> {
         self.at < self.end
     }
 
-    /// Returns the next event. Waits if there is none. Returns `None` if a signal has interrupted the wait.
+    /// Returns the next event. Waits if no event has arrived. Returns `None` if a signal has interrupted the
+    /// wait.
     ///
     /// # Errors
     ///
-    /// Returns the error of reading events. With EMFILE, the kernel also lets an access of the program fail,
-    /// so the caller must keep some descriptors free.
+    /// Returns the error of read(2). EMFILE means that this process has no free descriptor for the file of
+    /// the event. In this case, the kernel makes the access of the program fail. So the caller must keep some
+    /// descriptors free.
     pub fn receive(&mut self) -> Result<Option<Event<'a>>> {
         loop {
             if !self.has_read() && !self.read()? {

@@ -1,5 +1,5 @@
-//! Locks and leases on files: takes them, and builds the arguments of the calls that take them in another
-//! process.
+//! Takes locks and leases on files, and builds the arguments with which another process takes a lock or a
+//! lease.
 //!
 //! Owns: `struct flock` and the commands of fcntl(2) that take this structure, F_SETLEASE, and the operations
 //! of flock(2).
@@ -21,7 +21,8 @@ use crate::error::{Errno, Error, Result};
 pub const SET_RECORD_LOCK_COMMAND: u64 = 6;
 /// F_OFD_SETLK: the fcntl(2) command that takes an open file description lock.
 pub const SET_DESCRIPTION_LOCK_COMMAND: u64 = 37;
-/// F_SETLEASE: the fcntl(2) command that takes a lease. [`lease_argument`] returns its argument.
+/// F_SETLEASE: the fcntl(2) command that takes a lease. [`lease_argument`] returns the argument of this
+/// command.
 pub const SET_LEASE_COMMAND: u64 = 1024;
 
 const READS: i16 = 0;
@@ -53,13 +54,13 @@ pub struct RangeLock {
     pub writes: bool,
     /// Offset of the first locked byte.
     pub start: i64,
-    /// Number of locked bytes. 0 locks up to the end of the file, also if the file grows.
+    /// Number of locked bytes. 0 locks up to the end of the file, even if the file grows after the call.
     pub length: i64,
 }
 
 impl RangeLock {
-    /// Returns the argument of both commands as the bytes of a `struct flock`, for writing into another
-    /// process.
+    /// Returns the bytes of the `struct flock` for this lock, for writing into another process. This
+    /// structure is the argument of [`SET_RECORD_LOCK_COMMAND`] and [`SET_DESCRIPTION_LOCK_COMMAND`].
     #[must_use]
     pub fn to_bytes(self) -> [u8; 32] {
         let mut bytes = [0; 32];
@@ -70,8 +71,8 @@ impl RangeLock {
     }
 }
 
-/// Returns the operation of flock(2) that takes a lock, or fails with EWOULDBLOCK if the lock is not
-/// available.
+/// Returns the operation of flock(2) for a write lock or a read lock. With this operation, flock(2) does not
+/// wait, and fails with EWOULDBLOCK if the lock is not available.
 #[must_use]
 pub fn flock_operation(writes: bool) -> u64 {
     LOCK_NO_WAIT | if writes { LOCK_EXCLUSIVE } else { LOCK_SHARED }
@@ -117,8 +118,8 @@ pub fn is_open_for_writing(file: BorrowedFd<'_>) -> Result<bool> {
     const SET_SIGNAL_COMMAND: libc::c_int = 10;
     const READ_LEASE: libc::c_int = libc::F_RDLCK as libc::c_int;
     const NO_LEASE: libc::c_int = libc::F_UNLCK as libc::c_int;
-    // If another process opens the file for writing before the lease is removed, the kernel sends this
-    // signal. The default action of SIGURG is to ignore the signal.
+    // Below, a lease is taken and removed. If another process opens the file for writing before the removal,
+    // the kernel sends this signal. The default action of SIGURG is to ignore the signal.
     // SAFETY: F_SETSIG takes an integer and accesses no memory.
     unsafe { libc::fcntl(file.as_raw_fd(), SET_SIGNAL_COMMAND, libc::SIGURG) };
     // SAFETY: F_SETLEASE takes an integer and accesses no memory.

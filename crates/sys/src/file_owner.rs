@@ -32,11 +32,11 @@ const GET_SIGNAL_COMMAND: libc::c_int = 11;
 #[derive(Default)]
 struct OwnerArgument {
     kind: i32,
-    number: i32,
+    id: i32,
 }
 
 const _: () = assert!(size_of::<OwnerArgument>() == 8);
-const _: () = assert!(offset_of!(OwnerArgument, number) == 4);
+const _: () = assert!(offset_of!(OwnerArgument, id) == 4);
 
 /// The receiver of the signals of an open file description.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,7 +53,7 @@ impl FileOwner {
     /// Returns the owner as the kernel encodes it: the type (F_OWNER_TID, F_OWNER_PID or F_OWNER_PGRP), and
     /// the id.
     #[must_use]
-    pub fn numbers(self) -> (i32, i32) {
+    pub fn to_raw(self) -> (i32, i32) {
         match self {
             Self::Thread(tid) => (0, tid.get()),
             Self::Process(pid) => (1, pid.get()),
@@ -64,12 +64,12 @@ impl FileOwner {
     /// Decodes an owner from its type and id. Returns `None` if the id is not positive (no owner), or if the
     /// type is unknown.
     #[must_use]
-    pub fn from_numbers(kind: i32, number: i32) -> Option<Self> {
-        match (kind, number) {
+    pub fn from_raw(kind: i32, id: i32) -> Option<Self> {
+        match (kind, id) {
             (_, ..=0) => None,
-            (0, number) => Some(Self::Thread(Tid(number))),
-            (1, number) => Some(Self::Process(Pid(number))),
-            (2, number) => Some(Self::Group(Pid(number))),
+            (0, id) => Some(Self::Thread(Tid(id))),
+            (1, id) => Some(Self::Process(Pid(id))),
+            (2, id) => Some(Self::Group(Pid(id))),
             _ => None,
         }
     }
@@ -77,10 +77,10 @@ impl FileOwner {
     /// Returns the argument of [`SET_OWNER_COMMAND`] as bytes, for writing into another process.
     #[must_use]
     pub fn to_bytes(self) -> [u8; 8] {
-        let (kind, number) = self.numbers();
+        let (kind, id) = self.to_raw();
         let mut bytes = [0; 8];
         bytes[..4].copy_from_slice(&kind.to_ne_bytes());
-        bytes[4..].copy_from_slice(&number.to_ne_bytes());
+        bytes[4..].copy_from_slice(&id.to_ne_bytes());
         bytes
     }
 }
@@ -93,7 +93,7 @@ pub fn owner(file: BorrowedFd<'_>) -> Result<Option<FileOwner>> {
     if result < 0 {
         return Err(Error::new("get the owner of an open file", Errno::last()));
     }
-    Ok(FileOwner::from_numbers(argument.kind, argument.number))
+    Ok(FileOwner::from_raw(argument.kind, argument.id))
 }
 
 /// Returns the signal that the owner receives when I/O is possible; `None` for the default, SIGIO.
@@ -124,8 +124,8 @@ pub fn set_signal(file: BorrowedFd<'_>, signal: Option<Signal>) -> Result<()> {
 ///
 /// ESRCH if the owner does not exist.
 pub fn set_owner(file: BorrowedFd<'_>, owner: FileOwner) -> Result<()> {
-    let (kind, number) = owner.numbers();
-    let argument = OwnerArgument { kind, number };
+    let (kind, id) = owner.to_raw();
+    let argument = OwnerArgument { kind, id };
     // SAFETY: the kernel reads one `struct f_owner_ex`, and `argument` has its layout.
     let result =
         unsafe { libc::fcntl(file.as_raw_fd(), SET_OWNER_COMMAND as libc::c_int, &raw const argument) };
@@ -154,8 +154,8 @@ mod tests {
         ] {
             set_owner(reader.as_fd(), wanted).unwrap();
             assert_eq!(owner(reader.as_fd()).unwrap(), Some(wanted));
-            let (kind, number) = wanted.numbers();
-            assert_eq!(FileOwner::from_numbers(kind, number), Some(wanted));
+            let (kind, id) = wanted.to_raw();
+            assert_eq!(FileOwner::from_raw(kind, id), Some(wanted));
         }
         set_signal(reader.as_fd(), Some(Signal(34))).unwrap();
         assert_eq!(signal(reader.as_fd()).unwrap(), Some(Signal(34)));

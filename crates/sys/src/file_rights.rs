@@ -1,4 +1,4 @@
-//! Reads the rights of a thread to open files, and runs work with the rights of another process.
+//! Reads the rights with which a thread opens files, and runs code with the rights of another process.
 //!
 //! Owns: a thread that has its own file-system user, file-system group, supplementary groups and effective
 //! capabilities.
@@ -23,10 +23,10 @@ use crate::error::{Errno, Error, Result};
 
 /// _LINUX_CAPABILITY_VERSION_3.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
-/// An invalid id. setfsuid(2) and setfsgid(2) change nothing if they get this id, and return the current id.
-const ASK: u32 = u32::MAX;
-/// Number of words in the capability sets: the low halves of effective, permitted and inheritable, then their
-/// high halves.
+/// An invalid id. With this id, setfsuid(2) and setfsgid(2) change nothing and return the current id.
+const INVALID_ID: u32 = u32::MAX;
+/// Number of words in the capability sets: the low halves of the effective, permitted and inheritable set,
+/// then the high halves in the same order.
 const SET_WORDS: usize = 6;
 
 /// The credentials that decide whether a process may open a file.
@@ -53,16 +53,16 @@ pub fn own() -> Result<FileRights> {
     supplementary.sort_unstable();
     let [low, _, _, high, _, _] = capabilities()?;
     let effective = u64::from(high) << 32 | u64::from(low);
-    Ok(FileRights { user: set_user(ASK), group: set_group(ASK), supplementary, effective })
+    Ok(FileRights { user: set_user(INVALID_ID), group: set_group(INVALID_ID), supplementary, effective })
 }
 
 /// Starts a thread that has the given rights, runs `work` in this thread, and waits for the result.
 ///
 /// # Errors
 ///
-/// Fails if the thread cannot be started, or if its credentials cannot be changed. `work` is not called in
-/// this case.
-pub fn with<Output: Send>(rights: &FileRights, work: impl FnOnce() -> Output + Send) -> Result<Output> {
+/// Fails if the thread cannot be started, or if the credentials of the thread cannot be changed. If the
+/// function fails, `work` was not called.
+pub fn run_with<Output: Send>(rights: &FileRights, work: impl FnOnce() -> Output + Send) -> Result<Output> {
     let changed = || {
         take_on(rights)?;
         Ok(work())
@@ -81,7 +81,7 @@ pub fn with<Output: Send>(rights: &FileRights, work: impl FnOnce() -> Output + S
 /// # Errors
 ///
 /// EACCES if the rights are not sufficient; otherwise the errors of the path lookup. There is no fallback to
-/// faccessat(2), because that call checks the real user id.
+/// faccessat(2), because faccessat(2) checks the real user id.
 pub fn may_open(path: &Path, reads: bool, writes: bool) -> Result<()> {
     let mode = if reads { libc::R_OK } else { 0 } | if writes { libc::W_OK } else { 0 };
     let failed = |errno| Error::path("ask for access to", path, errno);
@@ -92,8 +92,8 @@ pub fn may_open(path: &Path, reads: bool, writes: bool) -> Result<()> {
     if outcome < 0 { Err(failed(Errno::last())) } else { Ok(()) }
 }
 
-/// Changes the credentials of the calling thread. The capabilities are changed last, because the other
-/// changes need them.
+/// Changes the credentials of the calling thread. The capabilities are changed last, because the changes of
+/// user and groups need the present capabilities.
 fn take_on(wanted: &FileRights) -> Result<()> {
     /// Allows only one change at a time. Otherwise, a second thread could read the dumpable attribute after
     /// the kernel has reset it for the first thread. The second thread would then restore the wrong value.
@@ -101,7 +101,7 @@ fn take_on(wanted: &FileRights) -> Result<()> {
     let _changing = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let dumpable = rustix::process::dumpable_behavior().map_err(|errno| failed("read", "dumpable", errno))?;
     let changed = change_to(wanted);
-    // The kernel may have reset the attribute also if a later step failed.
+    // The attribute is restored after a failure, too: a step before the failed step may have reset it.
     let restored = match dumpable {
         DumpableBehavior::DumpableReadableOnlyByRoot => Ok(()),
         dumpable => {
@@ -120,10 +120,10 @@ fn change_to(wanted: &FileRights) -> Result<()> {
     }
     set_group(wanted.group);
     set_user(wanted.user);
-    if set_group(ASK) != wanted.group {
+    if set_group(INVALID_ID) != wanted.group {
         return Err(failed("set", "group", Errno::EPERM));
     }
-    if set_user(ASK) != wanted.user {
+    if set_user(INVALID_ID) != wanted.user {
         return Err(failed("set", "user", Errno::EPERM));
     }
     set_effective(wanted.effective)
@@ -150,8 +150,7 @@ fn set_groups(groups: &[u32]) -> Result<()> {
     if outcome < 0 { Err(failed("set", "groups", Errno::last())) } else { Ok(()) }
 }
 
-/// Returns the capability sets of the calling thread: the low halves of effective, permitted and inheritable,
-/// then their high halves.
+/// Returns the capability sets of the calling thread, in the order of [`SET_WORDS`].
 fn capabilities() -> Result<[u32; SET_WORDS]> {
     let header = [CAPABILITY_VERSION, 0];
     let mut sets = [0; SET_WORDS];
@@ -187,7 +186,7 @@ mod tests {
     #[test]
     fn our_own_rights_can_always_be_taken_on() {
         let rights = own().unwrap();
-        assert_eq!(with(&rights, || own().unwrap()).unwrap(), rights);
+        assert_eq!(run_with(&rights, || own().unwrap()).unwrap(), rights);
     }
 
     #[test]
@@ -197,7 +196,7 @@ mod tests {
         }
         let before = (own().unwrap(), rustix::process::dumpable_behavior().unwrap());
         let invalid = FileRights { user: u32::MAX, ..nobody() };
-        assert_eq!(with(&invalid, || ()).unwrap_err().errno, Errno::EPERM);
+        assert_eq!(run_with(&invalid, || ()).unwrap_err().errno, Errno::EPERM);
         assert_eq!((own().unwrap(), rustix::process::dumpable_behavior().unwrap()), before);
     }
 
@@ -216,7 +215,7 @@ mod tests {
             fs::write(path, "text").unwrap();
             fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         }
-        with(&nobody(), || {
+        run_with(&nobody(), || {
             assert_eq!(own().unwrap(), nobody());
             assert_eq!(File::open(&secret).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
             File::open(&public).unwrap();

@@ -15,6 +15,6 @@ const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 /// Reports whether the system-wide setting is `always`. With this setting, the first write to an address in a
 /// large mapping can allocate a huge page. The program does not have to ask for huge pages.
 #[must_use]
-pub fn are_the_rule() -> bool {
+pub fn are_always_enabled() -> bool {
     std::fs::read_to_string(ENABLED).is_ok_and(|choices| choices.contains("[always]"))
 }

@@ -1,16 +1,16 @@
 //! The listener holder: a child process that lets the calls of a subject continue if the guardian dies.
 //!
-//! The *subject* is a watched program. A seccomp filter reports some of its system calls, and each reported
-//! call waits for an answer. The *guardian* is the process that answers these calls through the *listener*,
-//! the descriptor of the filter. The holder has a duplicate of the listener.
+//! The *subject* is a watched program. A seccomp filter reports some system calls of the subject, and each
+//! reported call waits for an answer. The *listener* is the descriptor of the filter. The *guardian* is the
+//! process that receives the reported calls from the listener, and answers them. A *held call* was received,
+//! and stays unanswered while the guardian receives other calls. The holder has a duplicate of the listener.
 //!
-//! Owns: the holder; the memory that notifications are received into; the table of held calls, which the
-//! guardian answers later.
-//! Invariants: while the holder has a listener, the death of the guardian lets every reported call of the
-//! subject continue. This includes calls that the guardian has received but not answered. Before the first of
-//! these calls continues, the holder appends a line to the file that was given with the listener. The holder
-//! makes only system calls, allocates nothing and never returns.
-//! Does not: decide about calls, or work if the holder is killed, too.
+//! Owns: the holder; the memory into which notifications are received; the table of held calls.
+//! Invariants: if the guardian dies, the holder lets every reported call of the subject continue, including
+//! the calls that the guardian has received but not answered. Before the first call continues, the holder
+//! appends a line to a file. The holder got this file together with the listener. The holder makes only
+//! system calls, allocates nothing and never returns.
+//! Does not: decide about calls, or help a subject if guardian and holder are both killed.
 //!
 //! Man page: clone3(2), seccomp_unotify(2), pidfd_open(2), close_range(2)
 //! Since: Linux 5.9 (close_range)
@@ -38,11 +38,11 @@ use crate::{pidfd, socket};
 use process::Unanswered;
 pub use process::{BROKEN_LINE, BUFFERS_MAX, HELD_CALLS_MAX};
 
-/// Number of bytes that are reserved in the file for the line, so that the line can be written on a full file
-/// system.
+/// Number of bytes that are reserved in the file for the line of the holder. With this reserve, the line can
+/// be appended on a full file system.
 const RESERVED_BYTES: i64 = 4096;
-/// Maximum time in milliseconds to wait for the exit of a dismissed holder. Waiting lets this process reap
-/// the holder.
+/// Maximum time in milliseconds that the drop of [`ListenerHolder`] waits for the exit of the holder. After
+/// the exit, the holder is reaped.
 const EXIT_LIMIT_MS: i32 = 200;
 
 /// Offset of the table of held calls in the shared mapping. The buffers are in front of the table.
@@ -64,16 +64,15 @@ unsafe impl Send for Shared {}
 // SAFETY: the condition for `Send` holds for shared references as well, and `taken` is atomic.
 unsafe impl Sync for Shared {}
 
-/// A buffer for one received notification. The holder can answer this notification until the buffer is
-/// overwritten by the next one.
+/// A buffer for one received notification. The holder can answer this notification until the next
+/// notification overwrites the buffer.
 #[derive(Debug)]
 pub struct NotificationBuffer {
     shared: Arc<Shared>,
     index: usize,
 }
 
-/// The table of held calls: calls that were received and are answered later. All clones refer to the same
-/// table.
+/// The table of held calls. All clones refer to the same table.
 #[derive(Clone, Debug)]
 pub struct HeldCalls {
     shared: Arc<Shared>,
@@ -87,8 +86,8 @@ pub struct HeldCall {
 }
 
 impl HeldCalls {
-    /// Adds a call to the table. The caller must do this before the buffer of the call is used again. Returns
-    /// `None` if the table is full ([`HELD_CALLS_MAX`] calls).
+    /// Adds a call to the table. Call this function before the buffer of the call receives another
+    /// notification. Returns `None` if the table is full ([`HELD_CALLS_MAX`] calls).
     #[must_use]
     pub fn note(&self, id: NotificationId) -> Option<HeldCall> {
         let calls = self.shared.calls();
@@ -107,7 +106,7 @@ impl Drop for HeldCall {
     }
 }
 
-/// The handle of the guardian on its holder.
+/// The handle with which the guardian controls the holder.
 #[derive(Debug)]
 pub struct ListenerHolder {
     pid: Pid,
@@ -119,12 +118,12 @@ pub struct ListenerHolder {
 impl ListenerHolder {
     /// Creates the holder.
     ///
-    /// The holder is a child without an exit signal, in a session of its own. It closes all inherited
-    /// descriptors except a pidfd of this process and one end of a socket pair. It opens `/proc/PID/stat` of
-    /// this process. With CAP_SYS_RESOURCE, the
-    /// OOM killer never selects the holder.
+    /// The holder is a child without an exit signal, in a session of its own. The holder closes all inherited
+    /// descriptors except a pidfd of this process and one end of a socket pair. The holder opens
+    /// `/proc/PID/stat` of this process. With CAP_SYS_RESOURCE, the OOM killer never selects the holder.
     ///
-    /// Call this function early, because the holder keeps a copy of the memory that this process has now.
+    /// Call this function early, because the holder keeps a copy of the memory that this process has at the
+    /// call.
     ///
     /// # Errors
     ///
@@ -146,8 +145,8 @@ impl ListenerHolder {
             0 => process::run(own.as_raw_fd(), remote.as_raw_fd(), unanswered),
             child => Pid(child as i32),
         };
-        // Children that are forked later do not inherit the mapping. If the advice fails, they inherit the
-        // mapping but do not use it.
+        // Children that are forked after this call do not inherit the mapping. If the call fails, these
+        // children inherit the mapping but do not use it.
         // SAFETY: the range is a mapping of this process. The advice does not change its content.
         unsafe { libc::madvise(buffers.as_ptr().cast(), SHARED_BYTES, libc::MADV_DONTFORK) };
         Ok(Self { pid, handle: pidfd::open(pid)?, socket, shared })
@@ -159,7 +158,7 @@ impl ListenerHolder {
         self.pid
     }
 
-    /// Reports whether the holder is alive. The holder ends before this process only if it is killed.
+    /// Reports whether the holder is alive. The holder ends before this process only if the holder is killed.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         !ends_within(self.handle.as_fd(), 0)
@@ -179,16 +178,16 @@ impl ListenerHolder {
         HeldCalls { shared: Arc::clone(&self.shared) }
     }
 
-    /// Sends duplicates of a listener and of the file `broken` to the holder. The holder keeps them until no
-    /// task uses the filter of the listener.
+    /// Sends duplicates of a listener and of the file `broken` to the holder. The holder keeps both
+    /// duplicates until no task uses the filter of the listener.
     ///
-    /// If this process dies before, the holder appends [`BROKEN_LINE`] to `broken`. The holder also appends
-    /// the line if it cannot find out whether this process or the last task ended first. `broken` must be
-    /// open for writing.
+    /// `broken` must be open for writing. If this process dies while a task uses the filter, the holder
+    /// appends [`BROKEN_LINE`] to `broken`. If the holder cannot find out whether this process or the last
+    /// task ended first, the holder appends the line, too.
     ///
-    /// The holder detects the death of this process before the kernel releases a descriptor of this process. So
-    /// the holder also appends the line if the last task ends after a watching descriptor, for example a
-    /// fanotify group, was released. This needs procfs.
+    /// This process may have another descriptor that watches the subject, for example a fanotify group. At an
+    /// exit of this process, the kernel releases this descriptor. With procfs, the holder detects the exit
+    /// before the release. So the holder appends the line if the last task ends after the release.
     ///
     /// # Errors
     ///
@@ -198,14 +197,14 @@ impl ListenerHolder {
         send_descriptors(self.socket.as_fd(), &[listener.as_raw_fd(), broken.as_raw_fd()])
     }
 
-    /// Returns the socket to the holder. A child of this process sends its listener and the file through this
-    /// socket, as `hold` does.
+    /// Returns the socket to the holder. A child of this process can send its listener and a file through
+    /// this socket, as `hold` does.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// Reserves blocks of the file for the line, so that the line can be written on a full file system.
+/// Reserves blocks of the file, so that the holder can append the line on a full file system.
 pub(crate) fn reserve(broken: BorrowedFd<'_>) {
     // SAFETY: the call takes plain numbers. If the file system cannot reserve blocks, the line is written
     // only if there is space.
@@ -214,9 +213,9 @@ pub(crate) fn reserve(broken: BorrowedFd<'_>) {
 
 impl Drop for ListenerHolder {
     fn drop(&mut self) {
-        // The message without descriptors dismisses the holder. If no held listener has a task, the holder
-        // exits and does not append the line. Otherwise the holder stays, and lets the calls of the subject
-        // continue after the end of this process.
+        // The message without descriptors dismisses the holder. If no task uses a held listener's filter, the
+        // holder exits and does not append the line. Otherwise the holder stays, and lets the calls of the
+        // subject continue after the end of this process.
         let asked = send_descriptors(self.socket.as_fd(), &[]);
         if asked.is_err() || ends_within(self.handle.as_fd(), EXIT_LIMIT_MS) {
             // SAFETY: the call takes plain numbers and does not wait. The holder is a child of this process,
@@ -248,9 +247,9 @@ impl Shared {
     }
 
     fn calls(&self) -> &[AtomicU64] {
-        // SAFETY: from CALLS_AT on, the mapping has HELD_CALLS_MAX numbers, which are zero at first. They are
-        // aligned, as asserted above, and live as long as this value. Both processes access them only as
-        // atomics.
+        // SAFETY: from CALLS_AT on, the mapping has HELD_CALLS_MAX numbers, which are zero at first. The
+        // numbers are aligned, as asserted above, and live as long as this value. Both processes access the
+        // numbers only as atomics.
         unsafe {
             let start = self.buffers.as_ptr().cast::<u8>().add(CALLS_AT).cast();
             std::slice::from_raw_parts(start, HELD_CALLS_MAX)
@@ -277,8 +276,8 @@ impl Deref for NotificationBuffer {
     type Target = Notification;
 
     fn deref(&self) -> &Notification {
-        // SAFETY: the buffer is mapped as long as `shared` lives. It contains zeroes or a notification, and
-        // no other value has the same index.
+        // SAFETY: the buffer is mapped as long as `shared` lives. The buffer contains zeroes or a
+        // notification. No other `NotificationBuffer` has the same index.
         unsafe { &*self.shared.at(self.index) }
     }
 }

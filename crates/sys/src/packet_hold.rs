@@ -2,13 +2,13 @@
 //!
 //! Owns: the packet filter table that selects packets by the mark (SO_MARK) of their socket, and the kernel
 //! queue (NFQUEUE) that holds the selected packets.
-//! Invariants: packets leave the queue in the order in which they were sent. The kernel removes the table and
-//! the queue when this process ends for any reason. It then drops the held packets, and TCP sends their data
-//! again. Packets that are sent later pass.
+//! Invariants: packets leave the queue in the order in which they were sent. When this process ends for any
+//! reason, the kernel removes the table and the queue, and drops the held packets. TCP sends the data of the
+//! dropped packets again. Without the table, no packet is held any more.
 //! Does not: decide which sockets are marked, or when packets are released.
 //!
 //! When any hook of the packet filter is removed in a network namespace, the kernel drops all held packets of
-//! this namespace. TCP sends their data again, and these packets are held again.
+//! this namespace. TCP sends the data of these packets again, in new packets, which are held as well.
 //!
 //! Man page: none; include/uapi/linux/netfilter/nfnetlink_queue.h, nf_tables.h
 //! Since: Linux 5.12 for tables with an owner (CONFIG_NF_TABLES, CONFIG_NETFILTER_NETLINK_QUEUE, and
@@ -40,9 +40,9 @@ const ACCEPT: u32 = 1;
 /// Maximum number of held packets. The kernel drops further packets, and TCP sends their data again.
 const PACKETS_MAX: u32 = 64 * 1024;
 /// Size in bytes of the receive buffer for the messages about held packets. A message has several hundred
-/// bytes, and stays in the buffer until `queued` reads it. If a message does not fit, the kernel drops its
-/// packet.
-const NEWS_BYTES: usize = 32 << 20;
+/// bytes, and stays in the buffer until `queued` reads the message. If a message does not fit into the
+/// buffer, the kernel drops the packet of the message.
+const RECEIVE_BUFFER_BYTES: usize = 32 << 20;
 /// NFQA_CFG_F_GSO: segments are queued as TCP made them, with up to 64 KiB each.
 const WHOLE_SEGMENTS: u32 = 4;
 /// The first queue number that this module uses. Programs choose the numbers of their queues themselves, so a
@@ -66,14 +66,14 @@ pub struct PacketHold {
     queue: Wire,
     number: u16,
     mark: SocketMark,
-    /// The last packet that `queued` has received a message about.
+    /// The packet of the last message that `queued` has received.
     last: Mutex<Option<PacketNumber>>,
     /// The socket that owns the tables. The kernel removes the tables when the socket is closed.
     _tables: Wire,
 }
 
 impl PacketHold {
-    /// Creates a queue and its table. From then on, the packets of sockets with [`PacketHold::mark`] are
+    /// Creates a queue and its table. Packets that sockets with [`PacketHold::mark`] send after this call are
     /// held.
     ///
     /// Each process that holds packets needs its own queue and its own mark. The mark is derived from the
@@ -108,7 +108,7 @@ impl PacketHold {
         configure(Attributes::default().bytes(2, &[0, 0, 0, 0, COPY_META]))?;
         configure(Attributes::default().word(3, PACKETS_MAX))?;
         configure(Attributes::default().word(5, WHOLE_SEGMENTS).word(4, WHOLE_SEGMENTS))?;
-        let _ = sockopt::set_socket_recv_buffer_size_force(&queue, NEWS_BYTES);
+        let _ = sockopt::set_socket_recv_buffer_size_force(&queue, RECEIVE_BUFFER_BYTES);
         let mark = SocketMark(MARKS | u32::from(number));
         let tables = Wire::open(NAME)?;
         table::make(&tables, mark.0, number)?;
@@ -121,7 +121,7 @@ impl PacketHold {
         self.mark
     }
 
-    /// Returns the last packet that was queued so far. The packet may already have been released or dropped.
+    /// Returns the packet that was queued last. This packet may already have been released or dropped.
     ///
     /// # Errors
     ///
@@ -133,7 +133,7 @@ impl PacketHold {
             match self.queue.receive(&mut piece, RecvFlags::DONTWAIT) {
                 Ok(length) => {
                     let packets = messages(&piece[..length]).filter(|(kind, _)| *kind == PACKET);
-                    *last = packets.filter_map(|(_, message)| number(message)).last().or(*last);
+                    *last = packets.filter_map(|(_, message)| packet_number(message)).last().or(*last);
                 }
                 Err(error) if error.errno == Errno(libc::EAGAIN) => return Ok(*last),
                 Err(error) if [libc::EINTR, libc::ENOBUFS].contains(&error.errno.0) => {}
@@ -160,7 +160,7 @@ impl PacketHold {
         self.judge(through, DROP)
     }
 
-    /// Drops all packets that are queued so far.
+    /// Drops all packets that are queued at the time of the call.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ impl SocketMark {
         Ok(Self(get_int(socket, MARK)? as u32))
     }
 
-    /// Sets the mark of a socket. Connections that the socket accepts later inherit the mark.
+    /// Sets the mark of a socket. Connections that the socket accepts after this call inherit the mark.
     ///
     /// # Errors
     ///
@@ -201,7 +201,7 @@ impl SocketMark {
         set_int(socket, MARK, self.0 as i32)
     }
 
-    /// Reports whether a guardian (the process that protects a program) has created this mark.
+    /// Reports whether this module has created this mark, in this process or in another process.
     #[must_use]
     pub fn is_ours(self) -> bool {
         self.0 & 0xffff_0000 == MARKS
@@ -210,7 +210,7 @@ impl SocketMark {
 
 /// Returns the sequence number of the packet of a message. The first attribute of the message begins with
 /// this number.
-fn number(message: &[u8]) -> Option<PacketNumber> {
+fn packet_number(message: &[u8]) -> Option<PacketNumber> {
     let word = message.get(HEADER_BYTES + 4..)?.first_chunk()?;
     Some(PacketNumber(u32::from_be_bytes(*word)))
 }
@@ -248,8 +248,8 @@ mod tests {
         }
     }
 
-    /// Repeats an attempt that returns `None` because its packets were lost. The kernel can drop held packets
-    /// when another process removes a hook of the packet filter.
+    /// Repeats an attempt while the attempt returns `None`, which means that held packets were lost. The
+    /// kernel drops held packets when another process removes a hook of the packet filter.
     fn in_peace(attempt: impl Fn() -> Option<()>) {
         let _alone = alone();
         assert!((0..ATTEMPTS).any(|_| attempt().is_some()), "nothing was received in {ATTEMPTS} attempts");

@@ -1,14 +1,15 @@
-//! Finds the pages of a process that have private content, and queries other properties of pages.
+//! Finds the pages of a process with *private content*: content that neither a file nor shared memory has.
+//! Queries other properties of pages, too.
 //!
 //! Owns: `/proc/PID/pagemap` and its PAGEMAP_SCAN request.
-//! Invariants: PAGEMAP_SCAN and its fallback search for the same pages. A page is reported as private if
-//! private content cannot be excluded.
-//! Does not: decide what a written page means; the trackers (the methods of finding written pages) do.
+//! Invariants: PAGEMAP_SCAN and its fallback report every page with private content. Pages without private
+//! content may be reported, too.
+//! Does not: decide what a checkpoint does with a written page; the trackers and their users decide.
 //!
 //! Man page: PAGEMAP_SCAN(2const), proc_pid_pagemap(5)
 //! Since: Linux 6.7 (PAGEMAP_SCAN), 3.11 (entries with file bit)
 //! Probe: `features::REGISTRY` entry "pagemap-scan"
-//! Fallback: reading the 64-bit entries
+//! Fallback: the 64-bit entries of the page map are read
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -22,11 +23,10 @@ use crate::error::{Errno, Error, Result};
 use crate::feature;
 use crate::residence;
 
-/// Maximum number of regions that one PAGEMAP_SCAN request returns. Further requests return the other
-/// regions.
+/// Maximum number of regions that one PAGEMAP_SCAN request returns. A region is a range of pages with equal
+/// properties. Further requests return the remaining regions.
 const REGIONS_PER_SCAN: usize = 4096;
-/// Maximum number of page map entries that the fallback reads at a time (512 KiB of entries describe 256
-/// MiB).
+/// Maximum number of entries that the fallback reads at a time (512 KiB of entries, for 256 MiB of memory).
 const ENTRIES_PER_READ: usize = 65_536;
 
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
@@ -37,7 +37,7 @@ const ENTRY_GUARD: u64 = 1 << 58;
 const ENTRY_EXCLUSIVE: u64 = 1 << 56;
 const ENTRY_SOFT_DIRTY: u64 = 1 << 55;
 
-/// PM_SCAN_WP_MATCHING: write-protect the selected pages again.
+/// PM_SCAN_WP_MATCHING: write-protect the selected pages.
 const FLAG_WP_MATCHING: u64 = 1;
 /// PM_SCAN_CHECK_WPASYNC: fail if a mapping has no asynchronous write protection (userfaultfd).
 const FLAG_CHECK_WPASYNC: u64 = 2;
@@ -90,7 +90,7 @@ impl Categories {
     pub const PRESENT: Self = Self(1 << 3);
     /// The page is swapped out, or the page table has only a marker instead of a page.
     pub const SWAPPED: Self = Self(1 << 4);
-    /// The shared zero page.
+    /// The page is the shared zero page.
     pub const ZERO_PAGE: Self = Self(1 << 5);
     /// The page belongs to a guard region. Since Linux 6.15; older kernels have no guard regions and return
     /// EINVAL for this category.
@@ -109,22 +109,22 @@ impl Categories {
     }
 }
 
-/// A PAGEMAP_SCAN request: which pages it selects, which categories it reports, and whether it protects the
-/// pages.
+/// A PAGEMAP_SCAN request: which pages are selected, which categories are reported, and whether the selected
+/// pages are protected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageQuery {
-    /// Required categories. A page must have those that are not in `inverted`, and must lack those that are
-    /// in `inverted`.
+    /// Required categories. A selected page has every category of this set that is not in `inverted`, and
+    /// lacks every category of this set that is in `inverted`.
     pub all_of: Categories,
-    /// Alternative categories; no condition if the set is empty. A page must have at least one that is not in
-    /// `inverted`, or lack at least one that is in `inverted`.
+    /// Alternative categories. The condition of `all_of` must hold for at least one category of this set. An
+    /// empty set is no condition.
     pub any_of: Categories,
-    /// Categories whose meaning is inverted.
+    /// Categories that a page must lack instead of have.
     pub inverted: Categories,
     /// Categories that the result reports.
-    pub tell: Categories,
-    /// Write-protects the selected pages again in the same step. The request fails with EPERM at a mapping
-    /// without asynchronous write protection.
+    pub reported: Categories,
+    /// Whether the request write-protects the selected pages in the same step. If so, the request fails with
+    /// EPERM at a mapping without asynchronous write protection.
     pub rearm: bool,
 }
 
@@ -151,7 +151,7 @@ impl PageRegions {
     }
 
     /// Counts the regions that the kernel wrote before a request failed. The kernel does not return this
-    /// count. The buffer was zeroed before the request, so the first zero region is the end.
+    /// count. The buffer was zeroed before the request, so the first zero region follows the written regions.
     fn count_written(&self) -> usize {
         self.regions.iter().position(|region| region.end == 0).unwrap_or(self.regions.len())
     }
@@ -205,7 +205,7 @@ impl PageEntry {
     }
 
     /// Reports whether the page was written since the soft-dirty bits were last cleared. Returns false on
-    /// kernels without these bits.
+    /// kernels without soft-dirty bits.
     #[must_use]
     pub const fn is_soft_dirty(self) -> bool {
         self.0 & ENTRY_SOFT_DIRTY != 0
@@ -215,9 +215,9 @@ impl PageEntry {
 /// The pages that a scan found. Each list is in ascending order, and adjacent ranges are merged.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FoundPages {
-    /// Pages in memory or swapped out that belong neither to a file nor to shared memory.
+    /// Pages that are in memory or swapped out, and belong neither to a file nor to shared memory.
     pub private: Vec<AddressRange>,
-    /// Guard regions (MADV_GUARD_INSTALL). They have no content, and an access to them faults.
+    /// Guard regions (MADV_GUARD_INSTALL). A guard region has no content, and an access to it faults.
     pub guards: Vec<AddressRange>,
 }
 
@@ -237,12 +237,12 @@ impl Pagemap {
     }
 
     /// Finds the pages with private content and the guard regions of a range.
-    pub fn look(&self, range: AddressRange) -> Result<FoundPages> {
-        self.look_with(range, &mut PageRegions::new())
+    pub fn scan_range(&self, range: AddressRange) -> Result<FoundPages> {
+        self.scan_range_with(range, &mut PageRegions::new())
     }
 
-    /// Does the same as `look`, with a buffer that the caller can reuse for many ranges.
-    pub fn look_with(&self, range: AddressRange, regions: &mut PageRegions) -> Result<FoundPages> {
+    /// Does the same as `scan_range`, with a buffer that the caller can reuse for many ranges.
+    pub fn scan_range_with(&self, range: AddressRange, regions: &mut PageRegions) -> Result<FoundPages> {
         let mut found = FoundPages::default();
         if feature::enabled(feature::Feature::PagemapScan) {
             for guard in [Categories::GUARD, Categories::NONE] {
@@ -269,7 +269,7 @@ impl Pagemap {
             all_of: NOT_OWN,
             any_of: POPULATED.and(guard),
             inverted: NOT_OWN,
-            tell: POPULATED.and(guard),
+            reported: POPULATED.and(guard),
             rearm: false,
         };
         let mut start = range.start;
@@ -286,8 +286,8 @@ impl Pagemap {
     /// Selects pages of a range, and stores their regions in `regions`. Returns the address where the next
     /// request must continue. This address is the end of the range if the whole range was scanned.
     ///
-    /// The regions are valid after a failure, too. The kernel reports the pages that it protected before the
-    /// failure, but it does not return their count.
+    /// After a failure, `regions` contains the pages that the kernel selected, and maybe protected, before
+    /// the failure.
     pub fn select(
         &self,
         query: &PageQuery,
@@ -307,7 +307,7 @@ impl Pagemap {
             category_inverted: query.inverted.0,
             category_mask: query.all_of.0,
             category_any_of_mask: query.any_of.0,
-            return_mask: query.tell.0,
+            return_mask: query.reported.0,
         };
         // SAFETY: `arguments` has the size that it states. Its vector points to `vector_length` live regions,
         // and only this call accesses them.
@@ -321,7 +321,7 @@ impl Pagemap {
         Ok(Address(arguments.walk_end))
     }
 
-    /// Reports whether any userfaultfd watches writes to the mapping at an address asynchronously. Changes
+    /// Reports whether a userfaultfd in async mode watches writes to the mapping at an address. Changes
     /// nothing.
     pub fn is_watched(&self, at: Address) -> bool {
         let page = AddressRange::new(at, Address(at.get() + PAGE_BYTES));
@@ -330,8 +330,8 @@ impl Pagemap {
     }
 
     /// Reports whether a page of a range is write-protected by a userfaultfd. A marker that will protect a
-    /// page when the page is loaded counts as well. The result does not depend on a present watch. Changes
-    /// nothing.
+    /// page when the page is loaded counts as well. No userfaultfd needs to watch the range at present.
+    /// Changes nothing.
     pub fn has_protected(&self, range: AddressRange) -> Result<bool> {
         let protected = PageQuery {
             all_of: Categories::WRITTEN,
@@ -360,7 +360,7 @@ impl Pagemap {
             ..ScanArguments::default()
         };
         // SAFETY: `arguments` has the size that it states. Its vector points to one live region, and only
-        // this call accesses it.
+        // this call accesses the region.
         let count = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arguments) };
         if count < 0 {
             return Err(Error::process("scan the page map", self.pid, Errno::last()));
@@ -380,7 +380,7 @@ impl Pagemap {
             std::slice::from_raw_parts_mut(entries.as_mut_ptr().cast::<u8>(), size_of_val(entries))
         };
         self.file.read_exact_at(bytes, start.get() / PAGE_BYTES * 8).map_err(|error| match error.kind() {
-            // After the end of the address space, the page map reads as an empty file.
+            // Once the address space has ended, a read of the page map returns no bytes.
             ErrorKind::UnexpectedEof => Error::process("read the page map", self.pid, Errno::ESRCH),
             _ => Error::process("read the page map", self.pid, error),
         })
@@ -393,25 +393,29 @@ impl Pagemap {
         read.map(|count| count > 0).map_err(|error| Error::process("read the page map", self.pid, error))
     }
 
-    /// Calls `part` for the parts of a range whose entries must be read. Skips large mappings without pages.
+    /// Calls `part` for the parts of a range whose entries must be read. On kernels without PAGEMAP_SCAN,
+    /// large mappings without pages are skipped.
     ///
-    /// This function is for kernels without PAGEMAP_SCAN, because PAGEMAP_SCAN skips such mappings itself.
-    pub fn for_parts(&self, range: AddressRange, part: impl FnMut(AddressRange) -> Result<()>) -> Result<()> {
+    pub fn for_each_part(
+        &self,
+        range: AddressRange,
+        part: impl FnMut(AddressRange) -> Result<()>,
+    ) -> Result<()> {
         around(&self.bare(range), range, part)
     }
 
-    /// Returns the large mappings without pages in a range. Returns nothing on a kernel with PAGEMAP_SCAN:
-    /// such a kernel can have guard regions, which only the entries show.
+    /// Returns the large mappings without pages in a range. The result is empty on kernels with PAGEMAP_SCAN,
+    /// which can have guard regions: only the entries show guard regions.
     fn bare(&self, range: AddressRange) -> Vec<AddressRange> {
         if residence::is_worth_asking(self.pid, range) && !self.supports_scan() {
-            residence::bare_areas(self.pid, range)
+            residence::bare_mappings(self.pid, range)
         } else {
             Vec::new()
         }
     }
 
     fn read_entries(&self, range: AddressRange, found: &mut FoundPages) -> Result<()> {
-        self.for_parts(range, |part| self.read_part(part, found))
+        self.for_each_part(range, |part| self.read_part(part, found))
     }
 
     fn read_part(&self, range: AddressRange, found: &mut FoundPages) -> Result<()> {

@@ -1,14 +1,15 @@
 //! Reads many parts of a file at a time: cached parts from the page cache, other parts with O_DIRECT.
 //!
-//! Owns: `PartReader`, which has a buffer, and an io_uring that reads into the buffer.
-//! Invariants: no read is in flight when `read` returns. The buffer is never unmapped while the kernel may
-//! still write to it. A short read is continued or repeated, or is an error.
+//! Owns: `PartReader`: a buffer, and an io_uring for reads into the buffer.
+//! Invariants: no read is *in flight* (submitted, but not yet complete) when `read` returns. The buffer is
+//! never unmapped while the kernel may still write to the buffer. A short read is continued or repeated, or
+//! is an error.
 //! Does not: choose the parts, or check the content.
 //!
-//! The parts of a checkpoint are read once, after the death of its program. So they are not worth a place in
-//! the page cache: the copy and the management of the cache pages cost more than the read itself (measured
-//! with `benches/restore_age.py`). Many small reads reach the data rate of the device if enough of them are
-//! in flight at a time.
+//! A restore reads each part of a checkpoint only once, so a copy in the page cache would not be used again.
+//! Copying from the page cache and managing its pages takes more time than the read itself (measured with
+//! `benches/restore_age.py`). Many small reads reach the data rate of the device if enough reads are in
+//! flight.
 //!
 //! Man page: cachestat(2), open(2) O_DIRECT, io_uring(7)
 //! Since: Linux 6.5 for cachestat, 5.6 for IORING_OP_READ
@@ -30,11 +31,10 @@ use crate::feature::{self, Feature};
 use crate::page_buffer::PageBuffer;
 
 /// Maximum number of reads in flight of one reader. The measured device reads 17,000 pages per second with 32
-/// reads in flight, and 108,000 with 128. Two readers reach 128.
+/// reads in flight, and 108,000 with 128. Two readers together have 128 reads in flight.
 const IN_FLIGHT: usize = 64;
 
-/// Number of completions to wait for at a time. A quarter of the queue keeps reads in flight, and avoids one
-/// system call for each completion.
+/// Number of completions for which one system call waits. The other reads stay in flight during the wait.
 const AT_A_TIME: usize = IN_FLIGHT / 4;
 
 /// The number of cachestat(2), which libc does not define on all targets.
@@ -72,7 +72,7 @@ pub struct PartReader {
     ring: Ring,
 }
 
-/// The io_uring of a reader. It is created once, when it is first needed.
+/// The io_uring of a reader. The reader tries to create the io_uring once, at the first use.
 #[derive(Default)]
 enum Ring {
     #[default]
@@ -97,7 +97,7 @@ fn cached_pages(file: &File, offset: ByteCount, length: ByteCount) -> Result<u64
 }
 
 impl PartReader {
-    /// Returns the buffer, which has at least the given size. The old content of the buffer is lost.
+    /// Returns the buffer, which has at least the given size. The old content of the buffer may be lost.
     pub fn buffer(&mut self, size: ByteCount) -> Result<&mut [u8]> {
         if self.buffer.as_ref().is_none_or(|buffer| buffer.size() < size) {
             self.buffer = None;
@@ -106,16 +106,15 @@ impl PartReader {
         self.buffer.as_deref_mut().ok_or_else(|| Error::new("map a page buffer", Errno::EINVAL))
     }
 
-    /// Reads parts of a file into the buffer, one directly after another, and returns the read bytes. The
-    /// parts are whole pages, in ascending order.
+    /// Reads parts of a file into the buffer, and returns the read bytes. In the buffer, each part directly
+    /// follows the previous part. The parts are whole pages, in ascending order.
     pub fn read(&mut self, file: &File, parts: &[Range<ByteCount>]) -> Result<&[u8]> {
         let total = parts.iter().map(|part| part.end.get() - part.start.get()).sum::<u64>() as usize;
         self.buffer(ByteCount(total as u64))?;
         let past_cache = if is_mostly_cached(file, parts) { None } else { reopen(file) };
         let direct = past_cache.is_some_and(|file| self.read_past_cache(&file, parts).is_ok());
         if !direct {
-            // This path is also used after a failed read with O_DIRECT. The plain read then reports the
-            // error.
+            // If a read with O_DIRECT has failed, this read succeeds or reports the error.
             let buffer = self.buffer(ByteCount(total as u64))?;
             read_one_by_one(file, parts, buffer).map_err(|errno| Error::new("read", errno))?;
         }
@@ -162,8 +161,8 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// Reports whether more than half of the range from the first to the last part is in the page cache. Also
-/// returns true if the cached pages cannot be counted, or if O_DIRECT is disabled.
+/// Reports whether more than half of the range from the first to the last part is in the page cache. Returns
+/// true as well if the cached pages cannot be counted, or if O_DIRECT is disabled.
 fn is_mostly_cached(file: &File, parts: &[Range<ByteCount>]) -> bool {
     let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return true };
     if !feature::enabled(Feature::Cachestat) || !feature::enabled(Feature::DirectIo) {
@@ -173,7 +172,7 @@ fn is_mostly_cached(file: &File, parts: &[Range<ByteCount>]) -> bool {
     cached_pages(file, first.start, length).map_or(true, |pages| pages * PAGE_BYTES * 2 > length.get())
 }
 
-/// Opens the same file with O_DIRECT. The file can be unlinked, because the path is a link in `/proc`.
+/// Opens the same file with O_DIRECT, even if the file was unlinked: the path is a link in `/proc`.
 fn reopen(file: &File) -> Option<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path).ok()
@@ -196,8 +195,8 @@ fn read_one_by_one(
     Ok(())
 }
 
-/// Reads all parts, several at a time. Returns false if a read was short or failed. After an error, reads may
-/// still be in flight.
+/// Reads all parts, several at a time. Returns false if a read was short or failed. When this function
+/// returns an error, reads may still be in flight.
 fn read_in_flight(
     ring: &mut IoUring,
     file: &File,
@@ -216,9 +215,9 @@ fn read_in_flight(
                 .build()
                 .user_data(next as u64);
             // SAFETY: the entry points to a part of `buffer` that no other entry uses. This part is not
-            // accessed before all completions have arrived. This function returns only then, or with an
-            // error, and the caller then leaks the buffer and the ring. The ring has space for `IN_FLIGHT`
-            // entries.
+            // accessed before all completions have arrived. This function returns after the last completion,
+            // or with an error. After an error, the caller leaks the buffer and the ring. The ring has space
+            // for `IN_FLIGHT` entries.
             unsafe { ring.submission().push(&entry) }.map_err(|_| Errno(libc::EBUSY))?;
             (at, next, in_flight) = (at + length, next + 1, in_flight + 1);
         }

@@ -3,8 +3,8 @@
 //! Owns: the process connector (netlink family NETLINK_CONNECTOR, CN_IDX_PROC) and the layout of its
 //! messages.
 //! Invariants: events that the kernel could not deliver are reported by an event of their own,
-//! [`ProcessEvent::Lost`]. If the kernel accepts a subscription but does not answer it, the subscription
-//! counts as refused.
+//! [`ProcessEvent::Lost`]. If the kernel accepts a subscription but does not answer the subscription, the
+//! subscription counts as refused.
 //! Does not: select processes. The events are those of all processes of the machine.
 //!
 //! Man page: none; include/uapi/linux/cn_proc.h, Documentation/driver-api/connector.rst
@@ -89,7 +89,7 @@ impl ProcessEvents {
         let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::CONNECTOR))
             .map_err(failed)?;
         bind(&socket, &SocketAddrNetlink::new(0, CN_IDX_PROC)).map_err(failed)?;
-        // Without the privilege, the receive buffer keeps its default size.
+        // Without CAP_NET_ADMIN, the receive buffer keeps its default size.
         let _ = sockopt::set_socket_recv_buffer_size_force(&socket, QUEUE_BYTES);
         sendto(&socket, &subscription(), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
             .map_err(failed)?;
@@ -186,13 +186,10 @@ fn read(bytes: &[u8]) -> Message {
     };
     // Words of the union, which follows the common fields of all events.
     let field = |index: usize| word(EVENT_BYTES / size_of::<u32>() + index);
-    understand(&word, &field).unwrap_or(Message::Other)
+    parse(&word, &field).unwrap_or(Message::Other)
 }
 
-fn understand(
-    word: &impl Fn(usize) -> Option<u32>,
-    field: &impl Fn(usize) -> Option<u32>,
-) -> Option<Message> {
+fn parse(word: &impl Fn(usize) -> Option<u32>, field: &impl Fn(usize) -> Option<u32>) -> Option<Message> {
     let begin = HEADER_BYTES / size_of::<u32>();
     let is_of_connector = word(4)? == CN_IDX_PROC && word(5)? == CN_VAL_PROC;
     if !is_of_connector {
@@ -230,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_and_the_end_of_a_child_are_told() {
+    fn the_start_and_the_end_of_a_child_are_reported() {
         let Some(events) = subscribe() else { return };
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = Pid(child.id() as i32);
@@ -238,7 +235,7 @@ mod tests {
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(9));
         let (mut forked, mut killed) = (false, None);
-        // The kernel wakes the parent before it reports the end.
+        // The kernel wakes the parent before the kernel reports the end of the child.
         let deadline = Deadline::after(Duration::from_secs(30));
         while killed.is_none() && !deadline.has_passed() {
             match events.poll().unwrap() {

@@ -32,7 +32,7 @@ pub(crate) fn is_worth_asking(pid: Pid, range: AddressRange) -> bool {
 }
 
 /// Returns the large bare mappings inside a range, in rising order. The list is empty if smaps cannot be read.
-pub(crate) fn bare_areas(pid: Pid, range: AddressRange) -> Vec<AddressRange> {
+pub(crate) fn bare_mappings(pid: Pid, range: AddressRange) -> Vec<AddressRange> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
     bare_in(&text, range)
 }
@@ -86,24 +86,24 @@ mod tests {
 
     /// Reports whether bare mappings cover the whole range.
     fn is_bare(range: AddressRange) -> bool {
-        let bare = bare_areas(own(), range);
+        let bare = bare_mappings(own(), range);
         bare.iter().map(|part| part.pages().get()).sum::<u64>() == range.pages().get()
     }
 
     #[test]
-    fn an_area_is_bare_until_one_page_of_it_is_written_and_after_it_was_given_back() {
+    fn a_mapping_is_bare_until_a_page_is_written_and_after_its_pages_were_discarded() {
         let mut memory = Scratch::new(ASK_MIN).unwrap();
         // The advice keeps the kernel from merging this mapping with a mapping of another test.
         memory.prefer_huge_pages();
         assert!(is_bare(memory.range()));
         memory.write(PageCount(ASK_MIN.get() / 2 + 3), 1);
-        assert!(bare_areas(own(), memory.range()).is_empty());
+        assert!(bare_mappings(own(), memory.range()).is_empty());
         memory.discard(PageCount(0), ASK_MIN).unwrap();
         assert!(is_bare(memory.range()));
     }
 
     #[test]
-    fn only_anonymous_areas_of_some_size_are_told() {
+    fn only_large_anonymous_mappings_are_reported() {
         let area = |inode: &str, rss: &str, swap: &str| {
             format!(
                 "7f0000000000-7f4000000000 ---p 00000000 00:00 {inode} \nSize: 1 kB\nRss:  {rss} kB\n\

@@ -1,12 +1,14 @@
-//! Seccomp notifications: installs a filter with a listener, receives reported calls and answers these calls.
+//! Seccomp notifications: installs filters that report system calls, receives the reported calls and answers them.
 //!
-//! A thread whose system call is reported waits for an answer that is sent through the listener.
+//! A *listener* is the descriptor of a filter. When a thread makes a *reported* call, the kernel sends a
+//! *notification* to the listener. The thread waits until the receiver of the notification sends an answer through
+//! the listener.
 //!
 //! Owns: SECCOMP_FILTER_FLAG_NEW_LISTENER, and the SECCOMP_IOCTL_NOTIF_* requests with SECCOMP_IOCTL_NOTIF_ADDFD.
 //! Invariants: the kernel does not begin a reported call before its notification is answered. A listener is
-//! close-on-exec, and no watched program has a descriptor of a listener.
-//! Does not: decide about calls. Memory that the arguments point to can change between the answer and the execution
-//! of the call.
+//! close-on-exec, and no program whose calls are reported has a listener.
+//! Does not: decide which calls may continue. The memory behind a pointer argument can change between the answer
+//! and the execution of the call. So a decision about the content would be unsafe.
 //!
 //! Man page: seccomp(2), seccomp_unotify(2)
 //! Since: Linux 5.5 (SECCOMP_USER_NOTIF_FLAG_CONTINUE), 5.9 (ADDFD), 5.19 (WAIT_KILLABLE_RECV), 6.6 (SYNC_WAKE_UP)
@@ -25,11 +27,11 @@ pub use crate::watch_filter::{FilterProgram, Reported, filter_program, is_own, w
 
 /// The operation SECCOMP_SET_MODE_FILTER of seccomp(2).
 pub const SET_FILTER: u64 = 1;
-/// Flags of a filter. The filter has a listener and does not change speculative execution. A call whose
-/// notification was received waits only for the answer or for SIGKILL.
+/// Flags of a filter. The filter has a listener and does not change speculative execution. Once the notification of
+/// a call was received, only the answer or SIGKILL ends the wait of the call.
 pub const FLAGS: u64 = FLAG_NEW_LISTENER | FLAG_SPECULATION | FLAG_WAIT_KILLABLE;
-/// Flags of an interruptible filter, and of every filter on kernels before 5.19. A signal interrupts the wait for
-/// the answer, and the call is reported again.
+/// Flags of an interruptible filter ([`flags_of`]), and of every filter on kernels before 5.19. A signal interrupts
+/// the wait for the answer, and the call is reported again.
 pub const FLAGS_INTERRUPTIBLE: u64 = FLAG_NEW_LISTENER | FLAG_SPECULATION;
 const FLAG_SPECULATION: u64 = 1 << 2;
 const FLAG_NEW_LISTENER: u64 = 1 << 3;
@@ -91,7 +93,7 @@ struct Answer {
 const _: () = assert!(size_of::<Answer>() == 24);
 const _: () = assert!(offset_of!(Answer, flags) == 20);
 
-/// `struct seccomp_notif_addfd`: a descriptor that the calling process gets.
+/// `struct seccomp_notif_addfd`: a request that gives a descriptor to the process of a reported call.
 #[repr(C)]
 struct AddedFd {
     id: NotificationId,
@@ -144,7 +146,7 @@ pub enum CallTable {
 pub enum Receipt {
     /// A call was received and waits for its answer.
     Call,
-    /// No call was received: the call no longer waits, or a signal interrupted the receiver.
+    /// No call was received: the reported call no longer waits, or a signal interrupted the receiver.
     Nothing,
 }
 
@@ -191,7 +193,7 @@ impl Notification {
         }
     }
 
-    /// Returns the arguments of the call. The upper halves of 32-bit arguments mean nothing.
+    /// Returns the arguments of the call. The upper halves of 32-bit arguments have no meaning.
     #[must_use]
     pub fn arguments(&self) -> [u64; 6] {
         self.data.arguments
@@ -209,15 +211,15 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// ENOSYS if a structure of the kernel has another size than the structure in this module.
+    /// ENOSYS if a structure of the kernel and the same structure in this module differ in size.
     pub fn new(descriptor: OwnedFd) -> Result<Self> {
         check_sizes()?;
         Ok(Self { descriptor })
     }
 
-    /// Makes the kernel wake the receiver on the processor of the caller, and the caller on the processor of the
-    /// receiver. A notification then takes 5 µs instead of 66 µs. Returns whether the kernel supports this mode;
-    /// kernels before 6.6 do not support it.
+    /// Makes the kernel wake the receiver on the processor of the thread that makes the call. The answer wakes this
+    /// thread on the processor of the receiver. The mode reduces the time of a notification from 66 µs to 5 µs.
+    /// Returns false if the kernel does not support the mode (before Linux 6.6).
     #[must_use]
     pub fn use_sync_wake_up(&self) -> bool {
         // SAFETY: plain numbers; the argument of this request is a value.
@@ -240,11 +242,11 @@ impl Listener {
         }
     }
 
-    /// Receives the next call, and blocks until a call is reported. If no task uses the filter, kernels before 6.11
-    /// block forever, so call [`Self::wait`] first.
+    /// Receives the next call, and blocks until a call is reported. On kernels before 6.11, this function blocks
+    /// forever if no task uses the filter. Therefore, call [`Self::wait`] first.
     ///
-    /// If `into` is a buffer of the listener holder, the call can still be answered after the death of this
-    /// process. The holder is a separate process; see [`crate::listener_holder`].
+    /// The listener holder is a separate process ([`crate::listener_holder`]). If `into` is a buffer of the holder,
+    /// the holder can answer the call after the death of this process.
     pub fn receive(&self, into: &mut Notification) -> Result<Receipt> {
         // The kernel refuses a buffer that is not zeroed.
         *into = Notification::default();
@@ -260,7 +262,7 @@ impl Listener {
     }
 
     /// Lets a call continue. Returns false if no thread waits for the answer: the thread was killed, or a signal
-    /// interrupted its wait.
+    /// interrupted the wait.
     pub fn answer_continue(&self, id: NotificationId) -> Result<bool> {
         self.answer(&Answer { id, value: 0, error: 0, flags: CONTINUE })
     }
@@ -275,13 +277,13 @@ impl Listener {
         self.answer(&Answer { id, value, error: 0, flags: 0 })
     }
 
-    /// Replaces the descriptor `at` of the caller with a duplicate of `source`. The old descriptor stays open until
-    /// it is replaced. The caller still waits for its answer afterwards.
+    /// Replaces a descriptor of the process that makes the call: `at` becomes a duplicate of `source`. The
+    /// replacement is atomic, as with dup2(2). The call still waits for its answer afterwards.
     ///
     /// # Errors
     ///
-    /// ENOENT if the call no longer waits, EBADF if `at` is above the descriptor limit of the caller, EINVAL before
-    /// Linux 5.9.
+    /// ENOENT if the call no longer waits, EBADF if `at` is above the descriptor limit of the process, EINVAL
+    /// before Linux 5.9.
     pub fn replace_descriptor(
         &self,
         id: NotificationId,
@@ -308,9 +310,9 @@ impl Listener {
         }
     }
 
-    /// Makes a request about a call, and repeats the request as long as it fails with EINTR. A signal to this
-    /// thread can interrupt the wait for the kernel's lock of the filter. Without the repetition, the call could
-    /// stay without an answer and wait forever.
+    /// Makes a request about a call, and repeats the request as long as the request fails with EINTR. EINTR means
+    /// that a signal to this thread interrupted the wait for the kernel's lock of the filter. Without the
+    /// repetition, the call could wait for its answer forever.
     fn request<T>(&self, number: libc::c_ulong, structure: *const T) -> std::result::Result<(), Errno> {
         loop {
             // SAFETY: the kernel reads as many bytes as the request number encodes, which is the size of `T`. The
@@ -324,18 +326,18 @@ impl Listener {
         }
     }
 
-    /// Reports whether a call still waits for its answer. If the call waits, its thread still has the tid of the
-    /// notification. So data that was read by this tid after the receipt belongs to this thread, and not to a later
-    /// thread with the same tid.
+    /// Reports whether a call still waits for its answer. While the call waits, its thread exists, and no other
+    /// thread can have the same tid. A receiver that has read data of this thread by the tid must make this check
+    /// afterwards. If the call still waits, the data belongs to the thread of the call.
     #[must_use]
     pub fn is_valid(&self, id: NotificationId) -> bool {
         self.request(ID_VALID, &raw const id).is_ok()
     }
 }
 
-/// Reports whether the poll(2) events of a listener mean that no task uses its filter. POLLERR means something
-/// else: the polling thread got a signal while another task held the kernel's lock of the filter
-/// (`seccomp_notify_poll`, Linux 6.18).
+/// Reports whether the poll(2) events of a listener mean that no task uses its filter. POLLERR does not mean this.
+/// The kernel returns POLLERR if the polling thread got a signal while another task held the kernel's lock of the
+/// filter (`seccomp_notify_poll`, Linux 6.18).
 pub(crate) fn is_gone(events: i16) -> bool {
     events & (libc::POLLHUP | libc::POLLNVAL) != 0
 }
@@ -361,23 +363,23 @@ fn check_sizes() -> Result<()> {
     }
 }
 
-/// Returns the flags to install a filter with. The second element is for kernels that refuse the first element with
+/// Returns two sets of flags for installing a filter. The second set is for kernels that refuse the first set with
 /// EINVAL.
 ///
-/// In an interruptible filter, a signal or a stop by a tracer interrupts a call that waits for its answer, as it
-/// interrupts connect(2). The kernel then repeats the call, and the call is reported again. If the signal has a
-/// handler without SA_RESTART, the call fails with EINTR instead. A call of any other filter waits only for the
-/// answer or for SIGKILL.
+/// With an interruptible filter, a signal or a stop by a tracer interrupts a call that waits for its answer. If the
+/// signal has a handler without SA_RESTART, the interrupted call fails with EINTR, as connect(2) does. In all other
+/// cases, the kernel repeats the interrupted call, and the call is reported again. With a filter that is not
+/// interruptible, a call waits only for the answer or for SIGKILL.
 #[must_use]
 pub fn flags_of(program: &FilterProgram) -> [u64; 2] {
     [if program.is_interruptible() { FLAGS_INTERRUPTIBLE } else { FLAGS }, FLAGS_INTERRUPTIBLE]
 }
 
-/// Installs a filter in the calling thread. Threads that this thread creates later inherit the filter. The returned
-/// listener is close-on-exec.
+/// Installs a filter in the calling thread. Threads that the calling thread creates afterwards inherit the filter.
+/// The returned listener is close-on-exec.
 ///
-/// This function needs CAP_SYS_ADMIN, because it does not set no_new_privs. Without no_new_privs, set-user-ID bits
-/// still work for a program that is executed later.
+/// The function does not set no_new_privs, so that the set-user-ID bits of executed programs still work. For a
+/// thread without no_new_privs, the kernel requires CAP_SYS_ADMIN.
 ///
 /// # Errors
 ///

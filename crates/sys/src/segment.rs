@@ -7,7 +7,7 @@
 //!
 //! Man page: shmget(2), shmctl(2), shmop(2), sysvipc(7)
 //! Since: Linux 3.8 (`/proc/sys/kernel/shm_next_id`)
-//! Probe: none needed; a segment that cannot get its id is refused
+//! Probe: none needed; a segment is refused if its id cannot be chosen
 //! Fallback: none
 
 use std::fs::OpenOptions;
@@ -19,8 +19,8 @@ use crate::error::{Errno, Error, Result};
 
 /// The file that sets the id of the next segment. Writing needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN.
 const NEXT_ID: &str = "/proc/sys/kernel/shm_next_id";
-/// Most attempts to get a wanted id. Between the write to `NEXT_ID` and shmget(2), another process may create a
-/// segment.
+/// Maximum number of attempts to get a wanted id. An attempt fails if another process creates a segment between
+/// the write to `NEXT_ID` and shmget(2).
 const TRIES_MAX: u32 = 10;
 const PERMISSIONS: u32 = 0o777;
 const REMOVED: u32 = 0o1000;
@@ -51,7 +51,7 @@ pub struct Segment {
     pub maker: (u32, u32),
     /// The process that created the segment.
     pub maker_pid: Pid,
-    /// The segment is marked for removal, and is freed with its last attachment.
+    /// The segment is marked for removal. The kernel frees the segment when the last attachment is detached.
     pub is_removed: bool,
     /// The segment cannot be swapped out (SHM_LOCK).
     pub is_locked: bool,
@@ -112,7 +112,7 @@ pub fn make(wanted: SegmentId, segment: &Segment) -> Result<()> {
     Err(Error::new(format!("make the segment with id {}", wanted.0), Errno::EEXIST))
 }
 
-/// Marks a segment for removal. The kernel frees the segment with its last attachment.
+/// Marks a segment for removal. The kernel frees the segment when the last attachment is detached.
 ///
 /// # Errors
 ///
@@ -215,7 +215,7 @@ fn raw_status(id: SegmentId) -> Result<libc::shmid_ds> {
 }
 
 /// Creates a segment in the name of its recorded creator. A new thread takes on the uid and gid of the creator and
-/// calls shmget(2). The other threads of this process keep their ids.
+/// calls shmget(2). The other threads of this process keep their uids and gids.
 fn get(segment: &Segment) -> Result<SegmentId> {
     let flags = libc::IPC_CREAT | libc::IPC_EXCL | segment.mode as i32;
     let (key, length, (user, group)) = (segment.key.0, segment.length.get() as usize, segment.maker);
@@ -224,8 +224,9 @@ fn get(segment: &Segment) -> Result<SegmentId> {
     let make = move || {
         const UNCHANGED: u32 = u32::MAX;
         if !is_own {
-            // SAFETY: the calls take integers. A raw system call changes the ids of this thread alone. If the
-            // thread may not change its ids, this process is the creator of the segment.
+            // SAFETY: the calls take integers. A raw system call changes the uid and gid of this thread alone. If
+            // the thread may not change its uid and gid, the user of this process becomes the creator of the
+            // segment.
             unsafe {
                 libc::syscall(libc::SYS_setresgid, UNCHANGED, group, UNCHANGED);
                 libc::syscall(libc::SYS_setresuid, UNCHANGED, user, UNCHANGED);

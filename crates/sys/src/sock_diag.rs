@@ -1,15 +1,15 @@
 //! Asks the kernel about sockets by sock_diag(7): peers, names, files and queues.
 //!
 //! Owns: the sock_diag(7) requests for Unix sockets, for TCP sockets by address or port, and for shut halves of UDP
-//! sockets. Owns also SOCK_DESTROY, which ends TCP sockets that no process holds.
+//! sockets; the request SOCK_DESTROY, which ends TCP sockets.
 //! Invariants: a reply that cannot be parsed is an error, never a guess.
 //! Does not: see sockets outside of the network namespace of this process.
 //!
 //! Man page: sock_diag(7)
 //! Since: Linux 3.3 (CONFIG_UNIX_DIAG), shutdown state 3.7, SOCK_DESTROY 4.5 (CONFIG_INET_DIAG_DESTROY)
 //! Probe: none; without the interface a request fails with ENOENT
-//! Fallback: none; a checkpoint refuses Unix sockets and names them. Without SOCK_DESTROY, the caller waits until
-//! the kernel ends the socket
+//! Fallback: none; a checkpoint is refused, and the error names the Unix sockets. Without SOCK_DESTROY, the caller
+//! waits until the kernel ends the socket
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -25,8 +25,8 @@ use crate::socket::SocketAddress;
 mod listening;
 
 const NAME: &str = "ask the kernel for sockets";
-/// Size of the receive buffer in bytes. The buffer receives one piece (datagram) of a reply; the kernel fills at
-/// most 32 KiB.
+/// Size of the receive buffer in bytes. A reply consists of one or more *pieces* (datagrams) of at most 32 KiB. The
+/// buffer receives one piece.
 const PIECE_BYTES: usize = 64 * 1024;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -72,7 +72,7 @@ pub struct UnixSocket {
     pub waiting: Vec<Inode>,
     /// Number of bytes that can be read. For a listener: the number of waiting clients.
     pub receive_queue: u32,
-    /// Memory in bytes that unread data of this sender uses. For a listener: the most clients that may wait.
+    /// Bytes of memory with sent, unread data. For a listener: the maximum number of waiting clients.
     pub send_queue: u32,
     /// Shut halves as bits: 1 for receiving, 2 for sending.
     pub shut: u8,
@@ -85,7 +85,7 @@ pub struct TcpSocket {
     pub inode: Inode,
     /// State number of the socket.
     pub state: u8,
-    /// Identity of the socket in the kernel, which is never reused for another socket.
+    /// Identity of the socket in the kernel. The kernel never reuses this identity for another socket.
     cookie: [u8; 8],
 }
 
@@ -104,8 +104,8 @@ pub struct TcpSocketOfPort {
 #[derive(Debug)]
 pub struct SockDiag {
     socket: OwnedFd,
-    /// Number of the last request. After an error, replies to an earlier request may still arrive; this number
-    /// identifies these replies.
+    /// Sequence number of the last request. Each piece of a reply contains this number. After an error, unread
+    /// pieces of an earlier reply have another number.
     sequence: Cell<u32>,
     /// Receive buffer for replies.
     piece: RefCell<Vec<u8>>,
@@ -145,7 +145,7 @@ impl SockDiag {
             found.is_some()
         });
         match outcome {
-            // Without such a connection, the kernel replies with the listener that would accept the connection.
+            // If no connection has these addresses, the kernel replies with the listener on the local address.
             Ok(()) => Ok(found.filter(|socket| socket.state != LISTENING)),
             Err(error) if error.errno == Errno::ENOENT => Ok(None),
             Err(error) => Err(error),
@@ -208,7 +208,7 @@ impl SockDiag {
         self.request(SOCK_DESTROY, REQUEST | ACKNOWLEDGE, &body, |_| true)
     }
 
-    /// Ends the TCP connections that have this mark, that no process holds any more, and that are not yet closed.
+    /// Ends the closing TCP connections that have this mark, and that have no descriptor in any process.
     pub fn end_orphans(&self, mark: SocketMark) -> Result<()> {
         /// Bits of the states FIN_WAIT1, FIN_WAIT2, LAST_ACK and CLOSING.
         const CLOSING: u32 = 1 << 4 | 1 << 5 | 1 << 9 | 1 << 11;
@@ -281,7 +281,7 @@ impl SockDiag {
         });
         match outcome {
             Ok(()) => Ok(found),
-            // The kernel is built without sock_diag(7) for UDP sockets.
+            // These errors mean that the kernel is built without sock_diag(7) for UDP sockets.
             Err(error) if error.errno == Errno::ENOENT || error.errno == Errno::EINVAL => Ok(None),
             Err(error) => Err(error),
         }
@@ -322,7 +322,7 @@ impl SockDiag {
         loop {
             let (length, _) = recv(&self.socket, &mut piece[..], RecvFlags::empty())
                 .map_err(|errno| Error::new(NAME, errno))?;
-            // All messages of one piece belong to one reply.
+            // All messages of one piece belong to one reply. A piece of an earlier reply is skipped.
             if word(&piece[..length], SEQUENCE) != sequence {
                 continue;
             }
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_udp_socket_tells_which_halves_are_shut() {
+    fn a_udp_socket_reports_which_halves_are_shut() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.connect(socket.local_addr().unwrap()).unwrap();
         rustix::net::shutdown(&socket, rustix::net::Shutdown::Write).unwrap();
@@ -553,13 +553,13 @@ mod tests {
             Ok(()) => assert_eq!(left(), None),
             Err(error) => return println!("unsupported: {error}"),
         }
-        // The listener has the same address, but it is another socket.
+        // The kernel finds the listener with this address, but the cookie of the listener differs.
         assert!(diag.destroy_tcp(ended, &here, &there).is_err());
         std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     }
 
     #[test]
-    fn a_listener_tells_who_waits() {
+    fn a_listener_reports_waiting_connections() {
         let path = std::env::temp_dir().join(format!("undying-diag-{}", std::process::id()));
         let listener = UnixListener::bind(&path).unwrap();
         let clients = [UnixStream::connect(&path).unwrap(), UnixStream::connect(&path).unwrap()];

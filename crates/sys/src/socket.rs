@@ -1,9 +1,9 @@
-//! Sockets with addresses as raw bytes, and messages with descriptors, credentials and addresses.
+//! Makes socket calls. Addresses are raw bytes, and a message can carry descriptors, credentials and addresses.
 //!
-//! Owns: bind(2), connect(2), getsockname(2), getpeername(2), sendmsg(2), recvmsg(2) that only peeks, recv(2) that
-//! discards messages, and the ioctls that return the fill level of socket queues.
-//! Invariants: an address is passed back to the kernel byte for byte as the kernel returned it. Received
-//! descriptors are owned.
+//! Owns: bind(2), connect(2), getsockname(2), getpeername(2), sendmsg(2), recvmsg(2) with MSG_PEEK, recv(2) for
+//! discarding messages, and the ioctls that return the number of bytes in socket queues.
+//! Invariants: the bytes of an address never change between the call that returned the address and the call that
+//! uses the address. Every received descriptor is an `OwnedFd`.
 //! Does not: interpret addresses or data.
 //!
 //! Man page: socket(2), recv(2), send(2), unix(7), tcp(7)
@@ -20,9 +20,10 @@ use crate::socket_option::{self, SocketOption};
 
 /// Size of the largest address in bytes (struct sockaddr_storage).
 const ADDRESS_BYTES_MAX: usize = 128;
-/// Most descriptors that one message carries (SCM_MAX_FD).
+/// Maximum number of descriptors that one message carries (SCM_MAX_FD).
 pub const RIGHTS_MAX: usize = 253;
-/// Size of the control buffer in bytes, enough for the most descriptors, credentials and a destination address.
+/// Size of the control buffer in bytes. The buffer has space for [`RIGHTS_MAX`] descriptors, credentials and a
+/// destination address.
 const CONTROL_BYTES: usize = 2048;
 
 /// A socket address: the bytes of a `struct sockaddr`, family first.
@@ -51,7 +52,7 @@ pub struct Peeked {
     pub length: usize,
     /// The message has more bytes than the buffer.
     pub truncated: bool,
-    /// The address of the sender; empty without an address.
+    /// The address of the sender; empty if the sender has no address.
     pub from: SocketAddress,
     /// Duplicates of the descriptors in the message.
     pub rights: Vec<OwnedFd>,
@@ -167,7 +168,7 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<Option<SocketAddress>> {
     Ok(Some(SocketAddress(buffer[..(length as usize).min(ADDRESS_BYTES_MAX)].to_vec())))
 }
 
-/// A control buffer with the alignment that its headers need.
+/// A control buffer with the alignment that control headers need.
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
@@ -175,7 +176,7 @@ const _: () = assert!(size_of::<Control>() == CONTROL_BYTES);
 const _: () = assert!(offset_of!(Control, 0) == 0);
 
 /// Reads the next message, or bytes of a stream, without removing the data and without blocking. Returns `None`
-/// when the queue is empty, or has no data at the peek offset of the socket (SO_PEEK_OFF).
+/// when the queue is empty, or when the queue has no data at the peek offset of the socket (SO_PEEK_OFF).
 pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<Peeked>> {
     let mut from = [0_u8; ADDRESS_BYTES_MAX];
     let mut control = Control([0; CONTROL_BYTES]);
@@ -189,8 +190,8 @@ pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<Peeked>>
     header.msg_control = control.0.as_mut_ptr().cast();
     header.msg_controllen = CONTROL_BYTES;
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: every pointer of the header leads to a buffer of the length in the header. The buffers live through
-    // the call.
+    // SAFETY: every pointer of the header points to a buffer with the length that the header says. The buffers live
+    // through the call.
     let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
     if result < 0 {
         let errno = Errno::last();
@@ -219,8 +220,9 @@ pub fn forget_messages(socket: BorrowedFd<'_>) -> Result<()> {
 }
 
 fn read_control(header: &libc::msghdr, peeked: &mut Peeked) {
-    // SAFETY: recvmsg has just filled the header. The control data is alive and contains complete control headers,
-    // each with as many bytes as its length says. Descriptors in the control data are new and have no owner.
+    // SAFETY: recvmsg has just filled the header. The control data is alive and contains complete control headers.
+    // Each control header has as many bytes as its length says. Descriptors in the control data are new and have no
+    // owner.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(header);
         while !at.is_null() {
@@ -301,8 +303,8 @@ impl<'a> PreparedMessage<'a> {
             header.msg_controllen = self.control_bytes;
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: every pointer of the header leads to a buffer of the length in the header. The buffers live
-        // through the call, and the kernel only reads from them.
+        // SAFETY: every pointer of the header points to a buffer with the length that the header says. The buffers
+        // live through the call, and the kernel only reads from the buffers.
         unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, flags) }
     }
 }
@@ -346,7 +348,7 @@ fn ask(socket: BorrowedFd<'_>, request: libc::c_ulong, operation: &'static str) 
     Ok(usize::try_from(value).unwrap_or(0))
 }
 
-/// Returns the number of bytes that can be read (SIOCINQ). For a datagram socket: the bytes of the next message.
+/// Returns the number of bytes that can be read (SIOCINQ). For a datagram socket, counts only the next message.
 pub fn readable_bytes(socket: BorrowedFd<'_>) -> Result<usize> {
     ask(socket, libc::FIONREAD, "read the length of a receive queue")
 }
@@ -362,7 +364,9 @@ pub fn unsent_bytes(socket: BorrowedFd<'_>) -> Result<usize> {
     ask(socket, SIOCOUTQNSD, "read the number of unsent bytes")
 }
 
-/// Returns the credentials of the process that made the connection of a Unix socket, or that listens on the socket.
+/// Returns the credentials of the process that made the other end of a Unix connection, by connect(2), listen(2) or
+/// socketpair(2) (SO_PEERCRED). For a listening socket, returns the credentials of the process that called
+/// listen(2).
 pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
     let mut bytes = [0; size_of::<Credentials>()];
     let option = crate::socket_option::SocketOption {
@@ -379,8 +383,8 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
     })
 }
 
-/// Returns the supplementary groups of the process that made the connection of a Unix socket, or that listens on
-/// the socket. The list is empty if the kernel has no SO_PEERGROUPS (before Linux 4.13) or knows no process.
+/// Returns the supplementary groups of the process that [`peer_credentials`] describes. The list is empty if the
+/// kernel has no SO_PEERGROUPS (before Linux 4.13) or stores no such process.
 pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>> {
     const GROUPS_MAX: usize = 65_536;
     const SO_PEERGROUPS: i32 = 59;
@@ -405,7 +409,7 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>> {
     }
 }
 
-/// Opens the file that a Unix socket is bound to, with O_PATH. Returns `None` when the socket is not bound to a
+/// Opens the file to which a Unix socket is bound (with O_PATH). Returns `None` when the socket is not bound to a
 /// path.
 pub fn bound_file(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
     const SIOCUNIXFILE: libc::c_ulong = 0x89e0;

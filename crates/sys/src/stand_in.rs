@@ -1,12 +1,15 @@
 //! A stand-in: a short-lived process with a chosen pid and user that makes one socket call in the name of another
 //! process.
 //!
-//! Owns: the execution of a stand-in, and its end. As the peer of a connection (SO_PEERCRED), the kernel records
-//! the caller of socketpair(2), connect(2) or listen(2). As the sender of a message, the kernel records the caller
-//! of sendmsg(2).
-//! Invariants: a stand-in shares the descriptor table of this process and nothing else. A stand-in makes system
-//! calls only and never returns. This module reaps the stand-in, so that its pid is free again.
-//! Does not: assume the capabilities or security labels of the other process.
+//! For some socket calls, the kernel records the calling process. The caller of socketpair(2), connect(2) or
+//! listen(2) becomes the recorded peer of a connection (SO_PEERCRED). The caller of sendmsg(2) becomes the recorded
+//! sender of a message. If the original caller no longer exists, a stand-in with the same pid and user makes the
+//! call.
+//!
+//! Owns: the execution of a stand-in, and its end.
+//! Invariants: a stand-in shares the descriptor table of this process and nothing else. A stand-in makes only
+//! system calls and never returns. This module reaps the stand-in, which frees the pid.
+//! Does not: give a stand-in the capabilities or security labels of the other process.
 //!
 //! Man page: clone3(2), unix(7)
 //! Since: Linux 5.5 (`set_tid`)
@@ -37,7 +40,7 @@ pub enum Act<'a> {
     Listen {
         /// A bound socket.
         socket: BorrowedFd<'a>,
-        /// Most clients that may wait.
+        /// Maximum number of waiting clients.
         backlog: i32,
     },
     /// Calls connect(2).
@@ -63,7 +66,8 @@ enum Step<'a> {
     Send(BorrowedFd<'a>, PreparedMessage<'a>),
 }
 
-/// Performs one action as the process `who` with these supplementary groups. No process may have the pid of `who`.
+/// Performs one action as the process `who` with these supplementary groups. Fails with EEXIST if a process has the
+/// pid of `who`.
 pub fn perform(who: Credentials, groups: &[u32], act: Act<'_>) -> Result<()> {
     const NAME: &str = "make a socket in the name of a process";
     let step = match act {
@@ -78,9 +82,9 @@ pub fn perform(who: Credentials, groups: &[u32], act: Act<'_>) -> Result<()> {
         set_tid_size: 1,
         ..CloneArguments::default()
     };
-    // SAFETY: without CLONE_VM the child gets a copy of this address space. The child makes system calls only and
-    // ends in `run`, so it never takes a lock of a thread that does not exist in the child. In the shared
-    // descriptor table, the child changes only the descriptors that `act` borrows.
+    // SAFETY: without CLONE_VM the child gets a copy of this address space. The child makes only system calls and
+    // ends in `run`. So the child never waits for a lock of a thread that does not exist in the child. In the
+    // shared descriptor table, the child changes only the descriptors that `act` borrows.
     let child = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
     match child {
         -1 => return Err(Error::process(NAME, model::Pid(who.pid), Errno::last())),
@@ -94,10 +98,11 @@ pub fn perform(who: Credentials, groups: &[u32], act: Act<'_>) -> Result<()> {
     }
 }
 
-/// Runs the stand-in. Its exit status is 0, or the errno of a failed system call.
+/// Runs the stand-in. The exit status of the stand-in is 0, or the errno of a failed system call.
 fn run(who: Credentials, groups: &[u32], step: &Step<'_>) -> ! {
-    // SAFETY: the system calls use numbers, and memory that `groups` and `step` borrow. This process is a child of
-    // ours that never returns from here. The raw system calls change the identity of this process alone.
+    // SAFETY: the system calls use numbers, and memory that `groups` and `step` borrow. This function runs in a
+    // child process that never returns from this function. The raw system calls change the identity of this process
+    // alone.
     unsafe {
         let (uid, gid) = (who.uid, who.gid);
         let changed = libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) == 0
@@ -123,7 +128,7 @@ fn take(step: &Step<'_>) -> bool {
         }
         Step::Act(act) => *act,
     };
-    // SAFETY: plain system calls; the pointers lead to a local array and to the borrowed address.
+    // SAFETY: plain system calls. The pointers point to a local array and to the borrowed address.
     unsafe {
         match act {
             Act::Pair { kind, first, second } => {

@@ -100,8 +100,8 @@ impl TaskReader {
             ));
         }
         let layout = Layout::open()?;
-        let ways = fields.iter().map(|field| layout.find(*field)).collect::<Result<Vec<_>>>()?;
-        let code = program::copy_fields(&ways, layout.kfuncs()?, HEAD_BYTES);
+        let paths = fields.iter().map(|field| layout.find(*field)).collect::<Result<Vec<_>>>()?;
+        let code = program::copy_fields(&paths, layout.kfuncs()?, HEAD_BYTES);
         let arguments = LoadArguments {
             kind: BPF_PROG_TYPE_SYSCALL,
             instructions: code.len() as u32,
@@ -120,7 +120,7 @@ impl TaskReader {
         }
         // SAFETY: bpf(2) has just created this descriptor, which has no other owner.
         let program = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-        let bytes = ways.iter().map(|way| way.length.next_multiple_of(program::WORD_BYTES)).sum::<usize>();
+        let bytes = paths.iter().map(|path| path.length.next_multiple_of(program::WORD_BYTES)).sum::<usize>();
         Ok(Self { program, context: vec![0; HEAD_BYTES + bytes] })
     }
 

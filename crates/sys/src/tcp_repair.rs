@@ -1,4 +1,5 @@
-//! Reads and sets the internal state of a TCP connection.
+//! Reads and sets the internal state of a TCP connection in *repair mode*, in which the kernel sends no
+//! packets.
 //!
 //! Owns: the TCP_REPAIR family of options, and TCP_INFO.
 //! Invariants: values are passed through unchanged.
@@ -7,7 +8,7 @@
 //! Man page: tcp(7); TCP_REPAIR itself is described in the kernel's `include/uapi/linux/tcp.h`
 //! Since: Linux 3.5; TCP_REPAIR_WINDOW since 4.8; leaving repair mode without a probe since 4.19
 //! Probe: none; without CAP_NET_ADMIN the options fail with EPERM
-//! Fallback: none; a checkpoint refuses established connections and names them
+//! Fallback: none; a checkpoint is refused, and the error names the established connections
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::BorrowedFd;
@@ -31,7 +32,7 @@ const REPAIR_WINDOW: SocketOption = option(29, "TCP_REPAIR_WINDOW");
 /// A way to enter or leave repair mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Repair {
-    /// Enters repair mode: later calls change the state of the socket, and the kernel sends no packet.
+    /// Enters repair mode. In repair mode, calls change the state of the socket, and send no packets.
     On = 1,
     /// Leaves repair mode, and asks the peer for its window with a probe packet.
     OffWithProbe = 0,
@@ -152,7 +153,7 @@ pub struct Info {
     pub receive_scale: u8,
     /// Number of segments that are not acknowledged. For a listener: the connections that wait to be accepted.
     pub unacknowledged: u32,
-    /// Backlog of a listener: the most connections that may wait.
+    /// Backlog of a listener: the maximum number of waiting connections.
     pub backlog: u32,
     /// Number of bytes that the peer has acknowledged. A SYN may count as one byte.
     pub acknowledged_bytes: u64,
@@ -175,7 +176,7 @@ pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
     let mut bytes = [0; INFO_BYTES];
     get(socket, INFO, &mut bytes)?;
     let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    // The kernel stores the lower half first on this architecture.
+    // On this architecture, the low half of an integer is stored first.
     let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
     Ok(Info {
         state: bytes[STATE],
@@ -196,7 +197,8 @@ pub fn set_repair(socket: BorrowedFd<'_>, repair: Repair) -> Result<()> {
     set_int(socket, REPAIR, repair as i32)
 }
 
-/// Chooses the queue for later calls: sequence numbers, peeks and writes refer to this queue.
+/// Chooses the queue to which the following calls refer: reads and changes of sequence numbers, peeks, and
+/// writes.
 pub fn choose_queue(socket: BorrowedFd<'_>, queue: Queue) -> Result<()> {
     set_int(socket, REPAIR_QUEUE, queue as i32)
 }
@@ -279,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_tells_its_backlog() {
+    fn a_listener_reports_its_backlog() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         rustix::net::listen(&listener, 17).unwrap();
         let info = info(listener.as_fd()).unwrap();

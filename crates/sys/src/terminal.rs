@@ -31,10 +31,9 @@ const TIOCGPTLCK: libc::c_ulong = 0x8004_5439;
 const TIOCGEXCL: libc::c_ulong = 0x8004_5440;
 const TIOCGPTPEER: libc::c_ulong = 0x5441;
 
-/// TIOCSCTTY: the request by which a session leader acquires a terminal. Used in a call that another process
-/// executes.
+/// TIOCSCTTY: the request by which a session leader acquires a terminal. Another process makes the call.
 pub const TAKE_CONTROL_REQUEST: u64 = 0x540e;
-/// TIOCSPGRP: the request that sets the foreground process group. Its argument points to an `i32`.
+/// TIOCSPGRP: the request that sets the foreground process group. The argument points to an `i32`.
 pub const SET_FOREGROUND_REQUEST: u64 = 0x5410;
 
 /// Number of control characters of a terminal.
@@ -109,8 +108,9 @@ pub fn pair_number(master: BorrowedFd<'_>) -> Result<u32> {
 
 /// Opens the slave of a master without using the path of the slave. `flags` are the flags of open(2).
 ///
-/// The kernel would store O_CLOEXEC in the flags of the open file description, and `/proc` would show this flag for
-/// every descriptor of the description. So O_CLOEXEC is set on the descriptor afterwards.
+/// The request is made without O_CLOEXEC, and O_CLOEXEC is set on the new descriptor afterwards. Otherwise, the
+/// kernel would store O_CLOEXEC in the flags of the open file description. `/proc` would show this flag for every
+/// descriptor of the description.
 pub fn open_slave(master: BorrowedFd<'_>, flags: u32) -> Result<OwnedFd> {
     let operation = "open the other end of a pseudo terminal";
     let flags = (flags as libc::c_int & !libc::O_CLOEXEC) | libc::O_NOCTTY;
@@ -136,7 +136,8 @@ pub fn set_locked(master: BorrowedFd<'_>, locked: bool) -> Result<()> {
     set_number(master, TIOCSPTLCK, i32::from(locked), "lock a pseudo terminal")
 }
 
-/// Reports whether packet mode is on: a read of the master then begins with a status byte.
+/// Reports whether packet mode is on. In packet mode, the data of each read of the master begins with a status
+/// byte.
 pub fn is_packet_mode(master: BorrowedFd<'_>) -> Result<bool> {
     Ok(get_number(master, TIOCGPKT, "get the packet mode of a pseudo terminal")? != 0)
 }
@@ -163,7 +164,7 @@ pub fn line_discipline(terminal: BorrowedFd<'_>) -> Result<i32> {
     get_number(terminal, TIOCGETD, "get the line discipline of a terminal")
 }
 
-/// Returns the major and minor device number of the terminal itself, also if the terminal was opened as `/dev/tty`
+/// Returns the major and minor device number of the terminal itself, even if the terminal was opened as `/dev/tty`
 /// or `/dev/console`.
 pub fn device(terminal: BorrowedFd<'_>) -> Result<(u32, u32)> {
     let number = get_number(terminal, TIOCGDEV, "get the device of a terminal")?.cast_unsigned();
@@ -177,8 +178,8 @@ pub fn foreground(terminal: BorrowedFd<'_>) -> Result<Option<Pid>> {
     Ok((number > 0).then_some(Pid(number)))
 }
 
-/// Makes a process group of our session the foreground group of our controlling terminal. A caller in the
-/// background must block SIGTTOU.
+/// Makes a process group of the caller's session the foreground group of the caller's controlling terminal. A
+/// caller in the background must block SIGTTOU.
 pub fn set_foreground(terminal: BorrowedFd<'_>, group: Pid) -> Result<()> {
     let request = SET_FOREGROUND_REQUEST as libc::c_ulong;
     set_number(terminal, request, group.get(), "set the foreground group of a terminal")
@@ -200,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pair_tells_and_takes_its_properties() {
+    fn a_pair_reports_and_accepts_its_properties() {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         let master = master.as_fd();
         assert!(is_locked(master).unwrap());
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_terminal_says_so() {
+    fn a_file_that_is_no_terminal_is_recognized() {
         let (reader, _writer) = rustix::pipe::pipe().unwrap();
         assert_eq!(modes(reader.as_fd()).unwrap_err().errno, Errno(libc::ENOTTY));
     }

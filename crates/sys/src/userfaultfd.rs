@@ -1,16 +1,18 @@
 //! Write-protects the memory of another process, and fills missing pages at their first access, by userfaultfd(2).
 //!
-//! Owns: userfaultfd(2), its requests and its messages.
+//! A descriptor of userfaultfd(2) *watches* ranges of one address space. The kernel reports page faults there:
+//! writes to protected pages, or accesses to *missing* pages, which have no content yet.
+//!
+//! Owns: userfaultfd(2), the requests and the messages of a descriptor.
 //! Invariants: a descriptor acts on the address space of the process that created it, even if another process holds
-//! it. Closing the last duplicate removes every registration and wakes the waiting threads.
+//! the descriptor. Closing the last duplicate of a descriptor ends every watch and wakes the waiting threads.
 //! Does not: create a descriptor in another process. The crate `tracee` makes the other process create the
 //! descriptor, and pidfd_getfd(2) duplicates the descriptor.
 //!
 //! Man page: userfaultfd(2), ioctl_userfaultfd(2)
 //! Since: Linux 6.7 (async mode), 6.4 (sync mode with missing pages), 6.1 (the device)
-//! Probe: `features::REGISTRY` entries "userfaultfd-async", "userfaultfd-sync" and
-//! "userfaultfd-missing"
-//! Fallback: other trackers of written pages; memory is filled before the program runs
+//! Probe: `features::REGISTRY` entries "userfaultfd-async", "userfaultfd-sync" and "userfaultfd-missing"
+//! Fallback: other trackers find written pages; all missing pages are filled before the program runs
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -22,7 +24,7 @@ use rustix::event::{PollFd, PollFlags, epoll, poll};
 
 use crate::error::{Errno, Error, Result};
 
-/// Most messages that one read fetches.
+/// Maximum number of messages that one read fetches.
 const MESSAGES_PER_READ: usize = 32;
 
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
@@ -32,7 +34,7 @@ const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
 const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
 const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
 const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
-/// The ioctl(2) request on the device that creates a descriptor for the calling process. Its argument is the flags.
+/// The request to the device that creates a descriptor for the calling process. The argument contains the flags.
 pub const CREATE_REQUEST: u64 = 0xaa00;
 const DEVICE: &str = "/dev/userfaultfd";
 /// The only version of the protocol.
@@ -45,7 +47,7 @@ const WRITEPROTECT_MODE_WP: u64 = 1;
 /// userfaultfd.
 const ENDING: u64 = 0;
 const MESSAGE: u64 = 1;
-/// Most events that one wait fetches. An inbox usually has this many members.
+/// Maximum number of events that one wait fetches. An inbox usually has three members.
 const EVENTS_PER_WAIT: usize = 3;
 
 const EVENT_PAGEFAULT: u8 = 0x12;
@@ -54,8 +56,8 @@ const EVENT_REMAP: u8 = 0x14;
 const EVENT_REMOVE: u8 = 0x15;
 const EVENT_UNMAP: u8 = 0x16;
 
-/// UFFD_USER_MODE_ONLY: the descriptor serves only faults in user mode. The flag needs no privilege, and is enough
-/// where no thread waits for an answer.
+/// UFFD_USER_MODE_ONLY: the descriptor serves only faults in user mode. The flag needs no privilege. In async mode,
+/// the kernel resolves all faults itself, so the flag is sufficient.
 pub const USER_MODE_ONLY: u64 = 1;
 /// Flags of every descriptor that is created here: close-on-exec and non-blocking.
 pub const CREATE_FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
@@ -162,12 +164,12 @@ pub enum Message {
     Fault(Address),
     /// Pages in this range are about to be discarded.
     Remove(AddressRange),
-    /// A message of a kind that this program did not ask for.
+    /// A message of a kind that this program did not request.
     Other,
 }
 
-/// An event of a process whose missing pages this program fills. After an event other than a fault was read, the
-/// process continues without an answer.
+/// An event of a process whose missing pages this program fills. Only a fault needs an answer. After any other
+/// event, the process continues once the event was read.
 #[derive(Debug)]
 pub enum Event {
     /// A thread waits for the missing page at this address.
@@ -205,14 +207,14 @@ pub fn create(flags: u64) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
-/// Opens the device, which lets its holder create descriptors that serve all faults, without other privileges. The
-/// device exists since Linux 6.1. Only root has access rights to the device by default.
+/// Opens `/dev/userfaultfd` (since Linux 6.1). Requests on the device create descriptors that serve all faults,
+/// without a privilege. By default, only root may open the device.
 pub fn open_device() -> Result<OwnedFd> {
     let file = std::fs::OpenOptions::new().read(true).write(true).open(DEVICE);
     file.map(OwnedFd::from).map_err(|error| Error::path("open", DEVICE, error))
 }
 
-/// Sets the features of a new descriptor for write protection. Must be called once for each descriptor.
+/// Sets the features of a new descriptor for write protection. Call one `begin` function once per descriptor.
 pub fn begin(fd: BorrowedFd<'_>, mode: Mode, discards: Discards) -> Result<()> {
     const EVENT_REMOVE: u64 = 1 << 3;
     const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
@@ -229,10 +231,10 @@ pub fn begin(fd: BorrowedFd<'_>, mode: Mode, discards: Discards) -> Result<()> {
     agree(fd, WP_UNPOPULATED | mode | events)
 }
 
-/// Sets the features of a new descriptor for missing pages. The descriptor also reports when pages are moved,
-/// discarded or unmapped, and when the process forks. Must be called once for each descriptor.
+/// Sets the features of a new descriptor for missing pages. Besides faults, the descriptor reports forks, and
+/// moves, discards and unmaps of pages. Call one `begin` function once per descriptor.
 ///
-/// Fails with EPERM without CAP_SYS_PTRACE, which reports of forks need.
+/// Fails with EPERM without CAP_SYS_PTRACE, because fork events need this capability.
 pub fn begin_for_missing(fd: BorrowedFd<'_>) -> Result<()> {
     const EVENT_FORK: u64 = 1 << 1;
     const EVENT_REMAP: u64 = 1 << 2;
@@ -243,7 +245,7 @@ pub fn begin_for_missing(fd: BorrowedFd<'_>) -> Result<()> {
 }
 
 /// Sets the features of a new descriptor that only fills missing pages. The descriptor reports no moves, discards,
-/// unmaps or forks. Must be called once for each descriptor.
+/// unmaps or forks. Call one `begin` function once per descriptor.
 pub fn begin_for_filling(fd: BorrowedFd<'_>) -> Result<()> {
     agree(fd, 0)
 }
@@ -257,14 +259,14 @@ fn agree(fd: BorrowedFd<'_>, features: u64) -> Result<()> {
 
 /// Watches writes to a range of whole pages. The kernel splits mappings at the ends of the range.
 ///
-/// Fails with EBUSY if another descriptor watches this memory, with EINVAL for memory that cannot be watched, and
-/// with EPERM for memory that can never be writable.
+/// Fails with EBUSY if another descriptor watches this memory. Fails with EINVAL for memory that cannot be watched,
+/// and with EPERM for memory that can never be writable.
 pub fn register(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     register_for(fd, range, REGISTER_MODE_WP)
 }
 
-/// Watches a range for the first access to missing pages. A watch for writes to the range ends. The thread that
-/// makes such an access waits. Present pages do not change, and protected pages stay protected.
+/// Watches a range for the first access to missing pages. A thread that accesses a missing page waits. If the range
+/// was watched for writes, the watch for writes ends, but protected pages stay protected.
 ///
 /// Fails with EINVAL for memory that is neither anonymous nor shared.
 pub fn register_for_missing(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
@@ -279,7 +281,7 @@ fn register_for(fd: BorrowedFd<'_>, range: AddressRange, mode: u64) -> Result<()
     outcome("watch memory", result)
 }
 
-/// Ends the watch of a range, lifts its protection and wakes the waiting threads.
+/// Ends the watch of a range, lifts the protection of the range and wakes the waiting threads.
 pub fn unregister(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     let mut span = Span { start: range.start.get(), length: range.len().get() };
     // SAFETY: the structure has the type that the request number names. The kernel only reads the structure.
@@ -287,7 +289,7 @@ pub fn unregister(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     outcome("end watching memory", result)
 }
 
-/// Wakes the threads that wait for a page in a range. If the page has not changed, a woken thread faults again.
+/// Wakes the threads that wait for pages in a range. A thread whose page has not changed faults again.
 pub fn wake(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     let mut span = Span { start: range.start.get(), length: range.len().get() };
     // SAFETY: the structure has the type that the request number names. The kernel only reads the structure.
@@ -305,13 +307,12 @@ pub fn lift(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     change(fd, range, 0)
 }
 
-/// Fills missing pages of a watched range from `to` on, and wakes the threads that wait for these pages. Returns
-/// the number of filled bytes, and the error that stopped the call.
+/// Fills missing pages of a watched range with `bytes`, from the address `to` on. Wakes the threads that wait for
+/// these pages. Returns the number of filled bytes, and the error if a page was not filled.
 ///
 /// - EEXIST: a page is already present.
-/// - EAGAIN: the process is changing its mappings, and continues after the message about this change was read.
-///   EAGAIN can also mean that the call was interrupted.
-/// - ENOENT: the range is not inside of one watched mapping.
+/// - EAGAIN: the process waits until its message about a mapping change is read. Or the call was interrupted.
+/// - ENOENT: the pages are not all inside one watched mapping.
 /// - ESRCH: the address space no longer exists.
 pub fn copy(fd: BorrowedFd<'_>, to: Address, bytes: &[u8]) -> (ByteCount, std::result::Result<(), Errno>) {
     let (from, length) = (bytes.as_ptr() as u64, bytes.len() as u64);
@@ -345,15 +346,15 @@ fn change(fd: BorrowedFd<'_>, range: AddressRange, mode: u64) -> Result<()> {
     outcome("change the write protection", result)
 }
 
-/// An epoll set in which a thread waits for messages of several descriptors. The set does not keep a descriptor
-/// open: a closed descriptor is removed at once, also while a thread waits.
+/// An epoll set, for waiting for messages of several descriptors. The set does not keep a descriptor open: closing
+/// a descriptor removes it from the set, even while a thread waits.
 #[derive(Debug)]
 pub struct Inbox {
     epoll: OwnedFd,
 }
 
 impl Inbox {
-    /// Creates an inbox. [`Self::wait`] returns false once the other end of the pipe `ending` is closed.
+    /// Creates an inbox. [`Self::wait`] returns false once the write end of the pipe `ending` is closed.
     pub fn new(ending: BorrowedFd<'_>) -> Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
         let inbox = Self { epoll: epoll.map_err(|errno| Error::new("create an epoll set", errno))? };
@@ -361,7 +362,7 @@ impl Inbox {
         Ok(inbox)
     }
 
-    /// Adds a descriptor to the inbox. Closing the descriptor removes it from the inbox.
+    /// Adds a descriptor to the inbox.
     pub fn add(&self, fd: BorrowedFd<'_>) -> Result<()> {
         self.put(fd, MESSAGE)
     }
@@ -371,7 +372,7 @@ impl Inbox {
             .map_err(|errno| Error::new("wait for a userfaultfd", errno))
     }
 
-    /// Waits for a message. Returns false once the other end of the pipe `ending` is closed.
+    /// Waits for a message. Returns false once the write end of the pipe `ending` is closed.
     pub fn wait(&self) -> Result<bool> {
         let mut events = Vec::with_capacity(EVENTS_PER_WAIT);
         loop {
@@ -384,7 +385,7 @@ impl Inbox {
     }
 }
 
-/// Waits for a message of any descriptor, at most for `timeout`. Returns false once the other end of the pipe
+/// Waits for a message of any descriptor, at most for `timeout`. Returns false once the write end of the pipe
 /// `ending` is closed.
 pub fn wait_any(fds: &[BorrowedFd<'_>], ending: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<bool> {
     let mut sources: Vec<PollFd<'_>> =
@@ -399,10 +400,10 @@ pub fn wait_any(fds: &[BorrowedFd<'_>], ending: BorrowedFd<'_>, timeout: Option<
     }
 }
 
-/// Reads the messages that have arrived. It is no error if no message has arrived.
+/// Reads the messages that have arrived. If no message has arrived, the buffer is empty after the call.
 pub fn read(fd: BorrowedFd<'_>, messages: &mut Messages) -> Result<()> {
     messages.used = 0;
-    // SAFETY: the raw messages are plain numbers of which any bytes are valid, borrowed exclusively.
+    // SAFETY: the raw messages consist of integers, for which all bytes are valid. The borrow is exclusive.
     let bytes = unsafe {
         std::slice::from_raw_parts_mut(messages.raw.as_mut_ptr().cast::<u8>(), size_of_val(&messages.raw))
     };
@@ -432,8 +433,7 @@ impl Messages {
             let range = AddressRange::new(Address(first), Address(second));
             Some(match raw.event {
                 EVENT_PAGEFAULT => Event::Fault(Address(second)),
-                // SAFETY: the kernel made this descriptor for the reader of the message. The message is removed
-                // here, so the descriptor has no other owner.
+                // SAFETY: the kernel made the descriptor for this message. No other code takes this message.
                 EVENT_FORK => Event::Fork(unsafe { OwnedFd::from_raw_fd(first as u32 as i32) }),
                 EVENT_REMAP => {
                     let from = AddressRange::new(Address(first), Address(first) + ByteCount(third));
@@ -492,8 +492,8 @@ mod tests {
         assert_eq!(writer.join().unwrap(), 2);
     }
 
-    /// Repeats `fill` while it fails with EAGAIN, and returns its final result. Other tests change the memory of
-    /// this process at the same time. The kernel returns EAGAIN if a page table is removed during the call.
+    /// Repeats `fill` while `fill` fails with EAGAIN, and returns the final result. The kernel returns EAGAIN if
+    /// another test removes a page table of this process during the call.
     fn settled(mut fill: impl FnMut() -> std::result::Result<(), Errno>) -> std::result::Result<(), Errno> {
         loop {
             match fill() {
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_page_is_brought_to_who_waits_and_its_end_is_told() {
+    fn a_missing_page_is_delivered_to_the_waiting_thread_and_its_end_is_reported() {
         let Ok(fd) = create(0) else { return println!("unsupported: userfaultfd-missing") };
         if begin_for_missing(fd.as_fd()).is_err() {
             return println!("unsupported: userfaultfd-missing");
@@ -514,7 +514,7 @@ mod tests {
         register_for_missing(fd.as_fd(), range).unwrap();
         let reader = std::thread::spawn(move || {
             let found = scratch.read(PageCount(2));
-            // The write waits until its page is filled, and the drop waits until its event is read.
+            // The write waits until the page is filled. The drop waits until the unmap event is read.
             scratch.write(PageCount(3), 1);
             drop(scratch);
             found
@@ -537,7 +537,7 @@ mod tests {
         let Event::Unmap(gone) = next() else { panic!("the unmapping was not reported") };
         assert!(range.start >= gone.start && range.end <= gone.end, "{gone}");
         assert_eq!(reader.join().unwrap(), 7);
-        // The old address is not used: another test may have mapped memory at this address and may watch it.
+        // The address of the dropped memory is not used: another test may have mapped and watched new memory there.
         let other = Scratch::new(PageCount(1)).unwrap();
         assert_eq!(copy(fd.as_fd(), other.range().start, &[9; 4096]).1, Err(Errno::ENOENT));
     }

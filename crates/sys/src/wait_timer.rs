@@ -1,9 +1,9 @@
 //! Deadlines for blocking system calls, by a timer that sends signals ("ticks") to a thread.
 //!
 //! Owns: timer_create(2) with SIGEV_THREAD_ID, and the handler of the timer's signal.
-//! Invariants: a tick interrupts only the thread that started the timer. The timer repeats: if one tick comes
-//! before the call blocks, the next tick interrupts the call. A thread has one timer, which is armed only while a
-//! `Ticks` exists. The handler makes system calls only, takes no lock and preserves errno.
+//! Invariants: a tick interrupts only the thread that started the timer. The timer repeats: if a tick comes before
+//! a system call blocks, the next tick interrupts the system call. A thread has one timer, which is armed only
+//! while a `Ticks` exists. The handler makes only system calls, takes no lock and preserves errno.
 //! Does not: wait.
 //!
 //! Man page: timer_create(2), timer_settime(2), signal(7)
@@ -70,8 +70,8 @@ impl Ticks {
     }
 }
 
-/// Makes a system call that the kernel restarts after a tick. During the call, each tick reaps the threads of
-/// `threads` that have ended. The reaping is needed if the call waits until such a thread is reaped.
+/// Makes a system call that the kernel restarts after a tick. During the call, each tick reaps the ended threads
+/// in `threads`. Some system calls need this: they wait until an ended thread of the process is reaped.
 pub fn taking_ends<T>(threads: &[Tid], call: impl FnOnce() -> T) -> T {
     struct Clear;
     impl Drop for Clear {
@@ -87,7 +87,7 @@ pub fn taking_ends<T>(threads: &[Tid], call: impl FnOnce() -> T) -> T {
 
 impl Drop for Ticks {
     fn drop(&mut self) {
-        // Setting an existing timer does not fail. At the end of the thread, the timer no longer exists.
+        // Setting an existing timer does not fail. If the thread is ending, the timer may already be deleted.
         let _ = TIMER.try_with(|slot| slot.get().map(|timer| timer.set(self.before)));
     }
 }
@@ -155,7 +155,8 @@ extern "C" fn on_tick(_: libc::c_int) {
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let before = unsafe { *errno };
-    // SAFETY: `taking_ends` keeps the list alive until it has stored null. It runs in this same thread.
+    // SAFETY: `taking_ends` keeps the list alive until it has stored null. `taking_ends` and this handler run in
+    // the same thread.
     for tid in unsafe { *ending } {
         // ECHILD means that there is no task to reap. No outcome allocates.
         let _ = crate::ptrace::take_end(*tid);
@@ -167,10 +168,11 @@ extern "C" fn on_tick(_: libc::c_int) {
 fn install_handler() -> Result<()> {
     static INSTALLED: OnceLock<std::result::Result<(), Errno>> = OnceLock::new();
     let outcome = INSTALLED.get_or_init(|| {
-        // SAFETY: an all-zero sigaction is valid: an empty mask and no flags, above all no SA_RESTART.
+        // SAFETY: an all-zero sigaction is valid. The mask is empty, and no flag is set. Without SA_RESTART, a
+        // tick interrupts calls.
         let mut action: libc::sigaction = unsafe { zeroed() };
         action.sa_sigaction = on_tick as *const () as libc::sighandler_t;
-        // SAFETY: the action outlives the call, and its handler is safe at any point of a thread.
+        // SAFETY: the action outlives the call, and the handler is async-signal-safe.
         match unsafe { libc::sigaction(TICK, &raw const action, null_mut()) } {
             0 => Ok(()),
             _ => Err(Errno::last()),

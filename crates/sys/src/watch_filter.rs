@@ -1,12 +1,14 @@
-//! Seccomp filters that report system calls that may change files, and calls that name the address of a socket.
+//! Seccomp filters that *report* some system calls to a listener (SECCOMP_RET_USER_NOTIF). Two kinds of calls can
+//! be reported: calls that may change files, and calls that name the address of a socket.
+//!
+//! A *watched subject* has a filter for the first kind. A *channel* is a listening socket that stays open after the
+//! death of its program; a program with channels has a filter for the second kind.
 //!
 //! Owns: the classic BPF programs, their mark, and the tests of arguments.
-//! Invariants: the filter of a watched subject (a protected program) returns SECCOMP_RET_USER_NOTIF for each call
-//! that can change a name, an attribute or the length of a file. A filter of channels (listeners that outlive their
-//! program) returns SECCOMP_RET_USER_NOTIF for bind(2), listen(2) and connect(2). A filter returns
-//! SECCOMP_RET_ALLOW for every other call. For a call whose arguments are not tested, a filter executes only
-//! instructions that the kernel can evaluate in advance. So such a call costs nothing if it is allowed (Linux 5.11
-//! and later).
+//! Invariants: a filter for files reports each call that can change a name, an attribute or the length of a file. A
+//! filter for channels reports bind(2), listen(2) and connect(2). A filter allows every other call
+//! (SECCOMP_RET_ALLOW). If a filter allows a call without testing an argument, the kernel can evaluate the filter
+//! for this call in advance. Since Linux 5.11, the filter then costs this call no time.
 //! Does not: report changes of content through a descriptor, such as write(2); `fanotify` does.
 
 mod calls;
@@ -18,7 +20,7 @@ use calls::When::{
 };
 use calls::{I386, I386_CHANNELS, NATIVE, NATIVE_CHANNELS, When};
 
-/// Most instructions of a filter of this program. A longer filter of a thread was not made by this program.
+/// Maximum number of instructions of a filter that this program makes. A longer filter was made by another program.
 pub(crate) const OWN_INSTRUCTIONS_MAX: usize = 512;
 
 const LOAD_ABSOLUTE: u16 = 0x20;
@@ -40,13 +42,13 @@ pub(crate) const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 pub(crate) const AUDIT_ARCH_I386: u32 = 0x4000_0003;
 pub(crate) const X32_BIT: u32 = 0x4000_0000;
 
-/// Constants of the first instructions of every filter of this program, by which the filter is recognised. These
-/// instructions are comparisons that lead to the next instruction in either case. A load of a constant would
-/// prevent the kernel from evaluating the filter in advance.
+/// Constants in the first instructions of every filter of this program. The filter is recognised by these
+/// constants. The instructions are comparisons, and both results of a comparison lead to the next instruction.
+/// Loads of constants are not used, because they would prevent the kernel from evaluating the filter in advance.
 const MARK: [u32; 2] = [0x756e_6479, 0x696e_6701];
 
-/// Flags of an open that can change a file: O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, and the bit of O_TMPFILE that is
-/// not in O_DIRECTORY.
+/// Flags with which open(2) or a later write can change a file: O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, and the bit of
+/// O_TMPFILE that is not in O_DIRECTORY.
 const OPENS_TO_CHANGE: u32 = 0x1 | 0x2 | 0x40 | 0x200 | 0x0040_0000;
 const F_SETFL: u32 = 4;
 const O_APPEND: u32 = 0x400;
@@ -120,9 +122,9 @@ pub enum Reported {
     FilesAndChannels,
 }
 
-/// Returns the filter of a watched subject. Besides calls that change files by themselves, the filter reports
-/// bind(2), which creates the names of Unix sockets. It also reports io_uring_setup(2), because no filter sees the
-/// requests of an io_uring.
+/// Returns the filter of a watched subject. The filter reports calls that change files. bind(2) is one of these
+/// calls, because it creates the names of Unix sockets. The filter reports io_uring_setup(2), too, because no
+/// filter sees the requests of an io_uring.
 #[must_use]
 pub fn watch_program() -> FilterProgram {
     filter_program(Reported::Files)
@@ -151,8 +153,8 @@ pub fn filter_program(reported: Reported) -> FilterProgram {
     builder.finish(reported)
 }
 
-/// Returns the rows of one call table. A call in both tables gets its row from `channels`, which reports every use
-/// that `files` reports.
+/// Returns the rows of one call table. If a call is in both tables, the result contains only the row of `channels`.
+/// This row reports every use of the call that the row of `files` reports.
 fn table(reported: Reported, files: &[(u32, When)], channels: &[(u32, When)]) -> Vec<(u32, When)> {
     let of_channels = |call: &(u32, When)| channels.iter().any(|other| other.0 == call.0);
     match reported {
@@ -164,7 +166,7 @@ fn table(reported: Reported, files: &[(u32, When)], channels: &[(u32, When)]) ->
     }
 }
 
-/// Reports whether a filter was made by [`filter_program`], also by another version of this program. `code` is the
+/// Reports whether [`filter_program`] made a filter, in this or in another version of this program. `code` is the
 /// code of the filter, as `seccomp::filter` reads it.
 #[must_use]
 pub fn is_own(code: &[u8]) -> bool {
@@ -213,7 +215,7 @@ impl Instruction {
     }
 }
 
-/// A position in a program that a jump leads to.
+/// A position in a program to which a jump leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Label {
     I386,
@@ -227,7 +229,7 @@ struct Builder {
     /// Jumps: the index of the instruction and the target.
     jumps: Vec<(usize, Label)>,
     places: Vec<(Label, usize)>,
-    /// Tests of arguments that a jump leads to.
+    /// Tests of arguments to which a jump leads.
     wanted: Vec<When>,
 }
 
@@ -236,7 +238,8 @@ impl Builder {
         self.instructions.push(Instruction::new(code, constant));
     }
 
-    /// Appends a comparison. `if_true` and `if_false` are the numbers of instructions that the comparison skips.
+    /// Appends a comparison. `if_true` and `if_false` are the numbers of instructions that are skipped for each
+    /// result.
     fn skip(&mut self, code: u16, constant: u32, if_true: u8, if_false: u8) {
         self.instructions.push(Instruction { code, if_true, if_false, constant });
     }

@@ -298,7 +298,7 @@ fn a_call_that_was_received_and_not_answered_continues() {
 
 /// Both calls are received into one buffer, so that only the table of held calls contains the first call.
 #[test]
-fn a_call_that_was_put_aside_continues() {
+fn a_held_call_continues() {
     if !is_supported() {
         return;
     }
@@ -355,21 +355,21 @@ fn a_guardian_that_outlives_its_subject_leaves_no_mark_and_no_holder() {
 /// The holder finds guardian and subject dead at the same time. The holder cannot know whether the subject
 /// made calls in between, unless the guardian has reported an orderly end.
 #[test]
-fn deaths_that_cannot_be_told_apart_leave_a_mark() {
+fn deaths_that_cannot_be_distinguished_leave_a_mark() {
     if !is_supported() {
         return;
     }
     for is_orderly in [false, true] {
         let directory = Directory::new(&format!("holder-orderly-{is_orderly}"));
         let (mut from, to) = pipe();
-        let (mut told, tell) = pipe();
+        let (mut reported, report) = pipe();
         let (results, result) = pipe();
         let guardian = fork(|| {
             let holder = ListenerHolder::start().unwrap();
             write(&to, &holder.pid().get().to_ne_bytes());
             let listener = start_subject(&holder, &directory, 3, &result);
             drop(result);
-            told.read_exact(&mut [0]).unwrap();
+            reported.read_exact(&mut [0]).unwrap();
             serve(&holder, &listener);
             // All calls are answered, but the holder is stopped and has not checked the listener since.
             if is_orderly {
@@ -383,7 +383,7 @@ fn deaths_that_cannot_be_told_apart_leave_a_mark() {
         let handle = pidfd::open(Pid(i32::from_ne_bytes(bytes))).unwrap();
         await_settled(&handle);
         signal(&handle, libc::SIGSTOP);
-        write(&tell, b"x");
+        write(&report, b"x");
         assert_eq!(read_all(&results), [WELL, WELL]);
         from.read_exact(&mut [0]).unwrap();
         kill(guardian);

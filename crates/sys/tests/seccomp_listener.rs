@@ -70,7 +70,7 @@ fn next(listener: &Listener) -> Notification {
 }
 
 #[test]
-fn a_call_waits_for_its_answer_and_does_what_it_says() {
+fn a_call_waits_for_its_answer_and_obeys_it() {
     if !is_supported() {
         return;
     }

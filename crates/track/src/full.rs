@@ -120,7 +120,7 @@ impl ContentScan {
         into: &mut DirtyPages,
     ) -> Result<(), Error> {
         if !self.by_ranges {
-            let found = self.map.look(range)?;
+            let found = self.map.scan_range(range)?;
             found.private.iter().for_each(|range| {
                 held.note(*range);
                 into.push(*range, Content::Unknown);

@@ -21,14 +21,14 @@ pub(crate) const REARM: PageQuery = PageQuery {
     all_of: Categories::WRITTEN,
     any_of: Categories::NONE,
     inverted: Categories::NONE,
-    tell: Categories::WRITTEN,
+    reported: Categories::WRITTEN,
     rearm: true,
 };
 
 /// Returns the query that selects written pages, reports their content, and protects them again. A later
 /// query cannot report the content: where no page is present, the protection looks like a swapped-out page.
 pub(crate) fn rearm_with_content() -> PageQuery {
-    PageQuery { tell: content_categories(), ..REARM }
+    PageQuery { reported: content_categories(), ..REARM }
 }
 
 /// Returns the query that selects written pages and reports their content, without protecting them.
@@ -42,19 +42,19 @@ pub(crate) const fn present() -> PageQuery {
         all_of: Categories::NONE,
         any_of: POPULATED,
         inverted: Categories::NONE,
-        tell: POPULATED.and(Categories::ZERO_PAGE),
+        reported: POPULATED.and(Categories::ZERO_PAGE),
         rearm: false,
     }
 }
 
 /// Returns the query that selects the private pages of a process in file mappings.
 pub(crate) const fn own() -> PageQuery {
-    PageQuery { all_of: Categories::FILE, inverted: Categories::FILE, tell: POPULATED, ..present() }
+    PageQuery { all_of: Categories::FILE, inverted: Categories::FILE, reported: POPULATED, ..present() }
 }
 
 /// Returns the query that selects all pages and reports their content.
 pub(crate) fn content() -> PageQuery {
-    PageQuery { tell: content_categories(), ..PageQuery::default() }
+    PageQuery { reported: content_categories(), ..PageQuery::default() }
 }
 
 fn content_categories() -> Categories {
@@ -99,7 +99,7 @@ fn guard() -> Categories {
     static GUARD: OnceLock<Categories> = OnceLock::new();
     *GUARD.get_or_init(|| {
         let nothing = AddressRange::new(Address(PAGE_BYTES), Address(2 * PAGE_BYTES));
-        let query = PageQuery { tell: Categories::GUARD, ..PageQuery::default() };
+        let query = PageQuery { reported: Categories::GUARD, ..PageQuery::default() };
         let map = Pagemap::open(Pid(std::process::id() as i32));
         let asked = map.and_then(|map| map.select(&query, nothing, &mut PageRegions::new()));
         match asked {

@@ -113,7 +113,7 @@ fn scan_run(
     into: &mut DirtyPages,
 ) -> Result<(), Error> {
     let held = &mut run.held;
-    map.for_parts(run.range, |range| {
+    map.for_each_part(run.range, |range| {
         let mut start = range.start;
         while start < range.end {
             let rest = AddressRange::new(start, range.end).pages().get() as usize;

@@ -153,7 +153,7 @@ fn guard_regions_are_reported_and_survive_being_watched() {
     }
     let found = case.scan(area);
     assert_eq!(found, [(100, 200, Content::Guard)]);
-    let flagged = sys::pagemap::Pagemap::open(case.pid()).unwrap().look(area).unwrap();
+    let flagged = sys::pagemap::Pagemap::open(case.pid()).unwrap().scan_range(area).unwrap();
     assert_eq!(flagged.guards, [part(area, 100, 200)]);
     assert_eq!(case.after("advise", 100, 200, GUARD_REMOVE), (vec![], pages(100, 200)));
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Changes files at random, so many times as each line of standard input says, and answers each line.
+"""Makes random file changes. Each line of standard input contains the number of changes to make.
 
-Between two lines nothing is changed: whoever drives it may look at the files meanwhile.
+Usage: changing.py ROOT SEED [maps]. With `maps`, some changes are writes to shared mappings. The script prints `done`
+after the changes of a line, and then waits for the next line. Meanwhile, the test can inspect the files.
 """
 
 import mmap
@@ -194,7 +195,7 @@ def map_some():
 def store():
     if mapped:
         area, fd = RANDOM.choice(mapped)
-        # Behind the end of the file there is nothing to store to.
+        # A write to the mapping after the end of the file can raise SIGBUS.
         length = min(len(area), os.fstat(fd).st_size)
         if length > 0:
             at = RANDOM.randrange(length)
@@ -203,7 +204,7 @@ def store():
 
 
 def in_child():
-    """A child writes through a descriptor that it inherits, and through one that it is sent."""
+    """Starts a child, which writes to a received descriptor (SCM_RIGHTS), and to a file that it opens."""
     if not opened:
         return
     ours, theirs = socket.socketpair()
@@ -246,7 +247,7 @@ def safely(step):
     try:
         step()
     except OSError:
-        # The name is taken, the folder is not empty, a link leads nowhere.
+        # Examples: the name exists, the directory is not empty, the target of a link does not exist.
         pass
 
 

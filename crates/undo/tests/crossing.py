@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Two processes meet at one name: one moves files of an earlier time there, the other opens what has the name and writes.
+"""Two processes use one name at the same time. One renames older files to this name, the other opens it and writes.
 
-Makes so many files as the first line of standard input says, and moves them all over one another at the second.
+Usage: crossing.py ROOT. The first line of standard input contains the number of files to create. After the second line,
+the script renames all these files to the name `target`, one after the other.
 """
 
 import os

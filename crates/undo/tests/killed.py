@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Children that open files by relative paths are killed in the middle of it.
+"""Kills children at random moments while they open files by relative paths.
 
-At each line of standard input so many children are born and killed, at random moments of a seed.
+Usage: killed.py ROOT SEED. Each line of standard input contains the number of children to start and to kill.
 """
 
 import os

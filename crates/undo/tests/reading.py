@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""One process cuts files whose old ends are kept, while the other one writes pages of a large file.
+"""One process truncates small files, so that the watch must save their removed ends. A child writes to a large file.
 
-Makes its files at the first line of standard input, and changes them at the second. Each open is preceded by one that
-makes a file: a file that the watch opens then reports its own reads, too.
+Usage: reading.py ROOT. After the first line of standard input, the script creates its files. After the second line, it
+changes them. Before it opens a small file, it creates another file. If the watch opens a file after this creation, its
+own reads of the file also cause events.
 """
 
 import os

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Removes directories, and makes files that get their inode numbers.
+"""Removes directories, and then creates files that get the inode numbers of the directories.
 
-Makes the directories at the first line of standard input. At the second it removes them, and keeps the files open.
+Usage: reused.py ROOT. After the first line of standard input, the script creates the directories. After the second
+line, it removes the directories, creates the files, and keeps the files open. It prints `done` if an inode number was
+used again.
 """
 
 import os
@@ -29,7 +31,7 @@ def main():
         os.write(file, b"written")
         files.append(file)
     is_used_again = any(os.fstat(file).st_ino in numbers for file in files)
-    print("done" if is_used_again else "no number was used again", flush=True)
+    print("done" if is_used_again else "no inode number was used again", flush=True)
     sys.stdin.readline()
 
 

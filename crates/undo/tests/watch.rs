@@ -201,7 +201,7 @@ impl Subject {
 }
 
 /// Number of incarnations of one subject. Each incarnation is killed, and its files are rolled back.
-const LIVES: u64 = 3;
+const INCARNATIONS: u64 = 3;
 const EPOCHS: u64 = 5;
 
 /// Maximum size of the log in most tests, in bytes.
@@ -218,14 +218,14 @@ fn watch(place: &Path, bytes_max: ByteCount) -> (Watch, PathBuf) {
     (Watch::start(options, ListenerHolder::start().unwrap()).unwrap(), root)
 }
 
-fn lives(place: &Path, seed: u64) {
+fn roll_back_incarnations(place: &Path, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let (watch, root) = watch(place, ROOMY);
     let mut known = BTreeMap::from([(Sequence(0), tree(&root))]);
     let mut next = 1;
-    for life in 0..LIVES {
+    for incarnation in 0..INCARNATIONS {
         let mut subject =
-            Subject::start(&watch, "changing.py", &root, &[&(seed * 100 + life).to_string(), "maps"]);
+            Subject::start(&watch, "changing.py", &root, &[&(seed * 100 + incarnation).to_string(), "maps"]);
         for _ in 0..EPOCHS {
             subject.order(random.usize(0..40));
             subject.wait();
@@ -243,7 +243,7 @@ fn lives(place: &Path, seed: u64) {
         let to = exact[random.usize(0..exact.len())];
         watch.go_back(to, &[]).unwrap_or_else(|error| panic!("seed {seed}, to {to}: {error}"));
         let difference = difference(&known[&to], &tree(&root));
-        assert_eq!(difference, None, "seed {seed}, life {life}, back to {to} of {exact:?}");
+        assert_eq!(difference, None, "seed {seed}, incarnation {incarnation}, back to {to} of {exact:?}");
     }
 }
 
@@ -258,7 +258,7 @@ fn files_go_back_to_any_checkpoint_of_any_incarnation() {
     println!("seed {first}");
     for seed in first..first + rounds {
         let place = tempfile::tempdir().unwrap();
-        lives(place.path(), seed);
+        roll_back_incarnations(place.path(), seed);
     }
 }
 

@@ -15,7 +15,7 @@ use store::CommitMeta;
 use tracee::{StoppedTree, tree};
 use track::Moment;
 
-use super::descriptors::{Descriptors, Hold};
+use super::descriptors::{Descriptors, Duplicates};
 use super::objects::Objects;
 use super::options::CheckpointOptions;
 use super::processes::Processes;
@@ -46,12 +46,12 @@ enum Recheck {
 
 /// The maximum number of scans for obstacles of a running subject. Most obstacles (an open file, for example)
 /// exist for less time than a scan takes.
-const LOOKS_MAX: usize = 3;
+const SCANS_MAX: usize = 3;
 
 /// Returns all obstacles to a checkpoint of a process and its descendants.
 pub fn preflight(root: Pid, options: &CheckpointOptions) -> Result<Vec<Obstacle>> {
     tree::descendants(root).map_err(|_| EngineError::NoProcess(root))?;
-    match look_in_any_case(root, options) {
+    match inspect(root, options) {
         Ok(_) => Ok(Vec::new()),
         Err(EngineError::Refused(obstacles)) => Ok(obstacles),
         Err(error) => Err(error),
@@ -60,22 +60,22 @@ pub fn preflight(root: Pid, options: &CheckpointOptions) -> Result<Vec<Obstacle>
 
 /// Inspects a subject while it runs. If that is impossible, stops the subject for the inspection and resumes
 /// it afterwards.
-pub(super) fn look_in_any_case(root: Pid, options: &CheckpointOptions) -> Result<Before> {
-    if let Some(before) = look_while_it_runs(root, options)? {
+pub(super) fn inspect(root: Pid, options: &CheckpointOptions) -> Result<Before> {
+    if let Some(before) = inspect_running(root, options)? {
         return Ok(before);
     }
     let _stopped = StoppedTree::stop(root)?;
-    look_while_it_stands(root, options)
+    inspect_stopped(root, options)
 }
 
 /// Inspects a subject while it runs, and repeats the inspection after transient failures. Such a failure
 /// occurs if a process calls execve(2) during the inspection, or holds, for a short time, an object that
 /// cannot be saved. Returns `None` if all attempts failed in this way. The subject can then be inspected only
 /// while it is stopped.
-pub(super) fn look_while_it_runs(root: Pid, options: &CheckpointOptions) -> Result<Option<Before>> {
+pub(super) fn inspect_running(root: Pid, options: &CheckpointOptions) -> Result<Option<Before>> {
     let mut retries = Retries::of(SCANS, root);
     loop {
-        match Before::look(root, options, Moment::Running) {
+        match Before::inspect(root, options, Moment::Running) {
             Ok(before) => return Ok(Some(before)),
             Err(error) => match retries.after(error) {
                 Verdict::Again(wait) => std::thread::sleep(wait),
@@ -86,24 +86,24 @@ pub(super) fn look_while_it_runs(root: Pid, options: &CheckpointOptions) -> Resu
     }
 }
 
-pub(super) fn look_while_it_stands(root: Pid, options: &CheckpointOptions) -> Result<Before> {
-    Before::look(root, options, Moment::Stopped).map_err(EngineError::or_refusal)
+pub(super) fn inspect_stopped(root: Pid, options: &CheckpointOptions) -> Result<Before> {
+    Before::inspect(root, options, Moment::Stopped).map_err(EngineError::or_refusal)
 }
 
 impl Before {
     /// Inspects a tree. Returns `Refused` if there is an obstacle.
-    pub(super) fn look(root: Pid, options: &CheckpointOptions, moment: Moment) -> Result<Self> {
+    pub(super) fn inspect(root: Pid, options: &CheckpointOptions, moment: Moment) -> Result<Self> {
         let mut before = Self { processes: Processes::of(root), ..Self::default() };
         before.descriptors.options = options.clone();
         before.processes.survey(&mut before.objects)?;
         before.processes.read_vdso()?;
-        before.descriptors.survey(&before.processes, Hold::All)?;
+        before.descriptors.survey(&before.processes, Duplicates::Keep)?;
         let rare = sharing::rare_obstacles(&before.processes.view());
         before.accept(moment, rare)?;
         if moment == Moment::Running {
             // The subject runs. An open duplicate would keep the subject's close(2) from releasing the open
             // file description.
-            before.descriptors.let_go();
+            before.descriptors.close_duplicates();
         }
         before.threads.survey(&before.processes);
         Ok(before)
@@ -112,8 +112,8 @@ impl Before {
     /// Inspects the descriptors of a running tree again. An obstacle that all scans find is no error yet. The
     /// pause checks whether the obstacle still exists.
     pub(super) fn survey_descriptors(&mut self) -> Result<()> {
-        for _ in 0..LOOKS_MAX {
-            self.descriptors.survey(&self.processes, Hold::Nothing)?;
+        for _ in 0..SCANS_MAX {
+            self.descriptors.survey(&self.processes, Duplicates::Drop)?;
             match self.accept(Moment::Running, Vec::new()) {
                 Err(error) if matches!(error, EngineError::Refused(_)) || error.says_gone() => {}
                 outcome => return outcome,

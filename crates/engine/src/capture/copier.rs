@@ -18,9 +18,9 @@ use sys::process_memory::{self, RANGES_PER_CALL};
 use crate::error::Result;
 
 /// A sink that accepts no pages, for scans that copy no pages.
-pub(super) struct Nowhere;
+pub(super) struct NullSink;
 
-impl PageSink for Nowhere {
+impl PageSink for NullSink {
     fn buffer(&self) -> store::Result<PageBatch> {
         Err(Error::new("copy without a place to copy to", sys::Errno::EINVAL).into())
     }
@@ -176,7 +176,7 @@ impl<'a> Copier<'a> {
 
     /// Returns the last buffer. The caller passes it to the sink after the pause, because an append wakes
     /// threads, which would take processor time in the pause.
-    pub(super) fn into_rest(self) -> PageBatch {
+    pub(super) fn into_last_buffer(self) -> PageBatch {
         debug_assert!(self.ranges.is_empty(), "pending ranges were flushed");
         self.batch
     }

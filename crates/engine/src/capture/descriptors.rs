@@ -43,7 +43,7 @@ const DIRECT: u32 = 0o40_000;
 pub(super) struct Descriptors {
     listing: Listing,
     pub(super) info: Fdinfo,
-    /// Duplicates of all known descriptions in the order of their ids, or empty. See `Hold`.
+    /// Duplicates of all known descriptions in the order of their ids, or empty. See `Duplicates`.
     open: Vec<Description>,
     /// Raises RLIMIT_NOFILE of this process while duplicates are open.
     limit: Option<RaisedLimit>,
@@ -71,28 +71,28 @@ pub(super) struct Files {
 
 /// Whether a scan keeps a duplicate of each description open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Hold {
+pub(super) enum Duplicates {
     /// Keep duplicates: the first scan of a subject, or a scan of a stopped subject.
-    All,
+    Keep,
     /// Keep no duplicates: a later scan of a running subject, which may close descriptors.
-    Nothing,
+    Drop,
 }
 
 /// The number of descriptors that a pause needs in addition to the duplicates of listed descriptions: pidfds,
 /// and descriptions in flight in sockets. The number is small, so that for a small subject the initial
 /// descriptor table of this process (64 entries) is large enough.
-const ROOM_SLACK: i32 = 16;
+const TABLE_SLACK: i32 = 16;
 
 impl Descriptors {
-    pub(super) fn survey(&mut self, processes: &Processes, hold: Hold) -> Result<()> {
-        self.let_go();
+    pub(super) fn survey(&mut self, processes: &Processes, duplicates: Duplicates) -> Result<()> {
+        self.close_duplicates();
         self.listing = Listing::default();
         self.info.clear();
         self.captures.clear();
-        self.limit = (hold == Hold::All).then(RaisedLimit::new);
+        self.limit = (duplicates == Duplicates::Keep).then(RaisedLimit::new);
         let mut files = ByFile::new();
         for pid in processes.pids() {
-            match self.look_at_process(pid, &mut files, hold) {
+            match self.inspect_process(pid, &mut files, duplicates) {
                 // The process ended after the list of processes was read. `settle` compares again inside the
                 // pause.
                 Err(error) if is_gone(&error) => {}
@@ -100,13 +100,13 @@ impl Descriptors {
             }
         }
         self.listing.end(files);
-        if hold == Hold::All { self.discover(false) } else { Ok(()) }
+        if duplicates == Duplicates::Keep { self.discover(false) } else { Ok(()) }
     }
 
-    fn look_at_process(&mut self, pid: Pid, files: &mut ByFile, hold: Hold) -> sys::Result<()> {
+    fn inspect_process(&mut self, pid: Pid, files: &mut ByFile, duplicates: Duplicates) -> sys::Result<()> {
         let handle = pidfd::open(pid)?;
         for number in procfs::descriptors(pid)? {
-            match self.look_at((pid, number), handle.as_fd(), files, hold) {
+            match self.inspect_descriptor((pid, number), handle.as_fd(), files, duplicates) {
                 // The descriptor was closed after the list of descriptors was read.
                 Err(error) if is_gone(&error) => {}
                 outcome => outcome?,
@@ -115,17 +115,18 @@ impl Descriptors {
         Ok(())
     }
 
-    fn look_at(
+    fn inspect_descriptor(
         &mut self,
         place: (Pid, Fd),
         handle: BorrowedFd<'_>,
         files: &mut ByFile,
-        hold: Hold,
+        duplicates: Duplicates,
     ) -> sys::Result<()> {
         let (pid, fd) = place;
         let (info, file) = self.info.open(place)?;
         let failed = |errno| Error::descriptor("look at the file", pid, fd, errno);
-        let duplicate = (hold == Hold::All).then(|| pidfd::duplicate(handle, pid, fd)).transpose()?;
+        let duplicate =
+            (duplicates == Duplicates::Keep).then(|| pidfd::duplicate(handle, pid, fd)).transpose()?;
         let stat = match &duplicate {
             Some(duplicate) => rustix::fs::fstat(duplicate).map_err(failed)?,
             None => rustix::fs::stat(format!("/proc/{pid}/fd/{fd}")).map_err(failed)?,
@@ -238,7 +239,7 @@ impl Descriptors {
         })?;
         drop(scope);
         if self.open.is_empty() {
-            self.make_room();
+            self.grow_table();
         }
         self.is_prepared = all && found.is_empty();
         self.captures = captures;
@@ -248,13 +249,13 @@ impl Descriptors {
     /// Enlarges the descriptor table of this process for the descriptors of the next pause. If threads share
     /// the table, the kernel waits for all processors when the table grows. This wait takes milliseconds, so
     /// it must not occur in the pause. The kernel never shrinks the table.
-    fn make_room(&self) {
+    fn grow_table(&self) {
         let Some(any) = self.info.any_file() else { return };
         let number = |least| rustix::io::fcntl_dupfd_cloexec(any, least);
         // An error is ignored. If the limit on descriptors is too low, opening the duplicates in the pause
         // reports the error.
         if let Ok(first_free) = number(0) {
-            drop(number(first_free.as_raw_fd() + self.listing.known.len() as i32 + ROOM_SLACK));
+            drop(number(first_free.as_raw_fd() + self.listing.known.len() as i32 + TABLE_SLACK));
         }
     }
 
@@ -281,11 +282,11 @@ impl Descriptors {
         // detected.
         let had_hidden = self.listing.has_hidden();
         self.listing.forget_hidden();
-        let is_current = self.is_prepared && self.hold_again(processes)?;
+        let is_current = self.is_prepared && self.duplicate_again(processes)?;
         if is_current {
             self.discover(self.options.kill)?;
         } else {
-            self.survey(processes, Hold::All)?;
+            self.survey(processes, Duplicates::Keep)?;
             if self.options.kill {
                 self.open.truncate(self.listing.held);
                 self.discover(true)?;
@@ -298,7 +299,7 @@ impl Descriptors {
     pub(super) fn take(&mut self, processes: &Processes) -> Result<()> {
         self.info.read(&self.listing, &self.open)?;
         self.sockets.begin_pause();
-        self.tell();
+        self.pass_fdinfo();
         let mut states = FileStates::begin(self.options.kill);
         for description in &self.open {
             if let Some(capture) = self.captures.get_mut(&description.id) {
@@ -321,7 +322,7 @@ impl Descriptors {
     /// revert them.
     pub(super) fn end_take(&mut self) {
         if !self.options.kill {
-            self.let_go();
+            self.close_duplicates();
         }
     }
 
@@ -357,7 +358,7 @@ impl Descriptors {
     /// Closes all duplicates. While a duplicate is open, the last close(2) of the subject does not release
     /// the open file description. The reader of a pipe then gets no end of file, ports and locks stay in use,
     /// and execve(2) of a newly written program fails.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn close_duplicates(&mut self) {
         self.open.clear();
         self.limit = None;
     }
@@ -417,7 +418,7 @@ impl Descriptors {
     }
 
     /// Passes the fdinfo texts of this pause to the captures.
-    fn tell(&mut self) {
+    fn pass_fdinfo(&mut self) {
         let mut next = 0;
         for ((_, _, description), one) in self.listing.rows.iter().zip(&self.info.texts) {
             // Ids of descriptions rise in the order of their first descriptors. The text of the first
@@ -433,13 +434,13 @@ impl Descriptors {
 
     /// Opens duplicates of all known descriptions of the stopped tree. Returns `false` if its descriptors
     /// differ from the listed descriptors.
-    fn hold_again(&mut self, processes: &Processes) -> Result<bool> {
-        self.let_go();
+    fn duplicate_again(&mut self, processes: &Processes) -> Result<bool> {
+        self.close_duplicates();
         self.limit = Some(RaisedLimit::new());
-        Ok(self.hold_rows(processes)? && self.listing.are_distinct(&self.open)?)
+        Ok(self.duplicate_rows(processes)? && self.listing.are_distinct(&self.open)?)
     }
 
-    fn hold_rows(&mut self, processes: &Processes) -> Result<bool> {
+    fn duplicate_rows(&mut self, processes: &Processes) -> Result<bool> {
         let Self { listing, open, .. } = self;
         let mut rows = listing.rows.iter();
         for pid in processes.pids() {

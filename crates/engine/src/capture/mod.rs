@@ -37,7 +37,7 @@ use tracee::{Freezer, Urgent};
 use track::TrackerKind;
 
 pub use crate::capture::before::preflight;
-use crate::capture::before::{Before, look_while_it_runs, look_while_it_stands};
+use crate::capture::before::{Before, inspect_running, inspect_stopped};
 pub use crate::capture::continuous::{
     Comparison, Continuous, Difference, MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Slices, Taken,
     Tracking, Tuning,
@@ -63,7 +63,7 @@ pub struct CheckpointReport {
 }
 
 /// A completed capture: all data is in this process or in the sink. No part of the checkpoint is visible yet.
-struct Left {
+struct Completed {
     before: Before,
     /// The stopped subject, if it must be killed after the commit.
     held: Option<Held>,
@@ -78,13 +78,13 @@ pub fn checkpoint(
     options: &CheckpointOptions,
 ) -> Result<CheckpointReport> {
     let started = Stopwatch::start();
-    let looked = look_while_it_runs(root, options)?;
-    let kind = looked.as_ref().and_then(worth_tracking);
-    let left = match (kind, looked) {
-        (Some(kind), Some(looked)) => take_tracked(root, kind, looked, &*sink, options),
-        (_, looked) => take_whole(root, looked, &*sink, options),
+    let scanned = inspect_running(root, options)?;
+    let kind = scanned.as_ref().and_then(worth_tracking);
+    let outcome = match (kind, scanned) {
+        (Some(kind), Some(scanned)) => take_tracked(root, kind, scanned, &*sink, options),
+        (_, scanned) => take_whole(root, scanned, &*sink, options),
     };
-    let Left { mut before, held, time, timings } = left?;
+    let Completed { mut before, held, time, timings } = outcome?;
     let completed = before.processes.complete_mappings(&mut before.objects).and_then(|()| before.records());
     let records = completed.inspect_err(|_| before.descriptors.release())?;
     if !options.kill {
@@ -113,8 +113,8 @@ const SLACK: PageCount = PageCount(16);
 
 /// Chooses a tracker. Returns `None` if the subject is too small, if a descriptor has O_DIRECT, or if no
 /// tracker supports pre-copy on this kernel.
-fn worth_tracking(looked: &Before) -> Option<&'static dyn TrackerKind> {
-    if looked.processes.own_pages() < TRACKED_MIN || looked.descriptors.bypass_cache() {
+fn worth_tracking(scanned: &Before) -> Option<&'static dyn TrackerKind> {
+    if scanned.processes.own_pages() < TRACKED_MIN || scanned.descriptors.bypass_cache() {
         return None;
     }
     let kind = track::choose(track::AUTO).ok()?.kind;
@@ -129,17 +129,17 @@ fn take_tracked(
     mut before: Before,
     sink: &dyn PageSink,
     options: &CheckpointOptions,
-) -> Result<Left> {
+) -> Result<Completed> {
     // A single checkpoint has no limit for the pause.
     let tuning = Tuning { max_pause: None, ..Tuning::default() };
     let mut subject = Continuous::new(root, kind).tuned(tuning);
-    let Some(stood) = subject.stop_once(&mut before, sink)? else {
+    let Some(stopped) = subject.stop_once(&mut before, sink)? else {
         drop((subject, before));
-        return take_whole(root, look_while_it_runs(root, options)?, sink, options);
+        return take_whole(root, inspect_running(root, options)?, sink, options);
     };
-    let continuous::Stood { captured, arming, reserve } = stood;
+    let continuous::StoppedCapture { captured, arming, reserve } = stopped;
     let time = captured.0.time;
-    let (mut timings, held) = leave(captured, options)?;
+    let (mut timings, held) = resume_or_hold(captured, options)?;
     timings.pause += arming;
     reserve.end().inspect_err(|_| before.descriptors.release())?;
     if !options.kill {
@@ -148,39 +148,39 @@ fn take_tracked(
         timings.pause += subject.untrack().unwrap_or_default();
     }
     drop(subject);
-    Ok(Left { before, held, time, timings })
+    Ok(Completed { before, held, time, timings })
 }
 
 /// Captures the subject without pre-copy: all pages are copied inside the pause. Most failures occur before
 /// the first page is copied. Such an attempt leaves no data in the image, so the attempt can be repeated.
 fn take_whole(
     root: Pid,
-    mut looked: Option<Before>,
+    mut scanned: Option<Before>,
     sink: &dyn PageSink,
     options: &CheckpointOptions,
-) -> Result<Left> {
+) -> Result<Completed> {
     let mut retries = Retries::of(CAPTURES, root);
     loop {
-        let mut memory = WholeMemory::new(sink, first_buffer(looked.as_ref(), sink)?);
-        match capture_whole(root, looked, &mut memory, options) {
+        let mut memory = WholeMemory::new(sink, first_buffer(scanned.as_ref(), sink)?);
+        match capture_whole(root, scanned, &mut memory, options) {
             Ok((captured, mut before)) => {
                 let time = captured.0.time;
-                let (timings, held) = leave(captured, options)?;
-                memory.hand_on().inspect_err(|_| before.descriptors.release())?;
-                return Ok(Left { before, held, time, timings });
+                let (timings, held) = resume_or_hold(captured, options)?;
+                memory.append_last().inspect_err(|_| before.descriptors.release())?;
+                return Ok(Completed { before, held, time, timings });
             }
             Err(error) if memory.is_empty => std::thread::sleep(retries.after(error).again()?),
             Err(error) => return Err(error),
         }
-        looked = look_while_it_runs(root, options)?;
+        scanned = inspect_running(root, options)?;
     }
 }
 
 /// Returns the first buffer. Its memory is resident before the pause, so that the pause need not allocate it.
-fn first_buffer(looked: Option<&Before>, sink: &dyn PageSink) -> Result<PageBatch> {
-    Ok(match looked {
-        Some(looked) if looked.objects.saved().next().is_none() => {
-            let own = looked.processes.own_pages();
+fn first_buffer(scanned: Option<&Before>, sink: &dyn PageSink) -> Result<PageBatch> {
+    Ok(match scanned {
+        Some(scanned) if scanned.objects.saved().next().is_none() => {
+            let own = scanned.processes.own_pages();
             sink.buffer_for(PageCount(own.get() + own.get() / 4) + SLACK)?
         }
         _ => sink.buffer()?,
@@ -189,12 +189,12 @@ fn first_buffer(looked: Option<&Before>, sink: &dyn PageSink) -> Result<PageBatc
 
 fn capture_whole(
     root: Pid,
-    looked: Option<Before>,
+    scanned: Option<Before>,
     memory: &mut WholeMemory<'_>,
     options: &CheckpointOptions,
 ) -> Result<(Captured, Before)> {
     let stopped = Stopped::stop(&mut Freezer::default(), root, Urgent::begin(), Phases::new())?;
-    let mut before = looked.map_or_else(|| look_while_it_stands(root, options), Ok)?;
+    let mut before = scanned.map_or_else(|| inspect_stopped(root, options), Ok)?;
     let capture = stopped.capture(&mut before, memory);
     match capture.inspect_err(|_| before.descriptors.release())? {
         Capture::Whole(captured) => Ok((captured, before)),
@@ -203,7 +203,7 @@ fn capture_whole(
 }
 
 /// Resumes the captured subject. With `kill`, keeps the subject stopped and returns it.
-fn leave(captured: Captured, options: &CheckpointOptions) -> Result<(Timings, Option<Held>)> {
+fn resume_or_hold(captured: Captured, options: &CheckpointOptions) -> Result<(Timings, Option<Held>)> {
     if options.kill {
         return Ok((captured.0.phases.timings(), Some(captured.hold(None))));
     }

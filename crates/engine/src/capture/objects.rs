@@ -45,7 +45,7 @@ impl Objects {
     }
 
     /// Inspects the objects behind the mappings of a process. Returns whether all mappings still existed.
-    pub(super) fn look(&mut self, pid: Pid, mappings: &[Mapping]) -> bool {
+    pub(super) fn inspect(&mut self, pid: Pid, mappings: &[Mapping]) -> bool {
         let gone_before = self.gone.len();
         for mapping in mappings {
             let Some(key) = ObjectKey::of(mapping) else { continue };

@@ -41,7 +41,7 @@ impl<'a> WholeMemory<'a> {
 
     /// Passes the last buffer to the sink. Called after the pause, because an append wakes threads, which
     /// would take processor time in the pause.
-    pub(super) fn hand_on(self) -> Result<()> {
+    pub(super) fn append_last(self) -> Result<()> {
         Ok(self.batch.map_or(Ok(()), |rest| self.sink.append(rest))?)
     }
 }
@@ -101,7 +101,7 @@ pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
         for (mapping, content) in process.space.mappings.iter().zip(&process.space.contents) {
             if matches!(content, Some(Content::Private | Content::PrivateAndObject)) {
                 let ranges = if mapping.protection.read { &mut found.readable } else { &mut found.hidden };
-                let mut pages = process.space.pagemap.look_with(mapping.range, &mut regions)?;
+                let mut pages = process.space.pagemap.scan_range_with(mapping.range, &mut regions)?;
                 ranges.append(&mut pages.private);
                 guards.append(&mut pages.guards);
             }
@@ -135,7 +135,7 @@ fn copy(plan: &PagePlan, before: &Before, sink: &dyn PageSink, first: PageBatch)
             copier.add_with(object_space(*id), *range, |start, bytes| read_padded(file, start, bytes))?;
         }
     }
-    Ok(copier.into_rest())
+    Ok(copier.into_last_buffer())
 }
 
 /// Copies all pages of each memory object whose content belongs to the image. This includes unchanged pages.

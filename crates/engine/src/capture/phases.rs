@@ -50,9 +50,9 @@ macro_rules! phases {
 phases! {
     Running {
         /// Scan of the running tree.
-        Look = "look",
+        Inspect = "look",
         /// Wait until the log has free buffers for the pages of the pause (backpressure).
-        Room = "room",
+        Backpressure = "room",
         /// Pre-copy (copies while the subject runs) and slices (short stops that copy). Includes the rounds
         /// and slices after `Prepare`.
         Precopy = "precopy",

@@ -114,7 +114,7 @@ impl Stopped {
     ) -> Result<Capture<M::Part>> {
         let outcome = take(&mut self.tree, &mut self.phases, before, memory);
         if !matches!(outcome, Ok(None)) && !before.descriptors.options.kill {
-            before.descriptors.let_go();
+            before.descriptors.close_duplicates();
         }
         Ok(match outcome? {
             Some(part) => Capture::Part(self, part),

@@ -13,7 +13,7 @@ use model::{AddressRange, Pid};
 use tracee::StoppedTree;
 
 use super::address_space::AddressSpace;
-use super::before::{Before, look_while_it_stands};
+use super::before::{Before, inspect_stopped};
 use super::options::CheckpointOptions;
 use super::pages::{self, PagePlan};
 use super::phases::Phases;
@@ -40,15 +40,15 @@ pub(crate) fn present(tree: &mut StoppedTree, options: &CheckpointOptions) -> Re
     let root = root.ok_or_else(|| EngineError::Changed("no process of it is left".to_owned()))?;
     let mut retries = Retries::of(CAPTURES, root);
     loop {
-        match look(root, tree, options) {
+        match inspect(root, tree, options) {
             Ok(present) => return Ok(present),
             Err(error) => std::thread::sleep(retries.after(error).again()?),
         }
     }
 }
 
-fn look(root: Pid, tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
-    let mut before = look_while_it_stands(root, options)?;
+fn inspect(root: Pid, tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
+    let mut before = inspect_stopped(root, options)?;
     let mut pages = Pages(None);
     let taken = pipeline::take(tree, &mut Phases::new(), &mut before, &mut pages);
     let outcome = taken.and_then(|part| match part {

@@ -45,7 +45,7 @@ pub(super) struct ThreadState {
 
 impl Process {
     /// Inspects a process. `tracked` contains the processes to which this program has attached a tracker.
-    pub(super) fn look(
+    pub(super) fn inspect(
         pid: Pid,
         stat: Stat,
         space: SpaceId,
@@ -60,7 +60,7 @@ impl Process {
         }
         let mut space = AddressSpace::open(pid, space, tracked)?;
         let auxiliary_vector = procfs::read(format!("/proc/{pid}/auxv"))?;
-        space.is_settled &= objects.look(pid, &space.mappings);
+        space.is_settled &= objects.inspect(pid, &space.mappings);
         let executable = match objects.executable(pid, &space.mappings)? {
             Some(object) => object,
             // The program was replaced by execve(2) during the inspection.

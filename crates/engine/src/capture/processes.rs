@@ -72,7 +72,7 @@ impl Processes {
                 self.living.insert(pid, process);
                 continue;
             }
-            match Process::look(pid, stat, space, objects, &self.attached) {
+            match Process::inspect(pid, stat, space, objects, &self.attached) {
                 Ok(process) => {
                     self.living.insert(pid, process);
                     space.0 += 1;
@@ -131,12 +131,12 @@ impl Processes {
         if let Some(process) = known.filter(|_| self.is_continuous)
             && process.space.follow(pid)?
         {
-            objects.look(pid, &process.space.mappings);
+            objects.inspect(pid, &process.space.mappings);
             process.stat = stat;
         } else {
             let space = self.living.get(&pid).map_or_else(|| self.next_space(), |process| process.space.id);
-            let looked = Process::look(pid, stat, space, objects, &self.attached);
-            let process = looked.map_err(EngineError::or_refusal)?;
+            let inspected = Process::inspect(pid, stat, space, objects, &self.attached);
+            let process = inspected.map_err(EngineError::or_refusal)?;
             let is_borrowed = process.is_borrowed;
             self.living.insert(pid, process);
             if is_borrowed {

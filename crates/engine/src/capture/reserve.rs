@@ -3,7 +3,7 @@
 //! Owns: buffers that are taken in advance, copied pages that are not passed to the sink yet, and the
 //! estimate of the number of pages.
 //! Invariants: while the subject is stopped, no call of the sink takes a lock, waits or wakes a thread, until
-//! `STANDING_MAX` pages are held. Copies and removals reach the sink in order. Unused buffers are returned.
+//! `HELD_PAGES_MAX` pages are held. Copies and removals reach the sink in order. Unused buffers are returned.
 //! Does not: copy.
 
 use std::cell::{Cell, RefCell};
@@ -16,11 +16,11 @@ use store::{PageBatch, PageSink, Result};
 /// The maximum number of pages that a pause holds, 128 MiB. Beyond this number, the pause passes its pages to
 /// the sink and waits for buffers like any other caller. Copying this number of pages takes 10 to 40 ms (0.3
 /// to 1.2 µs for each scattered page). A wait for buffers is then only a small part of the pause.
-const STANDING_MAX: PageCount = PageCount(32_768);
+const HELD_PAGES_MAX: PageCount = PageCount(32_768);
 
 /// The number of held pages that ends a series of last stops. A last stop tries to capture all remaining
 /// state. After the series, the pages are passed to the sink while the subject runs.
-pub(super) const HANDED_ON_FROM: PageCount = PageCount(STANDING_MAX.get() / 2);
+pub(super) const FLUSH_FROM: PageCount = PageCount(HELD_PAGES_MAX.get() / 2);
 
 /// The number of buffers of a reserve is rounded up to a multiple of this constant. Successive checkpoints
 /// then reserve the same number of buffers. Otherwise a checkpoint would free memory that the next checkpoint
@@ -58,7 +58,7 @@ impl Expected {
 }
 
 /// One operation on the pages of a checkpoint that is passed to the sink later.
-enum Held {
+enum Operation {
     Pages(PageBatch),
     Discard(SpaceId, AddressRange),
 }
@@ -71,7 +71,7 @@ pub(super) struct Reserve<'a> {
     free: RefCell<Vec<PageBatch>>,
     /// The buffer that the next copier continues to fill.
     open: RefCell<Option<PageBatch>>,
-    held: RefCell<Vec<Held>>,
+    held: RefCell<Vec<Operation>>,
     /// The number of free buffers that are kept for the pause. Initially `begun_with`; a series of last stops
     /// may need more.
     for_pause: Cell<usize>,
@@ -82,7 +82,7 @@ pub(super) struct Reserve<'a> {
     /// The number of buffers that were allocated for slices, beyond the pool of the sink. A slice is a stop
     /// that copies pages for at most the pause budget.
     spares: Cell<usize>,
-    is_standing: Cell<bool>,
+    is_stopped: Cell<bool>,
 }
 
 impl<'a> Reserve<'a> {
@@ -91,34 +91,23 @@ impl<'a> Reserve<'a> {
     /// Pre-copy that waits for a store is useless, because the subject dirties as many pages during the wait
     /// as were copied. The wait is therefore here, before any page is copied.
     pub(super) fn new(sink: &'a dyn PageSink, before: PageCount, inside: PageCount) -> Result<Self> {
-        let before = (before.min(STANDING_MAX).get() / sink.buffer_pages().get().max(1)) as usize;
+        let before = (before.min(HELD_PAGES_MAX).get() / sink.buffer_pages().get().max(1)) as usize;
         let count = (buffers_for(sink, inside) + before).next_multiple_of(RESERVE_STEP);
         let begun_with = count - before;
         let (for_pause, extended) = (Cell::new(begun_with), Cell::new(0));
         let free = RefCell::new(sink.reserve(count)?);
         let (open, held) = (RefCell::default(), RefCell::default());
-        let (held_buffers, spares, is_standing) = (Cell::new(0), Cell::new(0), Cell::new(false));
-        Ok(Self {
-            sink,
-            free,
-            open,
-            held,
-            for_pause,
-            begun_with,
-            extended,
-            held_buffers,
-            spares,
-            is_standing,
-        })
+        let (held_buffers, spares, is_stopped) = (Cell::new(0), Cell::new(0), Cell::new(false));
+        Ok(Self { sink, free, open, held, for_pause, begun_with, extended, held_buffers, spares, is_stopped })
     }
 
     /// Prepares for a stop in which about `expected` pages are copied. Gets the missing buffers without
     /// waiting.
-    pub(super) fn stand(&self, expected: PageCount) -> Result<()> {
+    pub(super) fn begin_stop(&self, expected: PageCount) -> Result<()> {
         let count = buffers_for(self.sink, expected);
         let mut free = self.free.borrow_mut();
         while free.len() < count {
-            let extends = (self.extended.get() as u64 * self.buffer_pages().get()) < STANDING_MAX.get();
+            let extends = (self.extended.get() as u64 * self.buffer_pages().get()) < HELD_PAGES_MAX.get();
             self.extended.set(self.extended.get() + usize::from(extends));
             let batch = if extends { Some(self.sink.extend_reserve()?) } else { self.sink.free_buffer()? };
             free.push(batch.map_or_else(|| self.sink.spare(), Ok)?);
@@ -127,26 +116,26 @@ impl<'a> Reserve<'a> {
         self.for_pause.set(self.for_pause.get().max(count));
         // In the pause, the list then grows without an allocation.
         self.held.borrow_mut().reserve(count);
-        self.is_standing.set(true);
+        self.is_stopped.set(true);
         Ok(())
     }
 
     /// Reports whether so many pages are held that they should be passed on before another stop.
     pub(super) fn is_half_full(&self) -> bool {
-        self.held_buffers.get() as u64 * self.buffer_pages().get() >= HANDED_ON_FROM.get()
+        self.held_buffers.get() as u64 * self.buffer_pages().get() >= FLUSH_FROM.get()
     }
 
     /// Passes all held operations to the sink. Called when the subject runs again and will be stopped again
     /// for this checkpoint.
-    pub(super) fn run_on(&self) -> Result<()> {
+    pub(super) fn end_stop(&self) -> Result<()> {
         self.held_buffers.set(0);
-        self.hand_on()
+        self.flush()
     }
 
     /// Passes all operations and the open buffer to the sink. Called when the subject runs, or when it may
     /// stay stopped for the duration of the call.
     pub(super) fn end(self) -> Result<()> {
-        self.hand_on()?;
+        self.flush()?;
         let begun = self.open.borrow_mut().take_if(|batch| !batch.is_empty());
         begun.map_or(Ok(()), |batch| self.sink.append(batch))
     }
@@ -158,10 +147,10 @@ impl<'a> Reserve<'a> {
     }
 
     /// Returns a free buffer of the sink, or allocates a buffer beyond the pool of the sink, up to
-    /// `STANDING_MAX` pages.
+    /// `HELD_PAGES_MAX` pages.
     fn extra(&self) -> Result<Option<PageBatch>> {
         let here = self.sink.free_buffer()?;
-        if here.is_some() || (self.spares.get() as u64 * self.buffer_pages().get()) >= STANDING_MAX.get() {
+        if here.is_some() || (self.spares.get() as u64 * self.buffer_pages().get()) >= HELD_PAGES_MAX.get() {
             return Ok(here);
         }
         self.spares.set(self.spares.get() + 1);
@@ -169,12 +158,12 @@ impl<'a> Reserve<'a> {
     }
 
     /// Passes all held operations to the sink. From now on, operations are passed on immediately.
-    fn hand_on(&self) -> Result<()> {
-        self.is_standing.set(false);
+    fn flush(&self) -> Result<()> {
+        self.is_stopped.set(false);
         for held in self.held.take() {
             match held {
-                Held::Pages(batch) => self.sink.append(batch)?,
-                Held::Discard(space, range) => self.sink.discard(space, range)?,
+                Operation::Pages(batch) => self.sink.append(batch)?,
+                Operation::Discard(space, range) => self.sink.discard(space, range)?,
             }
         }
         Ok(())
@@ -186,7 +175,7 @@ impl PageSink for Reserve<'_> {
         if let Some(open) = self.open.take() {
             return Ok(open);
         }
-        if !self.is_standing.get() {
+        if !self.is_stopped.get() {
             if let Some(here) = self.sink.free_buffer()?.or_else(|| self.spared()) {
                 return Ok(here);
             }
@@ -197,18 +186,18 @@ impl PageSink for Reserve<'_> {
         if let Some(free) = self.free.borrow_mut().pop() {
             return Ok(free);
         }
-        if self.held_buffers.get() as u64 * self.sink.buffer_pages().get() < STANDING_MAX.get() {
+        if self.held_buffers.get() as u64 * self.sink.buffer_pages().get() < HELD_PAGES_MAX.get() {
             return self.sink.spare();
         }
-        self.hand_on()?;
+        self.flush()?;
         self.sink.buffer()
     }
 
-    /// Returns a buffer without waiting for the store, up to `STANDING_MAX` held pages while the subject is
+    /// Returns a buffer without waiting for the store, up to `HELD_PAGES_MAX` held pages while the subject is
     /// stopped. A slow store must not determine how long the subject is throttled. While the subject runs,
     /// this function allocates no buffer; `prepare` does.
     fn free_buffer(&self) -> Result<Option<PageBatch>> {
-        if self.is_standing.get() {
+        if self.is_stopped.get() {
             return self.buffer().map(Some);
         }
         match self.open.take().or_else(|| self.spared()) {
@@ -218,7 +207,7 @@ impl PageSink for Reserve<'_> {
     }
 
     fn has_to_make(&self) -> bool {
-        self.is_standing.get() && self.free.borrow().is_empty()
+        self.is_stopped.get() && self.free.borrow().is_empty()
     }
 
     fn prepare(&self, pages: PageCount) -> Result<()> {
@@ -232,11 +221,11 @@ impl PageSink for Reserve<'_> {
     }
 
     fn append(&self, batch: PageBatch) -> Result<()> {
-        if !self.is_standing.get() {
+        if !self.is_stopped.get() {
             return self.sink.append(batch);
         }
         self.held_buffers.set(self.held_buffers.get() + 1);
-        self.held.borrow_mut().push(Held::Pages(batch));
+        self.held.borrow_mut().push(Operation::Pages(batch));
         Ok(())
     }
 
@@ -267,10 +256,10 @@ impl PageSink for Reserve<'_> {
         // The pages in the open buffer were copied before the removal.
         let begun = self.open.borrow_mut().take_if(|batch| !batch.is_empty());
         begun.map_or(Ok(()), |batch| self.append(batch))?;
-        if !self.is_standing.get() {
+        if !self.is_stopped.get() {
             return self.sink.discard(space, range);
         }
-        self.held.borrow_mut().push(Held::Discard(space, range));
+        self.held.borrow_mut().push(Operation::Discard(space, range));
         Ok(())
     }
 }
@@ -278,8 +267,8 @@ impl PageSink for Reserve<'_> {
 impl Drop for Reserve<'_> {
     fn drop(&mut self) {
         let held = self.held.take().into_iter().filter_map(|held| match held {
-            Held::Pages(batch) => Some(batch),
-            Held::Discard(..) => None,
+            Operation::Pages(batch) => Some(batch),
+            Operation::Discard(..) => None,
         });
         held.chain(self.open.take()).chain(self.free.take()).for_each(|batch| self.sink.put_back(batch));
     }
@@ -288,7 +277,7 @@ impl Drop for Reserve<'_> {
 /// Returns the number of buffers for this number of pages. The result is at least one, so that a resident
 /// buffer is ready when the pause begins.
 fn buffers_for(sink: &dyn PageSink, pages: PageCount) -> usize {
-    let pages = pages.min(STANDING_MAX);
+    let pages = pages.min(HELD_PAGES_MAX);
     pages.get().div_ceil(sink.buffer_pages().get().max(1)).max(1) as usize
 }
 
@@ -306,36 +295,36 @@ mod tests {
     /// A sink that records its calls.
     #[derive(Default)]
     struct Witness {
-        told: RefCell<Vec<String>>,
+        calls: RefCell<Vec<String>>,
         out: Cell<isize>,
     }
 
     impl Witness {
-        fn tell(&self, what: impl Into<String>) {
-            self.told.borrow_mut().push(what.into());
+        fn record(&self, what: impl Into<String>) {
+            self.calls.borrow_mut().push(what.into());
         }
 
-        fn take_told(&self) -> Vec<String> {
-            self.told.take()
+        fn take_calls(&self) -> Vec<String> {
+            self.calls.take()
         }
     }
 
     impl PageSink for Witness {
         fn buffer(&self) -> Result<PageBatch> {
-            self.tell("buffer");
+            self.record("buffer");
             self.spare()
         }
 
         fn append(&self, batch: PageBatch) -> Result<()> {
             let pages: Vec<String> =
                 batch.pieces().iter().map(|piece| (piece.start.get() >> 12).to_string()).collect();
-            self.tell(pages.join(" "));
+            self.record(pages.join(" "));
             self.out.set(self.out.get() - 1);
             Ok(())
         }
 
         fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
-            self.tell(format!("reserve {count}"));
+            self.record(format!("reserve {count}"));
             (0..count).map(|_| self.spare()).collect()
         }
 
@@ -353,7 +342,7 @@ mod tests {
         }
 
         fn discard(&self, _: SpaceId, range: AddressRange) -> Result<()> {
-            self.tell(format!("-{}", range.start.get() >> 12));
+            self.record(format!("-{}", range.start.get() >> 12));
             Ok(())
         }
     }
@@ -375,20 +364,20 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_asked_or_told_while_the_subject_stands_and_the_order_stays() {
+    fn the_sink_is_not_called_while_the_subject_is_stopped_and_the_order_stays() {
         let witness = Witness::default();
         let reserve = Reserve::new(&witness, PageCount(0), PageCount(5)).unwrap();
         copy(&reserve, &[1, 2]);
         copy(&reserve, &[3]);
-        assert_eq!(witness.take_told(), ["reserve 4", "buffer"], "a buffer with room is filled further");
-        reserve.stand(PageCount(9)).unwrap();
+        assert_eq!(witness.take_calls(), ["reserve 4", "buffer"], "a buffer with room is filled further");
+        reserve.begin_stop(PageCount(9)).unwrap();
         copy(&reserve, &[4, 5, 1]);
         reserve.discard(SPACE, page(2)).unwrap();
         copy(&reserve, &[2, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
         reserve.discard(SPACE, page(9)).unwrap();
-        assert!(witness.take_told().is_empty());
+        assert!(witness.take_calls().is_empty());
         reserve.end().unwrap();
-        assert_eq!(witness.take_told(), ["1 2 3 4", "5 1", "-2", "2 6 7 8", "9 10 11 12", "13 14", "-9"]);
+        assert_eq!(witness.take_calls(), ["1 2 3 4", "5 1", "-2", "2 6 7 8", "9 10 11 12", "13 14", "-9"]);
         assert_eq!(witness.out.get(), 0, "buffers are lost");
     }
 
@@ -397,16 +386,16 @@ mod tests {
         let witness = Witness::default();
         let reserve = Reserve::new(&witness, PageCount(9), PageCount(5)).unwrap();
         copy(&reserve, &(0..12).collect::<Vec<u64>>());
-        let told = witness.take_told();
+        let calls = witness.take_calls();
         assert_eq!(
-            told,
+            calls,
             ["reserve 4", "0 1 2 3", "buffer", "4 5 6 7", "8 9 10 11"],
             "two of four are for the pause"
         );
-        reserve.stand(PageCount(5)).unwrap();
+        reserve.begin_stop(PageCount(5)).unwrap();
         copy(&reserve, &[1, 2, 3, 4, 5]);
         reserve.end().unwrap();
-        assert_eq!(witness.take_told(), ["1 2 3 4", "5"]);
+        assert_eq!(witness.take_calls(), ["1 2 3 4", "5"]);
         assert_eq!(witness.out.get(), 0);
     }
 
@@ -419,7 +408,7 @@ mod tests {
         copier.discard(Pid(1), SPACE, page(2)).unwrap();
         copier.finish().unwrap();
         reserve.end().unwrap();
-        assert_eq!(witness.take_told()[2..], ["buffer", "1 2", "-2"]);
+        assert_eq!(witness.take_calls()[2..], ["buffer", "1 2", "-2"]);
         assert_eq!(witness.out.get(), 0);
     }
 
@@ -427,14 +416,14 @@ mod tests {
     fn what_no_memory_is_kept_for_flows_as_while_the_subject_runs() {
         let witness = Witness::default();
         let reserve = Reserve::new(&witness, PageCount(0), PageCount(0)).unwrap();
-        reserve.stand(PageCount(u64::MAX)).unwrap();
-        let all: Vec<u64> = (0..STANDING_MAX.get()).collect();
+        reserve.begin_stop(PageCount(u64::MAX)).unwrap();
+        let all: Vec<u64> = (0..HELD_PAGES_MAX.get()).collect();
         copy(&reserve, &all);
-        assert_eq!(witness.take_told(), ["reserve 4"]);
+        assert_eq!(witness.take_calls(), ["reserve 4"]);
         copy(&reserve, &[1, 2, 3, 4, 5]);
-        let told = witness.take_told();
-        assert_eq!(told.len() as u64, STANDING_MAX.get() / BUFFER.get() + 3);
-        assert_eq!(told[told.len() - 3..], ["buffer", "buffer", "1 2 3 4"]);
+        let calls = witness.take_calls();
+        assert_eq!(calls.len() as u64, HELD_PAGES_MAX.get() / BUFFER.get() + 3);
+        assert_eq!(calls[calls.len() - 3..], ["buffer", "buffer", "1 2 3 4"]);
         drop(reserve);
         assert_eq!(witness.out.get(), 0, "what a failed checkpoint held goes back");
     }
@@ -451,7 +440,7 @@ mod tests {
             reserve.prepare(PageCount(u64::MAX)).unwrap();
             while reserve.free_buffer().unwrap().is_some() {}
         }
-        let most = (STANDING_MAX.get() / BUFFER.get()) as isize;
+        let most = (HELD_PAGES_MAX.get() / BUFFER.get()) as isize;
         assert!(witness.out.get() <= most + made, "{} of {most}", witness.out.get());
     }
 
@@ -459,19 +448,19 @@ mod tests {
     fn slices_leave_the_buffers_of_the_next_last_stop_alone() {
         let witness = Witness::default();
         let reserve = Reserve::new(&witness, PageCount(0), PageCount(1)).unwrap();
-        reserve.stand(PageCount(40)).unwrap();
+        reserve.begin_stop(PageCount(40)).unwrap();
         assert!(!reserve.has_to_make());
-        reserve.run_on().unwrap();
+        reserve.end_stop().unwrap();
         assert!(reserve.free_buffer().unwrap().is_none(), "all ten are kept");
         let made = witness.out.get();
-        reserve.stand(PageCount(40)).unwrap();
+        reserve.begin_stop(PageCount(40)).unwrap();
         let taken: Vec<PageBatch> = (0..10).map(|_| reserve.free_buffer().unwrap().unwrap()).collect();
         assert!(witness.out.get() == made && reserve.has_to_make(), "{} taken", taken.len());
         taken.into_iter().for_each(|batch| reserve.free.borrow_mut().push(batch));
-        reserve.run_on().unwrap();
-        witness.take_told();
+        reserve.end_stop().unwrap();
+        witness.take_calls();
         let taken: Vec<PageBatch> = (0..6).map(|_| reserve.buffer().unwrap()).collect();
-        assert!(witness.take_told().is_empty(), "the sink was not asked for any of {}", taken.len());
+        assert!(witness.take_calls().is_empty(), "the sink was not asked for any of {}", taken.len());
     }
 
     #[test]

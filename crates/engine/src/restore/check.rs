@@ -30,7 +30,7 @@ impl Plan {
     /// Refuses records of a tree that cannot be built. Returns `Incomplete` with the first invalid value.
     pub(super) fn check_bounds(&self) -> Result<()> {
         check_objects(self)?;
-        check_numbers(self)?;
+        check_ids(self)?;
         check_family(self)?;
         let descriptions: HashSet<u32> = self.envelopes.iter().map(|(id, _)| *id).collect();
         if descriptions.len() != self.envelopes.len() {
@@ -39,7 +39,7 @@ impl Plan {
         let objects: HashSet<u64> = self.objects.iter().map(|object| object.id).collect();
         for process in self.living() {
             check_layout(process, &objects)?;
-            check_areas(process, &objects)?;
+            check_mappings(process, &objects)?;
             check_descriptors(process, &descriptions)?;
         }
         Ok(())
@@ -60,7 +60,7 @@ fn check_objects(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-fn check_numbers(plan: &Plan) -> Result<()> {
+fn check_ids(plan: &Plan) -> Result<()> {
     let (mut pids, mut tids, mut spaces) = (HashSet::new(), HashSet::new(), HashSet::new());
     for process in &plan.processes {
         let pid = process.pid;
@@ -121,7 +121,7 @@ fn check_layout(process: &PlannedProcess, objects: &HashSet<u64>) -> Result<()> 
     Ok(())
 }
 
-fn check_areas(process: &PlannedProcess, objects: &HashSet<u64>) -> Result<()> {
+fn check_mappings(process: &PlannedProcess, objects: &HashSet<u64>) -> Result<()> {
     let mut end = Address(0);
     for area in &process.areas {
         let range = area.range();

@@ -42,7 +42,7 @@ pub(super) fn prepare(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Completes every process, and resumes the tree by a call of `let_go` for each thread. `cut_back`, which truncates
+/// Completes every process, and resumes the tree by a call of `resume` for each thread. `cut_back`, which truncates
 /// grown files, is called when only steps that depend on other programs can still fail. At that time, no effect is
 /// visible outside the tree.
 pub(super) fn finish(
@@ -51,7 +51,7 @@ pub(super) fn finish(
     mut built: Built,
     shared: &mut Shared,
     cut_back: impl FnOnce() -> Result<()>,
-    mut let_go: impl FnMut(Stub, Option<Signal>) -> std::result::Result<(), Error>,
+    mut resume: impl FnMut(Stub, Option<Signal>) -> std::result::Result<(), Error>,
 ) -> Result<()> {
     for process in plan.living() {
         let target = built.get(process.pid)?;
@@ -85,7 +85,7 @@ pub(super) fn finish(
         let signal = (stopped != 0).then_some(Signal(stopped));
         let mut signals = signal.into_iter();
         for stub in target.threads {
-            let_go(stub, signals.next())?;
+            resume(stub, signals.next())?;
         }
     }
     switch.disarm();

@@ -40,7 +40,7 @@ impl FreshMemory {
     /// if the kernel lacks userfaultfd, or if the first write to memory would create a huge page.
     pub(super) fn prepare(plan: &Plan, index: &PageIndex, built: &mut Built) -> Result<Self> {
         let mut fresh = Self::default();
-        if !features::enabled(Feature::UserfaultfdMissing) || huge_pages::are_the_rule() {
+        if !features::enabled(Feature::UserfaultfdMissing) || huge_pages::are_always_enabled() {
             return Ok(fresh);
         }
         for (pid, _, ranges) in lazy::choose(plan, index) {

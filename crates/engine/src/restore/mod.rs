@@ -17,7 +17,7 @@ mod fresh;
 mod inventory;
 mod layout;
 mod lazy;
-mod numbers;
+mod pids;
 mod plan;
 mod segments;
 mod tree;
@@ -134,7 +134,7 @@ pub struct RestorePhases {
 }
 
 /// The function that resumes a thread, with a signal to deliver.
-type LetGo<'a> = &'a mut dyn FnMut(Stub, Option<Signal>) -> std::result::Result<(), sys::Error>;
+type ResumeStub<'a> = &'a mut dyn FnMut(Stub, Option<Signal>) -> std::result::Result<(), sys::Error>;
 
 /// Decodes and checks the records of an image, like the first step of a restore. Opens and creates nothing.
 ///
@@ -260,12 +260,12 @@ fn restore_with(
     let plan = &plan;
     let mut restored = Restored::of(plan, phases, std::mem::take(&mut open.connections));
     let given = &Cell::new(None);
-    let complete = move |mut built: Built, let_go: LetGo<'_>| {
+    let complete = move |mut built: Built, resume: ResumeStub<'_>| {
         layout::advise(plan, &mut built)?;
         files::install(plan, &open, &mut built)?;
         // Hand over the terminal before the tree runs: a read in the background stops the reader.
         let give = || given.set(finish::hand_over_terminal(plan, options.terminal.as_ref()));
-        finish::finish(plan, &open, built, &mut shared, || compared.cut_back().map(|()| give()), let_go)?;
+        finish::finish(plan, &open, built, &mut shared, || compared.cut_back().map(|()| give()), resume)?;
         // Close the descriptors of this process, so that only the tree holds them. A pipe ends when the tree closes
         // its end.
         open.complete(shared);

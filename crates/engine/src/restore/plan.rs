@@ -15,7 +15,7 @@ use store::ImageReader;
 use sys::ptrace::Registers;
 use tracee::procfs;
 
-use super::numbers;
+use super::pids;
 use crate::error::{EngineError, Result};
 use crate::records::{
     AreasMessage, DescriptorRow, DescriptorsMessage, DirectoriesMessage, EngineRecord, FilesMessage,
@@ -161,12 +161,12 @@ impl Plan {
         for process in &self.processes {
             let threads = process.threads.iter().map(|thread| thread.tid.get());
             for number in threads.chain([process.pid.get()]) {
-                numbers::await_free(Pid(number))?;
+                pids::await_free(Pid(number))?;
             }
         }
         let births = self.births();
         for (number, _) in births.dead_sessions.iter().chain(&births.dead_groups) {
-            numbers::await_free(*number)?;
+            pids::await_free(*number)?;
         }
         Ok(())
     }

@@ -57,15 +57,15 @@ pub(super) fn attach(stub: &mut Stub, areas: &[AreaRecord], segments: &Segments)
 /// Groups areas into attachments. In all areas of one attachment, the start address minus the offset is the same.
 fn attachments<'a>(areas: &'a [AreaRecord], segments: &Segments) -> Result<Vec<Attachment<'a>>> {
     let mut found: BTreeMap<(u64, u64), Attachment<'_>> = BTreeMap::new();
-    for area in areas {
-        let Some((id, length)) = segments.get(&area.object) else { continue };
+    for mapping in areas {
+        let Some((id, length)) = segments.get(&mapping.object) else { continue };
         let senseless =
-            || EngineError::Incomplete(format!("area {} lies outside of its segment", area.range()));
-        let start = area.start.checked_sub(area.offset).ok_or_else(senseless)?;
-        let end = start.checked_add(length.get()).filter(|end| area.end <= *end).ok_or_else(senseless)?;
+            || EngineError::Incomplete(format!("area {} lies outside of its segment", mapping.range()));
+        let start = mapping.start.checked_sub(mapping.offset).ok_or_else(senseless)?;
+        let end = start.checked_add(length.get()).filter(|end| mapping.end <= *end).ok_or_else(senseless)?;
         let whole = AddressRange::new(Address(start), Address(end));
-        let attachment = found.entry((start, area.object));
-        attachment.or_insert_with(|| Attachment { id: *id, whole, pieces: Vec::new() }).pieces.push(area);
+        let attachment = found.entry((start, mapping.object));
+        attachment.or_insert_with(|| Attachment { id: *id, whole, pieces: Vec::new() }).pieces.push(mapping);
     }
     Ok(found.into_values().collect())
 }
@@ -131,7 +131,7 @@ impl Drop for Unfinished {
 mod tests {
     use super::*;
 
-    fn area(start: u64, end: u64, offset: u64, object: u64) -> AreaRecord {
+    fn mapping(start: u64, end: u64, offset: u64, object: u64) -> AreaRecord {
         AreaRecord { start, end, offset, object, ..AreaRecord::default() }
     }
 
@@ -139,10 +139,10 @@ mod tests {
     fn pieces_of_one_attachment_are_put_together() {
         let segments = Segments::from([(7, (SegmentId(3), ByteCount(0x4000)))]);
         let areas = [
-            area(0x10000, 0x11000, 0, 7),
-            area(0x12000, 0x14000, 0x2000, 7),
-            area(0x15000, 0x16000, 0, 0),
-            area(0x20000, 0x24000, 0, 7),
+            mapping(0x10000, 0x11000, 0, 7),
+            mapping(0x12000, 0x14000, 0x2000, 7),
+            mapping(0x15000, 0x16000, 0, 0),
+            mapping(0x20000, 0x24000, 0, 7),
         ];
         let found = attachments(&areas, &segments).unwrap();
         let shapes: Vec<(u64, u64, usize)> =
@@ -151,9 +151,9 @@ mod tests {
     }
 
     #[test]
-    fn an_area_outside_of_its_segment_is_refused() {
+    fn a_mapping_outside_of_its_segment_is_refused() {
         let segments = Segments::from([(7, (SegmentId(3), ByteCount(0x1000)))]);
-        assert!(attachments(&[area(0x1000, 0x2000, 0x2000, 7)], &segments).is_err());
-        assert!(attachments(&[area(0x10000, 0x12000, 0, 7)], &segments).is_err());
+        assert!(attachments(&[mapping(0x1000, 0x2000, 0x2000, 7)], &segments).is_err());
+        assert!(attachments(&[mapping(0x10000, 0x12000, 0, 7)], &segments).is_err());
     }
 }

@@ -27,7 +27,7 @@ use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
 use super::built::{Built, BuiltProcess, SIGCHLD};
 use super::files::{self, OpenFiles};
-use super::numbers;
+use super::pids;
 use super::plan::{Plan, PlannedProcess};
 use crate::error::{EngineError, Result};
 use crate::relations::{Birth, Births, Relation};
@@ -81,7 +81,7 @@ pub(super) fn build(plan: &Plan, open: &OpenFiles, watch: Option<FilterInstall>)
 }
 
 fn spawn_root(pid: Pid) -> Result<Stub> {
-    numbers::create(pid, || Stub::spawn(WantedPid::Exactly(pid))).map_err(|error| match error {
+    pids::create(pid, || Stub::spawn(WantedPid::Exactly(pid))).map_err(|error| match error {
         EngineError::Resource(ResourceError::Remote(RemoteError::Kernel(error)))
             if error.errno == Errno::EPERM =>
         {
@@ -204,20 +204,20 @@ impl BuiltProcess {
     pub(super) fn create(&mut self, wanted: Tid, flags: u64, exit_signal: u64) -> Result<Stub> {
         let (stub, memory) = self.leader();
         let data = stub.data().start;
-        let numbers = data + ByteCount(PAGE_BYTES);
+        let pids = data + ByteCount(PAGE_BYTES);
         let arguments = CloneArguments {
             flags,
             exit_signal,
-            set_tid: numbers.get(),
+            set_tid: pids.get(),
             set_tid_size: 1,
             ..CloneArguments::default()
         };
         let bytes = arguments.to_bytes();
         memory.write(data, &bytes)?;
-        memory.write(numbers, &wanted.get().to_ne_bytes())?;
+        memory.write(pids, &wanted.get().to_ne_bytes())?;
         let call = [data.get(), bytes.len() as u64, 0, 0, 0, 0];
         let same_process = flags == CLONE_THREAD_FLAGS;
-        numbers::create(Pid(wanted.get()), || stub.call_creating(nr::CLONE3, call, same_process))
+        pids::create(Pid(wanted.get()), || stub.call_creating(nr::CLONE3, call, same_process))
     }
 
     /// Creates all threads of the process except the leader.
@@ -263,8 +263,8 @@ fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
 }
 
 fn await_zombie(pid: Pid) -> Result<()> {
-    const LOOKS_MAX: usize = 100_000;
-    for _ in 0..LOOKS_MAX {
+    const POLLS_MAX: usize = 100_000;
+    for _ in 0..POLLS_MAX {
         if procfs::stat(pid)?.is_zombie() {
             return Ok(());
         }

@@ -1,9 +1,11 @@
-//! The events of a guarded subject (a protected process tree), and of a system of subjects.
+//! An event records what has happened to a guarded subject (a protected process tree), or to a system of subjects. The
+//! first process of a subject is its root. The system file describes the subjects of a system, which are its
+//! components. The guardian writes events to a journal, and reports events to the operator.
 //!
-//! Owns: the type of an event, its form in the journal, and the phases of a checkpoint in this form.
-//! Invariants: names of events and of keys are a stable interface. Names are added, but never changed. A phase that an
-//! event of an earlier version lacks counts as zero.
-//! Does not: print or write an event, or make its text; `wording` makes the text.
+//! Owns: the type of an event, and the form in which the journal contains an event and the phases of a checkpoint.
+//! Invariants: names of events and of keys are a stable interface. Names are added, but never changed. An event that
+//! was written by an earlier version may lack a phase. The duration of this phase counts as zero.
+//! Does not: print events, write events, or make the text of an event; `wording` makes the text.
 
 pub(crate) mod severity;
 pub(crate) mod wording;
@@ -21,10 +23,10 @@ use undo::back::{MovedAside, WentBack};
 use crate::record::SlicesReport;
 use crate::time;
 
-/// Maximum number of files that an event names.
+/// Maximum number of files that one event names.
 const NAMED_MAX: usize = 3;
 
-/// One event. The variants name what has happened.
+/// One event. The variant states what has happened.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 #[expect(missing_docs, reason = "the keys of the contract")]
@@ -32,36 +34,38 @@ pub enum RunEvent {
     /// The program was started from its beginning, for the first time or again.
     Started {
         pid: i32,
-        /// Why no checkpoint was used, if there were checkpoints.
+        /// The reason why no checkpoint was used. `None` if there was no checkpoint.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         why: Option<String>,
     },
     /// The restart is delayed, because two successive incarnations of the program were short.
     BackOff { wait_us: u64 },
-    /// A restore has cut off the end of a file that had only grown since the checkpoint.
+    /// Since the checkpoint, a file has only grown. A restore has moved the new bytes from the file to `to`.
     MovedAside { path: String, bytes: u64, to: String },
-    /// The subject writes files that prevent a restart after a change (`in_place`), or prevent every restart
-    /// (`unknown`).
+    /// The subject writes files that can prevent a restart from a checkpoint. A file in `in_place` prevents the restart
+    /// if the file changes after the checkpoint. A file in `unknown` always prevents the restart.
     FilesInPlace { in_place: Vec<String>, unknown: Vec<String> },
     /// The files of this run are not rolled back with the program.
     FilesCompared { reason: String },
-    /// Files were rolled back. `seq` 0 is the beginning of the program.
+    /// Files were rolled back to checkpoint `seq`. The number 0 means the beginning of the program.
     FilesWentBack {
         seq: u64,
         changed: usize,
         aside: usize,
-        /// Paths of the first files that were moved aside.
+        /// Paths of the first files that the rollback has moved to another directory.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         aside_paths: Vec<String>,
         uncovered: usize,
         /// Number of standard streams that were not rolled back, because other programs write to their files.
         left: usize,
     },
-    /// Numbers of connections in the restored checkpoint that stayed open, were rolled back, or ended.
+    /// A checkpoint with connections was restored. The numbers state how many connections stayed open, were rolled
+    /// back, or ended.
     Connections { seq: u64, kept: usize, rewound: usize, ended: usize },
-    /// The output of the program is no longer held, because no checkpoint became durable for too long.
+    /// Held output of the program was sent without a checkpoint, because no checkpoint became durable within
+    /// `after_us`.
     OutputReleased { after_us: u64 },
-    /// Files cannot be rolled back to this checkpoint.
+    /// Files cannot be rolled back to checkpoint `seq`.
     FilesDeferred { seq: u64, reason: String },
     /// Files cannot be rolled back to any existing checkpoint.
     FilesBroken { reason: String },
@@ -86,15 +90,15 @@ pub enum RunEvent {
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         examples: Vec<String>,
     },
-    /// Checkpoints are not taken, for a new reason.
+    /// A checkpoint was not taken, for a reason that was not reported before.
     Refused { reason: String },
-    /// The status file cannot be written and is out of date. This event is reported to the operator only.
+    /// The status file cannot be written and is out of date. Only the operator receives this event.
     StatusUnwritable { reason: String },
-    /// Checkpoints can be taken again.
+    /// After a `Refused` event, checkpoint `seq` was committed.
     Resumed { seq: u64 },
-    /// A checkpoint was still being written when the subject died, and was dropped.
+    /// The subject died while a checkpoint was being written. The checkpoint was dropped.
     Dropped { seq: u64 },
-    /// A process has held back checkpoints for too long.
+    /// A process has held back checkpoints for too long, so the guardian has ended the hold.
     HoldEnded { pid: i32 },
     /// Another tracker is used to find dirty pages.
     Tracker { tracker: String, reason: String },
@@ -104,7 +108,7 @@ pub enum RunEvent {
     ChildDied {
         pid: i32,
         signal: i32,
-        /// Whether a child has already failed earlier in this run.
+        /// Whether this is not the first failure of a child in this run.
         #[serde(default)]
         again: bool,
     },
@@ -112,8 +116,8 @@ pub enum RunEvent {
     Faulted { pid: i32, fault: Fault },
     /// The kernel did not report all starts and deaths of processes.
     ChildrenUnseen,
-    /// A process has left the tree of the subject, as a daemon does when its parent ends. No checkpoint contains the
-    /// process.
+    /// A process has left the tree of the subject, because the parent of the process has ended. Daemons leave the tree
+    /// in this way. No checkpoint contains the process.
     Departed {
         pid: i32,
         program: String,
@@ -121,7 +125,7 @@ pub enum RunEvent {
         #[serde(default)]
         is_end: bool,
     },
-    /// A checkpoint has led to a death again, and is skipped.
+    /// Repeated deaths count against checkpoint `seq`. The checkpoint is skipped from now on.
     Poisoned { seq: u64 },
     /// A checkpoint could not be restored.
     RestoreFailed { seq: u64, reason: String },
@@ -129,20 +133,21 @@ pub enum RunEvent {
     Restored { pid: i32, seq: u64, took_us: u64 },
     /// An executable page has changed.
     CodeChanged { pid: i32, file: String, offset: u64, bits: Option<u32>, what: String },
-    /// A damaged page of a file stays in memory, so the next incarnation maps this page again.
+    /// A damaged page of a file stays in the page cache, so the next incarnation maps the damaged page.
     DamageStays { file: String, offset: u64, reason: String },
-    /// A component of an earlier guardian still runs, but the system file does not contain the component.
+    /// A component that an earlier guardian has started still runs. The system file does not contain this component.
     LeftRunning { pid: i32 },
-    /// Processes that components had left behind were ended with the system.
+    /// At the end of the system, remaining processes of its components were ended.
     RestEnded { count: usize },
     /// A component is started from its beginning, although checkpoints of an earlier system exist. `checkpoint` is the
     /// last of these checkpoints.
     NotContinued { checkpoint: u64 },
-    /// Listeners are not kept open while their components are down.
+    /// While a component is down, its listening sockets are not kept open.
     ListenersNotKept { reason: String },
     /// The system file was read again, and its changes take effect.
     Reloaded { added: Vec<String>, removed: Vec<String>, restarted: Vec<String> },
-    /// Keys of a component have new values. The keys are grouped by the time when the new values take effect.
+    /// In the system file, keys of a component have new values. The keys are grouped by the time when the new values
+    /// take effect.
     KeysChanged { restarted: Vec<String>, at_once: Vec<String>, next_run: Vec<String> },
     /// The system file was read again, but its changes do not take effect.
     NotReloaded { reason: String },
@@ -150,7 +155,7 @@ pub enum RunEvent {
     Ready { took_us: u64 },
     /// A component was not ready in time, and is being killed.
     NotReady { timeout_us: u64 },
-    /// A component is started when the components in `needs` are ready.
+    /// The start of a component waits until the components in `needs` are ready.
     Waits { needs: Vec<String> },
     /// A component could not be started, or could not be kept running.
     ComponentFailed { reason: String },
@@ -162,11 +167,11 @@ pub enum RunEvent {
     StaysEnded {},
     /// A component is not started, because the system shuts down.
     NotStarted {},
-    /// A component is no longer restarted, and `follows` is the consequence.
+    /// A component is no longer restarted, because of `cause`. The text `follows` states the consequence.
     GivenUp { cause: String, follows: String },
     /// The program that `on_give_up = "exec"` names was started.
     Executed { pid: i32, program: String },
-    /// A component is restarted, because the component `died` of its group has died.
+    /// A component is restarted, because the component `died` has died. Both components belong to one group.
     GroupRestarts { died: String },
     /// Another component, or the operator, has complained about this component.
     Complaint { by: String, weight: u32, why: String },
@@ -180,7 +185,7 @@ pub enum RunEvent {
     SystemGoesDown { has_failed: bool },
     /// The subject was restarted too often.
     GaveUp { restarts: usize, within_us: u64 },
-    /// The subject has ended for good.
+    /// The subject has ended, and is not restarted.
     Ended { pid: i32, signal: Option<i32>, exit: Option<i32> },
 }
 
@@ -192,13 +197,14 @@ pub enum RunEvent {
 pub struct CheckpointEvent {
     pub seq: u64,
     pub full: bool,
-    /// Duration of an earlier pause, in which trackers were attached to new processes.
+    /// How long the subject was stopped before the pause, to attach trackers to new processes, and in aborted captures.
+    /// A tracker finds the pages to which the subject has written.
     pub arming_us: u64,
     pub pause_us: u64,
     /// The pause budget: the longest time that one stop should last.
     #[serde(default)]
     pub max_pause_us: Option<u64>,
-    /// Earlier stops of this checkpoint, each within the pause budget.
+    /// The slices: short stops before the pause, in which pages were copied.
     #[serde(default)]
     pub slices: SlicesReport,
     #[serde(flatten)]
@@ -211,7 +217,7 @@ pub struct CheckpointEvent {
     pub scanned_pages: u64,
     /// Number of rounds of pre-copy.
     pub rounds: usize,
-    /// Number of pages copied before the pause. A page that was dirtied again counts again.
+    /// Number of pages copied before the pause. A page that was copied twice counts twice.
     pub precopied_pages: u64,
     /// Number of pages copied inside the pause.
     pub residual_pages: u64,
@@ -219,7 +225,7 @@ pub struct CheckpointEvent {
     pub pages: u64,
     /// Bytes written for the checkpoint.
     pub bytes: u64,
-    /// Number of pages that the log moved to stay short. `bytes` includes these pages.
+    /// Number of pages that the compaction of the log has moved. `bytes` includes these pages.
     pub moved_pages: u64,
 }
 
@@ -229,7 +235,7 @@ impl RunEvent {
         Self::MovedAside { path, bytes: part.bytes.get(), to }
     }
 
-    /// Builds the event of a rollback. `left` standard streams were not rolled back.
+    /// Builds the event of a rollback. `left` is the number of standard streams that were not rolled back.
     pub(crate) fn went_back(to: Sequence, went: &WentBack, left: usize) -> Self {
         Self::FilesWentBack {
             seq: to.get(),
@@ -267,7 +273,7 @@ impl RunEvent {
         }
     }
 
-    /// Reports whether an event of this kind happens at each checkpoint.
+    /// Reports whether events of this variant can occur at each checkpoint.
     pub(crate) fn is_frequent(&self) -> bool {
         matches!(self, Self::Checkpoint(_) | Self::Scan { .. } | Self::Verified { .. })
     }

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_is_told_with_the_pages_that_ls_lists() {
+    fn a_checkpoint_is_reported_with_the_pages_that_ls_lists() {
         let checkpoint = CheckpointEvent {
             seq: 7,
             pages: 400,

@@ -1,10 +1,12 @@
-//! The event loop of a process that guards several subjects (protected process trees).
+//! Runs the event loop of a process that guards several subjects (protected process trees).
+//!
+//! The guard of a subject controls this subject. A director decides which subjects exist. A worker is a thread that
+//! executes one task at a time.
 //!
 //! Owns: the loop, its epoll instance, and the resources that exist once in a process: signals, children, the terminal.
-//! Invariants: the loop never waits for a disk or for a dying process; a worker thread does work that may block. A
-//! signal that has arrived reaches a subject before the death of the subject is reported.
-//! Does not: control a subject; the guard of the subject does. It does not decide which subjects exist; a director
-//! does.
+//! Invariants: the loop never waits for a disk or for a dying process; workers execute tasks that may block. Signals
+//! that have arrived are passed to a subject before the death of the subject is reported.
+//! Does not: control a subject, or decide which subjects exist.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -22,7 +24,7 @@ use crate::error::Result;
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
 use crate::inspection::require_features;
-use crate::run::{After, Guard, Left, ProcessReaper, RunRequest, Shared, start};
+use crate::run::{After, EndedRun, Guard, ProcessReaper, RunRequest, Shared, start};
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
 
@@ -39,24 +41,23 @@ const DIRECTOR: u64 = 1 << 32;
 /// Guards the subjects of one process.
 ///
 /// The host receives the signals of the process, and is the subreaper of the subjects' orphans. Therefore a process has
-/// only one host. The host must be created before the process starts other threads. Children that exist by then belong
-/// to no subject, and the host never ends them.
+/// only one host. The host must be created before the process starts other threads. Children that exist at the creation
+/// of the host belong to no subject. The host never ends these children.
 pub struct Host {
     shared: Arc<Shared>,
     signals: Signals,
     workers: Workers<Done>,
     poller: Poller,
-    /// The terminal, for the first subject only: a terminal has one job in the foreground.
+    /// The terminal. The first subject takes the terminal, because a terminal has only one job in the foreground.
     foreground: Option<Foreground>,
     added: u32,
-    /// Subjects that were added, and are still to be started.
+    /// Subjects that were added, but are not being started yet.
     waiting: Vec<(SubjectId, RunRequest)>,
     guards: BTreeMap<SubjectId, Guarded>,
     away: Away,
-    /// Signals that arrived while some subjects were being started. A signal without an identifier is for all these
-    /// subjects.
+    /// Signals for subjects that are being started. A signal without an identifier is for all these subjects.
     early: Vec<(Option<SubjectId>, Request)>,
-    /// Whether a child has changed its state, and dead children were not reaped since then.
+    /// Whether a child has changed its state since dead children were last reaped.
     has_orphans: bool,
 }
 
@@ -85,11 +86,11 @@ impl Guarded {
 enum Done {
     Started(SubjectId, Result<Box<Guard>>),
     Worked(SubjectId, After),
-    Left(SubjectId, Left),
-    Aside,
+    Ended(SubjectId, EndedRun),
+    Background,
 }
 
-/// A descriptor that a director waits for. When the descriptor is ready, `turn` receives its number.
+/// A descriptor that a director waits for. When the descriptor is ready, `turn` receives `number`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source<'a> {
     pub(crate) number: u32,
@@ -99,13 +100,14 @@ pub(crate) struct Source<'a> {
 
 /// Decides which subjects a host guards.
 pub(crate) trait Director {
-    /// Reports that a subject runs for the first time, with the pid of its root.
+    /// Receives the report that a subject runs for the first time. `root` is the pid of the first process of the
+    /// subject.
     fn started(&mut self, id: SubjectId, root: Pid);
 
-    /// Reports an event of a subject.
-    fn told(&mut self, id: SubjectId, name: &str, event: &RunEvent);
+    /// Receives an event of a subject.
+    fn reported(&mut self, id: SubjectId, name: &str, event: &RunEvent);
 
-    /// Reports that the run of a subject is over, or could not be begun.
+    /// Receives the report that the run of a subject is over, or could not begin.
     fn ended(&mut self, id: SubjectId, outcome: Result<SubjectStatus>);
 
     /// Reports whether a signal to this program is for the director, and not for the subjects.
@@ -123,7 +125,7 @@ pub(crate) trait Director {
         None
     }
 
-    /// Handles reports, ready descriptors and due times. May give orders to the host.
+    /// Handles reports, ready descriptors and due times. May call methods of the host.
     fn turn(&mut self, _ready: &[u32], _host: &mut Host) {}
 
     /// Reports whether no further subject will be added.
@@ -139,11 +141,12 @@ impl Host {
     ///
     /// The kernel lacks a required feature.
     pub fn new() -> Result<Self> {
-        // Inherited files must be recorded before a file is opened.
+        // Inherited files must be recorded before this process opens a file.
         let streams = Streams::inherited()?;
         require_features()?;
-        sys::descriptor_table::make_room()?;
-        // Signals must be taken before another thread exists, which would receive signals with their usual actions.
+        sys::descriptor_table::enlarge()?;
+        // Signals must be blocked before another thread starts. The new thread inherits the signal mask. Otherwise, the
+        // new thread could receive signals, and their default actions would be executed.
         let signals = Signals::take()?;
         let shared = Shared {
             reaper: ProcessReaper::found()?,
@@ -175,7 +178,7 @@ impl Host {
         id
     }
 
-    /// Guards subjects until the director needs no subject and the last subject has ended.
+    /// Guards subjects until the director adds no further subject and the last subject has ended.
     ///
     /// # Errors
     ///
@@ -226,7 +229,8 @@ impl Host {
         }
     }
 
-    /// Makes the reaper assign a child of this program to a subject only if the child is known to belong to it.
+    /// After this call, the reaper assigns a child of this program to a subject only if the child is known to belong to
+    /// this subject.
     pub(crate) fn share(&self) {
         self.shared.reaper.share();
     }
@@ -250,10 +254,10 @@ impl Host {
     }
 
     /// Lets a worker do work that may wait for a disk.
-    pub(crate) fn aside(&mut self, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    pub(crate) fn run_on_worker(&mut self, work: impl FnOnce() + Send + 'static) -> Result<()> {
         self.workers.submit(move || {
             work();
-            Done::Aside
+            Done::Background
         })
     }
 
@@ -318,13 +322,13 @@ impl Host {
         let Some(guarded) = self.guards.get_mut(&id) else { return Ok(()) };
         let guard = &mut guarded.guard;
         guard.step();
-        for event in guard.take_told() {
-            director.told(id, guard.name(), &event);
+        for event in guard.take_reports() {
+            director.reported(id, guard.name(), &event);
         }
         if guard.is_over() {
             if let Some(Guarded { guard, .. }) = self.guards.remove(&id) {
                 self.away.leaving += 1;
-                self.workers.submit(move || Done::Left(id, guard.leave()))?;
+                self.workers.submit(move || Done::Ended(id, guard.leave()))?;
             }
             return Ok(());
         }
@@ -363,22 +367,23 @@ impl Host {
                     if let Some(guarded) = self.guards.get_mut(&id) {
                         guarded.guard.work_done(after);
                     }
-                    // The reaper knows the new root of the subject by now.
+                    // While a task counts, the reaper does not reap unknown children. Now the reaper knows the new root
+                    // of the subject.
                     self.away.working -= 1;
                     self.step(id, director)?;
                 }
-                Done::Aside => {}
-                Done::Left(id, left) => {
+                Done::Background => {}
+                Done::Ended(id, ended) => {
                     self.away.leaving -= 1;
-                    left.told.iter().for_each(|event| director.told(id, &left.name, event));
-                    director.ended(id, left.outcome);
+                    ended.events.iter().for_each(|event| director.reported(id, &ended.name, event));
+                    director.ended(id, ended.outcome);
                 }
             }
         }
         Ok(())
     }
 
-    /// Passes signals to this program on to the subjects, except the signals for the director.
+    /// Passes the signals that this program has received to the subjects, except signals for the director.
     fn take_signals(&mut self, director: &mut dyn Director) -> Result<()> {
         while let Some(request) = self.signals.poll()? {
             match request {

@@ -10,4 +10,4 @@ mod workers;
 
 pub(crate) use self::core::{Director, Source};
 pub use self::core::{Host, SubjectId};
-pub use self::plain::{Tell, run};
+pub use self::plain::{OnEvent, run};

@@ -15,18 +15,18 @@ use crate::inspection::require_restorable;
 use crate::run::RunRequest;
 
 /// Receives each event of a subject, with the name of the subject.
-pub type Tell<'a> = &'a mut dyn FnMut(&str, &RunEvent);
+pub type OnEvent<'a> = &'a mut dyn FnMut(&str, &RunEvent);
 
 /// Runs or adopts a program, and restarts the program until it has ended for good.
 ///
 /// # Errors
 ///
 /// The program cannot be started, watched or, after its death, restored. A running program continues.
-pub fn run(request: &RunRequest, tell: &mut dyn FnMut(&RunEvent)) -> Result<SubjectStatus> {
+pub fn run(request: &RunRequest, on_event: &mut dyn FnMut(&RunEvent)) -> Result<SubjectStatus> {
     require_restorable()?;
     let mut host = Host::new()?;
     let id = host.add(request.clone());
-    let mut outcomes = host.run(&mut |_, event| tell(event))?;
+    let mut outcomes = host.run(&mut |_, event| on_event(event))?;
     outcomes.remove(&id).expect("each subject that was added has an outcome")
 }
 
@@ -37,8 +37,8 @@ impl Host {
     /// # Errors
     ///
     /// The host cannot wait for events. Running programs continue.
-    pub fn run(&mut self, tell: Tell<'_>) -> Result<BTreeMap<SubjectId, Result<SubjectStatus>>> {
-        let mut plain = Plain { tell, outcomes: BTreeMap::new() };
+    pub fn run(&mut self, on_event: OnEvent<'_>) -> Result<BTreeMap<SubjectId, Result<SubjectStatus>>> {
+        let mut plain = Plain { on_event, outcomes: BTreeMap::new() };
         self.direct(&mut plain)?;
         Ok(plain.outcomes)
     }
@@ -46,15 +46,15 @@ impl Host {
 
 /// A director that needs only the subjects that were added before the run.
 struct Plain<'a> {
-    tell: Tell<'a>,
+    on_event: OnEvent<'a>,
     outcomes: BTreeMap<SubjectId, Result<SubjectStatus>>,
 }
 
 impl Director for Plain<'_> {
     fn started(&mut self, _: SubjectId, _: Pid) {}
 
-    fn told(&mut self, _: SubjectId, name: &str, event: &RunEvent) {
-        (self.tell)(name, event);
+    fn reported(&mut self, _: SubjectId, name: &str, event: &RunEvent) {
+        (self.on_event)(name, event);
     }
 
     fn ended(&mut self, id: SubjectId, outcome: Result<SubjectStatus>) {

@@ -1,14 +1,13 @@
-//! Processes that outlive a dead subject, and processes that have left the tree of a subject. A daemon leaves the tree
-//! when its parent ends.
+//! Finds and ends processes that remain after the death of a subject, or that have left the tree of a living subject.
 //!
-//! A subject is a protected process tree. The guardian is this process, which protects subjects. The root is the first
-//! process of a subject.
+//! A subject is a protected process tree, and its first process is the root. This process is the guardian of the
+//! subjects. If the parent of a process ends, the guardian becomes the parent, and the process leaves the tree.
 //!
-//! Owns: the assignment of processes to subjects, and finding, ending and reaping the processes of one subject. Also
-//! owns the list of the guardian's children that have left the tree.
-//! Invariants: children that this process had before its first subject are never killed. Processes of another subject
-//! are never killed either. A dead root is not reaped. All processes are stopped before the first process is killed, so
-//! that no process reacts to the end of another process.
+//! Owns: the assignment of processes to subjects, and finding, ending and reaping processes of one subject. Also owns
+//! the list of processes that have left the tree.
+//! Invariants: children that this process had before its first subject are never killed. Cleaning up one subject kills
+//! no process of another subject. A dead root is not reaped. All processes are stopped before the first process is
+//! killed, so that no process reacts to the end of another process.
 //! Does not: decide when processes are ended; the guard calls this module after a death and before a restore.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -24,11 +23,11 @@ use super::requests::VARIABLE;
 use crate::error::{GuardianError, Result};
 use crate::signals::{KILL, STOP};
 
-/// Environment variable that names the component to a program that is started for the component.
+/// Environment variable of a program that is started for a component. The value is the name of the component.
 pub(crate) const OF_COMPONENT: &str = "UNDYING_COMPONENT";
-/// Time limit for the end of killed processes. Only a process that hangs in the kernel needs longer.
+/// Maximum time between a kill and the end of the process. Only a process that hangs in the kernel needs more time.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Poll interval of the wait for this end.
+/// Interval between two checks whether killed processes have ended.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The identifier of one subject of this program.
@@ -49,15 +48,15 @@ struct Table {
     foreign: HashMap<Pid, StartTime>,
     /// Number of subjects so far, including subjects that have ended.
     admitted: u32,
-    /// Whether this process also starts children that belong to no subject, after its first subject.
+    /// Whether this process may also start children that belong to no subject.
     is_shared: bool,
     roots: BTreeMap<Owner, ProcessKey>,
-    /// The mark of each subject: the unique value of `VARIABLE` in its environment. A mark identifies an orphan that no
-    /// survey has found.
+    /// The mark of each subject: the value of `VARIABLE` in the environment of its processes. No other subject has this
+    /// value. A mark identifies a process that `survey` has not found.
     marks: BTreeMap<Owner, String>,
     /// Subjects whose current incarnation was not started by this program.
     strangers: BTreeSet<Owner>,
-    /// Descendants of the roots that surveys have found, including processes whose parents have ended since.
+    /// Descendants of the roots, as found by `survey`. A process stays in the list when its parent ends.
     members: HashMap<ProcessKey, Owner>,
 }
 
@@ -81,8 +80,8 @@ impl Table {
         self.admitted <= 1 && !self.is_shared
     }
 
-    /// Returns the subject whose mark a process has, or whose root has led the session of the process. Both tests are
-    /// needed: some programs overwrite their environment, and daemons leave their session.
+    /// Returns the subject that has the mark of the process, otherwise the subject whose root leads the process's
+    /// session. Both tests are needed: some programs overwrite their environment, and daemons leave their session.
     fn recognised(&self, pid: Pid) -> Option<Owner> {
         let mark = mark_of(pid);
         let has_mark = |own: &String| !own.is_empty() && mark.as_deref() == Some(own.as_bytes());
@@ -121,13 +120,13 @@ impl ProcessReaper {
         }
     }
 
-    /// Assigns a child to a subject only if the child is known to belong to the subject, from now on.
+    /// After this call, a child is assigned to a subject only if the child is known to belong to this subject.
     pub(crate) fn share(&self) {
         self.table().is_shared = true;
     }
 
-    /// Adds a subject whose processes have the value `mark` of `VARIABLE`. With `is_stranger`, this program has not
-    /// started the subject. The root and the orphans of this subject are then not children of this program.
+    /// Adds a subject with the mark `mark`. `is_stranger` states that this program has not started the subject. The
+    /// root and the orphans of such a subject are not children of this program.
     pub(super) fn admit(&self, root: ProcessKey, mark: &str, is_stranger: bool) -> Owner {
         let mut table = self.table();
         let owner = Owner(table.admitted);
@@ -167,8 +166,8 @@ impl ProcessReaper {
         table.members.retain(|_, found| *found != owner);
     }
 
-    /// Reaps dead children that are neither a root nor traced. With `is_building`, unknown children are left, because
-    /// they may be roots that are being started. Returns whether a child was left.
+    /// Reaps dead children, except roots, tracees and foreign children. With `is_building`, unknown children are not
+    /// reaped, because they may be roots that are being started. Returns whether an unknown child was not reaped.
     pub(crate) fn reap(&self, is_building: bool) -> bool {
         let mut is_left = false;
         // The kernel makes the first thread of this program the parent of orphans.
@@ -206,8 +205,8 @@ impl ProcessReaper {
         }
     }
 
-    /// Ends every process that a dead root has left: descendants of this process, and the `known` processes of an
-    /// adopted root. Their pids are free afterwards. The children in `spared` and their descendants are not ended.
+    /// Ends every process that a dead root has left, so that their pids are free: descendants of this process, and the
+    /// `known` processes of an adopted root. The children in `spared` and their descendants are not ended.
     pub(super) fn clear(
         &self,
         owner: Owner,
@@ -218,7 +217,7 @@ impl ProcessReaper {
         self.repeat((owner, root), known, spared, || self.reap_orphans(owner, root))
     }
 
-    /// Returns the living children of this process that belong to a subject and have left its tree.
+    /// Returns the living processes that have left the tree of a subject. They are now children of this process.
     pub(super) fn departed(&self, owner: Owner, root: Pid) -> Vec<ProcessKey> {
         let children = self.children(owner).into_iter().filter(|pid| *pid != root);
         children
@@ -228,8 +227,8 @@ impl ProcessReaper {
             .collect()
     }
 
-    /// Ends processes that a failed restore may have left. These processes are under construction and traced by this
-    /// process. The dead root was reaped before.
+    /// Ends processes that remain after a failed restore. This process traces these unfinished processes. The dead root
+    /// was reaped before the restore.
     pub(super) fn clear_construction(&self, owner: Owner, spared: &HashSet<ProcessKey>) -> Result<()> {
         self.repeat((owner, Pid(0)), &[], spared, || {
             // The threads of a tracee must be waited for one by one.
@@ -240,7 +239,7 @@ impl ProcessReaper {
         })
     }
 
-    /// Stops, kills and reaps until no process of the subject is left.
+    /// Stops, kills and reaps processes, until only the root and spared processes of the subject are left.
     fn repeat(
         &self,
         (owner, root): (Owner, Pid),
@@ -255,14 +254,14 @@ impl ProcessReaper {
             left.extend(known.iter().filter(|key| is_alive(**key)).map(|key| key.pid));
             left
         };
-        // Children that were reaped may have left children, and dead children still occupy their pids.
+        // A reaped child may have left children of its own, and a dead child still occupies its pid.
         let unreaped =
             || self.children(owner).into_iter().filter(|pid| *pid != root && !is_spared(pid)).collect();
         end_all(living, reap, unreaped)
     }
 
-    /// Ends the remaining processes of all subjects when the last subject is over, and returns their number. Daemons
-    /// that cannot be assigned to a subject are ended as well. Programs that were started for a component may continue.
+    /// Ends the remaining processes when the last subject is over, and returns their number. Daemons that cannot be
+    /// assigned to a subject are ended as well. Programs that were started for a component (`OF_COMPONENT`) continue.
     pub(crate) fn end_rest(&self) -> Result<usize> {
         let children = || -> Vec<Pid> {
             let found = procfs::children(self.own).unwrap_or_default();
@@ -281,7 +280,7 @@ impl ProcessReaper {
         Ok(count)
     }
 
-    /// Returns descendants of this process that belong to a subject and are neither spared nor dead.
+    /// Returns the living processes of a subject, without the root and without spared processes.
     fn living(&self, owner: Owner, root: Pid, is_spared: impl Fn(&Pid) -> bool) -> Vec<Pid> {
         let children = self.children(owner).into_iter().filter(|pid| *pid != root && !is_spared(pid));
         let strange = self.strange(owner, root).into_iter().filter(|pid| !is_spared(pid));
@@ -290,7 +289,8 @@ impl ProcessReaper {
         found
     }
 
-    /// Returns the processes, except the root, of an incarnation that this program has not started.
+    /// Returns the processes of an incarnation without the root, or nothing if this program has started the
+    /// incarnation.
     fn strange(&self, owner: Owner, root: Pid) -> Vec<Pid> {
         let table = self.table();
         let mark = table.marks.get(&owner).filter(|_| table.strangers.contains(&owner)).cloned();
@@ -322,7 +322,7 @@ impl ProcessReaper {
 
 /// Returns the children and their descendants that have not ended.
 fn living_under(children: Vec<Pid>) -> Vec<Pid> {
-    // The children of a process that has ended meanwhile are now children of this process; the next list contains them.
+    // If a process has ended meanwhile, its children are now children of this process. The next call returns them.
     let found = children.into_iter().flat_map(|child| tree::descendants(child).unwrap_or_default());
     found.filter(|pid| is_living(*pid)).collect()
 }
@@ -331,14 +331,14 @@ fn is_living(pid: Pid) -> bool {
     procfs::stat(pid).is_ok_and(|stat| !stat.is_zombie())
 }
 
-/// Stops, kills and reaps until no process lives and no process waits to be reaped.
+/// Stops, kills and reaps processes, until no process lives and every dead process was reaped.
 fn end_all(living: impl Fn() -> Vec<Pid>, reap: impl Fn(), unreaped: impl Fn() -> Vec<Pid>) -> Result<()> {
     let deadline = Deadline::after(TIMEOUT);
     loop {
         let mut left = living();
         for signal in [STOP, KILL] {
             for pid in &left {
-                // A process that has ended meanwhile needs no kill.
+                // A process that has ended meanwhile needs no signal.
                 let _ = sys::signal::send(*pid, signal);
             }
         }
@@ -352,7 +352,7 @@ fn end_all(living: impl Fn() -> Vec<Pid>, reap: impl Fn(), unreaped: impl Fn() -
     }
 }
 
-/// Returns the mark in the environment with which a process was executed.
+/// Returns the mark in the initial environment of a process.
 fn mark_of(pid: Pid) -> Option<Vec<u8>> {
     variable_of(pid, VARIABLE)
 }
@@ -364,9 +364,9 @@ fn variable_of(pid: Pid, name: &str) -> Option<Vec<u8>> {
     value.map(<[u8]>::to_vec)
 }
 
-/// Returns the processes that have this mark, or are in the session that this dead root has led.
+/// Returns the processes that have this mark, and the processes in the session whose leader was this dead root.
 fn recognised(mark: &str, root: Option<Pid>) -> Vec<Pid> {
-    // While a session has members, no other process gets the pid of its leader.
+    // While a session has members, no other process gets the pid of the session leader.
     let is_ours = |pid: &Pid| {
         mark_of(*pid).is_some_and(|own| !mark.is_empty() && own == mark.as_bytes())
             || procfs::stat(*pid).is_ok_and(|stat| root == Some(stat.session))
@@ -374,8 +374,8 @@ fn recognised(mark: &str, root: Option<Pid>) -> Vec<Pid> {
     procfs::processes().unwrap_or_default().into_iter().filter(is_ours).collect()
 }
 
-/// Kills the remaining processes of a dead root that this program has not started, and waits until they have ended.
-/// Their parents reap them.
+/// Kills the remaining processes of a dead root, and waits until they have ended. This program has not started the
+/// root, so the processes have other parents, which reap them.
 pub(super) fn end_left_by(mark: &str, root: Pid) -> Result<()> {
     let deadline = Deadline::after(TIMEOUT);
     // Another process, with a session of its own, may have this pid by now.
@@ -390,7 +390,7 @@ pub(super) fn end_left_by(mark: &str, root: Pid) -> Result<()> {
         }
         for signal in [STOP, KILL] {
             for pid in &left {
-                // A process that has ended meanwhile needs no kill.
+                // A process that has ended meanwhile needs no signal.
                 let _ = sys::signal::send(*pid, signal);
             }
         }
@@ -398,7 +398,7 @@ pub(super) fn end_left_by(mark: &str, root: Pid) -> Result<()> {
     }
 }
 
-/// Reports whether this thread traces a process, which is then under restore.
+/// Reports whether this thread traces a process. A traced process is being restored.
 fn is_traced_by_us(pid: Pid) -> bool {
     let own = rustix::thread::gettid().as_raw_nonzero().get();
     procfs::status(pid).is_ok_and(|status| status.tracer.get() == own)
@@ -430,10 +430,10 @@ mod tests {
 
     /// Environment variable that is set in a process that runs only one test.
     const ALONE: &str = "UNDYING_TEST_ALONE";
-    /// A root, its child, and two children of this child.
+    /// A root with one child, which has two children.
     const TREE: &str = "sh -c 'sleep 600 & sleep 600 & wait' & exec sleep 600";
 
-    /// Runs a test in a process of its own. This process becomes a subreaper, and has no children of other tests.
+    /// Runs a test in a new process. The new process becomes a subreaper, and has no children of other tests.
     fn alone(name: &str, test: impl Fn()) {
         if std::env::var_os(ALONE).is_some() {
             return test();
@@ -462,7 +462,7 @@ mod tests {
             Self { owner: reaper.admit(procfs::key(pid).unwrap(), "", false), root, pid, middle, leaves }
         }
 
-        /// Kills the process in the middle, so that its children become children of this process.
+        /// Kills the process in the middle. Its children become children of this process.
         fn orphan_leaves(&self) {
             sys::signal::send(self.middle, KILL).unwrap();
             await_that(|| {
@@ -506,7 +506,7 @@ mod tests {
                 other.leaves.iter().all(|leaf| is_alive(*leaf)),
                 "a process of the other subject has ended"
             );
-            // Only the other subject may reap its dead processes.
+            // The clean-up of one subject must not reap the dead processes of the other subject.
             sys::signal::send(other.leaves[0].pid, KILL).unwrap();
             other.kill_root();
             await_that(|| procfs::stat(other.leaves[0].pid).unwrap().is_zombie());

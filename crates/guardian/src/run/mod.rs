@@ -25,7 +25,7 @@ mod watching;
 pub use channels::ComponentChannels;
 pub(crate) use claim::{Claim, UNDO_DIRECTORY, remove_log};
 pub use damaged::Damaged;
-pub(crate) use guard::{After, Guard, Left, start};
+pub(crate) use guard::{After, EndedRun, Guard, start};
 pub use launch::{Launch, ReadyPipe};
 pub(crate) use leftovers::{OF_COMPONENT, ProcessReaper};
 pub(crate) use reasons::without_numbers;

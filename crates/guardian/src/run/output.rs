@@ -1,9 +1,10 @@
-//! Network output of a subject (a protected process tree), held until a durable checkpoint contains the output.
+//! Holds the network output of a subject (a protected process tree), until a durable checkpoint contains the sending of
+//! the output. After a death, a restore can continue the TCP connections of such a subject.
 //!
 //! Owns: the packet queue in the kernel, and the assignment of packets and connections to checkpoints.
-//! Invariants: a packet is released only when a checkpoint that was taken after the packet is durable. Therefore no
-//! peer has received output that a restored program has not sent. No data of a peer is acknowledged that a restored
-//! program lacks.
+//! Invariants: a packet is released only after a later checkpoint has become durable, or after [`TIMEOUT`]. Without a
+//! timeout, a peer never has output that the restored program has not sent. If data of a peer was acknowledged, the
+//! restored program has this data.
 //! Does not: take checkpoints, or restore connections.
 
 use std::collections::{HashSet, VecDeque};
@@ -21,10 +22,11 @@ use sys::socket;
 use crate::error::{GuardianError, Result};
 use crate::inspection::missing;
 
-/// Maximum time for which output is held while no checkpoint becomes durable. Peers give up only after a longer time.
+/// Maximum time for which output is held while no checkpoint becomes durable. Peers wait longer than this time before
+/// they give up.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Interval between later releases of output, until a checkpoint is durable.
+/// Interval between releases of output after `TIMEOUT` has passed, until a checkpoint is durable.
 const LATE_EACH: Duration = Duration::from_millis(100);
 /// Maximum interval between checkpoints of a subject whose output is held.
 const EVERY_MAX: Duration = Duration::from_secs(1);
@@ -33,14 +35,14 @@ const EVERY_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct HeldOutput {
     hold: Arc<PacketHold>,
-    /// Checkpoints in rising order. The first is the newest durable checkpoint, if connections can be rolled back to
-    /// that checkpoint.
+    /// Checkpoints in rising order. If connections can be rolled back to the newest durable checkpoint, this checkpoint
+    /// is the first. Checkpoints that are still being written follow.
     points: VecDeque<Point>,
-    /// The last checkpoint whose output was released.
+    /// The last checkpoint for which output was released: all output that was sent before this checkpoint.
     released: Option<Sequence>,
-    /// The time at which output is released without a checkpoint, if the program still lives.
+    /// At this time, the output of a living program is released without a checkpoint.
     until: Instant,
-    /// Whether output was released without a checkpoint, and no checkpoint is durable since then.
+    /// Whether output was released without a checkpoint, and no checkpoint has become durable since that release.
     is_late: bool,
 }
 
@@ -51,7 +53,7 @@ struct Point {
     through: Option<PacketNumber>,
     /// The connections that the program had at the checkpoint.
     connections: Vec<Arc<OwnedFd>>,
-    /// Connections whose old sockets were disconnected in favour of restored sockets.
+    /// Connections whose old sockets were disconnected, because restored sockets replace the old sockets.
     vacated: Vacated,
 }
 
@@ -90,20 +92,21 @@ impl HeldOutput {
         self.points.push_back(Point { sequence, through, connections, vacated: Vacated::default() });
     }
 
-    /// Records that a checkpoint is durable. Releases earlier output, and closes connections that the program had
-    /// closed before the checkpoint.
+    /// Records that a checkpoint is durable. Releases the output before the checkpoint, and closes our duplicates of
+    /// connections that the program had closed before the checkpoint.
     pub(super) fn committed(&mut self, sequence: Sequence, now: Instant) {
         let Some(place) = self.points.iter().position(|point| point.sequence == sequence) else { return };
         let older: Vec<Point> = self.points.drain(..place).collect();
         let Some(point) = self.points.front() else { return };
         if let Some(through) = point.through {
-            // An error means that the hold is broken. The peers then send again, and `turn` releases output later.
+            // An error means that the hold is broken. In this case, the peers send their packets again, and `turn`
+            // releases the output later.
             let _ = self.hold.release(through);
         }
         let number = |socket: &Arc<OwnedFd>| socket::cookie(socket.as_fd()).ok();
         let open: HashSet<Option<u64>> = point.connections.iter().map(number).collect();
         let closed = older.iter().flat_map(|point| &point.connections);
-        closed.filter(|socket| !open.contains(&number(socket))).for_each(let_go);
+        closed.filter(|socket| !open.contains(&number(socket))).for_each(unmark);
         self.released = Some(sequence);
         self.wait_anew(now);
     }
@@ -113,13 +116,13 @@ impl HeldOutput {
         self.points.retain(|point| point.sequence != sequence);
     }
 
-    /// Returns the time when output has to be released, with or without a checkpoint.
+    /// Returns the time when output must be released, even if no checkpoint is durable.
     pub(super) fn due(&self) -> Instant {
         self.until
     }
 
-    /// Releases output that was held for too long. Connections cannot be rolled back from then on, until the next
-    /// checkpoint. Returns true for the first release since a checkpoint was durable.
+    /// Releases output that was held for too long. After this release, connections cannot be rolled back until the next
+    /// checkpoint is durable. Returns true for the first release after the last durable checkpoint.
     pub(super) fn turn(&mut self, now: Instant) -> bool {
         if self.until > now {
             return false;
@@ -141,8 +144,8 @@ impl HeldOutput {
         }
     }
 
-    /// Rolls back the connections of a dead subject to a checkpoint. Drops later output, and resets connections that no
-    /// checkpoint contains. Returns the connections that can be rolled back.
+    /// Rolls back the connections of a dead subject to a checkpoint. Drops the output after the checkpoint, and resets
+    /// connections that no checkpoint contains. Returns the connections that can be rolled back.
     pub(super) fn go_back(&mut self, to: Sequence) -> Kept {
         let place = self.points.iter().position(|point| point.sequence == to);
         let is_current = self.released.is_none_or(|released| released <= to);
@@ -176,7 +179,8 @@ impl HeldOutput {
         self.released = None;
     }
 
-    /// Drops held packets, and packets that the kernel still sends for connections that have ended with the subject.
+    /// Drops held packets. Also ends connections that have lost their process, because the kernel would still send data
+    /// of these connections.
     fn drop_rest(&self) {
         let _ = SockDiag::open().and_then(|diag| diag.end_orphans(self.hold.mark()));
         let _ = self.hold.discard_all();
@@ -185,20 +189,20 @@ impl HeldOutput {
 
 impl Drop for HeldOutput {
     fn drop(&mut self) {
-        // The subject has exited, or continues without a guardian. No more checkpoints follow.
+        // The subject has exited, or continues without a guardian. No further checkpoint is taken.
         self.release_all();
     }
 }
 
-/// Unmarks a duplicate before it is closed. A checkpoint contains everything that the kernel still sends for the
-/// connection.
-fn let_go(socket: &Arc<OwnedFd>) {
+/// Removes the mark from a duplicate before the duplicate is closed, so that packets of the connection are no longer
+/// held. A checkpoint contains everything that the kernel still sends for the connection.
+fn unmark(socket: &Arc<OwnedFd>) {
     let _ = SocketMark::NONE.put_on(socket.as_fd());
 }
 
 /// Makes the peer of a connection receive a reset when the last duplicate is closed.
 fn reset(socket: &Arc<OwnedFd>) {
-    let_go(socket);
+    unmark(socket);
     let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
@@ -253,20 +257,20 @@ mod tests {
         peer.read_exact(&mut bytes).ok().map(|()| bytes.to_vec())
     }
 
-    /// Repeats an attempt until data is received. The kernel drops held packets when another test or program removes a
-    /// hook of the packet filter, but not in each attempt.
+    /// Repeats an attempt until data is received. An attempt can fail, because the kernel drops held packets when
+    /// another test or program removes a hook of the packet filter.
     fn in_peace(attempt: impl Fn() -> Option<()>) {
         assert!((0..ATTEMPTS).any(|_| attempt().is_some()), "nothing was received in {ATTEMPTS} attempts");
     }
 
-    /// Returns the last packet so far, as a pause does.
+    /// Returns the last packet that was held so far. A pause records this packet.
     fn through(output: &HeldOutput) -> Option<PacketNumber> {
         until_some(|| output.hold.queued().unwrap())
     }
 
-    fn until_some<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    fn until_some<T>(mut poll: impl FnMut() -> Option<T>) -> Option<T> {
         (0..1000).find_map(|_| {
-            let found = look();
+            let found = poll();
             if found.is_none() {
                 std::thread::sleep(Duration::from_millis(1));
             }

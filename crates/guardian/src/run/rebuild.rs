@@ -1,7 +1,10 @@
-//! Starting and restoring a subject (a protected process tree): the steps that may block, for a worker thread.
+//! Starts and restores a subject (a protected process tree). A worker thread executes these steps, because the steps
+//! may block.
 //!
-//! Owns: the values that all subjects of this process share, and the inheritance of a started program. Also owns the
-//! steps of a restart: ending the remaining processes, rolling files back, and building or starting processes.
+//! The guard (the code that controls the subject) never blocks. The reaper knows which processes belong to a subject.
+//!
+//! Owns: the values that all subjects of this process share, and the choice of what a started program inherits. Also
+//! owns the steps of a restart: ending the remaining processes, rolling files back, and building or starting processes.
 //! Invariants: no process of the subject runs during the rollback of files. A dead root keeps its pid until the restore
 //! needs the pid. A failed attempt leaves no process.
 //! Does not: decide which checkpoint is restored, or know the guard.
@@ -35,7 +38,7 @@ use crate::subject::Subject;
 
 /// How long a restore waits for a pid that is in use. The process with this pid may just be ending.
 const PID_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval between two attempts during this wait.
+/// Interval between two attempts of a restore while a pid is in use.
 const PID_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Values that the event loop, its guards and its workers share.
@@ -47,9 +50,9 @@ pub(crate) struct Shared {
     pub(crate) streams: Arc<Streams>,
     /// The clock that decides what is due.
     pub(crate) clock: Clock,
-    /// Signals that were blocked before this program blocked its own signals, as a set of bits.
+    /// Signals that were already blocked at the start of this program, as a set of bits.
     pub(crate) blocked_before: u64,
-    /// Signals that have their default actions in programs started by this process, as a set of bits.
+    /// Signals whose actions are set to the default in programs that this process starts, as a set of bits.
     pub(crate) defaults: u64,
 }
 
@@ -77,7 +80,7 @@ pub(super) struct Rebuild {
     pub(super) owner: Owner,
     /// What a restart does with files that have changed.
     pub(super) policy: ChangedFiles,
-    /// The watch over these files, if files are rolled back.
+    /// The watch over the files of the subject. `None` if files are not rolled back.
     pub(super) watching: Option<Arc<Watching>>,
     pub(super) foreground: SharedForeground,
 }
@@ -87,7 +90,7 @@ pub(super) struct Built {
     pub(super) subject: Subject,
     /// Time on CLOCK_MONOTONIC before which no process of the subject ran.
     pub(super) resumed_after: Duration,
-    /// The fate of the connections to outside processes.
+    /// How many connections to outside processes stayed open, were rolled back, or ended.
     pub(super) connections: Connections,
 }
 
@@ -109,7 +112,8 @@ impl Rebuild {
         Ok(())
     }
 
-    /// Lists the checkpoints. The checkpoints `in_flight` may become committed at any time.
+    /// Lists the checkpoints of the subject. The checkpoints `in_flight` are still being written, and may become
+    /// committed at any time.
     pub(super) fn survey(&self, in_flight: &[Sequence]) -> Result<Survey> {
         let found = self.store.list(&self.name)?;
         let committed: Vec<Sequence> = found.into_iter().map(|(sequence, _)| sequence).collect();
@@ -122,8 +126,8 @@ impl Rebuild {
         })
     }
 
-    /// Rolls files back, and builds the processes of a checkpoint. Later checkpoints have recorded the files
-    /// `opened_later`.
+    /// Rolls files back, and builds the processes of a checkpoint. `opened_later` are files that later checkpoints have
+    /// recorded.
     pub(super) fn restore(
         &self,
         sequence: Sequence,
@@ -148,7 +152,7 @@ impl Rebuild {
         Ok(Attempt { events, outcome })
     }
 
-    /// Starts the program from its beginning. With `is_with_files`, files are rolled back to the beginning first.
+    /// Starts the program from its beginning. With `is_with_files`, rolls files back to the beginning before the start.
     pub(super) fn start(&self, words: &[OsString], requests: &str, is_with_files: bool) -> Result<Attempt> {
         let mut events = Vec::new();
         self.host.reaper.clear(self.owner, self.subject.pid(), &[], &HashSet::new())?;
@@ -160,7 +164,7 @@ impl Rebuild {
             watching.start_over()?;
         }
         // The new root may have another pid, so the dead root is reaped now.
-        self.subject.let_go();
+        self.subject.reap();
         self.launch.damaged.drop_all(&mut events);
         let resumed_after = sys::clock::monotonic();
         let subject = self.spawn(words, requests)?;
@@ -194,7 +198,7 @@ impl Rebuild {
                 terminal: lock(&self.foreground).offer(),
                 watch: self.filter(),
             };
-            // Until now, the dead root has reserved its pid.
+            // The dead root has reserved its pid until this point. Now the restore needs the pid.
             self.subject.release()?;
             let outcome = engine::restore(reader, options);
             events.extend(parts.take().iter().map(RunEvent::moved_aside));
@@ -218,7 +222,7 @@ impl Rebuild {
         }
     }
 
-    /// Rolls files back, if files are watched. The restore compares the other files.
+    /// Rolls files back, if files are watched. The restore compares the files that were not rolled back.
     fn take_files_back(
         &self,
         to: Sequence,
@@ -235,7 +239,8 @@ impl Rebuild {
         Ok(covered)
     }
 
-    /// Refuses the rollback before the first file is changed, if a file that cannot be rolled back has changed.
+    /// Refuses the rollback if a file that cannot be rolled back has changed. Must be called before the first file is
+    /// rolled back.
     fn compare_uncovered(
         &self,
         watching: &Watching,
@@ -277,8 +282,8 @@ impl Rebuild {
 }
 
 fn files_stay(error: GuardianError) -> (RestoreError, GuardianError) {
-    // No program expects a mixture of old and new files. A start would also lose the journal that completes the
-    // rollback.
+    // After an incomplete rollback, the program must not start: no program expects a mixture of old and new files. A
+    // start would also discard the journal that is needed to complete the rollback.
     let is_half_way = matches!(&error, GuardianError::Undo(error) if error.is_half_way());
     (if is_half_way { RestoreError::FilesHalfWay } else { RestoreError::FilesStay }, error)
 }

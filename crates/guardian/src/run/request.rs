@@ -1,4 +1,4 @@
-//! The request of a run: what to guard, and how.
+//! A run request names the program or process that is guarded, and contains the options of the run.
 //!
 //! Owns: the request and its defaults.
 //! Does not: execute the request.
@@ -19,17 +19,17 @@ use crate::location::StoreLocation;
 pub const EVERY_MIN: Duration = Duration::from_millis(10);
 /// Default time between two checkpoints.
 pub const EVERY_DEFAULT: Duration = Duration::from_secs(30);
-/// Default time for which data must be unchanged before it is compressed. Most data that programs write again is
-/// written again within this time.
+/// Default time for which data must be unchanged before it is compressed. If a program writes the same data again, it
+/// usually does so within this time.
 pub const COMPRESS_AFTER_DEFAULT: Duration = Duration::from_secs(60);
 /// Default maximum size of the undo log of files, in bytes.
 pub const FILES_UNDO_MAX_DEFAULT: ByteCount = ByteCount(2 << 30);
-/// Default maximum fraction of the time that keeping old file contents may cost.
+/// Default for the maximum fraction of time that is spent on keeping old file contents.
 pub const FILES_COST_MAX_DEFAULT: f64 = 0.1;
 /// Default number of checkpoints that are kept.
 pub const KEEP_DEFAULT: usize = 8;
 
-/// The default tracker (which finds dirty pages): the best tracker that works.
+/// The name that selects the best tracker that works. A tracker finds dirty pages.
 pub const TRACKER_DEFAULT: &str = "auto";
 
 /// A request to guard one subject (a protected process tree).
@@ -37,25 +37,26 @@ pub const TRACKER_DEFAULT: &str = "auto";
 pub struct RunRequest {
     /// The program or process that is guarded.
     pub what: Guarded,
-    /// A process of the command that an earlier guardian has started. This process is taken over instead of starting
-    /// the command.
+    /// A running process of the command, started by an earlier guardian. The run takes over this process, and does not
+    /// start the command.
     pub runs_already: Option<ProcessKey>,
     /// How the program is started, except its command.
     pub launch: Launch,
-    /// Whether processes of the tree that outlive the root are ended after the root.
+    /// Whether the remaining processes of the tree are ended after the end of the root.
     pub ends_tree: bool,
     /// Name of the subject. `None` names the subject after its program.
     pub name: Option<String>,
-    /// Time between two checkpoints. With `None`, no checkpoint is taken, and a restart is a start from the beginning.
+    /// Time between two checkpoints. With `None`, no checkpoint is taken, and each restart starts the program from its
+    /// beginning.
     pub every: Option<Duration>,
-    /// Whether only one checkpoint is taken after each start from the beginning, no earlier than `every` after the
-    /// start.
+    /// Whether only one checkpoint is taken after each start from the beginning. This checkpoint is not taken before
+    /// `every` has passed since the start.
     pub once: bool,
     /// Whether TCP output of the program is held until a checkpoint contains the output.
     pub holds_output: bool,
     /// Whether periodic checkpoints wait until the subject has reported that it is ready.
     pub await_ready: bool,
-    /// Whether peers outside of the tree may end their connections after a restore.
+    /// Whether checkpoints are taken although a restore may lose connections to processes outside of the tree.
     pub lose_connections: bool,
     /// The store of the images.
     pub store: StoreLocation,
@@ -65,7 +66,8 @@ pub struct RunRequest {
     pub compression: Option<&'static dyn Codec>,
     /// How long data must be unchanged before it is compressed.
     pub compress_after: Duration,
-    /// Every n-th checkpoint is compared with the subject, page by page, before the subject is resumed.
+    /// The number n, if every n-th checkpoint is compared with the subject. The comparison is made page by page, before
+    /// the subject is resumed.
     pub verify_every: Option<NonZeroU64>,
     /// Whether dirty pages are scanned without taking checkpoints, to measure the cost of tracking alone.
     pub dry_run_tracking: bool,
@@ -77,12 +79,12 @@ pub struct RunRequest {
     pub policy: RestartPolicy,
     /// Whether the death of a process by SIGKILL, SIGSEGV, SIGBUS or SIGABRT counts as a death of the whole subject.
     pub child_signals: bool,
-    /// What a restart does with files that the subject has changed. `None` rolls files back if possible. If rollback is
-    /// impossible, `None` leads to a start from the beginning when files have changed.
+    /// What a restart does with files that the subject has changed. With `None`, files are rolled back if possible. If
+    /// rollback is impossible and files have changed, the program starts from its beginning.
     pub files: Option<ChangedFiles>,
     /// Maximum size of the undo log of files.
     pub files_undo_max: ByteCount,
-    /// Maximum fraction of the time that keeping old file contents may cost; 0.1 is a tenth.
+    /// Maximum fraction of time that is spent on keeping old file contents; 0.1 is a tenth.
     pub files_cost_max: f64,
     /// Maximum number of restarts in a time window.
     pub limit: RestartLimit,
@@ -123,7 +125,7 @@ impl RunRequest {
         }
     }
 
-    /// Returns the process that is guarded, if it runs already.
+    /// Returns the process that is guarded, if the process already ran before this run.
     pub(crate) fn adopted(&self) -> Option<Pid> {
         match self.what {
             Guarded::Process(pid) => Some(pid),

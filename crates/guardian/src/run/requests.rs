@@ -1,10 +1,12 @@
-//! Requests of a subject to its guardian: datagrams of one line to the socket that `UNDYING_SOCKET` names.
+//! A guardian receives requests of its subject on a socket, for example requests for a checkpoint. The environment
+//! variable `UNDYING_SOCKET` names the socket. A request is a datagram with one line of text.
 //!
-//! A subject is a protected process tree; its guardian is the process that protects it.
+//! A subject is a protected process tree, and its guardian is the process that protects the subject. A hold is a
+//! request to take no checkpoint until the hold is released.
 //!
-//! Owns: the socket, the permission check, the protocol, and the list of processes that hold checkpoints back.
-//! Invariants: a program that makes no request has no cost. Only the subject, root and the user of the guardian can
-//! make a request. A hold ends with the process that requested it, and after [`HOLD_MAX`] in any case.
+//! Owns: the socket, the permission check, the protocol, and the list of holds.
+//! Invariants: a program that makes no request has no cost. Only the subject, the user root and the user of the
+//! guardian can make a request. A hold ends when the requesting process ends, and not later than after [`HOLD_MAX`].
 //! Does not: execute a request.
 
 use std::collections::HashMap;
@@ -35,7 +37,7 @@ const LINE_MAX: usize = 256;
 /// Maximum duration of a hold. A program that holds checkpoints back for longer has forgotten to release the hold.
 const HOLD_MAX: Duration = Duration::from_secs(60);
 /// Poll interval of the check whether a process with a hold still lives.
-const HOLDER_LOOK: Duration = Duration::from_secs(1);
+const HOLDER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of requests that wait for a checkpoint. Further requests are refused.
 const WAITING_MAX: usize = 1024;
 
@@ -54,7 +56,7 @@ pub(super) enum Word {
     Unknown,
 }
 
-/// The process that has sent a request, and its address for the reply.
+/// The process that has sent a request, and the address to which the reply is sent.
 #[derive(Clone, Debug)]
 pub(super) struct Asker {
     pub(super) process: ProcessKey,
@@ -66,16 +68,17 @@ pub(super) struct Asker {
 pub(crate) struct Requests {
     socket: OwnedFd,
     name: String,
-    /// Requests for a checkpoint. The sequence number of the checkpoint is set once the checkpoint is being taken.
+    /// Requests for a checkpoint. When the checkpoint for a request begins, the sequence number is set.
     waiting: Vec<(Asker, Option<model::Sequence>)>,
-    /// Processes that wait until no checkpoint is being taken.
+    /// Processes with a hold that wait for the reply. The reply is sent when no checkpoint is being taken.
     quiet: Vec<Asker>,
     holds: HashMap<ProcessKey, Instant>,
 }
 
 impl Requests {
-    /// Opens a socket under the name that an earlier guardian of the same process has recorded, or under a new name. A
-    /// name that comes from the process itself is never bound, because it could be the name of another service.
+    /// Opens a socket under the name `recorded`, or under a new name. `recorded` is the name that an earlier guardian
+    /// of the same process has written to the status file. The name in the environment of the process is not used,
+    /// because the process could have chosen the name of another service.
     pub(super) fn open(recorded: Option<&str>) -> Result<Self> {
         let failed = |errno| Error::new("open a socket for requests", errno);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -137,7 +140,7 @@ impl Requests {
 
     /// Records a request for a checkpoint.
     pub(super) fn want(&mut self, asker: Asker) {
-        // A process without a reply may repeat its request, and then waits for the same checkpoint.
+        // A process that has received no reply may repeat its request. Both requests wait for the same checkpoint.
         let is_same = |known: &Asker| known.process == asker.process && known.address == asker.address;
         if self.waiting.iter().any(|(known, _)| is_same(known)) {
             return;
@@ -149,14 +152,15 @@ impl Requests {
         }
     }
 
-    /// Records that a checkpoint is being taken. This checkpoint satisfies all requests so far.
+    /// Records that a checkpoint is being taken. This checkpoint satisfies all waiting requests.
     pub(super) fn taking(&mut self, sequence: model::Sequence) {
         for (_, by) in self.waiting.iter_mut().filter(|(_, by)| by.is_none()) {
             *by = Some(sequence);
         }
     }
 
-    /// Records that the checkpoint is not taken. The next checkpoint satisfies its requests.
+    /// Records that a checkpoint was not taken. The next checkpoint satisfies the requests that waited for this
+    /// checkpoint.
     pub(super) fn not_taken(&mut self, sequence: model::Sequence) {
         for (_, by) in self.waiting.iter_mut().filter(|(_, by)| *by == Some(sequence)) {
             *by = None;
@@ -189,8 +193,8 @@ impl Requests {
         self.answer(asker, "ok\n");
     }
 
-    /// Replies to the holds that wait, because no checkpoint is being taken.
-    pub(super) fn tell_quiet(&mut self) {
+    /// Replies to all processes that wait for a hold. Must be called while no checkpoint is being taken.
+    pub(super) fn answer_holds(&mut self) {
         for asker in std::mem::take(&mut self.quiet) {
             self.answer(&asker, "ok\n");
         }
@@ -216,8 +220,8 @@ impl Requests {
     }
 
     /// Returns the time until the next check of the holds. Returns `None` without holds.
-    pub(super) fn look(&self) -> Option<Duration> {
-        self.is_held().then_some(HOLDER_LOOK)
+    pub(super) fn next_check(&self) -> Option<Duration> {
+        self.is_held().then_some(HOLDER_CHECK_INTERVAL)
     }
 
     /// Drops all requests, because the subject and its processes have died.
@@ -257,8 +261,8 @@ fn unix(address: &SocketAddrAny) -> Option<SocketAddrUnix> {
     (address.abstract_name().is_some() || address.path().is_some()).then_some(address)
 }
 
-/// Returns the process that sent the credentials, if this process belongs to the subject, to root or to the guardian's
-/// user.
+/// Returns the process that sent the credentials. Returns `None` unless the process belongs to the subject, or runs as
+/// the user root or as the user of the guardian.
 fn admitted(credentials: &UCred, root: Pid) -> Option<ProcessKey> {
     let pid = Pid(credentials.pid.as_raw_nonzero().get());
     let process = procfs::key(pid).ok()?;
@@ -288,7 +292,7 @@ mod tests {
         client
     }
 
-    fn heard(client: &UnixDatagram) -> Option<String> {
+    fn received(client: &UnixDatagram) -> Option<String> {
         let mut line = [0; 64];
         let length = client.recv(&mut line).ok()?;
         Some(String::from_utf8_lossy(&line[..length]).into_owned())
@@ -314,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_heard_with_the_process_that_says_them() {
+    fn requests_are_received_with_the_process_that_sends_them() {
         let requests = Requests::open(None).unwrap();
         let client = client(&requests);
         assert!(requests.poll(own()).is_none());
@@ -345,9 +349,9 @@ mod tests {
         assert!(requests.wants_checkpoint());
         requests.taking(model::Sequence(8));
         requests.answer_for(model::Sequence(7), "ok 7\n");
-        assert_eq!(heard(&client), None);
+        assert_eq!(received(&client), None);
         requests.answer_for(model::Sequence(8), "ok 8\n");
-        assert_eq!(heard(&client).as_deref(), Some("ok 8\n"));
+        assert_eq!(received(&client).as_deref(), Some("ok 8\n"));
     }
 
     #[test]
@@ -357,9 +361,9 @@ mod tests {
         let asker = ask(&requests, &client, "hold").1;
         let now = Instant::now();
         requests.hold(asker.clone(), now);
-        assert!(requests.is_held() && heard(&client).is_none());
-        requests.tell_quiet();
-        assert_eq!(heard(&client).as_deref(), Some("ok\n"));
+        assert!(requests.is_held() && received(&client).is_none());
+        requests.answer_holds();
+        assert_eq!(received(&client).as_deref(), Some("ok\n"));
         assert!(requests.end_stale_holds(now).is_empty() && requests.is_held());
         requests.release(&asker);
         assert!(!requests.is_held());

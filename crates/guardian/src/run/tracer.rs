@@ -1,10 +1,13 @@
-//! The thread that traces the subject (a protected process tree) and copies its state.
+//! A thread of the guardian traces the subject (a protected process tree) and copies the state of the subject.
 //!
-//! Owns: this thread, the state of the subject between two checkpoints, the choice of the tracker (which finds dirty
-//! pages), and opening the log again.
-//! Invariants: only this thread traces a running subject. The thread never waits for a disk longer than the subject may
-//! be stopped. After a request to detach, the thread never waits for a buffer.
-//! Does not: know when a checkpoint is due, or what follows a death.
+//! The guard (the code that controls the subject) sends orders to the thread, and receives reports from the thread. A
+//! tracker finds the pages that the subject has written (dirty pages).
+//!
+//! Owns: this thread, the values that are kept between two checkpoints, the choice of the tracker, and opening the log
+//! again.
+//! Invariants: only this thread traces a running subject. The thread waits for a disk at most as long as the subject
+//! may be stopped. After a request to detach, the thread never waits for a buffer of the log.
+//! Does not: decide when a checkpoint is due, or what follows a death.
 
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +19,7 @@ use std::time::{Duration, Instant};
 use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Taken};
 use model::{PageCount, ProcessKey};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use store::{Keep, LogOptions, LogWriter, SegmentCompression, Store, SubjectName};
+use store::{LogOptions, LogWriter, RetentionPolicy, SegmentCompression, Store, SubjectName};
 use sys::Error;
 use sys::clock::Clock;
 use sys::packet_hold::PacketHold;
@@ -38,7 +41,8 @@ impl Place {
     pub(super) fn new(store: &Store, name: &SubjectName, request: &RunRequest) -> Self {
         let compression =
             request.compression.map(|codec| SegmentCompression::new(codec, request.compress_after));
-        let options = LogOptions { keep: Keep::thinned(request.keep), compression, ..LogOptions::default() };
+        let options =
+            LogOptions { keep: RetentionPolicy::thinned(request.keep), compression, ..LogOptions::default() };
         Self { store: store.clone(), name: name.clone(), options }
     }
 
@@ -64,12 +68,12 @@ pub(super) enum News {
     /// A checkpoint was captured.
     Taken(Box<TakenNews>),
     /// Dirty pages were scanned, but no checkpoint was taken.
-    Looked(engine::Tracking),
+    Scanned(engine::Tracking),
     /// No checkpoint was taken, because the log has not written enough of the earlier checkpoints.
     Behind,
     /// A checkpoint was not taken, or the log was not opened.
     Failed(GuardianError),
-    /// A checkpoint was not taken, because its tracker could not be attached. The named tracker is used from now on.
+    /// A checkpoint was not taken, because the tracker could not be attached. The named tracker is used from now on.
     Tracking(&'static str, GuardianError),
     /// The log was opened again.
     Opened(Arc<LogWriter>),
@@ -81,7 +85,7 @@ pub(super) struct TakenNews {
     pub(super) taken: Taken,
     /// The processes of the subject at the checkpoint, without the root.
     pub(super) descendants: Vec<ProcessKey>,
-    /// The result of a comparison with the subject, if there was a comparison.
+    /// The result of comparing the checkpoint with the subject. `None` if the checkpoint was not compared.
     pub(super) comparison: Option<Comparison>,
     /// Name of the tracker that found the dirty pages.
     pub(super) tracker: &'static str,
@@ -91,14 +95,14 @@ pub(super) struct TakenNews {
 #[derive(Clone, Copy, Debug)]
 struct Fallback {
     subject: ProcessKey,
-    /// When the better tracker is tried again. The obstacle may be gone by then. An example of an obstacle is a process
-    /// that may open no file.
+    /// The time when the better tracker is tried again. Until then, the obstacle may disappear. A possible obstacle is
+    /// a process that may open no further file.
     until: Instant,
-    /// The length of this wait.
+    /// The time from a failure of the better tracker to the next attempt.
     wait: Duration,
 }
 
-/// The first and the longest `wait`.
+/// The first value and the maximum of `Fallback::wait`.
 const FALLBACK: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(640));
 
 /// The present work of the thread.
@@ -134,13 +138,13 @@ impl Tracer {
         let (orders, received) = mpsc::channel();
         let (sender, news) = mpsc::channel();
         let log = Arc::new(log);
-        let teller = Teller { sender: Some(sender), alarm: Arc::clone(&alarm) };
+        let outbox = NewsSender { sender: Some(sender), alarm: Arc::clone(&alarm) };
         let lent = Some(Arc::clone(&log));
         let thread = std::thread::Builder::new()
             .name("undying-tracer".to_owned())
             .spawn(move || {
                 let (chosen, fallback) = (tracking.kind, None);
-                Hand { place, log: lent, tracking, chosen, fallback, clock, subject: None, taken: 0, teller }
+                Hand { place, log: lent, tracking, chosen, fallback, clock, subject: None, taken: 0, outbox }
                     .work(&received);
             })
             .map_err(|error| Error::new("start a thread", error))?;
@@ -164,7 +168,7 @@ impl Tracer {
         self.log.as_deref()
     }
 
-    /// Returns a descriptor that becomes readable when a report is pending, and when no further report follows.
+    /// Returns a descriptor that becomes readable when a report is pending, or when the thread ends.
     pub(super) fn handle(&self) -> BorrowedFd<'_> {
         self.alarm.as_fd()
     }
@@ -174,16 +178,16 @@ impl Tracer {
         self.order(Work::Taking, Order::Take(subject, options));
     }
 
-    /// Orders that the log is opened again. The next checkpoint is then a full checkpoint.
+    /// Orders that the log is opened again. The next checkpoint after that is a full checkpoint.
     pub(super) fn open_again(&mut self) {
         self.log = None;
         self.order(Work::Opening, Order::Open);
     }
 
     /// Returns the next report, if one is pending. Never waits.
-    pub(super) fn hear(&mut self) -> Option<News> {
-        // The eventfd is reset before the receive, so that a later report makes it readable again. The read fails if
-        // the eventfd is already reset.
+    pub(super) fn receive(&mut self) -> Option<News> {
+        // The eventfd is reset before the channel is read, so that a report during the read makes the eventfd readable
+        // again. An error means that the eventfd was already reset.
         let _ = rustix::io::read(&*self.alarm, &mut [0_u8; 8]);
         let news = match self.news.try_recv() {
             Ok(news) => news,
@@ -200,18 +204,19 @@ impl Tracer {
         Some(news)
     }
 
-    /// Detaches the thread from the subject, and returns its reports until then. The thread may still wait for the log.
+    /// Waits until the thread no longer traces the subject, and returns the reports of the thread until that time.
+    /// After the call, the thread may still be opening the log.
     pub(super) fn leave_subject(&mut self) -> Vec<News> {
-        let mut told = Vec::new();
+        let mut reports = Vec::new();
         self.call_off_waits(true);
         while self.is_tracing() && self.thread.is_some() {
-            match self.hear() {
-                Some(news) => told.push(news),
+            match self.receive() {
+                Some(news) => reports.push(news),
                 None => ring_of(self.handle()),
             }
         }
         self.call_off_waits(false);
-        told
+        reports
     }
 
     /// Waits until the log reports an event, for example a written checkpoint.
@@ -229,7 +234,7 @@ impl Tracer {
         self.log = None;
     }
 
-    /// Makes the thread stop waiting for buffers, until this function is called with `false`.
+    /// With `true`, the thread no longer waits for buffers of the log. With `false`, the thread may wait again.
     pub(super) fn call_off_waits(&self, called_off: bool) {
         if let Some(log) = &self.log {
             log.call_off_waits(called_off);
@@ -237,12 +242,12 @@ impl Tracer {
     }
 
     /// Sets the present work. Each stop of a traced subject would wake the main thread by SIGCHLD, inside the pause.
-    /// Reports of stops are therefore disabled while the subject is traced. A stop by the terminal is then detected
-    /// after the checkpoint.
+    /// Therefore, reports of stops are disabled while the subject is traced. A stop by the terminal during this time is
+    /// detected after the checkpoint.
     fn set_work(&mut self, work: Work) {
         let (was_tracing, is_tracing) = (self.is_tracing(), work == Work::Taking);
         if was_tracing != is_tracing {
-            // The call cannot fail for a signal that may be handled.
+            // The call fails only for signals that a process cannot handle. SIGCHLD can be handled.
             let _ = sys::signal::report_child_stops(!is_tracing);
         }
         self.work = work;
@@ -250,7 +255,8 @@ impl Tracer {
 
     fn order(&mut self, work: Work, order: Order) {
         self.set_work(work);
-        // A panic of the thread is detected by its last write to the eventfd.
+        // The send fails only after a panic of the thread. `hear` detects the panic, because the end of the thread
+        // makes the eventfd readable.
         if let Some(orders) = &self.orders {
             let _ = orders.send(order);
         }
@@ -280,13 +286,13 @@ struct Hand {
     place: Place,
     log: Option<Arc<LogWriter>>,
     tracking: Tracking,
-    /// The tracker that is used at first.
+    /// The tracker that is used unless there is a fallback.
     chosen: &'static dyn TrackerKind,
     fallback: Option<Fallback>,
     clock: Clock,
     subject: Option<(ProcessKey, Continuous)>,
     taken: u64,
-    teller: Teller,
+    outbox: NewsSender,
 }
 
 impl Hand {
@@ -296,7 +302,7 @@ impl Hand {
                 Order::Take(subject, options) => self.take(subject, &options),
                 Order::Open => self.open(),
             };
-            self.teller.tell(news);
+            self.outbox.send(news);
         }
     }
 
@@ -308,7 +314,7 @@ impl Hand {
         self.climb_back(subject);
         if self.tracking.request.dry_run_tracking {
             return match self.continuous(subject).track(options) {
-                Ok(found) => News::Looked(found),
+                Ok(found) => News::Scanned(found),
                 Err(error) => self.not_taken(error),
             };
         }
@@ -339,7 +345,8 @@ impl Hand {
         let read = |sequence| store.image(&name, sequence);
         let verified = self.continuous(subject).checkpoint_and_verify(log, &read, options)?;
         if verified.as_ref().is_some_and(|(_, found)| found.differences > PageCount(0)) {
-            // Tracking starts again from the beginning, so that no page stays missed.
+            // The tracker has missed a page. The next checkpoint starts tracking from the beginning, so that no page
+            // stays missed.
             self.subject = None;
         }
         Ok(verified.map(|(taken, found)| (taken, Some(found))))
@@ -347,7 +354,7 @@ impl Hand {
 
     fn not_taken(&mut self, error: EngineError) -> News {
         match error {
-            // The subject has ended or executed another program. The next checkpoint attaches the tracker again.
+            // The subject has ended or has executed another program. The next checkpoint attaches the tracker again.
             error @ EngineError::Track(TrackError::Gone(_)) => {
                 self.subject = None;
                 News::Failed(error.into())
@@ -372,7 +379,8 @@ impl Hand {
         News::Tracking(kind.name(), error)
     }
 
-    /// Returns to the first tracker: for another subject, or after a wait that doubles each time.
+    /// Returns to the tracker `chosen` for a new incarnation of the subject, or after a wait. Each wait is twice as
+    /// long as the previous wait.
     fn climb_back(&mut self, subject: ProcessKey) {
         let Some(fallback) = &mut self.fallback else { return };
         let is_another = fallback.subject != subject;
@@ -389,7 +397,7 @@ impl Hand {
         }
     }
 
-    /// Returns the values that are kept between two checkpoints of this subject.
+    /// Returns the values that are kept between two checkpoints of this incarnation.
     fn continuous(&mut self, subject: ProcessKey) -> &mut Continuous {
         if self.subject.as_ref().is_some_and(|(known, _)| *known != subject) {
             self.subject = None;
@@ -419,29 +427,29 @@ impl Hand {
     }
 }
 
-/// The side of the thread that sends reports.
-struct Teller {
+/// The end of the report channel that belongs to the thread.
+struct NewsSender {
     sender: Option<Sender<News>>,
     alarm: Arc<OwnedFd>,
 }
 
-impl Teller {
-    fn tell(&self, news: News) {
+impl NewsSender {
+    fn send(&self, news: News) {
         if let Some(sender) = &self.sender {
-            // A guard that has ended needs no report.
+            // An error means that the guard has ended and needs no report.
             let _ = sender.send(news);
         }
         self.ring();
     }
 
     fn ring(&self) {
-        // The counter cannot overflow, because the guard reads it after every write.
+        // The counter cannot overflow, because the guard resets the counter after each report.
         let _ = rustix::io::write(&*self.alarm, &1_u64.to_ne_bytes());
     }
 }
 
-impl Drop for Teller {
-    /// Writes the eventfd a last time, so that the receiver finds the channel closed.
+impl Drop for NewsSender {
+    /// Closes the channel. Then writes to the eventfd a last time, so that the guard detects the end of the channel.
     fn drop(&mut self) {
         self.sender = None;
         self.ring();

@@ -1,10 +1,13 @@
-//! The watch over the files of a subject (a protected process tree), as a guardian uses it.
+//! Connects the guardian of a subject (a protected process tree) with the watch over the files of the subject.
 //!
-//! Owns: the decision whether files are rolled back in this run, and the watch from the start of a program to its
-//! death. Also owns the rollback, and the list of checkpoints that the store must keep for a rollback.
+//! The watch records the old content of a file before the subject changes the file. For this, a seccomp filter notifies
+//! the watch of system calls of the subject. After a death, the watch can roll files back to a checkpoint.
+//!
+//! Owns: the decision whether files are rolled back in this run, and the use of the watch from the start of a program
+//! to its death. Also owns the list of checkpoints that the store must keep for a rollback.
 //! Invariants: in a run with file rollback, a program never runs without its seccomp filter. Files are rolled back only
-//! after every process of the tree has ended. A file that another process writes to is not changed.
-//! Does not: watch files or roll files back; `undo` does. It does not decide what follows a death; `supervise` does.
+//! after every process of the tree has ended. A rollback does not change a file to which another process writes.
+//! Does not: record or roll back file contents; `undo` does. Does not decide what follows a death; `supervise` does.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,8 +34,8 @@ use crate::streams::Streams;
 /// The sequence number that represents the beginning of the program. No checkpoint has this number.
 pub(super) const BEGINNING: Sequence = Sequence(0);
 
-/// Number of exact checkpoints (to which files can be rolled back) that the store keeps, whatever its retention policy
-/// is. The second is used if the newest leads to a death again.
+/// An exact checkpoint is a checkpoint to which files can be rolled back. The store keeps at least this number of exact
+/// checkpoints. The second newest is used if the newest leads to repeated deaths.
 const HELD: usize = 2;
 
 /// Why the files of an adopted program are not watched.
@@ -81,14 +84,15 @@ fn choose_files(
 #[derive(Debug)]
 pub(crate) struct Watching {
     pub(super) watch: Arc<Watch>,
-    /// Regular files that the program is started with and may write to, each with its offset at the start.
+    /// Regular files that the program inherits and may write to. Each file comes with its offset at the start.
     streams: Vec<(OwnedFd, u64)>,
 }
 
 impl Watching {
     /// Begins the undo log. The program starts with the files in their present state.
     ///
-    /// `holder` is a process that lets every call of the program continue if this process dies.
+    /// `holder` is a helper process. If this process dies, the helper process lets every notified system call of the
+    /// program continue.
     pub(super) fn start(
         directory: PathBuf,
         request: &RunRequest,
@@ -117,7 +121,7 @@ impl Watching {
         Ok(watching)
     }
 
-    /// Binds the present state of the inherited files to the beginning of the program.
+    /// Records the present state of the inherited files as their state at the beginning of the program.
     fn bind_beginning(&self) {
         let open = |(file, _): &(OwnedFd, u64)| {
             let flags = rustix::fs::fcntl_getfl(file).map_or(0, |flags| flags.bits());
@@ -137,8 +141,8 @@ impl Watching {
         self.watch.after_pause();
     }
 
-    /// Resets the offsets of files that were rolled back to the beginning. The program shares these open file
-    /// descriptions.
+    /// Resets the offsets of inherited files that were rolled back to the beginning. The program shares these open file
+    /// descriptions with this process.
     fn seek_back(&self, leave: &[(u64, u64)]) {
         for (file, offset) in &self.streams {
             let stays = rustix::fs::fstat(file).is_ok_and(|stat| leave.contains(&(stat.st_dev, stat.st_ino)));
@@ -149,7 +153,8 @@ impl Watching {
         }
     }
 
-    /// Starts a program with the filter, and answers its notified calls from the first call on.
+    /// Starts a program with the seccomp filter. The watch answers the notified system calls of the program from the
+    /// first call on.
     pub(super) fn spawn(
         &self,
         command: &mut Command,
@@ -168,7 +173,8 @@ impl Watching {
         Ok(Pid(child.id() as i32))
     }
 
-    /// Returns the filter for a restored tree. Its notified calls are answered from the first instruction on.
+    /// Returns the seccomp filter for a restored tree. The watch answers the notified calls of the tree from the first
+    /// instruction on.
     pub(super) fn filter(&self) -> FilterInstall {
         let watch = Arc::clone(&self.watch);
         let attach = move |listener| {
@@ -190,7 +196,8 @@ impl Watching {
         self.watch.exact().contains(&BEGINNING)
     }
 
-    /// Rolls files back. The restore compares the other files.
+    /// Rolls files back. The returned `Covered` tells the restore which files were not rolled back. The restore
+    /// compares these files.
     pub(super) fn go_back(&self, to: Sequence, leave: &[(u64, u64)]) -> Result<(WentBack, Covered)> {
         let went = self.watch.go_back(to, leave)?;
         if to == BEGINNING {
@@ -207,8 +214,8 @@ impl Watching {
         Ok(())
     }
 
-    /// Removes the undo data for checkpoints that the store has dropped. The data for the beginning stays until there
-    /// are [`HELD`] exact checkpoints, because a single checkpoint can be unusable.
+    /// Removes the undo data for the beginning, and for checkpoints that the store has dropped. With fewer than
+    /// [`HELD`] exact checkpoints, no data is removed, because a single checkpoint can be unusable.
     pub(super) fn retain(&self, kept: &[Sequence]) {
         let exact = self.exact(kept);
         if exact.len() >= HELD {

@@ -1,10 +1,10 @@
-//! The control socket of a system: a caller connects, sends one request, and gets one answer when the request is
-//! executed.
+//! A system (a group of subjects that one guardian protects) has a control socket. A caller connects to the socket and
+//! sends one request. The caller receives one answer when the request was executed or refused.
 //!
 //! Owns: the socket, the form of requests and answers, and the permission check.
 //! Invariants: the guardian never waits for a caller. A caller that does not read loses its answer. The number of
-//! waiting callers is bounded. A user other than root and the user of the guardian can only complain, and only from
-//! within a component.
+//! waiting callers is bounded. The user root and the user of the guardian are operators, and may send every request.
+//! Any other user can only complain, and only from a process of a component.
 //! Does not: execute a request.
 
 use std::collections::BTreeMap;
@@ -22,15 +22,17 @@ use sys::{Errno, Error};
 use super::random;
 use crate::error::Result;
 
-/// Prefix of the name of a control socket; random digits follow. The name is abstract, so the name vanishes with the
-/// guardian.
+/// Prefix of the name of a control socket; random digits follow. The name is an abstract socket name, so the name
+/// vanishes with the guardian.
 const PREFIX: &str = "undying-system/";
-/// Maximum number of connections in the backlog, and maximum number of accepted connections.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 64;
+/// Maximum number of accepted connections.
 const CALLERS_MAX: usize = 256;
-/// Maximum number of accepted callers that are not operators. Any user can connect, but must not keep operators out.
+/// Maximum number of accepted callers that are not operators. Without this limit, other users could take all places of
+/// the operators.
 const OTHERS_MAX: usize = 32;
-/// Maximum length of a request in bytes: a complaint with its text.
+/// Maximum length of a request in bytes. The longest request is a complaint with its text.
 const REQUEST_MAX: usize = 16 << 10;
 
 /// An order to the guardian of a system.
@@ -86,7 +88,7 @@ impl SystemOrder {
 pub(crate) enum Answer {
     /// The request was executed.
     Done { what: String },
-    /// The request was not executed, and will not be.
+    /// The request was not executed, and will not be executed.
     Refused { why: String },
 }
 
@@ -128,8 +130,8 @@ impl Control {
         self.listener.as_fd()
     }
 
-    /// Returns the connections by their numbers. A connection becomes readable with a request, or when the caller has
-    /// gone.
+    /// Returns the connections with their numbers. A connection becomes readable when a request arrives, or when the
+    /// caller closes the connection.
     pub(crate) fn callers(&self) -> impl Iterator<Item = (u32, BorrowedFd<'_>)> {
         self.callers.iter().map(|(number, (_, socket))| (*number, socket.as_fd()))
     }

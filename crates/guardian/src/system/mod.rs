@@ -39,7 +39,7 @@ use self::network::Network;
 pub use self::record::ComponentFacts;
 use self::record::{SystemRecord, claim};
 use crate::error::{GuardianError, Result};
-use crate::host::{Host, Tell};
+use crate::host::{Host, OnEvent};
 use crate::location::StoreLocation;
 
 /// Starts the components of a system file, and guards them until the system has ended.
@@ -47,7 +47,7 @@ use crate::location::StoreLocation;
 /// # Errors
 ///
 /// The file has mistakes, the store already has a system, or nothing can be guarded here. Running components continue.
-pub fn up(path: &Path, store: Option<&Path>, tell: Tell<'_>) -> Result<()> {
+pub fn up(path: &Path, store: Option<&Path>, on_event: OnEvent<'_>) -> Result<()> {
     let system = read_system(path)?;
     required::require(&system)?;
     let missing = Channels::missing();
@@ -64,7 +64,7 @@ pub fn up(path: &Path, store: Option<&Path>, tell: Tell<'_>) -> Result<()> {
     let _claim = claim(&opened)?;
     let before = Before::find(&opened, &system)?;
     let mut director =
-        SystemDirector::new(&system, &path, (location, opened), (network, before), &host, tell)?;
+        SystemDirector::new(&system, &path, (location, opened), (network, before), &host, on_event)?;
     host.direct(&mut director)?;
     director.outcome(&host)
 }

@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::run::ComponentChannels;
 
 /// Scan interval. A listener that a component has closed is released after two scans.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 const HOLDER_KILLED: &str =
     "the process that keeps their listeners was killed; `undying down` and `up` make a new one";
@@ -47,7 +47,7 @@ pub(super) struct Network {
     /// Why channels cannot be kept.
     missing: Option<String>,
     next: Instant,
-    is_looking: Arc<AtomicBool>,
+    is_scanning: Arc<AtomicBool>,
 }
 
 impl Network {
@@ -60,7 +60,7 @@ impl Network {
     ) -> Result<Self> {
         let make = |holder| Channels::new(holder, Limits::default(), clock.clone()).map(Arc::new);
         let channels = holder.map(make).transpose()?;
-        Ok(Self { channels, missing, next: clock.now(), is_looking: Arc::default() })
+        Ok(Self { channels, missing, next: clock.now(), is_scanning: Arc::default() })
     }
 
     /// Returns the reason why listeners are not kept. Returns `None` if listeners are kept.
@@ -107,20 +107,20 @@ impl Network {
     }
 
     /// Returns work for a worker, if a scan is due: the release of listeners that living components have closed.
-    pub(super) fn look(
+    pub(super) fn scan(
         &mut self,
         roots: Vec<(ComponentId, Pid)>,
         now: Instant,
     ) -> Option<impl FnOnce() + Send + use<>> {
         let all = self.channels.as_ref().filter(|_| now >= self.next)?;
-        self.next = now + LOOK_EVERY;
-        if self.is_looking.swap(true, Ordering::AcqRel) {
+        self.next = now + SCAN_INTERVAL;
+        if self.is_scanning.swap(true, Ordering::AcqRel) {
             return None;
         }
-        let (all, is_looking) = (Arc::clone(all), Arc::clone(&self.is_looking));
+        let (all, is_scanning) = (Arc::clone(all), Arc::clone(&self.is_scanning));
         Some(move || {
-            roots.into_iter().for_each(|(id, root)| all.look(name(id), root));
-            is_looking.store(false, Ordering::Release);
+            roots.into_iter().for_each(|(id, root)| all.scan(name(id), root));
+            is_scanning.store(false, Ordering::Release);
         })
     }
 

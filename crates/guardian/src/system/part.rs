@@ -27,14 +27,14 @@ pub(super) struct Part {
     pub(super) gave_up: bool,
     /// The shown state, and the time since which it is shown.
     pub(super) shown: (&'static str, String),
-    pub(super) told: Told,
+    pub(super) reported: ReportedFacts,
     /// The channels of the component, as they are shown.
     pub(super) channels: Vec<ChannelFacts>,
 }
 
 /// Facts about a component, beside its state.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct ReportedFacts {
     /// The fault for which the component was killed last.
     pub(super) fault: Option<String>,
     /// Why the component could not be started or restored.
@@ -62,7 +62,7 @@ impl Part {
             root: None,
             gave_up: false,
             shown: ("", time),
-            told: Told::default(),
+            reported: ReportedFacts::default(),
             channels: Vec::new(),
         }
     }

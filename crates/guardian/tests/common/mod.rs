@@ -36,7 +36,7 @@ const TERM: rustix::process::Signal = rustix::process::Signal::TERM;
 
 /// The reports of the guard that matter to the tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Told {
+pub(crate) enum Reported {
     Died,
     Dropped(Sequence),
     Restored(Sequence, Duration),
@@ -58,14 +58,14 @@ impl Lab {
         Self { folder, medium, gate: Arc::clone(gate), death: Mutex::new(SystemTime::UNIX_EPOCH) }
     }
 
-    /// Guards a subject with `mebibytes` of memory until the script has ended. `tell` receives every event, on the
+    /// Guards a subject with `mebibytes` of memory until the script has ended. `on_event` receives every event, on the
     /// thread of the guard.
     pub(crate) fn guard_large(
         &self,
         mebibytes: &str,
         every: Duration,
-        tell: impl Fn(&Told),
-        script: impl FnOnce(&Self, &Receiver<Told>) + Send,
+        on_event: impl Fn(&Reported),
+        script: impl FnOnce(&Self, &Receiver<Reported>) + Send,
     ) {
         let program = self.compile();
         let request = RunRequest {
@@ -76,16 +76,16 @@ impl Lab {
             limit: RestartLimit { count: 100, window: LIMIT },
             ..RunRequest::new(Guarded::Command(vec![program.into(), mebibytes.into()]), self.location())
         };
-        let (sender, told) = mpsc::channel();
+        let (sender, reports) = mpsc::channel();
         std::thread::scope(|scope| {
             let player = scope.spawn(move || {
                 let _end = End(self);
-                script(self, &told);
+                script(self, &reports);
             });
             let outcome = guardian::run(&request, &mut |event| {
                 println!("    {event}");
                 if let Some(event) = of_event(event) {
-                    tell(&event);
+                    on_event(&event);
                     // The script may have ended.
                     let _ = sender.send(event);
                 }
@@ -206,14 +206,14 @@ impl Lab {
     }
 }
 
-fn of_event(event: &RunEvent) -> Option<Told> {
+fn of_event(event: &RunEvent) -> Option<Reported> {
     match event {
-        RunEvent::Died { .. } => Some(Told::Died),
-        RunEvent::Dropped { seq } => Some(Told::Dropped(Sequence(*seq))),
+        RunEvent::Died { .. } => Some(Reported::Died),
+        RunEvent::Dropped { seq } => Some(Reported::Dropped(Sequence(*seq))),
         RunEvent::Restored { seq, took_us, .. } => {
-            Some(Told::Restored(Sequence(*seq), Duration::from_micros(*took_us)))
+            Some(Reported::Restored(Sequence(*seq), Duration::from_micros(*took_us)))
         }
-        RunEvent::Started { pid, .. } => Some(Told::StartedAfresh(Pid(*pid))),
+        RunEvent::Started { pid, .. } => Some(Reported::StartedAfresh(Pid(*pid))),
         _ => None,
     }
 }

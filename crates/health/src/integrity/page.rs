@@ -15,7 +15,7 @@ use sys::pagemap::PageEntry;
 use sys::{Error, Result, process_memory};
 
 use super::changed::Place;
-use super::process::{Mapping, Way};
+use super::process::{Mapping, ReadSource};
 
 /// Size of a page in bytes.
 pub(super) const PAGE: usize = PAGE_BYTES as usize;
@@ -66,8 +66,8 @@ pub(super) fn read(pid: Pid, pages: &[Present], buffer: &mut Vec<u8>) -> Result<
 }
 
 /// Reads a page from the file of a mapping. Bytes after the end of the file are zeros, like in memory.
-pub(super) fn read_file(mapping: &Mapping, at: Address, way: Way) -> Result<Vec<u8>> {
-    let file = mapping.open(way)?;
+pub(super) fn read_file(mapping: &Mapping, at: Address, source: ReadSource) -> Result<Vec<u8>> {
+    let file = mapping.open(source)?;
     let failed = |error: std::io::Error| Error::path("read", &mapping.name, error);
     // Direct reads need an aligned buffer.
     let mut page = PageBuffer::new(ByteCount(PAGE_BYTES))?;

@@ -13,7 +13,7 @@ use sys::Result;
 use super::changed::Place;
 use super::memory::Memory;
 use super::page::{self, PAGE, Present};
-use super::process::{self, FileId, Mapping, Way};
+use super::process::{self, FileId, Mapping, ReadSource};
 
 /// Maximum number of pages in a step: 256 KiB, about 50 µs.
 pub(super) const STEP_PAGES: u64 = 64;
@@ -179,7 +179,7 @@ fn sum_of_file(mapping: &Mapping, at: Address, memory: &mut Memory) -> Option<u3
     if let Some(known) = memory.sum_of_file(mapping.file, number) {
         return Some(known);
     }
-    let sum = crc32c::crc32c(&page::read_file(mapping, at, Way::Cached).ok()?);
+    let sum = crc32c::crc32c(&page::read_file(mapping, at, ReadSource::Cached).ok()?);
     memory.set_sum_of_file(mapping.file, number, sum);
     Some(sum)
 }

@@ -54,9 +54,9 @@ impl Mapping {
     }
 
     /// Opens the file, even if the file no longer has a name.
-    pub(super) fn open(&self, way: Way) -> Result<File> {
+    pub(super) fn open(&self, source: ReadSource) -> Result<File> {
         let path = by_range(self.process.pid, self.range);
-        let flags = if way == Way::Direct { DIRECT } else { 0 };
+        let flags = if source == ReadSource::Direct { DIRECT } else { 0 };
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(flags);
         let open = |path: &Path| {
@@ -73,7 +73,7 @@ impl Mapping {
 
 /// The source from which a file is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(super) enum ReadSource {
     /// The page cache.
     Cached,
     /// The device, with direct reads.

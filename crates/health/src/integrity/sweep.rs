@@ -16,7 +16,7 @@ use super::changed::{Changed, Kind, Place};
 use super::memory::Memory;
 use super::page::{self, PAGE, Present};
 use super::pass::{Extent, Pass, Suspect};
-use super::process::{self, Mapping, Way};
+use super::process::{self, Mapping, ReadSource};
 use super::verdict::{Evidence, judge};
 
 /// Delay from the end of a pass to the recheck. In this time, a debugger steps over its breakpoint, and a program
@@ -147,7 +147,7 @@ impl Sweep {
         let (original, is_on_device) = match page.place {
             Place::PageCache => self.of_device(suspect),
             Place::Process => {
-                let file = page::read_file(mapping, at, Way::Cached).ok();
+                let file = page::read_file(mapping, at, ReadSource::Cached).ok();
                 if file.as_ref() == Some(content) {
                     // A debugger has removed its breakpoint.
                     self.memory.forget(process, at);
@@ -184,7 +184,7 @@ impl Sweep {
     /// is equal to the current content.
     fn of_device(&self, suspect: &Suspect) -> (Option<Vec<u8>>, bool) {
         let Suspect { mapping, page, content } = suspect;
-        let Ok(device) = page::read_file(mapping, page.at, Way::Direct) else { return (None, false) };
+        let Ok(device) = page::read_file(mapping, page.at, ReadSource::Direct) else { return (None, false) };
         let before = self.memory.sum_of_file(mapping.file, mapping.page_in_file(page.at));
         let is_before = before == Some(crc32c::crc32c(&device));
         let is_now = device == *content;

@@ -329,7 +329,7 @@ fn a_page_of_the_cache_is_judged_by_the_device() {
     let mut swept = Swept::over(program.pid());
     let listing = process::list(program.pid()).unwrap();
     let mapping = listing.mappings.iter().find(|mapping| mapping.range.contains(program.code)).unwrap();
-    if page::read_file(mapping, program.code, process::Way::Direct).is_err() {
+    if page::read_file(mapping, program.code, process::ReadSource::Direct).is_err() {
         return testkit::unsupported("direct reads of temporary files");
     }
     // Simulates that the page had another content when the file was first found.

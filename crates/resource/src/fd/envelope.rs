@@ -129,7 +129,7 @@ impl Envelope {
     /// Encodes the envelope as a record of the image.
     #[must_use]
     pub fn into_record(self, owner: Owner) -> Record {
-        let (owner_type, number) = self.owner.map_or((0, 0), FileOwner::numbers);
+        let (owner_type, owner_id) = self.owner.map_or((0, 0), FileOwner::to_raw);
         let message = EnvelopeMessage {
             payload: self.payload,
             holder_pid: self.holder.0.get(),
@@ -137,7 +137,7 @@ impl Envelope {
             flags: self.flags,
             position: self.position,
             owner_type,
-            owner: number,
+            owner: owner_id,
             signal: self.signal.map_or(0, Signal::get),
             locks: self.locks,
         };
@@ -154,7 +154,7 @@ impl Envelope {
             holder: (Pid(message.holder_pid), Fd(message.holder_fd)),
             flags: message.flags,
             position: message.position,
-            owner: FileOwner::from_numbers(message.owner_type, message.owner),
+            owner: FileOwner::from_raw(message.owner_type, message.owner),
             signal: (message.signal > 0).then_some(Signal(message.signal)),
             locks: message.locks,
         })
@@ -266,7 +266,7 @@ fn owner_outside(
     scope: &CaptureScope<'_>,
 ) -> Option<Obstacle> {
     let owner = owner.filter(|owner| !is_inside(*owner, scope))?;
-    let (_, number) = owner.numbers();
+    let (_, number) = owner.to_raw();
     Some(description.obstacle(
         "signal owner",
         &format!(

@@ -1,8 +1,12 @@
-//! The interface between the crate `engine` and a descriptor kind (the code for one type of open file description).
+//! The interface between the crate `engine` and a descriptor kind.
 //!
-//! Owns: the traits that descriptor kinds implement, and the contexts that their methods receive.
-//! Invariants: inside the pause (while the subject is stopped), a kind only copies changed state into allocated
-//! memory.
+//! A *description* is an open file description of the subject. A descriptor kind is the code that saves and restores
+//! one type of description, for example pipes. A checkpoint saves the state of each description as the *payload* of a
+//! record. The kind copies the state inside the pause, while the threads of the subject are stopped. The kind encodes
+//! the payload after the pause. An *outside* connection leads to a process that does not belong to the subject.
+//!
+//! Owns: the traits that descriptor kinds implement, and the contexts that the methods of these traits receive.
+//! Invariants: inside the pause, a kind copies only changed state, and only into memory that is already allocated.
 //! Does not: name any kind.
 
 use std::collections::{HashMap, HashSet};
@@ -22,12 +26,12 @@ use crate::obstacle::Obstacle;
 use crate::opener::Opener;
 use crate::shared::Shared;
 
-/// The saved state of one description, as its kind receives it in a restore.
+/// The saved state of one description. In a restore, the kind of the description receives this value.
 #[derive(Debug)]
 pub struct FdRecord {
     /// The id of the description in the image.
     pub id: DescriptionId,
-    /// A process and an fd that held the description, for error messages.
+    /// A process that had the description open at the checkpoint, and its fd. Used in error messages.
     pub holder: (Pid, Fd),
     /// The version of the payload format.
     pub version: u32,
@@ -37,21 +41,22 @@ pub struct FdRecord {
     pub flags: u32,
     /// File position at the checkpoint, in bytes.
     pub position: u64,
-    /// The opener, which opens files with the rights of the processes that hold the description.
+    /// Opens files with the rights of the processes that had the description open.
     pub opener: Opener,
 }
 
-/// The outcome of a restore for the outside connections (to processes outside the subject) of a subject that died.
+/// What a restore has done with the outside connections of a subject that died.
 #[derive(Clone, Debug, Default)]
 pub struct Connections {
-    /// Number of connections without traffic since the checkpoint. The restored program continues to use them.
+    /// Number of connections without traffic since the checkpoint. The restored program continues to use these
+    /// connections.
     pub kept: usize,
-    /// Number of connections with traffic since the checkpoint that were rewound to the checkpoint. The peer does not
-    /// detect a rewind.
+    /// Number of connections that were rewound: their sockets were rebuilt in the state of the checkpoint. They had
+    /// traffic since the checkpoint. The peer does not detect a rewind.
     pub rewound: usize,
-    /// Number of connections that have ended.
+    /// Number of connections that could neither be kept nor be rewound. They have ended.
     pub ended: usize,
-    /// Duplicates of the sockets of the kept and rewound connections.
+    /// Duplicates of the sockets of the kept connections and of the rewound connections.
     pub sockets: Vec<Arc<OwnedFd>>,
 }
 
@@ -60,42 +65,45 @@ pub struct Connections {
 pub struct Kept {
     /// The sockets of these connections.
     pub sockets: Vec<Arc<OwnedFd>>,
-    /// The hold on packets that the program has sent since the checkpoint. The peers have not received these packets,
-    /// so connections with traffic since the checkpoint can be rewound.
+    /// The packet filter that holds back packets that the program has sent since the checkpoint. The peers have not
+    /// received these packets. A connection with traffic since the checkpoint can therefore be rewound. With `None`, no
+    /// connection is rewound.
     pub rewinds: Option<Arc<PacketHold>>,
-    /// Connections whose sockets have already been vacated, also in a failed attempt. Clones share this state.
+    /// Connections whose old sockets were already disconnected, in this attempt or in an attempt that failed. Clones
+    /// share this state.
     pub vacated: Vacated,
 }
 
 /// Context of [`FdKind::create`].
 #[derive(Debug)]
 pub struct FdCreate<'a> {
-    /// Descriptions that already exist: descriptions of kinds that precede this kind in the registry, and inherited
-    /// descriptions.
+    /// Descriptions that already exist: inherited descriptions, and descriptions of kinds that precede this kind in
+    /// the registry.
     pub created: &'a mut HashMap<DescriptionId, OwnedFd>,
-    /// Descriptions that this process has inherited and may pass on: device, inode and descriptor.
+    /// Descriptions that this process has inherited and may pass to the subject: device, inode and descriptor.
     pub inherited: &'a [(u64, Inode, OwnedFd)],
     /// Listening sockets that were held open while the subject was dead.
     pub held: &'a mut Vec<OwnedFd>,
-    /// The inherited descriptions in `created`. Other processes may write through these descriptions too.
+    /// Inherited descriptions in `created` whose saved position is not restored. Processes outside the subject may
+    /// write through these descriptions.
     pub handed_on: &'a mut HashSet<DescriptionId>,
-    /// Files that the undo log has reverted to the checkpoint. A reverted file also gets its saved position if its
-    /// description is inherited.
+    /// Files that the undo log has reverted to the checkpoint. The saved position of such a file is restored, even if
+    /// its description is inherited.
     pub covered: &'a Covered,
     /// Memory objects (memfd, shared memory) that the memory kinds have built, by object number.
     pub objects: &'a HashMap<u64, OwnedFd>,
-    /// Set when the subject died in a crash. Its TCP connections then become sockets that report an error, except
-    /// kept connections.
+    /// Set when the subject died in a crash. TCP connections that were not kept are restored as sockets that report
+    /// an error.
     pub connections_lost: bool,
     /// Outside connections that were kept open while the subject was dead.
     pub kept: &'a Kept,
-    /// The outcome for the outside connections. The kinds fill in this field.
+    /// What the restore does with the outside connections. The kinds fill in this field.
     pub connections: &'a mut Connections,
     /// Objects that several kinds share.
     pub shared: &'a mut Shared,
 }
 
-/// Context of [`FdKind::connect`]: one process under construction whose descriptors have their fds.
+/// Context of [`FdKind::connect`]: one process under construction. Its descriptors already have the saved fds.
 #[derive(Debug)]
 pub struct FdConnect<'a> {
     /// The thread group leader of the process, stopped under ptrace.
@@ -108,8 +116,8 @@ pub struct FdConnect<'a> {
 
 /// The capture of one description: its raw state, copied inside the pause.
 pub trait FdCapture: std::fmt::Debug {
-    /// Receives the fdinfo text of the description. Called inside the pause, before `inside`, if the caller has
-    /// already read the text. Only kinds that read fdinfo themselves need this method.
+    /// Receives the fdinfo text of the description. The caller calls this method inside the pause, before `inside`, if
+    /// the caller has the text. Without this call, `inside` reads the text itself.
     fn fdinfo_read(&mut self, text: &[u8]) {
         let _ = text;
     }
@@ -123,8 +131,8 @@ pub trait FdCapture: std::fmt::Debug {
     }
     /// Returns the payload of the record. Called after the pause.
     fn after(&mut self, description: &Known) -> Result<Vec<u8>>;
-    /// Reverts the changes that `inside` made to the subject's own description. Called when a checkpoint failed and
-    /// the subject continues although `scope.kills` was set. Not called once the subject is dead.
+    /// Reverts the changes that `inside` made to the subject's own description. Called when a checkpoint that should
+    /// kill the subject (`scope.kills`) has failed, and the subject continues. Not called for a dead subject.
     fn release(&mut self, description: &Description) {
         let _ = description;
     }
@@ -135,15 +143,16 @@ pub trait FdKind: Sync {
     /// Returns the name of the records: `fd/` and the name of the source file of the kind.
     fn name(&self) -> &'static str;
 
-    /// Returns the version of the payload format that this kind writes. The kind reads this and all earlier versions.
+    /// Returns the version of the payload format that this kind writes. The kind reads this version and all earlier
+    /// versions.
     fn version(&self) -> u32 {
         1
     }
 
-    /// Returns one line for the tables in the documents and in `doctor`: what the kind restores.
+    /// Returns one line that says what the kind restores, for tables in the documentation and in `undying doctor`.
     fn summary(&self) -> &'static str;
 
-    /// Reports whether this kind handles a description.
+    /// Reports whether this kind saves and restores a description.
     fn claims(&self, description: &Description) -> bool;
 
     /// Returns the properties of this description that would prevent a checkpoint. Called before the pause.
@@ -152,52 +161,51 @@ pub trait FdKind: Sync {
         Vec::new()
     }
 
-    /// Returns descriptions that are reachable only through this description, such as descriptors in flight in a Unix
-    /// socket. The caller (`in_flight::discover`) calls this method for every description, also for the returned
-    /// descriptions, and saves all of these descriptions. With `takes`, the subject is stopped and will be killed.
-    /// Connections that wait in an accept queue cannot be inspected. Only with `takes`, these connections are
-    /// accepted and returned.
+    /// Returns descriptions that are reachable only through this description, for example descriptors in flight in a
+    /// Unix socket. The caller (`in_flight::discover`) saves the returned descriptions, and calls this method for each
+    /// of them. `takes` is `true` if the subject is stopped and will be killed. Connections that wait in an accept
+    /// queue cannot be inspected there. With `takes`, this method accepts these connections and returns them.
     fn hidden(&self, description: &Description, takes: bool) -> Result<Vec<OwnedFd>> {
         let _ = (description, takes);
         Ok(Vec::new())
     }
 
-    /// Reports whether this description is complete only after `connect`. Before `connect`, no other object can refer
-    /// to the description.
+    /// Reports whether this description becomes complete only in `connect`. If the description is a member of an epoll
+    /// set, the epoll kind adds the member in its own `connect`.
     fn completes_in_connect(&self, description: &Description) -> bool {
         let _ = description;
         false
     }
 
-    /// Creates the capture. Called before the pause; the caller keeps the capture for later checkpoints while the
+    /// Creates the capture. Called before the pause. The caller uses one capture for all checkpoints as long as the
     /// description exists.
     fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>>;
 
-    /// Decodes a payload and refuses an invalid payload. Called in a restore before anything is opened or created.
-    /// Changes nothing.
+    /// Decodes a payload, and refuses an invalid payload. Has no other effect. Called in a restore, before any object
+    /// is opened or created.
     fn check(&self, version: u32, payload: &[u8]) -> Result<()>;
 
-    /// Returns a label of the object for users: a path, addresses, a name. Returns `None` if the name of the kind is
-    /// enough. `payload` is a payload that `check` has accepted.
+    /// Returns a path, addresses or a name by which a user recognizes the object. Returns `None` if the kind alone
+    /// describes the object. The caller passes only a `payload` that `check` has accepted.
     fn label(&self, payload: &[u8]) -> Option<String> {
         let _ = payload;
         None
     }
 
-    /// Builds the descriptions of all records of this kind and adds them to `context.created`. First step of a
-    /// restore. The caller sets status flags and positions afterwards.
+    /// Builds the descriptions of all records of this kind, and adds these descriptions to `context.created`. This is
+    /// the first step of a restore. The caller sets status flags and positions after this call.
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()>;
 
-    /// Restores state that depends on fds. Second step of a restore, called once per process that holds descriptions
-    /// of this kind.
+    /// Restores state that depends on fds. This is the second step of a restore. Called once per process that holds
+    /// descriptions of this kind.
     fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
         let _ = (records, context);
         Ok(())
     }
 
     /// Sets state that child processes inherit (the controlling terminal). Called in a restore once per session
-    /// leader, when the leader has created its session and has no children. The leader holds all descriptions of
-    /// `created` under the fds of this process.
+    /// leader, right after the leader has created its session. At this time, the leader has a descriptor of each
+    /// description in `created`, with the fd that this process uses.
     fn lead(
         &self,
         records: &[FdRecord],
@@ -208,16 +216,16 @@ pub trait FdKind: Sync {
         Ok(())
     }
 
-    /// Makes the effects of the restore visible outside (a TCP connection leaves repair mode). Last step of a
-    /// restore, called once per kind when every process is complete and no process has run. `created` still contains
-    /// the results of `create`.
+    /// Makes effects of the restore visible to other processes (a TCP connection leaves repair mode). This is the last
+    /// step of a restore. Called once per kind, when every process is complete and before any process runs. `created`
+    /// contains the results of `create`.
     fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
         let _ = (records, created);
         Ok(())
     }
 }
 
-/// A capture whose payload is known before the pause and cannot change.
+/// A capture for a description whose state cannot change. The payload is computed before the pause.
 #[derive(Debug)]
 pub struct Constant(pub Vec<u8>);
 

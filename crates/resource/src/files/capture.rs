@@ -1,9 +1,12 @@
-//! Records the state of writable files inside the pause, while all threads of the subject (the protected program) are
-//! stopped.
+//! Records the state of files that the subject (the protected program) can change.
 //!
-//! Owns: the selection of descriptors and mappings, and the choice of the file content that is recorded.
-//! Invariants: a file has one record, also if several descriptors and mappings refer to the file. No operation blocks
-//! or breaks a lease.
+//! A restore compares each file with its record, to find out whether the file still matches the restored memory. A
+//! record contains identity, length and times of a file, and for some files a checksum or the content. The records are
+//! created inside the pause of a checkpoint, while all threads of the subject are stopped.
+//!
+//! Owns: the selection of the descriptors and mappings whose files are recorded, and of the recorded content.
+//! Invariants: a file has one record, even if several descriptors and mappings refer to the file. No operation blocks,
+//! or breaks a lease of the subject.
 //! Does not: compare files with their records; `compare` does.
 
 use std::collections::{HashMap, HashSet};
@@ -28,14 +31,14 @@ use crate::support::opening::{self, is_path_only, may_read, may_write};
 use crate::support::path::{Link, Name};
 use crate::support::tmpfs;
 
-/// A file with a shared mapping that is writable or can become writable.
+/// A file that the subject maps with MAP_SHARED, if the mapping is writable or can become writable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MappedForWriting {
     /// Device and inode of the file, as in `/proc/PID/maps`.
     pub key: ObjectKey,
     /// The path of the file. The path has the suffix ` (deleted)` if the name of the file was removed.
     pub path: PathBuf,
-    /// `true` if a mapping of the file is writable now; `false` if a mapping becomes writable only by mprotect(2).
+    /// `true` if a mapping of the file is writable now. `false` if mprotect(2) is needed before a write.
     pub is_writable: bool,
 }
 
@@ -45,7 +48,7 @@ pub struct FileStates {
     found: HashMap<(u64, Inode), FileRecord>,
     /// Mapped files: device number and inode, as in `/proc/PID/maps`.
     mapped: HashSet<((u32, u32), Inode)>,
-    /// The mapped files without the known memory files (files on a tmpfs).
+    /// The mapped files, except files that are known to be memory files (files on a tmpfs).
     mapped_for_writing: Vec<MappedForWriting>,
     directories: HashMap<PathBuf, DirectoryRecord>,
     link: Link,
@@ -68,9 +71,11 @@ impl FileStates {
         }
     }
 
-    /// Adds a record if the description may write to a regular file that has a name.
+    /// Adds a record for the file of a description. Does nothing if the file is not regular, has no name, or cannot be
+    /// written through the description.
     ///
-    /// `leased` is `true` if the subject has a lease on the file. An open of the file would break the lease.
+    /// `leased` is `true` if the subject has a lease on the file. The file is then not opened, because an open would
+    /// break the lease.
     ///
     /// # Errors
     ///
@@ -95,8 +100,8 @@ impl FileStates {
             return Ok(());
         }
         self.link.read(description)?;
-        // If the name of a file was removed, the image contains the content of the file, even if the file has other
-        // names.
+        // If this name of the file was removed, the descriptor kind `fd/deleted` saves the file, even if the file has
+        // other names.
         let Name::Live(path) = Name::new(self.link.bytes(), &stat) else { return Ok(()) };
         let appends = appends_only(envelope.flags, envelope.position, stat.st_size as u64);
         let ends = if appends && !leased { self.ends(description, envelope.flags, &stat) } else { None };
@@ -108,7 +113,8 @@ impl FileStates {
         Ok(())
     }
 
-    /// Records the file of a mapping if stores through the mapping change a file with a name.
+    /// Adds a record for the file of a mapping. Does nothing if the mapping is private or can never become writable, or
+    /// if no path leads to the file.
     pub fn add_mapping(&mut self, mapping: &Mapping) {
         let Backing::File { device, inode, path } = &mapping.backing else { return };
         if !mapping.protection.shared || !(mapping.protection.write || mapping.flags.has("mw")) {
@@ -122,7 +128,7 @@ impl FileStates {
             return;
         }
         let seen = open_mapped(path, *inode);
-        // A file that cannot be opened by its path may be a memory file or any other file.
+        // If the file cannot be opened by its path, it is unknown whether the file is a memory file.
         let may_be_regular = match &seen {
             Some((file, stat)) => !is_on_tmpfs(file, stat),
             None => !is_no_data(path, *inode),
@@ -134,7 +140,7 @@ impl FileStates {
         let Some((file, stat)) = seen else { return };
         let key = (stat.st_dev, *inode);
         if is_on_tmpfs(&file, &stat) {
-            // The memory kinds (code that saves mappings) save the content of a mapped tmpfs file of any size.
+            // The memory kinds (code that saves mappings) save the content of a mapped tmpfs file, whatever its size.
             self.found.remove(&key);
             return;
         }
@@ -151,7 +157,8 @@ impl FileStates {
         }
     }
 
-    /// Records the directories of files that a restore can truncate. Must be called after all files were added.
+    /// Adds a record for each directory of a file that a restore can truncate. Must be called after all files were
+    /// added. `listed` contains the listings that were made before the pause.
     pub fn add_directories(&mut self, listed: &Directories) {
         for record in self.found.values().filter(|record| record.effect() == Effect::CutBack) {
             let file = record.path();
@@ -162,7 +169,7 @@ impl FileStates {
         }
     }
 
-    /// Returns the files that shared mappings can change, without memory files that have a name.
+    /// Returns the files that shared mappings can change, except files that are known to be memory files.
     #[must_use]
     pub fn mapped_for_writing(&self) -> &[MappedForWriting] {
         &self.mapped_for_writing
@@ -178,7 +185,7 @@ impl FileStates {
         (files, directories.into_iter().map(|(_, record)| record).collect())
     }
 
-    /// Returns the record of a file, and creates the record at the first call.
+    /// Returns the record of a file. If the file has no record yet, creates the record.
     fn record(&mut self, path: &Path, stat: &Stat) -> &mut FileRecord {
         let times_are_coarse = self.clock.is_coarse_for(stat);
         let ended = self.ends_subject;
@@ -208,8 +215,9 @@ impl FileStates {
 
 const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// Reports whether a description can change a regular file whose content is not part of the image. The result is also
-/// `true` for a file without a name, because an earlier checkpoint may need the content under the former name.
+/// Reports whether a description can change a regular file whose content is not part of the image. The result can be
+/// `true` for a file whose name was removed. At an earlier checkpoint, the file may have had its name, so a restore of
+/// that checkpoint needs the content.
 ///
 /// `inherited` is `true` if the guardian has inherited the description. The guardian is the process that starts,
 /// checkpoints and restarts the subject.
@@ -230,16 +238,16 @@ pub fn is_memory_file(file: impl AsFd) -> bool {
 
 /// Reports whether a description writes only behind the present end of the file.
 ///
-/// A readable and writable descriptor may belong to a database. A database gets the length with lseek(2), and then
-/// writes at any offset with pwrite(2). A readable descriptor therefore counts as appending only with O_APPEND, which
-/// also applies to pwrite(2).
+/// A readable description at the end of the file may belong to a database. The position is there because the database
+/// has read the length with lseek(2). The database writes at other offsets with pwrite(2). So a readable description
+/// counts as appending only with O_APPEND, because pwrite(2) then appends as well.
 fn appends_only(flags: u32, position: Option<u64>, size: u64) -> bool {
     let is_append = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
     is_append || size == 0 || (!may_read(flags) && position == Some(size))
 }
 
-/// Opens the file of a mapping by its path. Returns `None` if the path leads to another file or to a file that is not
-/// regular.
+/// Opens the file of a mapping by its path. Returns `None` if the path leads to another file, or to a file without
+/// data of its own (not a regular file, or on a pseudo file system).
 fn open_mapped(path: &Path, inode: Inode) -> Option<(OwnedFd, Stat)> {
     let named =
         rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()).ok()?;
@@ -260,7 +268,8 @@ fn is_no_data(path: &Path, inode: Inode) -> bool {
     stat.st_ino == inode.get() && (!is_regular || is_pseudo(&named))
 }
 
-/// Reports whether the image contains the content of an open file. The image contains tmpfs files up to a size limit.
+/// Reports whether the image contains the content of an open file. The image contains the content of tmpfs files up to
+/// [`DATA_BYTES_MAX`].
 fn has_saved_content(file: impl AsFd, stat: &Stat) -> bool {
     const BLOCK_BYTES: u64 = 512;
     stat.st_blocks as u64 * BLOCK_BYTES <= DATA_BYTES_MAX && is_on_tmpfs(file, stat)

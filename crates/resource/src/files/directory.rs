@@ -1,15 +1,20 @@
-//! The directory of a file that can be truncated: its names are listed before the pause, and compared at a restore.
+//! Detects files that a program has removed since a checkpoint, beside a file that a restore truncates.
 //!
-//! The pause is the time in which all threads of the subject (the protected program) are stopped.
+//! If a file only grew after a checkpoint, a restore can truncate the file to its recorded length. The truncation is
+//! wrong if the program has also removed files of the same directory. For example, a database (RocksDB, LevelDB)
+//! appends the names of its data files to a log (MANIFEST). A compaction after the checkpoint removes data files, and
+//! appends this change to the log. A truncated log would refer to the removed files. So a checkpoint records the names
+//! in the directory of such a file, and a restore looks for each recorded name.
+//!
+//! In the pause of a checkpoint, all threads of the subject (the protected program) are stopped. Listing a directory
+//! can take long, so the directory is listed before the pause. In the pause, only the times of the directory are read,
+//! to detect a change since the listing.
 //!
 //! Owns: the record of one directory, the validity of a listing, and the verdict on removed names.
 //! Invariants: no directory is listed inside the pause. A listing is valid only if the times of the directory are
-//! equal before the listing, after the listing and in the pause. An unknown change counts as a removal.
-//! Does not: compare the files of the names. A name that leads to another file counts as present.
-//!
-//! A database (RocksDB, LevelDB) appends the names of its files to a log (MANIFEST). At a checkpoint, files other than
-//! the log may be closed. A compaction after the checkpoint removes such files and appends the change to the log.
-//! Truncating the log would then create references to files that no longer exist.
+//! equal before the listing, after the listing and in the pause. If a change cannot be identified, it counts as a
+//! removal.
+//! Does not: compare the files to which the names lead. A name that leads to another file counts as present.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -27,14 +32,14 @@ use crate::support::file_system::is_pseudo;
 use crate::support::opening::{may_read, may_write};
 use crate::support::path;
 
-/// The maximum number of recorded names of one directory: 4 KiB in each checkpoint. In a larger directory, a file can
-/// be truncated only if the directory is unchanged.
+/// The maximum number of names that are recorded for one directory. The hashes of these names take 4 KiB in each
+/// checkpoint. In a directory with more names, a file can be truncated only if the directory is unchanged.
 const NAMES_MAX: usize = 512;
 /// The maximum number of directories that are listed for one checkpoint. In a directory that is not listed, a file can
 /// be truncated only if the directory is unchanged.
 const LISTED_MAX: usize = 64;
-/// The wait after a change until a directory can be listed, on every kernel version. [`super::times`] needs 20 ms, and
-/// the clock of file times lags by up to 10 ms.
+/// The time after which a changed directory can be listed, on every kernel version. [`super::times`] needs 20 ms after
+/// the change, and the clock of file times can be 10 ms late.
 const SETTLING: Duration = Duration::from_millis(30);
 
 /// The record of a directory at a checkpoint. The directory contains at least one file that can be truncated.
@@ -61,18 +66,20 @@ pub struct DirectoryRecord {
     /// `st_ctime`, nanoseconds.
     #[prost(uint64, tag = "7")]
     changed_ns: u64,
-    /// `true` if the times are too close to the checkpoint to show a change right after the checkpoint.
+    /// `true` if a change right after the checkpoint could leave the times unchanged, because the last change came
+    /// shortly before the checkpoint.
     #[prost(bool, tag = "8")]
     times_are_coarse: bool,
     /// `true` if `names` contains all names of the checkpoint.
     #[prost(bool, tag = "9")]
     is_listed: bool,
-    /// The hash of each name ([`hash`]), sorted.
+    /// The hash of each name (see [`hash`]). The hashes are sorted.
     #[prost(fixed64, repeated, tag = "10")]
     names: Vec<u64>,
 }
 
-/// Identity and times of a directory. Two values are equal if the directory is the same directory and unchanged.
+/// Identity and times of a directory. If two values are equal, they describe the same directory, and the directory is
+/// unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct State {
     device: u64,
@@ -125,22 +132,23 @@ impl DirectoryRecord {
 enum Listing {
     /// The directory is on a pseudo file system. Files of pseudo file systems are not recorded.
     Pseudo,
-    /// The directory changed during the listing, or its times may not show the next change.
+    /// The listing is not usable: the directory changed during the listing, or so shortly before that its times may not
+    /// show the next change.
     Unsteady,
-    /// The state of the directory and its names; `None` for more than [`NAMES_MAX`] names.
+    /// The state of the directory, and its names. The names are `None` if there are more than [`NAMES_MAX`].
     Names(State, Option<Vec<u64>>),
 }
 
-/// Listings of directories that contain files that can be truncated. The listings are kept between checkpoints.
+/// The last listing of each directory with a file that can be truncated. The listings are kept between checkpoints.
 #[derive(Debug, Default)]
 pub struct Directories(HashMap<PathBuf, Listing>);
 
 impl Directories {
-    /// Lists the directories that have changed since their last listing, while the subject runs.
+    /// Lists the directories of `descriptions` that have changed since their last listing. Called before the pause.
     ///
-    /// Files in `inherited` are never truncated, so no directory is listed because of these files. Names that
-    /// `is_transient` accepts are omitted. With `waits`, a directory that has just changed is listed again after 30
-    /// ms.
+    /// A directory is listed only if a restore may truncate one of its files. Files in `inherited` are never truncated.
+    /// Names for which `is_transient` returns `true` are omitted. With `waits`, a directory that has just changed is
+    /// listed again after 30 ms.
     pub fn list<'a>(
         &mut self,
         descriptions: impl Iterator<Item = &'a Known>,
@@ -173,7 +181,7 @@ impl Directories {
         }
     }
 
-    /// Returns the record of a directory. Called inside the pause; makes one stat(2) call.
+    /// Returns the record of a directory. Called inside the pause. Makes only one system call: stat(2).
     pub(super) fn record(&self, path: &Path, clock: Clock) -> DirectoryRecord {
         let Ok(stat) = rustix::fs::lstat(path) else { return DirectoryRecord::new(path, State::default()) };
         let state = State::of(&stat);
@@ -191,8 +199,8 @@ impl Directories {
 }
 
 impl Listing {
-    /// Returns the last listing if the listing is still valid. Otherwise lists the directory, and returns `None` if
-    /// the directory cannot be read.
+    /// Returns the last listing if it is still valid. Otherwise lists the directory again. Returns `None` if the
+    /// directory cannot be read.
     fn renew(path: &Path, last: Option<Self>, is_transient: &dyn Fn(&str) -> bool) -> Option<Self> {
         match last {
             Some(Self::Pseudo) => return Some(Self::Pseudo),
@@ -231,7 +239,8 @@ impl Listing {
 
 const LIST: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
-/// Reports whether a restore may have to truncate the file. The final decision follows in the pause.
+/// Reports whether a restore may have to truncate the file. In the pause, the file is inspected again for the final
+/// decision.
 fn may_be_cut_back(known: &Known) -> bool {
     let flags = known.info.flags;
     FileType::from_raw_mode(known.stat.st_mode) == FileType::RegularFile
@@ -251,17 +260,17 @@ fn next_name(directory: &mut Dir) -> Option<rustix::io::Result<Option<Vec<u8>>>>
     }))
 }
 
-/// Returns the 64-bit FNV-1a hash of a name (Fowler, Noll, Vo). The hash function is part of the image format; the
-/// hash functions of the standard library may change. The hash need not resist chosen names, because the subject owns
-/// the directory.
+/// Returns the 64-bit FNV-1a hash of a name (Fowler, Noll, Vo). The hash function is part of the image format. The hash
+/// functions of the standard library may change, and are therefore not used. Two names with the same hash would harm
+/// only the subject, which chooses the names in its directory.
 fn hash(name: &[u8]) -> u64 {
     name.iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Finds names that were removed from directories, at a restore. Each directory is inspected once.
+/// Decides in a restore whether the files beside a grown file still exist. Each directory is inspected once.
 pub(super) struct Neighbours<'a> {
-    /// The directory records; `None` for an image of a version without directory records.
+    /// The directory records. `None` if the image was written by a version that had no directory records.
     records: Option<&'a [DirectoryRecord]>,
     verdicts: HashMap<PathBuf, Option<&'static str>>,
 }
@@ -276,8 +285,8 @@ impl<'a> Neighbours<'a> {
         Self { records, verdicts: HashMap::new() }
     }
 
-    /// Returns the reason why a file must not be truncated although the file only grew. The text continues a sentence
-    /// that begins with the path.
+    /// Returns the reason why a file that only grew must not be truncated. Returns `None` if the file can be truncated.
+    /// The text continues a sentence that begins with the path of the file.
     pub(super) fn forbid_cut(&mut self, file: &Path) -> Option<&'static str> {
         let records = self.records?;
         let path = file.parent().unwrap_or(file);

@@ -1,10 +1,12 @@
-//! The interface of a state kind, which saves and restores one type of process or thread state.
+//! The interface of a state kind: the code that saves and restores one type of process or thread state.
 //!
-//! A remote call is a system call that a stopped thread executes for this program.
+//! A checkpoint stops all threads of the subject (the protected program) for a pause. Inside the pause, a state kind
+//! copies raw bytes of the kernel's state. After the pause, the state kind converts the raw bytes into the payload of
+//! a record. A restore passes this payload to the same state kind. A remote call is a system call that a stopped
+//! thread executes for this program.
 //!
-//! Owns: the trait that state kinds implement, and the contexts that the methods receive.
-//! Invariants: a kind copies raw bytes inside the pause, in which all threads of the subject (the protected program)
-//! are stopped. The kind parses the bytes after the pause.
+//! Owns: the trait [`StateKind`], and the contexts that the methods of the trait receive.
+//! Invariants: a state kind copies raw bytes inside the pause, and parses the raw bytes after the pause.
 //! Does not: name any state kind.
 
 use std::cell::RefCell;
@@ -26,7 +28,7 @@ use crate::obstacle::Obstacle;
 use crate::opener::Opener;
 use crate::shared::Shared;
 
-/// The owner of a record of a kind: a process or a thread.
+/// What one record of a state kind describes: a process or a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
     /// One record for each process, captured and restored through the leader of the process.
@@ -35,29 +37,31 @@ pub enum Level {
     Thread,
 }
 
-/// The stage of a restore in which a kind is restored. All processes pass a stage before a process enters the next
-/// stage.
+/// A stage of a restore. Each state kind is restored in one stage. The next stage begins when all processes have
+/// completed the present stage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Stage {
-    /// Descriptors and memory are in place, and the threads exist. The processes still have the privileges of the
-    /// restoring process.
+    /// At this stage, descriptors and memory are in place, and the threads exist. The processes still have the
+    /// privileges of the restoring process.
     Setup,
-    /// Timers are set and start to run. This stage is as late as possible.
+    /// Timers are set and start to run. This stage follows `Setup`, because a running timer can expire before the
+    /// program is resumed.
     Timers,
-    /// Privileges change to the privileges of the subject. Steps that need more privileges have run before.
+    /// The processes get the credentials of the subject. Steps that need the privileges of the restoring process come
+    /// before the change of credentials.
     Credentials,
-    /// This stage restores state that a change of privileges resets (dumpable, parent-death signal), and state that
-    /// forbids later system calls.
+    /// This stage restores state that a change of credentials resets (dumpable, parent-death signal). It also restores
+    /// settings that forbid system calls of earlier stages.
     Sealing,
-    /// Pending signals are queued again. Only registers are restored after this stage.
+    /// Pending signals are queued. After this stage, only registers are restored.
     Signals,
 }
 
 /// A reusable buffer for the bytes that one kind copies from one process or thread inside the pause.
 pub type RawState = Vec<u8>;
 
-/// The context of a state kind inside the pause: one stopped thread. For a kind with one record for each process, the
-/// thread is the leader.
+/// The context of a state kind inside the pause: one stopped thread. If a kind has one record for each process, the
+/// thread is the thread group leader.
 #[derive(Debug)]
 pub struct StateCapture<'a> {
     /// The process of the thread.
@@ -68,13 +72,13 @@ pub struct StateCapture<'a> {
     context: &'a RemoteContext<'a>,
     session: Option<RemoteSession<'a>>,
     files: HashMap<&'static str, Vec<u8>>,
-    /// Files that stay open from one capture to the next.
+    /// Files of `/proc` that stay open between two captures.
     kept: Option<&'a RefCell<KeptFiles>>,
     /// The fdinfo texts of all descriptors of the process; `None` if the texts were not read in this pause.
     descriptors: Option<&'a [DescriptorText]>,
     /// The rseq registration; `None` if the registration was not read in this pause.
     sequence: Option<RseqConfiguration>,
-    /// The kinds that make remote calls.
+    /// The kinds that have added remote calls for this thread.
     calling: Vec<&'static dyn StateKind>,
     thread_calls: ThreadCalls<'a>,
 }
@@ -109,20 +113,20 @@ impl<'a> StateCapture<'a> {
         }
     }
 
-    /// Reads files of `/proc` through the open files in `kept`.
+    /// Makes the context read `/proc` through the files in `kept`, which stay open between two captures.
     #[must_use]
     pub fn with_files(self, kept: &'a RefCell<KeptFiles>) -> Self {
         Self { kept: Some(kept), ..self }
     }
 
-    /// Uses the results of earlier captures in `cache` that are still valid.
+    /// Makes the context use results of earlier captures from `cache`, if these results are still valid.
     #[must_use]
     pub fn with_cache(mut self, cache: &'a RefCell<ResultCache>) -> Self {
         self.thread_calls.cache = Some(cache);
         self
     }
 
-    /// Uses the fdinfo texts of all descriptors of the process, which were already read in this pause.
+    /// Adds the fdinfo texts of all descriptors of the process. The caller has read the texts in this pause.
     #[must_use]
     pub fn with_descriptors(self, descriptors: &'a [DescriptorText]) -> Self {
         Self { descriptors: Some(descriptors), ..self }
@@ -144,9 +148,9 @@ impl<'a> StateCapture<'a> {
         self.context.memory
     }
 
-    /// Returns the session for remote calls in this thread. The first call begins the session, and all kinds share the
-    /// session. Registers and signal mask must have been read before, because the session changes registers and signal
-    /// mask until the session ends.
+    /// Returns the session in which this thread makes remote calls. All kinds share the session. The first call of this
+    /// method begins the session. The caller must have read registers and signal mask before the first call, because
+    /// the session changes both until it ends.
     pub fn remote(&mut self) -> Result<&mut RemoteSession<'a>> {
         if self.session.is_none() {
             let thread = self.thread.take().expect("the thread is taken only when a session begins");
@@ -155,7 +159,7 @@ impl<'a> StateCapture<'a> {
         Ok(self.session.as_mut().expect("begun above"))
     }
 
-    /// Collects the remote calls of all `kinds`. Must be called once, before a kind captures its state.
+    /// Collects the remote calls of all `kinds`. Must be called once, before the first kind captures its state.
     pub fn prepare(&mut self, kinds: impl Iterator<Item = &'static dyn StateKind>) -> Result<()> {
         let mut calls = RemoteCalls::default();
         for kind in kinds {
@@ -170,15 +174,15 @@ impl<'a> StateCapture<'a> {
         Ok(())
     }
 
-    /// Reports whether the thread needs no remote call, because no kind makes a call or all results are cached.
+    /// Reports whether the thread needs no remote call: no kind has added a call, or the cache contains all results.
     /// `known` describes the stopped thread.
     pub fn recall(&mut self, known: &KnownThread) -> bool {
         self.sequence = known.sequence;
         self.thread_calls.recall(self.tid, self.tid == self.pid.leader())
     }
 
-    /// Starts the remote calls of the thread. Returns `false` if `places` has no free memory until sessions of other
-    /// threads end. `known` describes the stopped thread.
+    /// Starts the remote calls of the thread. `places` is memory of the process for the sessions of its threads.
+    /// Returns `false` if sessions of other threads occupy this memory. `known` describes the stopped thread.
     pub fn begin(&mut self, known: &KnownThread, places: &mut Places) -> Result<bool> {
         let capacity = self.thread_calls.calls.capacity();
         let Some(top) = places.take(capacity.bytes(known)) else { return Ok(false) };
@@ -215,8 +219,8 @@ impl<'a> StateCapture<'a> {
         self.thread_calls.take(kind)
     }
 
-    /// Returns the content of `/proc/PID/task/TID/NAME`, or of `/proc/TID/NAME` if the first file does not exist. Each
-    /// file is read once for all kinds.
+    /// Returns the content of `/proc/PID/task/TID/NAME`. If this file does not exist, returns the content of
+    /// `/proc/TID/NAME`. A file is read at the first call, and all kinds share its content.
     pub fn file(&mut self, name: &'static str) -> Result<&[u8]> {
         if !self.files.contains_key(name) {
             let bytes = match self.kept {
@@ -228,7 +232,8 @@ impl<'a> StateCapture<'a> {
         Ok(&self.files[name])
     }
 
-    /// Ends the session, if a session was begun. Returns an error if the thread could not be restored to its stop.
+    /// Ends the session, if a session has begun. Returns an error if registers, signal mask or memory of the thread
+    /// could not be restored.
     pub fn finish(self) -> Result<()> {
         match self.session {
             Some(session) => Ok(session.end()?),
@@ -237,31 +242,32 @@ impl<'a> StateCapture<'a> {
     }
 }
 
-/// The context of a state kind during a restore: one thread of a stub. A stub is a process under construction. For a
-/// kind with one record for each process, the thread is the leader.
+/// The context of a state kind during a restore: one stub, which is a stopped thread of a process under construction.
+/// If a kind has one record for each process, the stub is the thread group leader.
 #[derive(Debug)]
 pub struct StateRestore<'a> {
-    /// The thread under construction.
+    /// The stub.
     pub stub: &'a mut Stub,
-    /// The memory of the process of this thread.
+    /// The memory of the stub's process.
     pub memory: &'a ProcessMemory,
-    /// Objects that this kind shares with other kinds.
+    /// Objects that several kinds share.
     pub shared: &'a mut Shared,
-    /// Opens files for the process of this thread.
+    /// Opens files for the stub's process.
     pub opener: &'a Opener,
 }
 
-/// A kind of process or thread state.
+/// A state kind: saves and restores one type of process or thread state.
 pub trait StateKind: Sync {
     /// Returns the name of this kind in records: `state/` and the name of the file that implements the kind.
     fn name(&self) -> &'static str;
 
-    /// Returns the version of the payload that this kind writes. The kind reads this version and all earlier versions.
+    /// Returns the version of the payload format that this kind writes. The kind reads this version and all earlier
+    /// versions.
     fn version(&self) -> u32 {
         1
     }
 
-    /// Returns one line about the restored state, for tables in the documentation and in `doctor`.
+    /// Returns one line about the restored state, for tables in the documentation and in `undying doctor`.
     fn summary(&self) -> &'static str;
 
     /// Returns whether a record belongs to a process or to a thread.
@@ -270,32 +276,36 @@ pub trait StateKind: Sync {
     /// Returns the stage in which this kind is restored.
     fn stage(&self) -> Stage;
 
-    /// Returns the objects of this process that would prevent a checkpoint. Called before the pause.
+    /// Returns the state of this process that the kind cannot save, and that prevents a checkpoint. Called before the
+    /// pause.
     fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {
         let _ = pid;
         Vec::new()
     }
 
-    /// Adds the remote calls that this kind needs. Called inside the pause, before a kind captures its state. The
-    /// calls of all kinds run in one batch, because each stop has a cost.
+    /// Adds the remote calls that this kind needs. Called inside the pause, before the first kind captures its state.
+    /// The thread makes the calls of all kinds in one batch. With single calls, the thread would stop after each call,
+    /// which takes more time.
     fn add_calls(&self, capture: &mut StateCapture<'_>, calls: &mut RemoteCalls) -> Result<()> {
         let _ = (capture, calls);
         Ok(())
     }
 
-    /// Returns the kernel fields that determine the results of this kind's remote calls: equal bytes mean equal
-    /// results. Returns `None` if the results can change without a change of kernel fields.
+    /// Returns the fields of kernel structures that determine the results of this kind's remote calls. If the bytes of
+    /// these fields are unchanged, the results are unchanged. Returns `None` if no set of fields determines the
+    /// results.
     fn sources(&self) -> Option<&'static [Field]> {
         None
     }
 
-    /// Reports whether `results` can stay valid for longer than one pause.
+    /// Reports whether `results` may be cached for later pauses.
     fn is_steady(&self, results: &[CallResult]) -> bool {
         let _ = results;
         true
     }
 
-    /// Copies raw state into `raw`. Called inside the pause. `raw` is empty but retains its capacity.
+    /// Copies raw state into `raw`. Called inside the pause. `raw` is an empty buffer that the caller reuses for each
+    /// capture.
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()>;
 
     /// Converts raw state into the payload of the record. Called after the pause. Returns `None` if there is nothing
@@ -304,38 +314,39 @@ pub trait StateKind: Sync {
         Ok(Some(raw.to_vec()))
     }
 
-    /// Decodes a payload, and refuses an invalid payload. Called at a restore, before anything is opened or created.
-    /// Changes nothing.
+    /// Decodes a payload, and refuses an invalid payload. Has no other effect. Called at a restore, before any object
+    /// is opened or created.
     fn check(&self, version: u32, payload: &[u8]) -> Result<()>;
 
-    /// Creates objects that must exist before any other object is opened or created. Called at a restore. `payloads`
-    /// contains process, version and payload of each record of this kind.
+    /// Creates objects that must exist before the restore opens or creates any other object. Called once at a restore.
+    /// `payloads` contains process, version and payload of each record of this kind.
     fn prepare(&self, payloads: &[(Pid, u32, &[u8])]) -> Result<()> {
         let _ = payloads;
         Ok(())
     }
 
-    /// Sets state that must be set before the mappings of a process are filled. Called at a restore for each record,
-    /// when the mappings exist and are empty.
+    /// Sets state that a process needs before its mappings are filled. Called at a restore for each record of a
+    /// process, when the mappings exist and are empty.
     fn before_pages(&self, version: u32, payload: &[u8], stub: &mut Stub) -> Result<()> {
         let _ = (version, payload, stub);
         Ok(())
     }
 
-    /// Returns the file access rights that a record gives to a thread. Only the kind of credentials returns rights.
+    /// Returns the file access rights that a record gives to a thread. Only the kind `state/credentials` returns
+    /// rights.
     fn file_rights(&self, version: u32, payload: &[u8]) -> Result<Option<FileRights>> {
         let _ = (version, payload);
         Ok(None)
     }
 
-    /// Sets state that child processes inherit. Called at a restore, when a process leads its session and has no
-    /// children yet.
+    /// Sets state that child processes inherit. Called at a restore for the leader of each session, right after the
+    /// leader has created the session.
     fn lead(&self, version: u32, payload: &[u8], stub: &mut Stub, memory: &ProcessMemory) -> Result<()> {
         let _ = (version, payload, stub, memory);
         Ok(())
     }
 
-    /// Restores the state in a thread under construction.
+    /// Restores the state in a stub.
     fn restore(&self, version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()>;
 }
 

@@ -1,10 +1,13 @@
 //! Creates files that no other user can replace during the creation.
 //!
+//! The restorer (the restoring process) creates files in directories to which other users may write. Such a user could
+//! replace a new file before the restorer sets its owner and mode. The restorer would then change the wrong file. So
+//! the restorer creates the file in a *private directory*, sets owner and mode, and moves the file to its final name.
+//!
 //! Owns: private directories, the owner and mode of the files that are created there, and the move to the final name.
-//! Invariants: a created file is accessed only through descriptors, never twice by a path. A private directory belongs
-//! to the restorer (the restoring process), has mode 0700 and an unguessable name. Another user may rename the
-//! directory without harm. The final name is set by one rename, which replaces no file. Drop removes the directory
-//! with its content.
+//! Invariants: a private directory belongs to the restorer, has mode 0700 and an unguessable name. All operations on
+//! the directory use a descriptor, so that another user may rename the directory without harm. The move to the final
+//! name replaces no file. When a private directory is dropped, the directory and its content are removed.
 //! Does not: choose names, or follow symbolic links.
 
 use std::ffi::{CStr, OsStr, OsString};
@@ -21,10 +24,10 @@ use sys::{Error, Result};
 use super::opening::own_link;
 use super::ownership::owner;
 
-/// The maximum number of random names that are tried. One name is enough, unless another process guesses the name.
+/// The maximum number of random names that are tried. The first name is free, unless another process guesses the name.
 const NAMES_TRIED_MAX: u32 = 16;
-/// The maximum depth of directories in a private directory. A socket address has 108 bytes, and each level takes two
-/// bytes.
+/// The maximum depth of directories in a private directory. The deepest directories are the components of a socket
+/// address. The address has at most 108 bytes, and each component takes at least two bytes.
 const DEPTH_MAX: u32 = 64;
 const PERMISSIONS: u32 = 0o7777;
 const ENTER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -42,21 +45,22 @@ impl Ownership {
     /// Sets owner and mode of a file through a descriptor. An O_PATH descriptor is enough.
     pub(crate) fn give(self, file: BorrowedFd<'_>) -> std::result::Result<(), E> {
         let (user, group) = owner(self.user, self.group).map_err(|_| E::INVAL)?;
-        // The owner is set first, because a change of owner removes set-user-ID bits.
+        // The owner is set before the mode, because a change of owner removes set-user-ID bits.
         chownat(file, "", Some(user), Some(group), AtFlags::EMPTY_PATH)?;
         chmod(own_link(file), Mode::from_raw_mode(self.mode))
     }
 }
 
-/// A directory that only the restorer can enter, inside another directory.
+/// A directory that only the restorer can enter.
 #[derive(Debug)]
 pub(crate) struct PrivateDirectory {
+    /// The directory that contains the private directory.
     parent: OwnedFd,
     name: String,
     directory: OwnedFd,
     /// The path of the directory, for error messages.
     shown: PathBuf,
-    /// `true` if the directory has passed the check. Otherwise drop does not change the directory.
+    /// `true` if the directory has passed `check`. A directory that has not passed is not removed.
     is_ours: bool,
 }
 
@@ -80,8 +84,8 @@ impl PrivateDirectory {
         Ok(made)
     }
 
-    /// Creates a private directory in the nearest directory above `path` that is writable and has a path without
-    /// symbolic links.
+    /// Creates a private directory in a directory above `path`: in the nearest directory that is writable, and whose
+    /// path contains no symbolic link.
     pub(crate) fn near(path: &Path) -> Result<Self> {
         let mut outcome = Err(Error::path("find a directory above", path, E::NOENT));
         for above in path.ancestors().skip(1) {
@@ -94,8 +98,8 @@ impl PrivateDirectory {
         outcome
     }
 
-    /// Checks that the directory belongs to the restorer, is closed to other users and is empty. The owner of the
-    /// parent may have replaced the directory. A directory of another user is neither changed nor removed.
+    /// Checks that the directory belongs to the restorer, is closed to other users and is empty. The check is needed,
+    /// because the owner of the parent may have replaced the new directory.
     fn check(&self) -> std::result::Result<(), E> {
         let stat = fstat(&self.directory)?;
         // A directory inherits the set-group-ID bit from its parent.
@@ -118,7 +122,7 @@ impl PrivateDirectory {
         self.parent.as_fd()
     }
 
-    /// Returns the path of the parent.
+    /// Returns the path of the directory that contains the private directory.
     pub(crate) fn parent_path(&self) -> &Path {
         self.shown.parent().unwrap_or(Path::new("/"))
     }
@@ -128,7 +132,8 @@ impl PrivateDirectory {
         self.directory.as_fd()
     }
 
-    /// Creates a file in the private directory. Returns an O_PATH descriptor.
+    /// Creates a file in the private directory. `make` receives the directory and the name, and makes the system call
+    /// that creates the file. Returns an O_PATH descriptor.
     pub(crate) fn make(
         &self,
         name: &str,
@@ -150,9 +155,9 @@ impl PrivateDirectory {
         move_file((self.directory.as_fd(), from.as_os_str()), (self.parent.as_fd(), to))
     }
 
-    /// Moves a file to the name `last` in the parent directory and removes that name, so that `/proc` shows the file
-    /// as deleted there. If the name is taken, the existing file is not changed, and the new file is removed from the
-    /// private directory.
+    /// Moves a file to the name `last` in the parent directory, and then removes this name. Afterwards, `/proc` shows
+    /// the name `last` in the parent directory, with the suffix ` (deleted)`. If the move fails because the name is
+    /// taken, the file is only removed from the private directory.
     pub(crate) fn unlink_as(&self, from: &Path, last: &OsStr, flags: AtFlags) -> std::result::Result<(), E> {
         match self.move_out(from, last) {
             Ok(()) => unlinkat(&self.parent, last, flags),
@@ -160,8 +165,8 @@ impl PrivateDirectory {
         }
     }
 
-    /// Moves a file of the parent directory to a name in the private directory. The caller must verify which file was
-    /// moved.
+    /// Moves a file of the parent directory to a name in the private directory. The caller must check that the moved
+    /// file is the wanted file, because another process may have replaced the wanted file.
     pub(crate) fn move_in(&self, from: &OsStr, to: &str) -> std::result::Result<(), E> {
         move_file((self.parent.as_fd(), from), (self.directory.as_fd(), OsStr::new(to)))
     }
@@ -173,13 +178,13 @@ impl Drop for PrivateDirectory {
             return;
         }
         clear(self.directory.as_fd(), DEPTH_MAX);
-        // If the owner of the parent has renamed the directory, an empty directory remains under the new name.
+        // If the owner of the parent has renamed the directory, this call fails, and the empty directory remains.
         let _ = unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR);
     }
 }
 
-/// A file at its final name while the restore may still fail. Drop removes the name, and restores the file that had
-/// the name before.
+/// A file that has its final name while the restore can still fail. A call of `keep` makes the name permanent. Without
+/// this call, drop takes the name away, and gives the name back to the old file that had the name before.
 #[derive(Debug)]
 pub(crate) struct Placed {
     private: PrivateDirectory,
@@ -195,9 +200,9 @@ const OLD: &str = ".old";
 const UNDONE: &str = ".undone";
 
 impl Placed {
-    /// Moves the file `from` of a private directory to `name` in the parent directory. An existing file of that name
-    /// is moved into the private directory, if `may_replace` permits the move. Fails with EEXIST if another file gets
-    /// the name concurrently.
+    /// Moves the file `from` of a private directory to `name` in the parent directory. If an old file has this name,
+    /// the old file is moved into the private directory. If `may_replace` forbids this, returns its error. Fails with
+    /// EEXIST if another process gives the name to another file at the same time.
     pub(crate) fn new(
         private: PrivateDirectory,
         from: &Path,
@@ -230,7 +235,8 @@ impl Placed {
         self.is_kept = true;
     }
 
-    /// Moves the file that has the name into the private directory, if the file is `wanted`.
+    /// Moves the file that has the name into the private directory. If this file is not `wanted`, moves the file back
+    /// and returns EEXIST.
     fn take(&self, wanted: BorrowedFd<'_>, to: &str) -> std::result::Result<(), E> {
         self.private.move_in(&self.name, to)?;
         let taken = self.private.open(Path::new(to)).map_err(|_| E::NOENT)?;
@@ -244,7 +250,7 @@ impl Placed {
 
     fn give_back(&self) {
         if self.has_old {
-            // A file that has got the name meanwhile keeps the name.
+            // If another file has the name now, this move fails, and the old file is lost.
             let _ = self.private.move_out(Path::new(OLD), &self.name);
         }
     }
@@ -271,7 +277,8 @@ pub(crate) fn open_directory(path: &Path) -> std::result::Result<OwnedFd, E> {
     openat2(CWD, path, ENTER, Mode::empty(), PLAIN)
 }
 
-/// Creates a file without a name, near the place of its last name. Returns an O_PATH descriptor.
+/// Creates a file that has no name afterwards. Creates the file in a private directory near its last name `last`.
+/// Returns an O_PATH descriptor.
 pub(crate) fn make_nameless(
     last: &Path,
     ownership: Ownership,
@@ -294,7 +301,7 @@ fn random_name() -> std::result::Result<String, E> {
     Ok(format!(".undying-{:032x}", u128::from_ne_bytes(random)))
 }
 
-/// Renames a file without replacing another file. If the file system does not support such a rename, links the new
+/// Renames a file without replacing another file. If the file system does not support RENAME_NOREPLACE, links the new
 /// name and unlinks the old name.
 fn move_file(from: (BorrowedFd<'_>, &OsStr), to: (BorrowedFd<'_>, &OsStr)) -> std::result::Result<(), E> {
     match renameat_with(from.0, from.1, to.0, to.1, RenameFlags::NOREPLACE) {

@@ -108,8 +108,8 @@ impl ActiveSegment {
         debug_assert!(self.stream.is_none(), "blobs are flushed before pages follow");
         let (mut buffer, mut done) = (buffer, 0);
         loop {
-            let room = self.room()?;
-            let part = room.min(count - done);
+            let free_blocks = self.free_blocks()?;
+            let part = free_blocks.min(count - done);
             let place = self.submit(buffer, owner, done, part)?;
             placed(done, part, place);
             done += part;
@@ -152,7 +152,7 @@ impl ActiveSegment {
     /// Writes the next slot of the active segment. `encode` receives the number of this segment and returns the
     /// content.
     pub(super) fn slot(&mut self, encode: impl FnOnce(LogSegment) -> Result<Vec<u8>>) -> Result<()> {
-        self.room()?;
+        self.free_blocks()?;
         let mut buffer = match self.slots.pop() {
             Some(buffer) => buffer,
             None => PageBuffer::new(ByteCount(LOG_BLOCK_BYTES))?,
@@ -202,7 +202,7 @@ impl ActiveSegment {
     }
 
     /// Returns the number of free blocks in the active segment, at least one. Begins a new segment if necessary.
-    fn room(&mut self) -> Result<u32> {
+    fn free_blocks(&mut self) -> Result<u32> {
         let blocks = (self.length.get() / LOG_BLOCK_BYTES) as u32;
         if let Some(active) = &self.active
             && active.next < blocks
@@ -217,7 +217,7 @@ impl ActiveSegment {
 
     /// Writes blocks of a buffer to the next free blocks of the segment.
     fn submit(&mut self, buffer: PageBuffer, owner: Owner, from: u32, count: u32) -> Result<LogPlace> {
-        self.room()?;
+        self.free_blocks()?;
         let failed = || sys::Error::path("append to", &self.directory, sys::Errno::EINVAL);
         let (active, file) = self.active.as_mut().zip(self.files.last_mut()).ok_or_else(failed)?;
         let place = LogPlace { segment: active.number, block: active.next };
@@ -259,8 +259,8 @@ impl ActiveSegment {
     fn stream(&mut self) -> Result<(LogSegment, &mut Stream)> {
         if self.stream.is_none() {
             let buffer = self.stream_buffer()?;
-            let room = self.room()?;
-            let capacity = buffer.len().min(room as usize * BLOCK);
+            let free_blocks = self.free_blocks()?;
+            let capacity = buffer.len().min(free_blocks as usize * BLOCK);
             let block = self.active.as_ref().map_or(0, |active| active.next);
             self.stream = Some(Stream { buffer, block, filled: 0, capacity });
         }

@@ -16,7 +16,7 @@ use model::ByteCount;
 use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
 
-use super::layout::{Shape, check_page, create_segment, open_segment, remove_segment, too_many};
+use super::layout::{SegmentLayout, check_page, create_segment, open_segment, remove_segment, too_many};
 use super::table::BlockIndex;
 use super::worker_thread::WorkerThread;
 use crate::error::{Error, Result};
@@ -88,7 +88,7 @@ pub(super) struct BackgroundWriter {
 struct Work {
     medium: Arc<dyn Medium>,
     directory: PathBuf,
-    shape: Shape,
+    layout: SegmentLayout,
 }
 
 impl BackgroundWriter {
@@ -97,11 +97,11 @@ impl BackgroundWriter {
     pub(super) fn start(
         medium: Arc<dyn Medium>,
         directory: &Path,
-        shape: Shape,
+        layout: SegmentLayout,
         first: LogSegment,
         own_thread: bool,
     ) -> Result<Self> {
-        let work = Work { medium, directory: directory.to_path_buf(), shape };
+        let work = Work { medium, directory: directory.to_path_buf(), layout };
         let thread = if own_thread { Some(work.clone().start()?) } else { None };
         let (ready, read) = (VecDeque::new(), VecDeque::new());
         let reader = PartReader::default();
@@ -201,8 +201,8 @@ impl BackgroundWriter {
 impl Work {
     fn start(self) -> Result<WorkerThread<Job, Done>> {
         let mut reader = PartReader::default();
-        WorkerThread::start("undying-clean", JOBS_MAX, move |job, tell| {
-            self.run(job, &mut reader).map(tell);
+        WorkerThread::start("undying-clean", JOBS_MAX, move |job, report| {
+            self.run(job, &mut reader).map(report);
         })
     }
 
@@ -221,7 +221,7 @@ impl Work {
     }
 
     fn create(&self, number: LogSegment) -> Result<Box<dyn PageFile>> {
-        create_segment(&*self.medium, &self.directory, self.shape, number)
+        create_segment(&*self.medium, &self.directory, self.layout, number)
     }
 
     fn remove(&self, numbers: &[LogSegment]) {

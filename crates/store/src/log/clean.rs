@@ -16,7 +16,7 @@ use model::{ByteCount, PAGE_BYTES};
 use super::background_writer::{BackgroundWriter, Move, MoveJob};
 use super::segments::{SegmentState, Segments};
 use super::state::State;
-use super::table::Cell;
+use super::table::PageContent;
 use crate::error::Result;
 
 /// The number of pages in one job: 1 MiB, so that a job does not delay the creation of a segment for long.
@@ -108,8 +108,8 @@ impl Cleaner {
         if moves.is_empty() {
             return;
         }
-        for (space, page, cell) in state.pages.iter() {
-            let Cell::At(block_index, checksum) = cell else { continue };
+        for (space, page, content) in state.pages.iter() {
+            let PageContent::At(block_index, checksum) = content else { continue };
             let place = state.segments.place(block_index);
             if let Some(moves) = moves.get_mut(&place.segment) {
                 moves.push(Move { space, page, block_index, block: place.block, checksum });

@@ -16,7 +16,7 @@ use super::clean::Fill;
 use super::queue::Finish;
 use super::segments::too_long;
 use super::space::{self, Kept};
-use super::table::Cell;
+use super::table::PageContent;
 use super::ticket::LogCommitted;
 use super::writer_thread::{OpenEpoch, Pending, WriterThread};
 use crate::error::{Error, Result};
@@ -106,7 +106,7 @@ impl WriterThread {
             for number in 0..job.moves.len() {
                 let entry = job.moves[number];
                 if self.state.pages.get(entry.space, entry.page)
-                    == Some(Cell::At(entry.block_index, entry.checksum))
+                    == Some(PageContent::At(entry.block_index, entry.checksum))
                 {
                     job.moves[live] = entry;
                     let block = |number: usize| number * image::LOG_BLOCK_BYTES as usize;
@@ -116,9 +116,9 @@ impl WriterThread {
             }
             let places = self.append_packed(job.buffer, Owner::Cleaner, live as u32)?;
             for (number, entry) in job.moves[..live].iter().enumerate() {
-                let cell = Cell::At(places.block_index(number as u32), entry.checksum);
-                self.state.enter(entry.space, entry.page, cell);
-                epoch.delta.set(entry.space, entry.page, cell);
+                let content = PageContent::At(places.block_index(number as u32), entry.checksum);
+                self.state.enter(entry.space, entry.page, content);
+                epoch.delta.set(entry.space, entry.page, content);
             }
             moved += live as u64;
             self.cleaner.feed(&mut self.active_segment.background_writer)?;

@@ -30,7 +30,7 @@ use crate::medium::{Medium, Writes};
 use crate::segment::{EndedSegment, SegmentWriter};
 
 /// Segments are inspected at intervals of `after` divided by this number.
-const LOOKS: u32 = 64;
+const SCANS_PER_DELAY: u32 = 64;
 
 /// The maximum number of segments that are sent to the thread at once. The limit is low because a waiting segment can
 /// lose its live pages, and its compression would then be useless.
@@ -62,7 +62,7 @@ pub(super) struct Compressor {
     own_thread: bool,
     done: VecDeque<Outcome>,
     under_way: usize,
-    next_look: Option<Instant>,
+    next_scan: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
@@ -82,18 +82,18 @@ impl Compressor {
         own_thread: bool,
     ) -> Self {
         let work = Work { medium, directory: directory.to_path_buf(), codec, is_over: Arc::default() };
-        let (done, next_look) = (VecDeque::new(), None);
-        Self { after, clock, work, thread: None, own_thread, done, under_way: 0, next_look }
+        let (done, next_scan) = (VecDeque::new(), None);
+        Self { after, clock, work, thread: None, own_thread, done, under_way: 0, next_scan }
     }
 
     /// Starts the compression of segments whose pages rarely change. `active` is the active segment. Call this when all
     /// data before the active segment is durable, including the newest slot (the block that publishes a commit).
     pub(super) fn plan(&mut self, segments: &mut Segments, active: LogSegment) {
         let now = self.clock.now();
-        if self.under_way > 0 || self.next_look.is_some_and(|next| now < next) {
+        if self.under_way > 0 || self.next_scan.is_some_and(|next| now < next) {
             return;
         }
-        self.next_look = Some(now + self.after / LOOKS);
+        self.next_scan = Some(now + self.after / SCANS_PER_DELAY);
         let mut found = Vec::new();
         let full = segments.iter_mut().filter(|state| state.number < active && state.compressed.is_none());
         for state in full {
@@ -164,7 +164,7 @@ impl Drop for Compressor {
 impl Work {
     fn start(self) -> Result<WorkerThread<Vec<LogSegment>, Outcome>> {
         let mut is_last = false;
-        WorkerThread::start("undying-shrink", BATCH_MAX, move |numbers, tell| {
+        WorkerThread::start("undying-shrink", BATCH_MAX, move |numbers, report| {
             if !is_last {
                 is_last = true;
                 let nice = Attributes { nice: NICE, ..Attributes::default() };
@@ -172,7 +172,7 @@ impl Work {
                 let _ = scheduling::set_attributes(SELF, &nice);
             }
             for number in numbers {
-                if !tell((number, self.compress(number))) {
+                if !report((number, self.compress(number))) {
                     return;
                 }
             }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use image::{LogPartEncoder, LogPlace, PageChecksum, SpaceId};
 use model::{Address, AddressRange, PAGE_BYTES, PageCount};
 
-use super::table::{BlockIndex, Cell, PageTable};
+use super::table::{BlockIndex, PageContent, PageTable};
 
 /// The number of removed ranges that are collected before they are sorted and joined.
 const DROPS_LOOSE_MAX: usize = 1024;
@@ -35,8 +35,8 @@ impl Delta {
     }
 
     /// Sets the place of a page.
-    pub(super) fn set(&mut self, space: SpaceId, page: u64, cell: Cell) {
-        self.pages.set(space, page, cell);
+    pub(super) fn set(&mut self, space: SpaceId, page: u64, content: PageContent) {
+        self.pages.set(space, page, content);
     }
 
     /// Removes the pages of a range.
@@ -65,8 +65,8 @@ impl Delta {
         for (space, pages) in &later.drops {
             self.drop_range(*space, pages.clone());
         }
-        for (space, page, cell) in later.pages.iter() {
-            self.set(space, page, cell);
+        for (space, page, content) in later.pages.iter() {
+            self.set(space, page, content);
         }
     }
 
@@ -100,8 +100,8 @@ pub(super) fn encode_pages(
     place: impl Fn(BlockIndex) -> LogPlace,
 ) {
     let mut run = RunJoiner { part, checksums: Vec::new(), open: None };
-    for (space, page, cell) in table.iter() {
-        run.push(space, page, cell, &place);
+    for (space, page, content) in table.iter() {
+        run.push(space, page, content, &place);
     }
     run.flush();
 }
@@ -121,10 +121,16 @@ struct OpenRun {
 }
 
 impl RunJoiner<'_> {
-    fn push(&mut self, space: SpaceId, page: u64, cell: Cell, place: impl Fn(BlockIndex) -> LogPlace) {
-        let block_index = match cell {
-            Cell::Zero => None,
-            Cell::At(block_index, _) => Some(block_index),
+    fn push(
+        &mut self,
+        space: SpaceId,
+        page: u64,
+        content: PageContent,
+        place: impl Fn(BlockIndex) -> LogPlace,
+    ) {
+        let block_index = match content {
+            PageContent::Zero => None,
+            PageContent::At(block_index, _) => Some(block_index),
         };
         let continues = self.open.is_some_and(|run| {
             let next = match (run.at, block_index) {
@@ -150,7 +156,7 @@ impl RunJoiner<'_> {
         if let Some(run) = &mut self.open {
             run.pages += 1;
         }
-        if let Cell::At(_, checksum) = cell {
+        if let PageContent::At(_, checksum) = content {
             self.checksums.push(checksum);
         }
     }
@@ -175,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    type Pages = BTreeMap<(SpaceId, u64), Cell>;
+    type Pages = BTreeMap<(SpaceId, u64), PageContent>;
 
     #[derive(Clone, Debug)]
     enum Step {
@@ -210,11 +216,11 @@ mod tests {
         }
         for (run, checksums) in part.runs() {
             for number in 0..run.pages.get() {
-                let cell = run.place.map_or(Cell::Zero, |place| {
+                let content = run.place.map_or(PageContent::Zero, |place| {
                     let block_index = BlockIndex::new(place.segment.0 * 64 + place.block + number as u32);
-                    Cell::At(block_index, checksums[number as usize])
+                    PageContent::At(block_index, checksums[number as usize])
                 });
-                state.insert((run.space, run.start.get() / PAGE_BYTES + number), cell);
+                state.insert((run.space, run.start.get() / PAGE_BYTES + number), content);
             }
         }
     }
@@ -230,16 +236,16 @@ mod tests {
         #[test]
         fn deltas_lead_where_their_calls_lead(steps in prop::collection::vec(step(), 1..60), full: bool) {
             let fresh = |full| if full { Delta::full() } else { Delta::default() };
-            let base: Pages = (0..400).map(|page| ((SpaceId(1), page), Cell::Zero)).collect();
+            let base: Pages = (0..400).map(|page| ((SpaceId(1), page), PageContent::Zero)).collect();
             let mut model = if full { Pages::new() } else { base.clone() };
             let (mut one_by_one, mut joined, mut now) = (base.clone(), Delta::default(), fresh(full));
             for step in steps.into_iter().chain([Step::Next]) {
                 match step {
                     Step::Set(space, first, count, block_index) => for page in first..first + count {
                         let number = (page - first) as u32;
-                        let cell = block_index.map_or(Cell::Zero, |block_index| Cell::At(BlockIndex::new(block_index + number), PageChecksum(number)));
-                        now.set(SpaceId(space), page, cell);
-                        model.insert((SpaceId(space), page), cell);
+                        let content = block_index.map_or(PageContent::Zero, |block_index| PageContent::At(BlockIndex::new(block_index + number), PageChecksum(number)));
+                        now.set(SpaceId(space), page, content);
+                        model.insert((SpaceId(space), page), content);
                     },
                     Step::Drop(space, first, count) => {
                         now.drop_range(SpaceId(space), first..first + count);

@@ -1,10 +1,11 @@
-//! The files of a segment: one uncompressed file, or a compressed file and its chunk table.
+//! The files of a segment. A segment is stored as one uncompressed file, or as a compressed file and a chunk table. The
+//! chunk table describes the compressed chunks of the file.
 //!
 //! Owns: the names and the layout of these files; creating, opening, checking, removing and listing segments.
 //! Invariants: a segment is durable, including its name and header, before pages are written to it. A segment number is
-//! never used twice. A position in a segment is the same for the uncompressed and the compressed file. As long as the
-//! uncompressed file exists, the uncompressed file is used.
-//! Does not: decide when a segment is needed, or compress segments; `compression` compresses segments.
+//! never used twice. Positions in a segment refer to the uncompressed content, also if the segment is compressed. As
+//! long as the uncompressed file exists, readers use this file.
+//! Does not: decide when a segment is needed, or compress segments; the module `compression` does.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -26,9 +27,9 @@ use crate::trust;
 /// The name of the log directory in the directory of a subject.
 pub(crate) const LOG_DIRECTORY: &str = "log";
 
-/// The number of slots (blocks that publish a commit) in a segment. An epoch writes at most two slots, and all slots
-/// are written in turn. The number is much higher than the number of slots in flight, so that the newest durable commit
-/// is never overwritten.
+/// The number of slots (blocks that publish a commit) in a segment. The slots are written in turn: the first slot
+/// follows the last. An epoch writes at most two slots. Only a few slot writes are in flight at the same time, so no
+/// write reaches the slot of the newest durable commit.
 pub(super) const SLOTS: u32 = 15;
 
 /// The number of blocks before the first page: the header and the slots.
@@ -37,10 +38,10 @@ pub(super) const FIRST_BLOCK: u32 = 1 + SLOTS;
 /// The number of bytes before the first page.
 pub(super) const HEAD_BYTES: ByteCount = ByteCount(FIRST_BLOCK as u64 * LOG_BLOCK_BYTES);
 
-/// The minimum size of a segment: half of the segment is available for pages.
+/// The minimum size of a segment. Half of a segment of this size is available for pages.
 pub(super) const SEGMENT_BYTES_MIN: u64 = 2 * HEAD_BYTES.0;
 
-/// The maximum size of a segment. Larger segments do not increase the speed, but make compaction less precise.
+/// The maximum size of a segment. A larger segment would not be faster, and would make compaction less precise.
 pub(super) const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 
 /// The maximum size of a chunk table that is read. The table of the largest segment is much smaller.
@@ -51,7 +52,7 @@ const CHUNKS_SUFFIX: &str = "chunks";
 
 /// The common properties of all segments of a log.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(super) struct SegmentLayout {
     pub(super) log: LogId,
     pub(super) length: ByteCount,
     pub(super) in_flight: NonZeroUsize,
@@ -77,14 +78,14 @@ pub(super) fn chunks_path(directory: &Path, number: LogSegment) -> PathBuf {
     directory.join(format!("{:010}.{CHUNKS_SUFFIX}", number.0))
 }
 
-/// The existing files of one segment. A segment is written uncompressed. A compressed file and its chunk table can
-/// replace the uncompressed file. The uncompressed file is removed when both replacements are durable.
+/// The existing files of one segment. A segment is written uncompressed. Later, a compressed file and its chunk table
+/// can replace the uncompressed file. The uncompressed file is removed when both new files are durable.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct SegmentFiles {
-    /// Whether the uncompressed file exists.
+    /// Reports whether the uncompressed file exists.
     pub(super) is_plain: bool,
     has_chunks: bool,
-    /// The codecs of the existing compressed files. At most one codec exists.
+    /// The codecs of the existing compressed files: at most one codec.
     codecs: Vec<String>,
 }
 
@@ -94,18 +95,19 @@ impl SegmentFiles {
         self.is_plain || self.has_chunks && !self.codecs.is_empty()
     }
 
-    /// Returns the codec that is needed to read the segment; `None` if the uncompressed file exists.
+    /// Returns the codec that is needed for reading the segment; `None` if the uncompressed file exists.
     pub(super) fn codec(&self) -> Option<&str> {
         if self.is_plain { None } else { self.codecs.first().map(String::as_str) }
     }
 
-    /// Returns the paths of all files.
+    /// Returns the paths of all files of the segment.
     pub(super) fn paths(&self, directory: &Path, number: LogSegment) -> Vec<PathBuf> {
         let plain = self.is_plain.then(|| segment_path(directory, number));
         plain.into_iter().chain(self.compressed(directory, number)).collect()
     }
 
-    /// Returns the files of an unfinished compression.
+    /// Returns the files that an unfinished compression has left: the compressed files, if the uncompressed file still
+    /// exists.
     pub(super) fn leftovers(&self, directory: &Path, number: LogSegment) -> Vec<PathBuf> {
         if self.is_plain { self.compressed(directory, number).collect() } else { Vec::new() }
     }
@@ -147,13 +149,13 @@ pub(super) fn segments(medium: &dyn Medium, directory: &Path) -> Result<Vec<LogS
 pub(super) fn create_segment(
     medium: &dyn Medium,
     directory: &Path,
-    shape: Shape,
+    layout: SegmentLayout,
     number: LogSegment,
 ) -> Result<Box<dyn PageFile>> {
     let path = segment_path(directory, number);
     let fill = || {
-        let mut file = medium.create_log(&path, shape.length, shape.in_flight)?;
-        let header = LogHeader { log: shape.log, segment: number, length: shape.length };
+        let mut file = medium.create_log(&path, layout.length, layout.in_flight)?;
+        let header = LogHeader { log: layout.log, segment: number, length: layout.length };
         let block = ByteCount(LOG_BLOCK_BYTES);
         let mut buffer = PageBuffer::new(block)?;
         buffer.copy_from_slice(&header.encode());
@@ -165,24 +167,25 @@ pub(super) fn create_segment(
     };
     fill().map_err(|error: sys::Error| {
         if error.errno != sys::Errno::EEXIST {
-            // If the removal fails now, the sweep of the next writer removes the file.
+            // If the removal fails, the next writer removes the file when it opens the log.
             let _ = medium.remove_file(&path);
         }
         error.into()
     })
 }
 
-/// Opens a segment. Fails with ENOENT if the writer has removed the segment since it was listed.
+/// Opens a segment. Fails with ENOENT if the writer has removed the segment after the caller listed the segments.
 pub(super) fn open_segment(medium: &dyn Medium, directory: &Path, number: LogSegment) -> Result<Segment> {
     let plain = segment_path(directory, number);
     match absent(medium.open_pages(&plain))? {
         Ok(pages) => Segment::new(plain, pages),
-        // The replacement was complete before the uncompressed file was removed.
+        // The uncompressed file was removed only after the compressed file was complete.
         Err(gone) => open_compressed(medium, directory, number)?.ok_or(gone),
     }
 }
 
-/// Reads the first bytes of a segment: the header and the slots. Returns fewer bytes if the file is shorter.
+/// Reads the first `HEAD_BYTES` bytes of a segment: the header and the slots. Returns fewer bytes if the segment is
+/// shorter.
 pub(super) fn head(medium: &dyn Medium, directory: &Path, number: LogSegment) -> Result<Vec<u8>> {
     match absent(medium.read_file(&segment_path(directory, number), HEAD_BYTES))? {
         Ok(head) => Ok(head),
@@ -195,7 +198,7 @@ pub(super) fn head(medium: &dyn Medium, directory: &Path, number: LogSegment) ->
     }
 }
 
-/// Verifies the checksum of a page at this offset of a segment.
+/// Verifies the checksum of the page at `offset` in a segment.
 pub(super) fn check_page(
     path: &Path,
     (space, page): (SpaceId, u64),
@@ -208,7 +211,7 @@ pub(super) fn check_page(
     check_pages(path, &extent, bytes)
 }
 
-/// Removes a segment. If the removal fails, the sweep of the next writer removes the files.
+/// Removes a segment. If the removal fails, the next writer removes the files when it opens the log.
 pub(super) fn remove_segment(medium: &dyn Medium, directory: &Path, number: LogSegment) {
     if medium.remove_file(&segment_path(directory, number)).is_err() {
         for codec in CODECS {
@@ -237,7 +240,7 @@ fn open_compressed(medium: &dyn Medium, directory: &Path, number: LogSegment) ->
     Err(Error::UnknownCodec { path, codec: codec.to_owned(), known: codec::names() })
 }
 
-/// Separates the error of a missing file from all other errors.
+/// Returns the error of a missing file as the inner result, and every other error as the outer result.
 fn absent<T>(result: Result<T>) -> Result<std::result::Result<T, Error>> {
     match result {
         Err(error) if !trust::is_absence(&error) => Err(error),

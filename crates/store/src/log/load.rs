@@ -19,7 +19,7 @@ use sys::Errno;
 
 use super::layout::{self, FIRST_BLOCK, segment_path};
 use super::segments::Segments;
-use super::table::{Cell, PageTable};
+use super::table::{PageContent, PageTable};
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 use crate::reader::Segment;
@@ -219,8 +219,8 @@ impl<'a> LogFiles<'a> {
     fn check_pages(&mut self, root: &LogRoot, length: ByteCount, from: LogPlace) -> Result<()> {
         let loaded = self.load(root, length)?;
         let mut page = vec![0; PAGE_BYTES as usize];
-        for (space, number, cell) in loaded.pages.iter() {
-            let Cell::At(block_index, checksum) = cell else { continue };
+        for (space, number, content) in loaded.pages.iter() {
+            let PageContent::At(block_index, checksum) = content else { continue };
             let place = loaded.segments.place(block_index);
             if place < from {
                 continue;
@@ -301,7 +301,7 @@ impl Loaded {
             let first = run.start.get() / PAGE_BYTES;
             let Some(place) = run.place else {
                 for page in first..first + run.pages.get() {
-                    self.pages.set(run.space, page, Cell::Zero);
+                    self.pages.set(run.space, page, PageContent::Zero);
                 }
                 continue;
             };
@@ -310,7 +310,7 @@ impl Loaded {
                 let place = LogPlace { segment: place.segment, block: place.block + number as u32 };
                 let block_index =
                     self.segments.block_index(place).ok_or("pages behind the end of a segment")?;
-                self.pages.set(run.space, first + number as u64, Cell::At(block_index, *checksum));
+                self.pages.set(run.space, first + number as u64, PageContent::At(block_index, *checksum));
             }
         }
         part.removed.iter().for_each(|key| drop(self.records.remove(key)));

@@ -15,7 +15,7 @@ use super::active_segment::ActiveSegment;
 use super::background_writer::BackgroundWriter;
 use super::clean::Cleaner;
 use super::compression::Compressor;
-use super::layout::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, Shape, segment_path, too_many};
+use super::layout::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SegmentLayout, segment_path, too_many};
 use super::load::{LogFiles, Newest};
 use super::options::{LogOptions, LogThreads};
 use super::queue::Shared;
@@ -65,9 +65,10 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
     let asked = ByteCount(asked.next_multiple_of(PAGE_BYTES));
     let length = newest.as_ref().map_or(asked, |newest| newest.length);
     let in_flight = options.buffers.saturating_add(OTHER_WRITES);
-    let shape = Shape { log, length, in_flight };
+    let layout = SegmentLayout { log, length, in_flight };
     let own_thread = options.threads == LogThreads::Own;
-    let background_writer = BackgroundWriter::start(Arc::clone(medium), directory, shape, first, own_thread)?;
+    let background_writer =
+        BackgroundWriter::start(Arc::clone(medium), directory, layout, first, own_thread)?;
     let mut state = match &newest {
         Some(newest) => State::of(files.load(&newest.root, length)?),
         None => State::empty(Segments::new(length)),

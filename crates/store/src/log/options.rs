@@ -1,10 +1,11 @@
-//! Options for writing a log, and the retention policy: which checkpoints remain restorable.
+//! Options for writing a log, and the retention policy. The retention policy decides which checkpoints of the log are
+//! kept, so that they can be restored.
 //!
-//! Owns: the options for opening a log; `Keep`, the retention policy.
-//! Invariants: the newest checkpoint is always kept. Retention depends only on the number of checkpoints and their
-//! times, so that the same checkpoints give the same result.
-//! Does not: write or remove data. A checkpoint is removed when the next root (checkpoint description) does not name
-//! the checkpoint.
+//! Owns: `LogOptions` and the types of its fields, for example `RetentionPolicy`.
+//! Invariants: the newest checkpoint is always kept. The retention policy uses only the number and the times of the
+//! checkpoints, so the result is reproducible.
+//! Does not: write or remove data. The writer removes a checkpoint by writing a root (the description of the newest
+//! checkpoint) that no longer names the removed checkpoint.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -14,11 +15,12 @@ use sys::clock::Clock;
 
 use crate::codec::Codec;
 
-/// The limits between the age intervals of the thinned policy. One older checkpoint is kept for each interval.
+/// The boundaries of the age intervals of `RetentionPolicy::thinned`. The policy keeps the newest checkpoints, and in
+/// addition one checkpoint of each interval.
 const AGES: [Duration; 4] =
     [Duration::from_secs(1), Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(600)];
 
-/// The maximum number of checkpoints that the thinned policy keeps for their age: one for each interval.
+/// The number of age intervals. `RetentionPolicy::thinned` keeps at most this number of checkpoints for their age.
 const AGED_MAX: usize = AGES.len() + 1;
 
 /// The default number of kept checkpoints.
@@ -26,22 +28,22 @@ const KEEP_DEFAULT: usize = 8;
 
 /// A retention policy: which checkpoints remain restorable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Keep {
+pub struct RetentionPolicy {
     newest: usize,
     aged: usize,
 }
 
-impl Keep {
+impl RetentionPolicy {
     /// Keeps the newest `count` checkpoints, at least one.
     #[must_use]
     pub const fn newest(count: usize) -> Self {
         Self { newest: if count == 0 { 1 } else { count }, aged: 0 }
     }
 
-    /// Keeps at most `count` checkpoints. Up to half of them, at most five, are kept for their age; the others are the
-    /// newest. The age intervals are: under 1 s, 1 to 10 s, 10 s to 1 min, 1 to 10 min, and above. The oldest
-    /// checkpoint of an interval is kept; of the last interval, the youngest. If `count` is small, the young intervals
-    /// have priority.
+    /// Keeps at most `count` checkpoints: the newest checkpoints, and one checkpoint of each age interval. The
+    /// intervals are: under 1 s, 1 to 10 s, 10 s to 1 min, 1 to 10 min, and above 10 min. The oldest checkpoint of an
+    /// interval is kept. Only in the interval above 10 min, the youngest checkpoint is kept. If `count` is below 8,
+    /// only the youngest `count / 2` intervals are used.
     #[must_use]
     pub fn thinned(count: usize) -> Self {
         let aged = if count >= 2 * AGED_MAX - 2 { AGED_MAX } else { count / 2 };
@@ -54,8 +56,9 @@ impl Keep {
         self.newest + self.aged
     }
 
-    /// Reports for each checkpoint whether it is kept. `taken` contains the times of the checkpoints, oldest first.
-    /// Ages are relative to the last time. If the clock was set back, a checkpoint counts as young, not as old.
+    /// Reports for each checkpoint whether the policy keeps the checkpoint. `taken` contains the times of the
+    /// checkpoints, oldest first. The age of a checkpoint is the last time in `taken` minus the time of the
+    /// checkpoint. If the clock was set back and the age would be negative, the age is 0.
     #[must_use]
     pub fn choose(&self, taken: &[Duration]) -> Vec<bool> {
         let mut kept = vec![false; taken.len()];
@@ -69,8 +72,8 @@ impl Keep {
                 let age = now.saturating_sub(taken[*place]);
                 from <= age && age < below
             };
-            // The oldest checkpoint of an interval is kept, so that it later enters the next interval. No checkpoint
-            // leaves the last interval, so its youngest one is kept.
+            // In most intervals, the oldest checkpoint is kept: this checkpoint is the first to enter the next
+            // interval. The last interval has no next interval, so the youngest checkpoint is kept.
             let found = if bucket < AGES.len() { (0..old).find(inside) } else { (0..old).rev().find(inside) };
             found.into_iter().for_each(|place| kept[place] = true);
         }
@@ -78,8 +81,8 @@ impl Keep {
     }
 }
 
-impl Default for Keep {
-    /// Keeps eight checkpoints, thinned by age.
+impl Default for RetentionPolicy {
+    /// Keeps at most eight checkpoints, as `thinned` does.
     fn default() -> Self {
         Self::thinned(KEEP_DEFAULT)
     }
@@ -88,24 +91,24 @@ impl Default for Keep {
 /// The threads that write the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogThreads {
-    /// Two threads of the writer. One thread writes; the other thread creates segments and reads pages for compaction.
+    /// Two threads of the writer: one thread writes, and one thread creates segments and reads pages for compaction.
     Own,
-    /// The calling thread, whenever it waits. Tools use this mode, and tests that must be deterministic.
+    /// No own thread: a thread that waits for the writer does the work. Tools and deterministic tests use this mode.
     Caller,
 }
 
 /// Options for writing a log.
 #[derive(Clone, Debug)]
 pub struct LogOptions {
-    /// The number of buffers in the pool. All buffers are allocated when the log is opened. Buffers that an epoch
-    /// reserves for a pause are additional.
+    /// The number of buffers in the pool. All buffers are allocated when the log is opened. This number does not
+    /// include the buffers that an epoch reserves for a pause.
     pub buffers: NonZeroUsize,
     /// The number of pages in a buffer.
     pub buffer_pages: PageCount,
-    /// The size of a segment, for a new log.
+    /// The size of a segment, if the log is created. An existing log keeps its segment size.
     pub segment: ByteCount,
     /// The retention policy.
-    pub keep: Keep,
+    pub keep: RetentionPolicy,
     /// The compression of old segments; `None` disables compression.
     pub compression: Option<SegmentCompression>,
     /// The threads that do the work.
@@ -117,7 +120,7 @@ pub struct LogOptions {
 pub struct SegmentCompression {
     /// The codec for compression.
     pub codec: &'static dyn Codec,
-    /// The time for which a full segment is observed before it is compressed.
+    /// The time for which a full segment is observed before the segment is compressed.
     pub after: Duration,
     /// The clock that measures `after`.
     pub clock: Clock,
@@ -132,16 +135,16 @@ impl SegmentCompression {
 }
 
 impl Default for LogOptions {
-    /// Returns options with 8 buffers of 2 MiB and segments of 16 MiB. At the highest expected rate, a segment is full
-    /// after 40 ms. With segments of this size, compaction limits the log of a 64 MiB subject to twice the size of the
-    /// subject.
+    /// Returns options with 8 buffers of 2 MiB and segments of 16 MiB. At the highest expected write rate, a segment
+    /// is full after 40 ms. With segments of this size, compaction limits the log of a 64 MiB subject to twice the
+    /// size of the subject.
     fn default() -> Self {
         const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
         Self {
             buffers: BUFFERS,
             buffer_pages: PageCount(512),
             segment: ByteCount(16 << 20),
-            keep: Keep::default(),
+            keep: RetentionPolicy::default(),
             compression: None,
             threads: LogThreads::Own,
         }
@@ -153,8 +156,8 @@ mod tests {
     use super::*;
 
     /// Simulates a checkpoint at every interval `every` for the time `total`. Applies the policy, and passes the times
-    /// of the kept checkpoints to `look`, oldest first.
-    fn run(keep: Keep, every: Duration, total: Duration, mut look: impl FnMut(&[Duration])) {
+    /// of the kept checkpoints to `inspect`, oldest first.
+    fn run(keep: RetentionPolicy, every: Duration, total: Duration, mut inspect: impl FnMut(&[Duration])) {
         let mut taken: Vec<Duration> = Vec::new();
         let mut now = Duration::from_secs(1_000);
         let end = now + total;
@@ -166,7 +169,7 @@ mod tests {
                 place += 1;
                 kept[place - 1]
             });
-            look(&taken);
+            inspect(&taken);
             now += every;
         }
     }
@@ -174,26 +177,27 @@ mod tests {
     #[test]
     fn the_newest_are_kept_and_never_more_than_asked_for() {
         for count in 0..12 {
-            for keep in [Keep::newest(count), Keep::thinned(count)] {
+            for keep in [RetentionPolicy::newest(count), RetentionPolicy::thinned(count)] {
                 assert!(keep.count() == count.max(1), "{keep:?}");
                 run(keep, Duration::from_millis(100), Duration::from_secs(90), |taken| {
                     assert!(taken.len() <= count.max(1), "{keep:?}: {}", taken.len());
                 });
             }
         }
-        let kept = Keep::newest(3).choose(&[Duration::from_secs(1); 5]);
+        let kept = RetentionPolicy::newest(3).choose(&[Duration::from_secs(1); 5]);
         assert_eq!(kept, [false, false, true, true, true]);
-        assert!(Keep::default().choose(&[]).is_empty());
+        assert!(RetentionPolicy::default().choose(&[]).is_empty());
     }
 
     #[test]
     fn no_age_is_without_a_checkpoint_for_long() {
         let started = Duration::from_secs(1_000);
-        // For each interval: start and end in seconds, and the maximum time in seconds without a checkpoint in the
-        // interval. After this time, a checkpoint of the next younger interval is old enough.
+        // For each age interval: start and end in seconds, and the maximum time in seconds without a checkpoint in the
+        // interval. Before this time is over, a checkpoint of the next younger interval becomes old enough for the
+        // interval.
         let places = [(0.03, 1.0, 0.1), (1.0, 10.0, 1.1), (10.0, 60.0, 11.1), (60.0, 600.0, 71.1)];
         let mut seen = [started; 4];
-        run(Keep::default(), Duration::from_millis(10), Duration::from_secs(1_300), |taken| {
+        run(RetentionPolicy::default(), Duration::from_millis(10), Duration::from_secs(1_300), |taken| {
             let now = taken[taken.len() - 1];
             for ((from, to, empty_max), seen) in places.into_iter().zip(&mut seen) {
                 if taken.iter().any(|at| (from..to).contains(&(now - *at).as_secs_f64())) {
@@ -209,7 +213,7 @@ mod tests {
     #[test]
     fn a_clock_that_goes_back_loses_nothing_new() {
         let times = [50, 60, 70, 10, 20].map(Duration::from_secs);
-        let kept = Keep::thinned(4).choose(&times);
+        let kept = RetentionPolicy::thinned(4).choose(&times);
         assert_eq!(&kept[3..], [true, true]);
     }
 }

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_after_a_failure_has_its_reason_and_is_told_once() {
+    fn an_order_refused_after_a_failure_has_its_reason_and_is_reported_once() {
         let shared = failed();
         let ticket = Arc::new(TicketState::new(Sequence(1)));
         let refused = shared.order(finish(&shared, &ticket));

@@ -14,7 +14,7 @@ use sys::{Errno, Target};
 
 use super::layout::{HEAD_BYTES, LOG_DIRECTORY};
 use super::load::{Loaded, LogFiles, Newest};
-use super::table::Cell;
+use super::table::PageContent;
 use crate::error::{Error, Result};
 use crate::layout::parent;
 use crate::medium::Medium;
@@ -135,11 +135,11 @@ fn missing(error: Error, expected: ByteCount) -> Error {
 fn extents(loaded: &Loaded) -> (Vec<Extent>, BTreeMap<LogSegment, SegmentId>) {
     let mut used = BTreeMap::new();
     let mut extents: Vec<Extent> = Vec::new();
-    for (space, page, cell) in loaded.pages.iter() {
+    for (space, page, content) in loaded.pages.iter() {
         let start = Address(page * PAGE_BYTES);
-        let (source, checksum) = match cell {
-            Cell::Zero => (Source::Zero, None),
-            Cell::At(block_index, checksum) => {
+        let (source, checksum) = match content {
+            PageContent::Zero => (Source::Zero, None),
+            PageContent::At(block_index, checksum) => {
                 let place = loaded.segments.place(block_index);
                 let next = SegmentId(used.len() as u32);
                 let segment = *used.entry(place.segment).or_insert(next);

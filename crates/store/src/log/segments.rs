@@ -13,7 +13,7 @@ use image::{LOG_BLOCK_BYTES, LogPlace, LogSegment};
 use model::ByteCount;
 
 use super::layout::FIRST_BLOCK;
-use super::table::{BlockIndex, Cell, PageTable};
+use super::table::{BlockIndex, PageContent, PageTable};
 use crate::error::Error;
 
 /// The table of all segments of a log.
@@ -138,15 +138,15 @@ impl Segments {
     }
 
     /// Counts a page that was added to the newest state.
-    pub(crate) fn enter(&mut self, cell: Cell) {
-        if let Some(state) = self.state_of(cell) {
+    pub(crate) fn enter(&mut self, content: PageContent) {
+        if let Some(state) = self.state_of(content) {
             state.live += 1;
         }
     }
 
     /// Counts a page that was removed from the newest state.
-    pub(crate) fn leave(&mut self, cell: Cell) {
-        if let Some(state) = self.state_of(cell) {
+    pub(crate) fn leave(&mut self, content: PageContent) {
+        if let Some(state) = self.state_of(content) {
             debug_assert!(state.live > 0, "more left than came");
             state.live -= 1;
         }
@@ -160,11 +160,11 @@ impl Segments {
     /// Counts the live pages of all segments from a page table.
     pub(crate) fn count(&mut self, table: &PageTable) {
         self.leave_all();
-        table.iter().for_each(|(_, _, cell)| self.enter(cell));
+        table.iter().for_each(|(_, _, content)| self.enter(content));
     }
 
-    fn state_of(&mut self, cell: Cell) -> Option<&mut SegmentState> {
-        let Cell::At(block_index, _) = cell else { return None };
+    fn state_of(&mut self, content: PageContent) -> Option<&mut SegmentState> {
+        let PageContent::At(block_index, _) = content else { return None };
         self.slots[(block_index.get() >> self.bits) as usize].as_mut()
     }
 }
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spots_and_places_name_each_other_and_numbers_are_used_again() {
+    fn block_indexes_and_places_convert_to_each_other_and_slots_are_reused() {
         let mut segments = Segments::new(ByteCount(1 << 18));
         for number in [7, 9, 4] {
             segments.add(LogSegment(number)).unwrap();
@@ -205,10 +205,10 @@ mod tests {
         let mut segments = Segments::new(ByteCount(1 << 24));
         segments.add(LogSegment(1)).unwrap();
         let block_index = segments.block_index(LogPlace { segment: LogSegment(1), block: 100 }).unwrap();
-        segments.enter(Cell::At(block_index, PageChecksum(0)));
-        segments.enter(Cell::Zero);
+        segments.enter(PageContent::At(block_index, PageChecksum(0)));
+        segments.enter(PageContent::Zero);
         assert_eq!(segments.iter().next().unwrap().live, 1);
-        segments.leave(Cell::At(block_index, PageChecksum(0)));
+        segments.leave(PageContent::At(block_index, PageChecksum(0)));
         assert_eq!(segments.iter().next().unwrap().live, 0);
     }
 }

@@ -15,7 +15,7 @@ use model::Sequence;
 
 use super::layout::{self, SegmentFiles};
 use super::load::{LogFiles, Newest};
-use super::options::Keep;
+use super::options::RetentionPolicy;
 use crate::error::Result;
 use crate::medium::Medium;
 
@@ -47,7 +47,7 @@ pub(super) fn segments_of(blob: &Blob) -> impl Iterator<Item = LogSegment> + '_ 
 /// The checkpoints that can be restored, oldest first, and the retention policy for older checkpoints.
 #[derive(Debug)]
 pub(super) struct Retention {
-    pub(super) policy: Keep,
+    pub(super) policy: RetentionPolicy,
     pub(super) kept: Vec<Kept>,
 }
 

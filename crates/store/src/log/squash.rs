@@ -15,9 +15,9 @@ use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::Errno;
 
 use super::open::{self, Opened};
-use super::options::{Keep, LogOptions, LogThreads};
+use super::options::{LogOptions, LogThreads, RetentionPolicy};
 use super::read;
-use super::table::Cell;
+use super::table::PageContent;
 use super::writer_thread::{OpenEpoch, WriterThread};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
@@ -54,7 +54,8 @@ pub struct Squashed {
 /// Rewrites the newest checkpoint of the log in this directory. Returns `None` if the log has no checkpoint.
 pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Option<Squashed>> {
     // All checkpoints are kept here, because only the usual writer of the log applies a retention policy.
-    let options = LogOptions { buffers: BUFFERS, keep: Keep::newest(usize::MAX), ..LogOptions::default() };
+    let options =
+        LogOptions { buffers: BUFFERS, keep: RetentionPolicy::newest(usize::MAX), ..LogOptions::default() };
     let Opened { mut writer_thread, lock: _lock, newest } = open_here(medium, directory, options)?;
     let Some(newest) = newest else { return Ok(None) };
     // If the newest checkpoint is damaged, an older checkpoint is not rewritten, because a rewrite would hide the
@@ -133,7 +134,7 @@ impl WriterThread {
                 let Some(OpenEpoch { delta, .. }) = &mut self.epoch else { continue };
                 let first = extent.start.get() / PAGE_BYTES;
                 let pages = first..first + extent.pages.get();
-                pages.for_each(|page| delta.set(extent.space, page, Cell::Zero));
+                pages.for_each(|page| delta.set(extent.space, page, PageContent::Zero));
                 continue;
             }
             let mut done = PageCount(0);

@@ -21,7 +21,7 @@ use super::delta::{Delta, encode_pages};
 use super::load::Loaded;
 use super::records::RecordMap;
 use super::segments::Segments;
-use super::table::{Cell, PageTable};
+use super::table::{PageContent, PageTable};
 
 /// The number of parts in one tier before they are merged. Tier 0 contains the deltas of single epochs, tier 1 contains
 /// merged deltas, and tier 2 contains the full index. Opening a checkpoint reads at most 65 parts.
@@ -61,19 +61,19 @@ impl State {
             self.segments.leave_all();
         }
         for (space, range) in &delta.drops {
-            self.pages.remove(*space, range.clone(), |cell| self.segments.leave(cell));
+            self.pages.remove(*space, range.clone(), |content| self.segments.leave(content));
         }
-        for (space, page, cell) in delta.pages.iter() {
-            self.enter(space, page, cell);
+        for (space, page, content) in delta.pages.iter() {
+            self.enter(space, page, content);
         }
     }
 
     /// Sets the place of one page.
-    pub(super) fn enter(&mut self, space: SpaceId, page: u64, cell: Cell) {
-        if let Some(before) = self.pages.set(space, page, cell) {
+    pub(super) fn enter(&mut self, space: SpaceId, page: u64, content: PageContent) {
+        if let Some(before) = self.pages.set(space, page, content) {
             self.segments.leave(before);
         }
-        self.segments.enter(cell);
+        self.segments.enter(content);
     }
 
     /// Replaces the records, and returns the keys of the changed records.

@@ -28,14 +28,14 @@ pub(crate) struct BlockIndex(u32);
 
 /// The content of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Cell {
+pub(crate) enum PageContent {
     /// All bytes of the page are zero.
     Zero,
     /// The bytes of the page are in this block and have this checksum.
     At(BlockIndex, PageChecksum),
 }
 
-/// A table of pages and their cells.
+/// A table of pages and their contents.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PageTable {
     chunks: BTreeMap<(SpaceId, u64), Chunk>,
@@ -52,13 +52,13 @@ enum Chunk {
     Dense(Box<Dense>),
 }
 
-/// A packed cell: block index and checksum. The block index `NOTHING` means that there is no page.
+/// A packed content of a page: block index and checksum. The block index `NOTHING` means that there is no page.
 type Packed = (u32, u32);
 
 #[derive(Clone, Debug)]
 struct Dense {
     count: usize,
-    cells: [Packed; CHUNK_PAGES],
+    contents: [Packed; CHUNK_PAGES],
 }
 
 impl BlockIndex {
@@ -81,24 +81,24 @@ impl PageTable {
         *self = Self::default();
     }
 
-    /// Returns the cell of a page, if the table contains the page.
-    pub(crate) fn get(&self, space: SpaceId, page: u64) -> Option<Cell> {
+    /// Returns the content of a page, if the table contains the page.
+    pub(crate) fn get(&self, space: SpaceId, page: u64) -> Option<PageContent> {
         let (chunk, inside) = split(page);
         self.chunks.get(&(space, chunk))?.get(inside)
     }
 
-    /// Sets the cell of a page, and returns the previous cell.
-    pub(crate) fn set(&mut self, space: SpaceId, page: u64, cell: Cell) -> Option<Cell> {
+    /// Sets the content of a page, and returns the previous content.
+    pub(crate) fn set(&mut self, space: SpaceId, page: u64, content: PageContent) -> Option<PageContent> {
         let (chunk, inside) = split(page);
-        let before = self.chunks.entry((space, chunk)).or_default().set(inside, cell);
+        let before = self.chunks.entry((space, chunk)).or_default().set(inside, content);
         self.pages += u64::from(before.is_none());
-        self.stored += u64::from(is_stored(cell));
+        self.stored += u64::from(is_stored(content));
         self.stored -= u64::from(before.is_some_and(is_stored));
         before
     }
 
-    /// Removes the pages of a range. Calls `gone` with each removed cell.
-    pub(crate) fn remove(&mut self, space: SpaceId, pages: Range<u64>, mut gone: impl FnMut(Cell)) {
+    /// Removes the pages of a range. Calls `gone` with the content of each removed page.
+    pub(crate) fn remove(&mut self, space: SpaceId, pages: Range<u64>, mut gone: impl FnMut(PageContent)) {
         if pages.is_empty() {
             return;
         }
@@ -109,10 +109,10 @@ impl PageTable {
             let base = key.1 * CHUNK_PAGES as u64;
             let from = pages.start.saturating_sub(base).min(CHUNK_PAGES as u64) as usize;
             let end = (pages.end - base).min(CHUNK_PAGES as u64) as usize;
-            chunk.remove(from..end, |cell| {
+            chunk.remove(from..end, |content| {
                 removed += 1;
-                removed_stored += u64::from(is_stored(cell));
-                gone(cell);
+                removed_stored += u64::from(is_stored(content));
+                gone(content);
             });
             if chunk.is_empty() {
                 empty.push(*key);
@@ -124,10 +124,10 @@ impl PageTable {
     }
 
     /// Returns all pages, sorted by address space and address.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (SpaceId, u64, Cell)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SpaceId, u64, PageContent)> {
         self.chunks.iter().flat_map(|(&(space, number), chunk)| {
             let base = number * CHUNK_PAGES as u64;
-            chunk.iter().map(move |(inside, cell)| (space, base + inside as u64, cell))
+            chunk.iter().map(move |(inside, content)| (space, base + inside as u64, content))
         })
     }
 }
@@ -139,51 +139,51 @@ impl Default for Chunk {
 }
 
 impl Chunk {
-    fn get(&self, inside: usize) -> Option<Cell> {
+    fn get(&self, inside: usize) -> Option<PageContent> {
         match self {
             Self::Sparse(entries) => {
                 let place = entries.binary_search_by_key(&(inside as u8), |(page, _)| *page).ok()?;
                 unpack(entries[place].1)
             }
-            Self::Dense(dense) => unpack(dense.cells[inside]),
+            Self::Dense(dense) => unpack(dense.contents[inside]),
         }
     }
 
-    fn set(&mut self, inside: usize, cell: Cell) -> Option<Cell> {
+    fn set(&mut self, inside: usize, content: PageContent) -> Option<PageContent> {
         match self {
             Self::Sparse(entries) => match entries.binary_search_by_key(&(inside as u8), |(page, _)| *page) {
-                Ok(place) => unpack(std::mem::replace(&mut entries[place].1, pack(cell))),
+                Ok(place) => unpack(std::mem::replace(&mut entries[place].1, pack(content))),
                 Err(place) if entries.len() < SPARSE_MAX => {
-                    entries.insert(place, (inside as u8, pack(cell)));
+                    entries.insert(place, (inside as u8, pack(content)));
                     None
                 }
                 Err(_) => {
                     *self = Self::Dense(Box::new(Dense::of(entries)));
-                    self.set(inside, cell)
+                    self.set(inside, content)
                 }
             },
             Self::Dense(dense) => {
-                let before = unpack(std::mem::replace(&mut dense.cells[inside], pack(cell)));
+                let before = unpack(std::mem::replace(&mut dense.contents[inside], pack(content)));
                 dense.count += usize::from(before.is_none());
                 before
             }
         }
     }
 
-    fn remove(&mut self, inside: Range<usize>, mut gone: impl FnMut(Cell)) {
+    fn remove(&mut self, inside: Range<usize>, mut gone: impl FnMut(PageContent)) {
         match self {
             Self::Sparse(entries) => entries.retain(|(page, packed)| {
                 let hit = inside.contains(&usize::from(*page));
-                if hit && let Some(cell) = unpack(*packed) {
-                    gone(cell);
+                if hit && let Some(content) = unpack(*packed) {
+                    gone(content);
                 }
                 !hit
             }),
             Self::Dense(dense) => {
-                for packed in &mut dense.cells[inside] {
-                    if let Some(cell) = unpack(std::mem::replace(packed, (NOTHING, 0))) {
+                for packed in &mut dense.contents[inside] {
+                    if let Some(content) = unpack(std::mem::replace(packed, (NOTHING, 0))) {
                         dense.count -= 1;
-                        gone(cell);
+                        gone(content);
                     }
                 }
             }
@@ -197,10 +197,10 @@ impl Chunk {
         }
     }
 
-    fn iter(&self) -> impl Iterator<Item = (usize, Cell)> {
+    fn iter(&self) -> impl Iterator<Item = (usize, PageContent)> {
         let (sparse, dense): (&[(u8, Packed)], &[Packed]) = match self {
             Self::Sparse(entries) => (entries, &[]),
-            Self::Dense(dense) => (&[], &dense.cells),
+            Self::Dense(dense) => (&[], &dense.contents),
         };
         let sparse = sparse.iter().map(|(page, packed)| (usize::from(*page), *packed));
         let dense = dense.iter().copied().enumerate();
@@ -210,11 +210,11 @@ impl Chunk {
 
 impl Dense {
     fn of(entries: &[(u8, Packed)]) -> Self {
-        let mut cells = [(NOTHING, 0); CHUNK_PAGES];
+        let mut contents = [(NOTHING, 0); CHUNK_PAGES];
         for (page, packed) in entries {
-            cells[usize::from(*page)] = *packed;
+            contents[usize::from(*page)] = *packed;
         }
-        Self { count: entries.len(), cells }
+        Self { count: entries.len(), contents }
     }
 }
 
@@ -222,23 +222,23 @@ const fn split(page: u64) -> (u64, usize) {
     (page / CHUNK_PAGES as u64, (page % CHUNK_PAGES as u64) as usize)
 }
 
-const fn pack(cell: Cell) -> Packed {
-    match cell {
-        Cell::Zero => (ZERO, 0),
-        Cell::At(block_index, checksum) => (block_index.0, checksum.0),
+const fn pack(content: PageContent) -> Packed {
+    match content {
+        PageContent::Zero => (ZERO, 0),
+        PageContent::At(block_index, checksum) => (block_index.0, checksum.0),
     }
 }
 
-const fn unpack((block_index, checksum): Packed) -> Option<Cell> {
+const fn unpack((block_index, checksum): Packed) -> Option<PageContent> {
     match block_index {
         NOTHING => None,
-        ZERO => Some(Cell::Zero),
-        _ => Some(Cell::At(BlockIndex(block_index), PageChecksum(checksum))),
+        ZERO => Some(PageContent::Zero),
+        _ => Some(PageContent::At(BlockIndex(block_index), PageChecksum(checksum))),
     }
 }
 
-const fn is_stored(cell: Cell) -> bool {
-    matches!(cell, Cell::At(..))
+const fn is_stored(content: PageContent) -> bool {
+    matches!(content, PageContent::At(..))
 }
 
 #[cfg(test)]
@@ -276,30 +276,30 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Set(space, page, count, block_index) => for number in 0..count {
-                        let cell = Cell::At(BlockIndex::new(block_index + number as u32), PageChecksum(number as u32));
-                        let before = table.set(SpaceId(space), page + number, cell);
-                        prop_assert_eq!(before, model.insert((SpaceId(space), page + number), cell));
+                        let content = PageContent::At(BlockIndex::new(block_index + number as u32), PageChecksum(number as u32));
+                        let before = table.set(SpaceId(space), page + number, content);
+                        prop_assert_eq!(before, model.insert((SpaceId(space), page + number), content));
                     },
                     Step::Zero(space, page, count) => for number in 0..count {
-                        let before = table.set(SpaceId(space), page + number, Cell::Zero);
-                        prop_assert_eq!(before, model.insert((SpaceId(space), page + number), Cell::Zero));
+                        let before = table.set(SpaceId(space), page + number, PageContent::Zero);
+                        prop_assert_eq!(before, model.insert((SpaceId(space), page + number), PageContent::Zero));
                     },
                     Step::Remove(space, page, count) => {
                         let mut gone = Vec::new();
-                        table.remove(SpaceId(space), page..page + count, |cell| gone.push(cell));
+                        table.remove(SpaceId(space), page..page + count, |content| gone.push(content));
                         let range = (SpaceId(space), page)..(SpaceId(space), page + count);
-                        let expected: Vec<_> = model.extract_if(range, |_, _| true).map(|(_, cell)| cell).collect();
+                        let expected: Vec<_> = model.extract_if(range, |_, _| true).map(|(_, content)| content).collect();
                         prop_assert_eq!(gone, expected);
                     }
                 }
             }
-            let all: Vec<_> = table.iter().map(|(space, page, cell)| ((space, page), cell)).collect();
-            let expected: Vec<_> = model.iter().map(|(key, cell)| (*key, *cell)).collect();
+            let all: Vec<_> = table.iter().map(|(space, page, content)| ((space, page), content)).collect();
+            let expected: Vec<_> = model.iter().map(|(key, content)| (*key, *content)).collect();
             prop_assert_eq!(all, expected);
             prop_assert_eq!(table.pages, model.len() as u64);
-            prop_assert_eq!(table.stored, model.values().filter(|cell| is_stored(**cell)).count() as u64);
-            for (&(space, page), cell) in &model {
-                prop_assert_eq!(table.get(space, page), Some(*cell));
+            prop_assert_eq!(table.stored, model.values().filter(|content| is_stored(**content)).count() as u64);
+            for (&(space, page), content) in &model {
+                prop_assert_eq!(table.get(space, page), Some(*content));
             }
             prop_assert_eq!(table.get(SpaceId(9), 0), None);
         }
@@ -309,7 +309,7 @@ mod tests {
     fn chunks_that_were_emptied_are_given_back() {
         let mut table = PageTable::default();
         for page in 0..300 {
-            table.set(SpaceId(0), page, Cell::Zero);
+            table.set(SpaceId(0), page, PageContent::Zero);
         }
         table.remove(SpaceId(0), 0..u64::MAX, |_| {});
         assert!(table.chunks.is_empty() && table.pages == 0);

@@ -30,9 +30,9 @@ impl<J: Send + 'static, D: Send + 'static> WorkerThread<J, D> {
         let (sender, done) = sync_channel(waiting);
         let thread = std::thread::Builder::new().name(name.to_owned());
         let handle = thread.spawn(move || {
-            let mut tell = |result| sender.send(result).is_ok();
+            let mut report = |result| sender.send(result).is_ok();
             while let Ok(job) = receiver.recv() {
-                work(job, &mut tell);
+                work(job, &mut report);
             }
         });
         let handle = handle.map_err(|error| sys::Error::new("start a thread", error))?;

@@ -1,8 +1,10 @@
-//! Writes the checkpoints of a subject (a protected process tree) to a log, while copiers continue.
+//! Writes the checkpoints of a subject to a log. Here, an *epoch* is a checkpoint in progress. Copiers (threads that
+//! copy pages of the subject) fill buffers for the open epoch. Meanwhile, a writer thread writes the buffers that are
+//! already full. A ticket is the future result of an epoch.
 //!
-//! Owns: `LogWriter`; its epochs (checkpoints in progress) and their limits.
-//! Invariants: a checkpoint becomes visible only when it is complete. At most one epoch is open. While the pool has a
-//! free buffer, appending pages neither allocates nor waits for the device.
+//! Owns: `LogWriter`; the open epoch; the limit of the number of epochs in flight.
+//! Invariants: a checkpoint becomes visible only when all data of the checkpoint is written. At most one epoch is open.
+//! While the pool has a free buffer, appending pages neither allocates nor waits for the device.
 //! Does not: copy from a subject, or decide when the next checkpoint is due.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -28,7 +30,7 @@ use crate::meta::CommitMeta;
 use crate::pool::locked;
 use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
 
-/// Writes a log. Copiers in several threads may share the writer by reference.
+/// Writes a log. Several threads may share the writer by reference.
 #[derive(Debug)]
 pub struct LogWriter {
     shared: Arc<Shared>,
@@ -37,12 +39,13 @@ pub struct LogWriter {
     directory: PathBuf,
     base: Option<Sequence>,
     last: AtomicU64,
-    /// The lock is dropped after the thread has ended, so that no other writer starts earlier.
+    /// The lock of the log directory. `end` waits for the thread before this field is dropped. Therefore two writers
+    /// never write the same log.
     _lock: Box<dyn Lock>,
 }
 
-/// A checkpoint that is being copied. Dropping the value does not change the log. The next epoch must then copy the
-/// pages again.
+/// The open epoch. If the value is dropped without `commit`, the log does not contain the checkpoint. The next epoch
+/// must copy the pages of the dropped epoch again.
 #[derive(Debug)]
 struct Epoch {
     shared: Arc<Shared>,
@@ -86,16 +89,18 @@ impl LogWriter {
         })
     }
 
-    /// Returns the newest complete checkpoint at the time of opening. A subject that was restored from this checkpoint
-    /// can begin with `Base::Newest`. Every other subject must begin with `Base::Nothing`.
+    /// Returns the checkpoint that was the newest complete checkpoint when the log was opened. If the subject was
+    /// restored from this checkpoint, the first epoch may use `Base::Newest`. Otherwise, the first epoch must use
+    /// `Base::Nothing`.
     #[must_use]
     pub const fn base(&self) -> Option<Sequence> {
         self.base
     }
 
-    /// Invalidates all checkpoints that are newer than `newest`, because the subject continues from an older state.
-    /// Queued epochs are completed with `CalledOff`. The next epoch is a full checkpoint, and its commit removes the
-    /// invalidated checkpoints. Epochs whose writes are already in flight may become durable before this commit.
+    /// Invalidates all checkpoints that are newer than `newest`, because the subject continues from an older state. The
+    /// tickets of queued epochs are completed with `CalledOff`. The next epoch is a full checkpoint, and the commit of
+    /// this epoch removes the invalidated checkpoints. Until this commit, epochs whose writes are already in flight may
+    /// still become durable.
     ///
     /// # Errors
     ///
@@ -105,7 +110,7 @@ impl LogWriter {
         self.shared.void_above(newest)
     }
 
-    /// Checks whether an epoch has failed. After a failure, all later epochs fail too.
+    /// Checks whether an epoch has failed. After the first failure, all following epochs fail.
     ///
     /// # Errors
     ///
@@ -114,31 +119,32 @@ impl LogWriter {
         self.shared.check()
     }
 
-    /// Cancels present and later waits for buffers with `CalledOff`. With `false`, waits are allowed again.
+    /// With `true`, cancels all present and future waits for buffers: these waits fail with `CalledOff`. With `false`,
+    /// allows waits again.
     pub fn call_off_waits(&self, called_off: bool) {
         self.shared.pool.call_off_waits(called_off);
     }
 
-    /// Sets the checkpoints that remain restorable in addition to those of the retention policy. The list replaces the
-    /// list of an earlier call, and takes effect with the next commit. Sequence numbers of removed checkpoints are
-    /// ignored.
+    /// Sets the checkpoints that are kept in addition to the checkpoints of the retention policy. The list replaces the
+    /// list of the previous call, and takes effect with the next commit. Sequence numbers of checkpoints that no longer
+    /// exist are ignored.
     pub fn hold(&self, sequences: &[Sequence]) {
         sequences.clone_into(&mut locked(&self.shared.state).held);
     }
 
-    /// Returns the number of epochs that are finished but not yet durable.
+    /// Returns the number of epochs that are committed by the caller but not yet durable.
     #[must_use]
     pub fn behind(&self) -> usize {
         locked(&self.shared.state).in_flight
     }
 
-    /// Returns a descriptor that becomes readable when an epoch has completed.
+    /// Returns a descriptor that becomes readable when the ticket of an epoch is completed.
     #[must_use]
     pub fn event(&self) -> BorrowedFd<'_> {
         self.shared.event.as_fd()
     }
 
-    /// Returns the epochs that have completed since the last call, oldest first.
+    /// Returns the results of the epochs that have completed since the previous call, oldest first.
     #[must_use]
     pub fn take_completions(&self) -> Vec<Completion> {
         self.shared.take_completions()
@@ -163,12 +169,12 @@ impl LogWriter {
     fn end(&mut self) {
         self.shared.close();
         if let Some(thread) = self.thread.take() {
-            // After a panic of the thread, the queue has already failed.
+            // A panic of the thread has already made the queue fail, so the result of `join` is not needed.
             let _ = thread.join();
         }
         let writer_thread = locked(&self.here.0).take();
         if let Some(mut writer_thread) = writer_thread {
-            // The error was already reported to every ticket and to the queue.
+            // `drive` has already reported the error to every ticket and to the queue.
             let _ = writer_thread.drive();
             writer_thread.active_segment.background_writer.finish();
         }
@@ -176,9 +182,8 @@ impl LogWriter {
 }
 
 impl CheckpointSink for LogWriter {
-    /// Returns `None` while `EPOCHS_IN_FLIGHT_MAX` epochs are in flight, so that a slow store does not increase the
-    /// memory usage. The caller should wait until `behind` decreases. At most one epoch is open; a second `begin` fails
-    /// with `Io`.
+    /// Returns `None` while `EPOCHS_IN_FLIGHT_MAX` epochs are in flight. This limits the memory usage if the store is
+    /// slow. The caller should wait until `behind` decreases. While an epoch is open, a second `begin` fails with `Io`.
     fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>> {
         self.shared.check()?;
         if self.behind() >= EPOCHS_IN_FLIGHT_MAX {
@@ -192,7 +197,7 @@ impl CheckpointSink for LogWriter {
             let busy = rustix::io::Errno::BUSY;
             return Err(sys::Error::path("begin a second epoch in", &self.directory, busy).into());
         }
-        // A delta relative to an empty state is a full checkpoint.
+        // Without a previous checkpoint, every page is new, so the checkpoint is full.
         let is_void = self.shared.is_void.load(Ordering::Acquire);
         let full = base == Base::Nothing || is_void || last == 0 && self.base.is_none();
         let (shared, here) = (Arc::clone(&self.shared), Arc::clone(&self.here));
@@ -211,8 +216,8 @@ impl Drop for LogWriter {
 }
 
 impl PageSink for Epoch {
-    /// Returns an empty buffer. Waits until a buffer is free. A caller that holds all buffers without appending them
-    /// waits forever.
+    /// Returns an empty buffer. Waits until a buffer is free. A caller waits forever if this caller holds all buffers
+    /// and appends none of them.
     fn buffer(&self) -> Result<PageBatch> {
         self.shared.pool.take(|| self.here.drive())
     }
@@ -222,7 +227,8 @@ impl PageSink for Epoch {
         self.shared.order(Order::Pages(batch)).map(drop)
     }
 
-    /// Returns buffers in addition to those of the pool. Waits until additional buffers of earlier pauses are written.
+    /// Returns `count` buffers in addition to the buffers of the pool. Waits until the additional buffers of earlier
+    /// pauses are written.
     fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
         self.shared.pool.reserve(|| self.here.drive(), count)
     }
@@ -264,8 +270,8 @@ impl PageSink for Epoch {
 }
 
 impl OpenCheckpoint for Epoch {
-    /// Queues the checkpoint and returns without waiting. The threads of the writer write the checkpoint. Records that
-    /// have not changed since the previous checkpoint are not written again.
+    /// Queues the checkpoint for the writer, and returns without waiting. Records that have not changed since the
+    /// previous checkpoint are not written again.
     fn commit(mut self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
         let state = Arc::new(TicketState::new(self.sequence));
         let promise = Promise { shared: Arc::clone(&self.shared), ticket: Arc::clone(&state) };
@@ -280,7 +286,8 @@ impl OpenCheckpoint for Epoch {
 impl Drop for Epoch {
     fn drop(&mut self) {
         if !self.finished {
-            // An error is ignored, because a writer that has failed discards its epochs anyway.
+            // An error is ignored: `order` fails only after the writer has failed, and a failed writer commits no
+            // epoch.
             let _ = self.shared.order(Order::Abandon);
         }
         self.shared.is_open.store(false, Ordering::Release);

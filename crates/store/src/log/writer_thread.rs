@@ -21,7 +21,7 @@ use super::queue::{Order, Promise, Shared};
 use super::segments::{Compressed, too_long};
 use super::space::{self, Retention};
 use super::state::{Parts, State};
-use super::table::{BlockIndex, Cell};
+use super::table::{BlockIndex, PageContent};
 use super::ticket::{LogCommitted, LogStatus};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
@@ -185,9 +185,10 @@ impl WriterThread {
         let places = places?;
         let mut number = 0;
         for (space, page, checksum) in &packed.pages {
-            let cell = checksum.map_or(Cell::Zero, |checksum| Cell::At(places.block_index(number), checksum));
+            let content = checksum
+                .map_or(PageContent::Zero, |checksum| PageContent::At(places.block_index(number), checksum));
             number += u32::from(checksum.is_some());
-            epoch.delta.set(*space, *page, cell);
+            epoch.delta.set(*space, *page, content);
         }
         self.packed = packed;
         self.epoch = Some(epoch);

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use model::{ByteCount, PageCount};
-use store::{Keep, LogOptions, LogThreads, LogWriter, SegmentCompression, Store, SubjectName};
+use store::{LogOptions, LogThreads, LogWriter, RetentionPolicy, SegmentCompression, Store, SubjectName};
 
 use undying_store as store;
 
@@ -74,7 +74,7 @@ pub(crate) fn options() -> LogOptions {
         buffers: NonZeroUsize::new(4).unwrap(),
         buffer_pages: PageCount(16),
         segment: ByteCount(1 << 18),
-        keep: Keep::newest(3),
+        keep: RetentionPolicy::newest(3),
         compression: None,
         threads: LogThreads::Own,
     }

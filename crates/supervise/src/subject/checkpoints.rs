@@ -89,7 +89,7 @@ impl Subject {
         }
     }
 
-    pub(super) fn looked(&mut self, now: Instant, pause: Duration) {
+    pub(super) fn scanned(&mut self, now: Instant, pause: Duration) {
         if self.answered().is_some() {
             self.pass(now, pause, LateReason::Copying);
             self.pace.committed(now);

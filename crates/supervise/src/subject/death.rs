@@ -60,7 +60,7 @@ impl Subject {
                 KilledFor::Child(_) => Notice::ChildFailed,
                 KilledFor::Fault(fault) => Notice::Faulted(fault),
             };
-            self.actions.extend([Action::Tell(notice), Action::KillRoot]);
+            self.actions.extend([Action::Report(notice), Action::KillRoot]);
         }
     }
 
@@ -91,7 +91,7 @@ impl Subject {
         self.state = State::Dying(Death { status, fault, noticed: now });
         // `Clear` ends all processes, so that no process serves requests or writes files while the subject is rolled
         // back.
-        self.actions.extend([Action::Tell(Notice::Died(own)), Action::Clear]);
+        self.actions.extend([Action::Report(Notice::Died(own)), Action::Clear]);
     }
 
     /// Reports whether the end of the subject was requested: by a signal to the guardian, or by the terminal.
@@ -115,7 +115,7 @@ impl Subject {
             return;
         }
         if death.is_own() && !self.restarts.admit(death.noticed) {
-            self.actions.push(Action::Tell(Notice::GaveUp(self.plan.limit)));
+            self.actions.push(Action::Report(Notice::GaveUp(self.plan.limit)));
             self.state = State::Ended(End::GaveUp(death.status));
             return;
         }
@@ -131,7 +131,7 @@ impl Subject {
             self.begin_restore(death);
         } else {
             self.state = State::BackingOff(death, now + wait);
-            self.actions.push(Action::Tell(Notice::BacksOff(wait)));
+            self.actions.push(Action::Report(Notice::BacksOff(wait)));
         }
     }
 
@@ -216,7 +216,7 @@ impl Subject {
         let poisoned = blamed
             .filter(|_| !death.is_from_outside())
             .and_then(|from| self.suspicion.died(from, death.noticed));
-        self.actions.extend(poisoned.map(|poisoned| Action::Tell(Notice::Poisoned(poisoned))));
+        self.actions.extend(poisoned.map(|poisoned| Action::Report(Notice::Poisoned(poisoned))));
         self.restarts.is_exhausted() && self.suspicion.has_avoided() && self.plan.can_start
     }
 
@@ -262,7 +262,7 @@ impl Subject {
         self.suspicion.begins(sequence, now);
         self.checkpoints.descends = Some(sequence);
         let took = now.saturating_duration_since(death.noticed);
-        self.actions.push(Action::Tell(Notice::Restored(sequence, took)));
+        self.actions.push(Action::Report(Notice::Restored(sequence, took)));
         // The program has already been checkpointed at this point, and counts as ready.
         self.begin_incarnation(now, true);
     }
@@ -275,7 +275,7 @@ impl Subject {
             RestoreError::FilesHalfWay => self.state = State::Ended(End::Failed(Failure::LastError)),
             RestoreError::FilesStay => self.start(false, Some(FreshReason::FilesStay(sequence))),
             RestoreError::FilesChanged if is_of_files => {
-                self.actions.push(Action::Tell(notice));
+                self.actions.push(Action::Report(notice));
                 if self.plan.files == ChangedFiles::Refuse || !self.plan.can_start {
                     self.state = State::Ended(End::Failed(Failure::LastError));
                 } else {
@@ -285,7 +285,7 @@ impl Subject {
             RestoreError::FilesChanged | RestoreError::Unusable => {
                 self.suspicion.unusable(sequence);
                 self.state = State::Restoring { death, step: Step::Choosing, has_failed: true };
-                self.actions.extend([Action::Tell(notice), Action::Survey]);
+                self.actions.extend([Action::Report(notice), Action::Survey]);
             }
         }
     }
@@ -374,7 +374,7 @@ mod tests {
         subject.step(now, Event::Restored);
         // Checkpoint 6 is not exact: files cannot be rolled back to it. The first death was therefore counted against
         // checkpoint 5, and the second death poisons checkpoint 5.
-        let poisoned = Action::Tell(Notice::Poisoned(Sequence(5)));
+        let poisoned = Action::Report(Notice::Poisoned(Sequence(5)));
         assert_eq!(crash(&mut subject, &survey, now), [poisoned, Action::Restore(Sequence(3))]);
         let failed = subject.step(now, Event::NotRestored(RestoreError::Unusable));
         assert_eq!(failed.last(), Some(&Action::Survey));
@@ -389,7 +389,7 @@ mod tests {
     }
 
     fn end_for(subject: &mut Subject, fault: Fault, status: SubjectStatus, now: Instant) -> Vec<Action> {
-        let killed = [Action::Tell(Notice::Faulted(fault)), Action::KillRoot];
+        let killed = [Action::Report(Notice::Faulted(fault)), Action::KillRoot];
         assert_eq!(subject.step(now, Event::Faulted(fault)), killed);
         assert_eq!(subject.step(now, Event::Faulted(Fault::Hang)), [], "it is killed once");
         subject.step(now, Event::Died { status, has_terminal: false, after_child: Vec::new() });
@@ -408,7 +408,7 @@ mod tests {
         assert_eq!(end_for(&mut subject, Fault::Hang, clean, now), [Action::Restore(Sequence(6))]);
         subject.step(now, Event::Restored);
         let killed = SubjectStatus::Killed(Signal(9));
-        let poisoned = Action::Tell(Notice::Poisoned(Sequence(6)));
+        let poisoned = Action::Report(Notice::Poisoned(Sequence(6)));
         let again = end_for(&mut subject, Fault::MissedHeartbeat, killed, now);
         assert_eq!(again, [poisoned, Action::Restore(Sequence(5))]);
         assert_eq!(subject.step(now, Event::Faulted(Fault::Hang)), [], "it is dead");

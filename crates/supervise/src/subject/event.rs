@@ -1,13 +1,18 @@
-//! The states of a subject (a protected program), the events that change the states, and the actions that follow.
+//! The states of a subject (a protected program), the events that change a state, and the actions that follow an event.
 //!
-//! The guardian (the process of `undying run` and `undying up`) reports events and carries out actions. The root is the
-//! first process of a subject. An incarnation of a subject lasts from a start or restore to the next death. A run
-//! consists of incarnations, until the subject is not restarted. A checkpoint in flight was taken, and is not yet
-//! durable.
+//! `Subject`, the state machine of a subject, receives events and returns actions. The guardian (the process of
+//! `undying run` and `undying up`) reports the events, and carries out the actions.
+//!
+//! The root is the first process of a subject. An adopted program was already running when the guardian began to
+//! supervise the program. An incarnation of a subject lasts from a start, adoption or restore to the next death. A run
+//! is a sequence of incarnations, and ends when no further incarnation follows. A checkpoint in flight has been taken,
+//! but is not yet durable.
 //!
 //! Owns: the types for states, events, actions, notices, and the ways in which a run ends.
-//! Invariants: actions are carried out in the given order. Each of `Take`, `OpenLog`, `Clear`, `Survey`, `Restore` and
-//! `Start` is answered by one event. While an answer is pending, only `OpenLog` of these actions may be given.
+//! Invariants: the guardian carries out actions in the order in which `Subject` returns them. One event answers each of
+//! the actions `Take`, `OpenLog`, `Clear`, `Survey`, `Restore` and `Start`. Until this event, `Subject` returns none of
+//! these six actions. Exception: `Clear`, `Survey`, `Restore` and `Start` can follow a death while the answer to
+//! `OpenLog` is pending.
 //! Does not: write texts for the operator, or change a state; `Subject` changes states.
 
 use std::time::{Duration, Instant};
@@ -21,9 +26,9 @@ use crate::status::{KILL, SubjectStatus};
 /// The state of a subject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// The program is being started from its beginning, or adopted.
+    /// The program is being started from its beginning, or is being adopted.
     Starting {
-        /// Whether the files are first rolled back to the beginning of the program.
+        /// Whether the files are rolled back to the beginning of the program before the start.
         is_with_files: bool,
     },
     /// The program runs.
@@ -35,7 +40,7 @@ pub enum State {
         /// Whether a process of the subject has requested the checkpoint.
         is_wanted: bool,
     },
-    /// The program runs, and defers checkpoints on its own request.
+    /// The program runs, and has requested that checkpoints are deferred.
     Held,
     /// The root process has died, and the remaining processes are being ended.
     Dying(Death),
@@ -47,38 +52,39 @@ pub enum State {
         death: Death,
         /// The current step of the restore.
         step: Step,
-        /// Whether a restore of a checkpoint has already failed.
+        /// Whether a restore of a checkpoint has failed since this death.
         has_failed: bool,
     },
     /// The run has ended. This state is final.
     Ended(End),
 }
 
-/// A death that is followed by a restart.
+/// A death for which the restart policy requires a restart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Death {
-    /// The status of the death. If the root was killed because another process had failed, the status is the failure of
-    /// this process.
+    /// The status with which the root ended. If the root was killed because another process of the subject had failed,
+    /// the status is that of the failed process.
     pub status: SubjectStatus,
-    /// The fault for which the root was killed; independent of the exit status of the root.
+    /// The fault for which the guardian killed the root. The fault counts even if the root exited with code 0.
     pub fault: Option<Fault>,
     /// The time at which the death was detected.
     pub noticed: Instant,
 }
 
 impl Death {
-    /// Reports whether the program ended successfully, so that its checkpoints are not needed.
+    /// Reports whether the program ended successfully. A restart after a successful end does not use a checkpoint.
     pub(super) fn is_clean(self) -> bool {
         self.fault.is_none() && self.status.is_clean()
     }
 
-    /// Reports whether the root was killed by SIGKILL from another process, and not for a fault. Such a death is no
-    /// evidence against the state of the program.
+    /// Reports whether the status is a death by SIGKILL, and the guardian had found no fault. Another process has sent
+    /// this signal, so the death is no evidence that the state of the program leads to deaths.
     pub(super) fn is_from_outside(self) -> bool {
         self.fault.is_none() && self.status == SubjectStatus::Killed(KILL)
     }
 
-    /// Reports whether the death counts: for the limit on restarts, for the back-off, and against a checkpoint.
+    /// Reports whether the death counts for the limit on restarts and for the back-off, and can be evidence against a
+    /// checkpoint. A death for the fault of another member of a group does not count.
     pub(super) fn is_own(self) -> bool {
         self.fault.is_none_or(Fault::is_own)
     }
@@ -87,13 +93,16 @@ impl Death {
 /// The current step of a restore.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// The checkpoints are being listed. The list decides how long the restore waits for checkpoints in flight.
+    /// The checkpoints are being listed. `Subject` needs the list to decide how long the restore waits for checkpoints
+    /// in flight.
     Weighing,
     /// The restore waits, at most until the given time, for checkpoints in flight.
     Settling(Instant),
-    /// The checkpoints are being listed. The list decides which checkpoint the death is evidence against.
+    /// The checkpoints are being listed. `Subject` needs the list for two decisions: against which checkpoint the death
+    /// is evidence, and which checkpoint is restored.
     Judging,
-    /// The checkpoints are being listed again, after a failed restore.
+    /// A restore has failed, and the checkpoints are being listed once more, so that `Subject` can choose the next
+    /// checkpoint.
     Choosing,
     /// The processes of the checkpoint with this number are being built.
     Building(Sequence),
@@ -115,15 +124,15 @@ pub enum End {
 /// The reason why a subject could not be restored or started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// An action failed. The last error contains the reason.
+    /// An action failed. The guardian keeps the error of the action.
     LastError,
-    /// No checkpoint could be restored, and the program was adopted, so that `undying` cannot start the program. The
-    /// last error belongs to the oldest checkpoint.
+    /// No checkpoint could be restored, and `undying` cannot start an adopted program. The guardian keeps the error of
+    /// the last attempt.
     NotRestorable {
         /// The number of checkpoints.
         tried: usize,
     },
-    /// There is no checkpoint, and the program was adopted, so that `undying` cannot start the program.
+    /// The restart would have to start the program from its beginning, but `undying` cannot start an adopted program.
     NoWayBack,
 }
 
@@ -138,8 +147,8 @@ impl State {
 /// A report of the guardian.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// The program was started from its beginning, or adopted. This event begins a run, and also answers
-    /// `Action::Start`.
+    /// The program was started from its beginning, or was adopted. This event is the first event of a run. Within a
+    /// run, the event answers `Action::Start`.
     Started,
     /// The program has reported the end of its initialisation.
     Ready,
@@ -147,36 +156,38 @@ pub enum Event {
     Holds(bool),
     /// A process of the subject has requested a checkpoint.
     Wanted,
-    /// All events that have arrived were reported. The subject then handles due actions.
+    /// The guardian has reported all events that had arrived. Now `Subject` handles what is due: a checkpoint, the end
+    /// of a back-off, or the end of a wait for checkpoints in flight.
     Due,
-    /// The guardian and the subject were stopped together, and continue.
+    /// The guardian and the subject were stopped at the same time, and now run again.
     Continued,
     /// A checkpoint was taken and is being written. This event answers `Action::Take`.
     Taken {
         /// The duration of the pause for the checkpoint.
         pause: Duration,
-        /// The duration of an earlier stop, in which dirty-page trackers were attached to new processes.
+        /// The duration of all stops before the pause that attached dirty-page trackers to new processes, or whose
+        /// capture was aborted. Usually zero.
         arming: Duration,
-        /// The earlier stops that each copied a part of the pages (slices); `None` without slices.
+        /// The slices: stops before the pause, each of which copied a part of the pages. `None` without slices.
         sliced: Option<Sliced>,
-        /// Whether most of the time was spent waiting for the store.
+        /// Whether the checkpoint spent most of its time waiting for the store.
         is_store_slow: bool,
     },
     /// Dirty pages were scanned, and no checkpoint was taken. This event answers `Action::Take` in a dry run.
-    Looked {
+    Scanned {
         /// The duration of the pause for the scan.
         pause: Duration,
     },
     /// No checkpoint was taken. This event answers `Action::Take`.
     NotTaken(NotTaken),
-    /// The log (the file of the subject's checkpoints) accepts no further checkpoints, and its unwritten data is lost.
-    /// This event answers `Action::Take`.
+    /// The log (the directory of the subject's checkpoints) accepts no further checkpoints. The data that was not yet
+    /// written to the log is lost. This event answers `Action::Take`.
     LogLost,
     /// The log was opened again. This event answers `Action::OpenLog`.
     LogOpened,
     /// The log could not be opened. This event answers `Action::OpenLog`.
     LogNotOpened {
-        /// Whether the subject has died in the meantime.
+        /// Whether the subject died while the log was being opened.
         is_dying: bool,
     },
     /// A checkpoint is durable.
@@ -188,23 +199,24 @@ pub enum Event {
     },
     /// A checkpoint could not be written.
     WriteFailed(Sequence),
-    /// The log has discarded a checkpoint on request.
+    /// The guardian or the log has discarded a checkpoint in flight. This is not a failure to write.
     CalledOff(Sequence),
-    /// The content of a checkpoint differs from the subject.
+    /// A comparison has found that the pages of a checkpoint differ from the memory of the subject.
     Differs(Sequence),
     /// The guardian received a signal that requests the end of the subject.
     EndRequested(Signal),
-    /// A process of the subject other than the root process has died by this signal.
+    /// A process of the subject has died by this signal. The process is not the root.
     ChildFailed(Signal),
     /// A check of the guardian has found a fault of the subject.
     Faulted(Fault),
-    /// The root process has ended. All earlier events were already reported.
+    /// The root process has ended. The guardian has already reported all events before the death.
     Died {
         /// The status with which the root ended.
         status: SubjectStatus,
         /// Whether the subject is in the foreground process group of the terminal.
         has_terminal: bool,
-        /// Checkpoints that were possibly taken after the failure of another process of the subject.
+        /// The checkpoints that may have been taken after another process of the subject had failed. Empty if no other
+        /// process has failed.
         after_child: Vec<Sequence>,
     },
     /// All processes of the dead subject have ended. This event answers `Action::Clear`.
@@ -217,16 +229,16 @@ pub enum Event {
     NotRestored(RestoreError),
     /// The program was not started, because its files could not be rolled back. This event answers `Action::Start`.
     NotStarted(RestoreError),
-    /// An action failed for any other reason.
+    /// An action failed, and no other event describes the failure.
     Failed,
 }
 
-/// The stops of a checkpoint in slices. Each slice stops the subject and copies a part of the pages.
+/// The slices of a checkpoint. In a slice, the subject is stopped before the pause, and a part of the pages is copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sliced {
-    /// The duration of the longest stop.
+    /// The duration of the longest slice.
     pub longest: Duration,
-    /// The total duration of all stops.
+    /// The total duration of all slices.
     pub total: Duration,
 }
 
@@ -243,16 +255,17 @@ pub enum NotTaken {
     Dying,
 }
 
-/// The reason why a checkpoint could not be restored.
+/// The reason why a checkpoint could not be restored, or why the program could not be started with its files rolled
+/// back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RestoreError {
-    /// This checkpoint is unusable. An older checkpoint may be restorable.
+    /// The checkpoint cannot be restored. The restore of an older checkpoint may succeed.
     Unusable,
-    /// Files have changed since the checkpoint. Older checkpoints match the files even less.
+    /// Files have changed since the checkpoint. The files differ even more from older checkpoints.
     FilesChanged,
     /// The files could not be rolled back. No file was changed.
     FilesStay,
-    /// Only some files were rolled back. The files match no checkpoint.
+    /// Only some of the files were rolled back, so that the files match no checkpoint.
     FilesHalfWay,
 }
 
@@ -261,7 +274,8 @@ pub enum RestoreError {
 pub struct Survey {
     /// The committed checkpoints, in rising order.
     pub committed: Vec<Sequence>,
-    /// The checkpoints to which files can be rolled back, committed or in flight. Unused if files are not rolled back.
+    /// The checkpoints to which files can be rolled back. Each of these checkpoints is committed or in flight. If the
+    /// plan does not roll files back, this list is not used.
     pub exact: Vec<Sequence>,
     /// Whether files can be rolled back to the beginning of the program.
     pub reaches_beginning: bool,
@@ -270,37 +284,39 @@ pub struct Survey {
 /// An instruction to the guardian.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Take a checkpoint with this number. The checkpoint answers all earlier requests of processes.
+    /// Take a checkpoint with this number. The checkpoint fulfils all requests (`Event::Wanted`) that arrived before
+    /// this action.
     Take(Sequence),
-    /// Open the log again. Its checkpoints in flight are lost.
+    /// Open the log again, after `Event::LogLost`. All checkpoints that were in flight are lost.
     OpenLog,
     /// Kill the root process.
     KillRoot,
-    /// Send this signal to the program. The signal arrived while the program did not run.
+    /// Send this signal to the program. The guardian received the signal while the program did not run.
     Signal(Signal),
-    /// Count checkpoints that were due and were not taken: the reason, and the number of checkpoints.
+    /// Count checkpoints that were due but were not taken. The fields are the reason and the number of checkpoints.
     Late(LateReason, u32),
     /// Report a notice to the operator.
-    Tell(Notice),
+    Report(Notice),
     /// End all remaining processes of the dead subject.
     Clear,
     /// List the checkpoints.
     Survey,
-    /// Invalidate the checkpoints that are still being written.
+    /// Invalidate all checkpoints in flight.
     LeaveBehind {
         /// The numbers of these checkpoints, in rising order.
         dropped: Vec<Sequence>,
         /// The newest checkpoint that remains valid; 0 if there is none.
         newest: Sequence,
     },
-    /// Build the processes of this checkpoint. If files are rolled back, roll the files back first.
+    /// Restore this checkpoint. With `ChangedFiles::Rewind`, roll the files back before the processes are built.
     Restore(Sequence),
     /// Start the program from its beginning.
     Start {
-        /// Whether the files are first rolled back to the beginning of the program. Otherwise the files stay as they
-        /// are.
+        /// Whether the files are rolled back to the beginning of the program before the start. If `false`, the files
+        /// stay as they are.
         is_with_files: bool,
-        /// The reason why no checkpoint is used; `None` if there is no checkpoint.
+        /// The reason why no checkpoint is used, for a report to the operator. `None` if no report is needed, for
+        /// example if there is no checkpoint.
         why: Option<FreshReason>,
     },
 }
@@ -319,18 +335,18 @@ pub enum LateReason {
 /// The reason why a program starts from its beginning although there were checkpoints.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FreshReason {
-    /// Earlier restores were followed by further deaths, and the limit allows no restart after this start.
+    /// Restored incarnations have died, too, and the limit on restarts allows no restart after this start.
     LastRestart,
     /// No checkpoint could be restored.
     NotRestorable {
         /// The number of checkpoints.
         tried: usize,
     },
-    /// Files have changed since the newest checkpoint.
+    /// Files have changed since the checkpoint whose restore was tried.
     FilesChanged,
     /// Files cannot be rolled back to any checkpoint.
     NoneExact,
-    /// Files could not be rolled back to this checkpoint. 0 stands for the beginning of the program.
+    /// Files could not be rolled back to this checkpoint. The number 0 means the beginning of the program.
     FilesStay(Sequence),
 }
 
@@ -339,23 +355,24 @@ pub enum FreshReason {
 pub enum Notice {
     /// The subject died, and a restart may follow.
     Died(SubjectStatus),
-    /// A process other than the root process has failed, and the root process is killed for this reason.
+    /// The root is killed, because another process of the subject has failed.
     ChildFailed,
-    /// The subject is faulty, and the root process is killed for this reason.
+    /// The root is killed, because the subject has this fault.
     Faulted(Fault),
     /// The limit on restarts was exceeded.
     GaveUp(RestartLimit),
     /// The restart waits for this time.
     BacksOff(Duration),
-    /// A checkpoint has again led to a death, and is no longer used.
+    /// Repeated deaths are evidence against this checkpoint, and the checkpoint is no longer used.
     Poisoned(Sequence),
-    /// A checkpoint could not be restored. The reason is the last error.
+    /// A checkpoint could not be restored. The guardian keeps the error of the attempt.
     NotRestored {
         /// The sequence number of the checkpoint.
         sequence: Sequence,
-        /// Whether the next notice reports the same reason.
+        /// Whether the next report to the operator names the same reason. If `true`, this notice is written only to the
+        /// journal.
         is_explained_next: bool,
     },
-    /// The subject runs again from this checkpoint. The duration is the time since the death.
+    /// The subject runs again from this checkpoint. The duration is the time from the death to the restore.
     Restored(Sequence, Duration),
 }

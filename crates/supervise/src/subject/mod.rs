@@ -210,7 +210,7 @@ impl Subject {
             Event::Taken { pause, arming, sliced, is_store_slow } => {
                 self.taken(now, (pause, arming), sliced, is_store_slow);
             }
-            Event::Looked { pause } => self.looked(now, pause),
+            Event::Scanned { pause } => self.scanned(now, pause),
             Event::NotTaken(why) => self.not_taken(now, why),
             Event::LogLost => self.log_lost(),
             Event::LogOpened => self.checkpoints.is_opening = false,

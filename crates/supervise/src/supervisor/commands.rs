@@ -25,7 +25,7 @@ impl Supervisor {
     /// Requests that a component and its needs run. A component that is being stopped runs again after its end.
     pub(super) fn start(&mut self, id: ComponentId) {
         if matches!(self.phase, Phase::Down { .. }) {
-            self.tell(SystemNotice::NotStarted(id));
+            self.report(SystemNotice::NotStarted(id));
             return;
         }
         for need in self.plan[id].all_needs.clone() {
@@ -55,7 +55,7 @@ impl Supervisor {
 
     pub(super) fn becomes_stopped(&mut self, id: ComponentId) {
         self.at_mut(id).state = ComponentState::Stopped;
-        self.tell(SystemNotice::Stopped(id));
+        self.report(SystemNotice::Stopped(id));
     }
 
     pub(super) fn restart(&mut self, id: ComponentId) {
@@ -70,7 +70,7 @@ impl Supervisor {
             return;
         }
         self.phase = Phase::Down { has_failed };
-        self.tell(SystemNotice::SystemGoesDown { has_failed });
+        self.report(SystemNotice::SystemGoesDown { has_failed });
         for id in self.plan.start_order().to_vec() {
             let component = self.at_mut(id);
             component.is_wanted = false;
@@ -100,7 +100,7 @@ impl Supervisor {
     /// has stopped, and components that the guardian could not end.
     pub(super) fn restart_system(&mut self) {
         self.phase = Phase::Restarting;
-        self.tell(SystemNotice::SystemRestarts);
+        self.report(SystemNotice::SystemRestarts);
         for component in &mut self.components {
             let has_ended = matches!(component.state, ComponentState::Ended(end) if end != End::Left);
             component.is_wanted |= has_ended;

@@ -24,12 +24,12 @@ impl Supervisor {
         weight: NonZeroU32,
     ) {
         if let Some(why) = self.refusal(about, by) {
-            self.tell(SystemNotice::ComplaintRefused { about, by, why });
+            self.report(SystemNotice::ComplaintRefused { about, by, why });
             return;
         }
         let Quorum { sum: quorum, within } = self.plan[about].quorum;
         let sum = self.at_mut(about).complaints.add(now, by, weight, within);
-        self.tell(SystemNotice::Complaint { about, by, sum, quorum });
+        self.report(SystemNotice::Complaint { about, by, sum, quorum });
         if sum >= quorum.get() {
             self.fail(about, Fault::Complaints);
         }

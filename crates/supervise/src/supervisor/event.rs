@@ -1,11 +1,14 @@
-//! The states of a component, the events that change the states, and the orders that follow.
+//! The states of a component, the events that change a state, and the orders that follow an event.
 //!
-//! A component is a program of a system. The guardian (the process of `undying up`) reports events and carries out
-//! orders.
+//! A component is a program of a system. `Supervisor`, the state machine of the system, receives events and returns
+//! orders. The guardian (the process of `undying up`) reports the events, and carries out the orders. `Supervisor`
+//! orders the beginning and the end of *runs*. Within a run, another state machine, the `Subject` of the component,
+//! restarts the program after a death. An incarnation lasts from a start or restore of the program to the next death.
 //!
 //! Owns: the types for states, events, orders and notices.
-//! Invariants: orders are carried out in the given order. The guardian answers `Run` with `Started`, `Restored` or
-//! `Ended`. The guardian answers `End` and `KillRun` with `Ended`, and `Fail` with `Died` or `Ended`.
+//! Invariants: the guardian carries out orders in the sequence in which `Supervisor` returns them. The guardian answers
+//! `Run` with `Started`, `Restored` or `Ended`. The guardian answers `End` and `KillRun` with `Ended`. The guardian
+//! answers `Fail` with `Died` or `Ended`.
 //! Does not: write texts for the operator, or change a state; `Supervisor` changes states.
 
 use std::num::NonZeroU32;
@@ -18,20 +21,20 @@ use crate::subject::End;
 
 /// The state of a component.
 ///
-/// A *run* lasts from `Order::Run` to `SystemEvent::Ended`. A run consists of incarnations: within a run, the state
-/// machine of the component (`Subject`) restarts the program after a death.
+/// A *run* lasts from `Order::Run` to `SystemEvent::Ended`, and contains the incarnations in this time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ComponentState {
-    /// The component was never ordered to run.
+    /// No command has requested that the component runs.
     Idle,
-    /// The component waits to run. `Supervisor::waits_for` returns the awaited components.
+    /// The component waits until a run can begin. `Supervisor::waits_for` returns the components for which this
+    /// component waits.
     Waiting,
-    /// The component has a run, and is not ready.
+    /// The component has a run, but is not ready yet.
     Starting {
-        /// The time at which the run was ordered, or at which the last incarnation died.
+        /// The time of the last death in this run. Without a death, the time of `Order::Run`.
         since: Instant,
-        /// The deadline for readiness: a component that is not ready by then is killed. `None` until the component was
-        /// started.
+        /// The deadline for readiness. A component that is not ready at the deadline is killed. `None` until the
+        /// guardian reports that the component was started.
         ready_by: Option<Instant>,
     },
     /// The component is ready.
@@ -39,7 +42,7 @@ pub enum ComponentState {
         /// The time at which the component became ready.
         since: Instant,
     },
-    /// An incarnation has died, and the component's own state machine restarts the program.
+    /// An incarnation has died, and the `Subject` of the component restarts the program.
     Down {
         /// The time of the death.
         since: Instant,
@@ -48,15 +51,15 @@ pub enum ComponentState {
     },
     /// The component was asked to end.
     Stopping {
-        /// The deadline for the end: a component that has not ended by then is killed.
+        /// The deadline for the end. A component that has not ended at the deadline is killed.
         until: Instant,
     },
     /// The component did not end in time, and is being killed.
     Killing,
-    /// The component was ended by a command, or the command to run was withdrawn before a run began.
+    /// A command has ended the run, or a command has stopped the component before a run began.
     Stopped,
-    /// The run has ended without a command. Only a command, the consequence of a give-up, or a changed system file
-    /// starts the component again.
+    /// The run has ended without a command. A new run begins only after a command, after the give-up of a component, or
+    /// after a change of the system file.
     Ended(End),
 }
 
@@ -80,7 +83,7 @@ impl ComponentState {
         matches!(self, Self::Ready { .. })
     }
 
-    /// Reports whether an incarnation is known to run, and was not asked to end.
+    /// Reports whether the guardian has reported an incarnation that still runs, and no `Order::End` was given.
     #[must_use]
     pub const fn is_alive(&self) -> bool {
         matches!(self, Self::Ready { .. } | Self::Starting { ready_by: Some(_), .. })
@@ -96,17 +99,18 @@ impl ComponentState {
 /// A report of the guardian, or a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SystemEvent {
-    /// Command: all components run, each component as soon as its needs are ready.
+    /// Command: all components begin a run. A component waits until the components that it needs are ready.
     Up,
-    /// All events that have arrived were reported. The supervisor then handles due timeouts.
+    /// The guardian has reported all events that had arrived. Now `Supervisor` handles expired deadlines.
     Due,
     /// A new incarnation runs from the beginning of the program.
     Started(ComponentId),
-    /// An incarnation was restored from a checkpoint, in which the program was already ready.
+    /// An incarnation was restored from a checkpoint. The program was ready at the checkpoint, so the component is
+    /// ready now.
     Restored(ComponentId),
     /// The condition of the key `ready` is met.
     Ready(ComponentId),
-    /// An incarnation has ended. The run continues: the component's own state machine restarts the program.
+    /// An incarnation has ended. The run continues, because the `Subject` of the component restarts the program.
     Died {
         /// The component of the incarnation.
         id: ComponentId,
@@ -136,13 +140,14 @@ pub enum SystemEvent {
         /// The weight of the complaint.
         weight: NonZeroU32,
     },
-    /// Command: a component runs, and all components that it needs.
+    /// Command: a component begins a run. The components that this component needs begin a run, too.
     Start(ComponentId),
-    /// Command: the run of a component ends. Components that need this component continue.
+    /// Command: end the run of a component. Components that need this component continue.
     Stop(ComponentId),
-    /// Command: the run of a component ends, and a new run begins. Components that need this component continue.
+    /// Command: end the run of a component, and begin a new run. Components that need this component continue.
     Restart(ComponentId),
-    /// Command: all runs end, each run after the runs of all dependents. No run begins afterwards.
+    /// Command: end all runs, and begin no new run. The run of a component ends after the runs of all components that
+    /// need this component.
     Down,
 }
 
@@ -160,29 +165,29 @@ pub enum Complainant {
 pub enum Order {
     /// Begin a run of a component.
     Run(ComponentId),
-    /// Ask a component to end (SIGTERM). The end of the component ends the run: no restart follows.
+    /// Ask a component to end (SIGTERM). When the program has ended, the run ends, and no restart follows.
     End(ComponentId),
-    /// Kill a component (SIGKILL). The end of the component ends the run.
+    /// Kill a component (SIGKILL). When the program has ended, the run ends, and no restart follows.
     KillRun(ComponentId),
-    /// Kill the current incarnation of a component. The policy of the component decides about a restart. The guardian
-    /// reports `Event::Faulted` to the component's own state machine.
+    /// Kill the current incarnation of a component, because of this fault. The guardian reports `Event::Faulted` to the
+    /// `Subject` of the component. `Subject` decides whether a restart follows.
     Fail(ComponentId, Fault),
     /// Run the program of `exec` in the `restart` key of the component.
     Exec(ComponentId),
     /// Report a notice to the operator.
-    Tell(SystemNotice),
+    Report(SystemNotice),
 }
 
 /// A report to the operator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SystemNotice {
-    /// A component waits for other components.
+    /// A component waits for components that must be ready, or must have ended, before the run can begin.
     Waiting(ComponentId),
     /// A component is ready.
     Ready {
         /// The component.
         id: ComponentId,
-        /// The time for which the component was not ready: since its run was ordered, or since it died.
+        /// The time since `Order::Run`, or since the last death in the run.
         took: Duration,
     },
     /// A component was not ready in time, and is killed.
@@ -198,17 +203,17 @@ pub enum SystemNotice {
     NotStopped {
         /// The component.
         id: ComponentId,
-        /// The time that the component had for its end.
+        /// The time between SIGTERM and SIGKILL.
         timeout: Duration,
     },
-    /// The run of a component has ended, and the policy restarts nothing.
+    /// The run of a component has ended, and no new run begins.
     Ended {
         /// The component.
         id: ComponentId,
         /// The way in which the run ended.
         end: End,
     },
-    /// A component was restarted too often, or cannot be started or restored.
+    /// A component has given up: it was restarted too often, or cannot be started or restored.
     GaveUp {
         /// The component.
         id: ComponentId,
@@ -217,7 +222,7 @@ pub enum SystemNotice {
         /// The consequence of the give-up.
         follows: AfterGiveUp,
     },
-    /// A component is killed and restarted because another member of its group has died.
+    /// A component is killed and restarted, because another member of the component's group has died.
     GroupRestarts {
         /// The member that died.
         died: ComponentId,
@@ -250,18 +255,18 @@ pub enum SystemNotice {
     SystemRestarts,
     /// All components are ended, and no component is started again.
     SystemGoesDown {
-        /// Whether a repeated give-up is the reason: a component gave up again after the restart of the system. `false`
-        /// for a command.
+        /// `true` if a component has given up after a restart of the system. `false` if a command is the reason.
         has_failed: bool,
     },
 }
 
-/// The consequence of a give-up: a component was restarted too often, or cannot be started or restored.
+/// What happens after a component has given up, because it was restarted too often, or cannot be started or restored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AfterGiveUp {
     /// The component is not started again.
     StaysDead,
-    /// All dependents of the component are ended. Then the component, and after it the dependents, are started again.
+    /// All dependents (components that need the component) are ended. Then the component is started again, and after
+    /// the component the dependents.
     RestartsDependents,
     /// The system is restarted.
     RestartsSystem,
@@ -276,6 +281,6 @@ pub enum AfterGiveUp {
 pub enum ComplaintRefusal {
     /// The complainant does not need the component.
     NotADependent,
-    /// The component is not ready, or is being restarted or ended already.
+    /// The component is not ready, or is already being killed or ended.
     NotReady,
 }

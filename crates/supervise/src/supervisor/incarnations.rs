@@ -64,7 +64,7 @@ impl Supervisor {
 
     fn becomes_ready(&mut self, now: Instant, id: ComponentId, since: Instant) {
         self.at_mut(id).state = ComponentState::Ready { since: now };
-        self.tell(SystemNotice::Ready { id, took: now.saturating_duration_since(since) });
+        self.report(SystemNotice::Ready { id, took: now.saturating_duration_since(since) });
     }
 
     pub(super) fn died(&mut self, now: Instant, id: ComponentId, status: SubjectStatus) {
@@ -84,7 +84,7 @@ impl Supervisor {
     pub(super) fn restart_group_of(&mut self, died: ComponentId) {
         for member in self.plan.sharing_fate_of(died) {
             if self.at(member).can_fail() && self.plan[member].policy != Policy::Never {
-                self.tell(SystemNotice::GroupRestarts { died, member });
+                self.report(SystemNotice::GroupRestarts { died, member });
                 self.fail(member, Fault::Group);
             }
         }
@@ -107,10 +107,10 @@ impl Supervisor {
             }
             if self.at(id).state.is_stopping() {
                 self.at_mut(id).state = ComponentState::Killing;
-                self.tell(SystemNotice::NotStopped { id, timeout: STOP_TIMEOUT });
+                self.report(SystemNotice::NotStopped { id, timeout: STOP_TIMEOUT });
                 self.orders.push(Order::KillRun(id));
             } else if let Some(timeout) = self.plan[id].ready_timeout {
-                self.tell(SystemNotice::NotReady { id, timeout });
+                self.report(SystemNotice::NotReady { id, timeout });
                 self.fail(id, Fault::NotReady);
             }
         }

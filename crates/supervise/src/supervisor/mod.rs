@@ -190,8 +190,8 @@ impl Supervisor {
         &mut self.components[id.index()]
     }
 
-    fn tell(&mut self, notice: SystemNotice) {
-        self.orders.push(Order::Tell(notice));
+    fn report(&mut self, notice: SystemNotice) {
+        self.orders.push(Order::Report(notice));
     }
 }
 

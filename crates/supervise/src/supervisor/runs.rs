@@ -52,7 +52,7 @@ impl Supervisor {
             self.orders.push(Order::Run(id));
         } else if self.at(id).state != ComponentState::Waiting {
             self.at_mut(id).state = ComponentState::Waiting;
-            self.tell(SystemNotice::Waiting(id));
+            self.report(SystemNotice::Waiting(id));
         }
     }
 
@@ -94,7 +94,7 @@ impl Supervisor {
     fn stays_ended(&mut self, id: ComponentId, end: End) {
         let component = self.at_mut(id);
         (component.state, component.is_wanted) = (ComponentState::Ended(end), false);
-        self.tell(SystemNotice::Ended { id, end });
+        self.report(SystemNotice::Ended { id, end });
     }
 
     fn gave_up(&mut self, now: Instant, id: ComponentId, end: End) {
@@ -109,7 +109,7 @@ impl Supervisor {
         };
         let component = self.at_mut(id);
         (component.state, component.is_wanted) = (ComponentState::Ended(end), false);
-        self.tell(SystemNotice::GaveUp { id, end, follows });
+        self.report(SystemNotice::GaveUp { id, end, follows });
         match follows {
             AfterGiveUp::StaysDead => {}
             AfterGiveUp::RestartsDependents => self.restart_with_dependents(id),

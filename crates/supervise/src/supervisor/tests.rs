@@ -89,7 +89,7 @@ impl Shop {
             Order::KillRun(id) => Some(format!("kill {}", name(id))),
             Order::Fail(id, fault) => Some(format!("fail {}: {} {fault}", name(id), name(id))),
             Order::Exec(id) => Some(format!("exec {}", name(id))),
-            Order::Tell(_) => None,
+            Order::Report(_) => None,
         });
         short.collect()
     }
@@ -145,7 +145,7 @@ fn components_start_once_all_that_they_need_is_ready() {
     shop.started("db");
     let ready = shop.raw(SystemEvent::Ready(db));
     let took = SECOND / 5;
-    assert_eq!(ready, [Order::Tell(SystemNotice::Ready { id: db, took }), Order::Run(app)]);
+    assert_eq!(ready, [Order::Report(SystemNotice::Ready { id: db, took }), Order::Run(app)]);
 }
 
 #[test]

@@ -322,7 +322,7 @@ strategy = "rest"
 
     /// Each mistake is reported with line, column, a description and a suggestion.
     #[test]
-    fn mistakes_are_told_with_place_and_suggestion() {
+    fn mistakes_are_reported_with_place_and_suggestion() {
         let cases: &[(&str, &str, &[&str])] = &[
             (
                 "policy = \"stateless\"",
@@ -382,7 +382,7 @@ strategy = "rest"
     }
 
     #[test]
-    fn several_mistakes_are_told_at_once() {
+    fn several_mistakes_are_reported_at_once() {
         let text = "[system]\nname = \"s\"\n[component.a]\ncommand = []\nneeds = [\"b\", \"c\"]\n";
         assert_eq!(System::parse(text.into()).unwrap_err().all.len(), 3);
         assert!(shown("[system]\nname = \"s\"\n").contains("has no component"));

@@ -1,9 +1,10 @@
-//! The keys of `system.toml`, and their defaults.
+//! The keys of `system.toml`, and the defaults of these keys.
 //!
-//! A system is a group of programs, its components. The comments on the keys are also the descriptions in the JSON
+//! A system is a group of programs, which are called components. `system.toml` describes one system. Most types below
+//! are tables of this file: the fields are keys, and the comment on a field is the description of the key in the JSON
 //! schema.
 //!
-//! Owns: the types of the parsed file, and the tables in which exactly one of several keys must be present.
+//! Owns: the types of the parsed file, and the check of tables that must contain exactly one of several keys.
 //! Does not: compare components; `checks` compares them.
 
 use std::collections::BTreeMap;
@@ -51,7 +52,7 @@ pub struct Component {
     /// The program and its arguments, executed without a shell.
     #[schemars(with = "Vec<String>", length(min = 1))]
     pub command: Spanned<Vec<String>>,
-    /// The policy after a death of the component.
+    /// What is done after a death of the component.
     #[serde(default)]
     pub policy: Policy,
     /// The time between two checkpoints, for `policy = "checkpointed"`.
@@ -61,27 +62,29 @@ pub struct Component {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub needs: Vec<Spanned<String>>,
-    /// The addresses that this component connects to. The key is the name of the component that listens at the address.
+    /// The addresses to which this component connects. The key of an entry is the name of the component that listens at
+    /// the address.
     ///
-    /// Connection attempts wait until the listening component is ready, from its first start on. The entry is only
-    /// needed for an address that is not in the `ready` key of the listening component.
+    /// A connection attempt to the address waits until the listening component is ready, even before the first
+    /// listen(2). An address in the `ready` key of the listening component needs no entry.
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]
     pub channels: BTreeMap<Spanned<String>, Spanned<String>>,
-    /// The condition for readiness. Default: ready as soon as the component was started.
+    /// The condition for readiness. Default: the component is ready as soon as it was started.
     pub ready: Option<Ready>,
-    /// The check whether the component hangs. Default: no check.
+    /// The check that finds out whether the component hangs. Default: no check.
     pub heartbeat: Option<Heartbeat>,
     /// The rules for restarts.
     #[serde(default)]
     pub restart: Restart,
-    /// The number of complaints that restart the component. Default: a sum of 2 within a minute.
+    /// The sum of the weights of complaints at which the component is restarted. Default: 2 within a minute.
     pub complaints: Option<Complaints>,
-    /// The interval in which all executable pages are compared with their files.
+    /// The time in which all executable pages of the component are compared once with the mapped files. Default: no
+    /// comparison.
     pub integrity: Option<Time>,
-    /// The user that runs the component, as a name or a number. Default: the user of `undying`.
+    /// The user of the component's processes: a name or a number. Default: the user of `undying`.
     pub user: Option<String>,
-    /// Additional environment variables. `undying` passes its own environment variables, too.
+    /// Environment variables, in addition to the environment variables of `undying`.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
     /// The working directory. Default: the directory of the system file.
@@ -92,10 +95,10 @@ pub struct Component {
     /// error of `undying`.
     pub log: Option<PathBuf>,
     /// Whether a stateless component is restarted from a checkpoint of its initialised state. The checkpoint is taken
-    /// once the component is ready.
+    /// when the component becomes ready.
     #[schemars(with = "bool")]
     pub warm: Option<Spanned<bool>>,
-    /// The time at which TCP output of a checkpointed component is sent. Default: at once.
+    /// When TCP output of a checkpointed component is sent. Default: at once.
     #[schemars(with = "Output")]
     pub output: Option<Spanned<Output>>,
 }
@@ -107,26 +110,27 @@ impl Component {
         self.warm.as_ref().is_some_and(|warm| *warm.get_ref())
     }
 
-    /// Reports whether output of the component is held until a checkpoint contains the output.
+    /// Reports whether `undying` holds the output of the component back until a checkpoint contains the output.
     #[must_use]
     pub fn holds_output(&self) -> bool {
         self.output.as_ref().is_some_and(|output| *output.get_ref() == Output::Committed)
     }
 }
 
-/// The time at which the output of a component is sent.
+/// When the output of a component is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Output {
-    /// Output is sent at once. After a restore, a peer may have received output that the restored component has not
-    /// sent.
+    /// Output is sent at once. After a restore, the peer may have received output that the restored component does not
+    /// know.
     #[default]
     AtOnce,
-    /// Output is sent after a checkpoint that contains the output. The connections continue after a restore.
+    /// Output is sent as soon as a checkpoint that contains the output is durable. Connections continue after a
+    /// restore.
     Committed,
 }
 
-/// The policy after a death of a component.
+/// What is done after a death of a component.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
@@ -151,7 +155,7 @@ impl Policy {
     }
 }
 
-/// The readiness of a component: exactly one condition, and a timeout.
+/// The readiness of a component. The table contains exactly one condition, and optionally a timeout.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(try_from = "ReadyTable")]
 #[schemars(with = "ReadyTable")]
@@ -171,13 +175,13 @@ pub enum Condition {
     Fd(u32),
     /// The output of the component contains a line with this text.
     Log(String),
-    /// The component has called listen(2) for the first time.
+    /// The component calls listen(2) for the first time.
     Listen,
     /// The probe succeeds.
     Probe(Probe),
 }
 
-/// A test from outside the component, which needs no support in the program.
+/// A test of the component from outside. The program does not need to support the test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Probe {
     /// A TCP connection to this address is accepted.
@@ -188,14 +192,15 @@ pub enum Probe {
     Exec(Vec<String>),
 }
 
-/// The check whether a component hangs: exactly one method, and its times.
+/// The check that finds out whether a component hangs. The table contains exactly one method, and the parameters of the
+/// check.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(try_from = "HeartbeatTable")]
 #[schemars(with = "HeartbeatTable")]
 pub struct Heartbeat {
-    /// The probe. `None`: the component itself sends `WATCHDOG=1` (sd_notify(3)).
+    /// The probe. `None` means that the component itself sends heartbeats: `WATCHDOG=1` (sd_notify(3)).
     pub probe: Option<Probe>,
-    /// The time between two heartbeats.
+    /// The time between two heartbeats or probes.
     pub every: Time,
     /// The number of successive missed heartbeats or failed probes at which the component is killed.
     pub misses: u32,
@@ -205,48 +210,52 @@ pub struct Heartbeat {
 #[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Restart {
-    /// The maximum number of restarts within a time. One more death is a give-up.
+    /// The maximum number of restarts within a time window. If the component dies when the maximum is reached, the
+    /// component gives up.
     pub max: Rate,
-    /// The shortest and the longest wait before a restart. The first restart after a healthy incarnation does not wait.
+    /// The shortest and the longest wait before a restart. The restart after a healthy incarnation does not wait.
     pub backoff: TimeRange,
     /// The factor between two successive waits, at least 1.
     pub factor: f64,
-    /// The random part of a wait, from 0 to 1. The random part desynchronises the restarts of several components.
+    /// The fraction of a wait, from 0 to 1, that is drawn at random. Without this fraction, several components could
+    /// restart at the same moments.
     pub jitter: f64,
-    /// The lifetime from which an incarnation is healthy: the next restart then does not wait.
+    /// The minimum lifetime of a healthy incarnation. The restart after a healthy incarnation does not wait.
     pub healthy: Time,
-    /// The consequence of a give-up.
+    /// What is done when the component gives up.
     pub on_give_up: GiveUp,
     /// The program that is run for `on_give_up = "exec"`, with its arguments.
     #[schemars(with = "Option<Vec<String>>")]
     pub exec: Option<Spanned<Vec<String>>>,
 }
 
-/// The consequence of a give-up: a component was restarted too often, or could not be started or restored.
+/// What is done when a component gives up. A component gives up if it was restarted too often, or could not be started
+/// or restored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GiveUp {
     /// The component is not restarted.
     #[default]
     Stop,
-    /// All dependents of the component are ended. Then the component is started from its beginning, and the dependents
-    /// after it. After another give-up within two windows of `max`, the component is not restarted.
+    /// All dependents (the components that need this component) are ended. Then the component is started from its
+    /// beginning, and after the component the dependents. If the component gives up again within two windows of `max`,
+    /// the component is not restarted.
     RestartDependents,
-    /// The whole system is ended and started again. After another give-up within two windows of `max`, the system is
-    /// ended with a failure.
+    /// The whole system is ended and started again. If the component gives up again within two windows of `max`, the
+    /// system is ended with a failure.
     Escalate,
     /// The program of `exec` is run, and the component is not restarted.
     Exec,
 }
 
-/// The quorum of complaints at which a component is restarted. An operator may complain, and each component that needs
-/// this component.
+/// The complaints after which a component is restarted. Complaints can come from operators, and from the components
+/// that need this component.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Complaints {
-    /// The required sum of weights. A complainant counts once, with its heaviest complaint.
+    /// The sum of weights at which the component is restarted. Only the heaviest complaint of each complainant counts.
     pub quorum: NonZeroU32,
-    /// The time within which complaints are added.
+    /// The time for which a complaint counts.
     pub within: Time,
 }
 
@@ -264,7 +273,7 @@ pub struct Limits {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Group {
-    /// The names of the components.
+    /// The names of the members.
     #[schemars(with = "Vec<String>", length(min = 2))]
     pub members: Spanned<Vec<Spanned<String>>>,
     /// The members that are restarted when a member has died.
@@ -292,13 +301,13 @@ pub enum Strategy {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ReadyTable {
-    /// `true`: the component sends `READY=1` to the socket in NOTIFY_SOCKET (sd_notify(3)).
+    /// `true` means: the component sends `READY=1` to the socket in NOTIFY_SOCKET (sd_notify(3)).
     notify: Option<bool>,
     /// The component writes a line to this descriptor, or closes the descriptor.
     fd: Option<u32>,
     /// The output of the component contains a line with this text.
     log: Option<String>,
-    /// `true`: the component calls listen(2) for the first time.
+    /// `true` means: the component calls listen(2) for the first time.
     listen: Option<bool>,
     /// A TCP connection to this address is accepted.
     tcp: Option<String>,
@@ -314,7 +323,7 @@ struct ReadyTable {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct HeartbeatTable {
-    /// `true`: the component sends `WATCHDOG=1` to the socket in NOTIFY_SOCKET (sd_notify(3)).
+    /// `true` means: the component sends `WATCHDOG=1` to the socket in NOTIFY_SOCKET (sd_notify(3)).
     notify: Option<bool>,
     /// A TCP connection to this address is accepted.
     tcp: Option<String>,
@@ -329,12 +338,12 @@ struct HeartbeatTable {
     misses: u32,
 }
 
-/// Returns the default of `misses`. The default tolerates one late heartbeat on a busy machine.
+/// Returns the default of `misses`: 2, so that a single late heartbeat on a busy machine does not kill the component.
 const fn misses() -> u32 {
     2
 }
 
-/// The error for a table that does not contain exactly one of several keys, or that contains an impossible value.
+/// The error for a table in which none or more than one of several keys are present, or a value is impossible.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOne {
     /// The table contains none of these keys.
@@ -343,8 +352,8 @@ pub enum NotOne {
     /// The table contains more than one of these keys.
     #[error("only one of {0} is allowed")]
     Several(&'static str),
-    /// The descriptor is a standard stream. The pipe for the readiness line would replace a stream that the program
-    /// uses later.
+    /// The descriptor is a standard stream. The pipe for the readiness line would replace this stream, which the
+    /// program needs for its input or output.
     #[error(
         "descriptor {0} is a standard stream; write 3 or more, or log = \"TEXT\" for a line of the output"
     )]

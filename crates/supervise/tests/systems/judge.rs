@@ -110,8 +110,10 @@ impl Judge {
                 known.is_to_end = known.has_run;
             }
             SystemEvent::Down => self.is_down = true,
-            SystemEvent::Started(id) => self.lives(id, now, !spec.components[id.index()].has_ready),
-            SystemEvent::Restored(id) => self.lives(id, now, true),
+            SystemEvent::Started(id) => {
+                self.begins_incarnation(id, now, !spec.components[id.index()].has_ready)
+            }
+            SystemEvent::Restored(id) => self.begins_incarnation(id, now, true),
             SystemEvent::Ready(id) => {
                 let known = &mut self.known[id.index()];
                 known.is_ready |= known.alive.is_some() && known.fault.is_none() && known.end_asked.is_none();
@@ -153,7 +155,7 @@ impl Judge {
         (known.is_stopped_by_operator, known.is_left) = (false, false);
     }
 
-    fn lives(&mut self, id: ComponentId, now: Instant, is_ready: bool) {
+    fn begins_incarnation(&mut self, id: ComponentId, now: Instant, is_ready: bool) {
         let known = &mut self.known[id.index()];
         (known.alive, known.fault) = (Some(now), None);
         known.is_ready = is_ready && known.end_asked.is_none();
@@ -190,7 +192,7 @@ impl Judge {
                 let is_meant = spec.components[id.index()].on_give_up == GiveUp::Exec;
                 self.assert(spec, is_meant && !self.known[id.index()].has_run, "a program is run");
             }
-            Order::Tell(notice) => self.check_notice(spec, now, notice),
+            Order::Report(notice) => self.check_notice(spec, now, notice),
         }
     }
 
@@ -263,7 +265,7 @@ impl Judge {
     /// and can restart are killed.
     fn check_group(&self, spec: &Spec, own_death: Option<usize>, orders: &[Order]) {
         let restarts_others = |order: &Order| {
-            matches!(order, Order::Tell(SystemNotice::GaveUp { .. } | SystemNotice::SystemRestarts))
+            matches!(order, Order::Report(SystemNotice::GaveUp { .. } | SystemNotice::SystemRestarts))
         };
         let Some(died) = own_death.filter(|_| !orders.iter().any(restarts_others)) else { return };
         for (id, known) in self.known.iter().enumerate() {

@@ -336,14 +336,14 @@ impl World {
                 self.come(20, Coming::Death { id, incarnation, status: KILLED });
             }
             Order::Exec(_) => self.counts.programs += 1,
-            Order::Tell(SystemNotice::GaveUp { follows, .. }) => match follows {
+            Order::Report(SystemNotice::GaveUp { follows, .. }) => match follows {
                 AfterGiveUp::StaysDead => self.counts.stayed_dead += 1,
                 AfterGiveUp::RestartsDependents => self.counts.dependents_restarts += 1,
                 AfterGiveUp::RestartsSystem => self.counts.system_restarts += 1,
                 AfterGiveUp::SystemGoesDown => self.counts.failed_systems += 1,
                 AfterGiveUp::RunsProgram => {}
             },
-            Order::Tell(_) => {}
+            Order::Report(_) => {}
         }
     }
 

@@ -1,9 +1,11 @@
-//! The program of the listener holder, from its creation to its end. The parent module explains guardian,
-//! subject and listener.
+//! The code that the listener holder executes, from its creation to its end. The parent module defines
+//! *guardian*, *subject*, *listener* and *held call*. The *tasks* of a listener are the threads that use its
+//! filter.
 //!
 //! Owns: the descriptors of the holder, its wait loop, its answers to calls.
-//! Invariants: the holder makes only system calls and allocates nothing. The reason is that its memory is a
-//! copy of its parent's memory, which may have been taken while other threads held locks.
+//! Invariants: the holder makes only system calls and allocates nothing. The memory of the holder is a copy
+//! of the guardian's memory. At the time of the copy, another thread of the guardian may have held a lock. No
+//! thread of the holder would release this lock.
 //! Does not: end while a listener has tasks.
 //!
 //! Man page: poll(2), close_range(2), proc_pid_oom_score_adj(5), seccomp_unotify(2)
@@ -21,31 +23,31 @@ use crate::seccomp_listener::{Listener, Notification, NotificationId, Receipt, W
 
 /// Maximum number of buffers for received notifications: one buffer for each held listener.
 pub const BUFFERS_MAX: usize = HELD_MAX;
-/// Maximum number of held calls, which were received and are answered later. A table of this size takes two
-/// pages.
+/// Maximum number of held calls. A table of this size takes two pages.
 pub const HELD_CALLS_MAX: usize = 1024;
-/// The line that the holder appends to the file of a listener when the guardian has died, unless the subject
-/// certainly ended before.
+/// The line that the holder appends to the file of a listener after the death of the guardian. The holder
+/// omits the line only if the subject has certainly ended before the guardian.
 pub const BROKEN_LINE: &[u8] = b"the guardian died, and the subject went on unwatched\n";
 /// Maximum number of listeners that are held at a time. Each incarnation of each component (each run of a
-/// watched program) has its own listener. The previous incarnation may still be ending when the next one
-/// starts. A listener costs two descriptors of the holder, whose descriptor limit is often 1,024.
+/// watched program) has its own listener. When an incarnation starts, the previous incarnation may still be
+/// ending. A held listener occupies two descriptors of the holder. The descriptor limit of the holder is
+/// often 1,024.
 const HELD_MAX: usize = 256;
-/// How long in milliseconds the holder waits after the death of the guardian if it has no listener. A child
-/// of the guardian may be about to send one.
+/// Time in milliseconds that a holder without listeners waits after the death of the guardian. A child of the
+/// guardian can still send a listener in this time.
 const ORPHAN_LIMIT_MS: i32 = 10_000;
 /// Number of bytes of `/proc/PID/stat` that are read. The flags are within the first 150 bytes, because the
-/// kernel limits the name to 64 bytes.
+/// kernel limits the name of a process to 64 bytes.
 const STAT_BYTES: usize = 512;
 
-/// A held listener, and the file that is marked when the guardian no longer answers the calls.
+/// A held listener, and the file to which the holder appends [`BROKEN_LINE`].
 struct Held {
     listener: Listener,
     broken: OwnedFd,
 }
 
-/// Calls that the guardian has received and not answered. They are in memory that the guardian shares with
-/// the holder.
+/// Calls that the guardian has received, and may not have answered. The guardian shares this memory with the
+/// holder.
 #[derive(Clone, Copy)]
 pub(super) struct Unanswered {
     /// [`BUFFERS_MAX`] buffers, each with the notification that was received last.
@@ -78,7 +80,7 @@ struct Ready {
 
 /// Runs the holder until its end.
 pub(super) fn run(guardian: RawFd, socket: RawFd, unanswered: Unanswered) -> ! {
-    settle(guardian, socket);
+    detach_from_guardian(guardian, socket);
     let stat = open_stat_of_parent();
     let held = [const { None }; HELD_MAX];
     let (is_dismissed, is_orphaned) = (false, false);
@@ -89,8 +91,8 @@ pub(super) fn run(guardian: RawFd, socket: RawFd, unanswered: Unanswered) -> ! {
     exit()
 }
 
-/// Opens `/proc/PID/stat` of the parent, which is the guardian. A parent that has died is replaced by another
-/// process, so the result is used only together with the pidfd of the guardian.
+/// Opens `/proc/PID/stat` of the parent, which is the guardian. If the guardian has already died, the parent
+/// is another process. Therefore, the result is used only together with the pidfd of the guardian.
 fn open_stat_of_parent() -> RawFd {
     const PREFIX: &[u8] = b"/proc/";
     const SUFFIX: &[u8] = b"/stat\0";
@@ -111,8 +113,8 @@ fn open_stat_of_parent() -> RawFd {
     unsafe { libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC) }
 }
 
-/// Reports whether the text of a `/proc/PID/stat` has the flag PF_EXITING (proc_pid_stat(5), field 9). `None`
-/// if the text is malformed.
+/// Reports whether the text of a `/proc/PID/stat` has the flag PF_EXITING (proc_pid_stat(5), field 9).
+/// Returns `None` if the text is malformed.
 fn is_exiting(stat: &[u8]) -> Option<bool> {
     const FLAGS_AFTER_NAME: usize = 6;
     const PF_EXITING: u32 = 0x4;
@@ -131,7 +133,7 @@ fn exit() -> ! {
 
 /// Leaves the session and the working directory of the guardian, and closes the inherited descriptors. Blocks
 /// signals, so that only SIGKILL can end the holder.
-fn settle(guardian: RawFd, socket: RawFd) {
+fn detach_from_guardian(guardian: RawFd, socket: RawFd) {
     let everything = u64::MAX;
     let (low, high) = (guardian.min(socket) as u32, guardian.max(socket) as u32);
     // SAFETY: the system calls take numbers and static or local memory. The closed descriptors are copies
@@ -141,8 +143,8 @@ fn settle(guardian: RawFd, socket: RawFd) {
         libc::syscall(libc::SYS_setsid);
         libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, c"undying-holder".as_ptr(), 0, 0, 0);
         let adjust = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
-        // Fails without CAP_SYS_RESOURCE. The OOM killer is then as likely to select the holder as to select
-        // its parent.
+        // Without CAP_SYS_RESOURCE, the write fails, and the holder keeps the inherited value of the
+        // guardian.
         libc::write(adjust, b"-1000".as_ptr().cast(), 5);
         libc::chdir(c"/".as_ptr());
         if low > 0 {
@@ -156,8 +158,8 @@ fn settle(guardian: RawFd, socket: RawFd) {
 }
 
 impl Holder {
-    /// Serves the socket until the guardian is dead. All threads of the guardian have ended then, so no
-    /// thread receives notifications any more.
+    /// Serves the socket until the guardian is dead. When this function returns, all threads of the guardian
+    /// have ended, so no thread receives notifications any more.
     fn wait_for_the_end(&mut self) {
         loop {
             let ready = self.wait(libc::POLLIN, 0, -1);
@@ -171,7 +173,7 @@ impl Holder {
                 self.drop_listeners(ready.gone);
             }
             if ready.socket {
-                self.take(0);
+                self.receive_message(0);
             }
             if (self.is_dismissed || self.socket < 0) && self.held.iter().all(Option::is_none) {
                 exit();
@@ -181,14 +183,14 @@ impl Holder {
 
     /// Reports whether the guardian is alive and has not begun to exit.
     ///
-    /// An exiting guardian releases its descriptors before its pidfd reports the death, in an order that the
-    /// kernel chooses. Events that the guardian watched may be missed from the release of the watching
-    /// descriptor on. The flag PF_EXITING of the main thread is set before the first release, because all
-    /// threads share the descriptor table (do_exit, Linux 6.18). Without procfs, only the release of the
-    /// socket is detected.
+    /// The pidfd reports the death too late. Before this report, the kernel releases the descriptors of the
+    /// guardian, in an unknown order. After the release of a descriptor that watches the subject, events can
+    /// be missed. All threads of the guardian share one descriptor table, and the kernel releases the table
+    /// when the last thread exits. Before this release, the main thread has the flag PF_EXITING (do_exit,
+    /// Linux 6.18). Without procfs, the flag cannot be read, and only the release of the socket is detected.
     ///
-    /// A guardian that has dismissed the holder closes the socket itself. In this case, the state of the
-    /// socket is ignored.
+    /// A guardian that has dismissed the holder closes the socket itself, and exits in an orderly way. In
+    /// this case, only the pidfd is checked.
     fn guardian_watches(&self) -> bool {
         let wait = |fd, events| libc::pollfd { fd, events, revents: 0 };
         let mut waits = [wait(self.guardian, libc::POLLIN), wait(self.socket, 0)];
@@ -218,24 +220,24 @@ impl Holder {
 
     /// Marks the files, and then answers the calls that the guardian has received and not answered.
     fn take_over(&mut self) {
-        while self.socket >= 0 && self.take(libc::MSG_DONTWAIT) {}
+        while self.socket >= 0 && self.receive_message(libc::MSG_DONTWAIT) {}
         self.is_orphaned = true;
         for held in self.held.iter().flatten() {
-            // If no task uses a filter any more, its last task may have ended after the guardian. This is
-            // excluded only if the guardian has dismissed the holder.
+            // The file of a listener without tasks is marked, too: the last task may have ended after the
+            // guardian. If the guardian has dismissed the holder, this order is excluded.
             if !(self.is_dismissed && held.is_gone()) {
                 held.mark();
             }
         }
         for index in 0..BUFFERS_MAX {
-            // SAFETY: the mapping has BUFFERS_MAX notifications, which consist of plain numbers. The
-            // guardian, the only other process that wrote to them, is dead.
+            // SAFETY: the mapping has BUFFERS_MAX notifications, which consist of plain numbers. Only the
+            // guardian wrote to the notifications, and the guardian is dead.
             let notification = unsafe { self.unanswered.buffers.add(index).read_volatile() };
             self.answer(notification.id());
         }
         for index in 0..HELD_CALLS_MAX {
             // SAFETY: the mapping has HELD_CALLS_MAX numbers after the notifications. Both processes access
-            // them only as atomics.
+            // the numbers only as atomics.
             let id = unsafe { &*self.unanswered.calls.add(index) }.load(Ordering::Relaxed);
             self.answer(NotificationId(id));
         }
@@ -271,7 +273,7 @@ impl Holder {
                 }
             }
             if ready.socket {
-                self.take(libc::MSG_DONTWAIT);
+                self.receive_message(libc::MSG_DONTWAIT);
             }
         }
     }
@@ -314,13 +316,13 @@ impl Holder {
     ///
     /// A message with two descriptors has a listener and its file. A message without descriptors dismisses
     /// the holder: the guardian ends in an orderly way.
-    fn take(&mut self, flags: i32) -> bool {
+    fn receive_message(&mut self, flags: i32) -> bool {
         // SAFETY: the descriptor is open until it is closed below. Then `self.socket` is set to -1.
         let socket = unsafe { BorrowedFd::borrow_raw(self.socket) };
         match receive_descriptors(socket, flags) {
             Ok([Some(listener), Some(broken)]) => {
                 if let Ok(listener) = Listener::new(listener) {
-                    self.keep(Held { listener, broken });
+                    self.add_listener(Held { listener, broken });
                 }
             }
             Ok([None, None]) => self.is_dismissed = true,
@@ -336,13 +338,13 @@ impl Holder {
         true
     }
 
-    fn keep(&mut self, held: Held) {
+    fn add_listener(&mut self, held: Held) {
         if self.is_orphaned && !held.is_gone() {
             held.mark();
         }
         if self.held.iter().all(Option::is_some) {
-            // All slots are used. Drops a listener without tasks, if there is one. If its tasks may have
-            // ended after the guardian, its file is marked first.
+            // All slots are used. Drops a listener without tasks, if one exists. If the guardian may have
+            // begun to exit before the last task ended, the file of the listener is marked first.
             let is_gone = |held: &Option<Held>| held.as_ref().is_some_and(Held::is_gone);
             if let Some(index) = self.held.iter().position(is_gone) {
                 if !self.guardian_watches() {
@@ -352,9 +354,9 @@ impl Holder {
             }
         }
         if self.held.iter().all(Option::is_some) {
-            // All listeners have tasks. Drops the listener in the first slot, which is normally that of the
-            // oldest incarnation. So many incarnations cannot run at the same time, so the oldest one is no
-            // longer the current one.
+            // All listeners have tasks. Drops the listener in the first slot, normally the listener of the
+            // oldest incarnation. Fewer than HELD_MAX incarnations are current at a time, so the oldest
+            // incarnation is no longer current.
             self.held.rotate_left(1);
             self.held[HELD_MAX - 1] = None;
         }
@@ -382,7 +384,7 @@ impl Held {
     fn let_continue(&self) {
         let mut notification = Notification::default();
         if self.listener.receive(&mut notification) == Ok(Receipt::Call) {
-            // The answer fails if the call was interrupted. Then no thread waits for the answer.
+            // If the call was interrupted, no thread waits for the answer, and the answer fails.
             let _ = self.listener.answer_continue(notification.id());
         }
     }

@@ -1,8 +1,9 @@
 //! Waits for tracees and children, and decodes why a tracee or child stopped or ended.
 //!
 //! Owns: the decoding of wait(2) statuses into typed stops.
-//! Invariants: only [`wait`], [`poll`], [`take_end`] and [`await_end`] consume a wait status. After a call of
-//! any other function, a later wait reports the same status again.
+//! Invariants: only [`wait`], [`poll`], [`take_end`] and [`await_end`] *consume* a wait status: the next wait does
+//! not report the same status. All other functions leave the status unread, so the next wait reports the status
+//! again.
 //! Does not: set a deadline; `wait_timer` interrupts a wait.
 //!
 //! Man page: wait(2), ptrace(2)
@@ -31,7 +32,8 @@ pub enum WaitStatus {
 /// The reason why a tracee is stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stop {
-    /// The tracee was interrupted, or is a new thread that was attached together with its creator.
+    /// The tracer interrupted the tracee, or the tracee is a new thread or process that was attached at its
+    /// creation.
     Event,
     /// A signal stopped the whole process of the tracee (group-stop).
     Group(Signal),
@@ -97,8 +99,8 @@ pub fn poll(tid: Tid) -> Result<Option<WaitStatus>> {
 
 /// Returns the status of a tracee that is stopped or has ended, without consuming the status.
 ///
-/// After the status of a stop was consumed, the kernel no longer stores the signal of the stop. If the tracer then
-/// dies, the signal is lost. If the status was not consumed, the kernel delivers the signal.
+/// This matters if the tracer dies during a signal-delivery-stop. If the status was not consumed, the kernel
+/// delivers the signal. If the status was consumed, the kernel no longer stores the signal, and the signal is lost.
 pub fn peek(tid: Tid) -> Result<Option<WaitStatus>> {
     inspect(libc::P_PID, tid, libc::WNOHANG).map(|seen| seen.map(|(_, status)| status))
 }
@@ -124,8 +126,8 @@ pub fn has_tracees() -> bool {
 
 /// Reaps a task (a tracee or child of this process) if the task has ended. Returns whether the task has ended.
 ///
-/// The status of a stop is not consumed. A call of wait(2) alone would consume the status, because wait(2) reports
-/// the stops of a tracee even to a caller that asks only for ends.
+/// The status of a stop is not consumed. Without the check, waitpid(2) would consume such a status: waitpid(2)
+/// reports the stops of a tracee even to a caller that asks only for ends.
 pub fn take_end(tid: Tid) -> Result<bool> {
     match peek(tid)? {
         Some(WaitStatus::Exited(_) | WaitStatus::Killed(_)) => poll(tid).map(|_| true),
@@ -181,7 +183,7 @@ fn wait_with(tid: Tid, flags: libc::c_int) -> Result<Option<WaitStatus>> {
     match result {
         0 => Ok(None),
         -1 => Err(Error::thread("wait for a change", tid, Errno::last())),
-        // SAFETY: waitpid returned a pid, so it wrote the status.
+        // SAFETY: waitpid returned a pid, so the kernel wrote the status.
         _ => Ok(Some(decode(unsafe { status.assume_init() }))),
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct Layout {
 
 /// The path from a task to a field.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Way {
+pub(super) struct FieldPath {
     /// Offsets of the pointers to follow, in bytes. The first offset is in the task, and each other offset is in
     /// the structure that the previous pointer leads to.
     pub(super) pointers: Vec<usize>,
@@ -71,18 +71,18 @@ impl Layout {
     }
 
     /// Returns the path to a field.
-    pub(super) fn find(&self, field: Field) -> Result<Way> {
-        self.way(field).ok_or_else(|| missing(field.0))
+    pub(super) fn find(&self, field: Field) -> Result<FieldPath> {
+        self.path(field).ok_or_else(|| missing(field.0))
     }
 
-    fn way(&self, field: Field) -> Option<Way> {
+    fn path(&self, field: Field) -> Option<FieldPath> {
         let mut structure = self.task.clone();
         let mut pointers = Vec::new();
         let mut steps = field.0.split("->").peekable();
         loop {
             let (offset, length, inner) = self.within(&structure, steps.next()?)?;
             if steps.peek().is_none() {
-                return Some(Way { pointers, offset, length });
+                return Some(FieldPath { pointers, offset, length });
             }
             pointers.push(offset);
             let Type::Ptr(pointer) = inner else { return None };

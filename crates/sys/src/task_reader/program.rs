@@ -11,7 +11,7 @@
 
 use std::mem::offset_of;
 
-use super::layout::{Kfuncs, Way};
+use super::layout::{FieldPath, Kfuncs};
 
 /// Result of the program: all fields were read. `NO_THREAD` and `FAULT` are the other results.
 pub(super) const READ: u32 = 0;
@@ -70,8 +70,8 @@ const _: () = assert!(offset_of!(Instruction, constant) == 4);
 struct Builder(Vec<Instruction>);
 
 /// Returns a program that copies fields of one thread to its context. The context begins with the tid. After `head`
-/// bytes, the program writes the fields that `ways` lead to, each in whole words.
-pub(super) fn copy_fields(ways: &[Way], kfuncs: Kfuncs, head: usize) -> Vec<Instruction> {
+/// bytes, the program writes the fields that `paths` lead to, each in whole words.
+pub(super) fn copy_fields(paths: &[FieldPath], kfuncs: Kfuncs, head: usize) -> Vec<Instruction> {
     let mut builder = Builder::default();
     builder.push(MOVE, CONTEXT, FIRST, 0, 0);
     builder.push(MOVE_CONSTANT, STATUS, 0, 0, READ as i32);
@@ -82,16 +82,16 @@ pub(super) fn copy_fields(ways: &[Way], kfuncs: Kfuncs, head: usize) -> Vec<Inst
     builder.push(EXIT, 0, 0, 0, 0);
     builder.push(MOVE, TASK, RESULT, 0, 0);
     let mut to = head;
-    for way in ways {
+    for path in paths {
         let mut base = TASK;
-        for offset in &way.pointers {
+        for offset in &path.pointers {
             builder.read(WORD_BYTES, (base, *offset));
             builder.push(LOAD_LONG, STRUCTURE, FRAME, BUFFER_AT, 0);
             base = STRUCTURE;
         }
-        for done in (0..way.length).step_by(BUFFER_BYTES) {
-            let length = (way.length - done).min(BUFFER_BYTES);
-            builder.read(length, (base, way.offset + done));
+        for done in (0..path.length).step_by(BUFFER_BYTES) {
+            let length = (path.length - done).min(BUFFER_BYTES);
+            builder.read(length, (base, path.offset + done));
             for at in (0..length).step_by(WORD_BYTES) {
                 builder.push(LOAD_LONG, FIRST, FRAME, BUFFER_AT + at as i16, 0);
                 builder.push(STORE_LONG, CONTEXT, FIRST, (to + at) as i16, 0);

@@ -223,7 +223,7 @@ fn mappings_are_reported_if_files_can_be_changed_through_them() {
 }
 
 #[test]
-fn flags_requests_and_namespaces_are_looked_at() {
+fn flags_requests_and_namespaces_are_inspected() {
     let set = |command: i32, flags: i32| native(libc::SYS_fcntl, [3, command as u64, flags as u64, 0, 0, 0]);
     assert!(set(libc::F_SETFL, 0) && set(libc::F_SETFL, libc::O_NONBLOCK));
     assert!(!set(libc::F_SETFL, libc::O_APPEND | libc::O_NONBLOCK));

@@ -1,4 +1,8 @@
-//! x86-64: system call convention, signal frame, instruction patterns, and restart of interrupted calls.
+//! Describes x86-64 for remote system calls: gadgets, signal frames, and interrupted system calls.
+//!
+//! A *gadget* is an instruction sequence in the code of the subject. A *restore frame* is a signal frame with
+//! the whole context of a stopped thread. The *restore path* is the sequence of returns that ends with an
+//! rt_sigreturn(2) on the restore frame.
 //!
 //! Owns: every constant of this architecture outside `sys`.
 //! Invariants: rt_sigreturn(2) of this architecture accepts the frames that are built here.
@@ -17,8 +21,7 @@ pub const LEAVE_RETURN: &[u8] = &[0xc9, 0xc3];
 pub const RETURN: &[u8] = &[0xc3];
 /// `syscall`.
 pub const SYSCALL: &[u8] = &[0x0f, 0x05];
-/// The two instruction sequences of signal restorers, which load the number of rt_sigreturn(2) and make the
-/// call.
+/// The two instruction sequences with which signal restorers call rt_sigreturn(2).
 pub const SIGNAL_RESTORERS: &[&[u8]] =
     &[&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
 
@@ -50,14 +53,15 @@ pub struct Store {
 }
 
 impl Store {
-    /// Reports whether a chain can use the gadget repeatedly on one stack while rbp keeps another value.
+    /// Reports whether a ROP chain can use the gadget: it pops the next value of `base`, and `base` is not
+    /// rbp.
     #[must_use]
     pub fn serves_pops(&self) -> bool {
         self.base_word.is_some() && self.base != Preserved::Rbp
     }
 }
 
-/// `mov %rax, (base)` and `pop base` for the registers that system calls preserve.
+/// The code of `mov %rax, (base)` and the code of `pop base`, for each [`Preserved`] register.
 const PRESERVED: &[(&[u8], &[u8], Preserved)] = &[
     (FIRST_STORE, &[0x5b], Preserved::Rbx),
     (&[0x48, 0x89, 0x45, 0x00], &[0x5d], Preserved::Rbp),
@@ -66,7 +70,7 @@ const PRESERVED: &[(&[u8], &[u8], Preserved)] = &[
     (&[0x49, 0x89, 0x06], &[0x41, 0x5e], Preserved::R14),
     (&[0x49, 0x89, 0x07], &[0x41, 0x5f], Preserved::R15),
 ];
-/// `mov %rax, (%rbx)`. If compiled code needs a preserved register, it uses rbx first.
+/// `mov %rax, (%rbx)`. Compilers use rbx before the other preserved registers.
 pub const FIRST_STORE: &[u8] = &[0x48, 0x89, 0x03];
 /// `add $number, %rsp`, without the byte of the number.
 const ADD_TO_STACK: &[u8] = &[0x48, 0x83, 0xc4];
@@ -111,7 +115,7 @@ pub fn store(code: &[u8]) -> Option<Store> {
     (words <= STORE_WORDS_MAX && rest.starts_with(RETURN)).then_some(store)
 }
 
-/// Returns the store gadget at the end of a piece of code, with its offset.
+/// Returns the store gadget at the end of a piece of code, and the offset of the gadget.
 #[must_use]
 pub fn store_at_end(code: &[u8]) -> Option<(usize, Store)> {
     let mut start = code.strip_suffix(RETURN)?;
@@ -132,7 +136,7 @@ pub fn store_at_end(code: &[u8]) -> Option<(usize, Store)> {
     store(&code[at..]).map(|store| (at, store))
 }
 
-/// Returns the registers with one preserved register changed.
+/// Returns a copy of the registers in which one preserved register has another value.
 #[must_use]
 pub fn with_preserved(registers: &Registers, which: Preserved, value: Address) -> Registers {
     let mut changed = *registers;
@@ -150,28 +154,28 @@ pub fn with_preserved(registers: &Registers, which: Preserved, value: Address) -
 /// Bytes below the stack pointer that a function may use without moving the stack pointer.
 pub const RED_ZONE: ByteCount = ByteCount(128);
 
-/// First address above user space with four-level page tables. The guard page does not belong to user space.
+/// First address above user space, if page tables have four levels. The guard page begins here.
 pub const USER_SPACE_END: Address = Address(0x7fff_ffff_f000);
 
 const UC_FP_XSTATE: u64 = 1;
 const UC_SIGCONTEXT_SS: u64 = 2;
 const UC_STRICT_RESTORE_SS: u64 = 4;
-/// Flags, link and alternate stack in a restore frame. The flags of this alternate stack are invalid, so
+/// The fields uc_flags, uc_link and uc_stack of a restore frame. The flags in uc_stack are invalid, so
 /// rt_sigreturn(2) does not change the alternate stack of the thread.
 const RESTORE_FRAME_MARK: [u64; 5] =
     [UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS, 0, 0, u32::MAX as u64, 0];
 const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
-/// Offset of the software bytes in the legacy area of an XSAVE image.
+/// Offset of the software bytes (`struct _fpx_sw_bytes`) in the legacy area of an XSAVE image.
 const SOFTWARE_BYTES: usize = 464;
-/// Components that a thread must request with arch_prctl(ARCH_REQ_XCOMP_PERM): AMX tile data.
+/// XSAVE components that a thread must request with arch_prctl(ARCH_REQ_XCOMP_PERM): AMX tile data.
 const ON_REQUEST: u64 = 1 << 18;
-/// Offset of the XSAVE header. Its first word is the set of components in use.
+/// Offset of the XSAVE header. The first word of the header is the set of components in use.
 const XSAVE_HEADER: usize = 512;
 const XSTATE_ALIGNMENT: u64 = 64;
 const UCONTEXT_BYTES: u64 = 304;
 
-/// Internal results of the kernel for a call that a stop interrupted.
+/// Results inside the kernel for a system call that a stop has interrupted.
 const ERESTARTSYS: i64 = -512;
 const ERESTARTNOINTR: i64 = -513;
 const ERESTARTNOHAND: i64 = -514;
@@ -204,8 +208,8 @@ pub fn with_syscall(base: &Registers, instruction: Address, number: i64, argumen
     }
 }
 
-/// Returns registers for a thread that does *not* return from the interrupted call through the kernel. If a
-/// stop has interrupted a call, the thread makes this call again, as if the kernel had restarted it.
+/// Returns the registers for a restore frame. After rt_sigreturn(2), the kernel does not restart the call
+/// that a stop has interrupted. Therefore the returned registers make the thread execute this call again.
 #[must_use]
 pub fn restarted(registers: &Registers) -> Registers {
     let mut registers = *registers;
@@ -225,16 +229,16 @@ pub fn restarted(registers: &Registers) -> Registers {
     registers
 }
 
-/// Reports whether the kernel stores state to resume the call that a stop interrupted. The kernel discards
-/// this state when the thread makes rt_sigreturn(2) or another call that stores such state.
+/// Reports whether the kernel has a *restart block*: state for resuming the call that a stop has interrupted.
+/// The kernel discards this state when the thread makes rt_sigreturn(2), or a call that uses a restart block.
 #[must_use]
 pub fn resumed_by_kernel(registers: &Registers) -> bool {
     registers.orig_rax as i64 >= 0 && registers.rax as i64 == ERESTART_RESTARTBLOCK
 }
 
-/// Changes a relative sleep, so that it sleeps for the remaining time when it is entered again. At the stop,
-/// the kernel has written the remaining time to the address that the program gave. The C ABI permits a call
-/// to change the register that this function changes.
+/// Changes the arguments of an interrupted relative sleep, so that the repeated call sleeps only for the
+/// remaining time. At the stop, the kernel has written this time to an address that the program passed. The C
+/// ABI permits a call to change its argument registers.
 fn use_remaining_time(registers: &mut Registers) {
     match registers.orig_rax as i64 {
         nr::NANOSLEEP if registers.rsi != 0 => registers.rdi = registers.rsi,
@@ -260,19 +264,18 @@ pub enum WaitLimit {
     Send(Fd),
 }
 
-/// A call that ends with EINTR when a stop interrupts it. If no signal handler ran, the call can be made
-/// again without harm. Such calls are listed in signal(7), "Interruption of system calls and library
-/// functions by stop signals". Calls on sockets with a timeout belong to them, too. close(2) does not,
-/// because it has already closed the descriptor.
+/// A system call that ends with EINTR when a stop interrupts the call. If no signal handler has run, the call
+/// can be repeated without harm (signal(7), "Interruption of system calls and library functions by stop
+/// signals"). close(2) is excluded, because the descriptor is closed in spite of EINTR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BrokenOff {
     /// Maximum waiting time of the call.
     pub limit: WaitLimit,
-    /// Result of the call after this time.
+    /// Result of the call after the maximum waiting time has passed.
     pub result_late: i64,
 }
 
-/// Returns the call that would return EINTR in a thread at an event stop.
+/// Returns the interrupted call of a thread at an event stop, if the result in the registers is EINTR.
 #[must_use]
 pub fn broken_off(registers: &Registers) -> Option<BrokenOff> {
     if registers.rax as i64 != EINTR {
@@ -298,16 +301,16 @@ pub fn broken_off(registers: &Registers) -> Option<BrokenOff> {
     Some(BrokenOff { limit, result_late })
 }
 
-/// Returns registers for a thread at an event stop, with which the kernel restarts an interrupted call. If a
-/// signal handler runs first, the call ends with EINTR.
+/// Returns registers with which the kernel restarts the interrupted call of a thread at an event stop. If a
+/// signal handler runs before the restart, the call ends with EINTR.
 #[must_use]
 pub fn entered_again(registers: &Registers) -> Registers {
     Registers { rax: ERESTARTNOHAND as u64, ..*registers }
 }
 
-/// Returns registers that restart a call which the kernel would resume by itself, for a thread at an event
-/// stop. Returns `None` if a restart is not equivalent. It is equivalent for a wait without a limit or until
-/// an absolute time. After a restart, the registers still contain the number of the call.
+/// Returns registers with which the kernel restarts a call instead of resuming it from a restart block. After
+/// a restart, the registers still contain the number of the call. A restart is possible for a wait without a
+/// limit, and for a wait until an absolute time. For other calls, the function returns `None`.
 #[must_use]
 pub fn entered_again_without_loss(registers: &Registers) -> Option<Registers> {
     const FUTEX_COMMAND: u64 = 0x7f;
@@ -332,17 +335,17 @@ pub fn returned(registers: &Registers, result: i64) -> Registers {
 /// Location of a restore frame: a signal frame from which rt_sigreturn(2) restores a thread.
 #[derive(Clone, Copy, Debug)]
 pub struct RestoreFrame {
-    /// Start of the frame. With this value as stack pointer, a call at `syscall; ret` returns to the signal
-    /// restorer.
+    /// Start of the frame: the word with the address of the signal restorer. If the stack pointer has this
+    /// value, `syscall; ret` returns to the signal restorer.
     pub start: Address,
-    /// Address of the extended state in the frame. Earlier frames on the restore path may use the same
-    /// extended state.
+    /// Address of the extended state (an XSAVE image) in the frame. Other frames on the restore path may
+    /// refer to this extended state.
     pub state: Address,
 }
 
 impl RestoreFrame {
-    /// Returns the value of rbp for a `leave; ret` that leads to the frame. `leave` also pops the eight bytes
-    /// at this address.
+    /// Returns the value of rbp with which `leave; ret` returns to the signal restorer of the frame. `leave`
+    /// pops the eight bytes at this address into rbp.
     #[must_use]
     pub fn frame_pointer(self) -> Address {
         self.start - ByteCount(FRAME_POINTER_BYTES)
@@ -352,12 +355,11 @@ impl RestoreFrame {
 /// Bytes below a restore frame that `leave` pops.
 pub const FRAME_POINTER_BYTES: u64 = 8;
 
-/// Bytes at the start of a restore frame that distinguish it from any other frame.
+/// Length of the head of a restore frame, which distinguishes a restore frame from other signal frames.
 pub const RESTORE_FRAME_HEAD_BYTES: usize = 48;
 
-/// Returns the restorer of a restore frame from the first bytes of the frame. Returns `None` if the bytes do
-/// not belong to a restore frame. The kernel never writes the flags of the alternate stack that a restore
-/// frame has.
+/// Returns the address of the signal restorer from the head of a restore frame. Returns `None` if `head` is
+/// not the head of a restore frame. The kernel never writes a frame with the invalid flags.
 #[must_use]
 pub fn restore_frame_restorer(head: &[u8; RESTORE_FRAME_HEAD_BYTES]) -> Option<Address> {
     let mut words = head.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes));
@@ -365,15 +367,15 @@ pub fn restore_frame_restorer(head: &[u8; RESTORE_FRAME_HEAD_BYTES]) -> Option<A
     words.eq(RESTORE_FRAME_MARK).then_some(Address(restorer))
 }
 
-/// Returns bytes that every restore frame and every frame of a chain contains, at a multiple of eight bytes.
+/// Returns bytes that each result of [`frame`] contains. In memory, their address is a multiple of eight.
 #[must_use]
 pub fn restore_frame_mark() -> Vec<u8> {
     RESTORE_FRAME_MARK.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// Returns the alternate stack that a signal frame of the kernel names. `head` is the start of the frame.
-/// Returns `None` if this is no signal frame, or if the alternate stack has flags, for example because it is
-/// disabled while a handler runs.
+/// Returns the alternate stack that a signal frame of the kernel names. Returns `None` if `head` is not the
+/// start of a signal frame, or if the alternate stack has flags. An example is SS_AUTODISARM, which disables
+/// the stack while a handler runs.
 #[must_use]
 pub fn alternate_stack(head: &[u8; RESTORE_FRAME_HEAD_BYTES]) -> Option<AddressRange> {
     // UC_FP_XSTATE, UC_SIGCONTEXT_SS and UC_STRICT_RESTORE_SS.
@@ -386,32 +388,31 @@ pub fn alternate_stack(head: &[u8; RESTORE_FRAME_HEAD_BYTES]) -> Option<AddressR
     Some(AddressRange::new(Address(start), Address(end)))
 }
 
-/// Returns the bytes for a restore frame with this extended state, alignment included.
+/// Returns the size of a restore frame with this extended state, including padding for alignment.
 #[must_use]
 pub fn restore_frame_bytes(extended_state: &[u8]) -> ByteCount {
     ByteCount(16 + UCONTEXT_BYTES + XSTATE_ALIGNMENT + extended_state.len() as u64 + 4 + XSTATE_ALIGNMENT)
 }
 
-/// Returns the part of an extended state that a signal frame of this thread may contain. The kernel restores
-/// only components that the thread has requested. From a larger frame, it restores only the legacy area, and
-/// reports no error.
+/// Returns the part of an extended state that a signal frame of this thread may contain. From a longer
+/// extended state, the kernel restores only the legacy area, and reports no error.
 #[must_use]
 pub fn extended_state_in_use(state: &[u8]) -> &[u8] {
     let length = sys::xsave::bytes_of(components_in_use(state)).min(state.len());
     &state[..length]
 }
 
-/// Returns the components that the processor has, without components on request that are not in use. Another
-/// process cannot read whether a thread may use a component on request. A thread that does not use such a
-/// component has no data in it.
+/// Returns the XSAVE components of a signal frame. A component in `ON_REQUEST` counts only if the thread uses
+/// the component. Another process cannot read whether the thread has requested the component. A component
+/// that the thread does not use contains no data.
 fn components_in_use(state: &[u8]) -> u64 {
     let word = |at: usize| u64::from_ne_bytes(state[at..at + 8].try_into().expect("eight bytes were sliced"));
     // The software bytes of the regset image contain the components that the kernel supports.
     word(SOFTWARE_BYTES) & (!ON_REQUEST | word(XSAVE_HEADER))
 }
 
-/// Builds a restore frame that ends at or below `top`, and returns its location and bytes. `restored`
-/// contains registers that [`restarted`] has returned.
+/// Builds a restore frame that ends at or below `top`, and returns the location and the bytes of the frame.
+/// `restored` contains registers that [`restarted`] has returned.
 #[must_use]
 pub fn restore_frame(
     top: Address,
@@ -438,7 +439,7 @@ pub const FRAME_INSTRUCTION: u64 = 8 + 40 + 16 * 8;
 /// Bytes of a frame without extended state.
 pub const FRAME_BYTES: u64 = 8 + UCONTEXT_BYTES;
 
-/// Returns the bytes of a frame from which a thread continues with `registers` and the extended state at
+/// Returns the bytes of a frame from which rt_sigreturn(2) loads `registers` and the extended state at
 /// `state`.
 #[must_use]
 pub fn frame(registers: &Registers, mask: u64, state: Address, restorer: Address) -> Vec<u8> {

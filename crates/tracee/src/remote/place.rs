@@ -131,7 +131,7 @@ fn forget(memory: &ProcessMemory, range: AddressRange) -> Result<(), Error> {
 }
 
 fn touched(memory: &ProcessMemory, range: AddressRange) -> Result<Vec<AddressRange>, Error> {
-    Ok(Pagemap::open(memory.pid())?.look(range)?.private)
+    Ok(Pagemap::open(memory.pid())?.scan_range(range)?.private)
 }
 
 fn far_below(used: Address, stack: AddressRange) -> AddressRange {

@@ -109,7 +109,7 @@ impl Shadow {
             if mapping.protection.shared {
                 self.compare(mapping, mapping.range, &mut found);
             } else {
-                let populated = self.map.look(mapping.range).unwrap();
+                let populated = self.map.scan_range(mapping.range).unwrap();
                 populated.private.iter().for_each(|range| self.compare(mapping, *range, &mut found));
                 self.compare_rest(mapping, &populated.private, &mut found);
             }

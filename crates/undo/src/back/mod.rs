@@ -144,42 +144,43 @@ pub(crate) fn go_back_on<Files: FileSystem>(
     terms: Terms<'_>,
 ) -> Result<WentBack> {
     let Terms { conflicts, leave, durability, time } = terms;
-    let mut way = Way::find(storage, to, conflicts)?;
-    let number = match &way.begun {
+    let mut rollback = Rollback::find(storage, to, conflicts)?;
+    let number = match &rollback.begun {
         Some(begun) => begun.number,
         None => files.next_number()?,
     };
-    let mut survey = Survey::of(files, &way.target, &files.works(number)?)?;
-    survey.leave(&way.target, leave);
-    let lost = survey.lost(files, &way.target);
+    let mut survey = Survey::of(files, &rollback.target, &files.works(number)?)?;
+    survey.leave(&rollback.target, leave);
+    let lost = survey.lost(files, &rollback.target);
     if !lost.is_empty() {
         return Err(UndoError::Lost { to, paths: lost });
     }
-    let is_forced = conflicts == Conflicts::Force || way.begun.as_ref().is_some_and(|begun| begun.is_forced);
-    let paths = if is_forced { Vec::new() } else { way.conflicts(files, &survey)? };
+    let is_forced =
+        conflicts == Conflicts::Force || rollback.begun.as_ref().is_some_and(|begun| begun.is_forced);
+    let paths = if is_forced { Vec::new() } else { rollback.conflicts(files, &survey)? };
     if !paths.is_empty() {
         return Err(UndoError::Conflict { paths });
     }
     let is_durable = durability == Durability::PowerCut;
     if is_durable {
-        for epoch in &way.log.epochs {
+        for epoch in &rollback.log.epochs {
             storage.open(&epoch_name(epoch.ordinal))?.sync()?;
         }
         storage.sync()?;
         files.sync()?;
     }
-    let attempt = journal::attempt(to, number, &way.boot, conflicts, durability, &way.log);
-    let touching = survey.touching(&way.target);
-    let mut journal = Journal::begin(storage, way.begun.as_ref(), attempt, &touching)?;
+    let attempt = journal::attempt(to, number, &rollback.boot, conflicts, durability, &rollback.log);
+    let touching = survey.touching(&rollback.target);
+    let mut journal = Journal::begin(storage, rollback.begun.as_ref(), attempt, &touching)?;
     let attempt = Attempt { number, is_durable, time };
-    let done = Steps::new(files, storage, &mut journal, &mut way.target, survey, attempt).run()?;
-    way.commit(storage, &journal, is_durable)?;
+    let done = Steps::new(files, storage, &mut journal, &mut rollback.target, survey, attempt).run()?;
+    rollback.commit(storage, &journal, is_durable)?;
     files.tidy(number)?;
-    Ok(WentBack { changed: done.changed, aside: done.aside, uncovered: way.target.uncovered })
+    Ok(WentBack { changed: done.changed, aside: done.aside, uncovered: rollback.target.uncovered })
 }
 
 /// The log, and the target of a rollback to one checkpoint.
-struct Way {
+struct Rollback {
     log: ReadLog,
     boot: String,
     begun: Option<Begun>,
@@ -188,7 +189,7 @@ struct Way {
     first: usize,
 }
 
-impl Way {
+impl Rollback {
     fn find(storage: &dyn Storage, to: Sequence, conflicts: Conflicts) -> Result<Self> {
         let log = reader::read(storage)?;
         let boot = storage.boot()?;

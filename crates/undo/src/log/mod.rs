@@ -1,12 +1,13 @@
 //! The undo log of a subject (a protected process tree): records earlier file states, and removes old epochs.
 //!
-//! A log is a directory with one file for each epoch. An epoch begins at a checkpoint. Later checkpoints belong to the
-//! same epoch until a file changes. A rollback to a checkpoint applies the records of all epochs since this checkpoint.
-//! Each file names the previous epoch. A file without content is preallocated for the next epoch.
+//! A log is a directory with one file for each epoch. An epoch begins at an exact checkpoint: a checkpoint to which
+//! files can be rolled back. Further checkpoints belong to the same epoch until a file changes. The records of an epoch
+//! describe files at its beginning. A rollback to a checkpoint applies the records of all epochs since the checkpoint.
+//! Each file names the previous epoch. Records name links and copies of files in *keep directories*.
 //!
-//! Owns: the writer, the retention of epochs and the size limit. The modules below own records, log files and reading.
-//! Invariants: a record is in the page cache before the call that writes the record returns. A failed write leaves no
-//! torn record, or the epoch accepts no more records. A log file is removed before the links that the file names.
+//! Owns: the writer, the retention of epochs and the size limit. Submodules own records, log files and reading.
+//! Invariants: a written record is in the page cache when the method returns. If a write fails, the partial record is
+//! removed, or the epoch accepts no more records. A log file is removed before the links that its records name.
 //! Does not: decide what is recorded.
 
 mod files;
@@ -46,7 +47,7 @@ pub struct DirectoryId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct InodeId(pub u32);
 
-/// The writer of an undo log. The caller records each name, inode and range only at its first change in an epoch.
+/// The writer of an undo log. The caller records a name, an inode or a range only before the first change in an epoch.
 #[derive(Debug)]
 pub struct UndoLog {
     storage: Box<dyn Storage>,
@@ -65,7 +66,7 @@ pub struct UndoLog {
     is_torn: bool,
 }
 
-/// Limit for records that name further checkpoints of one epoch, in bytes: some thousand checkpoints.
+/// Limit for the records that add checkpoints to one epoch, in bytes: some thousand checkpoints.
 const SEQUENCES_BYTES_MAX: u64 = 64 << 10;
 
 /// The state of one epoch in the writer.
@@ -73,7 +74,7 @@ const SEQUENCES_BYTES_MAX: u64 = 64 << 10;
 struct Epoch {
     ordinal: u64,
     sequences: Vec<Sequence>,
-    /// Bytes of the records that name further checkpoints.
+    /// Bytes of the records that add checkpoints to this epoch.
     sequences_bytes: u64,
     length: u64,
     kept: Vec<PathBuf>,
@@ -81,7 +82,7 @@ struct Epoch {
     is_broken: bool,
 }
 
-/// A link or a copy in a keep directory. A keep directory contains hard links and copies of earlier files.
+/// A link or a copy in a keep directory.
 #[derive(Debug, Default)]
 struct Kept {
     epochs: u32,
@@ -90,7 +91,7 @@ struct Kept {
 
 impl UndoLog {
     /// Creates a log whose first epoch begins at checkpoint `start`. Creates a missing `directory` with mode 0700.
-    /// Removes an earlier log in `directory`, but not files that a rollback has moved aside.
+    /// Removes an existing log in `directory`, but not the files that a rollback has moved aside.
     pub fn create(directory: &Path, start: Sequence, bytes_max: ByteCount) -> Result<Self> {
         Self::create_on(Box::new(DiskStorage::open_or_create(directory)?), start, bytes_max)
     }
@@ -109,9 +110,8 @@ impl UndoLog {
         Ok(log)
     }
 
-    /// Opens the log in `directory` after a rollback or after the end of the previous writer, and continues the newest
-    /// epoch. Removes links and copies that no record names. If the subject has run without a watch in the meantime,
-    /// the caller must have written to the file [`UNWATCHED`].
+    /// Opens an existing log and continues its newest epoch. Removes links and copies that no record names. If the
+    /// subject has run unwatched since the end of the previous writer, the file [`UNWATCHED`] must contain data.
     ///
     /// # Errors
     ///
@@ -207,9 +207,10 @@ impl UndoLog {
         }
     }
 
-    /// Binds the present state of files to checkpoint `sequence`. Returns `true` if a new epoch begins. Returns `false`
-    /// if `sequence` is added to an empty present epoch. Ids of directories and inodes are invalid afterwards. Runs
-    /// inside the pause, and creates no file if [`Self::prepare`] has created the next file.
+    /// Records that the present state of files is the state at checkpoint `sequence`. Begins a new epoch and returns
+    /// `true`; all ids of directories and inodes become invalid. If the present epoch has no records, adds `sequence`
+    /// to this epoch and returns `false`. Runs inside the pause. Creates no file if [`Self::prepare`] was called
+    /// before.
     pub fn boundary(&mut self, sequence: Sequence) -> Result<bool> {
         let present = self.present();
         if present.is_empty && !present.is_broken && !self.is_long() {
@@ -224,14 +225,14 @@ impl UndoLog {
         let previous = std::mem::replace(&mut self.file, next);
         self.begin(after + 1, after, sequence).inspect_err(|_| {
             let unused = std::mem::replace(&mut self.file, previous);
-            // The reader ignores a file with an incomplete header, so that the file remains usable for the next epoch.
+            // The reader ignores a newest file without a complete header. The file can thus be used for the next epoch.
             self.spare = unused.truncate(0).is_ok().then_some(unused);
         })?;
         Ok(true)
     }
 
     /// Adds checkpoint `sequence` to the present epoch. The caller guarantees that no file has changed since the epoch
-    /// began. Existing records describe the state at the beginning of the epoch.
+    /// began. The existing records describe the state at the beginning, which is still the present state.
     pub fn same(&mut self, sequence: Sequence) -> Result<()> {
         let before = self.bytes;
         self.append(&record::Exact { sequence: sequence.get() }, &[])?;
@@ -250,7 +251,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Records a directory before names in this directory change. `path` is for messages.
+    /// Records a directory, before the first change of a name in this directory. `path` is only for messages.
     pub fn directory(&mut self, key: &FileKey, attributes: &Attributes, path: &Path) -> Result<DirectoryId> {
         let (id, path) = (self.directories, record::bytes_of(path));
         self.state(&record::Directory { id, key: key.into(), attributes: attributes.into(), path }, &[])?;
@@ -258,7 +259,7 @@ impl UndoLog {
         Ok(DirectoryId(id))
     }
 
-    /// Records an inode before a change or the loss of a name, with the attributes at the beginning of the epoch.
+    /// Records an inode and its attributes, before the first change of the inode and before the inode loses a name.
     pub fn inode(&mut self, key: &FileKey, attributes: &Attributes, path: &Path) -> Result<InodeId> {
         let (id, path) = (self.inodes, record::bytes_of(path));
         self.state(&record::Inode { id, key: key.into(), attributes: attributes.into(), path }, &[])?;
@@ -266,14 +267,14 @@ impl UndoLog {
         Ok(InodeId(id))
     }
 
-    /// Records the inode that a name led to when the epoch began. `None` means that the name did not exist.
+    /// Records to which inode a name led when the epoch began. `None` means that the name did not exist.
     pub fn name(&mut self, directory: DirectoryId, name: &OsStr, before: Option<InodeId>) -> Result<()> {
         let before = before.map(|inode| inode.0);
         self.state(&record::Name { directory: directory.0, name: name.as_bytes().to_vec(), before }, &[])
     }
 
-    /// Records the old content of a range. The caller passes no range after the recorded size. A rollback applies whole
-    /// content ([`Self::whole_in`]) of the same epoch before ranges.
+    /// Records the old content of a range. The range must end at or before the recorded size. If the epoch also has a
+    /// record of the whole content ([`Self::whole_in`]), a rollback applies that record first.
     pub fn range(&mut self, inode: InodeId, offset: u64, bytes: &[u8]) -> Result<()> {
         let mut offset = offset;
         for data in bytes.chunks(DATA_BYTES_MAX) {
@@ -288,24 +289,25 @@ impl UndoLog {
         self.state(&record::Hole { inode: inode.0, offset, length: length.get() }, &[])
     }
 
-    /// Records a file in a keep directory that contains the whole old content: a reflink or a copy. The log removes
-    /// that file together with the epoch, or at once if this call fails.
+    /// Records that `file`, a reflink or a copy in a keep directory, contains the whole old content of an inode. The
+    /// log removes the file together with the epoch, or at once if this call fails.
     pub fn whole_in(&mut self, inode: InodeId, file: &Path) -> Result<()> {
         self.keep(&record::Whole { inode: inode.0, file: record::bytes_of(file) }, file)
     }
 
-    /// Records a further name of the inode: a hard link in a keep directory. Because of this link, the inode survives
-    /// the removal of its other names. The log removes the link together with the epoch, or at once if this call fails.
+    /// Records a hard link of an inode in a keep directory. The link preserves an inode whose other names are removed.
+    /// The log removes the link together with the epoch, or at once if this call fails.
     pub fn linked(&mut self, inode: InodeId, link: &Path) -> Result<()> {
         self.keep(&record::Linked { inode: inode.0, link: record::bytes_of(link) }, link)
     }
 
-    /// Records a file that can change undetected from now on. A restore must compare this file.
+    /// Records a file that can change undetected from now on. A restore compares this file with the checkpoint.
     pub fn uncovered(&mut self, device: u64, inode: u64, path: &Path) -> Result<()> {
         self.state(&record::Uncovered { device, inode, path: record::bytes_of(path) }, &[])
     }
 
-    /// Marks the present epoch as broken: no rollback can cross the epoch. Later records of the epoch are dropped.
+    /// Marks the present epoch as broken: no rollback can cross the epoch. Further records of this epoch are not
+    /// written.
     pub fn broken(&mut self, why: &str) -> Result<()> {
         if self.present().is_broken {
             return Ok(());
@@ -319,21 +321,23 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Records when the subject ended. Later changes come from other programs. A later record cancels this record.
+    /// Records when the subject ended. Changes after this time come from other programs. The next record cancels this
+    /// one.
     pub fn ended(&mut self, time: Time) -> Result<()> {
         self.append(&record::Ended { time: time.into() }, &[])?;
         self.has_ended = true;
         Ok(())
     }
 
-    /// Reports whether the present epoch has too many checkpoints, so that a new epoch should begin. The file of an
-    /// epoch is removed only when none of its checkpoints is retained, and must not grow for ever.
+    /// Reports whether the present epoch has too many checkpoints, so that a new epoch should begin. Without this
+    /// limit, the file of an epoch could grow for ever if no file changes.
     #[must_use]
     pub fn is_long(&self) -> bool {
         self.present().sequences_bytes > SEQUENCES_BYTES_MAX
     }
 
-    /// Retains only checkpoints in `kept` (in rising order) and newer checkpoints, and removes older epochs.
+    /// Retains the checkpoints in `kept` (in rising order) and all newer checkpoints. Removes epochs older than the
+    /// first.
     pub fn retain(&mut self, kept: &[Sequence]) -> Result<()> {
         let (Some(oldest), Some(newest)) = (kept.first(), kept.last()) else { return Ok(()) };
         self.forget_before(*oldest)?;
@@ -344,7 +348,7 @@ impl UndoLog {
     }
 
     /// Removes the oldest epochs whose checkpoints are all before `oldest`. Does nothing after [`Self::ended`]:
-    /// removing a link changes the ctime of its inode, and a rollback would report a change by another program.
+    /// removing a link changes the ctime of the inode, which a rollback would take for a change by another program.
     pub fn forget_before(&mut self, oldest: Sequence) -> Result<()> {
         let is_before = |epoch: &Epoch| epoch.sequences.iter().all(|sequence| *sequence < oldest);
         while !self.has_ended && self.epochs.len() > 1 && self.epochs.front().is_some_and(is_before) {
@@ -362,7 +366,7 @@ impl UndoLog {
         sequences
     }
 
-    /// Returns the size of all epochs and of their files in keep directories, in bytes.
+    /// Returns the size of all epochs and of the files in keep directories, in bytes.
     pub fn bytes(&self) -> ByteCount {
         ByteCount(self.bytes)
     }
@@ -375,7 +379,7 @@ impl UndoLog {
         self.epochs.back_mut().expect("a log has a present epoch from its creation on")
     }
 
-    /// Writes the header of a new epoch into `file`, which is the present file from now on.
+    /// Begins a new epoch in `self.file`, which the caller has set: writes the header.
     fn begin(&mut self, ordinal: u64, after: u64, sequence: Sequence) -> Result<()> {
         let header =
             record::Header { boot: self.boot.clone(), ordinal, after, sequences: vec![sequence.get()] };
@@ -390,19 +394,19 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Appends a record of the state of files, within the size limit.
+    /// Appends a record of a file state. Removes the oldest epochs if the log would exceed its size limit.
     fn state<Body: Kind>(&mut self, body: &Body, data: &[u8]) -> Result<()> {
         if self.present().is_broken {
             return Ok(());
         }
-        self.make_room((body.encoded_len() + data.len()) as u64)?;
+        self.drop_until_fits((body.encoded_len() + data.len()) as u64)?;
         self.append(body, data)?;
         self.present_mut().is_empty = false;
         self.has_ended = false;
         Ok(())
     }
 
-    /// Appends a record that names a file in a keep directory. Removes that file if the record is not written.
+    /// Appends a record that names the file `path` in a keep directory. Removes the file if the record is not written.
     fn keep<Body: Kind>(&mut self, body: &Body, path: &Path) -> Result<()> {
         let outcome = if self.present().is_broken { Ok(false) } else { self.try_keep(body, path) };
         if !matches!(outcome, Ok(true)) && !self.kept.contains_key(path) {
@@ -416,7 +420,8 @@ impl UndoLog {
             Some(_) => 0,
             None => self.storage.kept_bytes(path)?.get(),
         };
-        // Count the file before making room: removing an old epoch must not remove the file that this record names.
+        // Count this reference before `state` removes old epochs. An old epoch can name the same file, which must
+        // remain.
         let kept = self.kept.entry(path.to_path_buf()).or_insert(Kept { epochs: 0, bytes });
         kept.epochs += 1;
         self.bytes += bytes;
@@ -429,7 +434,7 @@ impl UndoLog {
         outcome.map(|()| true)
     }
 
-    fn make_room(&mut self, bytes: u64) -> Result<()> {
+    fn drop_until_fits(&mut self, bytes: u64) -> Result<()> {
         while self.bytes + bytes > self.bytes_max {
             if self.epochs.len() == 1 {
                 let needed = ByteCount(self.bytes + bytes);
@@ -440,7 +445,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Appends a frame after the last whole frame.
+    /// Appends a frame after the last complete frame.
     fn append<Body: Kind>(&mut self, body: &Body, data: &[u8]) -> Result<()> {
         if self.is_torn {
             return Err(UndoError::Torn { directory: self.storage.path() });
@@ -457,7 +462,8 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Breaks the present epoch without needing space: overwrites the header, or removes all epoch files on failure.
+    /// Breaks the present epoch without needing disk space: overwrites the header. If this fails, removes all epoch
+    /// files.
     fn spoil(&mut self) -> Result<()> {
         if self.file.write(0, [&[0xff; record::HEAD_BYTES], &[]]).is_ok() {
             return Ok(());
@@ -486,7 +492,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Drops one reference to a file in a keep directory. Returns `true` if this was the last reference.
+    /// Drops one reference to a file in a keep directory. Returns `true` if no reference is left.
     fn release(&mut self, path: &Path) -> bool {
         let Some(kept) = self.kept.get_mut(path) else { return false };
         kept.epochs -= 1;

@@ -21,7 +21,7 @@ use super::keep;
 use crate::error::Result;
 
 /// Bytes that are preallocated for a new log file, so that writing its header cannot fail on a full disk.
-const HEADER_ROOM_BYTES: u64 = 4096;
+const HEADER_RESERVE_BYTES: u64 = 4096;
 
 /// A directory of log files.
 pub(crate) trait Storage: Send + Debug {
@@ -199,7 +199,7 @@ impl LogFile for DiskFile {
         rustix::fs::ftruncate(&self.file, length).map_err(|errno| self.failed("cut", errno))?;
         if length == 0 {
             // Preallocation saves time and reserves space. A file system without preallocation works as well.
-            let _ = rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, HEADER_ROOM_BYTES);
+            let _ = rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, HEADER_RESERVE_BYTES);
         }
         Ok(())
     }

@@ -49,7 +49,7 @@ impl State {
         // All threads are stopped, so that no call is in progress.
         self.file_systems.disable(self.watched.source());
         self.crossings.clear();
-        let found = match self.look(open, mapped) {
+        let found = match self.inspect(open, mapped) {
             Ok(found) => found,
             Err(error) => return Boundary::Deferred(error.to_string()),
         };
@@ -77,23 +77,23 @@ impl State {
         }
     }
 
-    fn look(&mut self, open: &[OpenFile<'_>], mapped: &[MappedFile<'_>]) -> Result<Found> {
+    fn inspect(&mut self, open: &[OpenFile<'_>], mapped: &[MappedFile<'_>]) -> Result<Found> {
         let mut found = Found::default();
         for file in open {
             let stat = rustix::fs::fstat(file.file)
                 .map_err(|errno| sys::Error::new("inspect a descriptor of the subject", errno))?;
             // The image of the checkpoint contains the content of a file without a name.
             if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink > 0 {
-                self.look_at_open(file, &stat, &mut found)?;
+                self.inspect_open(file, &stat, &mut found)?;
             }
         }
         for file in mapped {
-            self.look_at_mapped(file, &mut found)?;
+            self.inspect_mapped(file, &mut found)?;
         }
         Ok(found)
     }
 
-    fn look_at_open(&mut self, file: &OpenFile<'_>, stat: &Stat, found: &mut Found) -> Result<()> {
+    fn inspect_open(&mut self, file: &OpenFile<'_>, stat: &Stat, found: &mut Found) -> Result<()> {
         let id = (stat.st_dev, stat.st_ino);
         let duplicate = duplicate(file.file)?;
         let path = path_of(file.file);
@@ -148,7 +148,7 @@ impl State {
         self.is_made_file(file, stat)
     }
 
-    fn look_at_mapped(&mut self, file: &MappedFile<'_>, found: &mut Found) -> Result<()> {
+    fn inspect_mapped(&mut self, file: &MappedFile<'_>, found: &mut Found) -> Result<()> {
         if !file.is_writable {
             return Ok(());
         }

@@ -218,7 +218,7 @@ impl State {
     /// Records content before a file that was only appended to can be written at any offset.
     pub(super) fn appends_no_more(&mut self, file: BorrowedFd<'_>) -> Result<()> {
         let found = stat(file)?;
-        let is_ours = self.watched.has_number((found.st_dev, found.st_ino))
+        let is_ours = self.watched.has_id((found.st_dev, found.st_ino))
             && key_of(file, &found).is_ok_and(|key| self.watched.has(&key));
         if is_ours { self.change(file, Part::Any) } else { Ok(()) }
     }

@@ -1,13 +1,20 @@
 //! The watch: detects file changes of a subject, and records the earlier state of files in the undo log.
 //!
-//! A subject is a protected process tree. A seccomp filter reports calls that can change names or attributes, and
-//! fanotify(7) reports changes of content. The calling thread waits until the watch has recorded the earlier state, and
-//! has answered through the listener of the filter. An epoch is the time between two successive checkpoints. A boundary
-//! ends one epoch and begins the next epoch.
+//! A subject is a protected process tree. The kernel reports a change to the watch before the change happens. A seccomp
+//! filter reports system calls that can change names, attributes or content. fanotify(7) reports an event when file
+//! content is about to be read, written or mapped. The thread of the subject waits until the watch has recorded the
+//! earlier state and has answered. The watch receives and answers system calls through the *listener*, a descriptor of
+//! the filter.
 //!
-//! Owns: the threads that answer the kernel before a change, and the state of the present epoch.
-//! Invariants: a change is answered only after the log contains the earlier state. No answer waits for the end of a
-//! checkpoint. After the death of this program, the kernel allows all waiting changes.
+//! A checkpoint is *exact* if a rollback can restore exactly the files of the checkpoint. An epoch is the time between
+//! two successive exact checkpoints. A boundary ends one epoch and begins the next epoch. Exception: if no file has
+//! changed in the present epoch, the epoch continues after the checkpoint. An epoch is *broken* if the records of the
+//! epoch are incomplete. No rollback crosses a broken epoch.
+//!
+//! Owns: the threads that answer calls and events, and the state of the present epoch.
+//! Invariants: the watch answers a call or an event only after the log contains the earlier state, or the epoch is
+//! broken. No answer waits for the end of a checkpoint. After the death of this program, all waiting threads of the
+//! subject continue.
 //! Does not: roll files back; `back` does.
 
 mod answer;
@@ -63,31 +70,31 @@ pub struct WatchOptions {
     pub directory: PathBuf,
     /// Maximum size of the log in bytes (`--files-undo-max`).
     pub bytes_max: ByteCount,
-    /// Maximum share of time that recording old content may take, 0.1 for a tenth (`--files-cost-max`).
+    /// The maximum share of the elapsed time for recording old content; 0.1 means a tenth (`--files-cost-max`).
     pub cost_max: f64,
-    /// The checkpoint with the present state of files. The subject starts from this checkpoint; 0 means the beginning
+    /// The checkpoint from which the subject starts, and whose file state is the present state; 0 means the beginning
     /// of the program.
     pub start: Sequence,
-    /// The clock that measures the time between exact checkpoints.
+    /// The clock that measures the length of an epoch and the cost of recording.
     pub clock: Clock,
 }
 
-/// An open file description of the subject through which a regular file can be written. The capture of a checkpoint
-/// passes these descriptions inside the pause.
+/// An open file description through which the subject can write to a file. The capture of a checkpoint passes a list of
+/// these descriptions to [`Watch::boundary`].
 #[derive(Clone, Copy, Debug)]
 pub struct OpenFile<'a> {
-    /// A descriptor of this description, duplicated from the subject.
+    /// A duplicate of the subject's descriptor of this description.
     pub file: BorrowedFd<'a>,
     /// The file status flags, for example O_APPEND.
     pub flags: u32,
     /// The file offset in bytes.
     pub position: Option<u64>,
-    /// Whether the guardian was started with the description and passes it to the subject. The guardian is the process
-    /// that supervises the subject.
+    /// Whether the guardian (the process that supervises the subject) has inherited the description at its own start
+    /// and has passed the description to the subject.
     pub is_inherited: bool,
 }
 
-/// A file with a shared mapping that is writable or can become writable.
+/// A file with a shared mapping. The mapping is writable, or mprotect(2) can make the mapping writable.
 #[derive(Clone, Copy, Debug)]
 pub struct MappedFile<'a> {
     /// Major and minor number of the device, as in /proc/PID/maps.
@@ -96,25 +103,26 @@ pub struct MappedFile<'a> {
     pub inode: u64,
     /// The path of the file.
     pub path: &'a Path,
-    /// Whether stores through the mapping are possible now. Otherwise stores are possible only after mprotect(2).
+    /// Whether the mapping is writable now.
     pub is_writable: bool,
 }
 
-/// Whether a rollback to a checkpoint restores exactly the files of this checkpoint.
+/// The result of [`Watch::boundary`] for a checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Boundary {
-    /// The rollback is exact.
+    /// The checkpoint is exact: a rollback can restore exactly the files of the checkpoint.
     Exact,
-    /// No exact rollback is possible, for this reason. The present epoch continues.
+    /// The checkpoint is not exact, for this reason. The present epoch continues.
     Deferred(String),
 }
 
 /// The state of a watch for `undying status`.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct WatchReport {
-    /// The reason if the present epoch is broken: no rollback is possible before the next exact checkpoint.
+    /// The reason why the present epoch is broken; `None` if the epoch is not broken. A broken epoch ends at the next
+    /// exact checkpoint. Until this checkpoint, no rollback is possible.
     pub broken: Option<String>,
-    /// The reason for the last broken epoch, if an epoch was ever broken.
+    /// The reason why the last broken epoch was broken; `None` if no epoch was ever broken.
     pub last_break: Option<String>,
     /// Files that can change undetected. A rollback does not change these files.
     pub uncovered: Vec<PathBuf>,
@@ -122,13 +130,13 @@ pub struct WatchReport {
     pub newest_exact: Option<Sequence>,
     /// Size of the log in bytes.
     pub bytes: ByteCount,
-    /// Share of the time in the present epoch that recording old content took.
+    /// The share of the present epoch that was spent on recording old content.
     pub cost: f64,
-    /// The minimum time between two exact checkpoints that results from the cost limit.
+    /// The minimum length of an epoch that keeps the cost within [`WatchOptions::cost_max`].
     pub apart: std::time::Duration,
 }
 
-/// A directory that is on a disk of nearly every machine.
+/// A directory that is on a disk on nearly every machine.
 const OTHER_PLACE: &str = "/var/tmp";
 
 /// Watches one subject over all its incarnations. An incarnation lasts from one start or restore to the next death.
@@ -136,11 +144,12 @@ const OTHER_PLACE: &str = "/var/tmp";
 pub struct Watch {
     shared: Arc<Shared>,
     holder: ListenerHolder,
-    /// The file that the fd holder writes to if this program dies before the subject. The fd holder is a process with a
-    /// copy of the listener. Because of this copy, calls of the subject do not fail after the death of this program.
+    /// The file [`UNWATCHED`]. The fd holder, a process with a copy of the listener, writes to this file if this
+    /// program dies before the subject. Without the copy of the listener, calls of the subject would fail after the
+    /// death of this program.
     mark: File,
     options: WatchOptions,
-    /// The handler for calls that name socket addresses.
+    /// The handler for socket calls: bind(2), listen(2) and connect(2).
     channels: Option<Arc<dyn CallHandler>>,
 }
 
@@ -153,7 +162,7 @@ impl Watch {
             if !features::enabled(feature) {
                 return Some(format!("{} is forced off", entry.name()));
             }
-            // One failed probe is not sufficient: some file systems have no events, for example tmpfs.
+            // Probe several directories: the probe also fails on a file system without events, for example tmpfs.
             let own = std::env::current_dir().ok();
             let places = own.into_iter().chain([std::env::temp_dir(), PathBuf::from(OTHER_PLACE)]);
             let mut failed = None;
@@ -167,8 +176,8 @@ impl Watch {
         })
     }
 
-    /// Creates a log, and starts the thread that answers content events. The caller started `holder` before this
-    /// program had threads.
+    /// Creates a log, and starts the thread that answers content events. The caller has started `holder` when this
+    /// program had only one thread.
     ///
     /// # Errors
     ///
@@ -187,19 +196,20 @@ impl Watch {
         Ok(Self { shared, holder, mark, options, channels: None })
     }
 
-    /// Makes filters also report bind(2), listen(2) and connect(2) from the next incarnation on, for the handler
-    /// `channels`. A bind(2) to a path is recorded before the handler receives the call. listen(2) and connect(2)
-    /// change no file.
+    /// Makes the filters of later incarnations report bind(2), listen(2) and connect(2), too, and sets the handler of
+    /// these calls. The watch records the name that a bind(2) to a path creates, and then calls the handler. listen(2)
+    /// and connect(2) change no file.
     #[must_use]
     pub fn with_channels(self, channels: Arc<dyn CallHandler>) -> Self {
         Self { channels: Some(channels), ..self }
     }
 
-    /// Returns the filter for an incarnation of this subject that is being restored. The caller installs the filter
+    /// Returns the filter for the next incarnation of this subject. During a restore, the caller installs the filter
     /// with `seccomp_listener::flags_of`, and passes the listener to [`Self::attach`].
     ///
-    /// With a handler for socket calls, the filter also reports these calls, and signals can interrupt all reported
-    /// calls. A call that the handler holds must not prevent a checkpoint from stopping the thread.
+    /// If a handler for socket calls is set, the filter reports socket calls, too. In this case, signals can interrupt
+    /// all reported calls. The reason is that the handler can hold a call for a long time, and a checkpoint must be
+    /// able to stop the calling thread.
     #[must_use]
     pub fn own_filter(&self) -> FilterProgram {
         match self.channels {
@@ -208,14 +218,14 @@ impl Watch {
         }
     }
 
-    /// Returns the filter for an incarnation that is being restored, without reports of socket calls. The caller passes
-    /// the listener to [`Self::attach`].
+    /// Returns a filter that does not report socket calls, for an incarnation that is being restored. The caller
+    /// installs the filter, and passes the listener to [`Self::attach`].
     #[must_use]
     pub fn filter() -> FilterProgram {
         seccomp_listener::watch_program()
     }
 
-    /// Prepares a command, so that the program is watched from its first instruction.
+    /// Prepares a command, so that the started program is watched from its first instruction on.
     ///
     /// # Errors
     ///
@@ -226,12 +236,13 @@ impl Watch {
         Ok(sys::watched_start::watch_from_start(command, program, held)?)
     }
 
-    /// Starts to answer the calls of a prepared command that has been started. The fd holder already has the listener.
+    /// Starts to answer the calls of a program, after the caller has started the prepared command. The start has
+    /// already passed the listener to the fd holder.
     ///
     /// # Errors
     ///
-    /// No listener was received, or no thread can be started. Calls of the program then wait, and the caller must kill
-    /// the program.
+    /// No listener was received, or no thread can be started. After an error, calls of the program wait for ever, and
+    /// the caller must kill the program.
     pub fn started(&self, pending: PendingListener) -> Result<()> {
         self.serve(pending.receive()?)
     }
@@ -247,12 +258,12 @@ impl Watch {
     }
 
     fn serve(&self, listener: Listener) -> Result<()> {
-        // Without synchronous wake-up, answers are slower but correct.
+        // If the kernel has no synchronous wake-up, answers are slower but still correct.
         let _ = listener.use_sync_wake_up();
         let buffer = self.holder.buffer().ok_or_else(|| {
             sys::Error::new("find a free buffer for calls of the subject", sys::Errno::ENOSPC)
         })?;
-        // Restored threads run soon. From now on, every access that changes a file is a change by the subject.
+        // The restore no longer changes files. From now on, every change of a file is a change by the subject.
         self.shared.state().is_restoring = false;
         let shared = Arc::clone(&self.shared);
         let (held, channels) = (self.holder.held_calls(), self.channels.clone());
@@ -260,13 +271,14 @@ impl Watch {
         spawn("undying-files", move || answer_calls(&shared, source))
     }
 
-    /// Binds the state of files to a checkpoint. Runs inside the pause of this checkpoint, while all threads of the
-    /// subject are stopped.
+    /// Records that the present state of files is the state at checkpoint `sequence`. The caller calls this method
+    /// inside the pause of the checkpoint, while all threads of the subject are stopped.
     pub fn boundary(&self, sequence: Sequence, open: &[OpenFile<'_>], mapped: &[MappedFile<'_>]) -> Boundary {
         self.shared.state().boundary(sequence, open, mapped)
     }
 
-    /// Completes a boundary after the pause: removes unneeded marks, and prepares the file of the next epoch.
+    /// Completes a boundary after the pause: removes marks of fanotify(7) that are not needed any more, and prepares
+    /// the file of the next epoch.
     pub fn after_pause(&self) {
         let mut state = self.shared.state();
         state.sweep();
@@ -274,8 +286,8 @@ impl Watch {
         state.or_break(prepared, "the next epoch");
     }
 
-    /// Records the end of the subject. No process of the subject is left, and nothing is watched until
-    /// [`Self::attach`].
+    /// Records the end of the subject. The caller calls this method when no process of the subject is left. Changes
+    /// between the end and [`Self::attach`] are not changes by the subject.
     pub fn subject_ended(&self) {
         let mut state = self.shared.state();
         let now = self.options.clock.wall().into();
@@ -290,14 +302,15 @@ impl Watch {
         if state.epoch.broken.is_some() {
             return Vec::new();
         }
-        // The files that were open at a checkpoint must be known as well.
+        // A rollback also needs the list of files that were open at the checkpoint.
         let known = |sequence: &Sequence| state.boundaries.has(*sequence);
         state.log.sequences().into_iter().filter(known).collect()
     }
 
-    /// Rolls files back to a checkpoint after [`Self::subject_ended`], and begins a new epoch at this checkpoint. Does
-    /// not change the content and attributes of files in `leave` (device and inode number). Until the next incarnation
-    /// is attached, changes of files belong to the restore.
+    /// Rolls files back to a checkpoint, and begins a new epoch at this checkpoint. The caller has called
+    /// [`Self::subject_ended`] before. `leave` lists files by device and inode number; the rollback does not change the
+    /// content and attributes of these files. Until [`Self::attach`], the watch regards all changes of files as part of
+    /// the restore, and does not record the changes.
     ///
     /// # Errors
     ///
@@ -315,7 +328,8 @@ impl Watch {
         Ok(went)
     }
 
-    /// Begins a new log. The present files become the initial state of a subject that starts from its beginning.
+    /// Begins a new log for a subject that starts from its beginning. The present state of files is the state at the
+    /// beginning.
     ///
     /// # Errors
     ///
@@ -329,7 +343,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Retains only checkpoints in `kept` (in rising order) and newer checkpoints.
+    /// Retains the checkpoints in `kept` (in rising order), and all checkpoints that are newer than the last of `kept`.
+    /// Forgets all other checkpoints.
     pub fn retain(&self, kept: &[Sequence]) {
         let mut state = self.shared.state();
         let outcome = state.log.retain(kept);
@@ -354,20 +369,23 @@ impl Watch {
 }
 
 impl State {
-    /// Prepares for later changes of files that were open at a checkpoint which is being restored.
+    /// Marks or records the files that were open at the restored checkpoint, because the subject can change these files
+    /// without opening them.
     fn arm_again(&mut self, list: &[Armed]) -> Result<()> {
         for armed in list {
-            // A file that the rollback has created again has another inode. The restore refuses this file.
+            // If the rollback has created a file again, the recorded handle does not lead to the new inode. The restore
+            // refuses such a file.
             if let Ok(file) = self.file_systems.open(&armed.key) {
                 self.arm(armed, file.as_fd())?;
             }
         }
-        // The restore opens files for the subject. The kernel must be able to report changes of these files.
+        // The restore opens files for the subject. The kernel reports changes through these descriptions only if their
+        // mounts are enabled before the open.
         self.file_systems.enable_all(self.watched.source())
     }
 }
 
-/// Opens the file that contains data if the subject has run without being watched.
+/// Opens the file [`UNWATCHED`], which contains data if the subject has run without being watched.
 fn open_mark(directory: &Path) -> Result<File> {
     let path = directory.join(UNWATCHED);
     let mut options = OpenOptions::new();

@@ -91,7 +91,7 @@ impl WatchedFiles {
     }
 
     /// Reports whether a file with this inode number is watched. The number may meanwhile belong to another file.
-    pub(super) fn has_number(&self, id: Id) -> bool {
+    pub(super) fn has_id(&self, id: Id) -> bool {
         self.files.contains_key(&id)
     }
 

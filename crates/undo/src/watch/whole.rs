@@ -31,7 +31,7 @@ trait Keeping: fmt::Debug {
 }
 
 /// All methods.
-const WAYS: [&dyn Keeping; 2] = [&Clone, &Copy];
+const METHODS: [&dyn Keeping; 2] = [&Clone, &Copy];
 
 /// A reflink (FICLONE), on xfs, btrfs and bcachefs. The kernel first writes dirty pages of the file back, so that the
 /// cost hardly depends on the length.
@@ -49,11 +49,13 @@ impl State {
         let Some(old) = self.epoch.inodes.get(&id) else { return Ok(()) };
         let size = old.size;
         if !matches!(old.content, Content::Whole | Content::OfImage) {
-            let mut ways: Vec<_> =
-                WAYS.iter().filter_map(|way| Some((way.cost(self, size, found.st_dev)?, *way))).collect();
-            ways.sort_by_key(|(cost, _)| *cost);
-            for (_, way) in ways {
-                if way.keep(self, file, found)? {
+            let mut methods: Vec<_> = METHODS
+                .iter()
+                .filter_map(|method| Some((method.cost(self, size, found.st_dev)?, *method)))
+                .collect();
+            methods.sort_by_key(|(cost, _)| *cost);
+            for (_, method) in methods {
+                if method.keep(self, file, found)? {
                     break;
                 }
             }
@@ -81,7 +83,7 @@ impl Keeping for Clone {
         }
         let number = old.id;
         let started = state.costs.clock().now();
-        if state.watched.has_number(id) {
+        if state.watched.has_id(id) {
             // Cloning reads the file, which would cause an event. This thread may be the thread that answers events.
             state.watched.mark(file, found, Mark::Silent)?;
         }

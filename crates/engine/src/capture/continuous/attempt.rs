@@ -20,9 +20,9 @@ use super::super::pipeline::{Capture, Captured, Stopped};
 use super::super::reserve::Reserve;
 use super::super::retry::{CAPTURES, Retries};
 use super::Continuous;
-use super::precopy::{LAST_ROUND_MAX, RESIDUAL_GOAL, STANDING_WAIT_MAX};
+use super::precopy::{LAST_ROUND_MAX, RESIDUAL_GOAL, STOPPED_WAIT_MAX};
 use super::spaces::Writing;
-use super::taken::Stood;
+use super::taken::StoppedCapture;
 use super::tuning::Preference;
 use crate::error::Result;
 
@@ -37,7 +37,7 @@ impl Continuous {
     /// Repeats an attempt within the same epoch after a transient failure. Examples are a file that is open
     /// only briefly, and a child process that ends. The pages copied by the failed attempt are in the epoch.
     /// The next attempt copies the pages that have changed since.
-    pub(super) fn patiently<T>(
+    pub(super) fn retry_transient<T>(
         &mut self,
         before: &mut Before,
         sink: &dyn PageSink,
@@ -72,16 +72,16 @@ impl Continuous {
         before: &mut Before,
         sink: &'a dyn PageSink,
         mut phases: Phases,
-    ) -> Result<Stood<'a>> {
+    ) -> Result<StoppedCapture<'a>> {
         let arming = self.arm(before, sink)?;
         let mut laps = Stopwatch::start();
         // Wait for buffers here, while the subject runs. In this way, a slow store lowers the rate of
         // checkpoints.
         let reserve = Reserve::new(sink, self.expected_before.average(), self.expected.pages())?;
-        phases[Phase::Room] = laps.lap();
+        phases[Phase::Backpressure] = laps.lap();
         let is_new = self.is_whole || !arming.is_zero();
         match self.copy_and_stop(before, &reserve, is_new, phases) {
-            Ok(captured) => Ok(Stood { captured, reserve, arming }),
+            Ok(captured) => Ok(StoppedCapture { captured, reserve, arming }),
             Err(error) => {
                 // The trackers do not report the copied pages again. So these pages must be in the epoch for
                 // the next attempt.
@@ -119,7 +119,7 @@ impl Continuous {
             let before_urgent = self.spaces.counts.precopied;
             let urgent = self.approach(before, reserve, may_hurry)?;
             phases[Phase::Precopy] += laps.lap();
-            reserve.limit_waits(Some(STANDING_WAIT_MAX));
+            reserve.limit_waits(Some(STOPPED_WAIT_MAX));
             if let Some(captured) = self.stop_last(before, reserve, (urgent, phases))? {
                 let counts = &self.spaces.counts;
                 let urgently = counts.precopied.get() - before_urgent.get();
@@ -130,16 +130,16 @@ impl Continuous {
                 return Ok(captured);
             }
             reserve.limit_waits(None);
-            reserve.run_on()?;
+            reserve.end_stop()?;
             laps.lap();
         }
     }
 
     /// Prepares everything that a stop needs, and copies once more with the priority of the stop.
     fn approach(&mut self, before: &mut Before, reserve: &Reserve<'_>, may_hurry: bool) -> Result<Urgent> {
-        self.spaces.gather(before);
+        self.spaces.prepare_workers(before);
         // From here on, no buffer is passed to the log, because that would wake threads.
-        reserve.stand(self.expected.pages().max(self.spaces.due_in_last(before)))?;
+        reserve.begin_stop(self.expected.pages().max(self.spaces.due_in_last(before)))?;
         let urgent = Urgent::begin();
         for _ in 0..URGENT_ROUNDS_MAX {
             if may_hurry && self.spaces.has_dirtied(RESIDUAL_GOAL, URGENT_ROUND_MAX) {
@@ -170,9 +170,9 @@ impl Continuous {
             }
             // The first stop may have used all reserved buffers. The next stop must be able to copy at least
             // some pages.
-            reserve.stand(PageCount(0))?;
+            reserve.begin_stop(PageCount(0))?;
             urgent = Urgent::begin();
-            self.spaces.gather(before);
+            self.spaces.prepare_workers(before);
         }
     }
 

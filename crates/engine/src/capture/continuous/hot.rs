@@ -70,14 +70,14 @@ impl HotPages {
 
     /// Removes the hot pages from the list of pages to copy while the subject runs, and defers them. Records
     /// the remaining ranges.
-    pub(super) fn put_off(&mut self, dirty: &mut DirtyPages) {
+    pub(super) fn defer_hot(&mut self, dirty: &mut DirtyPages) {
         let Self { hot, deferred, .. } = self;
         // A deferred page that was discarded meanwhile must not be copied. The copy would put the page back
         // into the checkpoint.
         for found in dirty.ranges().iter().filter(|found| !found.content.must_read()) {
-            forgive(deferred, found.range);
+            cancel(deferred, found.range);
         }
-        dirty.take_out(hot, |page| owe(deferred, page));
+        dirty.take_out(hot, |page| mark_due(deferred, page));
         let round = dirty.ranges().iter().filter(|found| found.content.must_read());
         let mut round: Vec<AddressRange> = round.map(|found| found.range).collect();
         round.sort_unstable_by_key(|range| range.start);
@@ -92,9 +92,9 @@ impl HotPages {
 
     /// Records the result of the scan in the pause. The pause copies these pages in any case, so they are no
     /// longer due here.
-    pub(super) fn meet(&mut self, dirty: &DirtyPages) {
+    pub(super) fn note_pause(&mut self, dirty: &DirtyPages) {
         for found in dirty.ranges() {
-            forgive(&mut self.deferred, found.range);
+            cancel(&mut self.deferred, found.range);
             if !found.content.must_read() {
                 continue;
             }
@@ -116,13 +116,13 @@ impl HotPages {
     }
 
     /// Marks all deferred pages as no longer due. The caller has taken over their copies.
-    pub(super) fn paid(&mut self) {
+    pub(super) fn mark_taken(&mut self) {
         self.deferred.iter_mut().for_each(|(_, is_due)| *is_due = false);
     }
 
     /// Cancels the deferral of all pages in a range that was unmapped or mapped again.
     pub(super) fn forget(&mut self, range: AddressRange) {
-        forgive(&mut self.deferred, range);
+        cancel(&mut self.deferred, range);
     }
 
     /// Updates the scores at the end of an epoch. Must not be called inside the pause.
@@ -161,8 +161,8 @@ impl HotPages {
             known.score = if twice.binary_search(&known.page).is_ok() {
                 (known.score + 1).min(SCORE_MAX)
             } else {
-                let was_put_off = self.deferred.binary_search_by_key(&known.page, |(page, _)| *page).is_ok();
-                known.score.saturating_sub(if was_put_off { IDLE } else { 1 })
+                let was_deferred = self.deferred.binary_search_by_key(&known.page, |(page, _)| *page).is_ok();
+                known.score.saturating_sub(if was_deferred { IDLE } else { 1 })
             };
         }
         self.known.retain(|known| known.score > 0);
@@ -176,7 +176,7 @@ impl HotPages {
     }
 }
 
-fn owe(deferred: &mut Vec<(Address, bool)>, page: Address) {
+fn mark_due(deferred: &mut Vec<(Address, bool)>, page: Address) {
     match deferred.binary_search_by_key(&page, |(page, _)| *page) {
         Ok(place) => deferred[place].1 = true,
         Err(place) => deferred.insert(place, (page, true)),
@@ -184,7 +184,7 @@ fn owe(deferred: &mut Vec<(Address, bool)>, page: Address) {
 }
 
 /// Marks the deferred pages of a range as no longer due.
-fn forgive(deferred: &mut [(Address, bool)], range: AddressRange) {
+fn cancel(deferred: &mut [(Address, bool)], range: AddressRange) {
     let first = deferred.partition_point(|(page, _)| *page < range.start);
     deferred[first..]
         .iter_mut()
@@ -218,17 +218,17 @@ mod tests {
             ranges.iter().map(|range| (*range, Content::Present)).collect()
         };
         let mut dirty = found(&with(round));
-        hot.put_off(&mut dirty);
+        hot.defer_hot(&mut dirty);
         let copied = dirty.pages().get();
-        hot.meet(&found(&with(pause)));
+        hot.note_pause(&found(&with(pause)));
         let due = hot.due().collect();
-        hot.paid();
+        hot.mark_taken();
         hot.learn();
         (copied, due)
     }
 
     #[test]
-    fn a_page_that_is_copied_twice_again_and_again_is_put_off() {
+    fn a_page_with_repeated_wasted_copies_is_deferred() {
         let mut hot = HotPages::new();
         for _ in 0..HOT_FROM {
             assert_eq!(epoch(&mut hot, &[pages(1, 9), pages(20, 21)], &[pages(4, 6)]), (9, vec![]));
@@ -241,36 +241,36 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_written_again_is_forgotten() {
+    fn a_page_that_is_not_written_again_is_forgotten() {
         let mut hot = HotPages::new();
         for _ in 0..50 {
             epoch(&mut hot, &[pages(1, 2)], &[pages(1, 2)]);
         }
-        let put_off = (0..20).filter(|_| !epoch(&mut hot, &[pages(1, 2)], &[]).1.is_empty()).count();
-        assert_eq!(put_off, usize::from((SCORE_MAX - HOT_FROM) / IDLE) + 1);
+        let deferred = (0..20).filter(|_| !epoch(&mut hot, &[pages(1, 2)], &[]).1.is_empty()).count();
+        assert_eq!(deferred, usize::from((SCORE_MAX - HOT_FROM) / IDLE) + 1);
         assert!(hot.known.is_empty());
     }
 
     #[test]
-    fn what_was_discarded_or_is_gone_is_not_owed() {
+    fn pages_that_were_discarded_or_are_gone_are_not_due() {
         let mut hot = HotPages::new();
         for _ in 0..=HOT_FROM {
             epoch(&mut hot, &[pages(1, 5)], &[pages(1, 5)]);
         }
         let mut round = found(&[(pages(1, 5), Content::Unknown)]);
-        hot.put_off(&mut round);
+        hot.defer_hot(&mut round);
         assert!(round.ranges().is_empty());
         assert_eq!(hot.due().count(), 4);
         let mut round = found(&[(pages(1, 2), Content::Absent), (pages(8, 9), Content::Present)]);
-        hot.put_off(&mut round);
+        hot.defer_hot(&mut round);
         assert_eq!(round.pages().get(), 2);
         hot.forget(pages(2, 3));
-        hot.meet(&found(&[(pages(3, 4), Content::Guard)]));
+        hot.note_pause(&found(&[(pages(3, 4), Content::Guard)]));
         assert_eq!(hot.due().collect::<Vec<_>>(), [pages(4, 5)]);
     }
 
     #[test]
-    fn no_more_are_known_than_a_pause_copies_quickly() {
+    fn at_most_known_max_pages_are_hot() {
         let mut hot = HotPages::new();
         let many = pages(0, 10 * KNOWN_MAX as u64);
         for _ in 0..10 {
@@ -279,8 +279,8 @@ mod tests {
         }
         assert_eq!(hot.hot.len(), KNOWN_MAX);
         let scattered: Vec<_> = (0..2 * AGAIN_MAX as u64).map(|page| pages(2 * page, 2 * page + 1)).collect();
-        let room = (hot.again.capacity(), hot.deferred.capacity());
+        let capacities = (hot.again.capacity(), hot.deferred.capacity());
         epoch(&mut hot, &scattered, &scattered);
-        assert_eq!((hot.again.capacity(), hot.deferred.capacity()), room);
+        assert_eq!((hot.again.capacity(), hot.deferred.capacity()), capacities);
     }
 }

@@ -37,12 +37,12 @@ use undo::watch::Watch;
 
 use self::spaces::Spaces;
 use self::taken::Counts;
-pub(super) use self::taken::Stood;
+pub(super) use self::taken::StoppedCapture;
 pub use self::taken::{Slices, Taken, Tracking};
 pub use self::tuning::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Tuning};
 pub use self::verify::{Comparison, Difference};
-use super::before::{Before, look_in_any_case};
-use super::copier::{Nowhere, PageSink};
+use super::before::{Before, inspect};
+use super::copier::{NullSink, PageSink};
 use super::group::GroupMember;
 use super::options::CheckpointOptions;
 use super::phases::{Phase, Phases};
@@ -57,7 +57,7 @@ const VERIFY_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Number of scans by `track` between two updates of the trackers with new mappings. Each update takes a
 /// pause.
-const LOOKS_EACH_COVER: u64 = 64;
+const SCANS_PER_COVER: u64 = 64;
 
 /// The state of continuous checkpointing of one subject, kept from one checkpoint to the next.
 pub struct Continuous {
@@ -68,7 +68,7 @@ pub struct Continuous {
     /// The next checkpoint is a full one.
     is_whole: bool,
     /// Number of scans by `track`, which take no checkpoint.
-    looks: u64,
+    scans: u64,
     /// Time that the subject was stopped for aborted captures since the last checkpoint.
     aborted: Duration,
     /// Number of pages that the next pause and the urgent rounds before it may copy. An urgent round is a
@@ -114,7 +114,7 @@ impl Continuous {
             before: None,
             spaces: Spaces::new(kind, Tuning::default()),
             is_whole: true,
-            looks: 0,
+            scans: 0,
             aborted: Duration::ZERO,
             expected: Expected::default(),
             expected_before: Expected::default(),
@@ -267,10 +267,10 @@ impl Continuous {
 
     fn track_once(&mut self, options: &CheckpointOptions) -> Result<Tracking> {
         let mut before = self.survey(options)?;
-        let mut found = Tracking { arming: self.arm(&mut before, &Nowhere)?, ..Tracking::default() };
-        self.looks += 1;
-        if self.looks.is_multiple_of(LOOKS_EACH_COVER) {
-            found.arming += self.cover_all(&mut before, &Nowhere)?;
+        let mut found = Tracking { arming: self.arm(&mut before, &NullSink)?, ..Tracking::default() };
+        self.scans += 1;
+        if self.scans.is_multiple_of(SCANS_PER_COVER) {
+            found.arming += self.cover_all(&mut before, &NullSink)?;
         }
         let began = Stopwatch::start();
         let stopped = if self.spaces.kind.properties().rearms_running {
@@ -324,9 +324,9 @@ impl Continuous {
     ) -> Result<(Taken, L)> {
         let mut phases = Phases::new();
         let mut before = self.survey(options)?;
-        phases[Phase::Look] = phases.began.elapsed();
-        let complete = self.patiently(&mut before, &*epoch, |subject, before| {
-            let Stood { captured, reserve, arming } = subject.stop(before, &*epoch, phases)?;
+        phases[Phase::Inspect] = phases.began.elapsed();
+        let complete = self.retry_transient(&mut before, &*epoch, |subject, before| {
+            let StoppedCapture { captured, reserve, arming } = subject.stop(before, &*epoch, phases)?;
             let time = captured.0.time;
             let (mut phases, left) = leave(subject, captured)?;
             let mut laps = Stopwatch::start();
@@ -386,21 +386,21 @@ impl Continuous {
         &mut self,
         before: &mut Before,
         sink: &'a dyn PageSink,
-    ) -> Result<Option<Stood<'a>>> {
+    ) -> Result<Option<StoppedCapture<'a>>> {
         before.processes.is_continuous = true;
         // Pre-copy can be long. Without duplicates in this process, close(2) in the subject takes effect
         // during pre-copy.
         before.descriptors.forget();
-        let stood = self.patiently(before, sink, |subject, before| {
+        let stopped = self.retry_transient(before, sink, |subject, before| {
             let arming = subject.arm(before, sink)?;
             before.processes.survey(&mut before.objects)?;
-            let stood = subject.stop(before, sink, Phases::new())?;
-            Ok(Stood { arming: arming + stood.arming + subject.aborted, ..stood })
+            let stopped = subject.stop(before, sink, Phases::new())?;
+            Ok(StoppedCapture { arming: arming + stopped.arming + subject.aborted, ..stopped })
         });
-        let outcome = match stood {
-            Ok(stood) => return Ok(Some(stood)),
+        let outcome = match stopped {
+            Ok(stopped) => return Ok(Some(stopped)),
             Err(EngineError::Track(_) | EngineError::Unsteady) => {
-                self.spaces.tracked.values().try_for_each(|tracked| tracked.take_back(sink))
+                self.spaces.tracked.values().try_for_each(|tracked| tracked.remove_pages(sink))
             }
             Err(error) => Err(error),
         };
@@ -433,7 +433,7 @@ impl Continuous {
             before.processes.survey(&mut before.objects)?;
             return Ok(before);
         }
-        let mut before = look_in_any_case(self.root, options)?;
+        let mut before = inspect(self.root, options)?;
         if let Some(hold) = &self.hold {
             before.descriptors.hold_output(Arc::clone(hold));
         }

@@ -19,7 +19,7 @@ use track::Moment;
 use super::super::before::Before;
 use super::super::copier::PageSink;
 use super::super::phases::{Phase, Phases};
-use super::super::reserve::HANDED_ON_FROM;
+use super::super::reserve::FLUSH_FROM;
 use super::budget::Step;
 use super::spaces::Spaces;
 use super::taken::Counts;
@@ -28,7 +28,7 @@ use crate::error::Result;
 /// Maximum time that a stopped subject waits for one buffer of a slow store. The limit is many times the
 /// duration of a write by a disk that works. It is short enough for the clients of the subject. If slices
 /// make no progress for this long, the subject runs until the store continues.
-pub(super) const STANDING_WAIT_MAX: Duration = Duration::from_millis(250);
+pub(super) const STOPPED_WAIT_MAX: Duration = Duration::from_millis(250);
 
 /// Time to sleep if no buffer is free: a fraction of the time in which a disk writes one buffer.
 const BUFFER_POLL: Duration = Duration::from_micros(200);
@@ -140,7 +140,7 @@ impl Spaces {
     /// than copying pages into the buffer.
     pub(super) fn due_in_last(&self, before: &Before) -> PageCount {
         let due = self.due(before);
-        if self.counts.slices.count > 0 { due.max(HANDED_ON_FROM + self.budget.pages_max()) } else { due }
+        if self.counts.slices.count > 0 { due.max(FLUSH_FROM + self.budget.pages_max()) } else { due }
     }
 
     /// Scans the running subject. Defers the copies of dirty pages, or copies the pages at once if `copies`
@@ -181,7 +181,7 @@ impl Spaces {
             self.counts.precopied += copied;
             if copied > PageCount(0) {
                 progress = Stopwatch::start();
-            } else if progress.elapsed() > STANDING_WAIT_MAX {
+            } else if progress.elapsed() > STOPPED_WAIT_MAX {
                 // The store accepts no data. The subject runs until the store has a free buffer.
                 sink.keep(sink.buffer()?)?;
                 progress = Stopwatch::start();

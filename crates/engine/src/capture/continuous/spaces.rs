@@ -193,7 +193,7 @@ impl Spaces {
             let is_current = before.processes.living.get(pid).is_some_and(|now| tracked.is_of(now));
             if !is_current {
                 // If the log has failed, `discard` fails, too. The commit of the epoch reports the failure.
-                let _ = tracked.take_back(sink);
+                let _ = tracked.remove_pages(sink);
             }
             is_current
         });

@@ -75,7 +75,7 @@ impl Slices {
 }
 
 /// A stopped and captured subject, with its copied pages.
-pub(crate) struct Stood<'a> {
+pub(crate) struct StoppedCapture<'a> {
     /// Fields are dropped in this order, so that the tree is resumed first.
     pub(crate) captured: Captured,
     /// The pages that were copied inside the pause.

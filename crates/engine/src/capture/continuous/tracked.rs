@@ -98,7 +98,7 @@ impl Tracked {
     }
 
     /// Removes all pages of the process from the checkpoint.
-    pub(super) fn take_back(&self, sink: &dyn PageSink) -> Result<()> {
+    pub(super) fn remove_pages(&self, sink: &dyn PageSink) -> Result<()> {
         Ok(sink.discard(self.space, EVERYTHING)?)
     }
 
@@ -163,9 +163,9 @@ impl Tracked {
             dirty.widen(self.granularity, &self.grouped);
             match moment {
                 // A group is not deferred because one of its pages is hot.
-                Moment::Running if self.granularity == NonZeroU64::MIN => self.hot.put_off(dirty),
+                Moment::Running if self.granularity == NonZeroU64::MIN => self.hot.defer_hot(dirty),
                 Moment::Running => {}
-                Moment::Stopped => self.hot.meet(dirty),
+                Moment::Stopped => self.hot.note_pause(dirty),
             }
             found.pages += dirty.pages();
             self.note(dirty, sink)?;
@@ -178,7 +178,7 @@ impl Tracked {
             found.pages += PageCount(self.hot.due().count() as u64);
             self.hot.due().for_each(|range| self.guards.remove(range));
             self.deferred.extend(self.hot.due());
-            self.hot.paid();
+            self.hot.mark_taken();
         }
         Ok(found)
     }
@@ -255,7 +255,7 @@ impl Tracked {
         for range in Vec::from(std::mem::take(&mut self.unread)) {
             copier.discard(process.stat.pid, self.space, range)?;
             for part in self.covered.within(range) {
-                let found = process.space.pagemap.look(part)?;
+                let found = process.space.pagemap.scan_range(part)?;
                 for own in found.private {
                     copier
                         .add_with(self.space, own, |start, bytes| process.space.memory.read(start, bytes))?;

@@ -32,7 +32,7 @@ const TRACED: char = 't';
 /// Number of threads that read the image back. One thread waits for the device while the other compares.
 const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
 /// Maximum number of differences that are reported with their address.
-const TOLD_MAX: usize = 8;
+const REPORTED_MAX: usize = 8;
 /// Number of zero bytes that are compared at once.
 const ZEROS: ByteCount = ByteCount(64 * PAGE_BYTES);
 
@@ -244,7 +244,7 @@ impl Comparing<'_> {
         let mut first = self.found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         let differences = PageCount(first.len() as u64);
         first.sort_unstable();
-        first.truncate(TOLD_MAX);
+        first.truncate(REPORTED_MAX);
         Comparison { pages: PageCount(self.pages.into_inner()), differences, first }
     }
 }

@@ -22,7 +22,7 @@ const SELF: Tid = Tid(0);
 impl Spaces {
     /// Prepares the reads and scans that the workers do in parallel with the tracer. Must not be called
     /// inside the pause.
-    pub(super) fn gather(&mut self, before: &mut Before) {
+    pub(super) fn prepare_workers(&mut self, before: &mut Before) {
         let watched = self.tracked.values().fold(PageCount(0), |sum, one| sum + one.covered.pages());
         if watched.bytes() >= track::AHEAD_MIN {
             self.worker_pool.get_or_init(|| self.start_worker_pool(before.processes.root));
@@ -37,14 +37,14 @@ impl Spaces {
     }
 
     fn start_worker_pool(&self, root: Pid) -> Option<Arc<WorkerPool>> {
-        let members = NonZeroUsize::new(self.tuning.copiers.get() - 1)?;
+        let workers = NonZeroUsize::new(self.tuning.copiers.get() - 1)?;
         let processors = match &*self.tuning.processors {
             [] => union(affinity(SELF), &affinity(Tid(root.get()))),
             chosen => chosen.to_vec(),
         };
         // On a single processor, workers and tracer would only take turns.
         let count: u32 = union(affinity(SELF), &processors).iter().map(|word| word.count_ones()).sum();
-        if count > 1 { WorkerPool::new(members, &processors).ok().map(Arc::new) } else { None }
+        if count > 1 { WorkerPool::new(workers, &processors).ok().map(Arc::new) } else { None }
     }
 
     /// Begins to read files and to scan on the workers, in the order in which the tracer needs the results.

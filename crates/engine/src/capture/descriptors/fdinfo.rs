@@ -25,7 +25,7 @@ use crate::error::{EngineError, Result};
 const FILES_MAX: usize = 256;
 /// The initial size of the memory for one text, in bytes. It is sufficient for the fdinfo of most descriptor
 /// kinds.
-const TEXT_ROOM: usize = 4096;
+const TEXT_CAPACITY: usize = 4096;
 
 #[derive(Default)]
 pub(crate) struct Fdinfo {
@@ -61,7 +61,7 @@ impl Fdinfo {
     }
 
     pub(super) fn add(&mut self, (pid, fd): (Pid, Fd), file: Option<Arc<File>>) {
-        let text = Vec::with_capacity(if file.is_some() { TEXT_ROOM } else { 0 });
+        let text = Vec::with_capacity(if file.is_some() { TEXT_CAPACITY } else { 0 });
         self.texts.push(DescriptorText { pid, fd, text });
         self.files.push(file);
     }
@@ -72,7 +72,7 @@ impl Fdinfo {
 
     /// Lists all files, so that a worker pool can read them in the next pause.
     pub(crate) fn prepare_ahead(&mut self) {
-        self.ahead.prepare(self.files.iter().flatten().map(Arc::clone), TEXT_ROOM);
+        self.ahead.prepare(self.files.iter().flatten().map(Arc::clone), TEXT_CAPACITY);
     }
 
     /// Makes a worker pool begin to read the files.

@@ -15,7 +15,7 @@ use crate::records::{DescriptorRow, ProcessMessage};
 use crate::restore::plan::{Plan, PlannedProcess, PlannedState};
 
 /// The maximum number of differences in an error message.
-const TOLD_MAX: usize = 16;
+const REPORTED_MAX: usize = 16;
 
 /// The result of a comparison in which every difference can be set.
 pub(super) struct Comparison {
@@ -60,7 +60,7 @@ impl Comparison {
         if comparing.found.is_empty() {
             Ok(Self { descriptions, objects: comparing.objects.present_of })
         } else {
-            comparing.found.truncate(TOLD_MAX);
+            comparing.found.truncate(REPORTED_MAX);
             Err(EngineError::NotInPlace(comparing.found))
         }
     }
@@ -111,7 +111,7 @@ impl Comparing {
         });
         let is_same = self.objects.fit(is.message.executable, wanted.message.executable);
         self.same(is_same, || format!("pid {pid} runs another program"));
-        self.areas(pid, &is.areas, &wanted.areas);
+        self.mappings(pid, &is.areas, &wanted.areas);
         self.same(is.guards == wanted.guards, || format!("pid {pid} has other guard regions"));
         self.table(pid, &is.descriptors, &wanted.descriptors);
         self.states(&format!("pid {pid}"), &is.states, &wanted.states);
@@ -122,7 +122,7 @@ impl Comparing {
         }
     }
 
-    fn areas(&mut self, pid: Pid, is: &[AreaRecord], wanted: &[AreaRecord]) {
+    fn mappings(&mut self, pid: Pid, is: &[AreaRecord], wanted: &[AreaRecord]) {
         let without_object = |area: &AreaRecord| AreaRecord { object: 0, ..area.clone() };
         let first = is.iter().zip(wanted).find(|(area, other)| {
             without_object(area) != without_object(other) || !self.objects.fit(area.object, other.object)

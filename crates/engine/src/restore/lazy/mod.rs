@@ -33,7 +33,7 @@ use spaces::LiveSpace;
 
 /// Areas (mappings) with fewer stored bytes are filled before the start, because registration takes longer than
 /// filling.
-const AREA_BYTES_MIN: ByteCount = ByteCount(256 << 10);
+const MAPPING_BYTES_MIN: ByteCount = ByteCount(256 << 10);
 /// Trees with fewer stored bytes are filled before the start, because filling takes less time than tracing the
 /// tree.
 const TREE_BYTES_MIN: ByteCount = ByteCount(8 << 20);
@@ -193,7 +193,7 @@ pub(super) fn choose(plan: &Plan, index: &PageIndex) -> Vec<(Pid, SpaceId, Vec<A
         let mut ranges: Vec<AddressRange> = Vec::new();
         for area in process.areas.iter().filter(|area| may_wait(process, area)) {
             let bytes = stored_bytes(index.of_space(space), area.range());
-            if bytes < AREA_BYTES_MIN.get() {
+            if bytes < MAPPING_BYTES_MIN.get() {
                 continue;
             }
             total += bytes;

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_was_told_in_time_ends_what_it_names() {
+    fn an_unmapping_that_is_reported_in_time_ends_its_range() {
         let mut space = space();
         space.unmapped(range(A, LENGTH));
         space.moved(range(B, LENGTH), Address(A));

@@ -52,7 +52,7 @@ impl Guard {
             Action::KillRoot => self.rebuild.subject.signal(KILL)?,
             Action::Signal(signal) => self.rebuild.subject.signal(signal)?,
             Action::Late(reason, rounds) => self.hold_back(reason, rounds),
-            Action::Tell(notice) => self.tell_notice(notice),
+            Action::Report(notice) => self.report_notice(notice),
             Action::Clear => self.clear(),
             Action::Survey => self.survey(),
             Action::LeaveBehind { dropped, newest } => self.leave_behind(&dropped, newest),
@@ -64,7 +64,7 @@ impl Guard {
 
     fn take(&mut self, sequence: Sequence) -> Option<Event> {
         if self.taking.tracer.log().is_none_or(|log| log.check().is_err()) {
-            self.hear_log();
+            self.receive_completions();
             self.taking.pending.clear();
             return Some(Event::LogLost);
         }
@@ -91,7 +91,7 @@ impl Guard {
         self.voice.journal.set(&self.voice.record);
     }
 
-    fn tell_notice(&mut self, notice: Notice) {
+    fn report_notice(&mut self, notice: Notice) {
         let pid = self.rebuild.subject.pid();
         match notice {
             Notice::Died(status) => {
@@ -100,7 +100,7 @@ impl Guard {
             }
             Notice::ChildFailed => {
                 if let Some(death) = self.tree.child_death {
-                    let again = std::mem::replace(&mut self.voice.told.child, true);
+                    let again = std::mem::replace(&mut self.voice.reported.child, true);
                     let (pid, signal) = (death.pid.get(), death.signal.get());
                     self.report(RunEvent::ChildDied { pid, signal, again });
                 }
@@ -116,7 +116,7 @@ impl Guard {
                 let Some(error) = &self.driver.last_error else { return };
                 let event = RunEvent::RestoreFailed { seq: sequence.get(), reason: error.to_string() };
                 if is_explained_next {
-                    self.voice.journal.tell(event);
+                    self.voice.journal.record_event(event);
                 } else {
                     self.report(event);
                 }

@@ -27,7 +27,7 @@ use super::super::request::{Guarded, RunRequest};
 use super::super::requests::Requests;
 use super::super::tracer::{Place, Tracer, Tracking};
 use super::super::watching::{self, Watching};
-use super::parts::{Driver, Guard, Progress, Refusals, Taking, Told, Tree, Voice, WatchedFiles};
+use super::parts::{Driver, Guard, Progress, Refusals, ReportedOnce, Taking, Tree, Voice, WatchedFiles};
 use crate::ancestry;
 use crate::error::Result;
 use crate::event::RunEvent;
@@ -107,9 +107,9 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
         files: WatchedFiles::default(),
         connections: IdleConnections::new()?,
         output,
-        voice: Voice { journal, record, told: Told::default(), outbox: Vec::new(), is_holding: false },
+        voice: Voice::of(journal, record),
     };
-    guard.tell_begin(no_rewind.as_deref());
+    guard.report_begin(no_rewind.as_deref());
     Ok(guard)
 }
 
@@ -171,6 +171,12 @@ fn watch(request: &RunRequest, claim: &Claim, host: &Shared, streams: &Streams) 
     Ok(Arc::new(Watching::start(undo, request, holder, streams)?))
 }
 
+impl Voice {
+    fn of(journal: Journal, record: Record) -> Self {
+        Self { journal, record, reported: ReportedOnce::default(), outbox: Vec::new(), is_holding: false }
+    }
+}
+
 impl Taking {
     fn of(tracer: Tracer) -> Self {
         Self { tracer, pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX), early: None, recheck: None }
@@ -194,7 +200,7 @@ impl Driver {
 
 impl Guard {
     /// Reports the start of the subject. `no_rewind` is the reason why files are not rolled back, and is reported too.
-    fn tell_begin(&mut self, no_rewind: Option<&str>) {
+    fn report_begin(&mut self, no_rewind: Option<&str>) {
         match self.request.adopted() {
             Some(pid) => {
                 let subject = self.claim.name.to_string();
@@ -202,7 +208,7 @@ impl Guard {
             }
             None => {
                 let pid = self.rebuild.subject.pid().get();
-                self.voice.journal.tell(RunEvent::Started { pid, why: None });
+                self.voice.journal.record_event(RunEvent::Started { pid, why: None });
             }
         }
         if let Some(why) = no_rewind {

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use model::{Pid, Sequence};
 use supervise::{End, Event, Failure, State, SubjectStatus};
 
-use super::super::children::{Children, Heard};
+use super::super::children::{ChildEvent, Children};
 use super::super::leftovers::descendants;
 use super::super::rebuild::lock;
 use super::parts::Guard;
@@ -18,13 +18,13 @@ use crate::event::RunEvent;
 use crate::record::{Death, ProcessName};
 
 /// The result of a run that is over.
-pub(crate) struct Left {
+pub(crate) struct EndedRun {
     /// How the subject has ended.
     pub(crate) outcome: Result<SubjectStatus>,
     /// Name of the subject.
     pub(crate) name: String,
     /// Events of the subject that are not reported to the operator yet.
-    pub(crate) told: Vec<RunEvent>,
+    pub(crate) events: Vec<RunEvent>,
 }
 
 impl Guard {
@@ -47,11 +47,11 @@ impl Guard {
     }
 
     /// Receives the failures of processes other than the root, and reports them to the state machine.
-    pub(super) fn hear_children(&mut self) -> Result<()> {
-        while let Some(heard) = self.tree.children.as_mut().map(Children::poll).transpose()?.flatten() {
-            match heard {
-                Heard::Lost => self.report(RunEvent::ChildrenUnseen),
-                Heard::Death(death) => {
+    pub(super) fn receive_child_failures(&mut self) -> Result<()> {
+        while let Some(event) = self.tree.children.as_mut().map(Children::poll).transpose()?.flatten() {
+            match event {
+                ChildEvent::Lost => self.report(RunEvent::ChildrenUnseen),
+                ChildEvent::Death(death) => {
                     self.feed(Event::ChildFailed(death.signal));
                     if self.driver.machine.has_failed_child() {
                         self.tree.child_death.get_or_insert(death);
@@ -79,7 +79,7 @@ impl Guard {
         self.voice.record.root = ProcessName::of(self.rebuild.subject.key());
         self.voice.record.first_sequence = self.driver.machine.first_sequence().get();
         self.write_record();
-        self.hear_children()
+        self.receive_child_failures()
     }
 
     /// Reports the processes that have left the tree since the last call. Called after a checkpoint, and at the end of
@@ -96,7 +96,7 @@ impl Guard {
     }
 
     /// Ends the guard. The subject has ended for good, or can no longer be watched.
-    pub(crate) fn leave(mut self) -> Left {
+    pub(crate) fn leave(mut self) -> EndedRun {
         let outcome = self.outcome();
         self.connections.end();
         for news in self.taking.tracer.leave_subject() {
@@ -108,7 +108,7 @@ impl Guard {
         self.taking.tracer.end();
         if let Ok(status) = outcome {
             let (pid, signal, exit) = (self.rebuild.subject.pid().get(), status.signal(), status.exit());
-            self.voice.journal.tell(RunEvent::Ended { pid, signal, exit });
+            self.voice.journal.record_event(RunEvent::Ended { pid, signal, exit });
             if self.request.ends_tree {
                 // The remaining processes would occupy addresses and files. An error means that a process hangs in the
                 // kernel. The hanging process occupies no address any more.
@@ -123,7 +123,7 @@ impl Guard {
         self.rebuild.host.reaper.dismiss(self.rebuild.owner);
         self.write_record();
         self.voice.journal.end();
-        Left { outcome, name: self.name().to_owned(), told: std::mem::take(&mut self.voice.outbox) }
+        EndedRun { outcome, name: self.name().to_owned(), events: std::mem::take(&mut self.voice.outbox) }
     }
 
     fn outcome(&mut self) -> Result<SubjectStatus> {
@@ -145,10 +145,10 @@ impl Guard {
 
     /// Waits until no write is in flight.
     fn await_commits(&mut self) {
-        self.hear_log();
+        self.receive_completions();
         while self.driver.machine.in_flight().len() > 0 && self.taking.tracer.log().is_some() {
             self.taking.tracer.await_log();
-            self.hear_log();
+            self.receive_completions();
         }
     }
 }

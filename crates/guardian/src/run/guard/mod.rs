@@ -14,5 +14,5 @@ mod rewind;
 mod turn;
 
 pub(crate) use self::begin::start;
-pub(crate) use self::death::Left;
+pub(crate) use self::death::EndedRun;
 pub(crate) use self::parts::{After, Guard};

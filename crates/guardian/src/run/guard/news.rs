@@ -33,7 +33,7 @@ impl Guard {
     pub(super) fn note_news(&mut self, news: News) {
         match news {
             News::Taken(news) => self.note_taken(*news),
-            News::Looked(found) => self.note_look(found),
+            News::Scanned(found) => self.note_scan(found),
             News::Behind => {
                 self.requests.not_taken(self.driver.machine.next_sequence());
                 self.feed(Event::NotTaken(NotTaken::Behind));
@@ -108,14 +108,14 @@ impl Guard {
     }
 
     /// Records a scan of dirty pages without a checkpoint.
-    fn note_look(&mut self, found: engine::Tracking) {
+    fn note_scan(&mut self, found: engine::Tracking) {
         let us = time::microseconds;
         let (pages, scan_us, pause_us) = (found.pages.get(), us(found.scan), us(found.pause));
         let arming_us = us(found.arming);
-        self.voice.journal.tell(RunEvent::Scan { pages, scan_us, pause_us, arming_us });
+        self.voice.journal.record_event(RunEvent::Scan { pages, scan_us, pause_us, arming_us });
         let next = self.driver.machine.next_sequence();
         self.requests.answer_for(next, "error a dry run takes no checkpoints\n");
-        self.feed(Event::Looked { pause: found.pause + found.arming });
+        self.feed(Event::Scanned { pause: found.pause + found.arming });
         self.voice.record.facts.achieved_hz = self.driver.machine.achieved_hz();
         self.note_pauses();
         self.voice.journal.set(&self.voice.record);
@@ -149,7 +149,7 @@ impl Guard {
         self.voice.record.facts.verified.differences += found.differences.get();
         let event = RunEvent::verified(sequence, found);
         if found.differences == PageCount(0) {
-            self.voice.journal.tell(event);
+            self.voice.journal.record_event(event);
         } else {
             self.report(event);
             self.feed(Event::Differs(sequence));
@@ -196,7 +196,9 @@ impl Guard {
         let found = place.and_then(|place| self.taking.pending.remove(place));
         match (outcome, found) {
             (Ok(committed), Some(taken)) => {
-                self.voice.journal.tell_of(committed.commit.time, checkpoint_event(&committed, taken));
+                self.voice
+                    .journal
+                    .record_event_at(committed.commit.time, checkpoint_event(&committed, taken));
                 self.note_commit(sequence);
             }
             // The checkpoint was dropped together with its incarnation.
@@ -232,7 +234,7 @@ impl Guard {
         self.hold_exact();
         self.voice.journal.set(&self.voice.record);
         self.voice.record.failing = None;
-        if std::mem::take(&mut self.refusals.is_told) {
+        if std::mem::take(&mut self.refusals.is_reported) {
             self.report(RunEvent::Resumed { seq: sequence.get() });
         }
     }
@@ -240,7 +242,7 @@ impl Guard {
     fn note_failure(&mut self, error: &GuardianError) {
         let reason = error.to_string();
         if self.refusals.reasons.note(&reason) {
-            self.refusals.is_told = true;
+            self.refusals.is_reported = true;
             self.report(RunEvent::Refused { reason: reason.clone() });
         }
         let since = self.voice.record.failing.take().map_or_else(|| self.time(), |failing| failing.since);
@@ -252,7 +254,7 @@ impl Guard {
     /// Forgets the failures of the previous incarnation, which do not apply to the new incarnation.
     pub(super) fn forget_failures(&mut self) {
         self.refusals.reasons = Reasons::default();
-        self.refusals.is_told = false;
+        self.refusals.is_reported = false;
         self.voice.record.failing = None;
         self.voice.record.facts.refusals.clear();
     }
@@ -266,7 +268,7 @@ impl Guard {
 
 /// Reports whether a checkpoint spent most of its time waiting for buffers, which the store returns as it writes.
 fn waited_for_store(phases: &Phases) -> bool {
-    phases[Phase::Room] > phases[Phase::Precopy] + phases[Phase::Prepare] + phases.pause()
+    phases[Phase::Backpressure] > phases[Phase::Precopy] + phases[Phase::Prepare] + phases.pause()
 }
 
 /// Returns the reply to a request for a checkpoint that was not taken.

@@ -1,6 +1,7 @@
-//! The values of the guard of one subject (a protected process tree), grouped by topic.
+//! A guard controls one subject (a protected process tree). This module defines the values of a guard, grouped by
+//! topic.
 //!
-//! Owns: the values. The modules beside this module change them.
+//! Owns: the definition of the values. The other modules of this folder change the values.
 //! Does not: act on the values.
 
 use std::collections::VecDeque;
@@ -43,10 +44,10 @@ pub(crate) struct Guard {
     pub(super) voice: Voice,
 }
 
-/// Work for a subject that may block, so a worker thread does it.
+/// A task for a subject. The task may block, so a worker thread executes the task.
 pub(crate) type Work = Box<dyn FnOnce() -> After + Send>;
 
-/// The continuation after the work, executed by the guard.
+/// What remains to be done after a task of a worker. The guard executes this function.
 pub(crate) type After = Box<dyn FnOnce(&mut Guard) -> Result<Event> + Send>;
 
 /// The state machine and its pending decisions.
@@ -54,7 +55,7 @@ pub(super) struct Driver {
     pub(super) machine: supervise::Subject,
     /// Actions that are decided and not executed yet.
     pub(super) actions: VecDeque<Action>,
-    /// The incarnation that the other values of the guard refer to.
+    /// The number of the incarnation to which the other values of the guard belong.
     pub(super) incarnation: u64,
     /// The error of the last action that failed.
     pub(super) last_error: Option<GuardianError>,
@@ -79,9 +80,9 @@ pub(super) enum Progress {
 pub(super) struct Tree {
     /// Reports failures of processes other than the root, if these failures count.
     pub(super) children: Option<Children>,
-    /// The failure for which the root is being ended.
+    /// The failure of another process, if the root is being ended because of this failure.
     pub(super) child_death: Option<ChildDeath>,
-    /// Processes at the last checkpoint, for a root that is not a child of this process.
+    /// The processes in the last checkpoint, if the root is not a child of this process.
     pub(super) known: Vec<ProcessKey>,
     /// Processes that have left the tree.
     pub(super) departed: Departed,
@@ -94,7 +95,8 @@ pub(super) struct Tree {
 /// How checkpoints are taken and written.
 pub(super) struct Taking {
     pub(super) tracer: Tracer,
-    /// Checkpoints that were taken and are not durable yet, in rising order, as far as the guard knows them.
+    /// Checkpoints that were taken and are not durable yet, in rising order. The list contains only checkpoints that
+    /// the tracer has reported to the guard.
     pub(super) pending: VecDeque<CheckpointEvent>,
     /// A report of the log about a checkpoint that the tracer has not reported yet.
     pub(super) early: Option<Completion>,
@@ -108,8 +110,8 @@ pub(super) struct Taking {
 pub(super) struct Refusals {
     pub(super) reasons: Reasons,
     pub(super) late: Reasons,
-    /// Whether a failure was reported, and no checkpoint has succeeded since.
-    pub(super) is_told: bool,
+    /// Whether a failure was reported, and no checkpoint has succeeded since the report.
+    pub(super) is_reported: bool,
 }
 
 /// The files that the subject changes.
@@ -123,11 +125,11 @@ pub(super) struct WatchedFiles {
     pub(super) breaks: Reasons,
 }
 
-/// Reports to the operator, and records for later commands.
+/// The output of the guard: the reports for the operator, and the status and journal for later commands.
 pub(super) struct Voice {
     pub(super) journal: Journal,
     pub(super) record: Record,
-    pub(super) told: Told,
+    pub(super) reported: ReportedOnce,
     /// Reports that the operator has not received yet.
     pub(super) outbox: Vec<RunEvent>,
     /// Whether messages wait for the end of a rollback, because they may be written to a file that is rolled back.
@@ -136,7 +138,7 @@ pub(super) struct Voice {
 
 /// Flags of reports that are made once in a run. A flag is true after its report.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Told {
+pub(super) struct ReportedOnce {
     /// The status cannot be written.
     pub(super) status: bool,
     /// Files that can prevent a restart.
@@ -145,6 +147,6 @@ pub(super) struct Told {
     pub(super) unknown_files: bool,
     /// Advice about a program that kills its own children.
     pub(super) child: bool,
-    /// Files can no longer be rolled back. Reset by the report that they can be rolled back again.
+    /// Files can no longer be rolled back. The report that files can be rolled back again resets this flag.
     pub(super) is_broken: bool,
 }

@@ -31,10 +31,10 @@ impl Guard {
         let report = self.files_report(files);
         // The report is made once in a run, and once more when the first file appears that prevents every restart.
         let has_unknown = !report.unknown.is_empty();
-        let is_news = !self.voice.told.files || (has_unknown && !self.voice.told.unknown_files);
+        let is_news = !self.voice.reported.files || (has_unknown && !self.voice.reported.unknown_files);
         if is_news && policy != ChangedFiles::Keep && !report.is_empty() {
-            self.voice.told.files = true;
-            self.voice.told.unknown_files |= has_unknown;
+            self.voice.reported.files = true;
+            self.voice.reported.unknown_files |= has_unknown;
             let (in_place, unknown) = (report.in_place.clone(), report.unknown.clone());
             self.report(RunEvent::FilesInPlace { in_place, unknown });
         }
@@ -47,7 +47,7 @@ impl Guard {
             None => return,
             Some(Boundary::Exact) => {
                 self.note_break();
-                if std::mem::take(&mut self.voice.told.is_broken) {
+                if std::mem::take(&mut self.voice.reported.is_broken) {
                     self.report(RunEvent::FilesExactAgain { seq: sequence.get() });
                 }
             }
@@ -77,7 +77,7 @@ impl Guard {
             return;
         };
         if let Some(why) = report.last_break.as_deref().filter(|why| self.files.breaks.note(why)) {
-            self.voice.told.is_broken = true;
+            self.voice.reported.is_broken = true;
             self.report(RunEvent::FilesBroken { reason: why.to_owned() });
         }
     }

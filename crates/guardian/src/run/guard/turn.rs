@@ -1,10 +1,13 @@
-//! One turn of the guard of a subject: reports all arrived events to the state machine, and begins due actions.
+//! Executes one turn of the guard of a subject: reports all arrived events to the state machine, and begins due
+//! actions.
 //!
-//! A subject is a protected process tree.
+//! A subject is a protected process tree, and its guard controls the subject. The state machine of the guard decides
+//! the actions.
 //!
-//! Owns: the order in which events are reported, and the descriptors and times that a guard waits for.
-//! Invariants: a turn never blocks. A death is reported in the turn after its detection, and only when no thread of
-//! this process traces the dead subject. Therefore signals and commits that had arrived are reported before the death.
+//! Owns: the order in which events are reported, and the descriptors and times for which a guard waits.
+//! Invariants: a turn never blocks. The turn that detects a death does not report the death. A following turn reports
+//! the death when no thread of this process traces the dead subject. Therefore signals and commits that arrived before
+//! the death are reported before the death.
 //! Does not: execute actions; `actions` does.
 
 use std::os::fd::BorrowedFd;
@@ -39,8 +42,8 @@ impl Guard {
             Progress::Failing => {}
         }
         if matches!(self.driver.progress, Progress::Failing) {
-            // A checkpoint that is being taken still belongs to this subject.
-            self.hear();
+            // The tracer may still take a checkpoint of this subject. The failure is reported after this checkpoint.
+            self.receive_reports();
             if !self.taking.tracer.is_tracing() {
                 self.driver.progress = Progress::Own;
                 self.feed(Event::Failed);
@@ -83,7 +86,7 @@ impl Guard {
     }
 
     /// Returns the reports that the operator may receive now.
-    pub(crate) fn take_told(&mut self) -> Vec<RunEvent> {
+    pub(crate) fn take_reports(&mut self) -> Vec<RunEvent> {
         if self.voice.is_holding { Vec::new() } else { std::mem::take(&mut self.voice.outbox) }
     }
 
@@ -107,7 +110,7 @@ impl Guard {
 
     /// Records an event in the journal of the subject.
     pub(crate) fn note(&self, event: &RunEvent) {
-        self.voice.journal.tell(event.clone());
+        self.voice.journal.record_event(event.clone());
     }
 
     /// Returns the pid of the root of the current incarnation.
@@ -115,8 +118,8 @@ impl Guard {
         self.rebuild.subject.pid()
     }
 
-    /// Reports whether a signal that stops the host must also be sent to the subject. A signal that arrives while there
-    /// is no subject stops only the host.
+    /// Reports whether a signal that stops the host must also be sent to the subject. A signal that arrives while the
+    /// subject does not run stops only the host.
     pub(crate) fn is_to_stop(&self, from_terminal: bool) -> bool {
         let has_it = from_terminal && crate::signals::shares_group(self.rebuild.subject.pid());
         self.driver.machine.state().is_alive() && !has_it
@@ -124,7 +127,7 @@ impl Guard {
 
     /// Sends a signal to the subject.
     pub(crate) fn send(&self, signal: model::Signal) {
-        // A subject that has ended meanwhile needs no signal. The event loop detects its end.
+        // A subject that has ended meanwhile needs no signal. The event loop detects the end of the subject.
         let _ = self.rebuild.subject.signal(signal);
     }
 
@@ -133,7 +136,7 @@ impl Guard {
         self.feed(Event::Continued);
     }
 
-    /// Returns the descriptors for which a turn is due when they are readable.
+    /// Returns descriptors. A turn is due when one of these descriptors is readable.
     pub(crate) fn handles(&self) -> Vec<BorrowedFd<'_>> {
         let (tracer, tree) = (&self.taking.tracer, &self.tree);
         let mut handles = Vec::new();
@@ -166,16 +169,16 @@ impl Guard {
         let is_pressing = self.tree.death.is_some() && !self.taking.tracer.is_tracing()
             || !self.driver.signals.is_empty() && !self.is_settling();
         let recheck = self.taking.recheck.as_ref().map(|(_, until)| *until);
-        let look = self.requests.look().map(|look| now + look);
+        let check = self.requests.next_check().map(|wait| now + wait);
         let is_alive = self.driver.machine.state().is_alive();
         let idle = self.connections.due().filter(|_| is_alive);
         let held = self.output.as_ref().filter(|_| is_alive).map(HeldOutput::due);
-        let times = [is_pressing.then_some(now), self.driver.machine.wake(now), recheck, look, idle, held];
+        let times = [is_pressing.then_some(now), self.driver.machine.wake(now), recheck, check, idle, held];
         times.into_iter().flatten().min()
     }
 
-    /// Reports whether a restore waits for checkpoints in flight. A signal that arrives then is for the next
-    /// incarnation.
+    /// Reports whether a restore waits for checkpoints in flight. A signal that arrives during this wait is for the
+    /// next incarnation.
     fn is_settling(&self) -> bool {
         matches!(self.driver.machine.state(), State::Restoring { step: Step::Settling(_), .. })
     }
@@ -185,14 +188,14 @@ impl Guard {
             self.take_signals()?;
         }
         if !self.driver.machine.state().is_alive() {
-            self.hear_log();
+            self.receive_completions();
             self.feed(Event::Due);
             return self.act();
         }
         self.take_requests();
-        self.hear();
+        self.receive_reports();
         self.settle_recheck();
-        self.hear_children()?;
+        self.receive_child_failures()?;
         self.act()?;
         let is_tracing = self.taking.tracer.is_tracing();
         if let Some(status) = self.tree.death {
@@ -207,16 +210,16 @@ impl Guard {
         if !is_tracing && lock(&self.rebuild.foreground).follow_stop(&self.rebuild.subject)? {
             self.feed(Event::Continued);
         }
-        // This call follows the check for the death of the subject, so that events after the death stay pending.
+        // The check for the death of the subject must precede this call, so that events after the death stay pending.
         self.connections.turn(self.rebuild.host.clock.now());
         self.release_late_output();
         self.feed(Event::Due);
         self.act()?;
-        self.hear_journal();
+        self.check_journal();
         Ok(())
     }
 
-    /// Releases output that was held for too long, because peers do not wait forever.
+    /// Releases output that was held for too long. Peers do not wait forever.
     fn release_late_output(&mut self) {
         let now = self.rebuild.host.clock.now();
         if self.output.as_mut().is_some_and(|output| output.turn(now)) {
@@ -232,7 +235,8 @@ impl Guard {
         self.taking.tracer.call_off_waits(true);
     }
 
-    /// Reports an event to the state machine. `act` executes the decided actions.
+    /// Reports an event to the state machine, and queues the actions that the state machine decides. `act` executes the
+    /// actions.
     pub(super) fn feed(&mut self, event: Event) {
         self.driver.actions.extend(self.driver.machine.step(self.rebuild.host.clock.now(), event));
         let state = self.driver.machine.state();
@@ -241,7 +245,7 @@ impl Guard {
         if self.voice.record.state != shown {
             self.voice.record.state = shown;
             self.voice.record.facts.restarts = self.driver.machine.restart_count();
-            // Other changes of the state are written together with a later change of the record.
+            // A change to any other state is written together with the next change of the record.
             if !state.is_alive() && !matches!(state, State::Ended(_)) {
                 self.write_record();
             }
@@ -259,13 +263,13 @@ impl Guard {
     }
 
     /// Receives the pending reports of the tracer and of the log.
-    fn hear(&mut self) {
-        while let Some(news) = self.taking.tracer.hear() {
+    fn receive_reports(&mut self) {
+        while let Some(news) = self.taking.tracer.receive() {
             self.note_news(news);
         }
-        self.hear_log();
+        self.receive_completions();
         if !self.taking.tracer.is_tracing() {
-            self.requests.tell_quiet();
+            self.requests.answer_holds();
         }
     }
 
@@ -300,7 +304,7 @@ impl Guard {
         self.feed(Event::Holds(self.requests.is_held()));
     }
 
-    pub(super) fn hear_log(&mut self) {
+    pub(super) fn receive_completions(&mut self) {
         let completions = self.taking.tracer.log().map(LogWriter::take_completions).unwrap_or_default();
         for completion in completions {
             self.note_completion(completion);
@@ -316,21 +320,21 @@ impl Guard {
         self.voice.journal.set_now(&self.voice.record);
     }
 
-    /// Reports once that the status cannot be written. No report is made while a checkpoint is being written. This
-    /// checkpoint may fill the disk only until its write fails, and the failed write is reported as well.
-    fn hear_journal(&mut self) {
+    /// Reports once that the status cannot be written. No report is made while a checkpoint is being written: the disk
+    /// may be full only until the write of the checkpoint fails. This failure has a report of its own.
+    fn check_journal(&mut self) {
         if let Some(error) = self.voice.journal.take_error()
             && self.driver.machine.in_flight().len() == 0
-            && !std::mem::replace(&mut self.voice.told.status, true)
+            && !std::mem::replace(&mut self.voice.reported.status, true)
         {
             self.voice.outbox.push(RunEvent::StatusUnwritable { reason: error.to_string() });
         }
     }
 
-    /// Reports an event to the journal and to the operator. The operator receives the event now, or after the rollback
-    /// of files.
+    /// Reports an event to the journal and to the operator. If files are being rolled back, the operator receives the
+    /// event after the rollback.
     pub(super) fn report(&mut self, event: RunEvent) {
-        self.voice.journal.tell(event.clone());
+        self.voice.journal.record_event(event.clone());
         self.voice.outbox.push(event);
     }
 }

@@ -52,7 +52,7 @@ impl Heart {
     }
 
     /// Handles a report of the program.
-    pub(super) fn heard(&mut self, sign: &Sign, now: Instant) {
+    pub(super) fn receive(&mut self, sign: &Sign, now: Instant) {
         if let Source::Messages { last, every, is_triggered } = &mut self.source {
             match sign {
                 Sign::Watchdog => *last = now,

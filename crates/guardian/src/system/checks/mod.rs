@@ -74,7 +74,7 @@ pub(super) fn address(component: &Component) -> Option<String> {
 }
 
 /// Returns the number of the descriptor on which a component reports that it is ready.
-fn pipe_number(component: &Component) -> Option<Fd> {
+fn pipe_fd(component: &Component) -> Option<Fd> {
     match component.ready.as_ref().map(|ready| &ready.condition) {
         Some(Condition::Fd(number)) => Some(Fd(*number as i32)),
         _ => None,
@@ -82,7 +82,7 @@ fn pipe_number(component: &Component) -> Option<Fd> {
 }
 
 fn pipe(component: &Component) -> Option<Arc<ReadyPipe>> {
-    pipe_number(component).map(|number| Arc::new(ReadyPipe::new(number)))
+    pipe_fd(component).map(|number| Arc::new(ReadyPipe::new(number)))
 }
 
 impl Checks {
@@ -127,7 +127,7 @@ impl Checks {
         let old = std::mem::replace(&mut self.component, component.clone());
         self.notify = self.notify.take().filter(|_| component.has_notify_socket()).or(socket);
         self.notify.iter_mut().for_each(|socket| socket.set_root(self.root));
-        if pipe_number(component) != pipe_number(&old) {
+        if pipe_fd(component) != pipe_fd(&old) {
             self.pipe = pipe(component);
         }
         self.log = component.log.as_ref().map(|log| directory.join(log));
@@ -227,7 +227,7 @@ impl Checks {
         match (&mut *readiness, listens()) {
             (Readiness::Listen(_), Some(true)) => true,
             (readiness, Some(false)) if readiness.connects() => {
-                readiness.put_off(now);
+                readiness.postpone(now);
                 false
             }
             (readiness, _) => readiness.advance(now),
@@ -260,7 +260,7 @@ impl Checks {
                     signs.push(Sign::Ready);
                 }
                 notify::Sign::Status(text) => signs.push(Sign::Reports(text)),
-                other => self.heart.iter_mut().for_each(|heart| heart.heard(&other, now)),
+                other => self.heart.iter_mut().for_each(|heart| heart.receive(&other, now)),
             }
         }
     }

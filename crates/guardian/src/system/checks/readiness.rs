@@ -99,9 +99,9 @@ impl Readiness {
     }
 
     /// Skips a due probe, because the incarnation does not listen yet.
-    pub(super) fn put_off(&mut self, now: Instant) {
+    pub(super) fn postpone(&mut self, now: Instant) {
         if let Self::Probe(probe) = self {
-            probe.put_off(now);
+            probe.postpone(now);
         }
     }
 

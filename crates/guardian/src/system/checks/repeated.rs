@@ -61,7 +61,7 @@ impl Repeated {
     }
 
     /// Skips an attempt that is due.
-    pub(super) fn put_off(&mut self, now: Instant) {
+    pub(super) fn postpone(&mut self, now: Instant) {
         if self.attempt.is_none() && now >= self.next {
             self.next = now + self.every;
         }

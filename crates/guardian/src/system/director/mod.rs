@@ -28,7 +28,7 @@ use supervise::{
 
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
-use crate::host::{Director, Host, Source, SubjectId, Tell};
+use crate::host::{Director, Host, OnEvent, Source, SubjectId};
 use crate::location::StoreLocation;
 use crate::run::{OF_COMPONENT, RunRequest};
 use crate::signals::{HUP, KILL, Request, has_terminal};
@@ -73,12 +73,12 @@ pub(super) struct SystemDirector<'a> {
     callers: Callers,
     network: Network,
     /// Events since the last turn.
-    heard: Vec<SystemEvent>,
+    events: Vec<SystemEvent>,
     manager: Manager,
     asked: Asked,
     /// The time of the last turn.
     now: Instant,
-    tell: Tell<'a>,
+    on_event: OnEvent<'a>,
 }
 
 impl<'a> SystemDirector<'a> {
@@ -88,7 +88,7 @@ impl<'a> SystemDirector<'a> {
         (location, store): (StoreLocation, Store),
         (network, before): (Network, Before),
         host: &Host,
-        tell: Tell<'a>,
+        on_event: OnEvent<'a>,
     ) -> Result<Self> {
         host.share();
         let control = Control::open()?;
@@ -107,13 +107,13 @@ impl<'a> SystemDirector<'a> {
         let manager = ServiceManager::from_environment()
             .map_err(|error| GuardianError::BadManager { why: error.to_string() })?;
         if let Some(reason) = network.missing() {
-            tell(system.system.name.get_ref(), &RunEvent::ListenersNotKept { reason: reason.to_owned() });
+            on_event(system.system.name.get_ref(), &RunEvent::ListenersNotKept { reason: reason.to_owned() });
         }
         for (name, root) in before.others {
-            tell(&name, &RunEvent::LeftRunning { pid: root.pid.get() });
+            on_event(&name, &RunEvent::LeftRunning { pid: root.pid.get() });
         }
         for (name, checkpoint) in before.checkpoints {
-            tell(&name, &RunEvent::NotContinued { checkpoint });
+            on_event(&name, &RunEvent::NotContinued { checkpoint });
         }
         let published = Published::new(system, file, store.root(), control.name())?;
         let director = Self {
@@ -124,11 +124,11 @@ impl<'a> SystemDirector<'a> {
             directory,
             callers: Callers::new(control),
             network,
-            heard: vec![SystemEvent::Up],
+            events: vec![SystemEvent::Up],
             manager: Manager::new(manager, now),
             asked: Asked::default(),
             now,
-            tell,
+            on_event,
         };
         director.declare(system, director.supervisor.plan())?;
         Ok(director)
@@ -161,7 +161,7 @@ impl<'a> SystemDirector<'a> {
         if !self.parts.iter().any(is_left) {
             let count = host.end_rest()?;
             if count > 0 {
-                (self.tell)(self.published.name(), &RunEvent::RestEnded { count });
+                (self.on_event)(self.published.name(), &RunEvent::RestEnded { count });
             }
         }
         self.published.end()?;
@@ -177,7 +177,7 @@ impl<'a> SystemDirector<'a> {
         let part = &mut self.parts[id.index()];
         part.root = Some(root);
         part.checks.begin(root, is_restored, self.now);
-        self.heard.push(if is_restored { SystemEvent::Restored(id) } else { SystemEvent::Started(id) });
+        self.events.push(if is_restored { SystemEvent::Restored(id) } else { SystemEvent::Started(id) });
     }
 
     fn part_of(&self, subject: SubjectId) -> Option<ComponentId> {
@@ -186,8 +186,8 @@ impl<'a> SystemDirector<'a> {
 
     /// Reports events until no further event follows.
     fn report_all(&mut self, now: Instant, host: &mut Host) {
-        while !self.heard.is_empty() {
-            for event in std::mem::take(&mut self.heard) {
+        while !self.events.is_empty() {
+            for event in std::mem::take(&mut self.events) {
                 for order in self.supervisor.step(now, event) {
                     self.carry_out(order, host);
                 }
@@ -202,11 +202,11 @@ impl<'a> SystemDirector<'a> {
             Order::KillRun(id) => self.end(id, KILL, host),
             Order::Fail(id, fault) => {
                 let part = &mut self.parts[id.index()];
-                part.told.fault = Some(fault.to_string());
+                part.reported.fault = Some(fault.to_string());
                 part.subject.iter().for_each(|subject| host.fail(*subject, fault));
             }
             Order::Exec(id) => self.execute(id, host),
-            Order::Tell(notice) => self.tell_notice(notice, host),
+            Order::Report(notice) => self.report_notice(notice, host),
         }
     }
 
@@ -243,11 +243,11 @@ impl<'a> SystemDirector<'a> {
             }
         };
         let name = part.name.clone();
-        (self.tell)(&name, &event);
+        (self.on_event)(&name, &event);
     }
 
     /// Reports a notice of the state machine, and passes the notice on to the callers that it concerns.
-    fn tell_notice(&mut self, notice: SystemNotice, host: &mut Host) {
+    fn report_notice(&mut self, notice: SystemNotice, host: &mut Host) {
         self.published.change();
         match notice {
             SystemNotice::Ready { id, .. } => {
@@ -276,9 +276,9 @@ impl<'a> SystemDirector<'a> {
             Some(id) => {
                 let part = &self.parts[id.index()];
                 part.subject.iter().for_each(|subject| host.note(*subject, &event));
-                (self.tell)(&part.name, &event);
+                (self.on_event)(&part.name, &event);
             }
-            None => (self.tell)(self.published.name(), &event),
+            None => (self.on_event)(self.published.name(), &event),
         }
     }
 
@@ -294,15 +294,15 @@ impl<'a> SystemDirector<'a> {
             let network = &self.network;
             for sign in part.checks.advance(now, || network.listens(id)) {
                 match sign {
-                    Sign::Ready => self.heard.push(SystemEvent::Ready(id)),
-                    Sign::Fault(fault) => self.heard.push(SystemEvent::Fault { id, fault }),
+                    Sign::Ready => self.events.push(SystemEvent::Ready(id)),
+                    Sign::Fault(fault) => self.events.push(SystemEvent::Fault { id, fault }),
                     Sign::Changed(changed) => {
                         let event = notices::changed(&changed);
                         part.subject.iter().for_each(|subject| host.note(*subject, &event));
-                        (self.tell)(&part.name, &event);
+                        (self.on_event)(&part.name, &event);
                     }
                     Sign::Reports(text) => {
-                        part.told.reports = Some(text);
+                        part.reported.reports = Some(text);
                         self.published.change();
                     }
                 }
@@ -312,15 +312,15 @@ impl<'a> SystemDirector<'a> {
     }
 
     /// Releases listeners that components have closed, and updates the facts about channels.
-    fn look(&mut self, now: Instant, host: &mut Host) {
+    fn scan_channels(&mut self, now: Instant, host: &mut Host) {
         let roots = self.parts.iter().filter_map(|part| Some((part.id, part.root?))).collect();
-        if let Some(work) = self.network.look(roots, now) {
+        if let Some(work) = self.network.scan(roots, now) {
             // If no worker is available now, the scan is repeated in a second.
-            let _ = host.aside(work);
+            let _ = host.run_on_worker(work);
         }
         if let Some(reason) = self.network.has_lost() {
             let event = RunEvent::ListenersNotKept { reason: reason.to_owned() };
-            (self.tell)(self.published.name(), &event);
+            (self.on_event)(self.published.name(), &event);
         }
         for part in &mut self.parts {
             let channels = self.network.facts(part.id);
@@ -343,24 +343,24 @@ impl Director for SystemDirector<'_> {
             // A component that was taken over was ready before, and reports its readiness only once.
             self.began(id, root, taken_over.is_some());
             if taken_over.is_some_and(|running| running.is_outdated) {
-                self.heard.push(SystemEvent::Restart(id));
+                self.events.push(SystemEvent::Restart(id));
             }
             if taken_over.is_none() {
                 let event = RunEvent::Started { pid: root.get(), why: None };
-                (self.tell)(&self.parts[id.index()].name, &event);
+                (self.on_event)(&self.parts[id.index()].name, &event);
             }
         }
     }
 
-    fn told(&mut self, subject: SubjectId, name: &str, event: &RunEvent) {
-        (self.tell)(name, event);
+    fn reported(&mut self, subject: SubjectId, name: &str, event: &RunEvent) {
+        (self.on_event)(name, event);
         let Some(id) = self.part_of(subject) else { return };
         match event {
             RunEvent::Started { pid, .. } => self.began(id, Pid(*pid), false),
             RunEvent::Restored { pid, .. } => self.began(id, Pid(*pid), true),
             RunEvent::Died { signal, exit, .. } => {
                 self.parts[id.index()].ended();
-                self.heard.push(SystemEvent::Died { id, status: SubjectStatus::of(*signal, *exit) });
+                self.events.push(SystemEvent::Died { id, status: SubjectStatus::of(*signal, *exit) });
             }
             RunEvent::GaveUp { .. } => self.parts[id.index()].gave_up = true,
             _ => {}
@@ -377,12 +377,12 @@ impl Director for SystemDirector<'_> {
             Ok(status) => End::Over(status),
             Err(error) => {
                 let reason = error.to_string();
-                part.told.error = Some(reason.clone());
-                (self.tell)(&part.name, &RunEvent::ComponentFailed { reason });
+                part.reported.error = Some(reason.clone());
+                (self.on_event)(&part.name, &RunEvent::ComponentFailed { reason });
                 End::Failed(Failure::LastError)
             }
         };
-        self.heard.push(SystemEvent::Ended { id, end });
+        self.events.push(SystemEvent::Ended { id, end });
     }
 
     /// Takes every signal. A signal that would stop this program has no effect: a stopped guardian protects nothing,
@@ -393,7 +393,7 @@ impl Director for SystemDirector<'_> {
             self.asked.reload = true;
         } else if matches!(signal, Request::End { .. }) {
             self.asked.ends += 1;
-            self.heard.push(SystemEvent::Down);
+            self.events.push(SystemEvent::Down);
         }
         true
     }
@@ -428,10 +428,10 @@ impl Director for SystemDirector<'_> {
             let _ = self.reload(host);
         }
         self.check(ready, now, host);
-        self.heard.push(SystemEvent::Due);
+        self.events.push(SystemEvent::Due);
         self.report_all(now, host);
         if self.network.due().is_some_and(|due| due <= now) {
-            self.look(now, host);
+            self.scan_channels(now, host);
         }
         if self.asked.ends > 1 {
             // The end was requested twice, so no component gets more time.

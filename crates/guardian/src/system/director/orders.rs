@@ -27,7 +27,7 @@ impl SystemDirector<'_> {
                 };
             }
             self.asked.ends = self.asked.ends.max(1);
-            self.heard.push(SystemEvent::Down);
+            self.events.push(SystemEvent::Down);
             return self.callers.wait(number, Wait::Over);
         };
         let Some(id) = self.supervisor.id(name) else {
@@ -47,11 +47,11 @@ impl SystemDirector<'_> {
                 let by = by.unwrap_or(Complainant::Operator);
                 let name = notices::complainant(by, &self.supervisor);
                 let event = RunEvent::Complaint { by: name, weight: weight.get(), why };
-                (self.tell)(&self.parts[id.index()].name, &event);
+                (self.on_event)(&self.parts[id.index()].name, &event);
                 (SystemEvent::Complaint { about: id, by, weight }, Wait::Judged(id))
             }
         };
-        self.heard.push(event);
+        self.events.push(event);
         self.callers.wait(number, wait);
     }
 

@@ -29,7 +29,7 @@ impl SystemDirector<'_> {
         let outcome = self.try_reload(host);
         if let Err(error) = &outcome {
             let event = RunEvent::NotReloaded { reason: error.to_string() };
-            (self.tell)(self.published.name(), &event);
+            (self.on_event)(self.published.name(), &event);
         }
         outcome
     }
@@ -102,7 +102,7 @@ impl SystemDirector<'_> {
         let part = &mut self.parts[revised.id.index()];
         part.checks.revise(&revised.component, &self.directory, revised.socket, self.now);
         part.component = revised.component;
-        (self.tell)(&part.name, &event_of(revised.changes));
+        (self.on_event)(&part.name, &event_of(revised.changes));
     }
 
     /// Reports the changes of a plan. Returns the report in words.
@@ -116,7 +116,7 @@ impl SystemDirector<'_> {
         let removed = names(&|id| was_there(id) && plan[id].is_removed);
         let restarted = names(&|id| was_there(id) && restarted.contains(&id));
         let what = wording::reloaded(&added, &removed, &restarted);
-        (self.tell)(self.published.name(), &RunEvent::Reloaded { added, removed, restarted });
+        (self.on_event)(self.published.name(), &RunEvent::Reloaded { added, removed, restarted });
         what
     }
 }

@@ -31,7 +31,7 @@ impl SystemDirector<'_> {
         let facts =
             self.parts.iter().filter(|part| self.is_shown(part)).map(|part| self.facts(part)).collect();
         let writing = self.published.write(facts);
-        if host.aside(writing).is_err() {
+        if host.run_on_worker(writing).is_err() {
             self.published.not_written();
         }
     }
@@ -71,9 +71,9 @@ impl SystemDirector<'_> {
             waits_for: self.supervisor.waits_for(part.id).iter().map(name_of).collect(),
             complaints: self.supervisor.complaints(part.id, self.now),
             quorum: plan.quorum.sum.get(),
-            last_fault: part.told.fault.clone(),
-            last_error: part.told.error.clone(),
-            reports: part.told.reports.clone(),
+            last_fault: part.reported.fault.clone(),
+            last_error: part.reported.error.clone(),
+            reports: part.reported.reports.clone(),
             channels: part.channels.clone(),
             callers: self.network.callers(part.id),
         }

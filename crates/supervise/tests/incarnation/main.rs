@@ -12,16 +12,16 @@ use std::time::Instant;
 use world::World;
 
 /// The number of subjects in one test run. A debug build takes a few seconds.
-const LIVES: u64 = 40_000;
+const RUNS: u64 = 40_000;
 /// The environment variable with the first seed. With another first seed, a search can continue after the seeds of CI.
 const FIRST: &str = "UNDYING_SEED";
 
 #[test]
-fn no_life_breaks_an_invariant() {
+fn no_run_breaks_an_invariant() {
     let first = std::env::var(FIRST).ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     let base = Instant::now();
     let mut total = world::Counts::default();
-    for seed in first..first + LIVES {
+    for seed in first..first + RUNS {
         let mut world = World::new(seed, base);
         world.live();
         total.add(&world.counts);
@@ -29,8 +29,8 @@ fn no_life_breaks_an_invariant() {
     let took = base.elapsed().as_secs_f64();
     println!(
         "seeds {first} to {}: {:.0} lives a minute, {total:?}",
-        first + LIVES - 1,
-        LIVES as f64 / took * 60.0
+        first + RUNS - 1,
+        RUNS as f64 / took * 60.0
     );
     total.assert_all_seen();
 }

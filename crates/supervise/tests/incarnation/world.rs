@@ -278,7 +278,7 @@ impl World {
         self.counts.steps += 1;
         self.note(&event);
         let before = self.subject.state();
-        self.judge.heard(self.now, &event);
+        self.judge.received(self.now, &event);
         let actions = self.subject.step(self.now, event);
         self.judge.check(&self.subject, self.now, &actions, &self.store, &self.exact);
         for action in &actions {
@@ -364,8 +364,8 @@ impl World {
             Action::LeaveBehind { dropped, .. } => self.leave_behind(dropped),
             Action::Restore(sequence) => self.restore(*sequence),
             Action::Start { is_with_files, .. } => self.start(*is_with_files),
-            Action::Tell(Notice::Faulted(_)) => self.counts.faults += 1,
-            Action::Late(..) | Action::Tell(_) => {}
+            Action::Report(Notice::Faulted(_)) => self.counts.faults += 1,
+            Action::Late(..) | Action::Report(_) => {}
         }
     }
 
@@ -376,7 +376,7 @@ impl World {
             1 => Event::NotTaken(NotTaken::TrackerReplaced),
             2 | 3 => Event::NotTaken(NotTaken::Refused),
             4 => Event::LogLost,
-            5 => Event::Looked { pause },
+            5 => Event::Scanned { pause },
             _ => {
                 let sliced = self.random.bool().then_some(Sliced { longest: pause, total: pause * 20 });
                 Event::Taken { pause, arming: Duration::ZERO, sliced, is_store_slow: self.random.bool() }
@@ -482,7 +482,7 @@ impl World {
 }
 
 fn answers_take(event: &Event) -> bool {
-    matches!(event, Event::Taken { .. } | Event::Looked { .. } | Event::NotTaken(_) | Event::LogLost)
+    matches!(event, Event::Taken { .. } | Event::Scanned { .. } | Event::NotTaken(_) | Event::LogLost)
 }
 
 fn plan(random: &mut Rng) -> Plan {

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_only_a_group_has_is_named_by_a_member_and_free_when_the_member_is_reaped() {
+    fn a_pid_that_only_a_group_has_is_reported_with_a_member_and_free_when_the_member_is_reaped() {
         use std::os::unix::process::CommandExt;
         let leader = sleeper().process_group(0).spawn().unwrap();
         let number = pid(&leader);

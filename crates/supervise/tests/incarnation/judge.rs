@@ -35,7 +35,7 @@ pub(super) struct Judge {
     base: Instant,
     plan: Plan,
     /// The most recent events and actions.
-    shown: VecDeque<(Instant, Heard)>,
+    shown: VecDeque<(Instant, Recorded)>,
     state: State,
     is_taking: bool,
     is_opening: bool,
@@ -49,7 +49,7 @@ pub(super) struct Judge {
 }
 
 /// An event, or the resulting actions with the new state.
-enum Heard {
+enum Recorded {
     Event(Event),
     Actions(Vec<Action>, State),
 }
@@ -126,9 +126,9 @@ impl Judge {
     }
 
     /// Records an event, before the subject handles the event.
-    pub(super) fn heard(&mut self, now: Instant, event: &Event) {
+    pub(super) fn received(&mut self, now: Instant, event: &Event) {
         match event {
-            Event::Taken { .. } | Event::Looked { .. } | Event::NotTaken(_) => self.is_taking = false,
+            Event::Taken { .. } | Event::Scanned { .. } | Event::NotTaken(_) => self.is_taking = false,
             Event::LogLost => self.is_taking = false,
             Event::LogOpened | Event::LogNotOpened { .. } => self.is_opening = false,
             Event::EndRequested(_) => self.death.is_end_asked = true,
@@ -145,7 +145,7 @@ impl Judge {
             }
             _ => {}
         }
-        self.show(now, Heard::Event(event.clone()));
+        self.show(now, Recorded::Event(event.clone()));
     }
 
     /// Checks all invariants after a step.
@@ -158,7 +158,7 @@ impl Judge {
         exact: &BTreeSet<Sequence>,
     ) {
         let state = subject.state();
-        self.show(now, Heard::Actions(actions.to_vec(), state));
+        self.show(now, Recorded::Actions(actions.to_vec(), state));
         let is_of_dead = |action: &Action| {
             let clear = matches!(action, Action::Clear | Action::Survey | Action::LeaveBehind { .. });
             clear || matches!(action, Action::Restore(_) | Action::Start { .. })
@@ -220,16 +220,16 @@ impl Judge {
                 self.assert(subject.in_flight().len() == 0, "a start beside checkpoints in flight");
                 self.begin_work(Work::Start, is_alive);
             }
-            Action::Tell(Notice::Faulted(fault)) => {
+            Action::Report(Notice::Faulted(fault)) => {
                 self.assert(is_alive && self.fault.is_none(), "a subject is killed twice for faults");
                 self.fault = Some(*fault);
             }
-            Action::Tell(Notice::Poisoned(sequence)) => {
+            Action::Report(Notice::Poisoned(sequence)) => {
                 let is_own = self.death.fault.is_none_or(Fault::is_own);
                 self.assert(is_own, "a checkpoint is blamed for the death of another subject");
                 self.unusable.insert(*sequence);
             }
-            Action::LeaveBehind { .. } | Action::Late(..) | Action::Tell(_) => {}
+            Action::LeaveBehind { .. } | Action::Late(..) | Action::Report(_) => {}
         }
     }
 
@@ -316,11 +316,11 @@ impl Judge {
         self.assert(actions.is_empty() && subject.state() == end, "an end is not final");
     }
 
-    fn show(&mut self, now: Instant, heard: Heard) {
+    fn show(&mut self, now: Instant, recorded: Recorded) {
         if self.shown.len() == SHOWN {
             self.shown.pop_front();
         }
-        self.shown.push_back((now, heard));
+        self.shown.push_back((now, recorded));
     }
 
     #[track_caller]
@@ -333,11 +333,11 @@ impl Judge {
     #[track_caller]
     pub(super) fn fail(&self, what: &str) -> ! {
         let mut text = format!("seed {}: {what}; {:?}\n", self.seed, self.plan);
-        for (time, heard) in &self.shown {
+        for (time, recorded) in &self.shown {
             let at = time.duration_since(self.base).as_secs_f64();
-            let _ = match heard {
-                Heard::Event(event) => writeln!(text, "{at:12.6} {event:?}"),
-                Heard::Actions(actions, state) => writeln!(text, "             -> {actions:?} {state:?}"),
+            let _ = match recorded {
+                Recorded::Event(event) => writeln!(text, "{at:12.6} {event:?}"),
+                Recorded::Actions(actions, state) => writeln!(text, "             -> {actions:?} {state:?}"),
             };
         }
         panic!("{text}");
