@@ -1,8 +1,13 @@
-//! The channels (listening sockets and waiting callers) of all components of one guardian (the supervising process).
+//! Manages the channels (listening sockets and waiting callers) of all components (supervised programs) of one
+//! guardian.
 //!
-//! Owns: the public interface of this crate, and its threads.
-//! Invariants: a program with a filter never runs without a thread that answers its calls. If the thread cannot be
-//! started, the program is killed.
+//! A seccomp filter in each component reports bind(2), listen(2) and connect(2) to a thread of this crate. A *held
+//! socket* is a duplicate of a listening socket. The duplicate stays open when the program dies. A *held call* is a
+//! connect(2) that waits until the called component is ready. A *caller* is the thread of a held call.
+//!
+//! Owns: the public interface and the threads of this crate.
+//! Invariants: for each running program with a filter, a thread of this crate answers the reported calls. If this
+//! thread cannot be started, the program is killed.
 //! Does not: decide when a component is started, ready, dead or stopped permanently.
 
 use std::fs::File;
@@ -34,8 +39,8 @@ use crate::state::{Outcome, Pending};
 
 /// The channels of all components of one guardian. The threads of the guardian share this value.
 ///
-/// On drop, all held callers proceed, and the held listening sockets are closed. Later calls of running programs
-/// continue as if the programs had no filter.
+/// On drop, the kernel executes all held calls, and the held sockets are closed. After the drop, running programs
+/// continue as if they had no filter.
 #[derive(Debug)]
 pub struct Channels {
     inner: Arc<Inner>,
@@ -44,8 +49,7 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// Returns the reason if this machine cannot report socket calls. The text names the missing privilege or kernel
-    /// feature.
+    /// If this machine cannot report socket calls, returns the reason: the missing privilege or kernel feature.
     #[must_use]
     pub fn missing() -> Option<String> {
         let entry = features::entry(Feature::FileNotify);
@@ -56,12 +60,13 @@ impl Channels {
         outcome.err().map(|error| format!("{}: {error}", entry.name()))
     }
 
-    /// Creates channels without components. The holder is a helper process: if this process dies, the holder lets the
-    /// calls of all components continue. The holder must have been started before this process had threads.
+    /// Creates channels without components. `holder` is a helper process. If this process dies, the helper process lets
+    /// the kernel execute the waiting calls of all components. The helper process must have been started while this
+    /// process had a single thread.
     ///
     /// # Errors
     ///
-    /// An error if /dev/null cannot be opened, or if the thread cannot be started.
+    /// An error if /dev/null cannot be opened, or if the thread that ends waits cannot be started.
     pub fn new(holder: ListenerHolder, limits: Limits, clock: Clock) -> Result<Self> {
         let null = File::options()
             .write(true)
@@ -73,13 +78,14 @@ impl Channels {
         Ok(Self { inner, waits: Some(waits) })
     }
 
-    /// Declares addresses of a component, so that callers wait before the component has ever listened there. The forms
-    /// are `127.0.0.1:80`, `[::1]:80`, `localhost:80`, `/path` and `@abstract`, with an optional prefix `tcp:` or
-    /// `unix:`. The addresses replace the addresses of an earlier call.
+    /// Declares addresses of a component. A connect(2) to a declared address is held even if the component has never
+    /// listened there. The forms of an address are `127.0.0.1:80`, `[::1]:80`, `localhost:80`, `/path` and `@abstract`,
+    /// with an optional prefix `tcp:` or `unix:`. The addresses replace the addresses that an earlier call has declared
+    /// for the component.
     ///
     /// # Errors
     ///
-    /// `BadAddress`. In this case, nothing is changed.
+    /// `BadAddress` if an address has another form. After this error, the declared addresses are unchanged.
     pub fn declare(&self, component: ComponentId, addresses: &[impl AsRef<str>]) -> Result<()> {
         let mut routes = Vec::new();
         for address in addresses {
@@ -98,23 +104,25 @@ impl Channels {
         Address::parse(address).map(drop)
     }
 
-    /// Makes the held calls of a component interruptible. This is for a component that a tracer stops for checkpoints:
-    /// a held call then does not delay the stop. Call this function before the first start of the component.
+    /// Makes the held calls of a component interruptible. A component needs interruptible calls if a tracer stops its
+    /// threads for checkpoints, because an uninterruptible call would delay the stop. Call this function before the
+    /// first start of the component.
     ///
-    /// A signal whose handler lacks SA_RESTART then makes a held connect(2) fail with EINTR, and no connection is in
-    /// progress. For other components, a signal makes the held connect(2) proceed.
+    /// If a signal handler without SA_RESTART interrupts an interruptible connect(2), the call fails with EINTR, and no
+    /// connection is in progress. If a signal with a handler arrives during an uninterruptible connect(2), the kernel
+    /// executes the call.
     pub fn expect_stops(&self, component: ComponentId) {
         self.inner.state().component(component).is_traced = true;
     }
 
-    /// Starts a program as the next incarnation (run) of a component. The program's calls of bind(2), listen(2) and
-    /// connect(2) are handled from its first instruction. A `Command` can be started only once, because the filter
-    /// stays in the `Command`.
+    /// Starts a program as the next incarnation (run of the program) of a component. From the first instruction of the
+    /// program, its calls of bind(2), listen(2) and connect(2) are handled. A `Command` can be started only once,
+    /// because the filter stays in the `Command`.
     ///
     /// # Errors
     ///
-    /// `Spawn` if the program cannot be executed. ENOSPC if processes of [`sys::listener_holder::BUFFERS_MAX`]
-    /// incarnations are alive. Other errors if the calls of the program cannot be received. After an error, the program
+    /// `Spawn` if the program cannot be executed. ENOSPC if [`sys::listener_holder::BUFFERS_MAX`] incarnations have
+    /// living processes. Another error if the calls of the program cannot be received. After each error, the program
     /// does not run.
     pub fn start(&self, component: ComponentId, command: &mut Command) -> Result<Child> {
         let pending = self.prepare(component, command)?;
@@ -123,7 +131,7 @@ impl Channels {
             source,
         })?;
         if let Err(error) = self.started(component, pending) {
-            // Without a thread that answers, the calls of the program would block forever.
+            // No thread answers the calls of the program, so these calls would block forever.
             let _ = child.kill();
             let _ = child.wait();
             return Err(error);
@@ -131,7 +139,8 @@ impl Channels {
         Ok(child)
     }
 
-    /// Prepares a command for [`Channels::started`]. The caller spawns the command between the two calls.
+    /// Prepares a command. The guardian then spawns the command, and passes the returned value to
+    /// [`Channels::started`].
     ///
     /// # Errors
     ///
@@ -146,8 +155,8 @@ impl Channels {
     ///
     /// # Errors
     ///
-    /// An error if the calls of the program cannot be received. The calls would then block, so the caller must kill the
-    /// program.
+    /// An error if the calls of the program cannot be received. The guardian must kill the program, because its calls
+    /// block.
     pub fn started(&self, component: ComponentId, pending: PendingListener) -> Result<()> {
         let listener = pending.receive()?;
         self.begin(component, false);
@@ -155,7 +164,7 @@ impl Channels {
     }
 
     /// Returns the filter for an incarnation that is being restored. Install the filter with
-    /// [`sys::seccomp_listener::flags_of`], and pass its listener to [`Channels::attach`].
+    /// [`sys::seccomp_listener::flags_of`], and pass the listener of the filter to [`Channels::attach`].
     #[must_use]
     pub fn filter(&self, component: ComponentId) -> FilterProgram {
         let program = filter_program(Reported::Channels);
@@ -171,8 +180,8 @@ impl Channels {
         self.inner.holder.is_alive()
     }
 
-    /// Begins to handle the calls of a restored incarnation. The first call of [`Channels::scan`] then finds the
-    /// listening sockets of the incarnation.
+    /// Begins to handle the calls of a restored incarnation. The first call of [`Channels::scan`] after this function
+    /// finds the listening sockets of the incarnation.
     ///
     /// # Errors
     ///
@@ -184,8 +193,8 @@ impl Channels {
     }
 
     /// Duplicates the listening sockets of an incarnation that an earlier guardian has started. The calls of this
-    /// incarnation are not reported to this process. Its later sockets are therefore not held, and its callers do not
-    /// wait.
+    /// incarnation are not reported to this process. Therefore its connect(2) calls are not held. Sockets that the
+    /// incarnation creates after this function are not held either.
     ///
     /// # Errors
     ///
@@ -206,8 +215,9 @@ impl Channels {
         Ok(())
     }
 
-    /// Returns the handler of a component whose notifications another crate receives, for example the crate that
-    /// watches files. The guardian then calls [`Channels::begin`] for each incarnation.
+    /// Returns the handler for the calls of a component. This function is for a component whose notifications another
+    /// crate receives, for example the crate that watches files. For such a component, the guardian calls
+    /// [`Channels::begin`] for each incarnation.
     #[must_use]
     pub fn handler(&self, component: ComponentId) -> Arc<dyn CallHandler> {
         Arc::new(Handler::new(Arc::clone(&self.inner), component))
@@ -220,7 +230,7 @@ impl Channels {
         self.inner.state().component(component).begin(is_restored, claim_until);
     }
 
-    /// Reports that the component is ready. Its held callers proceed.
+    /// Records that a component is ready. The kernel executes the held calls to this component.
     pub fn provider_ready(&self, component: ComponentId) {
         let claim_until = self.inner.after(self.inner.limits.unclaimed_after_ready);
         let callers = {
@@ -231,12 +241,12 @@ impl Channels {
         Outcome { callers, ..Outcome::default() }.settle();
     }
 
-    /// Reports that the incarnation has ended and that another incarnation follows. The listening sockets stay open.
-    /// Call this function as soon as the death is detected, and before the start of the next incarnation.
+    /// Records that the incarnation of a component has ended, and that another incarnation follows. The held sockets
+    /// stay open. Call this function as soon as the death is detected, and before the start of the next incarnation.
     pub fn died(&self, component: ComponentId) {
         let outcome = {
             let mut state = self.inner.state();
-            // The last instruction of the program may have been a call of listen(2).
+            // The program may have called listen(2) just before its death. `confirm` holds the socket of this call.
             let outcome = state.confirm(self.inner.clock.now());
             state.component(component).die();
             outcome
@@ -244,8 +254,8 @@ impl Channels {
         outcome.settle();
     }
 
-    /// Reports that no further incarnation follows. The listening sockets are closed, held callers proceed, and new
-    /// callers are refused.
+    /// Records that no further incarnation of a component follows. The held sockets are closed. The kernel executes the
+    /// held calls to this component, and refuses new connections.
     pub fn stopped(&self, component: ComponentId) {
         let mut state = self.inner.state();
         let closed = state.component(component).stop();
@@ -255,10 +265,11 @@ impl Channels {
         Outcome { callers, closed }.settle();
     }
 
-    /// Releases listening sockets that no process has open, because the program has closed them. Two successive scans
-    /// must miss a socket. With one scan in a second, the release therefore takes one to two seconds. In this time,
-    /// clients queue at the socket and are not served. Also releases sockets that the incarnation has not claimed in
-    /// time ([`Limits::unclaimed`]).
+    /// Searches processes for the held sockets of a component. Closes a held socket in two cases:
+    ///
+    /// - The program has closed the socket: two successive scans have found no process with the socket. With one scan
+    ///   in a second, this takes one to two seconds. In this time, clients queue at the socket and are not served.
+    /// - The incarnation has not bound the address of the socket again in time ([`Limits::unclaimed`]).
     ///
     /// `root` is the first process of the incarnation. The scan covers the tree of `root`, and then all other
     /// processes.
@@ -272,8 +283,9 @@ impl Channels {
         Outcome { callers, closed }.settle();
     }
 
-    /// Reports whether the current incarnation listens at an address, which indicates that it is ready. For a restored
-    /// incarnation, [`Channels::scan`] detects this.
+    /// Reports whether the current incarnation of a component listens at an address. This indicates that the
+    /// incarnation is ready. For a restored incarnation, the result is false until [`Channels::scan`] has found a
+    /// listening socket.
     #[must_use]
     pub fn listens(&self, component: ComponentId) -> bool {
         self.inner.state().components.get(&component).is_some_and(|component| component.listens)
@@ -314,9 +326,9 @@ impl Channels {
         state.callers.waiting().map(row).collect()
     }
 
-    /// Returns duplicates of the held listening sockets of a component. A restore from an image gives each socket to
-    /// the next incarnation, under the descriptor number from the checkpoint. The checkpoint must have recorded the
-    /// sockets as inherited, by device and inode.
+    /// Returns duplicates of the held sockets of a component. A restore from an image gives each socket to the next
+    /// incarnation, under the descriptor number from the checkpoint. The checkpoint must have recorded each socket as
+    /// inherited. Device and inode identify the socket.
     ///
     /// # Errors
     ///
@@ -355,7 +367,8 @@ impl Drop for Channels {
         drop(closed);
         self.inner.wake();
         if let Some(waits) = self.waits.take() {
-            // An error means that the thread has panicked. Programs with held callers may outlive this process.
+            // The thread answers all held calls before it ends, because their programs can outlive this process. An
+            // error means that the thread has panicked.
             let _ = waits.join();
         }
     }

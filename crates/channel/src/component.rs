@@ -1,9 +1,12 @@
-//! One component: a supervised program with its listening sockets, its addresses and its phase. Each run of the program
-//! is an incarnation.
+//! Describes one component: a supervised program with its listening sockets, its addresses and its phase.
+//!
+//! Each run of the program is an *incarnation*. A *held socket* is a duplicate of a listening socket that stays open
+//! when the program dies. A held socket is *claimed* if the current incarnation has the socket open. A *caller* is a
+//! thread of a component that connects to another component.
 //!
 //! Owns: the phase of a component, its held listening sockets, and its routes (addresses).
-//! Invariants: there are at most `ROUTES_MAX` learned routes and `LISTENERS_MAX` sockets. The caller closes a socket
-//! that is removed from the list, after the caller has released the lock.
+//! Invariants: there are at most `ROUTES_MAX` learned routes and `LISTENERS_MAX` sockets. A socket that is removed from
+//! the list is closed only after the lock of the state has been released.
 //! Does not: answer calls.
 
 use std::collections::VecDeque;
@@ -16,16 +19,16 @@ use crate::held::{Claim, Held, Slot};
 use crate::place::Identity;
 use crate::route::{Route, Target};
 
-/// Maximum number of stored addresses of one component, in addition to the declared addresses. If a program listens at
-/// more ports, the oldest address is removed.
+/// Maximum number of learned routes of one component: addresses at which the program has listened. If the program
+/// listens at further addresses, the oldest learned route is removed.
 const ROUTES_MAX: usize = 256;
 /// Maximum number of held sockets of one component. Each socket uses one or two descriptors of this process. Further
 /// sockets are not held.
 const LISTENERS_MAX: usize = 256;
-/// Maximum number of stored sockets that are bound to port 0. A socket is stored until it listens, and programs usually
-/// call listen(2) immediately after bind(2).
+/// Maximum number of stored sockets that are bound to port 0. If there are more, the oldest entry is removed. An entry
+/// is needed until the listen(2) of its socket. Programs usually call listen(2) immediately after bind(2).
 const EPHEMERAL_MAX: usize = 256;
-/// Number of successive scans without a process that has the socket open, after which the socket is released.
+/// Number of successive scans that must find no process with a held socket, before the socket is closed.
 const ABSENCES_MAX: u32 = 2;
 
 /// The phase of a component.
@@ -54,7 +57,7 @@ pub(crate) struct Component {
     pub(crate) listens: bool,
     /// Number of incarnations that have begun.
     incarnation: u64,
-    /// The time after which unclaimed sockets are released.
+    /// The time after which unclaimed sockets are closed.
     claim_until: Option<Instant>,
     held: Vec<Held>,
     declared: Vec<Route>,
@@ -95,7 +98,7 @@ impl Component {
         self.held.iter_mut().for_each(|held| held.claim = Claim::Open);
     }
 
-    /// Records that the incarnation is ready. Sockets that are still unclaimed at `claim_until` are released.
+    /// Records that the incarnation is ready. Sockets that are still unclaimed at `claim_until` are closed.
     pub(crate) fn ready(&mut self, claim_until: Instant) {
         let is_restored = matches!(self.phase, Phase::Running { is_restored: true });
         if !matches!(self.phase, Phase::Ready { .. }) {
@@ -108,13 +111,13 @@ impl Component {
     pub(crate) fn die(&mut self) {
         self.phase = Phase::Dead;
         self.claim_until = None;
-        // A restore of a component with checkpoints compares its files. The restore also provides the listening
-        // sockets.
+        // A component with checkpoints needs no path, because a restore provides the held sockets. Its files are not
+        // changed, because a restore compares files with the checkpoint.
         let keeps_path = !self.is_traced;
         self.held.iter_mut().for_each(|held| held.prepare_wait(keeps_path));
     }
 
-    /// Records that no further incarnation follows. The caller must close the returned sockets.
+    /// Records that no further incarnation follows. The returned sockets must be closed after the lock is released.
     pub(crate) fn stop(&mut self) -> Vec<Held> {
         self.phase = Phase::Stopped;
         self.learned.clear();
@@ -147,12 +150,13 @@ impl Component {
     }
 
     /// Reports whether the next incarnation can use a socket. A component with checkpoints can use any socket, because
-    /// a restore passes the socket by its descriptor number.
+    /// a restore passes the socket by its descriptor number. Other components cannot use a socket that was bound to
+    /// port 0, because the next incarnation gets another port.
     pub(crate) fn is_lasting(&self, socket: Identity) -> bool {
         self.is_traced || !self.ephemeral.contains(&socket)
     }
 
-    /// Adds a listening socket. If there are too many sockets, returns the socket, and the caller must close it.
+    /// Adds a held socket. If there are too many held sockets, returns the socket, which must be closed.
     pub(crate) fn hold(&mut self, held: Held) -> Option<Held> {
         if self.held.len() == LISTENERS_MAX {
             return Some(held);
@@ -183,14 +187,13 @@ impl Component {
         self.routes().map(|route| route.reach(target)).find(|reach| *reach != Reach::No).unwrap_or(Reach::No)
     }
 
-    /// Reports whether callers of the target must wait, because the component is expected to listen but does not listen
-    /// yet.
+    /// Reports whether callers of the target must wait: the component is expected to listen, but does not listen yet.
     pub(crate) fn is_awaited(&self, target: &Target) -> bool {
         let is_coming = matches!(self.phase, Phase::Expected | Phase::Running { .. } | Phase::Dead);
         is_coming && !self.held_for(target).any(Held::is_reachable)
     }
 
-    /// Reports whether callers of the target would queue at a socket that no incarnation has open.
+    /// Reports whether callers of the target would queue at a held socket that no incarnation has claimed.
     pub(crate) fn is_unserved(&self, target: &Target) -> bool {
         let mut held = self.held_for(target).peekable();
         held.peek().is_some() && held.all(|held| held.claim == Claim::Open)
@@ -201,8 +204,9 @@ impl Component {
         self.held.iter().filter(|held| Route::of(held).is_some_and(|route| route.reach(target) != Reach::No))
     }
 
-    /// Returns the sockets for the next scan; `None` while no incarnation runs. For an incarnation that was not
-    /// restored, sockets that were not handed over are left out, because the incarnation cannot have them.
+    /// Returns the sockets for which the next scan searches, or `None` while no incarnation runs. A restored
+    /// incarnation can have any held socket open. An incarnation that was started from the beginning can only have
+    /// claimed sockets open, so unclaimed sockets are left out.
     pub(crate) fn wanted(&self) -> Option<Wanted> {
         let (Phase::Running { is_restored } | Phase::Ready { is_restored }) = self.phase else { return None };
         let is_wanted = |held: &&Held| is_restored || held.claim != Claim::Open;
@@ -210,8 +214,8 @@ impl Component {
         Some(Wanted { incarnation: self.incarnation, sockets })
     }
 
-    /// Applies the result of a scan. Removes sockets that no process has open and sockets that were not claimed in
-    /// time. The caller must close the returned sockets.
+    /// Applies the result of a scan. Removes and returns sockets that no process has open, and sockets that were not
+    /// claimed in time. The returned sockets must be closed after the lock is released.
     pub(crate) fn judge(&mut self, found: &Found, now: Instant) -> Vec<Held> {
         if found.incarnation != self.incarnation || matches!(self.phase, Phase::Dead | Phase::Stopped) {
             return Vec::new();
@@ -219,14 +223,14 @@ impl Component {
         self.listens |= found.slots.iter().any(|slot| slot.1.is_some());
         let is_late = self.claim_until.is_some_and(|until| until <= now);
         let released: Vec<Held> = self.held.extract_if(.., |held| is_over(held, found, is_late)).collect();
-        // Callers do not wait for a socket that the program has closed on purpose.
+        // The program no longer listens at these addresses, so callers must not wait there.
         let routes: Vec<Route> = released.iter().filter_map(Route::of).collect();
         self.learned.retain(|route| !routes.contains(route));
         released
     }
 }
 
-/// Applies the result of a scan to one socket. Reports whether the socket must be released.
+/// Applies the result of a scan to one socket. Reports whether the socket must be closed.
 fn is_over(held: &mut Held, found: &Found, is_late: bool) -> bool {
     let slot = found.slots.iter().find(|slot| slot.0 == held.identity).map(|slot| slot.1);
     match (held.claim, slot) {

@@ -1,11 +1,15 @@
-//! The handling of each bind(2), listen(2) and connect(2) of a component (a supervised program). A held socket is a
-//! listening socket that stays open after its program has died.
+//! Handles each bind(2), listen(2) and connect(2) of a component (a supervised program).
+//!
+//! A *held socket* is a duplicate of a listening socket that stays open when the program dies. The next incarnation
+//! (run of the program) *claims* the held socket by a bind(2) to its address. A *caller* is a thread whose connect(2)
+//! goes to another component. A *provider* is the called component.
 //!
 //! Owns: the hand-over of a held socket at bind(2), the duplicate of a new socket at listen(2), and the hold of a
 //! caller at connect(2).
-//! Invariants: a handler never waits for a program. If a step fails, the kernel executes the call unchanged. The state
-//! is changed only for a call that still waits, which is checked under the lock: `Channels::died` takes the lock after
-//! the death, so a late notification of a dead program cannot change sockets of the next incarnation.
+//! Invariants: a handler never waits for a program. If a step fails, the kernel executes the call unchanged. A handler
+//! changes the state only while the reported call still waits, and checks this under the lock. `Channels::died` takes
+//! the same lock after the death of a program. Therefore a notification of the dead program cannot change the sockets
+//! of the next incarnation.
 //! Does not: receive calls.
 
 use std::os::fd::AsFd;
@@ -55,8 +59,8 @@ fn thread_of(reported: &ReportedCall<'_>) -> Tid {
 }
 
 impl Handler {
-    /// Handles bind(2): replaces the socket of the program by a held socket. Otherwise releases held sockets that would
-    /// block the address.
+    /// Handles bind(2): replaces the socket of the program by a matching held socket. If no held socket matches, closes
+    /// unclaimed held sockets that would block the address.
     fn bind(&self, reported: &ReportedCall<'_>, call: &SocketCall) -> Handled {
         let Some(address) = Address::from_bytes(&call.address) else { return Handled::Pass };
         if matches!(&address, Address::Inet(address) if address.port() == 0) {
@@ -73,7 +77,7 @@ impl Handler {
         }
     }
 
-    /// Handles a bind(2) whose address is equal to the address of a held socket, or overlaps it.
+    /// Handles a bind(2) whose address equals or overlaps the address of a held socket.
     fn complete_bind(&self, reported: &ReportedCall<'_>, binding: &Binding) -> Handled {
         let gone = self.closed_meanwhile(binding);
         let mut outcome = Outcome::default();
@@ -87,7 +91,7 @@ impl Handler {
                 .filter(|held| gone.contains(&held.identity))
                 .for_each(|held| held.claim = Claim::Open);
             let handled = bind_held(reported, binding, all, &mut outcome);
-            // Callers of a path that the program had unlinked have waited for this bind(2).
+            // If the program has unlinked the path of a held socket, callers of the path have waited for this bind(2).
             outcome.callers = state.release(self.component);
             handled
         };
@@ -95,8 +99,8 @@ impl Handler {
         handled
     }
 
-    /// Returns held sockets that the program has closed before a new bind(2) to the same address, and that no scan has
-    /// missed yet. The search inspects processes, so the lock is not held.
+    /// Returns held sockets that would block the bind(2), but that the program has closed since the last scan of
+    /// `Channels::scan`. The lock is not held during the search, because the search inspects processes.
     fn closed_meanwhile(&self, binding: &Binding) -> Vec<Identity> {
         let is_asked = |held: &&Held| !held.is_open() && binding.meets(held);
         let asked: Vec<(Identity, Option<Slot>)> = {
@@ -152,9 +156,9 @@ impl Handler {
         Handled::Pass
     }
 
-    /// Handles connect(2): holds a caller whose provider (the called component) does not listen yet. A component that
-    /// connects to its own address searches for an earlier instance of itself. Such a call is refused, because the held
-    /// socket waits for this component.
+    /// Handles connect(2): holds the call if the provider does not listen yet. A program may connect to its own address
+    /// to find another running instance of itself. If the held socket of this address is unclaimed, no instance runs,
+    /// and the call is refused.
     fn connect(&self, reported: &ReportedCall<'_>, call: &SocketCall) -> Handled {
         let thread = thread_of(reported);
         let Some(address) = Address::from_bytes(&call.address) else { return Handled::Pass };
@@ -168,8 +172,8 @@ impl Handler {
         if !is_unserved && awaited.is_none() {
             return Handled::Pass;
         }
-        // A datagram socket never reaches a listening socket. The C library connects datagram sockets to sort
-        // addresses.
+        // `of_thread` returns `None` for a datagram socket, which cannot reach a listening socket. The C library
+        // connects datagram sockets to sort addresses.
         let Some(socket) = Taken::of_thread(thread, call.socket) else { return Handled::Pass };
         if is_unserved {
             let refused = sys::Errno(libc::ECONNREFUSED);
@@ -201,7 +205,8 @@ impl Handler {
             && (earlier.provider, &earlier.target) == (wanted.0, &wanted.1)
             && earlier.component == self.component
         {
-            // A signal or a checkpoint has interrupted the earlier call. Its limit continues.
+            // This call repeats an earlier call, which a signal or a checkpoint has interrupted. The limit of the
+            // earlier call still applies.
             (since, deadline) = (earlier.since, deadline.min(earlier.deadline));
         }
         if deadline <= now || state.callers.len() >= limits.callers_max {
@@ -228,7 +233,7 @@ fn answer_success(reported: &ReportedCall<'_>, held: &mut Held, slot: Slot) -> H
     Handled::Answered
 }
 
-/// A bind(2) whose address is equal to the address of a held socket, or overlaps it.
+/// A bind(2) whose address equals or overlaps the address of a held socket.
 struct Binding {
     thread: Tid,
     address: Address,
@@ -245,7 +250,7 @@ impl Binding {
         let place = address.path().and_then(|path| Place::of_thread(thread, path));
         let program = Taken::of_thread(thread, call.socket)?;
         let closes_on_exec = closes_on_exec(thread, call.socket)?;
-        // If the notification is still valid, the data was read from the calling thread.
+        // If the calling thread still waits, its tid was not reused, so the data above belongs to this thread.
         reported.is_waiting().then_some(Self { thread, address, place, program, closes_on_exec })
     }
 
@@ -255,8 +260,8 @@ impl Binding {
     }
 }
 
-/// Replaces the socket of the program by the matching held socket. Otherwise removes the held sockets that block the
-/// address.
+/// Replaces the socket of the program by the matching held socket. If no held socket matches, removes the unclaimed
+/// held sockets that block the address.
 fn bind_held(
     reported: &ReportedCall<'_>,
     binding: &Binding,
@@ -265,7 +270,7 @@ fn bind_held(
 ) -> Handled {
     let (program, address) = (&binding.program, &binding.address);
     if let Some(held) = all.iter_mut().find(|held| held.identity == program.identity) {
-        // The program repeats a call that was interrupted after its socket was replaced.
+        // The program repeats a bind(2) that a signal interrupted after the socket was replaced.
         if held.claim != Claim::Interrupted(binding.thread) || held.address != *address {
             return Handled::Pass;
         }
@@ -307,7 +312,7 @@ mod tests {
     use crate::Channels;
     use crate::inner::Limits;
 
-    /// Holds a listening socket of this process, as if an incarnation had died.
+    /// Holds a listening socket of this process as the held socket of a dead incarnation.
     fn held_of_dead(inner: &Inner, component: ComponentId, socket: &TcpListener) {
         let taken =
             Taken::of_thread(Tid(rustix::thread::gettid().as_raw_nonzero().get()), Fd(socket.as_raw_fd()));

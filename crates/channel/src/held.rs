@@ -1,6 +1,10 @@
-//! Held sockets: listening sockets that stay open after their program has died.
+//! Describes held sockets: duplicates of listening sockets that stay open when the program dies.
 //!
-//! Owns: the duplicate of one listening socket, and the properties that a new socket must match to be replaced by it.
+//! The next incarnation (run of the program) usually binds a new socket to the same address. The held socket then
+//! replaces the new socket.
+//!
+//! Owns: the duplicate of one listening socket, and the properties that must be equal in the duplicate and in a new
+//! socket.
 //! Invariants: the duplicate refers to the same open file description as the socket of the program.
 //! Does not: decide when the socket is released; `component` does.
 
@@ -35,7 +39,7 @@ const fn option(level: i32, number: i32, name: &'static str) -> SocketOption {
     SocketOption { level, number, name }
 }
 
-/// The properties that must be equal so that one socket can replace another socket.
+/// The properties of a socket that must be equal so that a held socket can replace a new socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Kind {
     domain: i32,
@@ -136,13 +140,13 @@ pub(crate) fn closes_on_exec(thread: Tid, fd: Fd) -> Option<bool> {
     procfs::closes_on_exec(&procfs::read_text(format!("/proc/{thread}/fdinfo/{fd}")).ok()?)
 }
 
-/// The claim of the current incarnation (run of the program) on a held socket.
+/// Whether the current incarnation has a held socket open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Claim {
-    /// The current incarnation has claimed the socket.
+    /// The current incarnation has the socket open.
     Taken,
-    /// The current incarnation may have the socket. The socket was handed to this thread, but a signal interrupted the
-    /// call of bind(2).
+    /// The current incarnation may have the socket open. This thread has received the socket, but a signal has
+    /// interrupted its call of bind(2).
     Interrupted(Tid),
     /// No incarnation has claimed the socket since the last death.
     Open,
@@ -178,7 +182,8 @@ impl Held {
         Some(Self { socket, identity, kind, address, path, claim, slot, absences })
     }
 
-    /// Reports whether a new incarnation may claim the socket: it was not claimed, or no process has it open.
+    /// Reports whether a new bind(2) may receive the socket: the socket is unclaimed, or the last scan has found no
+    /// process with the socket.
     pub(crate) fn is_open(&self) -> bool {
         self.claim == Claim::Open || self.absences > 0
     }
@@ -189,8 +194,8 @@ impl Held {
         is_in_reach && self.address.conflicts(self.kind.is_v6_only, address, kind.is_v6_only)
     }
 
-    /// Closes the socket. If no incarnation has claimed the socket, shutdown(2) also ends the listening. Otherwise a
-    /// duplicate in a child of this process would still listen until the child executes its program.
+    /// Closes the socket. If the socket is unclaimed, the function calls shutdown(2) first, so that no duplicate
+    /// continues to listen. A new child of this process has a duplicate until the child executes its program.
     pub(crate) fn close(self) {
         if self.claim == Claim::Open {
             let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
@@ -228,8 +233,9 @@ impl Held {
         }
     }
 
-    /// Prepares the socket for the time without a program, in which more clients queue than the program had planned.
-    /// With `keeps_path`, the path stays usable after the next incarnation has unlinked it.
+    /// Prepares the socket for the time until the next incarnation claims the socket. A TCP socket gets a longer
+    /// backlog, because more clients queue while no program accepts them. With `keeps_path`, a second link preserves
+    /// the socket file, in case the next incarnation unlinks the path.
     pub(crate) fn prepare_wait(&mut self, keeps_path: bool) {
         (self.claim, self.slot, self.absences) = (Claim::Open, None, 0);
         if self.kind.is_tcp() {

@@ -1,32 +1,39 @@
-//! Channels that survive the death of a program. The listening sockets of a component (a supervised program) stay open.
-//! Callers of the component wait, and are not refused.
+//! Preserves the *channels* of a program while the program is dead: its listening sockets, and the connect(2) calls to
+//! them.
+//!
+//! A *component* is a supervised program. The listening sockets of a dead component stay open. A *caller* is a thread
+//! of a component whose connect(2) goes to another component. If the other component does not listen yet, the caller
+//! waits, and is not refused.
 //!
 //! Owns: the held sockets, the waiting callers, and the threads that handle bind(2), listen(2) and connect(2) of
 //! components.
 //! Invariants: a program needs no change. If this crate cannot parse a call, or if this process has died, the kernel
 //! executes the call unchanged.
-//! Does not: start components by itself, check whether components are ready, or preserve established connections.
+//! Does not: decide when a component is started or ready, or preserve established connections.
 //!
 //! # How it works
 //!
-//! A seccomp filter ([`sys::seccomp_listener`]) reports the three calls. Other calls have no additional cost.
+//! A seccomp filter ([`sys::seccomp_listener`]) reports bind(2), listen(2) and connect(2) to this process. The filter
+//! does not report other system calls.
 //!
-//! - listen(2): this process duplicates the socket, and keeps the duplicate open when the program dies. Clients queue
-//!   in the backlog. For TCP, the backlog of a dead program is net.core.somaxconn.
-//! - bind(2) of the next incarnation (run of the program): the held socket replaces the program's own socket under the
-//!   same number. The call succeeds. The address, the family, the type, the protocol, IPV6_V6ONLY, the interface and
-//!   the network namespace must be equal. The close-on-exec flag is preserved. O_NONBLOCK and the options below are
-//!   copied if they differ. If several sockets share an address (SO_REUSEPORT), they are handed over in their original
-//!   order.
-//! - connect(2) to an address of another component that does not listen yet: the call is held until the component is
-//!   ready or listens. The hold also ends at a limit ([`Limits`]). Then the kernel executes the call. A signal with a
-//!   handler, or the death of the caller, ends the wait within a tenth of a second.
+//! - listen(2): this process duplicates the socket. The duplicate (the *held socket*) stays open when the program dies,
+//!   and clients queue in its backlog. While the program is dead, the backlog of a TCP socket is net.core.somaxconn.
+//! - bind(2): if the next incarnation (run of the program) binds a socket to the address of a held socket, the held
+//!   socket replaces the new socket. The descriptor number and the close-on-exec flag do not change, and the call
+//!   succeeds. In both sockets, the address, the family, the type, the protocol, IPV6_V6ONLY, the interface and the
+//!   network namespace must be equal. If O_NONBLOCK or one of the options below differs, it is copied to the held
+//!   socket. If several held sockets share an address (SO_REUSEPORT), the first bind(2) receives the socket that began
+//!   to listen first, and so on.
+//! - connect(2): if the address belongs to another component, and this component does not listen yet, the call is
+//!   *held* (the caller waits in the kernel). The hold ends when the called component is ready or listens, or at a time
+//!   limit ([`Limits`]). The kernel then executes the call. If the caller dies or receives a signal with a handler, the
+//!   hold ends within a tenth of a second.
 //!
-//!   In a component that is stopped for checkpoints ([`Channels::expect_stops`]), a signal or a stop interrupts the
-//!   call. If the call is repeated, it waits for the remaining part of its limit.
+//! If a tracer stops the caller's component for checkpoints ([`Channels::expect_stops`]), a signal or a stop interrupts
+//! the held call. If the caller repeats the call, the call waits for the remaining part of its time limit.
 //!
-//!   A component that connects to its own held socket before its bind(2) is refused. Programs search for an earlier
-//!   instance of themselves in this way.
+//! If a component connects to its own held socket before its bind(2), the call fails with ECONNREFUSED. Programs use
+//! such a call to find another running instance of themselves.
 //!
 //! Copied options: SO_REUSEADDR, SO_REUSEPORT, SO_KEEPALIVE, SO_LINGER, SO_OOBINLINE, SO_PASSCRED, SO_PRIORITY,
 //! SO_RCVLOWAT, SO_RCVTIMEO, SO_SNDTIMEO, SO_RCVBUF, SO_SNDBUF; TCP_NODELAY, TCP_DEFER_ACCEPT, TCP_FASTOPEN,
@@ -35,25 +42,27 @@
 //! # Limits
 //!
 //! - A socket that is bound to port 0 gets another port in each incarnation. Such a socket is held only for a component
-//!   with checkpoints.
-//! - A program may duplicate a descriptor, or register it in an epoll instance, between socket(2) and bind(2). The
-//!   duplicate and the registration then refer to the unbound socket. A packet filter (SO_ATTACH_FILTER,
-//!   SO_ATTACH_REUSEPORT_CBPF) that is attached before bind(2) also stays at the unbound socket.
-//! - A Unix socket keeps its path through a second link (`.NAME.undying-INODE`) in the same directory. The link is
-//!   created when the program dies. When the next incarnation has unlinked the path and binds it again, the link is
-//!   renamed to the path. Between these two calls, callers that are components wait, and other clients find no file.
+//!   with checkpoints ([`Channels::expect_stops`]).
+//! - The held socket replaces a new socket only in one descriptor. If the program has duplicated this descriptor before
+//!   bind(2), the duplicate refers to the unbound new socket. An earlier registration in an epoll instance also refers
+//!   to the unbound socket. A packet filter (SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF) of the new socket is not
+//!   copied.
+//! - When a program dies, the file of its Unix socket gets a second link (`.NAME.undying-INODE`) in the same directory.
+//!   If the next incarnation unlinks the path and binds a socket to the path again, the second link is renamed to the
+//!   path. Between the unlink(2) and the bind(2), callers wait, and clients that are not components find no file.
 //! - If the second link cannot be created, and the program unlinks the path, the program gets a new socket. Clients
-//!   that waited at the old socket then receive an end of file.
-//! - A program that renames its socket file after bind(2) gets a new socket.
-//! - The filter does not report calls through io_uring. Such a socket is not held, and such a caller does not wait.
-//! - If a program installs its own seccomp filter with a listener, the kernel refuses the filter with EBUSY.
-//! - While a program is dead, its Unix socket queues no more clients than its backlog. Further clients block in
-//!   connect(2), or fail with EAGAIN if their sockets are nonblocking.
-//! - The path of a component with checkpoints gets no second link, because a restore receives the held socket.
+//!   that wait at the held socket receive an end of file.
+//! - If a program has renamed its socket file after bind(2), the next incarnation gets a new socket.
+//! - The filter does not report listen or connect requests of io_uring. Sockets of such requests are not held, and
+//!   connect requests do not wait.
+//! - If a program installs its own seccomp filter with a listener, the kernel refuses the program's filter with EBUSY.
+//! - While a program is dead, its Unix socket queues at most as many clients as the program has requested as backlog.
+//!   Further clients block in connect(2), or fail with EAGAIN if their sockets are nonblocking.
+//! - A socket file of a component with checkpoints gets no second link, because a restore receives the held socket.
 //! - All addresses are assumed to belong to one network namespace.
 //! - Components that wait for each other wait until the limit. [`Channels::waiting`] shows these callers.
-//! - The death of this process closes the sockets of components that are dead at this time, and does not remove second
-//!   links.
+//! - If this process dies while a component is dead, the held sockets of the component are closed. Second links are not
+//!   removed.
 //! - UDP sockets and other sockets without listen(2) are not changed.
 //! - A socket that a running program closes stays open for one to two seconds: see [`Channels::scan`].
 //! - While a component is dead, a connection to the component succeeds. A readiness probe that only connects is

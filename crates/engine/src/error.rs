@@ -17,7 +17,7 @@ pub enum EngineError {
     /// Row: refused
     #[error("{}", refusal(.0))]
     Refused(Vec<Obstacle>),
-    /// The process does not exist, or has ended meanwhile.
+    /// The process does not exist, or has already ended.
     /// Row: no-process
     #[error(
         "there is no process {0} to checkpoint\nhelp: `ps -e` lists the processes; a zombie has ended already"
@@ -31,7 +31,7 @@ pub enum EngineError {
     Permission {
         /// The process.
         pid: Pid,
-        /// The reason, as text.
+        /// The reason of the refusal, as text.
         why: String,
     },
     /// The threads of the tree could not be stopped.
@@ -78,13 +78,13 @@ pub enum EngineError {
         /// The version of the record.
         version: u32,
     },
-    /// The process tree changed during the capture, in each of several attempts. The tree continues to run.
+    /// The process tree changed during each of several attempts of a capture. The tree continues to run.
     /// Row: tree-changed
     #[error(
         "the process tree changed while it was captured: {0}\nhelp: the tree runs on; take the checkpoint again when the program starts and ends fewer processes"
     )]
     Changed(String),
-    /// The construction of the tree failed, for a reason other than the image.
+    /// The construction of the process tree failed, but not because of the image.
     /// Row: restore-failed
     #[error(
         "the process tree cannot be built: {0}\nhelp: no process of the tree runs, and the image is intact; restore again, or under the kernel of the checkpoint"
@@ -114,13 +114,14 @@ pub enum EngineError {
         "the image does not tell which files the program writes: an earlier version of undying made it\nhelp: restore with --files keep if no file has changed since"
     )]
     FilesNotRecorded,
-    /// This system cannot fill memory while the program runs. No step was begun.
+    /// This system cannot fill memory while the program runs. No step of the restore was begun.
     /// Row: lazy-missing
     #[error(
         "the program cannot run before its memory is filled: {0}\nhelp: run undying as root or with CAP_SYS_PTRACE, on a kernel with CONFIG_USERFAULTFD; or restore without --lazy"
     )]
     LazyMissing(sys::Error),
-    /// The program already ran when a missing page of its memory could not be filled. The program was killed.
+    /// A missing page of memory could not be filled while the restored program was already running. The program was
+    /// killed.
     /// Row: lazy-lost
     #[error(
         "{0}\nthe program had begun to run, and was killed because a missing page of its memory could not be filled\nhelp: restore an earlier checkpoint; without --lazy, the whole image is checked before the program runs"
@@ -129,7 +130,7 @@ pub enum EngineError {
     /// A living tree differs from the checkpoint in state that `apply` cannot set.
     #[error("the tree differs from the checkpoint in more than memory and registers: {}", .0.join("; "))]
     NotInPlace(Vec<String>),
-    /// `apply` failed after it had changed a part of a living tree. The tree was killed.
+    /// `apply` failed when a part of a living tree was already changed. The tree was killed.
     #[error("{0}\nthe process tree was rolled back only partly to the checkpoint, and was killed")]
     InPart(Box<EngineError>),
     /// An operation on a kernel object failed.
@@ -156,7 +157,7 @@ pub enum EngineError {
 pub type Result<T> = std::result::Result<T, EngineError>;
 
 impl EngineError {
-    /// Reports whether the error only means that a process has ended meanwhile.
+    /// Reports whether the error means only that a process has ended during the operation.
     #[must_use]
     pub fn says_gone(&self) -> bool {
         let error = match self {
@@ -170,13 +171,15 @@ impl EngineError {
         error.errno == sys::Errno::ESRCH || error.errno == sys::Errno::ENOENT
     }
 
-    /// Reports whether another program killed a process under construction. The image may then be intact.
+    /// Reports whether another program killed a process under construction. This error is no sign of a damaged
+    /// image.
     #[must_use]
     pub fn is_broken_off(&self) -> bool {
         matches!(self, Self::Resource(ResourceError::Remote(RemoteError::Ended(_)))) || self.says_gone()
     }
 
-    /// Returns the process that lacks the instructions for remote system calls, if this is the reason of the error.
+    /// Returns the process in which the instructions for remote system calls are missing; `None` if the error has
+    /// another reason.
     pub(crate) fn lacks_code(&self) -> Option<Pid> {
         match self {
             Self::Resource(ResourceError::Remote(RemoteError::NoGadget(pid))) => Some(*pid),
@@ -184,7 +187,7 @@ impl EngineError {
         }
     }
 
-    /// Converts an error of missing instructions (see `lacks_code`) into a refusal. Returns any other error
+    /// Converts an error of missing instructions (see `lacks_code`) into a refusal. Returns every other error
     /// unchanged.
     pub(crate) fn or_refusal(self) -> Self {
         self.lacks_code().map_or(self, |pid| Self::Refused(vec![obstacles::of_code(pid)]))

@@ -14,11 +14,11 @@ use crate::error::{EngineError, Result};
 /// The version of all records in this file.
 const VERSION: u32 = 1;
 
-/// The first page space of memory objects. The page spaces of processes are numbered from zero. A page space is the
-/// set of pages of one process or object in an image.
+/// The number of the first page space of a memory object. A page space is the set of pages of one process or one
+/// memory object in an image. The page spaces of processes are numbered from zero.
 const OBJECT_SPACES: u32 = 0x8000_0000;
 
-/// The process tree: its processes in creation order, and the checksum that must match at a restore.
+/// The process tree: the processes, and a checksum that this kernel must match at a restore.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TreeMessage {
     /// The pids: the root first, parents before their children.
@@ -39,7 +39,8 @@ pub(crate) struct ProcessMessage {
     pub group: i32,
     #[prost(int32, tag = "4")]
     pub session: i32,
-    /// Whether the process has ended and waits to be reaped. `exit_code` is then the wait(2) status of the process.
+    /// Whether the process has ended and is not yet reaped. If true, `exit_code` is the wait(2) status of the
+    /// process.
     #[prost(bool, tag = "5")]
     pub zombie: bool,
     #[prost(int32, tag = "6")]
@@ -75,7 +76,8 @@ pub(crate) struct LayoutMessage {
     pub addresses: Vec<u64>,
     #[prost(bytes = "vec", tag = "2")]
     pub auxiliary_vector: Vec<u8>,
-    /// The first address of the kernel's own mappings (vvar, vDSO); 0 if the process has no such mappings.
+    /// The first address of the mappings that the kernel provides (vvar, vDSO); 0 if the process has no vDSO
+    /// mappings.
     #[prost(uint64, tag = "3")]
     pub vdso_start: u64,
     #[prost(uint64, tag = "4")]
@@ -136,8 +138,8 @@ pub(crate) struct FilesMessage {
     pub files: Vec<FileRecord>,
 }
 
-/// The directories of files that a restore can truncate, with their state at the checkpoint. An image contains this
-/// record only if there is a file of this kind.
+/// The directories of files that a restore can truncate, with their state at the checkpoint. If a restore can
+/// truncate no file, the image does not contain this record.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct DirectoriesMessage {
     #[prost(message, repeated, tag = "1")]
@@ -153,15 +155,15 @@ pub(crate) trait EngineRecord: Message + Default {
         records.push(Record::new(Self::KIND, VERSION, owner, self.encode_to_vec()));
     }
 
-    /// Removes the record of `owner` from `records` and decodes the record. A missing record is an `Incomplete`
-    /// error.
+    /// Removes the record of `owner` from `records` and decodes the record. Returns `Incomplete` if the record is
+    /// missing.
     fn take(records: &mut RecordSet, owner: Owner) -> Result<Self> {
         Self::take_if_there(records, owner)?
             .ok_or_else(|| EngineError::Incomplete(format!("record {} of {owner:?} is missing", Self::KIND)))
     }
 
-    /// Like `take`, but returns `None` if the record is missing. Used for records that images of earlier versions
-    /// lack.
+    /// Like `take`, but returns `None` if the record is missing. Used for records that do not exist in images of
+    /// earlier versions.
     fn take_if_there(records: &mut RecordSet, owner: Owner) -> Result<Option<Self>> {
         let Some(record) = records.take(Self::KIND, owner) else { return Ok(None) };
         if record.version > VERSION {
@@ -171,7 +173,7 @@ pub(crate) trait EngineRecord: Message + Default {
     }
 }
 
-/// Implements `EngineRecord` for each message, with the kind of its record.
+/// Implements `EngineRecord` for each message. The string is the kind of the record.
 macro_rules! engine_records {
     ($($message:ty = $kind:literal,)*) => {
         $(impl EngineRecord for $message {
@@ -191,12 +193,12 @@ engine_records! {
     DirectoriesMessage = "directories",
 }
 
-/// Reports whether a page space belongs to a process. Other page spaces belong to objects.
+/// Reports whether a page space belongs to a process. If not, the page space belongs to a memory object.
 pub(crate) const fn is_process_space(space: u32) -> bool {
     space < OBJECT_SPACES
 }
 
-/// Returns the page space of an object.
+/// Returns the page space of a memory object.
 pub(crate) fn object_space(object: u64) -> SpaceId {
     SpaceId(OBJECT_SPACES | u32::try_from(object).expect("objects are numbered from 1 within one image"))
 }

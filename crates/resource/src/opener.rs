@@ -1,12 +1,18 @@
-//! Opens files by recorded paths, with the rights of their holders: the processes that had the files open.
+//! Opens files by recorded paths during a restore.
+//!
+//! The *restorer* (the restoring process) can have more rights than the restored program. At a recorded path, there
+//! may now be a file that the program had no right to open. The *holders* of a file are the processes of the program
+//! that had the file open at the checkpoint. The *identity* of a file is its device, inode, type and birth time. A
+//! file with the recorded identity is opened with the rights of the restorer, because the holders had this file open.
+//! A file with another identity is opened with the rights of the holders. A restore thus gives the program no
+//! additional right.
 //!
 //! Owns: the choice of the rights with which a recorded path is opened.
-//! Invariants: no symbolic link is followed, because a recorded path contains no symbolic link. A file with the
-//! recorded device, inode, type and birth time is opened with the rights of the restorer (the restoring process). The
-//! holders had this file open. Any other file is opened with the rights of its holders, so that a restore adds no
-//! right. The path is resolved to an O_PATH descriptor, and this descriptor is inspected and then reopened. The
-//! inspected file is therefore the opened file.
-//! Does not: decide which other files are acceptable. Each kind (the code for one type of kernel object) decides.
+//! Invariants: no symbolic link is followed, because a recorded path contains no symbolic link. A path is resolved to
+//! an O_PATH descriptor. The descriptor is inspected, and then the same descriptor is reopened. So no other file can
+//! be opened than the inspected file.
+//! Does not: decide whether a file with another identity is acceptable. Each kind (the code for one type of kernel
+//! object) decides this.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -21,10 +27,10 @@ use crate::error::ResourceError;
 use crate::support::identity::Identity;
 use crate::support::opening::{may_read, may_write, own_link};
 
-/// Opens files for the processes that hold the files. The default opener uses only the rights of the restorer.
+/// Opens files with the rights of their holders. The default opener uses only the rights of the restorer.
 #[derive(Clone, Default, Debug)]
 pub struct Opener {
-    /// The rights of the holders, without duplicates. Rights that include all rights of the restorer are left out.
+    /// The rights of the holders, without duplicates. A holder with all rights of the restorer is left out.
     others: Arc<[FileRights]>,
 }
 
@@ -44,8 +50,8 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// Returns the error of a restore. `whose` describes how the program uses the path. `usual` is the fix if neither
-    /// a symbolic link nor a missing right is the reason.
+    /// Returns the error of the restore. `whose` describes how the program uses the path. If neither a symbolic link
+    /// nor a missing right is the reason of the refusal, the error proposes the fix `usual`.
     pub(crate) fn of(&self, path: &Path, whose: &str, usual: &str) -> ResourceError {
         let fix = match self {
             Self::Link => "replace the symbolic link by the file itself, then restore again",
@@ -65,7 +71,7 @@ impl Refusal {
 /// A file at a recorded path, as an O_PATH descriptor.
 #[derive(Debug)]
 pub(crate) struct Found<'a> {
-    /// The recorded path; `None` if the file was found by other means than its path.
+    /// The recorded path; `None` if the file was not found by its path.
     path: Option<&'a Path>,
     file: OwnedFd,
     identity: Identity,
@@ -91,8 +97,8 @@ impl Opener {
         Ok(Self { others: others.into() })
     }
 
-    /// Resolves a recorded path. `recorded` is `None` if the record does not identify the file. The rights of the
-    /// holders are used then.
+    /// Resolves a recorded path. `recorded` is the recorded identity of the file. If `recorded` is `None`, the file
+    /// is opened with the rights of the holders.
     pub(crate) fn find<'a>(
         &'a self,
         path: &'a Path,
@@ -116,7 +122,7 @@ impl Opener {
         Ok(Found { path: Some(path), file, identity, others: &self.others })
     }
 
-    /// Wraps a file that was found by other means than its path. `file` is an O_PATH descriptor or an open descriptor.
+    /// Wraps a file that was not found by its path. `file` may be an O_PATH descriptor.
     pub(crate) fn adopt(&self, file: OwnedFd, recorded: Option<Identity>) -> Result<Found<'_>, Refusal> {
         let identity = Identity::of(&file)?;
         let is_recorded = recorded.is_some_and(|recorded| recorded.is_that_of(&identity));
@@ -125,7 +131,7 @@ impl Opener {
     }
 }
 
-/// Returns an O_PATH descriptor of the nearest existing directory above a recorded path. Follows no symbolic link.
+/// Returns an O_PATH descriptor of the nearest directory above a recorded path that exists. Follows no symbolic link.
 pub(crate) fn nearest_directory(path: &Path) -> Result<OwnedFd, Refusal> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut last = E::NOENT;
@@ -157,9 +163,9 @@ impl Found<'_> {
         Ok(opened)
     }
 
-    /// Runs a system call on the file with the rights of the holders. The call receives a path in `/proc/self/fd` that
-    /// leads to this file only. With several holders, the call runs once for each holder and must succeed each time.
-    /// Returns the last result.
+    /// Runs a system call on the file with the rights of the holders. `call` receives a path in `/proc/self/fd`,
+    /// which always leads to the inspected file. With several holders, `call` runs once for each holder, and must
+    /// succeed each time. Returns the last result.
     pub(crate) fn act<Output: Send>(
         &self,
         call: impl Fn(&str) -> Result<Output, E> + Sync,
@@ -179,8 +185,8 @@ impl Found<'_> {
             let flags = flags - OFlags::NOFOLLOW;
             return rustix::fs::open(own_link(&self.file), flags, Mode::empty()).map(Ok);
         };
-        // The new description must have O_NOFOLLOW, but an open of the link in /proc with O_NOFOLLOW fails. The
-        // recorded path is therefore opened.
+        // The new description must have O_NOFOLLOW. An open of the link in /proc with O_NOFOLLOW fails, because the
+        // link is a symbolic link. So the recorded path is opened, and the identity of the opened file is compared.
         let file = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
         Ok(match Identity::of(&file) {
             Ok(identity) if identity == self.identity => Ok(file),
@@ -189,8 +195,8 @@ impl Found<'_> {
         })
     }
 
-    /// Checks that the rights of a further holder permit an open with `flags`. The file is not opened again, because
-    /// the other end of a named pipe would detect a second open.
+    /// Checks that `rights` permit an open with `flags`. The file is not opened, because it is already open with the
+    /// rights of the first holder. If the file is a named pipe, its other end would detect a second open.
     fn check(&self, rights: &FileRights, flags: OFlags) -> Result<(), Refusal> {
         if flags.contains(OFlags::PATH) {
             return Ok(());
@@ -209,8 +215,8 @@ impl AsFd for Found<'_> {
     }
 }
 
-/// Resolves a path to an O_PATH descriptor. A symbolic link at the end of the path is resolved to the link itself. A
-/// symbolic link elsewhere in the path is refused.
+/// Resolves a path to an O_PATH descriptor. If the last component of the path is a symbolic link, the descriptor
+/// refers to the link itself. A symbolic link in another component is refused.
 fn resolve(path: &Path) -> Result<OwnedFd, E> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)

@@ -1,9 +1,10 @@
-//! Checkpoints in the memory of this process: for rollback, not for recovery after a crash.
+//! Keeps checkpoints in the memory of this process. These checkpoints serve for rollback, and are lost when this
+//! process ends. Each commit produces a set of buffers with pages, and an index that refers to these buffers.
 //!
-//! Owns: the buffers that each checkpoint needs; compaction.
+//! Owns: the buffers that each checkpoint needs; compaction (moving live pages out of sparse buffers).
 //! Invariants: a kept checkpoint never changes. A buffer is reused only when no checkpoint and no reader needs it. The
-//! number of buffers never exceeds the limit. In a pause, nothing is computed: pages stay in the buffers into which
-//! they were copied. The commit finds zero pages and computes checksums and the index.
+//! number of buffers never exceeds the limit. Nothing is computed in a pause: the pages stay in the buffers of the
+//! copiers. The commit finds zero pages, and computes checksums and the index.
 //! Does not: survive the end of this process.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -29,7 +30,8 @@ use crate::pool::{Pool, locked};
 use crate::reader::{ImageReader, Segment};
 use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
 
-/// A commit compacts if the number of buffers exceeds twice the number that its live pages need, plus this number.
+/// A commit compacts if the number of buffers exceeds a limit. The limit is twice the number of buffers that the live
+/// pages need, plus `SLACK`.
 const SLACK: usize = 4;
 
 /// Limits for the memory of checkpoints.
@@ -37,15 +39,15 @@ const SLACK: usize = 4;
 pub struct MemoryOptions {
     /// The number of pages in a buffer.
     pub buffer_pages: PageCount,
-    /// The maximum number of buffers, for the kept checkpoints and the one in progress together.
+    /// The maximum number of buffers of all kept checkpoints and the checkpoint in progress together.
     pub buffers_max: usize,
-    /// The number of checkpoints that are kept. Older checkpoints are removed.
+    /// The number of newest checkpoints that are kept.
     pub keep: NonZeroUsize,
 }
 
 impl Default for MemoryOptions {
-    /// Returns limits for two checkpoints in at most 1 GiB, in buffers of one huge page. One checkpoint is available
-    /// for rollback while the next is taken.
+    /// Returns limits for two checkpoints in at most 1 GiB, in buffers of one huge page. While one checkpoint is
+    /// taken, the previous checkpoint is available for rollback.
     fn default() -> Self {
         const KEEP: NonZeroUsize = NonZeroUsize::new(2).expect("2 is not zero");
         Self { buffer_pages: PageCount(512), buffers_max: 512, keep: KEEP }
@@ -107,8 +109,8 @@ impl Memory {
         Self { pool, kept: Arc::default(), keep: options.keep.get() }
     }
 
-    /// Opens a checkpoint for reading. Returns `None` if the checkpoint is not kept. The reader stays valid when the
-    /// checkpoint is removed.
+    /// Opens a checkpoint for reading. Returns `None` if the checkpoint is not kept. The reader stays valid after the
+    /// checkpoint was removed.
     ///
     /// # Errors
     ///
@@ -135,7 +137,8 @@ impl Memory {
 }
 
 impl CheckpointSink for Memory {
-    /// Begins a checkpoint. If no checkpoint is kept, the new one starts with no pages.
+    /// Begins a checkpoint. If no checkpoint is kept, the new checkpoint has no initial pages, also with
+    /// `Base::Newest`.
     fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>> {
         if locked(&self.kept).back().is_some_and(|newest| sequence <= newest.commit.sequence) {
             return Err(Error::Exists(path_of(sequence)));
@@ -212,7 +215,8 @@ impl MemoryEpoch {
 }
 
 impl Pages {
-    /// Adds the pages of a batch to the page map, and keeps the buffer of the batch.
+    /// Adds the pages of a batch (a filled buffer) to the page map, and keeps the buffer. Gives the buffer back if all
+    /// pages are zero pages.
     fn enter(&mut self, batch: PageBatch, pool: &Arc<Pool>) -> Result<()> {
         let (mut buffer, pieces) = batch.into_parts();
         let id = SegmentId(self.next);
@@ -225,8 +229,8 @@ impl Pages {
         Ok(())
     }
 
-    /// Returns the index, and frees buffers that the index does not need. Compacts first if superseded pages use too
-    /// much memory.
+    /// Returns the index, and frees the buffers without live pages. If the remaining buffers are too many, moves the
+    /// pages of sparse buffers into new buffers.
     fn settle(&mut self, pool: &Arc<Pool>) -> Result<PageIndex> {
         let index = self.index()?;
         let live = self.live(&index);
@@ -250,7 +254,7 @@ impl Pages {
         self.index()
     }
 
-    /// Returns the index of the current pages, and frees buffers that the index does not need.
+    /// Returns the index of the current pages, and frees the buffers without live pages.
     fn index(&mut self) -> Result<PageIndex> {
         let index = self.map.index().map_err(|error| Error::encoding(&PathBuf::from(PLACE), error))?;
         let live = self.live(&index);
@@ -299,7 +303,7 @@ fn path_of(sequence: Sequence) -> PathBuf {
     PathBuf::from(format!("{PLACE}@{sequence}"))
 }
 
-/// Returns an empty buffer. Fails instead of waiting if the limit is reached.
+/// Returns an empty buffer. If the limit is reached, fails and does not wait.
 fn take(pool: &Pool) -> Result<PageBatch> {
     pool.take_now()?.ok_or_else(exhausted)
 }

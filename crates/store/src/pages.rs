@@ -1,9 +1,10 @@
-//! Writes the pages of an image. A thread hashes pages and writes them while copiers fill the next buffers. A small
-//! number of pages is written at the end, without a thread.
+//! Writes the pages of an image. A thread hashes and writes full buffers, while copiers (threads that copy pages of the
+//! subject) fill the next buffers. If an image has only a few pages, `PagesWriter::end` writes the pages, without a
+//! thread.
 //!
-//! Owns: the decision to start the thread; the thread and its queue; the page map.
-//! Invariants: batches are processed in the order in which they were sent. No write is in flight after the
-//! `PagesWriter` or its `Ending` was dropped, or after `wait` has returned.
+//! Owns: the decision to start the thread; the thread, and the queue of its orders (messages); the page map.
+//! Invariants: batches (filled buffers) are processed in the sequence in which the copiers sent the batches. No write
+//! is in flight after the `PagesWriter` was dropped, or after `Ending::wait` has returned.
 //! Does not: copy from a subject, or publish the image.
 
 use std::path::PathBuf;
@@ -25,8 +26,8 @@ use crate::packer::pack_into;
 use crate::pool::{OnPanic, Pool, locked};
 use crate::segment::{EndedSegment, SegmentWriter};
 
-/// The maximum number of queued orders. The queue has space for every buffer of a pool; a longer queue would need more
-/// memory than allowed.
+/// The maximum number of queued orders. A pool of the default size has fewer buffers, so the queue has space for every
+/// buffer.
 const ORDERS_MAX: usize = 64;
 
 /// The size of a buffer for compressed pages.
@@ -43,8 +44,8 @@ pub(crate) enum Order {
     Finish,
 }
 
-/// The result of the writing thread. The thread has waited for all writes, because the kernel may cancel writes of a
-/// thread that exits.
+/// The result of the writing thread. The thread waits for all its writes before it exits, because the kernel may cancel
+/// the writes of an exiting thread.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) map: PageMap,
@@ -67,7 +68,8 @@ pub(crate) struct PagesWriter {
 
 #[derive(Debug)]
 enum Stage {
-    /// At most one small batch was received. Starting a thread and waiting for it would take longer than the write.
+    /// At most one small batch was received. The start and the end of a thread would take longer than the write of this
+    /// batch.
     Few {
         worker: Box<Worker>,
         held: Option<PageBatch>,
@@ -103,7 +105,7 @@ impl PagesWriter {
         Self { stage: Mutex::new(Stage::Few { worker, held: None }), pool }
     }
 
-    /// Starts the thread, because many pages will follow.
+    /// Starts the thread before the first batch arrives. A caller that expects many pages calls this method.
     pub(crate) fn begin(&self) -> Result<()> {
         locked(&self.stage).start(&self.pool).map(drop)
     }
@@ -117,17 +119,20 @@ impl PagesWriter {
                 *held = Some(batch);
                 return Ok(());
             }
-            // The order has no effect, because no page was received yet. In a pause, no thread is started without need.
+            // No page was received yet, so the order has no effect. The thread is not started, because the subject may
+            // be stopped, and the start of a thread takes time.
             (Stage::Few { held: None, .. }, Order::Discard(..)) => return Ok(()),
             (_, order) => order,
         };
         let orders = stage.start(&self.pool)?;
-        // The lock is released before `pass`, because `pass` may wait for the thread.
+        // The lock is released before `pass`. `pass` may wait for the thread, and other copiers must not wait for the
+        // lock meanwhile.
         drop(stage);
         self.pass(&orders, order)
     }
 
-    /// Ends the writer: no more pages are accepted, and the received pages are written.
+    /// Ends the writer: no more pages are accepted. The received pages are written now, or by the thread until
+    /// `Ending::wait` returns.
     pub(crate) fn end(self) -> Result<Ending> {
         match std::mem::replace(&mut *locked(&self.stage), Stage::Over) {
             Stage::Few { worker, held } => worker.write_few(held).map(Ending::Done),
@@ -148,7 +153,7 @@ impl PagesWriter {
 }
 
 impl Stage {
-    /// Returns the queue of the thread. Starts the thread if it does not run.
+    /// Returns the queue of the thread. Starts the thread if the thread does not run.
     fn start(&mut self, pool: &Pool) -> Result<SyncSender<Order>> {
         match std::mem::replace(self, Self::Over) {
             Self::Few { worker, held } => {
@@ -173,7 +178,7 @@ impl Stage {
 }
 
 impl Ending {
-    /// Waits until everything is written.
+    /// Waits until all pages are written.
     pub(crate) fn wait(self) -> Result<Finished> {
         let (pool, handle) = match self {
             Self::Done(finished) => return Ok(finished),
@@ -198,7 +203,8 @@ impl Drop for PagesWriter {
     }
 }
 
-/// Writes non-zero pages to a file at `path`. The file is created when the first stored page arrives.
+/// Writes the pages that are not zero pages to a file at `path`. The file is created when the first page must be
+/// stored.
 #[derive(Debug)]
 struct Worker {
     medium: Arc<dyn Medium>,
@@ -212,14 +218,14 @@ struct Worker {
 }
 
 impl Worker {
-    /// Processes orders until `Order::Finish`. Returns `None` if the writer was dropped instead.
+    /// Processes orders until `Order::Finish`. Returns `None` if the `PagesWriter` was dropped before `Order::Finish`.
     fn run(self, orders: &Receiver<Order>) -> Result<Option<Finished>> {
         let pool = Arc::clone(&self.pool);
         let _guard = OnPanic(|error: &Error| pool.fail(error));
         self.work(orders).inspect_err(|error| pool.fail(error))
     }
 
-    /// Writes the only batch, without a thread.
+    /// Writes the only batch in the calling thread.
     fn write_few(mut self, batch: Option<PageBatch>) -> Result<Finished> {
         self.writes = Writes::One;
         if let Some(batch) = batch {
@@ -237,7 +243,8 @@ impl Worker {
             self.collect()?;
             let order = match orders.try_recv() {
                 Ok(order) => order,
-                // This arm waits for a write, because a copier may be waiting for a buffer without sending an order.
+                // The queue is empty, but a copier may be waiting for a free buffer. Therefore this arm waits for a
+                // write: a completed write frees a buffer.
                 Err(TryRecvError::Empty) if self.wait()? => continue,
                 Err(TryRecvError::Empty) => match orders.recv() {
                     Ok(order) => order,
@@ -256,7 +263,7 @@ impl Worker {
         }
     }
 
-    /// Returns buffers whose writes are complete to the pool.
+    /// Gives the buffers of completed writes back to the pool.
     fn collect(&mut self) -> Result<()> {
         let Some(segment) = &mut self.segment else { return Ok(()) };
         while let Some(buffer) = segment.take_done()? {
@@ -265,7 +272,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits for one write. Returns false if no write is in flight.
+    /// Waits until one write is complete. Returns false if no write is in flight.
     fn wait(&mut self) -> Result<bool> {
         let Some(segment) = &mut self.segment else { return Ok(false) };
         let took = Stopwatch::start();
@@ -300,7 +307,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Writes the bytes that the compression has buffered.
+    /// Writes the compressed bytes that are still in a buffer.
     fn flush(&mut self) -> Result<()> {
         self.segment.as_mut().map_or(Ok(()), SegmentWriter::flush)
     }
@@ -314,11 +321,11 @@ impl Worker {
         Ok(Finished { map, segment, codec, timings })
     }
 
-    /// Creates the segment file. The first batch has `first` bytes of pages.
+    /// Creates the segment file. `first` is the number of bytes of stored pages in the first batch.
     fn begin(&self, first: ByteCount) -> Result<SegmentWriter> {
         let sink = self.medium.create_pages(&self.path, self.writes)?;
         let buffer = match self.writes {
-            // The only batch has `first` bytes, and its compressed form is not longer.
+            // The file contains one batch of `first` bytes. The compressed form of the batch is not longer.
             Writes::One => first,
             Writes::Many(_) => BUFFER_BYTES,
         };
@@ -329,7 +336,7 @@ impl Worker {
     }
 }
 
-/// Returns the reason why the thread accepts no more orders.
+/// Returns the error that explains why the thread accepts no more orders.
 fn failure(pool: &Pool) -> Error {
     let gone = || Error::Io(sys::Error::new("continue after a failed write", sys::Errno::SHORT));
     pool.failure().unwrap_or_else(gone)

@@ -5,8 +5,8 @@
 //! Owns: the number of buffers; the wait for a buffer, and its time limit; the failure of all waits after a writer has
 //! failed.
 //! Invariants: the number of buffers is at most the sum of the pool's limit, the reserve and the spare buffers of the
-//! last pause. Returned buffers are freed until their number equals the limit plus the reserve. A new reserve is
-//! granted only when all spare buffers are freed. After a failure, no caller waits.
+//! last pause. While more buffers exist than the limit plus the reserve, each returned buffer is freed. A new reserve
+//! is granted only when all spare buffers are freed. After a failure, no caller waits.
 //! Does not: clear a buffer between two uses.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -52,8 +52,8 @@ pub trait OpenCheckpoint: PageSink + Sync {
 pub trait PageSink {
     /// Returns an empty buffer. Waits if no buffer is free.
     fn buffer(&self) -> Result<PageBatch>;
-    /// Returns an empty buffer for this number of pages. If the pages are few, the allocation of a buffer of the usual
-    /// size costs more than the copying. In this case, the buffer may be smaller than a buffer of the method `buffer`.
+    /// Returns an empty buffer for this number of pages. For few pages, the buffer may be smaller than usual, because
+    /// the allocation of a usual buffer would cost more than the copying.
     fn buffer_for(&self, _pages: PageCount) -> Result<PageBatch> {
         self.buffer()
     }
@@ -88,7 +88,7 @@ pub trait PageSink {
     }
     /// Allocates buffers for this number of pages before the pause. Allocates fewer buffers if the limits would require
     /// a wait. In a pause, one allocation would take as long as copying hundreds of pages. If the kernel must compact
-    /// memory for the allocation, it takes many times longer.
+    /// memory for the allocation, the allocation takes many times longer.
     fn prepare(&self, _pages: PageCount) -> Result<()> {
         Ok(())
     }

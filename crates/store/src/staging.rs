@@ -1,4 +1,4 @@
-//! Staging directories. A staging directory is hidden and locked. It contains an image or a log that is being written
+//! Staging directories. A staging directory is hidden and locked, and contains an image or a log that is being written
 //! or removed. Publication makes the directory visible under its final name, the *target*.
 //!
 //! Owns: the names, locks and removal of staging directories; publication. Publication makes the entries of the
@@ -26,7 +26,8 @@ use crate::medium::{Entry, Kind, Lock, Medium};
 const SUFFIX: &str = ".partial";
 
 /// The maximum number of names that are tried. A name cannot be used if a process of another pid namespace has created
-/// the same name. A new directory is lost if another process locks it first, and removes it as a leftover.
+/// the same name. Another process can lock and remove the new directory as a leftover before this process locks the
+/// directory.
 const ATTEMPTS_MAX: usize = 16;
 
 static COUNTER: AtomicU64 = AtomicU64::new(0);

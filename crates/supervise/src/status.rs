@@ -1,6 +1,7 @@
-//! The exit status of a subject (a protected program), and the policies for restarts and changed files.
+//! The exit status of a subject (a protected program), the policy for restarts, and the policy for changed files.
 //!
-//! Owns: the typed result of a wait and its exit code, the policies, and the names of the policies on the command line.
+//! Owns: the typed result of wait(2), the exit code for this result, the policies, and the names of the policies on the
+//! command line.
 //! Does not: wait for a process, or apply a policy; the module `subject` applies the policies.
 
 use std::fmt;
@@ -8,15 +9,16 @@ use std::fmt;
 use model::Signal;
 use serde::{Deserialize, Serialize};
 
-/// The number that a shell adds to a signal number to form an exit code.
+/// A shell reports a death by a signal with this number plus the signal number.
 const KILLED: i32 = 128;
 /// The exit code for an unknown exit status: the code for a failure of `undying`.
 const UNKNOWN: u8 = 125;
 
-/// Signals that count as a clean end: requests to end, and SIGPIPE, which a program receives when its reader has gone.
-/// `Restart=on-failure` of systemd.service(5) uses the same signals.
+/// Signals that count as a clean end: SIGHUP, SIGINT, SIGPIPE and SIGTERM. `Restart=on-failure` of systemd.service(5)
+/// uses the same signals.
 const CLEAN: [Signal; 4] = [Signal(1), Signal(2), Signal(13), Signal(15)];
-/// SIGKILL: sent only by other processes, and therefore no evidence against the state of the killed program.
+/// SIGKILL. Other processes send this signal, so a death by SIGKILL is no evidence that the state of the program leads
+/// to deaths.
 pub(crate) const KILL: Signal = Signal(9);
 
 /// The status with which a subject ended.
@@ -26,7 +28,7 @@ pub enum SubjectStatus {
     Exited(i32),
     /// The subject was killed by this signal.
     Killed(Signal),
-    /// The subject ended with an unknown status, because it was not a child of this process.
+    /// The status is unknown, because the subject was not a child of this process.
     Unknown,
 }
 
@@ -41,9 +43,10 @@ impl SubjectStatus {
         }
     }
 
-    /// Returns the exit code that a shell would report: the code itself, or 128 plus the signal number.
+    /// Returns the exit code that a shell would report: the exit code of the subject, or 128 plus the signal number.
     ///
-    /// An unknown status counts as a failure of `undying` (125), so that it is not mistaken for success.
+    /// For an unknown status, returns 125, the code for a failure of `undying`. A caller thus does not take an unknown
+    /// status for success.
     #[must_use]
     pub fn code(self) -> u8 {
         match self {
@@ -53,13 +56,14 @@ impl SubjectStatus {
         }
     }
 
-    /// Returns the exit code; `None` if the subject did not exit.
+    /// Returns the exit code of the subject; `None` if a signal has killed the subject or the status is unknown.
     #[must_use]
     pub fn exit(self) -> Option<i32> {
         if let Self::Exited(code) = self { Some(code) } else { None }
     }
 
-    /// Returns the number of the signal that killed the subject; `None` if no signal did.
+    /// Returns the number of the signal that has killed the subject; `None` if the subject exited or the status is
+    /// unknown.
     #[must_use]
     pub fn signal(self) -> Option<i32> {
         if let Self::Killed(signal) = self { Some(signal.get()) } else { None }
@@ -139,8 +143,8 @@ impl RestartPolicy {
     }
 }
 
-/// The treatment of changed files at a restart: regular files that the subject writes and that have changed since the
-/// checkpoint.
+/// What a restart does about changed files. A changed file is a regular file that the subject writes, and that has
+/// changed since the checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChangedFiles {
@@ -149,17 +153,17 @@ pub enum ChangedFiles {
     Rewind,
     /// The program starts from its beginning and recovers from its files.
     Fresh,
-    /// Files that the program only appends to stay as they are. If any other file has changed, the program starts from
-    /// its beginning.
+    /// If the program only appends to all changed files, the files stay as they are. If any other file has changed, the
+    /// program starts from its beginning.
     Append,
-    /// The memory of the checkpoint is restored, and the files stay as they are.
+    /// The checkpoint is restored, and the files stay as they are.
     Keep,
     /// The run ends with an error that names the files.
     Refuse,
 }
 
 impl ChangedFiles {
-    /// The policies that can be chosen for a run.
+    /// The policies that the command line offers for a run.
     pub const ALL: [Self; 4] = [Self::Rewind, Self::Keep, Self::Refuse, Self::Fresh];
 
     /// Returns the name on the command line and in `status`.

@@ -1,19 +1,21 @@
-//! Traces a restored tree while it already runs. If this program dies, the kernel kills the tree.
+//! Traces a restored process tree that already runs. If this program dies before the tree is detached, the
+//! kernel kills the tree.
 //!
-//! Owns: the threads from their first instruction until they are detached, and threads that they create
-//! meanwhile. Also the fd holder: a process of this program that keeps descriptors open longer than this
-//! program lives.
-//! Invariants: a process that the tree creates does not run before the caller was notified. If this program
-//! is killed, the kernel kills every thread of the tree before the fd holder closes a descriptor. This also
-//! holds if the fd holder is killed at the same time.
+//! Owns: the threads of the tree from their first instruction until they are detached. Also the *fd holder*:
+//! a helper process that keeps descriptors open until the tree has died.
+//! Invariants: the caller is notified before a process that the tree creates runs. If this program is killed,
+//! every thread of the tree is killed before the fd holder closes a descriptor. This order holds even if the
+//! fd holder is killed at the same time.
 //! Does not: know which descriptors the fd holder has, or why the tree is traced.
 //!
-//! A killed process first closes its files, and only later detaches from its tracees. So the fd holder also
-//! holds the descriptors that must stay open while the tree can still run. The tracer attaches to the fd
-//! holder first, and the kernel adds new tracees at the front of the list of tracees. A dying tracer kills
-//! its tracees in the order of this list, so it kills the fd holder last (exit_ptrace, Linux 6.18). If
-//! another process kills the fd holder, it stops at its exit with all files open, until its tracer resumes
-//! it.
+//! If this program is killed, the kernel closes its files before it kills its tracees. In this short time,
+//! the tree still runs. Therefore the fd holder has duplicates of the descriptors that must stay open while
+//! the tree runs.
+//!
+//! The fd holder must die last. The tracer attaches to the fd holder first, and the kernel adds each further
+//! tracee at the front of the tracer's list. When the tracer dies, the kernel kills the tracees in the order
+//! of this list (exit_ptrace, Linux 6.18). If another process kills the fd holder, the fd holder stops at its
+//! exit with all files open, until the tracer resumes it.
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
@@ -30,24 +32,24 @@ use crate::stub::Stub;
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
 use crate::tracer;
 
-/// Longest time for which a wait blocks without a change. Then the caller can do other work.
+/// Maximum time for which a wait blocks if no thread changes. After this time, the caller can do other work.
 const TICK: Duration = Duration::from_millis(1);
-/// Longest time for which a wait blocks while threads are being detached. A thread whose leader has ended
-/// earlier cannot be detached yet.
+/// Maximum time for which a wait blocks while threads are being detached. A leader that has ended before the
+/// other threads of its process can delay the detaching.
 const TICK_LONG: Duration = Duration::from_millis(10);
-/// Maximum number of pids to try until one is not needed by the tree.
+/// Maximum number of processes that are created until one has a pid that the tree does not need.
 const NUMBERS_MAX: usize = 64;
 const KILL: Signal = Signal(9);
 
-/// A process that only keeps the descriptors open that it inherited at its creation.
+/// A helper process that does nothing but keep the descriptors open that it has inherited.
 #[derive(Debug)]
 pub struct FdHolder {
     tid: Tid,
 }
 
 impl FdHolder {
-    /// Creates an fd holder whose tid is not in `taken`. The calling thread must not trace any thread yet
-    /// that must die before the fd holder.
+    /// Creates an fd holder whose tid is not in `taken`. Must be called before the calling thread attaches to
+    /// threads that must die before the fd holder.
     ///
     /// # Errors
     ///
@@ -79,7 +81,7 @@ impl Drop for FdHolder {
     /// Kills the fd holder. Descriptors that only the fd holder had open are closed when this function
     /// returns.
     fn drop(&mut self) {
-        // If this or the wait below fails, the fd holder has already ended.
+        // If the signal or the wait fails, the fd holder has already ended.
         let _ = sys::signal::send(self.pid(), KILL);
         while let Ok(WaitStatus::Stopped(_)) = ptrace::wait(self.tid) {
             let _ = ptrace::resume(self.tid, None);
@@ -92,7 +94,7 @@ impl Drop for FdHolder {
 #[derive(Debug, Default)]
 pub struct PostRestoreTracer {
     running: Vec<Thread<Running>>,
-    /// New threads that were not seen stopped yet.
+    /// New threads whose first stop was not handled yet.
     new_threads: HashSet<Tid>,
 }
 
@@ -114,8 +116,9 @@ impl PostRestoreTracer {
         self.running.is_empty()
     }
 
-    /// Handles the stops of the threads: signals, new threads and processes, ends. Calls `on_new_process`
-    /// before a new process runs. Blocks for at most a millisecond if nothing has happened.
+    /// Handles stops and ends of the threads, and adds the threads and processes that they create. Calls
+    /// `on_new_process` before a new process runs. If no thread has stopped or ended, blocks for at most a
+    /// millisecond.
     ///
     /// # Errors
     ///
@@ -130,15 +133,15 @@ impl PostRestoreTracer {
         self.await_change(TICK)
     }
 
-    /// Detaches every thread as soon as it is stopped. If a leader has ended before its other threads, this
-    /// function waits until the whole process has ended.
+    /// Detaches every thread as soon as the thread is stopped. If a leader (the first thread of a process)
+    /// has ended before the other threads, this function waits until the whole process has ended.
     ///
     /// # Errors
     ///
     /// Fails like `round`.
     pub fn release(mut self, on_new_process: &dyn Fn()) -> Result<(), Error> {
-        // Threads are detached one after the other. If this process dies meanwhile, the switch kills the
-        // whole tree, so that no part of it survives alone.
+        // Threads are detached one after the other. If this process dies before all threads are detached, the
+        // switch kills the whole tree, so that no part of the tree survives alone.
         let pids: BTreeSet<Pid> = self.running.iter().map(Thread::pid).collect();
         let switch = DeadManSwitch::arm(pids)?;
         let mut asked = HashSet::new();
@@ -160,7 +163,7 @@ impl PostRestoreTracer {
         Ok(())
     }
 
-    /// Kills every process, and returns when all have ended.
+    /// Kills every process, and returns when all processes have ended.
     pub fn kill(mut self) {
         while !self.running.is_empty() {
             for thread in &self.running {
@@ -186,8 +189,8 @@ impl PostRestoreTracer {
         let changed = ptrace::await_any();
         drop(ticks);
         match changed {
-            // This is the end of another child, or the last stop of the fd holder. Its status is not
-            // consumed, so the wait would return immediately again.
+            // The change is the end of a child that is not traced here, or the last stop of the fd holder.
+            // The status is not consumed, so the next wait would return immediately.
             Ok(Some(tid)) if !self.running.iter().any(|thread| thread.tid() == tid) => {
                 std::thread::sleep(tick);
             }
@@ -197,8 +200,8 @@ impl PostRestoreTracer {
         Ok(())
     }
 
-    /// Inspects each thread once, and calls `step` for each stopped thread. Returns whether anything has
-    /// happened.
+    /// Inspects each thread once, and calls `step` for each stopped thread. Returns whether a thread has
+    /// stopped or ended, or has created a thread.
     fn inspect_all(
         &mut self,
         on_new_process: &dyn Fn(),

@@ -2,9 +2,10 @@
 //! sets.
 //!
 //! Owns: the processes and threads that a restore builds, until they are detached.
-//! Invariants: the kernel kills every stub when this program ends, so an incomplete process never runs. Calls
-//! use a `syscall` instruction that is mapped in the stub, with single-stepping or with syscall stops. A stub
-//! needs no restore frame.
+//! Invariants: the kernel kills every stub when this program ends, so an incomplete process never runs.
+//! Therefore a stub needs no restore frame (a signal frame with which a thread restores itself after the
+//! death of the tracer). Calls use a `syscall` instruction that is mapped in the stub. Single-stepping or
+//! syscall stops show the end of a call.
 //! Does not: know what is being restored.
 
 use std::marker::PhantomData;
@@ -31,10 +32,11 @@ const E2BIG: Errno = Errno(7);
 /// The method to detect the end of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stepping {
-    /// One stop for each call, through a SIGTRAP of the processor. Not possible when SIGTRAP has the signal
-    /// action of the subject.
+    /// Each call causes one stop, because the processor raises SIGTRAP after the instruction. This method is
+    /// not possible after the signal actions of the subject are set, because SIGTRAP then has an action of
+    /// the subject.
     SingleStep,
-    /// Two stops for each call, without any signal.
+    /// Each call causes two stops, and no signal.
     SyscallStops,
 }
 
@@ -43,7 +45,8 @@ enum Stepping {
 pub struct Stub {
     pid: Pid,
     tid: Tid,
-    /// Registers with which each call starts: segment selectors and flags of a 64-bit thread.
+    /// Registers from which the registers for each call are derived. They contain the segment selectors and
+    /// flags of a 64-bit thread.
     base: Registers,
     instruction: Address,
     data: AddressRange,
@@ -61,8 +64,8 @@ impl Stub {
     /// Creates a process with the wanted pid as a copy of this process, and stops it.
     pub fn spawn(wanted: WantedPid) -> Result<Self, RemoteError> {
         let pid = spawn_waiting(wanted)?;
-        // If the process stayed as a zombie, its pid would remain in use, and a restore to this pid would be
-        // refused.
+        // After an error, the process is reaped. A zombie would occupy the pid, and a further restore with
+        // this pid would be refused.
         Self::seize(pid).inspect_err(|_| sys::clone::end(pid))
     }
 
@@ -82,8 +85,8 @@ impl Stub {
     fn adopt(pid: Pid, tid: Tid) -> Result<Self, RemoteError> {
         tracer::attached(tid);
         await_event_stop(tid)?;
-        // A signal that is sent to this pid meanwhile stays pending for the program that is restored with
-        // this pid.
+        // All signals except SIGTRAP are blocked. A signal that is sent to this pid during the restore stays
+        // pending for the restored program.
         ptrace::set_signal_mask(tid, ALL_BUT_TRAP)?;
         let base = ptrace::registers(tid)?;
         let nothing = AddressRange::new(Address(0), Address(0));
@@ -110,18 +113,18 @@ impl Stub {
         self.tid
     }
 
-    /// Sets the address of the `syscall` instruction for later calls.
+    /// Sets the address of the `syscall` instruction for the following calls.
     pub fn use_instruction(&mut self, instruction: Address) {
         self.instruction = instruction;
     }
 
-    /// Sets the range of the stub's memory for arguments and results of later calls.
+    /// Sets the range of the stub's memory for arguments and results of the following calls.
     pub fn use_data(&mut self, data: AddressRange) {
         self.data = data;
     }
 
-    /// Detects the end of later calls without SIGTRAP. Necessary before the signal actions of the subject are
-    /// set.
+    /// Uses syscall stops instead of SIGTRAP to detect the end of the following calls. Must be called before
+    /// the signal actions of the subject are set.
     pub fn use_syscall_stops(&mut self) {
         self.stepping = Stepping::SyscallStops;
     }
@@ -132,7 +135,7 @@ impl Stub {
         ptrace::set_options(self.tid, self.options.with(Options::SUSPEND_SECCOMP))
     }
 
-    /// Adds ptrace options to those that every stub has.
+    /// Adds ptrace options to the options that every stub has.
     pub(crate) fn add_options(&mut self, options: Options) -> Result<(), Error> {
         ptrace::set_options(self.tid, self.options.with(options))?;
         self.options = self.options.with(options);
@@ -169,14 +172,16 @@ impl Stub {
         self.call(number, arguments(self.data.start))
     }
 
-    /// Makes a call that creates a thread or process, and returns the new stub, also stopped.
+    /// Makes a call that creates a thread or process. Returns a stub for the new thread or process, which is
+    /// stopped.
     pub fn call_creating(
         &mut self,
         number: i64,
         arguments: [u64; 6],
         same_process: bool,
     ) -> Result<Self, RemoteError> {
-        // The process can be killed when the thread already exists and the call has not ended yet.
+        // The flag is set before the call: if the process is killed during the call, the new thread may
+        // already exist.
         self.has_threads |= same_process;
         let (result, created) = self.call_watching(number, arguments)?;
         let tid = created.unwrap_or(Tid(result as i32));
@@ -235,13 +240,14 @@ impl Stub {
 
     /// Resumes the thread, and continues to trace it. The kernel kills the thread when this program ends.
     pub(crate) fn run(self, signal: Option<Signal>) -> Result<Thread<Running>, Error> {
-        // From now on, the seccomp filters of the thread apply to its calls.
+        // This ends the suspension of seccomp filters, so the filters apply to all further calls of the
+        // thread.
         ptrace::set_options(self.tid, self.options)?;
         ptrace::resume(self.tid, signal)?;
         Ok(Thread::attached(self.pid, self.tid, self.options))
     }
 
-    /// Detaches the thread into a system call that does not return.
+    /// Detaches the thread, which then makes a system call that does not return.
     pub fn leave_with(self, number: i64, arguments: [u64; 6]) -> Result<(), Error> {
         let registers = arch::with_syscall(&self.base, self.instruction, number, arguments);
         ptrace::set_registers(self.tid, &registers)?;

@@ -1,22 +1,27 @@
-//! The state of one OS thread as a tracer: it waits for its tracees, and reaps them.
+//! Waits for the tracees of one OS thread, and reaps tracees that have ended.
 //!
-//! Owns: every wait with a deadline, the threads that are still to be reaped, and the record of interrupted
+//! ptrace(2) attaches a tracee to one OS thread, its *tracer*. This module stores the state of each tracer in
+//! a thread-local variable. A *leader* is the first thread of a process. Its tid is the pid of the process.
+//!
+//! Owns: every wait with a deadline, the list of threads that must be reaped, and the record of interrupted
 //! calls.
-//! Invariants: all state belongs to one OS thread and ends with it, as with ptrace. The wait status of a stop
-//! is not consumed: if this program dies, the kernel then delivers the signal at which a thread is stopped.
-//! Children of this process are never reaped here, so that no exit status is lost.
+//! Invariants: all state belongs to one OS thread, and is lost when this OS thread ends. No wait consumes the
+//! status of a stop. If this program dies while a tracee is stopped at a signal, the kernel therefore
+//! delivers this signal. Children of this process are never reaped here, so that no exit status is lost.
 //! Does not: decide what a stop means; `thread` does.
 //!
-//! An exec ends all other threads of its process, and waits until their tracer has reaped each of them. An
-//! attach to a thread of that process waits for the exec. A tracer that is attached to some of these threads
-//! would therefore wait for itself. `sys::wait_timer::taking_ends` reaps them during the attach.
+//! An execve(2) ends all other threads of its process, and waits until their tracer has reaped these threads.
+//! An attach to a thread of the process waits for the execve(2). If the tracer has already attached to some
+//! of the ending threads, the tracer would wait for itself. Therefore `sys::wait_timer::taking_ends` reaps
+//! the ending threads during the attach.
 //!
-//! If a process is killed while it is stopped, it remains a zombie. Its parent cannot see its end until the
-//! tracer has waited for it.
+//! If a tracee is killed while it is stopped, it remains a zombie. The parent process cannot see the end of
+//! the tracee until the tracer has reaped it.
 //!
-//! The kernel attaches a new task before its creator reports the task. If the creator is killed in between,
-//! it never reports the task. Such a task is a *stray*: it stays in its first stop. If the creator was also
-//! its parent, it is no longer in the tree.
+//! When a tracee creates a task, the kernel attaches the new task to the tracer, and then the creator reports
+//! the new task. If the creator is killed between these two steps, the report is lost. A task without a
+//! report is a *stray*: it stays in its first stop. If the creator was the parent of the stray, the stray is
+//! no longer below the process tree of the subject.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -32,14 +37,15 @@ use sys::{Errno, Error, Result};
 use crate::interruption::TimedCalls;
 use crate::procfs::{self, Status};
 
-/// Interval at which a wait wakes up to check what the kernel does not report: an expired limit, or a leader
-/// that has ended before its other threads.
+/// Interval at which a wait wakes up to check two conditions that the kernel does not report. The limit may
+/// have expired. A leader may have ended before the other threads of its process.
 const TICK: Duration = Duration::from_millis(1);
-/// Time after which the tracer checks whether a thread is a leader that has ended before its other threads.
+/// Waiting time after which the tracer checks whether a leader has ended before the other threads of its
+/// process.
 const TIMEOUT: Duration = Duration::from_millis(2);
-/// Interval at which a reaper thread (`Reaper`) checks two things. An exec may have given the tid to another
-/// thread, which was detached. The kernel may report the end only after another thread is reaped that no
-/// reaper thread waits for.
+/// Interval at which a reaper thread (`Reaper`) checks two conditions. First, an execve(2) may have given the
+/// tid to another thread, which this program does not trace. Second, the kernel may report the end of a
+/// leader only after the reaping of a thread that is on no list.
 const END_TICK: Duration = Duration::from_millis(250);
 
 thread_local! {
@@ -63,14 +69,14 @@ struct Reaper {
     thread: JoinHandle<()>,
 }
 
-/// Calls `change` with this thread's record of interrupted calls.
+/// Calls `change` with the record of interrupted calls of the present OS thread.
 pub(crate) fn with_calls<T>(change: impl FnOnce(&mut TimedCalls) -> T) -> T {
     TRACER.with_borrow_mut(|tracer| change(&mut tracer.calls))
 }
 
-/// Returns the status of a traced thread, and does not consume the status of a stop. Reaps the thread if it
-/// has ended, unless its process is a child of this process. For a child, the wait status is the only report
-/// of how it ended; before Linux 6.15, a pidfd does not have this information.
+/// Returns the wait status of a traced thread. The status of a stop is not consumed. If the thread has ended,
+/// reaps the thread. A child process of this process is not reaped, because the wait status is the only
+/// report of its exit status. (Since Linux 6.15, a pidfd also has the exit status.)
 pub(crate) fn inspect(pid: Pid, tid: Tid) -> Result<Option<WaitStatus>> {
     let seen = ptrace::peek(tid);
     let is_gone = seen.as_ref().is_err_and(|error| error.errno == Errno::ECHILD);
@@ -84,17 +90,17 @@ pub(crate) fn inspect(pid: Pid, tid: Tid) -> Result<Option<WaitStatus>> {
     seen
 }
 
-/// Records that this thread traces a task.
+/// Records that the present OS thread traces a task.
 pub(crate) fn attached(tid: Tid) {
     TRACER.with_borrow_mut(|tracer| tracer.attached.insert(tid));
 }
 
-/// Reports whether this thread traces a task, according to the record.
+/// Reports whether the record contains a task that the present OS thread traces.
 pub(crate) fn is_attached(tid: Tid) -> bool {
     TRACER.with_borrow(|tracer| tracer.attached.contains(&tid))
 }
 
-/// Records that this thread no longer traces a task, which continues to run.
+/// Records that the present OS thread no longer traces a task. The task continues to run.
 pub(crate) fn detached(tid: Tid) {
     TRACER.with_borrow_mut(|tracer| tracer.attached.remove(&tid));
 }
@@ -107,9 +113,10 @@ pub(crate) fn record_lost(tid: Tid) {
     });
 }
 
-/// Returns strays: tasks that this thread traces and that are not in the record. If no tracee has ended since
-/// the last scan, nothing is read. Otherwise, if the thread traces any task, the status of every thread of
-/// the system is read.
+/// Returns strays: tasks that the present OS thread traces, but that are not in the record. If no tracee has
+/// ended since the last call of this function, there can be no strays, and the function reads nothing. If a
+/// tracee has ended, and the OS thread still has tracees, the function reads the status of every thread of
+/// the system.
 pub(crate) fn strays() -> Vec<(Pid, Tid)> {
     let is_possible = TRACER.with_borrow_mut(|tracer| std::mem::take(&mut tracer.may_have_strays));
     if !is_possible || !ptrace::has_tracees() {
@@ -118,7 +125,7 @@ pub(crate) fn strays() -> Vec<(Pid, Tid)> {
     let mut found = Vec::new();
     for pid in procfs::processes().unwrap_or_default() {
         for tid in procfs::threads(pid).unwrap_or_default() {
-            // A child of this process that has ended is left for its parent to reap.
+            // A child of this process that has ended is no stray. The code that started the child reaps it.
             let is_left = |status: &Status| status.state == 'Z' && is_child(pid, tid);
             let status = procfs::thread_status(pid, tid);
             let is_traced = status.is_ok_and(|status| is_ours(&status) && !is_left(&status));
@@ -130,13 +137,14 @@ pub(crate) fn strays() -> Vec<(Pid, Tid)> {
     found
 }
 
-/// Reports whether a thread has ended without a report of the kernel. The kernel reports the end of a leader
-/// only after its other threads are reaped. If the tracer itself must reap them, it would wait for itself.
+/// Reports whether a thread has ended, and the kernel has not reported the end. The kernel reports the end of
+/// a leader only after the other threads of the process are reaped. The tracer must reap some of these
+/// threads itself, so it must not wait for the report.
 pub(crate) fn has_ended_unreported(pid: Pid, tid: Tid, waited: Duration) -> bool {
     waited > TIMEOUT && procfs::thread_stat(pid, tid).map_or(true, |stat| stat.is_zombie())
 }
 
-/// Reports whether this thread is the tracer of the thread with this status.
+/// Reports whether the present OS thread is the tracer of the thread with this status.
 pub(crate) fn is_ours(status: &Status) -> bool {
     status.tracer.get() == rustix::thread::gettid().as_raw_nonzero().get()
 }
@@ -159,13 +167,14 @@ pub(crate) fn record_end(pid: Pid, tid: Tid) {
     }
 }
 
-/// Reaps the recorded threads without blocking. For threads that have not ended yet, a reaper thread waits.
+/// Reaps the recorded threads without blocking. If some threads have not ended yet, starts a reaper thread
+/// for each process, which waits for them.
 pub(crate) fn reap_ended() {
     TRACER.with_borrow_mut(Tracer::reap_ended);
 }
 
 impl Tracer {
-    /// Reports whether a thread is attached, or is recorded to be reaped.
+    /// Reports whether the record contains a thread, as attached or as a thread that must be reaped.
     fn knows(&self, tid: Tid) -> bool {
         let is_ending = self.ending.iter().any(|(_, ending)| *ending == tid);
         is_ending
@@ -176,7 +185,7 @@ impl Tracer {
     fn reap_ended(&mut self) {
         // An error (ECHILD) means that another wait has reaped the thread.
         self.ending.retain(|(_, tid)| matches!(ptrace::take_end(*tid), Ok(false)));
-        // The kernel reports the end of a leader after the ends of its other threads.
+        // The leader is the last thread of its process that the kernel reports as ended.
         self.ending.sort_by_key(|(pid, tid)| (*pid, *tid == pid.leader()));
         for of_process in self.ending.chunk_by(|one, next| one.0 == next.0) {
             let tids: Vec<Tid> = of_process.iter().map(|(_, tid)| *tid).collect();
@@ -194,9 +203,9 @@ fn await_ends(pid: Pid, tids: &[Tid]) {
     let Ok(_ticks) = Ticks::start(END_TICK) else { return };
     for tid in tids {
         while matches!(ptrace::await_end(*tid), Ok(false)) {
-            // The kernel reports the end of a leader only after all other threads are reaped. `tids` lacks a
-            // thread if the list of threads was incomplete because threads ended meanwhile. A scan for strays
-            // finds only listed threads, too.
+            // The kernel reports the end of a leader only after all other threads of the process are reaped.
+            // `tids` can lack a thread: if threads end while `/proc` lists the threads, the list can be
+            // incomplete.
             for other in procfs::threads(pid).unwrap_or_default() {
                 let _ = ptrace::take_end(other);
             }
@@ -213,7 +222,7 @@ fn await_ends(pid: Pid, tids: &[Tid]) {
 ///
 /// # Errors
 ///
-/// ETIMEDOUT, with `operation`, if the thread does neither within the limit.
+/// ETIMEDOUT, with `operation`, if the thread is neither stopped nor ended when the limit has passed.
 pub(crate) fn await_stop(
     (pid, tid): (Pid, Tid),
     limit: Duration,
@@ -234,9 +243,9 @@ pub(crate) fn await_stop(
     }
 }
 
-/// Waits for the next change of a leader that has other threads, and consumes the wait status. The kernel
-/// reports the end of a leader only after all other threads are reaped. If the leader is seen as a zombie
-/// before that, the result is a kill by SIGKILL.
+/// Waits for the next change of a leader whose process has other threads, and consumes the wait status. The
+/// kernel reports the end of a leader only after all other threads are reaped. If the leader is a zombie
+/// before this report, the function returns a kill by SIGKILL.
 pub(crate) fn wait_for_leader(pid: Pid) -> Result<WaitStatus> {
     let mut waiter = Waiter::new(Duration::MAX);
     let tid = pid.leader();
@@ -253,8 +262,8 @@ pub(crate) fn wait_for_leader(pid: Pid) -> Result<WaitStatus> {
 
 /// Waits in the kernel for changes of traced threads, up to a limit.
 ///
-/// The tracer must neither spin nor sleep instead. It has real-time priority, so a spinning tracer occupies
-/// the processor that a tracee may need to reach its stop. A stop wakes a blocked tracer immediately.
+/// The tracer blocks in the kernel, so that a stop wakes it immediately. The tracer must not spin: it has
+/// real-time priority, and could occupy the processor that a tracee needs to reach its stop.
 pub(crate) struct Waiter {
     began: Stopwatch,
     limit: Duration,
@@ -278,7 +287,7 @@ impl Waiter {
             self.ticks = Some(Ticks::start(TICK)?);
         }
         match ptrace::await_change(tid) {
-            // ECHILD is ignored, because the next inspection returns the same error.
+            // ECHILD is ignored, because the next call of `inspect` returns the same error.
             Err(error) if error.errno != Errno::ECHILD => return Err(error),
             _ => {}
         }

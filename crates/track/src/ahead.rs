@@ -1,13 +1,17 @@
-//! Worker threads scan a stopped process ahead of time, while the tracer does other work.
+//! Lets worker threads scan a stopped process, while the tracer does other work.
 //!
-//! Owns: the pieces of the scan, the assignment of pieces to workers, and the results until a scan reports
-//! them.
-//! Invariants: all pages in a result are already protected. The next scan reports them, whether the process
-//! is stopped or runs. If no worker has scanned a piece, the thread that needs the result scans it.
+//! The watched memory is cut into *pieces*. A worker claims an unclaimed piece, scans the piece, and stores
+//! the result in the piece. When the tracker scans the process, it *takes* the results and reports them.
+//!
+//! Owns: the pieces of the scan, the assignment of pieces to workers, and the results that the tracker has
+//! not taken yet.
+//! Invariants: all pages in a result are already protected. The next scan of the tracker reports the pages,
+//! whether the process is stopped or runs. If no worker has scanned a piece, the thread that takes the result
+//! scans the piece.
 //! Does not: determine the content of pages.
 //!
-//! Workers make only the query `query::REARM`. The results of all other queries depend on the content of a
-//! page at the time of the scan.
+//! Workers make only the query `query::REARM`, which finds written pages and protects them again. The results
+//! of all other queries depend on the content of a page at the time of the scan.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -25,10 +29,11 @@ use crate::runs::Run;
 /// Minimum amount of watched memory for which a scan by workers is useful. Scanning this amount takes about
 /// 40 microseconds.
 pub const AHEAD_MIN: ByteCount = ByteCount(128 << 20);
-/// Maximum number of pieces of a scan. The tracer may have to wait until a worker has scanned one piece.
+/// Maximum number of pieces of a scan. The tracer may have to wait while a worker scans one piece, so pieces
+/// must be small.
 const PIECES_MAX: usize = 48;
-/// A piece has at least this fraction (1/8) of the minimum amount of memory. Assigning a smaller piece to a
-/// worker takes as long as scanning it.
+/// A piece has at least an eighth of the minimum amount of memory. For a smaller piece, the assignment to a
+/// worker would take as long as the scan.
 const SHARE_MIN: u64 = 8;
 
 /// The scan by workers, and its results.
@@ -61,10 +66,10 @@ struct Piece {
 enum PieceState {
     /// The piece was not scanned.
     Unscanned,
-    /// The piece was scanned. Contains the address where the request ended, or its error.
+    /// The piece was scanned. Contains the address where the request ended, or the error of the request.
     Scanned(Result<Address, Error>),
-    /// The result was taken. The piece must not be scanned again in the same round: the request would protect
-    /// written pages, and no scan would report them.
+    /// The result was taken. The piece must not be scanned before it has a new range: the request would
+    /// protect written pages that no scan reports.
     Taken,
 }
 
@@ -73,8 +78,8 @@ impl Ahead {
         Self { board: Arc::new(Board::of(map)), worker_pool: None, next: 0 }
     }
 
-    /// Allocates memory for the results if at least `min_bytes` can be scanned by workers. The allocation
-    /// takes longer than the scan.
+    /// Allocates memory for the results if workers can scan at least `min_bytes`. The allocation takes longer
+    /// than the scan, so it must not happen inside a pause.
     pub(crate) fn prepare(&mut self, runs: &[Run], min_bytes: ByteCount) {
         if total(runs) >= min_bytes {
             self.make_room();
@@ -92,7 +97,7 @@ impl Ahead {
     /// if these parts have less than `min_bytes`.
     pub(crate) fn begin(&mut self, runs: &[Run], worker_pool: &Arc<WorkerPool>, min_bytes: ByteCount) {
         let total = total(runs);
-        // The results of an aborted scan must be reported first.
+        // Results of an aborted scan must be reported before the pieces are used again.
         if total < min_bytes || !self.is_empty() {
             return;
         }
@@ -118,8 +123,9 @@ impl Ahead {
         while self.board.step() {}
     }
 
-    /// Returns the result of the next piece if this piece starts where `range` starts. The result replaces a
-    /// request: it contains the regions and the address where the request ended.
+    /// Returns the result of the next piece if this piece starts where `range` starts. The caller needs no
+    /// request for this range: the result contains the regions and the address where the worker's request
+    /// ended.
     pub(crate) fn take(
         &mut self,
         range: AddressRange,
@@ -198,8 +204,8 @@ impl Board {
         Self { map: Arc::clone(map), pieces: Vec::new(), count, claimed }
     }
 
-    /// Cuts parts into pieces, and returns the number of pieces. If there are too few pieces, the thread that
-    /// reports the scan scans the remaining memory.
+    /// Cuts parts into pieces, and returns the number of pieces. If there are too few pieces, the tracker
+    /// scans the remaining memory without workers.
     fn fill<'a>(&self, parts: impl Iterator<Item = &'a AddressRange>, size: ByteCount) -> usize {
         let mut count = 0;
         for part in parts {

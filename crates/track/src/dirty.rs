@@ -1,32 +1,33 @@
-//! The result of a scan.
+//! Collects the result of scans: the dirty pages, which have changed since the previous scan.
 //!
-//! Owns: the list of dirty ranges, which all scans use again.
-//! Invariants: adding ranges allocates memory only when the list is longer than ever before.
+//! Owns: the list of dirty ranges. All scans use the same list, so that its memory is allocated only once.
+//! Invariants: adding a range allocates memory only if the list becomes longer than it ever was.
 //! Does not: contain page contents.
 
 use std::num::NonZeroU64;
 
 use model::{Address, AddressRange, PAGE_BYTES, PageCount};
 
-/// Initial capacity of the list (1.5 MiB). It holds 50,000 scattered pages, the number that a busy server
-/// dirties in a tenth of a second.
+/// Initial capacity of the list, in ranges (1.5 MiB). A busy server dirties 50,000 scattered pages in a tenth
+/// of a second.
 const ROOM: usize = 65_536;
 
 /// The content of a page at the time of the scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// Not inspected: the page must be read. It can be all zeros. If it is a guard region, the read fails
-    /// with EFAULT.
+    /// The scan has not inspected the page, so the page must be read. The page can contain only zeros. If the
+    /// page is a guard region, the read fails with EFAULT.
     Unknown,
-    /// Content of the process, in memory.
+    /// The page has content of the process, and is in memory.
     Present,
-    /// Content of the process, swapped out.
+    /// The page has content of the process, and is swapped out.
     Swapped,
-    /// The shared zero page of the kernel.
+    /// The page is the shared zero page of the kernel.
     Zero,
-    /// No page. In a private file mapping, it reads as the file; in other memory, it reads as zero.
+    /// No page exists at the address. In a private file mapping, a read returns the content of the file. In
+    /// other memory, a read returns zeros.
     Absent,
-    /// A guard region: an access is a fault.
+    /// The page is a guard region (MADV_GUARD_INSTALL): an access raises SIGSEGV.
     Guard,
 }
 
@@ -51,7 +52,7 @@ pub struct DirtyRange {
 #[derive(Debug)]
 pub struct DirtyPages {
     ranges: Vec<DirtyRange>,
-    /// The previous list, while [`Self::widen`] or [`Self::take_out`] builds a new one.
+    /// The old list, while [`Self::widen`] or [`Self::take_out`] builds a new list.
     previous: Vec<DirtyRange>,
     replaced: Vec<AddressRange>,
     /// Length of the longest list so far, updated by [`Self::clear`].
@@ -70,16 +71,16 @@ impl DirtyPages {
         }
     }
 
-    /// Returns the dirty ranges in the order in which they were found. If two ranges overlap, the later one
-    /// is valid.
+    /// Returns the dirty ranges in the order in which they were found. If two ranges overlap, the content of
+    /// the range that was found last is valid.
     #[must_use]
     pub fn ranges(&self) -> &[DirtyRange] {
         &self.ranges
     }
 
     /// Returns the ranges in which the process has created new mappings since the last call of
-    /// [`Tracker::cover`](crate::Tracker::cover). The dirty ranges include these pages. `cover` should be
-    /// called again, because the new mappings can have another class.
+    /// [`Tracker::cover`](crate::Tracker::cover). The dirty ranges include the pages of these ranges. `cover`
+    /// should be called again, because a new mapping can have another class than the old one.
     #[must_use]
     pub fn replaced(&self) -> &[AddressRange] {
         &self.replaced
@@ -111,16 +112,16 @@ impl DirtyPages {
         self.ranges.reserve(2 * self.longest);
     }
 
-    /// Expands the pages that must be read to aligned groups of `group` pages. A group is clipped to that
-    /// range of `within` that contains the dirty range. `within` must be sorted. Expanded ranges have
-    /// [`Content::Unknown`].
+    /// Expands the pages that must be read to aligned groups of `group` pages. A group is clipped to the
+    /// range in `within` that contains the start of the dirty range. `within` must be sorted. Expanded ranges
+    /// have [`Content::Unknown`].
     pub fn widen(&mut self, group: NonZeroU64, within: &[AddressRange]) {
         if group == NonZeroU64::MIN {
             return;
         }
         let bytes = PageCount(group.get()).bytes().get();
-        // End of the last group that was added since the addresses last decreased. It prevents that a group
-        // is added twice.
+        // End of the last added group. While the addresses rise, no group below this address is added a
+        // second time. When the addresses decrease, `done` is reset.
         let mut done = Address(0);
         let mut last = Address(0);
         self.previous.clear();

@@ -1,10 +1,16 @@
-//! The thread that handles the userfaultfd messages of a watched process.
+//! Answers the userfaultfd messages of a watched process, in the *handler thread*.
+//!
+//! A process is *watched* while its memory is registered with a userfaultfd. In synchronous mode, a thread of
+//! the process that writes to a protected page waits, and the kernel sends a message. The handler thread
+//! lifts the protection, and the waiting thread continues. The kernel also sends a message before the process
+//! discards pages of some mappings.
 //!
 //! Owns: the two userfaultfd descriptors of a process, the handler thread, and the list of discarded ranges.
-//! Invariants: the handler answers every message. If the handler fails, the process continues, and the next
-//! scan reports the failure. If this program dies, the kernel closes the descriptors and resumes the waiting
-//! threads. The handler thread owns the descriptors only while it processes messages. At any other time,
-//! [`Handler::close`] can close them and so end the watch.
+//! Invariants: the handler thread answers every message. If the handler thread fails to answer a message, the
+//! process continues, and the next scan reports the failure. If this program dies, the kernel closes the
+//! descriptors and resumes the waiting threads. The handler thread owns the descriptors only while it
+//! processes messages. While it waits for messages, [`Handler::close`] can close the descriptors and end the
+//! watch.
 //! Does not: delay a writing thread longer than the handler needs to lift the protection of one page.
 
 use std::io::PipeWriter;
@@ -45,11 +51,13 @@ pub(crate) struct Handler {
 
 #[derive(Debug)]
 struct Descriptors {
-    /// Watches anonymous memory. Discarding these pages removes their protection, so that a scan finds them
-    /// as written. The kernel sends no message.
+    /// Watches anonymous memory. If the process discards anonymous pages, the kernel removes their
+    /// protection, so that a scan finds them as written. Therefore no message is needed, and the kernel sends
+    /// none.
     silent: OwnedFd,
-    /// Watches file mappings and shared memory. Discarding these pages leaves their protection in place, so
-    /// that a scan does not find them. The kernel sends a message before it discards them.
+    /// Watches file mappings and shared memory. If the process discards pages of these mappings, their
+    /// protection stays, and a scan does not find them. Therefore the kernel sends a message before it
+    /// discards pages.
     announcing: OwnedFd,
 }
 
@@ -60,8 +68,8 @@ struct Shared {
     failure: Mutex<Option<Error>>,
 }
 
-/// A handler thread that waits for its descriptors. The thread ends if this value is dropped before the
-/// descriptors exist.
+/// A handler thread that waits for its descriptors. If this value is dropped before the descriptors exist,
+/// the thread ends.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pid: Pid,
@@ -125,12 +133,12 @@ impl Handler {
         }
     }
 
-    /// Closes the descriptors and so ends the watch. The process must be stopped. The handler thread ends
-    /// later, when this value is dropped.
+    /// Closes the descriptors, which ends the watch. The process must be stopped. The handler thread ends
+    /// when this value is dropped.
     pub(crate) fn close(&mut self) {
-        // The handler thread may still use the descriptors for a last message. The thread that caused this
-        // message has already continued and then stopped. The last owner closes the descriptors. So the loop
-        // waits until this function is the last owner: the descriptors must be closed when it returns.
+        // The descriptors are closed when their last owner drops them. The handler thread is an owner while
+        // it processes a last message. The descriptors must be closed when this function returns, so the loop
+        // waits until this function is the last owner.
         let mut descriptors = self.descriptors.take();
         while let Some(served) = descriptors {
             descriptors = Arc::try_unwrap(served).err();
@@ -140,12 +148,13 @@ impl Handler {
         }
     }
 
-    /// Returns the list of discarded ranges, locked. All discards of a stopped process are on the list.
+    /// Locks and returns the list of discarded ranges. If the process is stopped, the list contains all its
+    /// discards.
     pub(crate) fn removals(&self) -> MutexGuard<'_, Removals> {
         locked(&self.shared.removals)
     }
 
-    /// Returns the failure of the handler since the last call, if there was one.
+    /// Returns an error if the handler thread has failed since the last call of this function.
     pub(crate) fn check(&self) -> Result<(), TrackError> {
         let failure = locked(&self.shared.failure).take();
         failure.map_or(Ok(()), |cause| Err(TrackError::Handler { pid: self.pid, cause }))
@@ -178,7 +187,7 @@ impl Shared {
         }
     }
 
-    /// Waits for messages and answers them. Returns false if the handler must end.
+    /// Waits for messages and answers them. Returns false if the handler thread must end.
     fn serve(&self, descriptors: &Weak<Descriptors>, messages: &mut Messages) -> Result<bool, Error> {
         if !self.inbox.wait()? {
             return Ok(false);
@@ -188,8 +197,9 @@ impl Shared {
         let mut outcome = Ok(true);
         for fd in fds {
             {
-                // Reading a message resumes the thread that discards pages. The list stays locked until it
-                // contains the range. A scan that locks the list after the discard therefore finds the range.
+                // `read` resumes the thread that waits to discard pages. The list is locked before `read`,
+                // and unlocked when it contains the range. Therefore a scan after the discard finds the range
+                // in the list.
                 let mut removals = locked(&self.removals);
                 userfaultfd::read(fd, messages)?;
                 for message in messages.iter() {

@@ -1,8 +1,11 @@
-//! The interface of every tracker.
+//! Defines the interface of every *tracker*: the code that finds the pages of a process that have changed.
+//!
+//! The pages that a scan finds are *dirty*. A scan *begins a new round* if it marks the found pages as
+//! unchanged. The next scan then finds only pages that change after this scan.
 //!
 //! Owns: the traits, and the report on memory that is not watched.
-//! Invariants: a tracker belongs to one address space. It never acts on another one, also when the process
-//! replaces its address space by execve(2).
+//! Invariants: a tracker belongs to one address space. After an execve(2) of the process, the tracker does
+//! not act on the new address space.
 //! Does not: name a tracker; the registry does.
 
 use std::fmt::Debug;
@@ -20,17 +23,17 @@ use crate::error::TrackError;
 /// Whether the process runs during a scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Moment {
-    /// The process runs. The result is preliminary, and a later scan corrects it.
+    /// The process runs. The result is preliminary. The next scan of the stopped process corrects the result.
     Running,
     /// All threads that can write to this memory are stopped. The result is exact.
     Stopped,
 }
 
-/// The properties of a tracker that its users depend on.
+/// The properties of a tracker on which other code depends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Properties {
-    /// A scan of a running process begins a new round. Otherwise, each scan reports the same pages again
-    /// until the process is scanned while it is stopped.
+    /// A scan of a running process begins a new round. If false, only a scan of the stopped process begins a
+    /// new round, and scans of the running process find the same pages repeatedly.
     pub rearms_running: bool,
     /// A page can be read before it changes: the writing thread waits until the protection is lifted.
     pub reports_before_change: bool,
@@ -55,38 +58,39 @@ pub trait TrackerKind: Sync + Debug {
     /// Tests on memory of this program whether the kernel reports every change.
     fn self_test(&self) -> Result<(), TrackError>;
 
-    /// Prepares the tracking of a process that still runs, and returns the step for the stopped process.
-    /// `mappings` are the known mappings of the process, in rising order.
+    /// Prepares to track a process that still runs. Returns the function that begins the tracking of the
+    /// stopped process. `mappings` are the known mappings of the process, in rising order.
     fn prepare(&self, pid: Pid, mappings: &[Mapping]) -> Result<Attach, TrackError>;
 }
 
-/// Begins to track a process that [`TrackerKind::prepare`] has prepared. The process must be stopped. The
-/// function makes a few system calls in the process. The tracker covers no mapping yet.
+/// A function that begins to track a process. [`TrackerKind::prepare`] returns the function. The process must
+/// be stopped, because the function makes a few remote system calls in it. The new tracker covers no mapping
+/// before the first call of [`Tracker::cover`].
 pub type Attach = Box<dyn FnOnce(&mut RemoteSession<'_>) -> Result<Box<dyn Tracker>, TrackError>>;
 
-/// A tracker of one address space. Dropping it ends the tracking, and the process continues unchanged. The
-/// drop can delay the process for some time, unless [`Tracker::unwind`] and [`Tracker::leave`] were called
-/// before.
+/// A tracker of one address space. Dropping the tracker ends the tracking, and the process continues
+/// unchanged. The drop can delay the process, unless [`Tracker::unwind`] and [`Tracker::leave`] were called
+/// before the drop.
 pub trait Tracker: Send + Debug {
     /// Returns the kind of the tracker.
     fn kind(&self) -> &'static dyn TrackerKind;
 
-    /// Sets the mappings of the process, in rising order. All pages of a new mapping are dirty at the next
-    /// scan. Mappings that are not in the list are forgotten. Must be called before a scan if the mappings
-    /// have changed.
+    /// Sets the list of mappings of the process, in rising order. All pages of a new mapping are dirty at the
+    /// next scan. Mappings that are not in the list are forgotten. Must be called before a scan if the
+    /// mappings have changed.
     fn cover(&mut self, mappings: &[Mapping]) -> Result<&Coverage, TrackError>;
 
-    /// Allocates memory for the results of [`Self::post_scan`], if at least `min_bytes` of memory are
-    /// watched. Must not be called inside a pause.
+    /// Allocates memory for the results of [`Self::post_scan`], if the watched memory has at least the given
+    /// size. Must not be called inside a pause.
     fn prepare_scan(&mut self, _least: ByteCount) {}
 
-    /// Hands the next scan of a stopped process to a worker pool, if at least `min_bytes` of memory are
-    /// watched. The workers start at [`WorkerPool::begin`]. No change is lost if the process is resumed
-    /// before the scan.
+    /// Hands the next scan of a stopped process to a worker pool, if the watched memory has at least the
+    /// given size. The workers start at [`WorkerPool::begin`]. If the process is resumed before the next call
+    /// of [`Self::scan`], no change is lost.
     fn post_scan(&mut self, _worker_pool: &Arc<WorkerPool>, _least: ByteCount) {}
 
-    /// Adds the pages that changed since the last scan to `into`, and begins a new round in the same step
-    /// (see [`Properties`]).
+    /// Adds the pages that have changed in the current round to `into`. In the same step, begins a new round
+    /// (see [`Properties::rearms_running`]).
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError>;
 
     /// Does the slow part of ending the tracking, while the process runs. No scan is possible afterwards.
@@ -107,8 +111,8 @@ pub enum UnwatchedReason {
     TooSparse,
     /// This tracker cannot find the changes of shared memory.
     Shared,
-    /// The pages belong to hugetlbfs. The kernel has no soft-dirty bits for such pages, and their protection
-    /// was not tested.
+    /// The pages belong to hugetlbfs. The kernel has no soft-dirty bits for pages of hugetlbfs, and the write
+    /// protection of these pages was not tested.
     Hugetlb,
     /// This tracker watches no memory.
     Chosen,
@@ -127,8 +131,8 @@ pub struct Unwatched {
 /// The result of [`Tracker::cover`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Coverage {
-    /// Ranges that are new, or that show another object than before. All data that was stored for them is
-    /// invalid.
+    /// Ranges of new mappings, and ranges that show another object than at the previous call. All data that
+    /// was stored for these ranges is invalid.
     pub fresh: Vec<AddressRange>,
     /// Mappings that are reported completely at every scan.
     pub unwatched: Vec<Unwatched>,

@@ -1,10 +1,16 @@
-//! Watches writes through a userfaultfd. This is the common part of the asynchronous and the synchronous
-//! tracker.
+//! Finds written pages through userfaultfd(2). The asynchronous and the synchronous tracker share this
+//! module.
+//!
+//! A mapping is *watched* while it is registered with a userfaultfd. A scan finds the pages that are not
+//! protected, reports them as written, and protects them again. A write to a protected page removes the
+//! protection. A *run* is a sequence of adjacent mappings that is scanned as one range. The *bare* parts of a
+//! run contain no page yet. They are watched, but not protected, because protection needs page tables.
 //!
 //! Owns: the registration of mappings, the scan of mappings, and the report of discarded pages.
-//! Invariants: a reported page is protected before it is copied, so that a write during the copy is reported
-//! again. A page that was never protected counts as written, so that new and replaced mappings are reported.
-//! When a mapping is registered again, all its earlier protection is removed.
+//! Invariants: a reported page is protected before the page is copied. If the process writes to the page
+//! during the copy, the next scan reports the page again. A page that was never protected counts as written,
+//! so that all pages of new mappings are reported. When a mapping is registered again, all protection from
+//! the previous registration is removed.
 //! Does not: handle page faults; `handler` does.
 
 use std::os::fd::BorrowedFd;
@@ -36,8 +42,8 @@ const SHARED_MAX: ByteCount = ByteCount(16 << 30);
 /// an unwatched mapping in the run. After the last attempt, all pages of the run are reported.
 const SCAN_ATTEMPTS_MAX: usize = 3;
 
-/// Maximum number of attempts to protect a range while the process changes its mappings. Each attempt gives
-/// the handler some microseconds to read its messages.
+/// Maximum number of attempts to protect a range while the process changes its mappings. During each attempt,
+/// the handler thread has some microseconds to read messages.
 const PROTECT_TRIES_MAX: usize = 100_000;
 
 /// Bytes of memory whose protection is lifted by one request. A request takes about 25 microseconds. The
@@ -50,7 +56,7 @@ const EVERYTHING_END: Address = Address(u64::MAX);
 const EAGAIN: Errno = Errno(11);
 const EBUSY: Errno = Errno(16);
 
-/// The tracker of one address space, in either mode.
+/// The tracker of one address space, in asynchronous or synchronous mode.
 #[derive(Debug)]
 pub(crate) struct Watch {
     kind: &'static dyn TrackerKind,
@@ -61,11 +67,11 @@ pub(crate) struct Watch {
     content_scan: ContentScan,
     inspector: Inspector,
     regions: PageRegions,
-    /// Ranges with pages that the current scan found in the bare part of a run. The bare part is watched, but
-    /// not protected.
+    /// Ranges in which the current scan has found pages, inside the bare parts of a run.
     found: Vec<AddressRange>,
     ahead: Ahead,
-    /// Result of the scan before the tracker was attached. The first call of `cover` uses it.
+    /// Result of the query that `prepare` makes before the tracker is attached. The first call of `cover`
+    /// uses this result.
     survey: Survey,
 }
 
@@ -105,8 +111,8 @@ impl Tracker for Watch {
         let mut runs = std::mem::take(&mut self.runs.list);
         match moment {
             Moment::Stopped => self.ahead.join(),
-            // A previous stop may have been aborted before its scan. Its prepared results are still
-            // unreported.
+            // A previous stop may have been aborted before its scan. Results of workers for this scan are
+            // still unreported.
             Moment::Running => self.report_ahead(&runs, EVERYTHING_END, into),
         }
         let outcome = runs.iter_mut().try_for_each(|run| self.scan_run(run, moment, into));
@@ -120,10 +126,10 @@ impl Tracker for Watch {
         }
     }
 
-    /// Lifts the protection of all watched memory in small requests. Otherwise the kernel lifts the
-    /// protection when the watch ends, and holds the mmap lock as a writer for 20 to 70 ms per GiB. During
-    /// this time, the process can neither map memory nor handle page faults. A request holds the lock as a
-    /// reader.
+    /// Lifts the protection of all watched memory in small requests. A request holds the mmap lock as a
+    /// reader. Without these requests, the kernel lifts the protection when the watch ends. It then holds the
+    /// mmap lock as a writer for 20 to 70 ms per GiB. While the lock has a writer, the process can neither
+    /// map memory nor handle page faults.
     fn unwind(&mut self) {
         for run in self.runs.list.iter().filter(|run| run.watched) {
             let fd = self.handler.fd_for(run.class);
@@ -137,17 +143,18 @@ impl Tracker for Watch {
         }
     }
 
-    /// Ends the watch of all runs. Each run is first registered for missing pages instead of writes. The
-    /// kernel can end such a watch without a walk over all pages. No access triggers the watch for missing
-    /// pages, because the process is stopped.
+    /// Ends the watch of all runs. The function registers each run for missing pages instead of writes, and
+    /// then unregisters the run. The kernel can end a watch for missing pages without a walk over all pages.
+    /// The process is stopped, so it does not access missing pages meanwhile.
     fn leave(&mut self) {
         let list = &self.runs.list;
         for (index, run) in list.iter().enumerate().filter(|(_, run)| run.watched) {
             let fd = self.handler.fd_for(run.class);
-            // A mapping can have grown since it was listed, and its new part is watched too. So the range
-            // extends to the next run. Otherwise the new part stays watched until the last duplicate of the
-            // descriptor is closed. A child of this program holds a duplicate until its exec. Until then, an
-            // mremap(2) of both parts fails.
+            // If a mapping has grown since it was listed, the new part is watched, too. Therefore the range
+            // extends to the start of the next run. A part that is not unregistered stays watched until the
+            // last duplicate of the descriptor is closed. A new child of this process has a duplicate until
+            // its execve(2). Before this execve(2), an mremap(2) of the old and the new part together would
+            // fail.
             let next = list.get(index + 1).map_or(run.range.end, |next| next.range.start);
             if !end(fd, AddressRange::new(run.range.start, next)) {
                 // If this request fails too, the watch ends when the descriptor is closed.
@@ -196,10 +203,10 @@ impl Watch {
                 break;
             }
             match self.scan_watched(run, moment, into) {
-                // The replaced part must not be registered while the process runs. The list of mappings is
-                // outdated, so a registration could split a mapping. If the program resizes this mapping at
-                // the same time, the kernel refuses the resize. The next scan of the stopped process
-                // registers the part.
+                // The process has replaced a part of the run. This part must not be registered while the
+                // process runs: the list of mappings is outdated, so a registration could split a mapping. If
+                // the program then resized the split mapping, the kernel would refuse. The next scan of the
+                // stopped process registers the part.
                 Err(error) if is_unwatched(&error) => {
                     self.report_ahead(std::slice::from_ref(run), run.range.end, into);
                     into.push_replaced(run.range);
@@ -246,12 +253,12 @@ impl Watch {
         Ok(())
     }
 
-    /// Reports the prepared results of all pieces that begin before `end`. Regions outside of `runs` are
-    /// ignored, because this memory is no longer tracked.
+    /// Reports the results of the workers (see `ahead`) for all pieces that begin before `end`. Regions
+    /// outside of `runs` are ignored, because memory outside of `runs` is no longer tracked.
     fn report_ahead(&mut self, runs: &[Run], end: Address, into: &mut DirtyPages) {
         while self.ahead.begins_before(end) {
-            // The address where the request ended is not needed. Written pages beyond it are still
-            // unprotected, so the next request finds them.
+            // The returned address, where the request ended, is not needed. Written pages beyond this address
+            // are still unprotected, so the next request finds them.
             let _ = self.ahead.take_next(&mut self.regions);
             for (region, _) in self.regions.iter() {
                 for run in runs.iter().filter(|run| run.range.overlaps(region)) {
@@ -262,9 +269,10 @@ impl Watch {
         }
     }
 
-    /// Reports discarded pages of file mappings and shared memory. Such pages stay protected, so the scan of
-    /// written pages does not find them. The message arrives before the kernel discards the pages. Only a
-    /// stopped process has completed all announced discards, so the list is cleared only then.
+    /// Reports discarded pages of file mappings and shared memory. A discarded page stays protected, so the
+    /// scan for written pages does not find the page. The kernel sends a message before it discards pages. In
+    /// a running process, an announced discard may be incomplete, so the list is kept for the next scan. In a
+    /// stopped process, all announced discards are complete, so the list is cleared.
     fn report_removed(
         &mut self,
         runs: &mut [Run],
@@ -311,8 +319,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Reports the written pages of a part of a run. In asynchronous mode, the same request protects them
-    /// again. In synchronous mode, a second request does.
+    /// Reports the written pages of a part of a run, and protects them again. In asynchronous mode, one
+    /// request does both. In synchronous mode, the protection is a second request.
     fn rearm(
         &mut self,
         part: AddressRange,
@@ -340,8 +348,8 @@ impl Watch {
                     self.content_scan.map.select(&question, rest, &mut self.regions)
                 }
             };
-            // The regions are reported also after a failure. Their pages are already protected, so no later
-            // scan would report them.
+            // The regions are reported even if the request has failed. Their pages are already protected, so
+            // the next scan would not find them.
             for (range, categories) in self.regions.iter() {
                 if scan_mode.with_content {
                     finder.take_with_content(range, query::meaning(categories))?;
@@ -364,10 +372,11 @@ impl Watch {
 /// How a scan treats one part of a run.
 #[derive(Clone, Copy, Debug)]
 struct ScanMode {
-    /// The request returns the content of each page.
+    /// The request also returns the content of each page.
     with_content: bool,
-    /// The process runs, so a page can be filled after the request found it empty and before it is protected.
-    /// A request is atomic for each page table, but not where a page table is missing.
+    /// The process runs during the scan. Where a page table is missing, a request reports pages as empty, and
+    /// then protects them. Between the two steps, the process can fill a page. Where a page table exists,
+    /// both steps are atomic.
     is_running: bool,
 }
 
@@ -383,34 +392,34 @@ fn judge(range: AddressRange, class: Class, watch: impl FnOnce() -> Result<(), E
     }
 }
 
-/// Watches the writes to a mapping, or to a part of a mapping. Removes the protection that unwatched memory
-/// still has.
+/// Begins to watch the writes to a mapping, or to a part of a mapping. If the mapping was not watched before,
+/// removes the protection of its pages.
 ///
-/// Unwatched memory can contain protected pages, and writes to these pages are not reported. This happens
-/// when mremap(2) moves memory next to a watched mapping and the kernel merges both mappings. The kernel then
-/// ends the watch of the merged mapping, but lifts the protection only in the moved part (mm/mremap.c and
+/// Unwatched memory can contain protected pages, and writes to these pages are not reported. For example,
+/// mremap(2) moves memory next to a watched mapping, and the kernel merges the two mappings. The kernel ends
+/// the watch of the merged mapping, but lifts the protection only in the moved part (mm/mremap.c and
 /// mremap_userfaultfd_prep, Linux 6.18).
 fn watch(fd: BorrowedFd<'_>, map: &Pagemap, mode: Mode, range: AddressRange) -> Result<(), Error> {
-    // If the program watches this memory itself, `register` fails with EBUSY and changes nothing. Only the
-    // asynchronous mode has a query that shows whether a mapping is watched. In synchronous mode, all
-    // protection is lifted, so that the whole mapping counts as written.
+    // If the program watches this memory itself, `register` fails with EBUSY and changes nothing. In
+    // asynchronous mode, a query shows whether this tracker already watches the mapping. In synchronous mode,
+    // no such query exists. The protection is lifted even in a watched mapping, so that the whole mapping
+    // counts as written.
     let is_watched = mode == Mode::Async && map.is_watched(range.start);
     // Lifting takes 25 to 50 ms per GiB inside the pause, even if no page is protected. The query for
-    // protected pages takes 0.6 ms per GiB. If the query fails, the function assumes that some pages are
-    // protected.
+    // protected pages takes 0.6 ms per GiB. If the query fails, the protection is lifted.
     let needs_no_lift = is_watched || map.has_protected(range).is_ok_and(|has_some| !has_some);
     userfaultfd::register(fd, range)?;
     if needs_no_lift { Ok(()) } else { userfaultfd::lift(fd, range) }
 }
 
-/// Ends the watch of a range, and reports whether this succeeded. It fails if the range contains a mapping
-/// that cannot be registered for missing pages.
+/// Ends the watch of a range, and reports whether this succeeded. Fails if the range contains a mapping that
+/// cannot be registered for missing pages.
 fn end(fd: BorrowedFd<'_>, range: AddressRange) -> bool {
     userfaultfd::register_for_missing(fd, range).is_ok() && userfaultfd::unregister(fd, range).is_ok()
 }
 
-/// Protects a range. The kernel refuses with EAGAIN while the mappings change, for example while a thread
-/// waits to discard pages. The function retries until the handler has resumed this thread.
+/// Protects a range. The kernel refuses with EAGAIN while the mappings change, for example while a thread of
+/// the process waits to discard pages. The function retries until the handler has resumed the waiting thread.
 fn protect(fd: BorrowedFd<'_>, range: AddressRange) -> Result<(), Error> {
     for _ in 0..PROTECT_TRIES_MAX {
         match userfaultfd::protect(fd, range) {

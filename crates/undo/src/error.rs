@@ -1,9 +1,10 @@
 //! Errors of this crate.
 //!
 //! The undo log contains earlier states of files that a subject (a protected process tree) has changed. A rollback
-//! returns files to a checkpoint. An epoch is the time between two successive checkpoints.
+//! returns files to their state at a checkpoint. An epoch is the time between two successive exact checkpoints
+//! (checkpoints to which a rollback is possible); the log has one file for each epoch.
 //!
-//! Owns: the error type for watching files, for the undo log and for rollbacks.
+//! Owns: the error type of the watch, the undo log and the rollback.
 //! Invariants: an error that names a path shows the path without control characters.
 //! Does not: decide how a caller reacts to an error.
 
@@ -14,7 +15,7 @@ use model::{ByteCount, Escaped, Sequence};
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, UndoError>;
 
-/// An error of watching files, of the undo log or of a rollback.
+/// An error of the watch, the undo log or a rollback.
 #[derive(Debug, thiserror::Error)]
 pub enum UndoError {
     /// A system call failed.
@@ -25,12 +26,12 @@ pub enum UndoError {
     #[error(transparent)]
     Store(store::Error),
 
-    /// The newest epoch alone needs more bytes than the log may contain.
+    /// The newest epoch alone is larger than the size limit of the log.
     #[error("the undo log needs {needed} bytes for one epoch, but its limit is {max} bytes")]
     Full {
-        /// Bytes that the log would need.
+        /// The number of bytes that the log would have.
         needed: ByteCount,
-        /// Bytes that the log may contain.
+        /// The maximum number of bytes in the log.
         max: ByteCount,
     },
 
@@ -60,7 +61,7 @@ pub enum UndoError {
         directory: PathBuf,
     },
 
-    /// Files were changed after the subject had ended. The rollback has changed nothing.
+    /// Another program has changed files after the subject had ended. The rollback has not changed these files.
     ///
     /// Row: undo-conflict
     #[error(
@@ -73,7 +74,8 @@ pub enum UndoError {
         paths: Vec<PathBuf>,
     },
 
-    /// The log does not contain the content that is needed to create a file again. The rollback has changed nothing.
+    /// A file must be created again, but the log does not contain the content of the file. The rollback has changed
+    /// nothing.
     ///
     /// Row: undo-lost
     #[error(
@@ -88,7 +90,8 @@ pub enum UndoError {
         paths: Vec<PathBuf>,
     },
 
-    /// An earlier rollback was interrupted. The requested operation is impossible until this rollback is complete.
+    /// An earlier rollback was interrupted. The requested operation is impossible until the earlier rollback is
+    /// complete.
     ///
     /// Row: undo-half-back
     #[error(
@@ -102,7 +105,8 @@ pub enum UndoError {
         why: String,
     },
 
-    /// The machine restarted during a rollback that did not sync files. Changed files can be incomplete.
+    /// The machine stopped during a rollback that did not sync files. The files that the rollback has changed may be
+    /// incomplete.
     ///
     /// Row: undo-power-cut
     #[error(
@@ -117,7 +121,7 @@ pub enum UndoError {
         paths: Vec<PathBuf>,
     },
 
-    /// A step of a rollback failed. The journal of the rollback lets a later call continue.
+    /// A step of a rollback failed. The next call continues the rollback with the help of the journal.
     ///
     /// Row: undo-step
     #[error(
@@ -130,11 +134,11 @@ pub enum UndoError {
         path: PathBuf,
         /// The cause of the failure.
         source: Box<UndoError>,
-        /// How many changes are left, as text for the message.
+        /// A text with the number of changes that remain.
         left: String,
     },
 
-    /// A file system with files of the log is not mounted.
+    /// A file system with files that the log names is not mounted.
     ///
     /// Row: undo-not-mounted
     #[error(
@@ -148,8 +152,8 @@ pub enum UndoError {
         device: u64,
     },
 
-    /// A keep directory has another owner or mode than expected, or belongs to another log. A keep directory contains
-    /// hard links and copies of earlier files.
+    /// A keep directory has an unexpected owner or mode, or belongs to another log. A keep directory contains hard
+    /// links and copies of earlier files.
     ///
     /// Row: undo-keep-foreign
     #[error(
@@ -178,7 +182,7 @@ pub enum UndoError {
 }
 
 impl UndoError {
-    /// Reports whether a rollback may be incomplete. Files then match no checkpoint until the rollback is complete.
+    /// Reports whether a rollback may be incomplete. An incomplete rollback leaves files that match no checkpoint.
     #[must_use]
     pub fn is_half_way(&self) -> bool {
         matches!(self, Self::Step { .. } | Self::HalfBack { .. } | Self::PowerCut { .. })

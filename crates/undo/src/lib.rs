@@ -1,7 +1,8 @@
 //! The undo log of files: records changes that a subject makes on disk, and rolls files back to a checkpoint.
 //!
-//! A subject is a protected process tree. An epoch is the time between two successive checkpoints of a subject. Before
-//! the first change of a file in an epoch, the log records the state of the file. A rollback uses these records.
+//! A subject is a protected process tree. An epoch is the time between two successive exact checkpoints, to which files
+//! can be rolled back. Before the first change of a file in an epoch, the log records the state of the file. A rollback
+//! uses these records.
 //!
 //! Owns: the watch that detects changes of a subject, the log of earlier file states, and the rollback.
 //! Invariants: the log records the former state of a file before the file changes. A rollback is journalled and

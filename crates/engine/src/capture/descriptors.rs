@@ -1,10 +1,11 @@
-//! Descriptor tables of all processes, and the open file descriptions that they refer to.
+//! Captures the descriptor tables of all processes, and the open file descriptions (short: *descriptions*) of
+//! the subject. A *duplicate* is a descriptor of this process that refers to a description of the subject.
 //!
-//! Owns: the relation between descriptors and descriptions, and the duplicates of descriptors through which
-//! descriptions are read.
+//! Owns: the relation between descriptors and descriptions; the duplicates, through which descriptions are
+//! read.
 //! Invariants: a description is listed once, even if several processes and descriptors refer to it. While the
-//! subject runs, only the first scan holds duplicates of all descriptions. Later scans open at most one
-//! duplicate at a time.
+//! subject runs, only the first scan holds duplicates of all descriptions. The following scans open at most
+//! one duplicate at a time.
 //! Does not: know the type of a description; the descriptor kinds (one for each type) do.
 
 mod fdinfo;
@@ -48,13 +49,13 @@ pub(super) struct Descriptors {
     /// Raises RLIMIT_NOFILE of this process while duplicates are open.
     limit: Option<RaisedLimit>,
     captures: HashMap<DescriptionId, Box<dyn FdCapture>>,
-    /// `true` if the captures of all known descriptions are prepared, and no obstacle was found.
+    /// Whether the captures of all known descriptions are prepared, and no obstacle was found.
     is_prepared: bool,
     envelopes: HashMap<DescriptionId, Envelope>,
     pub(super) files: Files,
     /// The options of the present checkpoint.
     pub(super) options: CheckpointOptions,
-    /// State that all sockets share. It is kept between checkpoints.
+    /// State that all sockets share. This state is kept between checkpoints.
     sockets: Sockets,
 }
 
@@ -63,7 +64,8 @@ pub(super) struct Descriptors {
 pub(super) struct Files {
     /// The state of the files in the last pause.
     states: Option<FileStates>,
-    /// The last listings of the directories that contain such files. They are kept between checkpoints.
+    /// The last listings of the directories that contain these files. The listings are kept between
+    /// checkpoints.
     directories: Directories,
     /// The records of the files, available after the pause.
     pub(super) written: Vec<FileRecord>,
@@ -72,15 +74,15 @@ pub(super) struct Files {
 /// Whether a scan keeps a duplicate of each description open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Duplicates {
-    /// Keep duplicates: the first scan of a subject, or a scan of a stopped subject.
+    /// Keeps duplicates. Used in the first scan of a subject, and in scans of a stopped subject.
     Keep,
-    /// Keep no duplicates: a later scan of a running subject, which may close descriptors.
+    /// Keeps no duplicates, because the running subject may close descriptors. Used in all other scans.
     Drop,
 }
 
 /// The number of descriptors that a pause needs in addition to the duplicates of listed descriptions: pidfds,
-/// and descriptions in flight in sockets. The number is small, so that for a small subject the initial
-/// descriptor table of this process (64 entries) is large enough.
+/// and descriptions in flight in sockets. The number is small: for a small subject, the initial descriptor
+/// table of this process (64 entries) stays large enough.
 const TABLE_SLACK: i32 = 16;
 
 impl Descriptors {
@@ -93,8 +95,8 @@ impl Descriptors {
         let mut files = ByFile::new();
         for pid in processes.pids() {
             match self.inspect_process(pid, &mut files, duplicates) {
-                // The process ended after the list of processes was read. `settle` compares again inside the
-                // pause.
+                // The process has ended since the list of processes was read. `settle` compares the
+                // descriptors again inside the pause.
                 Err(error) if is_gone(&error) => {}
                 outcome => outcome?,
             }
@@ -107,7 +109,7 @@ impl Descriptors {
         let handle = pidfd::open(pid)?;
         for number in procfs::descriptors(pid)? {
             match self.inspect_descriptor((pid, number), handle.as_fd(), files, duplicates) {
-                // The descriptor was closed after the list of descriptors was read.
+                // The descriptor was closed since the list of descriptors was read.
                 Err(error) if is_gone(&error) => {}
                 outcome => outcome?,
             }
@@ -149,7 +151,7 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Adds descriptions that no descriptor refers to.
+    /// Adds the descriptions that have no descriptor in the subject, because they are in flight in sockets.
     fn discover(&mut self, takes: bool) -> Result<()> {
         in_flight::discover(&mut self.open, takes)?;
         self.listing.set_hidden(&self.open);
@@ -221,7 +223,7 @@ impl Descriptors {
         Ok(all)
     }
 
-    /// Calls each kind to prepare the captures for the pause. Returns the obstacles (reasons to refuse a
+    /// Makes each kind prepare its captures before the pause. Returns the obstacles (reasons to refuse a
     /// checkpoint).
     pub(super) fn prepare(&mut self, processes: &Processes) -> Result<Vec<Obstacle>> {
         let mut captures = HashMap::new();
@@ -246,21 +248,21 @@ impl Descriptors {
         Ok(found)
     }
 
-    /// Enlarges the descriptor table of this process for the descriptors of the next pause. If threads share
-    /// the table, the kernel waits for all processors when the table grows. This wait takes milliseconds, so
-    /// it must not occur in the pause. The kernel never shrinks the table.
+    /// Enlarges the descriptor table of this process for the descriptors of the next pause. When a table that
+    /// threads share grows, the kernel waits for all processors. This wait takes milliseconds, so the wait
+    /// must not occur in the pause. The kernel never shrinks the table.
     fn grow_table(&self) {
         let Some(any) = self.info.any_file() else { return };
         let number = |least| rustix::io::fcntl_dupfd_cloexec(any, least);
-        // An error is ignored. If the limit on descriptors is too low, opening the duplicates in the pause
-        // reports the error.
+        // An error is ignored. If the limit on descriptors is too low, the pause cannot open the duplicates,
+        // and reports the error.
         if let Ok(first_free) = number(0) {
             drop(number(first_free.as_raw_fd() + self.listing.known.len() as i32 + TABLE_SLACK));
         }
     }
 
-    /// Calls each kind to relate its descriptions to the other descriptions. Called after `inside` of all
-    /// captures.
+    /// Makes each capture relate its description to the other descriptions of the subject. Called after
+    /// `inside` of all captures.
     fn relate(&mut self, processes: &Processes) -> Result<()> {
         let mut captures = std::mem::take(&mut self.captures);
         let scope = self.scope_of(processes);
@@ -275,8 +277,9 @@ impl Descriptors {
         if foreign.is_empty() { Ok(()) } else { Err(EngineError::Refused(foreign)) }
     }
 
-    /// Opens duplicates of all descriptions of the stopped tree. If the preparation was incomplete or the
-    /// descriptors have changed, inspects all of them again. Returns whether descriptions may have changed.
+    /// Opens duplicates of all descriptions of the stopped tree. Inspects all descriptors again if the
+    /// preparation was incomplete or the descriptors have changed. Returns whether descriptions may have
+    /// changed since the preparation.
     pub(super) fn settle(&mut self, processes: &Processes) -> Result<bool> {
         // Descriptions in flight in sockets have no descriptor, so a change of these descriptions cannot be
         // detected.
@@ -317,9 +320,9 @@ impl Descriptors {
         self.relate(processes)
     }
 
-    /// Closes the duplicates, because they are not needed any more. If the subject is to be killed, the
-    /// duplicates stay open. Changes to its connections then stay in effect until its end, and `release` can
-    /// revert them.
+    /// Closes the duplicates, unless the subject is to be killed. Before a kill, captures may change the
+    /// connections of the subject. With open duplicates, these changes stay in effect until the subject has
+    /// ended, and `release` can revert the changes.
     pub(super) fn end_take(&mut self) {
         if !self.options.kill {
             self.close_duplicates();
@@ -356,14 +359,15 @@ impl Descriptors {
     }
 
     /// Closes all duplicates. While a duplicate is open, the last close(2) of the subject does not release
-    /// the open file description. The reader of a pipe then gets no end of file, ports and locks stay in use,
-    /// and execve(2) of a newly written program fails.
+    /// the open file description. For example, the reader of a pipe gets no end of file, and ports and locks
+    /// stay in use. execve(2) of a newly written program fails.
     pub(super) fn close_duplicates(&mut self) {
         self.open.clear();
         self.limit = None;
     }
 
-    /// Returns connections to processes outside the subject that can stay open when the subject dies.
+    /// Returns the connections that can stay open when the subject dies. The peers of these connections are
+    /// outside the subject.
     pub(super) fn take_connections(&self) -> Vec<Arc<OwnedFd>> {
         let _limit = RaisedLimit::new();
         self.sockets.take_connections()
@@ -388,7 +392,8 @@ impl Descriptors {
         *self = Self { options, sockets, files, ..Self::default() };
     }
 
-    /// Reverts changes to the descriptions of a subject that was to be killed and now continues to run.
+    /// Reverts the changes that captures before a kill have made. Called if the subject is not killed and
+    /// continues to run.
     pub(super) fn release(&mut self) {
         for description in &self.open {
             if let Some(capture) = self.captures.get_mut(&description.id) {
@@ -397,7 +402,7 @@ impl Descriptors {
         }
     }
 
-    /// Returns the descriptions through which regular files can be changed, in their state in the pause.
+    /// Returns the descriptions through which regular files can be changed, with their state in the pause.
     pub(super) fn open_for_writing(&self) -> Vec<OpenFile<'_>> {
         let open = self.open.iter().filter_map(|description| {
             let envelope = self.envelopes.get(&description.id)?;
@@ -412,7 +417,7 @@ impl Descriptors {
         open.collect()
     }
 
-    /// Returns the files that can be changed through mappings, in their state in the pause.
+    /// Returns the files that can be changed through mappings, with their state in the pause.
     pub(super) fn mapped_for_writing(&self) -> &[MappedForWriting] {
         self.files.states.as_ref().map_or(&[], FileStates::mapped_for_writing)
     }
@@ -421,8 +426,8 @@ impl Descriptors {
     fn pass_fdinfo(&mut self) {
         let mut next = 0;
         for ((_, _, description), one) in self.listing.rows.iter().zip(&self.info.texts) {
-            // Ids of descriptions rise in the order of their first descriptors. The text of the first
-            // descriptor is used.
+            // The ids of descriptions rise in the order of the first descriptors of the descriptions. Each
+            // capture receives the text of the first descriptor.
             if description.get() == next {
                 next += 1;
                 if let Some(capture) = self.captures.get_mut(description) {
@@ -432,8 +437,8 @@ impl Descriptors {
         }
     }
 
-    /// Opens duplicates of all known descriptions of the stopped tree. Returns `false` if its descriptors
-    /// differ from the listed descriptors.
+    /// Opens duplicates of all known descriptions of the stopped tree. Returns `false` if the descriptors of
+    /// the tree differ from the listed descriptors.
     fn duplicate_again(&mut self, processes: &Processes) -> Result<bool> {
         self.close_duplicates();
         self.limit = Some(RaisedLimit::new());

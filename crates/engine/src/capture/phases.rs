@@ -12,7 +12,8 @@ use image::Timings;
 use model::PageCount;
 use sys::clock::Clock;
 
-/// Declares the phases by stage. The order is that of a checkpoint whose state is captured before its memory.
+/// Declares the phases, grouped by stage. The phases are in the order of a checkpoint that captures state
+/// before memory.
 macro_rules! phases {
     ($($stage:ident { $($(#[$covers:meta])* $phase:ident = $name:literal,)* })*) => {
         /// A phase of a checkpoint.
@@ -79,7 +80,8 @@ phases! {
     Memory {
         /// The last scan for dirty pages, without the part that a worker pool did during earlier phases.
         Scan = "scan",
-        /// Copies of the pages that pre-copy did not copy, and of pages that have changed since.
+        /// Copies of the pages that pre-copy did not copy, and of the pages that have changed since their
+        /// pre-copy.
         Copy = "copy",
         /// Copies of shared objects.
         Objects = "objects",
@@ -89,7 +91,7 @@ phases! {
         Resume = "resume",
     }
     After {
-        /// Parsing the captured state, and submitting it to the log.
+        /// Parsing the captured state, and submitting the checkpoint to the log.
         Finish = "finish",
     }
 }
@@ -106,8 +108,8 @@ enum Stage {
 }
 
 impl Phase {
-    /// Returns all phases in the order of their execution. With `memory_first`, memory is captured before
-    /// state.
+    /// Returns all phases in the order of their execution. `memory_first` means that memory is captured
+    /// before state.
     pub fn in_order(memory_first: bool) -> impl Iterator<Item = Self> {
         use Stage::{After, Memory, Resuming, Running, State, Stopping};
         let (one, other) = if memory_first { (Memory, State) } else { (State, Memory) };
@@ -133,7 +135,7 @@ impl Phase {
 pub struct Phases {
     /// The time at which the stop began. Before the stop, the time at which the checkpoint began.
     pub began: Instant,
-    /// `true` if memory was captured before state, because the tracker needs this order.
+    /// Whether memory was captured before state. Some trackers need this order.
     pub memory_first: bool,
     /// The number of pages that the scan inside the pause covered.
     pub scanned: PageCount,
@@ -152,7 +154,7 @@ impl Phases {
         Phase::in_order(self.memory_first).map(|phase| (phase, self[phase]))
     }
 
-    /// Returns the duration of the part of the pause after the copying of pages.
+    /// Returns how long the part of the pause after `Phase::Copy` took.
     pub(super) fn after_copy(&self) -> Duration {
         let after = self.iter().skip_while(|(phase, _)| *phase != Phase::Copy).skip(1);
         after.filter(|(phase, _)| phase.is_in_pause()).map(|(_, took)| took).sum()

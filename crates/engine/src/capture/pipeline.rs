@@ -1,11 +1,11 @@
-//! The capture of one stopped subject as a sequence of values: `Stopped`, then `Captured`. A `Captured`
-//! subject is resumed, held or killed.
+//! Captures one stopped subject. Each state of the subject has a type: `Stopped`, then `Captured`. A
+//! `Captured` subject is resumed, held or killed.
 //!
-//! Owns: the order inside a stop: processes and mappings, descriptor tables, state of descriptors and files,
-//! threads, pages, objects. No other module repeats this order.
+//! Owns: the order of the steps of a stop: processes and mappings, descriptor tables, state of descriptors
+//! and files, threads, pages, objects.
 //! Invariants: each step consumes the value of the previous step. Dropping a value of any step resumes the
-//! subject. A remote call is a system call that a stopped thread executes for this program. A page that
-//! remote calls use is copied before the first call or after the last call.
+//! subject. Remote calls (system calls that a stopped thread executes for this program) use some pages. These
+//! pages are copied before the first remote call or after the last one.
 //! Does not: find or copy pages; an implementation of `Memory` does.
 
 use std::marker::PhantomData;
@@ -22,7 +22,7 @@ use crate::error::Result;
 
 /// A method of capturing the pages of a subject.
 pub(super) trait Memory {
-    /// The result that reports that one stop has captured only some of the pages.
+    /// The result of a stop that has captured only some of the pages.
     type Part;
 
     /// Updates the mappings to their state in this stop.
@@ -36,9 +36,9 @@ pub(super) trait Memory {
     }
 
     /// Reports whether pages are captured before descriptors and threads. A tracker (the part that finds
-    /// written pages) with a fault handler needs this order. Until its scan, pages that a thread needs to
-    /// continue (its stack, its rseq area) are write-protected. In the other order, the thread would sleep at
-    /// a write to such a page. This sleep would look like a new wait of the thread (see
+    /// written pages) with a fault handler needs this order. Until the scan of this tracker, the stack and
+    /// the rseq area of a thread can be write-protected. If threads were captured first, a thread would sleep
+    /// at a write to a protected page. This sleep would look like a new wait of the thread (see
     /// `tracee::interruption`).
     fn comes_first(&self) -> bool {
         false
@@ -59,7 +59,8 @@ pub(super) trait Memory {
 
 /// A subject whose threads are all stopped.
 pub(super) struct Stopped {
-    /// The stopped tree. The fields are dropped in order, so the tree is resumed before `urgent` is dropped.
+    /// The stopped tree. Fields are dropped in the order of declaration, so the tree is resumed before
+    /// `urgent` is dropped.
     pub(super) tree: StoppedTree,
     urgent: Urgent,
     /// The wall-clock time of the captured state.
@@ -79,23 +80,24 @@ pub(super) enum Capture<P> {
 /// A stopped subject whose state is completely captured.
 pub(super) struct Captured(pub(super) Stopped);
 
-/// A subject that is stopped and captured, and was neither resumed nor killed yet. Dropping it resumes the
+/// A subject that is stopped and captured, and not yet resumed or killed. Dropping the value resumes the
 /// subject.
 ///
 /// Only the thread that stopped the subject can use this value, because ptrace(2) accepts requests from no
 /// other thread.
 #[derive(Debug)]
 pub struct Held {
-    /// The stopped tree. The fields are dropped in order, so the tree is resumed before `watch` is dropped.
+    /// The stopped tree. Fields are dropped in the order of declaration, so the tree is resumed before
+    /// `watch` is dropped.
     tree: StoppedTree,
     watch: Option<AfterPause>,
     thread: PhantomData<*const ()>,
 }
 
 impl Stopped {
-    /// Stops a subject. `phases` contains the durations before the stop.
+    /// Stops a subject. `phases` contains the durations of the phases before the stop.
     pub(super) fn stop(freezer: &mut Freezer, root: Pid, urgent: Urgent, mut phases: Phases) -> Result<Self> {
-        // The clock is read before the stop. All actions of the subject before this time are in the
+        // The clock is read before the stop, so all actions of the subject before this time are in the
         // checkpoint.
         let time = Clock::default().wall();
         let tree = freezer.stop(root)?;
@@ -104,9 +106,9 @@ impl Stopped {
         Ok(Self { tree, urgent, time, phases })
     }
 
-    /// Captures the subject. If the capture fails or is incomplete, closes the duplicates of the descriptors,
-    /// because the subject continues and may close descriptors. If the subject is to be killed, the
-    /// duplicates stay open.
+    /// Captures the subject. After a failed or incomplete capture, the subject continues and may close
+    /// descriptors. Therefore closes the duplicates of the descriptors in this process, unless the subject is
+    /// to be killed.
     pub(super) fn capture<M: Memory>(
         mut self,
         before: &mut Before,
@@ -122,8 +124,8 @@ impl Stopped {
         })
     }
 
-    /// Extends the duration of the stop phase to now, because the other subjects of the group are stopped
-    /// only now.
+    /// Extends the duration of the stop phase to the present time. Called when all other subjects of the
+    /// group are stopped, too.
     pub(super) fn note_stopped(&mut self) {
         self.phases[Phase::Stop] = self.phases.began.elapsed();
     }
@@ -170,13 +172,13 @@ pub(super) fn take<M: Memory>(
     if phases.memory_first {
         take_state(before, tree, memory, phases, &mut laps)?;
     }
-    // This call must come last. It fails if a process was killed in the stop. If it succeeds, all state that
-    // was read is valid.
+    // `confirm` must come last. If a process was killed in the stop, `confirm` fails. If `confirm` succeeds,
+    // all state that was read is valid.
     tree.confirm()?;
     Ok(None)
 }
 
-/// Captures the state of a tree other than memory.
+/// Captures the state of a tree except its memory.
 fn take_state<M: Memory>(
     before: &mut Before,
     tree: &mut StoppedTree,

@@ -1,6 +1,6 @@
-//! Buffers for pages that are copied in the pause and just before it.
+//! Buffers for the pages that are copied in the pause and directly before the pause.
 //!
-//! Owns: buffers that are taken in advance, copied pages that are not passed to the sink yet, and the
+//! Owns: buffers that are taken in advance; copied pages that are held, and later passed to the sink; the
 //! estimate of the number of pages.
 //! Invariants: while the subject is stopped, no call of the sink takes a lock, waits or wakes a thread, until
 //! `HELD_PAGES_MAX` pages are held. Copies and removals reach the sink in order. Unused buffers are returned.
@@ -14,21 +14,21 @@ use model::{AddressRange, PageCount};
 use store::{PageBatch, PageSink, Result};
 
 /// The maximum number of pages that a pause holds, 128 MiB. Beyond this number, the pause passes its pages to
-/// the sink and waits for buffers like any other caller. Copying this number of pages takes 10 to 40 ms (0.3
-/// to 1.2 µs for each scattered page). A wait for buffers is then only a small part of the pause.
+/// the sink and waits for buffers. The copying before this point has taken 10 to 40 ms (0.3 to 1.2 µs for
+/// each scattered page). Compared with this time, a wait for buffers is short.
 const HELD_PAGES_MAX: PageCount = PageCount(32_768);
 
 /// The number of held pages that ends a series of last stops. A last stop tries to capture all remaining
-/// state. After the series, the pages are passed to the sink while the subject runs.
+/// state. After the series, the held pages are passed to the sink while the subject runs.
 pub(super) const FLUSH_FROM: PageCount = PageCount(HELD_PAGES_MAX.get() / 2);
 
-/// The number of buffers of a reserve is rounded up to a multiple of this constant. Successive checkpoints
-/// then reserve the same number of buffers. Otherwise a checkpoint would free memory that the next checkpoint
+/// The number of buffers of a reserve is rounded up to a multiple of this constant, so that successive
+/// checkpoints reserve equal numbers. Otherwise a checkpoint would free memory that the next checkpoint
 /// allocates again, and the kernel clears newly allocated memory.
 const RESERVE_STEP: usize = 4;
 
-/// The number of pauses in the estimate. At 100 checkpoints a second, these are 0.1 s. A subject with bursts
-/// of writes repeats a burst within this time.
+/// The number of pauses in the estimate. At 100 checkpoints a second, 10 pauses span 0.1 s. A subject with
+/// bursts of writes repeats a burst within this time.
 const RECENT: usize = 10;
 
 /// The estimate of the number of pages that the next checkpoint copies in the pause, or before the pause.
@@ -39,12 +39,12 @@ pub(super) struct Expected {
 }
 
 impl Expected {
-    /// Returns the maximum of the last pauses.
+    /// Returns the maximum number of pages that one of the last `RECENT` pauses has copied.
     pub(super) fn pages(&self) -> PageCount {
         self.recent.iter().copied().max().unwrap_or_default()
     }
 
-    /// Returns the average of the last pauses, which changes slowly.
+    /// Returns the average number of pages of the last `RECENT` pauses. The average changes slowly.
     pub(super) fn average(&self) -> PageCount {
         let sum: u64 = self.recent.iter().map(|pages| pages.get()).sum();
         PageCount(sum / RECENT as u64)
@@ -57,15 +57,15 @@ impl Expected {
     }
 }
 
-/// One operation on the pages of a checkpoint that is passed to the sink later.
+/// One held operation on the pages of a checkpoint.
 enum Operation {
     Pages(PageBatch),
     Discard(SpaceId, AddressRange),
 }
 
-/// A sink between the copiers and another sink. It passes operations on while the subject runs, and holds
-/// them while the subject is stopped. The next copier continues to fill a buffer that has room. Most rounds
-/// copy few pages, and a log has a limited number of buffers.
+/// A sink between the copiers and the sink of the checkpoint. While the subject runs, operations are passed
+/// on. While the subject is stopped, operations are held. Most rounds copy few pages, and a log has few
+/// buffers, so the next copier continues to fill a buffer that has room.
 pub(super) struct Reserve<'a> {
     sink: &'a dyn PageSink,
     free: RefCell<Vec<PageBatch>>,
@@ -73,7 +73,7 @@ pub(super) struct Reserve<'a> {
     open: RefCell<Option<PageBatch>>,
     held: RefCell<Vec<Operation>>,
     /// The number of free buffers that are kept for the pause. Initially `begun_with`; a series of last stops
-    /// may need more.
+    /// may increase the number.
     for_pause: Cell<usize>,
     begun_with: usize,
     /// The number of buffers that were added to the reserve.
@@ -88,8 +88,8 @@ pub(super) struct Reserve<'a> {
 impl<'a> Reserve<'a> {
     /// Waits until there are buffers for `before` pages before the pause and `inside` pages inside the pause.
     ///
-    /// Pre-copy that waits for a store is useless, because the subject dirties as many pages during the wait
-    /// as were copied. The wait is therefore here, before any page is copied.
+    /// If pre-copy waited for the store, the subject would dirty as many pages during the wait as were
+    /// copied. Therefore this function waits before any page is copied.
     pub(super) fn new(sink: &'a dyn PageSink, before: PageCount, inside: PageCount) -> Result<Self> {
         let before = (before.min(HELD_PAGES_MAX).get() / sink.buffer_pages().get().max(1)) as usize;
         let count = (buffers_for(sink, inside) + before).next_multiple_of(RESERVE_STEP);
@@ -112,28 +112,28 @@ impl<'a> Reserve<'a> {
             let batch = if extends { Some(self.sink.extend_reserve()?) } else { self.sink.free_buffer()? };
             free.push(batch.map_or_else(|| self.sink.spare(), Ok)?);
         }
-        // Slices leave these buffers for the next last stop.
+        // Slices do not use these buffers, so that the next last stop has enough buffers.
         self.for_pause.set(self.for_pause.get().max(count));
-        // In the pause, the list then grows without an allocation.
+        // With this capacity, the list grows in the pause without an allocation.
         self.held.borrow_mut().reserve(count);
         self.is_stopped.set(true);
         Ok(())
     }
 
-    /// Reports whether so many pages are held that they should be passed on before another stop.
+    /// Reports whether `FLUSH_FROM` pages are held. These pages should be passed on before the next stop.
     pub(super) fn is_half_full(&self) -> bool {
         self.held_buffers.get() as u64 * self.buffer_pages().get() >= FLUSH_FROM.get()
     }
 
-    /// Passes all held operations to the sink. Called when the subject runs again and will be stopped again
-    /// for this checkpoint.
+    /// Passes all held operations to the sink. Called when the subject runs, and another stop of this
+    /// checkpoint will follow.
     pub(super) fn end_stop(&self) -> Result<()> {
         self.held_buffers.set(0);
         self.flush()
     }
 
-    /// Passes all operations and the open buffer to the sink. Called when the subject runs, or when it may
-    /// stay stopped for the duration of the call.
+    /// Passes all operations and the open buffer to the sink. Called when the subject runs, or when the
+    /// subject may stay stopped during the call.
     pub(super) fn end(self) -> Result<()> {
         self.flush()?;
         let begun = self.open.borrow_mut().take_if(|batch| !batch.is_empty());
@@ -157,7 +157,7 @@ impl<'a> Reserve<'a> {
         self.sink.spare().map(Some)
     }
 
-    /// Passes all held operations to the sink. From now on, operations are passed on immediately.
+    /// Passes all held operations to the sink. After this call, operations are passed on immediately.
     fn flush(&self) -> Result<()> {
         self.is_stopped.set(false);
         for held in self.held.take() {
@@ -179,7 +179,7 @@ impl PageSink for Reserve<'_> {
             if let Some(here) = self.sink.free_buffer()?.or_else(|| self.spared()) {
                 return Ok(here);
             }
-            // The pool may have no other buffers, and a wait for a buffer would then not end.
+            // If this reserve holds all buffers of the pool, a wait for a buffer of the pool would not end.
             self.for_pause.set(self.begun_with);
             return self.spared().map_or_else(|| self.sink.buffer(), Ok);
         }
@@ -193,9 +193,9 @@ impl PageSink for Reserve<'_> {
         self.sink.buffer()
     }
 
-    /// Returns a buffer without waiting for the store, up to `HELD_PAGES_MAX` held pages while the subject is
-    /// stopped. A slow store must not determine how long the subject is throttled. While the subject runs,
-    /// this function allocates no buffer; `prepare` does.
+    /// Returns a buffer without waiting for the store. Exception: while the subject is stopped and
+    /// `HELD_PAGES_MAX` pages are held, waits. A slow store must not determine how long the subject is
+    /// throttled. While the subject runs, this function allocates no buffer; `prepare` does.
     fn free_buffer(&self) -> Result<Option<PageBatch>> {
         if self.is_stopped.get() {
             return self.buffer().map(Some);
@@ -253,7 +253,8 @@ impl PageSink for Reserve<'_> {
     }
 
     fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
-        // The pages in the open buffer were copied before the removal.
+        // The pages in the open buffer were copied before the removal, so they are appended before the
+        // removal.
         let begun = self.open.borrow_mut().take_if(|batch| !batch.is_empty());
         begun.map_or(Ok(()), |batch| self.append(batch))?;
         if !self.is_stopped.get() {
@@ -274,8 +275,8 @@ impl Drop for Reserve<'_> {
     }
 }
 
-/// Returns the number of buffers for this number of pages. The result is at least one, so that a resident
-/// buffer is ready when the pause begins.
+/// Returns the number of buffers for this number of pages, at least one. One resident buffer is always ready
+/// when the pause begins.
 fn buffers_for(sink: &dyn PageSink, pages: PageCount) -> usize {
     let pages = pages.min(HELD_PAGES_MAX);
     pages.get().div_ceil(sink.buffer_pages().get().max(1)).max(1) as usize

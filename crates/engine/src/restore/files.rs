@@ -1,10 +1,11 @@
-//! Opens all open file descriptions in this process, and installs the descriptors of each process.
+//! Opens the open file descriptions of the image in the restoring process, and installs the descriptors of each
+//! restored process.
 //!
-//! Owns: the temporary descriptor numbers, which are higher than every fd of the tree. Each stub (a process under
-//! construction) inherits the descriptors, and needs one system call for each fd. Also the rights with which
-//! recorded paths are opened.
-//! Invariants: before a process runs, inherited descriptors that the process does not need are closed. A
-//! description that no process holds (in flight in a socket) is opened with the rights of all processes.
+//! Owns: the temporary descriptors, whose numbers are higher than every fd of the tree; the rights with which
+//! recorded paths are opened. Each stub (a process under construction) inherits the temporary descriptors, and
+//! needs one dup3(2) for each fd.
+//! Invariants: before a process runs, its unneeded inherited descriptors are closed. A description in flight in a
+//! socket belongs to no process, and is opened with the rights of all processes.
 //! Does not: depend on a kind (the code for one sort of kernel object); this module calls the registry of kinds.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -31,8 +32,8 @@ const O_CLOEXEC: u64 = 0o2_000_000;
 /// All objects and descriptions that are open in this process for the restore.
 pub(super) struct OpenFiles {
     objects: HashMap<u64, OwnedFd>,
-    /// The objects, open for reading only. A mapping keeps the access mode of its descriptor, and a file that is
-    /// open for writing cannot be executed.
+    /// The objects of `objects` that are open for writing, opened once more for reading only. A mapping keeps the
+    /// access mode of its descriptor, and a file that is open for writing cannot be executed.
     readable: HashMap<u64, OwnedFd>,
     descriptions: HashMap<DescriptionId, OwnedFd>,
     /// The processes for which each object and description is opened.
@@ -50,14 +51,15 @@ impl OpenFiles {
         self.objects.get(&id).ok_or_else(|| EngineError::Incomplete(format!("object {id} is missing")))
     }
 
-    /// Closes all descriptors after a successful restore. Objects that were created for the tree are kept.
+    /// Closes all descriptors after a successful restore, and keeps the objects that were created for the tree.
     pub(super) fn complete(mut self, shared: Shared) {
         self.unfinished.0.clear();
         self.vacated.forget();
         drop(shared);
     }
 
-    /// Returns a descriptor of an object, open for reading only if possible.
+    /// Returns a read-only descriptor of an object, or the original descriptor if no read-only descriptor was
+    /// made.
     pub(super) fn readable(&self, id: u64) -> Result<&OwnedFd> {
         self.readable.get(&id).map_or_else(|| self.object(id), Ok)
     }
@@ -118,7 +120,7 @@ pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<Ope
     let mut descriptions = HashMap::new();
     for (id, envelope) in &plan.envelopes {
         let id = DescriptionId(*id);
-        // A kind may create a description later, in its `connect` step.
+        // A kind may create a description in its `connect` step, which comes later.
         let Some(file) = created.remove(&id) else { continue };
         envelope.apply(file.as_fd(), handed_on.contains(&id))?;
         descriptions.insert(id, lift(file, above)?);
@@ -170,7 +172,8 @@ fn lift(file: OwnedFd, above: i32) -> Result<OwnedFd> {
         .map_err(|errno| Error::new(format!("move a descriptor above {above}"), errno).into())
 }
 
-/// Makes each kind set, in a new session leader, the state that the children of the leader inherit.
+/// Calls `lead` of each kind for a new session leader. `lead` sets the state that the children of the session
+/// leader inherit.
 pub(super) fn lead(plan: &Plan, open: &OpenFiles, leader: &mut Stub) -> Result<()> {
     for (kind, records) in records_of_kinds(plan, &open.holders) {
         kind.lead(&records, &open.descriptions, leader)?;
@@ -202,8 +205,8 @@ pub(super) fn install(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Resul
     connect(plan, open, built)
 }
 
-/// Sets the signal owner of each description and acquires its locks. One process makes these calls: a process that
-/// holds the description and already has its own credentials.
+/// Sets the signal owner of each description, and acquires the locks of the description. One process that holds
+/// the description makes these calls. This process already has its own credentials.
 pub(super) fn own(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
     let mut holders_of: HashMap<u32, Vec<(Pid, Fd)>> = HashMap::new();
     for process in plan.living() {
@@ -224,7 +227,8 @@ pub(super) fn own(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()
     Ok(())
 }
 
-/// Runs the last step of each kind, which has effects outside the tree. Every process must be complete.
+/// Runs the last step of each kind. This step has effects outside the tree, so every process must be complete
+/// before the call.
 pub(super) fn start(plan: &Plan, open: &OpenFiles) -> Result<()> {
     for (kind, records) in records_of_kinds(plan, &open.holders) {
         kind.start(&records, &open.descriptions)?;
@@ -252,7 +256,7 @@ fn connect(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
     Ok(())
 }
 
-/// Openers, which open files with the rights of the processes that hold an object or description.
+/// The openers. An opener opens files with the rights of the processes that hold an object or description.
 pub(super) struct Holders {
     all: Opener,
     processes: HashMap<Pid, Opener>,
@@ -332,8 +336,8 @@ impl Openers {
     }
 }
 
-/// Returns the file rights of the leader of a process. Returns `None` if the image has no credentials; the rights
-/// of the restoring process then apply.
+/// Returns the file rights of the leader of a process. Returns `None` if the image has no credentials. In this
+/// case, the rights of the restoring process apply.
 fn rights_of(process: &PlannedProcess) -> Result<Option<FileRights>> {
     let Some(leader) = process.threads.first() else { return Ok(None) };
     for state in &leader.states {

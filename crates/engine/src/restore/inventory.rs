@@ -1,8 +1,8 @@
 //! Lists the content of an image for people: processes, descriptors, mappings.
 //!
-//! Owns: the lists, in the order of the records.
-//! Invariants: the code reads only records that `Plan` has decoded and checked, and pages that contain command
-//! lines.
+//! Owns: the lists. Each list has the order of the records.
+//! Invariants: the code reads only pages that contain command lines, and records that `Plan` has decoded and
+//! checked.
 //! Does not: create processes, files or mappings.
 
 use std::collections::HashMap;
@@ -32,9 +32,11 @@ const O_PATH: u32 = 0o10_000_000;
 pub struct Inventory {
     /// The processes, parents first.
     pub processes: Vec<ImageProcess>,
-    /// The descriptors, in the order of processes and then of fds.
+    /// The descriptors. The processes are in the order of `processes`; the descriptors of a process are sorted by
+    /// fd.
     pub descriptors: Vec<ImageDescriptor>,
-    /// The mappings, in the order of processes and then of addresses.
+    /// The mappings. The processes are in the order of `processes`; the mappings of a process are sorted by
+    /// address.
     pub mappings: Vec<ImageMapping>,
 }
 
@@ -55,13 +57,13 @@ pub struct ImageProcess {
     pub threads: usize,
     /// The size of all mappings.
     pub mapped: ByteCount,
-    /// The total size of the pages of the process that the image stores. Zero pages are not counted.
+    /// How many bytes of the process's pages the image stores. Zero pages are not counted.
     pub stored: ByteCount,
     /// The name of the leader thread (`comm`); empty for a zombie.
     pub name: String,
     /// The executable; empty for a zombie.
     pub executable: String,
-    /// The arguments, separated by spaces; the executable if the image does not contain the arguments.
+    /// The arguments, separated by spaces. If the image does not contain the arguments, the executable.
     pub command: String,
 }
 
@@ -106,8 +108,8 @@ pub struct ImageMapping {
     pub start: Address,
     /// The length.
     pub length: ByteCount,
-    /// The total size of the pages of the process in this mapping that the image stores. Zero pages and pages of a
-    /// shared object are not counted.
+    /// How many bytes of the process's pages in this mapping the image stores. Zero pages and pages of a shared
+    /// object are not counted.
     pub stored: ByteCount,
     /// The protection, for example `rw-p`.
     pub protection: String,

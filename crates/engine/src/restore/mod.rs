@@ -1,9 +1,9 @@
-//! Restores an image: from the verified records to the running process tree.
+//! Restores an image: checks the records, builds the process tree, and resumes the tree.
 //!
 //! Owns: the order of the steps.
-//! Invariants: if the restore does not consume a record, the restore is refused before any process is created, and
-//! the error names the record. Processes under construction die with this process. No process runs before all
-//! processes are complete.
+//! Invariants: the restore uses every record of the image. If no step would use a record, the restore is refused
+//! before any process is created, and the error names the record. Processes under construction die with this
+//! process. No process runs before all processes are complete.
 //! Does not: depend on a kind (the code for one sort of kernel object); the steps call the registries of kinds.
 
 mod apply;
@@ -67,21 +67,22 @@ pub struct RestoreOptions {
     pub pid: PidPolicy,
     /// Descriptors of this process that the subject may get back, each with the device and inode of its file.
     pub inherited: Vec<(u64, Inode, OwnedFd)>,
-    /// Listening sockets that were kept open while the subject was dead. The subject gets back the listeners that
-    /// it had at the checkpoint, with the connections in their queues.
+    /// Listening sockets that were kept open while the subject was dead. If the subject had such a listener at the
+    /// checkpoint, the subject gets back the listener, with the connections in its queue.
     pub held: Vec<OwnedFd>,
     /// TCP connections to peers outside the subject that were kept open (`Taken::connections`). A connection comes
     /// back unchanged if the program has neither read from nor written to the connection since the checkpoint.
     pub kept: Kept,
     /// How the restore treats regular files that the subject can write.
     pub files: Files,
-    /// Whether the subject died in a crash. Its TCP connections are then lost, except the connections in `kept`.
+    /// Whether the subject has died in a crash. If true, the TCP connections of the subject are lost, except the
+    /// connections in `kept`.
     pub connections_lost: bool,
     /// The controlling terminal of this process. The restore puts a process group of the subject into the
     /// foreground of this terminal. SIGTTOU must be blocked.
     pub terminal: Option<OwnedFd>,
-    /// The seccomp filter that reports each system call of the tree that changes files; `None` for a tree that is
-    /// not watched.
+    /// The seccomp filter that reports each file-changing system call of the tree; `None` for a tree that is not
+    /// watched.
     pub watch: Option<FilterInstall>,
 }
 
@@ -92,16 +93,17 @@ pub struct Restored {
     pub root: Pid,
     /// The pids of all processes, including zombies.
     pub pids: Vec<Pid>,
-    /// The process group of the tree that belongs in the foreground of the terminal. `None` if the root had no
-    /// terminal or is not in the session of this process. If [`RestoreOptions::terminal`] was given, the restore
-    /// has put the group into the foreground.
+    /// The foreground process group of the tree. `None` if the root had no terminal or is not in the session of
+    /// this process. If [`RestoreOptions::terminal`] was given, the restore has put this group into the foreground
+    /// of the terminal.
     pub foreground: Option<Pid>,
-    /// A time on CLOCK_MONOTONIC, after all zombies had ended and before the first thread was resumed.
+    /// A time on CLOCK_MONOTONIC, after all zombies of the image had ended, and before the first thread was
+    /// resumed.
     pub resumed_after: Duration,
-    /// The time from the call to the first instruction of the tree.
+    /// The time from the call of the restore to the first instruction of the tree.
     pub total: Duration,
-    /// The time from the call until all memory was filled. A lazy restore fills some memory after the first
-    /// instruction.
+    /// The time from the call of the restore until all memory was filled. A lazy restore fills some memory after
+    /// the first instruction.
     pub filled: Duration,
     /// What happened to connections with peers outside the subject.
     pub connections: Connections,
@@ -110,8 +112,7 @@ pub struct Restored {
 }
 
 impl Restored {
-    /// Creates the result when the memory is filled, before the last steps. Sets `resumed_after` to the present
-    /// time.
+    /// Creates the result before the last steps of the restore. Sets `resumed_after` to the present time.
     fn of(plan: &Plan, phases: RestorePhases, connections: Connections) -> Self {
         let (root, pids) = (plan.processes[0].pid, plan.pids());
         Self { root, pids, resumed_after: sys::clock::monotonic(), connections, phases, ..Self::default() }
@@ -133,7 +134,7 @@ pub struct RestorePhases {
     pub finish: Duration,
 }
 
-/// The function that resumes a thread, with a signal to deliver.
+/// The function that resumes a thread. If a signal is given, the thread receives the signal.
 type ResumeStub<'a> = &'a mut dyn FnMut(Stub, Option<Signal>) -> std::result::Result<(), sys::Error>;
 
 /// Decodes and checks the records of an image, like the first step of a restore. Opens and creates nothing.
@@ -188,8 +189,8 @@ pub fn restore(reader: ImageReader, options: RestoreOptions) -> Result<Restored>
 ///
 /// # Errors
 ///
-/// The errors of `restore`. `LazyMissing` if this system lacks a feature; no step was begun then. `LazyLost` if the
-/// tree had begun to run; the tree was killed then.
+/// The errors of `restore`. `LazyMissing`, before the first step, if this system lacks a necessary feature.
+/// `LazyLost` if the restore failed after the tree had begun to run, and the tree was killed.
 pub fn restore_lazily(
     reader: ImageReader,
     options: RestoreOptions,
@@ -198,10 +199,9 @@ pub fn restore_lazily(
     restore_with(reader, options, Some(&mut running))
 }
 
-/// Sets PR_SET_DUMPABLE (prctl(2)). The files in `/proc` of this process, and of processes that it creates, then
-/// belong to the user of this process. Otherwise these files belong to root if the program file has capabilities
-/// (setcap(8)). Other processes of the user get no new rights: a tracer of this process needs the same
-/// capabilities.
+/// Sets PR_SET_DUMPABLE (prctl(2)), so that the `/proc` files of this process and its children belong to the user
+/// of this process. Without this call, the files belong to root if the program file has capabilities (setcap(8)).
+/// Other processes of the user get no new rights: a tracer of this process still needs the same capabilities.
 fn own_files_in_proc() -> Result<()> {
     set_dumpable_behavior(DumpableBehavior::Dumpable)
         .map_err(|errno| sys::Error::new("make the own files in /proc accessible", errno).into())
@@ -235,7 +235,7 @@ fn restore_with(
     let mut lap = started;
     let mut phases = RestorePhases::default();
     let plan = Plan::of(&mut reader)?;
-    // Pids are checked before files: if the program still runs, its files have changed as well.
+    // If the program still runs, both checks fail. The error about the pids shows the reason, so it comes first.
     plan.check_pids()?;
     let given = given(&mut options);
     let mut compared = Compared::compare(&plan, reader.commit().time, options.files)?;
@@ -263,11 +263,11 @@ fn restore_with(
     let complete = move |mut built: Built, resume: ResumeStub<'_>| {
         layout::advise(plan, &mut built)?;
         files::install(plan, &open, &mut built)?;
-        // Hand over the terminal before the tree runs: a read in the background stops the reader.
+        // Before the tree runs, because a read from the terminal stops a background process.
         let give = || given.set(finish::hand_over_terminal(plan, options.terminal.as_ref()));
         finish::finish(plan, &open, built, &mut shared, || compared.cut_back().map(|()| give()), resume)?;
-        // Close the descriptors of this process, so that only the tree holds them. A pipe ends when the tree closes
-        // its end.
+        // Closes the descriptors of this process, so that only the tree holds them. Otherwise the reader of a pipe
+        // would get no end of file when the tree closes the write end.
         open.complete(shared);
         Ok(())
     };

@@ -1,15 +1,15 @@
-//! Creates the processes of a tree with their pids, parents, sessions and process groups, and creates their
-//! threads.
+//! Creates the processes of a tree with their pids, parents, sessions and process groups. Also creates the threads
+//! of the processes.
 //!
-//! Owns: the first process, the seccomp filter of a watched subject, the order of creation, zombies, and
-//! placeholders. A placeholder is a temporary process with the pid of a dead leader.
+//! Owns: the first process; the seccomp filter of a watched subject; the order of creation; zombies; placeholders.
+//! A placeholder is a temporary process with the pid of a dead session or group leader.
 //! Invariants: every process is a stub (a stopped thread under construction) with mapped scratch pages and no other
-//! change. No seccomp filter checks a call of a stub: the first stub suspends seccomp before it gets the filter,
-//! and all other stubs inherit the suspension. No stub keeps the listener, the descriptor that receives the
-//! notifications of the filter. Every placeholder is reaped before any process runs. At the end, each process has
-//! its session and its process group, or the restore fails.
+//! change. No seccomp filter checks a call of a stub. Seccomp is suspended for the first stub before the filter is
+//! installed, and all other stubs inherit the suspension. No stub keeps the listener, the descriptor that receives
+//! the notifications of the filter. Every placeholder is reaped before any process runs. At the end, each process
+//! has its session and its process group, or the restore fails.
 //! Does not: lay out memory, or answer notifications. When the tree runs, the receiver of the listener must answer
-//! notifications.
+//! the notifications.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -148,8 +148,8 @@ fn find_scratch(plan: &Plan) -> Result<AddressRange> {
 
 fn map_scratch(stub: &mut Stub, scratch: AddressRange) -> Result<()> {
     let memory = ProcessMemory::open(stub.pid())?;
-    // The stub has inherited the rseq registration of this process. The kernel would write to the registered
-    // address after its memory is unmapped.
+    // The stub has inherited the rseq registration of this process. The kernel writes to the registered address,
+    // but the memory at this address will be unmapped.
     let rseq = ptrace::rseq_configuration(stub.tid())?;
     if rseq.address != 0 {
         let arguments =
@@ -158,8 +158,8 @@ fn map_scratch(stub: &mut Stub, scratch: AddressRange) -> Result<()> {
     }
     let flags = MAP_PRIVATE_ANONYMOUS_FIXED;
     stub.call(nr::MMAP, [scratch.start.get(), scratch.len().get(), PROT_ALL, flags, u64::MAX, 0])?;
-    // Clear the parent-death signal. The stub is seized, so the kernel already kills the stub when its tracer dies.
-    // The signal would also kill the restored process when this process exits.
+    // Clears the parent-death signal, which would kill the restored process when this process exits. A stub does
+    // not need this signal: the stub is seized, so the kernel kills the stub when its tracer dies.
     stub.call(nr::PRCTL, [PR_SET_PDEATHSIG, 0, 0, 0, 0, 0])?;
     memory.write(scratch.start, arch::SYSCALL)?;
     stub.use_instruction(scratch.start);
@@ -199,8 +199,8 @@ impl BuiltProcess {
         Ok(descriptor)
     }
 
-    /// Makes the leader create a task with the tid `wanted`. Without CLONE_* flags in `flags`, the task is a child
-    /// process of the leader.
+    /// Makes the leader create a task with the tid `wanted`. If `flags` is 0, the task is a child process of the
+    /// leader.
     pub(super) fn create(&mut self, wanted: Tid, flags: u64, exit_signal: u64) -> Result<Stub> {
         let (stub, memory) = self.leader();
         let data = stub.data().start;
@@ -230,7 +230,8 @@ impl BuiltProcess {
     }
 }
 
-/// Ends the processes that were zombies at the checkpoint, while their parents still ignore SIGCHLD.
+/// Ends the processes that were zombies at the checkpoint. Their parents are still stubs, so the SIGCHLD of the
+/// zombie can be discarded.
 fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
     for process in plan.processes.iter().filter(|process| process.message.zombie) {
         let Some(mut zombie) = built.processes.remove(&process.pid) else { continue };
@@ -245,8 +246,8 @@ fn end_zombies(plan: &Plan, built: &mut Built) -> Result<()> {
             ptrace::set_signal_mask(tid, 0)?;
             sys::signal::send(process.pid, model::Signal(signal))?;
             match stub.detach(None) {
-                // SIGKILL ends the stub without its tracer. But the parent is notified only after the tracer has
-                // waited.
+                // SIGKILL has ended the stub before `detach`. The parent is notified only after the tracer has
+                // waited for the stub.
                 Err(error) if error.errno == Errno::ESRCH => {
                     while let ptrace::WaitStatus::Stopped(_) = ptrace::wait(tid)? {}
                 }
@@ -342,8 +343,8 @@ impl Family<'_> {
         Ok(())
     }
 
-    /// Returns the placeholder that leads a session, and creates the placeholder at first use. The siblings that a
-    /// placeholder creates have the exit signal of the placeholder.
+    /// Returns the placeholder that leads a session, and creates the placeholder at first use. The placeholder
+    /// creates its siblings (CLONE_PARENT), which get the exit signal of the placeholder.
     fn leader(&mut self, session: Pid, parent: Pid, built: &mut Built) -> Result<&mut BuiltProcess> {
         let placeholder = match self.placeholders.entry(session) {
             Entry::Occupied(entry) => entry.into_mut(),
@@ -356,8 +357,8 @@ impl Family<'_> {
         Ok(&mut placeholder.process)
     }
 
-    /// Makes each process join its process group. Leaders come first, so that the groups exist for the other
-    /// members.
+    /// Makes each process join its process group. Group leaders come first, so that a group exists when its members
+    /// join.
     fn set_groups(&mut self, built: &mut Built) -> Result<()> {
         for (group, member) in &self.births.dead_groups {
             let mut process = place(*group, *member, 0, built)?;
@@ -383,8 +384,8 @@ fn place(number: Pid, parent: Pid, exit_signal: u64, built: &mut Built) -> Resul
 }
 
 impl Placeholder {
-    /// Ends the placeholder and makes its parent reap it. The members of its session and process group remain
-    /// members.
+    /// Ends the placeholder, and makes the parent reap the placeholder. The members of the placeholder's session
+    /// and process group remain members.
     fn dismiss(self, built: &mut Built) -> Result<()> {
         let Self { mut process, parent } = self;
         let stub = process.threads.remove(0);
@@ -417,8 +418,8 @@ fn leads_session(process: &PlannedProcess) -> bool {
     process.message.session == process.pid.get()
 }
 
-/// Reports whether `number` is the session or process group of the root, and its leader is outside the tree. The
-/// restored tree has the session or group of the restoring process instead.
+/// Reports whether `number` is the session or process group of the root, and no process of the tree has the pid
+/// `number`. Instead of this session or group, the restored tree has that of the restoring process.
 fn is_outer(plan: &Plan, number: i32) -> bool {
     let root = &plan.processes[0];
     let is_of_root = number == root.message.group || number == root.message.session;

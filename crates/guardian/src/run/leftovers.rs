@@ -205,8 +205,8 @@ impl ProcessReaper {
         }
     }
 
-    /// Ends every process that a dead root has left, so that their pids are free: descendants of this process, and the
-    /// `known` processes of an adopted root. The children in `spared` and their descendants are not ended.
+    /// Ends the remaining processes of a dead root, so that their pids are free. Also ends the `known` processes of an
+    /// adopted root. The children in `spared` and their descendants are not ended.
     pub(super) fn clear(
         &self,
         owner: Owner,

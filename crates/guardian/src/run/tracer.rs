@@ -255,7 +255,7 @@ impl Tracer {
 
     fn order(&mut self, work: Work, order: Order) {
         self.set_work(work);
-        // The send fails only after a panic of the thread. `hear` detects the panic, because the end of the thread
+        // The send fails only after a panic of the thread. `receive` detects the panic, because the end of the thread
         // makes the eventfd readable.
         if let Some(orders) = &self.orders {
             let _ = orders.send(order);

@@ -1,11 +1,15 @@
-//! Properties of every open file description, independent of its descriptor kind: status flags, position, signal
-//! owner, locks.
+//! Saves and restores the general properties of an open file description: status flags, position, signal owner and
+//! number, locks.
 //!
-//! Owns: reading these properties inside the pause, setting them in a restore, and the record of a description in the
-//! image. A record contains the properties and the payload of the kind.
-//! Invariants: a position is saved only where the kernel permits setting it. O_ASYNC is set last: by a process that
-//! holds the descriptor, when the process that receives the signals exists.
-//! Does not: depend on descriptor kinds, or set flags that only open(2) can set; the kind sets these flags.
+//! A *descriptor kind* is the code that saves and restores one type of description, for example pipes. The kind saves
+//! the properties of its type as the *payload*. General properties exist for every type of description. The *signal
+//! owner* (F_SETOWN) is the process, thread or process group to which the kernel sends the signals of a description.
+//! An [`Envelope`] contains the general properties and the payload, and is one record of the image.
+//!
+//! Owns: reading the general properties inside the pause of a checkpoint, and setting them in a restore.
+//! Invariants: a position is saved only if the kernel permits setting it. O_ASYNC is set last: in a process that has
+//! the descriptor, and after the signal owner exists.
+//! Does not: depend on descriptor kinds. Does not set flags that only open(2) can set; the kind sets these flags.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -27,12 +31,12 @@ use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
 
-/// Status flags that fcntl(2) can change from this process: all changeable flags except O_ASYNC.
+/// Status flags that this process sets with fcntl(2). These are all flags that fcntl(2) can change, except O_ASYNC.
 const CHANGEABLE: OFlags =
     OFlags::APPEND.union(OFlags::NONBLOCK).union(OFlags::DIRECT).union(OFlags::NOATIME);
 const O_ASYNC: u32 = 0o20_000;
 
-/// A description as it is in the image: its general properties and the payload of its kind.
+/// The record of a description: its general properties, and the payload of its kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Envelope {
     /// The name of the kind.
@@ -41,21 +45,21 @@ pub struct Envelope {
     pub version: u32,
     /// The payload: the bytes that the kind saved.
     pub payload: Vec<u8>,
-    /// A process and an fd that held the description, for error messages.
+    /// A process that had the description open at the checkpoint, and its fd. Used in error messages.
     pub holder: (Pid, Fd),
     /// Status flags and access mode.
     pub flags: u32,
     /// Position in bytes; `None` for an object without a position.
     pub position: Option<u64>,
-    /// The process, thread or process group that receives the signals of the description.
+    /// The signal owner.
     pub owner: Option<FileOwner>,
     /// The signal number (F_SETSIG); `None` for the default signal.
     pub signal: Option<Signal>,
-    /// Result of [`locks::read`] inside the pause. The caller sets this field.
+    /// The locks. The caller reads the locks with [`locks::read`] inside the pause, and sets this field.
     pub locks: Vec<Lock>,
 }
 
-/// `message Description` of docs/format.md. The header of the record contains kind and version.
+/// `message Description` of docs/format.md. Kind and version are in the header of the record.
 #[derive(Clone, PartialEq, Message)]
 struct EnvelopeMessage {
     #[prost(bytes = "vec", tag = "1")]
@@ -80,8 +84,8 @@ struct EnvelopeMessage {
 }
 
 impl Envelope {
-    /// Reads all properties except locks and the payload of the kind. Called inside the pause. Makes four system
-    /// calls and allocates no memory.
+    /// Reads all general properties except locks. Called inside the pause. Makes four system calls, and allocates no
+    /// memory.
     pub fn inside(description: &Description) -> Result<Self> {
         let file = description.duplicate.as_fd();
         let flags = rustix::fs::fcntl_getfl(file)
@@ -109,7 +113,8 @@ impl Envelope {
         })
     }
 
-    /// Returns an obstacle that is visible only through a duplicate. Called inside the pause.
+    /// Returns the obstacle of a signal owner outside the subject. Called inside the pause. Before the pause,
+    /// [`obstacles`] cannot read the owner of every description.
     #[must_use]
     pub fn obstacle(&self, description: &Known, scope: &CaptureScope<'_>) -> Option<Obstacle> {
         owner_outside(description, self.owner, scope)
@@ -121,7 +126,7 @@ impl Envelope {
         Self { kind: kind.name().to_owned(), version: kind.version(), payload, ..self }
     }
 
-    /// Calls `inside` and `complete`, for a subject that stays stopped.
+    /// Calls `inside`, and then `complete`. Used for a subject that stays stopped until both have ended.
     pub fn capture(description: &Description, kind: &dyn FdKind, payload: Vec<u8>) -> Result<Self> {
         Ok(Self::inside(description)?.complete(kind, payload))
     }
@@ -160,7 +165,7 @@ impl Envelope {
         })
     }
 
-    /// Returns the input from which the kind restores the description.
+    /// Returns the values from which the kind restores the description.
     #[must_use]
     pub fn fd_record(&self, id: DescriptionId, opener: Opener) -> FdRecord {
         FdRecord {
@@ -174,9 +179,8 @@ impl Envelope {
         }
     }
 
-    /// Sets status flags, position and signal number of a restored description. Called when the kind has created the
-    /// description. [`Envelope::connect`] sets O_ASYNC, the owner and the locks. With `stays`, the position is not
-    /// changed.
+    /// Sets status flags, position and signal number of a restored description. Called after the kind has created the
+    /// description. With `stays`, the position is not changed. [`Envelope::connect`] sets the other properties.
     pub fn apply(&self, file: BorrowedFd<'_>, stays: bool) -> Result<()> {
         if is_path_only(self.flags) {
             return Ok(());
@@ -201,23 +205,24 @@ impl Envelope {
         Ok(())
     }
 
-    /// Reports whether [`Envelope::connect`] has a property to set.
+    /// Reports whether [`Envelope::connect`] must be called.
     #[must_use]
     pub fn needs_process(&self) -> bool {
         self.owner.is_some() || self.flags & O_ASYNC != 0 || !self.locks.is_empty()
     }
 
-    /// Returns a process that acquired one of the locks. The caller runs [`Envelope::connect`] in this process if the
-    /// process still holds the description.
+    /// Returns a process that acquired one of the locks. If this process has the description open, the caller runs
+    /// [`Envelope::connect`] in this process.
     #[must_use]
     pub fn taker(&self) -> Option<Pid> {
         self.locks.iter().find_map(Lock::taker)
     }
 
-    /// Sets signal owner and O_ASYNC of a restored description, and acquires its locks. Called once per description,
-    /// in one process that holds the description, when all processes exist and have the credentials of the subject.
-    /// The kernel stores the credentials of the caller with the owner. The owner is set before a lease is acquired,
-    /// so that the owner receives the signals of the lease.
+    /// Sets signal owner and O_ASYNC of a restored description, and acquires its locks. Called once per description.
+    /// `stub` is a process that has the description open as `fd`, and makes the system calls. At the time of the
+    /// call, all processes exist and have the credentials of the subject. The credentials matter, because the kernel
+    /// stores the credentials of the caller together with the signal owner. The owner is set before a lease is
+    /// acquired, so that the owner receives the signals of the lease.
     pub fn connect(&self, stub: &mut Stub, memory: &ProcessMemory, fd: Fd) -> Result<()> {
         let number = fd.get() as u64;
         if let Some(owner) = self.owner {
@@ -232,8 +237,8 @@ impl Envelope {
         self.locks.iter().try_for_each(|lock| lock.take(stub, memory, fd))
     }
 
-    /// Acquires the locks of a description that no process holds, because the description is in flight in a socket.
-    /// Uses a descriptor of this process. The owner cannot be set.
+    /// Acquires the locks of a description that is in flight in a socket. No process of the subject has such a
+    /// description open, so a descriptor of this process is used. The signal owner is not restored.
     pub fn connect_in_flight(&self, file: BorrowedFd<'_>) -> Result<()> {
         self.locks.iter().try_for_each(|lock| lock.take_here(file))
     }
@@ -243,11 +248,13 @@ impl Envelope {
     }
 }
 
-/// Returns the obstacles of a description that do not depend on its kind. Called before the pause.
+/// Returns the obstacles (reasons against a checkpoint) in the general properties of a description. Called before the
+/// pause.
 #[must_use]
 pub fn obstacles(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
     let mut found = Vec::new();
-    // F_GETOWN_EX fails for an O_PATH duplicate. `Envelope::obstacle` checks the owner inside the pause.
+    // Before the pause, the duplicate may be an O_PATH descriptor, for which F_GETOWN_EX fails. In this case,
+    // `Envelope::obstacle` checks the owner inside the pause.
     if let Ok(owner) = file_owner::owner(description.as_fd()) {
         found.extend(owner_outside(description, owner, scope));
     }
@@ -259,7 +266,7 @@ pub fn obstacles(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obs
     found
 }
 
-/// Returns the obstacle of a description whose signals go to a process outside the subject.
+/// Returns an obstacle if the signal owner is outside the subject.
 fn owner_outside(
     description: &Known,
     owner: Option<FileOwner>,

@@ -66,8 +66,8 @@ pub struct Kept {
     /// The sockets of these connections.
     pub sockets: Vec<Arc<OwnedFd>>,
     /// The packet filter that holds back packets that the program has sent since the checkpoint. The peers have not
-    /// received these packets. A connection with traffic since the checkpoint can therefore be rewound. With `None`, no
-    /// connection is rewound.
+    /// received these packets. A connection with traffic since the checkpoint can therefore be rewound. With `None`,
+    /// no connection is rewound.
     pub rewinds: Option<Arc<PacketHold>>,
     /// Connections whose old sockets were already disconnected, in this attempt or in an attempt that failed. Clones
     /// share this state.
@@ -116,8 +116,8 @@ pub struct FdConnect<'a> {
 
 /// The capture of one description: its raw state, copied inside the pause.
 pub trait FdCapture: std::fmt::Debug {
-    /// Receives the fdinfo text of the description. The caller calls this method inside the pause, before `inside`, if
-    /// the caller has the text. Without this call, `inside` reads the text itself.
+    /// Receives the fdinfo text of the description. The caller calls this method inside the pause, before `inside`,
+    /// if the caller has the text. Without this call, `inside` reads the text itself.
     fn fdinfo_read(&mut self, text: &[u8]) {
         let _ = text;
     }
@@ -162,16 +162,16 @@ pub trait FdKind: Sync {
     }
 
     /// Returns descriptions that are reachable only through this description, for example descriptors in flight in a
-    /// Unix socket. The caller (`in_flight::discover`) saves the returned descriptions, and calls this method for each
-    /// of them. `takes` is `true` if the subject is stopped and will be killed. Connections that wait in an accept
-    /// queue cannot be inspected there. With `takes`, this method accepts these connections and returns them.
+    /// Unix socket. The caller (`in_flight::discover`) saves the returned descriptions, and calls this method for
+    /// each of them. `takes` is `true` if the subject is stopped and will be killed. Connections that wait in an
+    /// accept queue cannot be inspected there. With `takes`, this method accepts these connections and returns them.
     fn hidden(&self, description: &Description, takes: bool) -> Result<Vec<OwnedFd>> {
         let _ = (description, takes);
         Ok(Vec::new())
     }
 
-    /// Reports whether this description becomes complete only in `connect`. If the description is a member of an epoll
-    /// set, the epoll kind adds the member in its own `connect`.
+    /// Reports whether this description becomes complete only in `connect`. If the description is a member of an
+    /// epoll set, the epoll kind adds the member in its own `connect`.
     fn completes_in_connect(&self, description: &Description) -> bool {
         let _ = description;
         false
@@ -216,9 +216,9 @@ pub trait FdKind: Sync {
         Ok(())
     }
 
-    /// Makes effects of the restore visible to other processes (a TCP connection leaves repair mode). This is the last
-    /// step of a restore. Called once per kind, when every process is complete and before any process runs. `created`
-    /// contains the results of `create`.
+    /// Makes effects of the restore visible to other processes (a TCP connection leaves repair mode). This is the
+    /// last step of a restore. Called once per kind, when every process is complete and before any process runs.
+    /// `created` contains the results of `create`.
     fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
         let _ = (records, created);
         Ok(())

@@ -1,9 +1,12 @@
-//! Queries of a descriptor kind about the other open file descriptions and the mappings of the subject, during a
-//! capture.
+//! Answers questions of a descriptor kind about the whole subject (the protected program) during a checkpoint.
 //!
-//! Owns: queries over all descriptions and mappings, and the indexes for them. Without an index, a kind would search
-//! all descriptions for each description.
-//! Invariants: each index is built at its first use, from a scope that does not change.
+//! A descriptor kind is the code that saves and restores one type of open file description. To save one description,
+//! a kind may need facts about other descriptions or about mappings. For example, the kind needs the peer of a
+//! socket, or must know whether the subject maps a file. Without an index, each of these queries would search all
+//! descriptions. In the pause of a checkpoint, all threads of the subject are stopped.
+//!
+//! Owns: queries over all descriptions and mappings, and the indexes for these queries.
+//! Invariants: each index is built at its first use. A scope does not change after its creation.
 //! Does not: depend on descriptor kinds.
 
 use std::borrow::Cow;
@@ -20,43 +23,44 @@ use tracee::procfs::{Backing, Mapping};
 use super::description::{Description, GONE, Known, path_of};
 use super::sockets::Sockets;
 
-/// The whole subject, as the kinds see it during a capture.
+/// The descriptions, descriptors and mappings of the whole subject, for the kinds.
 #[derive(Debug)]
 pub struct CaptureScope<'a> {
     /// Processes of the subject.
     pub pids: &'a [Pid],
     /// All descriptions of the subject, by id.
     pub descriptions: &'a [Arc<Known>],
-    /// Duplicates of all descriptions, in the same order, while the subject is stopped; empty while the subject runs.
+    /// Duplicates of all descriptions, in the order of `descriptions`. Empty while the subject runs.
     pub open: &'a [Description],
-    /// Device and inode of the files that the restoring process will have open itself (its standard streams).
+    /// Device and inode of each file that the restoring process inherits and passes to the subject, for example as
+    /// its standard streams.
     pub inherited: &'a [(u64, Inode)],
     /// Every descriptor of every process: pid, fd and description. The rows of a process are consecutive and sorted
     /// by fd.
     pub table: &'a [(Pid, Fd, DescriptionId)],
-    /// Set when the checkpoint kills the subject, so that its TCP connections may be taken over.
+    /// Set when the subject is killed after the checkpoint. The restored subject can then take over TCP connections.
     pub kills: bool,
-    /// Set when connections to processes outside the subject are restored as closed by the peer.
+    /// Set when connections to processes outside the subject are restored as connections that the peer has closed.
     pub loses_connections: bool,
-    /// Capture state that all sockets of the subject share.
+    /// State that all sockets of the subject share.
     pub sockets: &'a Sockets,
-    /// The mappings of every process. Inside the pause: the mappings of this pause. Before the pause: the last known
-    /// mappings.
+    /// The mappings of every process. Inside the pause, these mappings were read in this pause. Before the pause, the
+    /// subject may have changed its mappings since they were read.
     pub mappings: Vec<(Pid, Cow<'a, [Mapping]>)>,
-    /// Indexes over all descriptions.
+    /// Indexes over the fields of this scope.
     pub index: ScopeIndex,
 }
 
 impl CaptureScope<'_> {
-    /// Reports whether the restoring process will have this file open itself.
+    /// Reports whether the restoring process inherits the file and passes it to the subject.
     #[must_use]
     pub fn is_inherited(&self, stat: &Stat) -> bool {
         self.inherited.contains(&(stat.st_dev, Inode(stat.st_ino)))
     }
 
-    /// Reports whether the subject maps the file of a description, so that the memory kinds (code that saves
-    /// mappings) save the content of the file. Two file systems can use the same inode number, so the names are
-    /// compared too. The suffix of removed names is ignored.
+    /// Reports whether the subject maps the file of a description. If so, the memory kinds (code that saves mappings)
+    /// save the content of the file. The file of a mapping is compared by inode number and name, because two file
+    /// systems can use the same inode number. The suffix ` (deleted)` of a name is ignored.
     #[must_use]
     pub fn maps(&self, description: &Known) -> bool {
         let name = path_of(description);
@@ -70,9 +74,9 @@ impl CaptureScope<'_> {
         self.mappings.iter().any(|(_, mappings)| mappings.iter().any(is_shown))
     }
 
-    /// Reports whether the subject can write to the file of a description through a shared mapping. The memory kinds
-    /// then save the content of the file, even if the file has a name. The flags of a mapping that is first seen in
-    /// the pause are unknown; such a mapping counts as writable.
+    /// Reports whether the subject can write to the file of a description through a shared mapping. If so, the memory
+    /// kinds save the content of the file, even if the file has a name. A mapping whose flags are unknown counts as
+    /// writable. The flags are unknown if the mapping was found in the pause for the first time.
     #[must_use]
     pub(crate) fn saves_shared(&self, description: &Known) -> bool {
         let name = path_of(description);
@@ -85,8 +89,8 @@ impl CaptureScope<'_> {
         self.mappings.iter().any(|(_, mappings)| mappings.iter().any(saves))
     }
 
-    /// Calls `use_it` with a duplicate of a description. Inside the pause, uses the duplicate of this pause,
-    /// otherwise a temporary duplicate. Returns `None` if the description no longer exists.
+    /// Calls `use_it` with a duplicate of a description. Inside the pause, the duplicate is taken from `open`. Before
+    /// the pause, the duplicate exists only during the call. Returns `None` if the description no longer exists.
     pub(crate) fn with_duplicate<T>(
         &self,
         known: &Arc<Known>,
@@ -99,8 +103,9 @@ impl CaptureScope<'_> {
         Description::beside(known, handle.as_fd()).ok()?.map(|description| use_it(&description))
     }
 
-    /// Returns a process and an fd that refer to a description. If there is a duplicate, returns this process and the
-    /// fd of the duplicate. The fd of a running subject may already refer to another description.
+    /// Returns a process and an fd that refer to a description. If `open` contains a duplicate, returns this process
+    /// and the fd of the duplicate. If not, returns a process of the subject. The subject is then running, and may
+    /// have reused the fd for another description.
     pub(crate) fn place_of(&self, known: &Known) -> (Pid, Fd) {
         let open = self.open.get(known.id.get() as usize);
         let own = open.map(|open| (Pid(std::process::id() as i32), Fd(open.duplicate.as_raw_fd())));
@@ -108,7 +113,7 @@ impl CaptureScope<'_> {
     }
 }
 
-/// The indexes of one scope. All indexes are empty at first.
+/// The indexes of one scope. The first query that needs an index builds this index.
 #[derive(Debug, Default)]
 pub struct ScopeIndex {
     by_file: OnceCell<HashMap<(u64, Inode), Vec<usize>>>,
@@ -131,7 +136,7 @@ impl<'a> CaptureScope<'a> {
         by_file.get(&file).into_iter().flatten().map(move |index| &descriptions[*index])
     }
 
-    /// Returns the description of the subject that is the socket with this inode.
+    /// Returns the description of the socket with this inode, if the socket belongs to the subject.
     #[must_use]
     pub fn socket(&self, inode: Inode) -> Option<&'a Arc<Known>> {
         let sockets = self.index.sockets.get_or_init(|| {
@@ -146,14 +151,14 @@ impl<'a> CaptureScope<'a> {
         sockets.get(&inode).map(|index| &self.descriptions[*index])
     }
 
-    /// Reports whether any process has a descriptor of a description. A description that is in flight in a socket may
-    /// have no descriptor.
+    /// Reports whether any process of the subject has a descriptor of a description. A description that is in flight
+    /// in a socket may have no descriptor.
     #[must_use]
     pub fn is_held(&self, id: DescriptionId) -> bool {
         self.index.held.get_or_init(|| self.table.iter().map(|row| row.2).collect()).contains(&id)
     }
 
-    /// Returns the description to which a descriptor of a process refers.
+    /// Returns the description to which the descriptor `fd` of a process refers.
     #[must_use]
     pub fn description_of(&self, pid: Pid, fd: Fd) -> Option<DescriptionId> {
         let first_rows = self.index.first_rows.get_or_init(|| {

@@ -1,10 +1,14 @@
-//! Socket options: capture and restore of the options of every socket family.
+//! Saves and restores the options of a socket (getsockopt(2), setsockopt(2)) of any family.
 //!
-//! Owns: reading the options that differ from the options of a new socket, setting them, and the owner of a socket.
-//! Invariants: an option that was never changed is neither saved nor set. Options that affect packets of the restore
-//! itself (filters, cork, peek offset) are set late, after the socket's queues were filled.
-//! Does not: save state that no option returns. Extended BPF filters are refused here. The descriptor kind of the
-//! socket saves or refuses other state that no option returns.
+//! Only the options whose values differ from the values of a new socket are saved. A restore creates a new socket,
+//! sets the saved options, and sends the saved bytes to fill the queues of the socket. An option can have an effect
+//! on the packets of the restore itself. Such an option (filters, cork, peek offset) is set *late*: after the queues
+//! were filled. The other options are set *early*: before the socket has an address.
+//!
+//! Owns: reading and setting the options of a socket, and the owner of a socket.
+//! Invariants: an option with the value of a new socket is neither saved nor set.
+//! Does not: save state that getsockopt(2) does not return. The descriptor kind of the socket saves or refuses this
+//! state, except an extended BPF filter, which is refused here.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -20,11 +24,12 @@ use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::support::ownership::owner;
 
-/// Maximum length of an option value in bytes. No option is longer.
+/// Maximum length of an option value in bytes. No saved option has a longer value.
 const VALUE_BYTES_MAX: usize = 64;
 
-/// Buffer sizes are read with the options SO_SNDBUF and SO_RCVBUF, but set with SO_SNDBUFFORCE and SO_RCVBUFFORCE if
-/// privileges permit. The sizes may be locked (SO_BUF_LOCK).
+/// Buffer sizes are read with SO_SNDBUF and SO_RCVBUF. They are set with SO_SNDBUFFORCE and SO_RCVBUFFORCE, or with
+/// SO_SNDBUF and SO_RCVBUF if this process lacks the privilege. A size can be locked against automatic changes by the
+/// kernel (SO_BUF_LOCK).
 pub(crate) const SEND_BUFFER: SocketOption = SocketOption { level: SOL_SOCKET, number: 7, name: "SO_SNDBUF" };
 pub(crate) const RECEIVE_BUFFER: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 8, name: "SO_RCVBUF" };
@@ -39,7 +44,7 @@ pub(crate) const PEEK_OFFSET: SocketOption =
 pub(crate) const REUSE_ADDRESS: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 2, name: "SO_REUSEADDR" };
 
-/// The mark of a socket's packets, for packet filters.
+/// The mark that the kernel adds to packets of a socket. Packet filters can select packets by this mark.
 const MARK: SocketOption = SocketOption { level: SOL_SOCKET, number: 36, name: "SO_MARK" };
 pub(crate) const REUSE_PORT: SocketOption =
     SocketOption { level: SOL_SOCKET, number: 15, name: "SO_REUSEPORT" };
@@ -59,7 +64,8 @@ pub(crate) struct Options {
     owner: Option<Owner>,
 }
 
-/// Owner of a socket (fchown(2)). Only sockets of one user can share a port with SO_REUSEPORT.
+/// Owner of a socket (fchown(2)). The owner is saved, because only sockets of the same user can share a port with
+/// SO_REUSEPORT.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 struct Owner {
     #[prost(uint32, tag = "1")]
@@ -74,7 +80,7 @@ impl Owner {
         Ok(Self { user: stat.st_uid, group: stat.st_gid })
     }
 
-    /// Sets the owner. Without the privilege to change the owner, the restoring process stays the owner.
+    /// Sets the owner. If this process lacks the privilege to change the owner, this process stays the owner.
     fn apply(self, socket: BorrowedFd<'_>) -> Result<()> {
         if Self::of(socket)? == self {
             return Ok(());
@@ -97,7 +103,8 @@ struct Value {
     bytes: Vec<u8>,
 }
 
-/// Returns the obstacles in the options of a socket. The only obstacle is a filter of SO_ATTACH_BPF.
+/// Returns the obstacles (reasons against a checkpoint) in the options of a socket. The only obstacle is a filter
+/// that was attached with SO_ATTACH_BPF, because the kernel does not return its program.
 pub(crate) fn obstacles(description: &Description, what: &str) -> Vec<Obstacle> {
     match socket_option::filter(description.as_fd()) {
         Err(error) if error.errno == Errno::EACCES => vec![description.obstacle(
@@ -112,7 +119,8 @@ pub(crate) fn obstacles(description: &Description, what: &str) -> Vec<Obstacle> 
 /// The options of a new socket of one family, with their values.
 #[derive(Debug)]
 pub(crate) struct Fresh {
-    /// Each option with its value; `None` if a new socket has no value of the option.
+    /// Each option with its value. `None` if a new socket has no value of the option, but another socket may have
+    /// one.
     values: Vec<(SocketOption, Option<Bytes>)>,
 }
 
@@ -130,7 +138,7 @@ impl Bytes {
 }
 
 impl Fresh {
-    /// Creates a new socket and reads its options. Omits options that no socket of the family has.
+    /// Creates a new socket, and reads its options. Omits options that no socket of the family has.
     pub(crate) fn of(family: Family) -> Result<Self> {
         let socket = family.create()?;
         let mut values = Vec::new();
@@ -147,8 +155,8 @@ impl Fresh {
 }
 
 impl Options {
-    /// Reads the options of a socket that differ from the options of a new socket. Makes one system call per option
-    /// of the family, and allocates memory only for different options.
+    /// Reads the options of a socket whose values differ from the values in `fresh`. Makes one system call per option
+    /// of the family. Allocates memory only for options that differ.
     pub(crate) fn read(socket: impl AsFd, fresh: &Fresh) -> Result<Self> {
         let socket = socket.as_fd();
         let mut values = Vec::new();
@@ -170,12 +178,12 @@ impl Options {
         Ok(Self { values, filter: socket_option::filter(socket)?, filter_locked, owner })
     }
 
-    /// Returns the classic BPF filter; empty if there is none.
+    /// Returns the classic BPF filter; empty without a filter.
     pub(crate) fn filter(&self) -> &[u8] {
         &self.filter
     }
 
-    /// Returns the saved value of an `int` option; `None` for an unchanged option.
+    /// Returns the saved value of an `int` option; `None` if the option was not saved.
     pub(crate) fn int(&self, option: SocketOption) -> Option<i32> {
         let value = self.find(option)?;
         Some(i32::from_ne_bytes(*value.bytes.first_chunk()?))
@@ -194,7 +202,8 @@ impl Options {
         self.apply(socket, family, When::Early)
     }
 
-    /// Sets the options that only a socket without a connection has. Called after [`Options::apply_early`].
+    /// Sets options on a socket without a connection. A connection has its own values of these options. Called after
+    /// [`Options::apply_early`].
     pub(crate) fn apply_unconnected(&self, socket: impl AsFd, family: Family) -> Result<()> {
         self.apply(socket.as_fd(), family, When::Unconnected)
     }
@@ -212,7 +221,8 @@ impl Options {
         Ok(())
     }
 
-    /// Sets the saved buffer sizes, after [`make_room`] has enlarged the buffers.
+    /// Sets the buffer sizes of the checkpoint. Called after the queues were filled, because [`make_room`] may have
+    /// enlarged the buffers for the queues.
     pub(crate) fn restore_buffers(&self, socket: impl AsFd, family: Family) -> Result<()> {
         let socket = socket.as_fd();
         let fresh = family.create()?;
@@ -238,7 +248,8 @@ impl Options {
                 option => set(socket, option, &value.bytes)?,
             }
         }
-        // Setting a buffer size locks the size. A buffer that the kernel had grown automatically must stay unlocked.
+        // Setting a buffer size locks the size. If the size was not locked at the checkpoint, the kernel had enlarged
+        // the buffer automatically. The size must then be unlocked, so that the kernel can change the size again.
         let grown = self.find(SEND_BUFFER).is_some() || self.find(RECEIVE_BUFFER).is_some();
         if when == When::Early && grown && self.find(BUFFER_LOCK).is_none() {
             set(socket, BUFFER_LOCK, &[0; 4])?;
@@ -247,7 +258,7 @@ impl Options {
     }
 }
 
-/// Reports whether a guardian (the process of `undying run`) has set a mark, and not the program.
+/// Reports whether a mark was set by a guardian (the process of `undying run`), and not by the program.
 fn is_guardians(mark: &[u8]) -> bool {
     mark.first_chunk().is_some_and(|mark| SocketMark(u32::from_ne_bytes(*mark)).is_ours())
 }
@@ -273,14 +284,15 @@ fn read(socket: BorrowedFd<'_>, option: SocketOption) -> Result<Answer> {
 
 fn set(socket: BorrowedFd<'_>, option: SocketOption, bytes: &[u8]) -> Result<()> {
     match socket_option::set(socket, option, bytes) {
-        // The kernel is older than the kernel of the checkpoint, and lacks the option.
+        // The checkpoint was taken on a newer kernel. The present kernel lacks the option, which is then not
+        // restored.
         Err(error) if error.errno.0 == ENOPROTOOPT => Ok(()),
         outcome => Ok(outcome?),
     }
 }
 
-/// Sets an option, and ignores EINVAL. A socket that was connected once may return a value of its connection, and the
-/// kernel may not accept this value.
+/// Sets an option, and ignores EINVAL. If a socket was connected at an earlier time, its saved value may come from
+/// this connection. The kernel may refuse such a value for a socket without a connection.
 fn set_if_valid(socket: BorrowedFd<'_>, option: SocketOption, bytes: &[u8]) -> Result<()> {
     match socket_option::set(socket, option, bytes) {
         Err(error) if error.errno.0 == ENOPROTOOPT || error.errno == Errno::EINVAL => Ok(()),
@@ -292,19 +304,20 @@ const ENOPROTOOPT: i32 = 92;
 const EOPNOTSUPP: i32 = 95;
 const ENOTCONN: i32 = 107;
 
-/// Sets the size of a buffer to `bytes`. The kernel doubles the argument of the option, so half of the size is
-/// passed.
+/// Sets the size of a buffer to the `int` in `bytes`. The kernel doubles the argument of the option, so the argument
+/// is half of the size.
 fn set_buffer(socket: BorrowedFd<'_>, plain: SocketOption, force: SocketOption, bytes: &[u8]) -> Result<()> {
     let size = bytes.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
     match socket_option::set_int(socket, force, size / 2) {
-        // Without privilege, the limit of the system applies. The same limit applied when the program set the size.
+        // Without the privilege, the kernel limits the size to the limit of the system. When the program set the
+        // size, the same limit applied.
         Err(error) if error.errno == Errno::EPERM => Ok(socket_option::set_int(socket, plain, size / 2)?),
         outcome => Ok(outcome?),
     }
 }
 
-/// Enlarges a buffer to at least `bytes` bytes, for a queue that will be filled. [`Options::restore_buffers`] sets
-/// the saved size again.
+/// Enlarges a buffer to at least `bytes` bytes before a queue is filled. After the queue was filled,
+/// [`Options::restore_buffers`] sets the size of the checkpoint.
 pub(crate) fn make_room(socket: impl AsFd, option: SocketOption, bytes: usize) -> Result<()> {
     let socket = socket.as_fd();
     let wanted = i32::try_from(bytes).unwrap_or(i32::MAX / 2);

@@ -1,9 +1,15 @@
-//! State that the sockets of a subject share during a capture, and from one checkpoint to the next.
+//! State that all sockets of a subject (the protected program) share, during one checkpoint and between checkpoints.
 //!
-//! Owns: the sock_diag(7) connection, the options of new sockets, the ends of connections seen in one pause, and
+//! Each socket is captured by its own capture object. The captures need common facts: the options of a new socket,
+//! and the ends of all connections of the subject. If the subject has both ends, a connection is *inside*, and
+//! otherwise *outside*. Reading all options of a socket takes many system calls, so the options are cached by the
+//! inode number of the socket. In the pause of a checkpoint, all threads of the subject are stopped.
+//!
+//! Owns: the sock_diag(7) connection, the options of new sockets, the ends of the connections seen in one pause, and
 //! cached options of connections.
-//! Invariants: cached options are at most `AGE_MAX` old when a checkpoint is prepared. So a reused inode number does
-//! not return options of another socket. The ends of connections are valid for one pause.
+//! Invariants: cached options are at most `AGE_MAX` old when a checkpoint is prepared. The age is limited, because
+//! the kernel can give the inode number of a closed socket to a new socket. The ends of connections are valid for one
+//! pause.
 //! Does not: decide which sockets may use cached options; the descriptor kind of the socket does.
 
 use std::cell::{Cell, RefCell};
@@ -41,9 +47,10 @@ struct Shared {
     /// Local and peer address of each connection of the subject, seen in this pause.
     ends: RefCell<HashSet<(SocketAddr, SocketAddr)>>,
     kept: RefCell<KeptConnections>,
-    /// The hold on the output packets of the sockets. A packet is held until its data is part of a checkpoint.
+    /// Holds back the packets that the sockets send. A packet is held back until a checkpoint contains the state in
+    /// which the packet was sent. `None` if packets are not held back.
     hold: RefCell<Option<Arc<PacketHold>>>,
-    /// The last packet that was held before the pause.
+    /// The last packet that was in the queue of `hold` when the pause began.
     held_through: Cell<Option<PacketNumber>>,
     may_repair: Cell<Option<bool>>,
 }
@@ -62,7 +69,8 @@ impl<T> Aged<T> {
 }
 
 impl Sockets {
-    /// Begins the preparation of all sockets: drops cached options that were not used in the last preparation.
+    /// Begins the preparation of all sockets for a checkpoint. Drops cached options that were not used since the
+    /// previous call of this method.
     pub fn begin_preparing(&self) {
         self.0.options.borrow_mut().retain(|_, known| std::mem::take(&mut known.is_used));
     }
@@ -71,38 +79,40 @@ impl Sockets {
     pub fn begin_pause(&self) {
         self.0.ends.borrow_mut().clear();
         self.0.kept.borrow_mut().begin_pause();
-        // A packet queued before any socket is read belongs to the state that this pause reads.
+        // The sockets are read after this call. Their state in this pause therefore includes all packets that are
+        // already in the queue.
         let hold = self.0.hold.borrow();
         self.0.held_through.set(hold.as_ref().and_then(|hold| hold.queued().ok().flatten()));
     }
 
-    /// Switches output holding on, from the next pause on. The output of the subject's TCP sockets is then held, and
-    /// outside connections are captured with their whole state.
+    /// Switches the holding of packets on. From the next pause on, the packets of the subject's TCP sockets are held
+    /// back, and outside connections are captured with their whole state.
     pub fn hold_output(&self, hold: Arc<PacketHold>) {
         *self.0.hold.borrow_mut() = Some(hold);
     }
 
-    /// Returns the mark of sockets whose output is held.
+    /// Returns the mark (SO_MARK) of sockets whose packets are held back. Returns `None` if packets are not held
+    /// back.
     pub(crate) fn mark(&self) -> Option<SocketMark> {
         self.0.hold.borrow().as_ref().map(|hold| hold.mark())
     }
 
-    /// Returns the last packet of the subject that was held before the last pause.
+    /// Returns the last packet that was in the queue of held packets when the last pause began.
     #[must_use]
     pub fn held_through(&self) -> Option<PacketNumber> {
         self.0.held_through.get()
     }
 
-    /// Records the progress of an outside connection. Called inside the pause. With [`Keep::Any`], the connection is
-    /// kept even if it is not idle.
+    /// Records the progress of an outside connection, and keeps a duplicate of its socket if the connection is idle.
+    /// With [`Keep::Any`], keeps the duplicate in every case. Called inside the pause.
     pub(crate) fn note_progress(&self, progress: Progress, socket: BorrowedFd<'_>, which: Keep) {
         self.0.kept.borrow_mut().note(progress, socket, which);
     }
 
-    /// Returns the kept outside connections. Called after a pause, while the limit on descriptors is raised. A
-    /// connection is kept if its whole state was captured, or if the program has neither read nor written since the
-    /// previous pause. While the duplicate is open here, a close by the program does not end the connection for the
-    /// peer.
+    /// Returns the sockets of the kept outside connections. Called after a pause, while the limit on descriptors is
+    /// raised. A connection is kept if its whole state was captured. It is also kept if it is idle: the program has
+    /// neither read nor written since the previous pause. If the program closes a kept connection, the peer does not
+    /// receive the end of the connection, because the duplicate is still open.
     #[must_use]
     pub fn take_connections(&self) -> Vec<Arc<OwnedFd>> {
         self.0.kept.borrow_mut().take()
@@ -130,7 +140,7 @@ impl Sockets {
         Ok(value)
     }
 
-    /// Returns the options of a socket, at most [`AGE_MAX`] old.
+    /// Returns the options of a socket, which were read at most [`AGE_MAX`] ago.
     pub(crate) fn recent_options(
         &self,
         inode: Inode,
@@ -154,13 +164,13 @@ impl Sockets {
         self.0.ends.borrow_mut().insert((local, peer));
     }
 
-    /// Reports whether the subject also has the other end of a connection. The result is valid when all ends are
-    /// recorded.
+    /// Reports whether the subject has the other end of a connection. Must be called after [`Self::note_end`] was
+    /// called for all ends.
     pub(crate) fn has_other_end(&self, local: SocketAddr, peer: SocketAddr) -> bool {
         self.0.ends.borrow().contains(&(peer, local))
     }
 
-    /// Reports whether this process has CAP_NET_ADMIN. Caches the result.
+    /// Reports whether this process has CAP_NET_ADMIN. Reads the capabilities only at the first call.
     pub(crate) fn may_repair(&self) -> bool {
         let may = self.0.may_repair.get().unwrap_or_else(may_repair);
         self.0.may_repair.set(Some(may));

@@ -1,12 +1,12 @@
 //! Records the state of files that the subject (the protected program) can change.
 //!
 //! A restore compares each file with its record, to find out whether the file still matches the restored memory. A
-//! record contains identity, length and times of a file, and for some files a checksum or the content. The records are
-//! created inside the pause of a checkpoint, while all threads of the subject are stopped.
+//! record contains identity, length and times of a file, and for some files a checksum or the content. The records
+//! are created inside the pause of a checkpoint, while all threads of the subject are stopped.
 //!
 //! Owns: the selection of the descriptors and mappings whose files are recorded, and of the recorded content.
-//! Invariants: a file has one record, even if several descriptors and mappings refer to the file. No operation blocks,
-//! or breaks a lease of the subject.
+//! Invariants: a file has one record, even if several descriptors and mappings refer to the file. No operation
+//! blocks, or breaks a lease of the subject.
 //! Does not: compare files with their records; `compare` does.
 
 use std::collections::{HashMap, HashSet};
@@ -71,8 +71,8 @@ impl FileStates {
         }
     }
 
-    /// Adds a record for the file of a description. Does nothing if the file is not regular, has no name, or cannot be
-    /// written through the description.
+    /// Adds a record for the file of a description. Does nothing if the file is not regular, has no name, or cannot
+    /// be written through the description.
     ///
     /// `leased` is `true` if the subject has a lease on the file. The file is then not opened, because an open would
     /// break the lease.
@@ -113,8 +113,8 @@ impl FileStates {
         Ok(())
     }
 
-    /// Adds a record for the file of a mapping. Does nothing if the mapping is private or can never become writable, or
-    /// if no path leads to the file.
+    /// Adds a record for the file of a mapping. Does nothing if the mapping is private, or can never become writable.
+    /// A file to which no path leads gets no record, and is only listed in [`Self::mapped_for_writing`].
     pub fn add_mapping(&mut self, mapping: &Mapping) {
         let Backing::File { device, inode, path } = &mapping.backing else { return };
         if !mapping.protection.shared || !(mapping.protection.write || mapping.flags.has("mw")) {
@@ -216,8 +216,8 @@ impl FileStates {
 const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
 /// Reports whether a description can change a regular file whose content is not part of the image. The result can be
-/// `true` for a file whose name was removed. At an earlier checkpoint, the file may have had its name, so a restore of
-/// that checkpoint needs the content.
+/// `true` for a file whose name was removed. At an earlier checkpoint, the file may have had its name, so a restore
+/// of that checkpoint needs the content.
 ///
 /// `inherited` is `true` if the guardian has inherited the description. The guardian is the process that starts,
 /// checkpoints and restarts the subject.
@@ -246,8 +246,8 @@ fn appends_only(flags: u32, position: Option<u64>, size: u64) -> bool {
     is_append || size == 0 || (!may_read(flags) && position == Some(size))
 }
 
-/// Opens the file of a mapping by its path. Returns `None` if the path leads to another file, or to a file without
-/// data of its own (not a regular file, or on a pseudo file system).
+/// Opens the file of a mapping by its path. Returns `None` if the path leads to another file, or if the file is not
+/// regular or is on a pseudo file system.
 fn open_mapped(path: &Path, inode: Inode) -> Option<(OwnedFd, Stat)> {
     let named =
         rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()).ok()?;
@@ -268,8 +268,8 @@ fn is_no_data(path: &Path, inode: Inode) -> bool {
     stat.st_ino == inode.get() && (!is_regular || is_pseudo(&named))
 }
 
-/// Reports whether the image contains the content of an open file. The image contains the content of tmpfs files up to
-/// [`DATA_BYTES_MAX`].
+/// Reports whether the image contains the content of an open file. The image contains the content of tmpfs files up
+/// to [`DATA_BYTES_MAX`].
 fn has_saved_content(file: impl AsFd, stat: &Stat) -> bool {
     const BLOCK_BYTES: u64 = 512;
     stat.st_blocks as u64 * BLOCK_BYTES <= DATA_BYTES_MAX && is_on_tmpfs(file, stat)

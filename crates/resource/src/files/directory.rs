@@ -3,16 +3,16 @@
 //! If a file only grew after a checkpoint, a restore can truncate the file to its recorded length. The truncation is
 //! wrong if the program has also removed files of the same directory. For example, a database (RocksDB, LevelDB)
 //! appends the names of its data files to a log (MANIFEST). A compaction after the checkpoint removes data files, and
-//! appends this change to the log. A truncated log would refer to the removed files. So a checkpoint records the names
-//! in the directory of such a file, and a restore looks for each recorded name.
+//! appends this change to the log. A truncated log would refer to the removed files. So a checkpoint records the
+//! names in the directory of a file that can be truncated. A restore searches the directory for each recorded name.
 //!
 //! In the pause of a checkpoint, all threads of the subject (the protected program) are stopped. Listing a directory
-//! can take long, so the directory is listed before the pause. In the pause, only the times of the directory are read,
-//! to detect a change since the listing.
+//! can take long, so the directory is listed before the pause. In the pause, only the times of the directory are
+//! read, to detect a change since the listing.
 //!
 //! Owns: the record of one directory, the validity of a listing, and the verdict on removed names.
 //! Invariants: no directory is listed inside the pause. A listing is valid only if the times of the directory are
-//! equal before the listing, after the listing and in the pause. If a change cannot be identified, it counts as a
+//! equal before the listing, after the listing and in the pause. A change that cannot be identified counts as a
 //! removal.
 //! Does not: compare the files to which the names lead. A name that leads to another file counts as present.
 
@@ -35,11 +35,11 @@ use crate::support::path;
 /// The maximum number of names that are recorded for one directory. The hashes of these names take 4 KiB in each
 /// checkpoint. In a directory with more names, a file can be truncated only if the directory is unchanged.
 const NAMES_MAX: usize = 512;
-/// The maximum number of directories that are listed for one checkpoint. In a directory that is not listed, a file can
-/// be truncated only if the directory is unchanged.
+/// The maximum number of directories that are listed for one checkpoint. In a directory that is not listed, a file
+/// can be truncated only if the directory is unchanged.
 const LISTED_MAX: usize = 64;
-/// The time after which a changed directory can be listed, on every kernel version. [`super::times`] needs 20 ms after
-/// the change, and the clock of file times can be 10 ms late.
+/// The time after which a changed directory can be listed, on every kernel version. [`super::times`] needs 20 ms
+/// after the change, and the clock of file times can be 10 ms late.
 const SETTLING: Duration = Duration::from_millis(30);
 
 /// The record of a directory at a checkpoint. The directory contains at least one file that can be truncated.
@@ -132,8 +132,8 @@ impl DirectoryRecord {
 enum Listing {
     /// The directory is on a pseudo file system. Files of pseudo file systems are not recorded.
     Pseudo,
-    /// The listing is not usable: the directory changed during the listing, or so shortly before that its times may not
-    /// show the next change.
+    /// The listing is not usable. The directory changed during the listing, or so shortly before the listing that the
+    /// times of the directory may not show the next change.
     Unsteady,
     /// The state of the directory, and its names. The names are `None` if there are more than [`NAMES_MAX`].
     Names(State, Option<Vec<u64>>),
@@ -146,9 +146,9 @@ pub struct Directories(HashMap<PathBuf, Listing>);
 impl Directories {
     /// Lists the directories of `descriptions` that have changed since their last listing. Called before the pause.
     ///
-    /// A directory is listed only if a restore may truncate one of its files. Files in `inherited` are never truncated.
-    /// Names for which `is_transient` returns `true` are omitted. With `waits`, a directory that has just changed is
-    /// listed again after 30 ms.
+    /// A directory is listed only if a restore may truncate one of its files. Files in `inherited` are never
+    /// truncated. Names for which `is_transient` returns `true` are omitted. With `waits`, a directory that has just
+    /// changed is listed again after 30 ms.
     pub fn list<'a>(
         &mut self,
         descriptions: impl Iterator<Item = &'a Known>,
@@ -260,9 +260,9 @@ fn next_name(directory: &mut Dir) -> Option<rustix::io::Result<Option<Vec<u8>>>>
     }))
 }
 
-/// Returns the 64-bit FNV-1a hash of a name (Fowler, Noll, Vo). The hash function is part of the image format. The hash
-/// functions of the standard library may change, and are therefore not used. Two names with the same hash would harm
-/// only the subject, which chooses the names in its directory.
+/// Returns the 64-bit FNV-1a hash of a name (Fowler, Noll, Vo). The hash function is part of the image format. The
+/// hash functions of the standard library may change, and are therefore not used. Two names with the same hash would
+/// harm only the subject, which chooses the names in its directory.
 fn hash(name: &[u8]) -> u64 {
     name.iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
@@ -285,8 +285,8 @@ impl<'a> Neighbours<'a> {
         Self { records, verdicts: HashMap::new() }
     }
 
-    /// Returns the reason why a file that only grew must not be truncated. Returns `None` if the file can be truncated.
-    /// The text continues a sentence that begins with the path of the file.
+    /// Returns the reason why a file that only grew must not be truncated. Returns `None` if the file can be
+    /// truncated. The text continues a sentence that begins with the path of the file.
     pub(super) fn forbid_cut(&mut self, file: &Path) -> Option<&'static str> {
         let records = self.records?;
         let path = file.parent().unwrap_or(file);

@@ -1,8 +1,11 @@
-//! Conversion of the protection and the flags of mappings from `/proc` to arguments of mmap(2), madvise(2) and
-//! mlock2(2).
+//! Converts access rights and flags of a mapping, as `/proc/PID/smaps` shows them, to the arguments of mmap(2),
+//! madvise(2) and mlock2(2).
 //!
-//! Owns: the tables of smaps flags and of the calls that set these flags; converting a mapping to its record.
-//! Does not: depend on memory kinds.
+//! The line `VmFlags` of smaps contains a code of two letters for each flag of a mapping. In this module, a flag is
+//! named by this code.
+//!
+//! Owns: the tables of flags and of the calls that set the flags in a restore; converting a mapping to its record.
+//! Does not: depend on memory kinds (the code that saves and restores one type of mapping).
 
 use model::Pid;
 use tracee::procfs::{Mapping, MappingFlags, Protection};
@@ -23,7 +26,7 @@ const MAP_GROWSDOWN: u64 = 0x100;
 const MAP_NORESERVE: u64 = 0x4000;
 const MAP_FIXED_NOREPLACE: u64 = 0x0010_0000;
 
-/// Flags of smaps, each with the advice of madvise(2) that sets the flag.
+/// Flags that a restore sets after the mapping was filled. Each flag has the advice of madvise(2) that sets it.
 const ADVICE: &[(&str, u64)] = &[
     ("rr", 1),  // MADV_RANDOM
     ("sr", 2),  // MADV_SEQUENTIAL
@@ -34,12 +37,14 @@ const ADVICE: &[(&str, u64)] = &[
     ("wf", 18), // MADV_WIPEONFORK
 ];
 
-/// Flags of smaps about the layout of pages, each with its advice. This advice is given before the mapping is filled.
+/// Flags that a restore sets before the mapping is filled, because they determine the size of the pages. Each flag
+/// has the advice of madvise(2) that sets it.
 const ADVICE_BEFORE_PAGES: &[(&str, u64)] = &[
     ("nh", 15), // MADV_NOHUGEPAGE
 ];
 
-/// Other smaps flags that a restore needs to map the memory again.
+/// Flags that are saved, but that madvise(2) does not set. A restore uses these flags for the arguments of mmap(2)
+/// and mlock2(2), or to find out which mappings can become writable.
 const MAPPING: &[&str] = &["gd", "nr", "lo", "lf", "mw", DROPPABLE];
 
 /// The flag of memory that the kernel may drop (MAP_DROPPABLE). Only mmap(2) sets this flag, not madvise(2).
@@ -48,7 +53,7 @@ pub(super) const DROPPABLE: &str = "dp";
 /// The flag of memory with a protection key.
 const KEYED: &str = "pk";
 
-/// The code in smaps of a flag for which the kernel has no name.
+/// The code that the kernel shows for a flag without a code of its own.
 const NAMELESS: &str = "??";
 
 /// The fix that is proposed for a program with hugetlb pages.
@@ -60,7 +65,8 @@ pub(super) const WITHOUT_DEVICE: &str =
 const WITHOUT_USERFAULTFD: &str =
     "start the program without its own userfaultfd (garbage collectors, live migration)";
 
-/// Flags of mappings that cannot be captured, each with the object, the reason and the fix of the obstacle.
+/// Flags of mappings that cannot be saved. Each row has the flag and the texts of the obstacle (the reason against a
+/// checkpoint): the object, the reason and the fix.
 const OBSTACLES: &[(&str, &str, &str, &str)] = &[
     ("ht", "huge page mapping", "hugetlb pages are not supported", WITHOUT_HUGETLB),
     ("io", "device mapping", "the memory of a device cannot be saved", WITHOUT_DEVICE),
@@ -151,13 +157,13 @@ pub fn map_flags(area: &AreaRecord) -> u64 {
     flags
 }
 
-/// Returns the calls that a restore makes for a mapping before the mapping is filled.
+/// Returns the calls that a restore makes after mmap(2) and before the mapping is filled.
 #[must_use]
 pub fn advice_before_pages(area: &AreaRecord) -> Vec<Advice> {
     advice_of(area, ADVICE_BEFORE_PAGES)
 }
 
-/// Returns the calls that a restore makes for a mapping after the mapping was filled.
+/// Returns the calls that a restore makes after the mapping was filled.
 #[must_use]
 pub fn advice(area: &AreaRecord) -> Vec<Advice> {
     let mut steps = advice_of(area, ADVICE);
@@ -194,15 +200,15 @@ fn kept(flags: &MappingFlags) -> Vec<String> {
     let advised = ADVICE_BEFORE_PAGES.iter().chain(ADVICE).map(|(flag, _)| *flag);
     let wanted = |flag: &str| advised.clone().any(|known| known == flag) || MAPPING.contains(&flag);
     let mut kept: Vec<String> = flags.iter().filter(|flag| wanted(flag)).map(str::to_owned).collect();
-    // A kernel without a name for the flag of MLOCK_ONFAULT shows the flag as `??`.
+    // Some kernels have no code for the flag of MLOCK_ONFAULT, and show `??` instead of `lf`.
     if flags.has("lo") && flags.has(NAMELESS) && !flags.has("lf") {
         kept.push("lf".to_owned());
     }
     kept
 }
 
-/// Returns the obstacles in the flags of a process's mappings: one obstacle per flag, about the first mapping with the
-/// flag.
+/// Returns the obstacles in the flags of all mappings of a process. If several mappings have the same flag, returns
+/// one obstacle, about the first of these mappings.
 pub(super) fn obstacles(pid: Pid, mappings: &[Mapping]) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (flag, what, why, fix) in OBSTACLES {
@@ -223,7 +229,7 @@ pub(super) fn obstacles(pid: Pid, mappings: &[Mapping]) -> Vec<Obstacle> {
 }
 
 /// Reports whether a mapping is execute-only memory. The kernel itself assigns a protection key to execute-only
-/// memory, also when a restore maps the memory again.
+/// memory. The key is not saved, because the kernel assigns a key when the restore maps the memory.
 fn is_execute_only(of: MappingOf<'_>) -> bool {
     protection_bits(of.mapping.protection) == PROT_EXEC
 }
@@ -276,7 +282,8 @@ mod tests {
 
     /// Codes of `VmFlags` (Documentation/filesystems/proc.rst, up to Linux 6.18) that are in no table above.
     const CODES: &[(&str, Verdict)] = &[
-        // Access rights and sharing. The maximum rights follow from the object and from how the object was opened.
+        // Access rights and sharing. The maximum rights follow from the object, and from the mode in which the object
+        // was opened.
         ("rd", Derived),
         ("wr", Derived),
         ("ex", Derived),
@@ -284,7 +291,7 @@ mod tests {
         ("mr", Derived),
         ("me", Derived),
         ("ms", Derived),
-        // Codes that the kernel itself sets: for memory accounting, drivers, removed features, and the tracking of
+        // Codes that the kernel itself sets, for memory accounting, drivers, removed features, and the tracking of
         // writes.
         ("ac", Derived),
         ("de", Derived),

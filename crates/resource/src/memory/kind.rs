@@ -1,4 +1,9 @@
-//! The interface of a memory kind, which saves and restores one type of mapping.
+//! The interface of a memory kind: the code that saves and restores one type of memory mapping.
+//!
+//! Many mappings map an *object*: a file, shared memory or a segment of System V shared memory. An image saves pages
+//! of mappings and of objects, and one record for each object. The record contains a payload, from which the memory
+//! kind can open or create the object again. In the *pause* of a checkpoint, all threads of the subject (the
+//! protected program) are stopped.
 //!
 //! Owns: the trait that memory kinds implement, and the arguments of its methods.
 //! Does not: name any memory kind.
@@ -17,11 +22,11 @@ use crate::opener::Opener;
 /// The pages of a mapping that the image must contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// No page. Mapping the object again restores all content.
+    /// The image needs no page, because the mapping has all its content as soon as a restore maps the object.
     None,
-    /// The pages that belong only to this address space (copy-on-write).
+    /// The pages that exist only in this address space, for example because of copy-on-write.
     Private,
-    /// The pages of `Private`, and all pages of the mapped object.
+    /// The pages that exist only in this address space, and all pages of the mapped object.
     PrivateAndObject,
     /// All pages of the mapped object.
     Object,
@@ -37,14 +42,14 @@ pub struct MappingOf<'a> {
 }
 
 impl MappingOf<'_> {
-    /// Returns the path of the mapped object in `/proc`. Access to the path needs CAP_CHECKPOINT_RESTORE.
+    /// Returns a path in `/proc` that leads to the mapped object. The use of this path needs CAP_CHECKPOINT_RESTORE.
     #[must_use]
     pub fn link(&self) -> String {
         let range = self.mapping.range;
         format!("/proc/{}/map_files/{:x}-{:x}", self.pid, range.start.get(), range.end.get())
     }
 
-    /// Creates an obstacle about this mapping.
+    /// Creates an obstacle (a reason against a checkpoint) about this mapping.
     #[must_use]
     pub fn obstacle(&self, what: &str, why: &str, fix: &str) -> Obstacle {
         Obstacle {
@@ -57,17 +62,18 @@ impl MappingOf<'_> {
     }
 }
 
-/// A kind of memory mapping.
+/// A memory kind: saves and restores one type of memory mapping.
 pub trait MemoryKind: Sync {
     /// Returns the name of this kind in records: `memory/` and the name of the file that implements the kind.
     fn name(&self) -> &'static str;
 
-    /// Returns the version of the payload that this kind writes. The kind reads this version and all earlier versions.
+    /// Returns the version of the payload format that this kind writes. The kind reads this version and all earlier
+    /// versions.
     fn version(&self) -> u32 {
         1
     }
 
-    /// Returns one line about the restored state, for tables in the documentation and in `doctor`.
+    /// Returns one line about the restored state, for tables in the documentation and in `undying doctor`.
     fn summary(&self) -> &'static str;
 
     /// Reports whether a mapping is of this kind.
@@ -76,23 +82,23 @@ pub trait MemoryKind: Sync {
     /// Returns the pages that the image must contain.
     fn content(&self, of: MappingOf<'_>) -> Content;
 
-    /// Returns the properties of this mapping that would prevent a checkpoint. Called before the pause, in which all
-    /// threads of the subject (the protected program) are stopped. A mapping that no longer exists has no obstacle.
-    /// The caller also inspects the mapped object, and handles a missing object.
+    /// Returns the properties of this mapping that prevent a checkpoint. Called before the pause. The subject runs,
+    /// and may remove the mapping during the call. A removed mapping has no obstacle. A missing object is not
+    /// reported as an obstacle, because `describe` fails for a missing object.
     fn obstacles(&self, of: MappingOf<'_>) -> Vec<Obstacle> {
         let _ = of;
         Vec::new()
     }
 
-    /// Returns the payload with which the object can be opened again, and the length of the object in bytes. Called
-    /// before the pause, only for mappings with an object.
+    /// Returns the payload from which the object can be opened or created, and the length of the object in bytes.
+    /// Called before the pause, only for a mapping with an object.
     fn describe(&self, of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
         let _ = of;
         Ok((Vec::new(), 0))
     }
 
-    /// Decodes the payload of a record, and refuses an invalid payload. Called at a restore, before anything is opened
-    /// or created. Changes nothing.
+    /// Decodes the payload of a record, and refuses an invalid payload. Has no other effect. Called at a restore,
+    /// before any object is opened or created.
     fn check(&self, record: &ObjectRecord) -> Result<()>;
 
     /// Returns a path or a name by which a user recognizes the object. Returns `None` if the kind alone describes the
@@ -103,49 +109,51 @@ pub trait MemoryKind: Sync {
     }
 
     /// Opens or creates the object in this process. Called at a restore, before any process of the subject exists.
-    /// `opener` acts for the processes that map the object.
+    /// `opener` opens files with the rights of the processes that mapped the object.
     fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd>;
 
-    /// Reports whether `open` creates a new object. Only a new object may be found by its inode number, because two
-    /// file systems can use the same inode number.
+    /// Reports whether `open` creates a new object, and never opens an existing object. Only an object that this
+    /// restore has created can be identified by its inode number. Existing objects may be on several file systems,
+    /// which can use the same inode number.
     fn makes_objects(&self) -> bool {
         true
     }
 
-    /// Removes the content of an opened object. Called at a restore, after all objects were opened and before the
-    /// content of the image is written. Only objects that outlive their processes have content.
+    /// Removes the content of an object. Called at a restore, after all objects were opened and before the content of
+    /// the image is written. A new object is empty. An object that already existed can have content.
     fn clear(&self, record: &ObjectRecord, object: &OwnedFd) -> Result<()> {
         let _ = (record, object);
         Ok(())
     }
 
-    /// Updates a record with changes since `describe`. Called inside the pause.
+    /// Updates a record with changes of the object since the call of `describe`. Called inside the pause.
     fn inside(&self, record: &mut ObjectRecord) -> Result<()> {
         let _ = record;
         Ok(())
     }
 
-    /// Returns the segment to attach with shmat(2), for an object that cannot be mapped by a descriptor. Called at a
-    /// restore.
+    /// Returns the System V shared memory segment of the object. A restore maps such an object with shmat(2), and not
+    /// with mmap(2). Returns `None` for an object that is mapped through a descriptor. Called at a restore.
     fn segment(&self, record: &ObjectRecord) -> Result<Option<SegmentId>> {
         let _ = record;
         Ok(None)
     }
 
-    /// Completes the object. Called at a restore, after every process has its mappings.
+    /// Runs steps that are possible only after every process has its mappings. Called at a restore.
     fn attached(&self, record: &ObjectRecord) -> Result<()> {
         let _ = record;
         Ok(())
     }
 
-    /// Removes objects that `open` created and that would outlive this process. Called after a failed restore.
+    /// Removes an object that `open` has created, if the object would outlive this process. Called after a failed
+    /// restore.
     fn abandon(&self, record: &ObjectRecord) {
         let _ = record;
     }
 }
 
-/// Reports whether the errno means that a mapping or its process has ended since the mappings were listed. The caller
-/// then lists the mappings again.
+/// Reports whether an errno means that a mapping or its process no longer exists. If so, the list of mappings is out
+/// of date, and the caller lists the mappings again.
 pub(super) fn is_gone(errno: rustix::io::Errno) -> bool {
     errno == rustix::io::Errno::NOENT || errno == rustix::io::Errno::SRCH
 }

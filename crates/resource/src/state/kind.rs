@@ -50,8 +50,8 @@ pub enum Stage {
     /// The processes get the credentials of the subject. Steps that need the privileges of the restoring process come
     /// before the change of credentials.
     Credentials,
-    /// This stage restores state that a change of credentials resets (dumpable, parent-death signal). It also restores
-    /// settings that forbid system calls of earlier stages.
+    /// This stage restores state that a change of credentials resets (dumpable, parent-death signal). The stage also
+    /// restores settings that forbid system calls of earlier stages.
     Sealing,
     /// Pending signals are queued. After this stage, only registers are restored.
     Signals,
@@ -148,9 +148,9 @@ impl<'a> StateCapture<'a> {
         self.context.memory
     }
 
-    /// Returns the session in which this thread makes remote calls. All kinds share the session. The first call of this
-    /// method begins the session. The caller must have read registers and signal mask before the first call, because
-    /// the session changes both until it ends.
+    /// Returns the session in which this thread makes remote calls. All kinds share the session. The first call of
+    /// this method begins the session. The caller must have read registers and signal mask before the first call,
+    /// because the session changes both until it ends.
     pub fn remote(&mut self) -> Result<&mut RemoteSession<'a>> {
         if self.session.is_none() {
             let thread = self.thread.take().expect("the thread is taken only when a session begins");
@@ -284,15 +284,15 @@ pub trait StateKind: Sync {
     }
 
     /// Adds the remote calls that this kind needs. Called inside the pause, before the first kind captures its state.
-    /// The thread makes the calls of all kinds in one batch. With single calls, the thread would stop after each call,
-    /// which takes more time.
+    /// The thread makes the calls of all kinds in one batch. With single calls, the thread would stop after each
+    /// call, which takes more time.
     fn add_calls(&self, capture: &mut StateCapture<'_>, calls: &mut RemoteCalls) -> Result<()> {
         let _ = (capture, calls);
         Ok(())
     }
 
-    /// Returns the fields of kernel structures that determine the results of this kind's remote calls. If the bytes of
-    /// these fields are unchanged, the results are unchanged. Returns `None` if no set of fields determines the
+    /// Returns the fields of kernel structures that determine the results of this kind's remote calls. If the bytes
+    /// of these fields are unchanged, the results are unchanged. Returns `None` if no set of fields determines the
     /// results.
     fn sources(&self) -> Option<&'static [Field]> {
         None
@@ -318,8 +318,8 @@ pub trait StateKind: Sync {
     /// is opened or created.
     fn check(&self, version: u32, payload: &[u8]) -> Result<()>;
 
-    /// Creates objects that must exist before the restore opens or creates any other object. Called once at a restore.
-    /// `payloads` contains process, version and payload of each record of this kind.
+    /// Creates objects that must exist before the restore opens or creates any other object. Called once at a
+    /// restore. `payloads` contains process, version and payload of each record of this kind.
     fn prepare(&self, payloads: &[(Pid, u32, &[u8])]) -> Result<()> {
         let _ = payloads;
         Ok(())

@@ -1,13 +1,15 @@
-//! The state kind of prctl(2) settings that `/proc` or a getter shows.
+//! Saves and restores settings of prctl(2) and arch_prctl(2): the settings that `/proc` shows or a system call
+//! returns.
 //!
 //! Owns: the settings of a thread: no_new_privs, the parent-death signal, the policies for the time stamp counter,
-//! CPUID and machine checks, and the speculation controls. Also the settings of a process: dumpable, child subreaper,
+//! CPUID and machine checks, and the speculation controls. Owns the settings of a process: dumpable, child subreaper,
 //! denial of executable writes, transparent huge pages, and merging of equal pages.
 //! Invariants: these settings are restored after credentials, because a change of credentials resets dumpable and
 //! parent-death signals. These settings are restored before seccomp filters take effect.
-//! Does not: restore the parent-death signal of a process whose parent is this program. The original parent of the
-//! process has ended, and the kernel would send the signal as soon as this program ends. Does not save keep-caps and
-//! other settings of credentials (`credentials` does), or timer slack (`scheduling` does).
+//! Does not: restore the parent-death signal of a process that is a child of the restorer (the restoring process).
+//! The original parent of this process does not exist any more. The kernel would send the signal as soon as the
+//! restorer ends. Does not save keep-caps and other settings of credentials (`credentials` does), or timer slack
+//! (`scheduling` does).
 
 use model::ByteCount;
 use prost::Message;
@@ -43,28 +45,33 @@ const PR_GET_MEMORY_MERGE: u64 = 68;
 const ARCH_GET_CPUID: u64 = 0x1011;
 const ARCH_SET_CPUID: u64 = 0x1012;
 
-/// SUID_DUMP_USER: the owner of the program may dump and trace the program.
+/// SUID_DUMP_USER: the owner of the process may dump and trace the process.
 const DUMPABLE: u32 = 1;
-/// SUID_DUMP_ROOT. Only the kernel sets this value, when credentials change and `fs.suid_dumpable` is 2.
+/// SUID_DUMP_ROOT. prctl(2) cannot set this value. The kernel sets it when credentials change and `fs.suid_dumpable`
+/// is 2.
 const DUMPABLE_BY_ROOT: u32 = 2;
 /// PR_TSC_ENABLE.
 const TSC_ENABLED: u32 = 1;
-/// CPUID may be executed.
+/// The thread may execute the instruction CPUID.
 const CPUID_ENABLED: u32 = 1;
 /// PR_MCE_KILL_DEFAULT.
 const MACHINE_CHECK_DEFAULT: u32 = 2;
 
 const WORD_BYTES: usize = size_of::<u32>();
-/// The defaults of the 32-bit words at the beginning of raw state (the bytes that are copied inside the pause). The
-/// words are death signal, time stamp counter, machine checks, CPUID.
+/// The raw state (the bytes that are copied inside the pause) contains one 32-bit word for each setting that a system
+/// call returns. This is the default of each word of a thread: death signal, time stamp counter, machine checks,
+/// CPUID. The default is used if the kernel does not know the setting.
 const THREAD_DEFAULTS: [u32; 4] = [0, TSC_ENABLED, MACHINE_CHECK_DEFAULT, CPUID_ENABLED];
-/// The defaults of the words that follow for a leader: subreaper, dumpable, denial of executable writes, merging.
+/// The raw state of a thread group leader contains four more words. These are their defaults: subreaper, dumpable,
+/// denial of executable writes, merging.
 const LEADER_DEFAULTS: [u32; 4] = [0, DUMPABLE, 0, 0];
 
-/// The speculation controls, each with its PR_SPEC_* number and the name of its line in the status file.
+/// The speculation controls. Each row has the number of a control in prctl(2), and the name of its line in the status
+/// file.
 const SPECULATION: [(u64, &str); 2] = [(0, "Speculation_Store_Bypass"), (1, "SpeculationIndirectBranch")];
-/// Values of a status line that a thread has set, each with PR_SPEC_ENABLE, PR_SPEC_DISABLE or PR_SPEC_FORCE_DISABLE.
-/// If a policy of the whole machine applies, the line has other values.
+/// The texts of a line in the status file, if the thread itself can set the control. Each text has the value for
+/// prctl(2): PR_SPEC_ENABLE (2), PR_SPEC_DISABLE (4) or PR_SPEC_FORCE_DISABLE (8). If a policy of the whole machine
+/// applies to the control, the line has another text.
 const SPECULATION_WORDS: [(&str, u32); 6] = [
     ("thread vulnerable", 2),
     ("thread mitigated", 4),
@@ -84,11 +91,11 @@ struct PrctlMessage {
     /// The signal that the thread receives when its parent dies; 0 for no signal.
     #[prost(uint32, tag = "2")]
     death_signal: u32,
-    /// The settings of the process; `None` except in the record of the leader.
+    /// The settings of the process. Only the record of the thread group leader has this field.
     #[prost(message, optional, tag = "3")]
     process: Option<ProcessMessage>,
-    /// The settings of the thread. `None` in images of earlier versions, which contain two of these settings in
-    /// `process`.
+    /// The settings of the thread. `None` in images of earlier versions. These images contain two of the settings in
+    /// `process`, for the leader only.
     #[prost(message, optional, tag = "4")]
     thread: Option<ThreadMessage>,
 }
@@ -103,7 +110,7 @@ struct ThreadMessage {
     machine_check: u32,
     #[prost(bool, tag = "3")]
     cpuid_faults: bool,
-    /// The PR_SPEC_* value for each row of `SPECULATION`; 0 if the policy of the machine applies.
+    /// The PR_SPEC_* value for each row of `SPECULATION`; 0 if a policy of the whole machine applies.
     #[prost(uint32, repeated, tag = "4")]
     speculation: Vec<u32>,
 }
@@ -118,15 +125,15 @@ struct ProcessMessage {
     /// The PR_MDWE_* bits.
     #[prost(uint32, tag = "3")]
     deny_write_execute: u32,
-    /// PR_TSC_ENABLE or PR_TSC_SIGSEGV of the leader, in images without `thread`.
+    /// PR_TSC_ENABLE or PR_TSC_SIGSEGV of the leader. Used only in images without [`PrctlMessage::thread`].
     #[prost(uint32, tag = "4")]
     time_stamp_counter: u32,
-    /// PR_MCE_KILL_* of the leader, in images without `thread`.
+    /// PR_MCE_KILL_* of the leader. Used only in images without [`PrctlMessage::thread`].
     #[prost(uint32, tag = "5")]
     machine_check: u32,
     #[prost(bool, tag = "6")]
     huge_pages_disabled: bool,
-    /// `true` if equal pages of the whole memory may be merged.
+    /// `true` if the kernel may merge equal pages in all memory of the process (PR_SET_MEMORY_MERGE).
     #[prost(bool, tag = "7")]
     merges_memory: bool,
 }
@@ -218,8 +225,8 @@ impl StateKind for Prctl {
         Ok(Some(message.encode_to_vec()))
     }
 
-    /// Disables transparent huge pages before the pages are filled. Otherwise the kernel would create huge pages on a
-    /// system that prefers huge pages.
+    /// Disables transparent huge pages before the memory is filled. Without this step, the kernel could fill the
+    /// memory with huge pages, if the system is configured for huge pages.
     fn before_pages(&self, _version: u32, payload: &[u8], stub: &mut Stub) -> Result<()> {
         let message: PrctlMessage = crate::error::decode(NAME, payload)?;
         if message.process.is_some_and(|process| process.huge_pages_disabled) {
@@ -263,10 +270,11 @@ fn restore_process(process: &ProcessMessage, stub: &mut Stub) -> Result<()> {
     if process.deny_write_execute != 0 {
         set(stub, PR_SET_MDWE, u64::from(process.deny_write_execute))?;
     }
-    // `dumpable` is the restorer's value, or the value that the change of credentials has set.
+    // The stub has inherited `dumpable` from the restorer, or the change of credentials has set `dumpable`.
     let dumpable = stub.call(nr::PRCTL, [PR_GET_DUMPABLE, 0, 0, 0, 0, 0])? as u32;
     if dumpable != process.dumpable {
-        // Only the kernel can set this value. The nearest other value is 0, which permits no dump.
+        // prctl(2) cannot set DUMPABLE_BY_ROOT. The value 0 is used instead, because 0 does not permit the owner of
+        // the process to dump the process either.
         let wanted = if process.dumpable == DUMPABLE_BY_ROOT { 0 } else { process.dumpable };
         set(stub, PR_SET_DUMPABLE, u64::from(wanted))?;
     }
@@ -298,7 +306,7 @@ fn restore_policies(time_stamp_counter: u32, machine_check: u32, stub: &mut Stub
     Ok(())
 }
 
-/// Returns the PR_SPEC_* value in a line of a status file; 0 if the policy of the machine applies.
+/// Returns the PR_SPEC_* value of a line in a status file; 0 if a policy of the whole machine applies.
 fn speculation(status: &[u8], line: &str) -> u32 {
     let words = procfs::status_line(status, line).unwrap_or_default();
     SPECULATION_WORDS.iter().find(|(known, _)| *known == words).map_or(0, |(_, value)| *value)

@@ -1,14 +1,18 @@
-//! The state kind of the seccomp mode and the seccomp filters of a thread.
+//! Saves and restores the seccomp mode and the seccomp filters of a thread.
+//!
+//! The program `undying` may itself install a filter in a thread of the subject (the protected program), to watch
+//! file operations. This *watch filter* is then the oldest filter of the thread. The watch filter is not part of the
+//! saved state. If a restore watches files, the watch filter is installed before this module restores the other
+//! filters.
+//!
+//! A *stub* is a stopped thread of a process under construction. While a stub is stopped, its filters are suspended.
 //!
 //! Owns: strict mode, and the filters of a thread in installation order.
-//! Invariants: a sandbox is never lost silently. Filters that all threads of a process share are installed once for
-//! all threads (TSYNC), so that a later TSYNC of the program still works. A filter that only some threads have is
-//! installed in each of these threads. Filters are restored before the change of credentials, because this change may
-//! remove the privilege to install filters. The filters are suspended until the stub (the process under construction)
-//! is resumed.
-//! The oldest filter may be the filter with which this program watches file operations of the subject (the protected
-//! program). This filter is neither saved nor counted. A restore that watches files installs this filter before the
-//! state kind runs.
+//! Invariants: if a mode or a filter cannot be saved or restored, the checkpoint or the restore fails. Filters that
+//! all threads of a process share are installed once for all threads (TSYNC). Without TSYNC, the threads would have
+//! different copies, and a TSYNC of the restored program would fail. A filter that only some threads have is
+//! installed in each of these threads. Filters are restored before credentials, because the change of credentials may
+//! remove the privilege to install filters.
 //! Does not: restore filters with SECCOMP_RET_USER_NOTIF, or SECCOMP_FILTER_FLAG_SPEC_ALLOW.
 
 use model::{Address, Pid, Tid};
@@ -33,15 +37,16 @@ const SET_FILTER: u64 = 1;
 const FLAG_ALL_THREADS: u64 = 1;
 /// BPF_RET | BPF_K.
 const RETURN_CONSTANT: u16 = 6;
-/// SECCOMP_RET_USER_NOTIF. `RETURN_ACTION` is the mask of the action in a return value.
+/// SECCOMP_RET_USER_NOTIF.
 const RETURN_NOTIFY: u32 = 0x7fc0_0000;
+/// SECCOMP_RET_ACTION_FULL, the bits of the action in the return value of a filter.
 const RETURN_ACTION: u32 = 0xffff_0000;
-/// The number of bytes of `struct sock_fprog`: count, address.
+/// The number of bytes of `struct sock_fprog`, which contains the number of instructions and their address.
 const PROGRAM_BYTES: usize = 16;
 const PROT_READ_WRITE: u64 = 3;
 const MAP_PRIVATE_ANONYMOUS: u64 = 0x22;
 
-/// The line of a status file with the number of filters (Linux 5.9 and later).
+/// The name of the line with the number of filters in a status file (Linux 5.9 and later).
 const FILTER_COUNT: &str = "Seccomp_filters";
 
 const WHAT: &str = "seccomp sandbox";
@@ -54,10 +59,11 @@ struct SeccompMessage {
     /// The mode: 1 for strict mode, 2 for filters.
     #[prost(uint32, tag = "1")]
     mode: u32,
-    /// The filters, oldest first.
+    /// The filters without the watch filter, oldest first.
     #[prost(message, repeated, tag = "2")]
     filters: Vec<FilterMessage>,
-    /// The number of filters, counted from the oldest, that every thread of the process has. Set only for the leader.
+    /// The number of filters that every thread of the process has. These are the first elements of `filters`. Set
+    /// only in the record of the thread group leader.
     #[prost(uint32, tag = "3")]
     common: u32,
 }
@@ -107,14 +113,15 @@ impl StateKind for Seccomp {
         }
         let mut message = SeccompMessage { mode, ..SeccompMessage::default() };
         match mode {
-            // This check precedes any remote call (a system call that the stopped thread executes for this program).
-            // If filters cannot be suspended, a remote call could kill the thread.
+            // A remote call is a system call that the stopped thread executes for this program. In strict mode, a
+            // remote call kills the thread, unless seccomp can be suspended. This check comes before all remote
+            // calls.
             STRICT => require_lift(pid)?,
             FILTERS => {
                 // Reading a filter needs the same privilege as suspending a filter.
                 let own = own_filters(tid).or_else(|error| require_lift(pid).and(Err(error)))?;
                 let count = number(capture.file("status")?, FILTER_COUNT);
-                // If files are watched, the filter of this program is the only filter of most threads.
+                // If files are watched, most threads have only the watch filter. No filter is then read.
                 message.filters = if count == Some(own) { Vec::new() } else { filters_of(pid, tid, own)? };
                 if message.filters.is_empty() {
                     return Ok(());
@@ -176,7 +183,7 @@ impl StateKind for Seccomp {
     }
 }
 
-/// Checks that this program may read and suspend filters. Otherwise returns the reason and the fix.
+/// Checks that this process may read and suspend filters. If not, returns the reason and the fix.
 fn may_lift() -> std::result::Result<(), (&'static str, &'static str)> {
     const FIX: &str = "run undying as root with CAP_SYS_ADMIN, outside of any sandbox";
     let status = procfs::read("/proc/thread-self/status").unwrap_or_default();
@@ -203,7 +210,8 @@ fn malformed(why: &str) -> ResourceError {
     ResourceError::Malformed { kind: NAME, why: why.to_owned() }
 }
 
-/// Returns the seccomp mode. The mode is zero without seccomp, also on kernels that are built without seccomp.
+/// Returns the seccomp mode in a status file. Returns 0 if the thread does not use seccomp, or if the kernel is built
+/// without seccomp.
 fn mode_of(status: &[u8]) -> u32 {
     number(status, "Seccomp").unwrap_or(0)
 }
@@ -212,14 +220,13 @@ fn number(status: &[u8], name: &str) -> Option<u32> {
     procfs::status_line(status, name)?.parse().ok()
 }
 
-/// Returns how many filters this program has installed in a stopped thread: zero or one. A filter of this program is
-/// the oldest filter of the thread.
+/// Returns the number of watch filters of a stopped thread: 0 or 1.
 fn own_filters(tid: Tid) -> Result<u32> {
     Ok(u32::from(seccomp::is_watched(tid)?))
 }
 
-/// Returns all filters of a stopped thread except the `own` oldest filters, which this program has installed. The
-/// first filter is the oldest.
+/// Returns all filters of a stopped thread without the watch filter, oldest first. `own` is the number of watch
+/// filters of the thread.
 fn filters_of(pid: Pid, tid: Tid, own: u32) -> Result<Vec<FilterMessage>> {
     let mut filters = Vec::new();
     while let Some(code) = seccomp::filter(tid, own as usize + filters.len())? {
@@ -246,7 +253,8 @@ fn notifies(code: &[u8]) -> bool {
     })
 }
 
-/// Returns the number of the leader's filters, counted from the oldest, that all threads have.
+/// Returns the number of filters that all threads of the process have. These are the first elements of `leader`, the
+/// filters of the thread group leader.
 fn common_to_all(pid: Pid, leader: &[FilterMessage]) -> Result<usize> {
     let mut common = leader.len();
     for tid in procfs::threads(pid)?.into_iter().filter(|tid| *tid != pid.leader()) {
@@ -260,8 +268,9 @@ fn common_to_all(pid: Pid, leader: &[FilterMessage]) -> Result<usize> {
     Ok(common)
 }
 
-/// Returns the number of filters that a stub already has, because its leader installed the filters for all threads.
-/// The filter of this program does not count. Before Linux 5.9 the kernel has no count, and only mode 0 is recognized.
+/// Returns the number of filters that a stub already has, without the watch filter. The stub has these filters
+/// because its leader has installed them for all threads. Before Linux 5.9, the kernel does not report the number of
+/// filters. A thread without seccomp is recognized by its mode 0, and a thread with filters is an error.
 fn installed_on(pid: Pid, tid: Tid) -> Result<usize> {
     let status = procfs::read(format!("/proc/{pid}/task/{tid}/status"))?;
     match (mode_of(&status), number(&status, FILTER_COUNT)) {
@@ -286,7 +295,7 @@ fn install(restore: &mut StateRestore<'_>, filter: &FilterMessage, flags: u64) -
     bytes.extend_from_slice(&filter.code);
     let length = bytes.len() as u64;
     let data = restore.stub.data();
-    // The longest filters need a separate mapping.
+    // A filter that is longer than the data buffer of the stub needs a separate mapping.
     let extra = length > data.len().get();
     let at = if extra {
         let call = [0, length, PROT_READ_WRITE, MAP_PRIVATE_ANONYMOUS, u64::MAX, 0];

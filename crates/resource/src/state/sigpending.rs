@@ -1,14 +1,17 @@
-//! The state kind of pending signals.
+//! Saves and restores pending signals.
 //!
-//! Owns: the signal queue of each thread. The record of the leader also contains the queue of the process.
+//! A thread has a queue of pending signals, and a process has a queue that all its threads share. Timers need special
+//! care, because clocks run during the pause of a checkpoint, in which all threads are stopped. If a timer expired
+//! after the queues were read, but before the timer was read, its signal would be lost. So the timers are read before
+//! the queues. If a timer expires between the two reads, the checkpoint contains the expiration twice: as a running
+//! timer and as a pending signal. The restored timer then sends the signal, and the recorded signal is ignored.
+//!
+//! Owns: the signal queue of each thread, and the signal queue of each process.
 //! Invariants: order and number of signals in a queue are preserved. Each signal keeps its code, sender and value. A
-//! timer has at most one pending signal, as in the kernel; a second signal counts as an overrun. Clocks run during the
-//! pause, in which the threads are stopped. The queues are read after the timers, so that no expiration is lost. An
-//! expiration between the two reads is recorded twice: in the timer and in the queue. The restored timer then sends
-//! the signal.
+//! timer has at most one pending signal, as in the kernel. A second signal counts as an overrun of the first signal.
 //! Does not: save signal masks; the engine does. Does not save SIGSTOP, because a process under construction cannot
-//! block SIGSTOP. Remote calls (system calls that a stopped thread executes for this program) turn an earlier SIGSTOP
-//! into a stop. A later SIGSTOP is an error.
+//! block SIGSTOP. A remote call is a system call that a stopped thread executes for this program. A SIGSTOP that is
+//! pending before the first remote call becomes a stop. A SIGSTOP that arrives later in the pause is an error.
 
 use model::{ByteCount, Pid};
 use prost::Message;
@@ -38,13 +41,15 @@ const TIMER_AT: usize = 16;
 const OVERRUN_AT: usize = 20;
 
 const INFORMATION_BYTES: usize = size_of::<SiginfoBytes>();
-/// The maximum time in microseconds between reading the real interval timer and reading the queues. A pending SIGALRM
-/// and a timer that expires within this time are merged, as in a program that receives the signal late.
+/// The assumed maximum time between reading ITIMER_REAL and reading the queues, in microseconds. If ITIMER_REAL had
+/// less time left and a SIGALRM is pending, the SIGALRM counts as the signal of this expiration. If the SIGALRM is
+/// the signal of an earlier expiration, the program receives one SIGALRM for two expirations. The same happens to a
+/// program that handles the first SIGALRM late.
 const ALARM_GAP_US: i64 = 1000;
 /// The number of bytes of `struct itimerval` and `struct itimerspec`: interval and remaining time, two words each.
 const SETTING_BYTES: u64 = 32;
-/// The byte in front of each signal in raw state (the bytes that are copied inside the pause) names the queue of the
-/// signal.
+/// The raw state (the bytes that are copied inside the pause) contains one byte in front of each signal. This byte
+/// names the queue of the signal: the queue of the thread or the queue of the process.
 const OF_THREAD: u8 = 0;
 const OF_PROCESS: u8 = 1;
 
@@ -53,10 +58,11 @@ pub(super) struct Sigpending;
 
 #[derive(Clone, PartialEq, Message)]
 struct PendingMessage {
-    /// The `siginfo_t` of each signal for the thread, oldest first.
+    /// The `siginfo_t` of each signal in the queue of the thread, oldest first.
     #[prost(bytes = "vec", repeated, tag = "1")]
     thread: Vec<Vec<u8>>,
-    /// The `siginfo_t` of each signal for the process, oldest first. Empty except in the record of the leader.
+    /// The `siginfo_t` of each signal in the queue of the process, oldest first. Only the record of the thread group
+    /// leader contains these signals.
     #[prost(bytes = "vec", repeated, tag = "2")]
     process: Vec<Vec<u8>>,
 }
@@ -110,7 +116,8 @@ impl StateKind for Sigpending {
 
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: PendingMessage = crate::error::decode(NAME, payload)?;
-        // SIGTRAP is blocked as well, because the stops of the stub no longer need SIGTRAP.
+        // This call blocks all signals in the stub, so that the queued signals stay pending. It also blocks SIGTRAP,
+        // because the stub makes its calls without SIGTRAP at this stage.
         hold::in_thread(restore.stub)?;
         let (pid, tid) = (restore.stub.pid().get() as u64, restore.stub.tid().get() as u64);
         for information in message.thread {
@@ -127,7 +134,8 @@ impl StateKind for Sigpending {
     }
 }
 
-/// Queues a signal, with a call that the stub makes. Only the target itself may send signals with codes of the kernel.
+/// Queues a signal. The stub itself makes the system call, because the kernel lets a process send signals with codes
+/// of the kernel only to itself.
 fn queue(number: i64, to: &[u64], information: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
     let signal = field(information, SIGNAL_AT);
     let sent = restore.stub.call_with(restore.memory, number, information, |at| {
@@ -174,15 +182,15 @@ fn stop_in_progress(pid: Pid) -> ResourceError {
     }
 }
 
-/// Reports whether a timer that is already restored has sent the same signal, or will send the signal.
+/// Reports whether a restored timer has already sent the same signal, or will send the signal.
 fn is_sent_by_timer(information: &[u8], queue: SignalQueue, restore: &mut StateRestore<'_>) -> Result<bool> {
     if let Some(timer) = timer_signal(information) {
         let waiting = ptrace::pending_signals(restore.stub.tid(), queue)?;
         if waiting.iter().any(|other| timer_signal(other) == Some(timer)) {
             return Ok(true);
         }
-        // Setting a timer removes its pending signal. If a one-shot timer runs and its signal is recorded, the timer
-        // expired after its setting was read.
+        // In the subject, setting a timer removes its pending signal. If the image contains a running one-shot timer
+        // and its signal, the timer expired between the two reads. The restored timer will send the signal.
         let Some([interval_s, interval_ns, left_s, left_ns]) = setting(nr::TIMER_GETTIME, timer.1, restore)?
         else {
             return Ok(false);
@@ -198,7 +206,8 @@ fn is_sent_by_timer(information: &[u8], queue: SignalQueue, restore: &mut StateR
     Ok(false)
 }
 
-/// Returns the four words of a timer's setting. Returns `None` if the timer does not exist.
+/// Returns the setting of a timer: interval and remaining time, two words each. Returns `None` if the timer does not
+/// exist.
 fn setting(number: i64, timer: i32, restore: &mut StateRestore<'_>) -> Result<Option<[i64; 4]>> {
     let data = restore.stub.data().start;
     match restore.stub.call(number, [timer as u64, data.get(), 0, 0, 0, 0]) {
@@ -216,14 +225,14 @@ fn setting(number: i64, timer: i32, restore: &mut StateRestore<'_>) -> Result<Op
     Ok(Some(words))
 }
 
-/// Returns signal and timer id of a signal that a POSIX timer sent; `None` for other signals.
+/// Returns the signal number and the timer id, if a POSIX timer has sent the signal.
 fn timer_signal(information: &[u8]) -> Option<(i32, i32)> {
     let code = field(information, CODE_AT);
     (code == SI_TIMER).then(|| (field(information, SIGNAL_AT), field(information, TIMER_AT)))
 }
 
-/// Appends a signal to a queue. A second signal of one timer counts as an overrun of the first signal. A second signal
-/// exists only if an earlier restore queued a signal.
+/// Appends a signal to a queue. If the queue already contains a signal of the same timer, the new signal counts as an
+/// overrun of this signal. Two signals of one timer are possible only if an earlier restore has queued one of them.
 fn add(queue: &mut Vec<Vec<u8>>, information: Vec<u8>) {
     let timer = timer_signal(&information);
     let same = queue.iter_mut().find(|other| timer.is_some() && timer_signal(other) == timer);

@@ -1,8 +1,9 @@
 //! Creates files that no other user can replace during the creation.
 //!
-//! The restorer (the restoring process) creates files in directories to which other users may write. Such a user could
-//! replace a new file before the restorer sets its owner and mode. The restorer would then change the wrong file. So
-//! the restorer creates the file in a *private directory*, sets owner and mode, and moves the file to its final name.
+//! The restorer (the restoring process) creates files in directories to which other users may write. Such a user
+//! could replace a new file before the restorer sets its owner and mode. The restorer would then change the wrong
+//! file. So the restorer creates the file in a *private directory*, sets owner and mode, and moves the file to its
+//! final name.
 //!
 //! Owns: private directories, the owner and mode of the files that are created there, and the move to the final name.
 //! Invariants: a private directory belongs to the restorer, has mode 0700 and an unguessable name. All operations on
@@ -24,7 +25,8 @@ use sys::{Error, Result};
 use super::opening::own_link;
 use super::ownership::owner;
 
-/// The maximum number of random names that are tried. The first name is free, unless another process guesses the name.
+/// The maximum number of random names that are tried. The first name is free, unless another process guesses the
+/// name.
 const NAMES_TRIED_MAX: u32 = 16;
 /// The maximum depth of directories in a private directory. The deepest directories are the components of a socket
 /// address. The address has at most 108 bytes, and each component takes at least two bytes.
@@ -150,7 +152,8 @@ impl PrivateDirectory {
             .map_err(|errno| Error::path("open", self.shown.join(name), errno))
     }
 
-    /// Moves a file from the private directory to a name in the parent directory. Returns EEXIST if the name is taken.
+    /// Moves a file from the private directory to a name in the parent directory. Returns EEXIST if the name is
+    /// taken.
     pub(crate) fn move_out(&self, from: &Path, to: &OsStr) -> std::result::Result<(), E> {
         move_file((self.directory.as_fd(), from.as_os_str()), (self.parent.as_fd(), to))
     }
@@ -183,8 +186,8 @@ impl Drop for PrivateDirectory {
     }
 }
 
-/// A file that has its final name while the restore can still fail. A call of `keep` makes the name permanent. Without
-/// this call, drop takes the name away, and gives the name back to the old file that had the name before.
+/// A file that has its final name while the restore can still fail. A call of `keep` makes the name permanent.
+/// Without this call, drop takes the name away, and gives the name back to the old file that had the name before.
 #[derive(Debug)]
 pub(crate) struct Placed {
     private: PrivateDirectory,

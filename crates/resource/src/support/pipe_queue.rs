@@ -1,11 +1,14 @@
-//! The unread content of a pipe. A write in packet mode (O_DIRECT) stores a packet, any other write stores bytes of a
-//! stream.
+//! Saves and restores the unread content of a pipe of the subject (the protected program).
+//!
+//! A write in packet mode (O_DIRECT) stores a packet in the pipe. A write without packet mode stores bytes of a
+//! stream. A read returns at most one packet. The kernel does not report whether a pipe contains packets or bytes of
+//! a stream. This module finds out by trial reads of a copy.
 //!
 //! Owns: copying the content without consuming the content (tee(2)), distinguishing packets from bytes, and writing
-//! the content into another pipe.
-//! Invariants: inside the pause, when the subject is stopped, one tee(2) call makes a second pipe that shares the
-//! buffers of the first pipe. The second pipe is read after the pause. Later reads and writes of the subject do not
-//! change the second pipe.
+//! the content into a restored pipe.
+//! Invariants: the copy is a pipe of this process. Inside the pause, while the subject is stopped, one tee(2) call
+//! fills the copy. The copy shares the buffers of the subject's pipe. Reads and writes of the subject after the pause
+//! do not change the copy. The copy is read after the pause.
 //! Does not: restore the descriptors, the capacity or the name of a pipe.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,12 +21,12 @@ use sys::{Errno, Error, Result};
 /// The length that is passed to tee(2), in bytes. No pipe contains more bytes.
 const TEE_BYTES: usize = 1 << 30;
 
-/// The result of one read of the pipe: bytes of a stream, or one packet.
+/// A piece of the content: bytes of a stream, or one packet.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Chunk {
     #[prost(bytes = "vec", tag = "1")]
     pub bytes: Vec<u8>,
-    /// `true` if the bytes were written in packet mode (O_DIRECT). The boundary of the packet is preserved.
+    /// `true` for a packet.
     #[prost(bool, tag = "2")]
     pub packet: bool,
 }
@@ -33,7 +36,8 @@ pub(crate) struct Chunk {
 pub(crate) enum QueueError {
     /// A kernel call failed.
     Kernel(Error),
-    /// The pipe contains bytes and packets, and the boundary between bytes and a packet is not visible.
+    /// The pipe contains bytes of a stream that are followed by a packet. A read can return both together, so the
+    /// boundary between bytes and packet is unknown.
     Mixed,
 }
 
@@ -43,8 +47,8 @@ impl From<Error> for QueueError {
     }
 }
 
-/// The copy of the content in a pipe of this process, and a second pipe (the probe). Reads from the probe find out what
-/// the copy contains.
+/// The copy of the content in a pipe of this process, and a second pipe of this process: the *probe*. The probe is
+/// filled from the copy before each trial read, so that a trial read does not consume the copy.
 #[derive(Debug)]
 pub(crate) struct QueueCopy {
     copy: Pipe,
@@ -73,7 +77,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// Discards the content. Reads in a loop, because one read returns at most one packet.
+    /// Discards the content. Reads repeatedly, because one read returns at most one packet.
     fn empty(&self) -> Result<()> {
         loop {
             match waiting(&self.reader)? {
@@ -85,12 +89,12 @@ impl Pipe {
 }
 
 impl QueueCopy {
-    /// Creates pipes of this capacity in bytes. Called before the pause.
+    /// Creates both pipes with a capacity in bytes. Called before the pause.
     pub(crate) fn new(capacity: usize) -> Result<Self> {
         Ok(Self { copy: Pipe::new(capacity)?, probe: Pipe::new(capacity)? })
     }
 
-    /// Copies the unread content of the pipe with the readable end `reader`. Called inside the pause.
+    /// Copies the unread content of the subject's pipe. `reader` is its readable end. Called inside the pause.
     pub(crate) fn copy(&mut self, reader: BorrowedFd<'_>) -> Result<()> {
         self.copy.empty()?;
         self.copy.grow(capacity(reader)?)?;
@@ -99,12 +103,13 @@ impl QueueCopy {
         if copied == wanted { Ok(()) } else { Err(failed("copy all of a pipe", Errno::SHORT)) }
     }
 
-    /// Returns the content. Called after the pause. `packets` is `true` if the writer is in packet mode now. The
-    /// argument decides about a single byte that fills the whole capacity of the probe.
+    /// Returns the content. Called after the pause. `packets` is `true` if the writable end is in packet mode at the
+    /// checkpoint. This argument is used only if trial reads cannot show whether a single byte is a packet.
     pub(crate) fn take(&mut self, packets: bool) -> std::result::Result<Vec<Chunk>, QueueError> {
         let capacity = capacity(&self.copy.reader)?;
         self.probe.grow(capacity)?;
-        // Space for the mark. If a limit prevents it, a full pipe is probed without a mark.
+        // The probe needs one byte more than the copy, for the mark (see `mark_end`). If a limit of the system
+        // prevents this growth, the probe of a full pipe has no mark.
         let _ = self.probe.grow(capacity + 1);
         let mut chunks = Vec::new();
         loop {
@@ -122,9 +127,12 @@ impl QueueCopy {
         }
     }
 
-    /// Reports whether the content begins with a packet.
+    /// Reports whether the content begins with a packet. `left` is the length of the content in bytes. Returns
+    /// `guess` if trial reads cannot decide.
     fn begins_with_packet(&self, left: usize, guess: bool) -> Result<bool> {
-        // If a read returns the first byte of a longer packet, the kernel discards the other bytes of the packet.
+        // If the content begins with a packet of several bytes, a read of one byte discards the rest of this packet.
+        // If only the byte itself is missing after the read, the byte is part of a stream, or is a packet of one
+        // byte.
         self.refill_probe()?;
         take(&self.probe.reader, 1)?;
         if waiting(&self.probe.reader)? + 1 < left {
@@ -134,22 +142,24 @@ impl QueueCopy {
         if !self.mark_end()? && left == 1 {
             return Ok(guess);
         }
-        // In a stream, a read of two bytes returns two bytes. A packet of one byte ends the read after one byte.
+        // The second byte exists, or is the mark. A read of two bytes returns two bytes of a stream. A packet of one
+        // byte ends the read after one byte.
         Ok(take(&self.probe.reader, 2)?.len() == 1)
     }
 
-    /// Reports whether content that begins with bytes contains a packet.
+    /// Reports whether content that begins with bytes of a stream also contains a packet. `left` is the length of the
+    /// content in bytes.
     fn has_packet(&self, left: usize) -> Result<bool> {
         self.refill_probe()?;
         if self.mark_end()? {
-            // A packet ends the read before the mark.
+            // This read includes the mark, unless a packet ends the read before the mark.
             return Ok(take(&self.probe.reader, left + 1)?.len() <= left);
         }
         if left == 1 {
             return Ok(false);
         }
-        // If the read returns a part of a packet, the kernel discards the last byte. It does not discard a packet that
-        // consists of the last byte.
+        // Without a mark, all bytes except the last byte are read. If the last byte is part of a longer packet, the
+        // kernel discards the last byte. If the last byte alone is a packet, this packet is not detected.
         take(&self.probe.reader, left - 1)?;
         Ok(waiting(&self.probe.reader)? == 0)
     }
@@ -160,8 +170,7 @@ impl QueueCopy {
         tee(self.copy.reader.as_fd(), self.probe.writer.as_fd()).map(drop)
     }
 
-    /// Appends one byte to the content of the probe. The byte is not part of a packet. Returns `false` if the probe is
-    /// full.
+    /// Appends one byte of a stream, the *mark*, to the content of the probe. Returns `false` if the probe is full.
     fn mark_end(&self) -> Result<bool> {
         match rustix::io::write(&self.probe.writer, &[0]) {
             Ok(count) => Ok(count == 1),
@@ -216,7 +225,7 @@ fn tee(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<usize> {
     }
 }
 
-/// Makes one read of at most `length` bytes.
+/// Reads at most `length` bytes with one system call.
 fn take(reader: &OwnedFd, length: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     let count = match rustix::io::read(reader, &mut bytes[..]) {
@@ -316,7 +325,7 @@ mod tests {
         for packets in [false, true] {
             assert_eq!(contents(&reader, packets).unwrap(), [chunk(b"x", false)]);
         }
-        // A whole page, so that the packet is not merged with the bytes.
+        // The bytes fill a page, because the kernel would append the packet to a page that is not full.
         rustix::io::read(&reader, &mut [0]).unwrap();
         rustix::io::write(&writer, &[1; 4096]).unwrap();
         rustix::fs::fcntl_setfl(&writer, OFlags::DIRECT).unwrap();

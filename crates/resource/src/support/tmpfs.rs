@@ -1,15 +1,16 @@
-//! Named files of a tmpfs, whose content is saved in the image: POSIX shared memory, named semaphores, scratch files.
+//! Finds or creates a named file of a tmpfs at a restore: POSIX shared memory, a named semaphore, a scratch file.
 //!
-//! Owns: recognizing these files by type and file system, the message that identifies a file, and finding or creating
-//! the file at a restore.
-//! Invariants: an existing file is written only if the file has the recorded inode, or an earlier restore created the
-//! file for the recorded inode. A file that a process outside the restored process tree can write is not written. No
-//! symbolic link is followed.
+//! A file of a tmpfs is memory, so the image contains its content, and a restore writes the content to the file. The
+//! restore must write to the right file. The *identity* of a file (device, inode and birth time) is in its record. If
+//! the file is missing, the restore creates a new file, which has another identity. The restore stores the identity
+//! of the original file in an extended attribute of the new file. The next restore of the same image recognizes the
+//! new file by this attribute. For root, this is a `trusted.*` attribute, which only privileged processes can set.
+//!
+//! Owns: recognizing files of a tmpfs, the message that identifies a file, and finding or creating the file.
+//! Invariants: an existing file is written only if it has the recorded identity, or the attribute of the original
+//! file. A file is not written while a process outside the restored process tree has it open for writing. No symbolic
+//! link is followed.
 //! Does not: save or write content.
-//!
-//! A restored file has another inode than the recorded inode. An extended attribute stores the identity of the
-//! original file, so that the next restore of the same image finds the restored file. The superuser trusts only
-//! `trusted.*` attributes.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -32,14 +33,15 @@ use crate::error::{ResourceError, Result};
 /// The magic number of tmpfs(5). devtmpfs has the same magic number.
 pub(crate) const TMPFS: i64 = 0x0102_1994;
 
-/// The timeout for a killed process to close a file.
+/// The time in which a killed process closes its files.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 const CLOSE_POLL: Duration = Duration::from_millis(5);
-/// The number of bytes of an identity in the attribute: three numbers of 8 bytes.
+/// The length of the attribute: an identity has three numbers of 8 bytes each.
 const MARK_BYTES: usize = 24;
 
-/// The identity of a file: device, inode, and birth time in nanoseconds. The birth time is 0 if the kernel does not
-/// record birth times. The birth time is needed because a tmpfs reuses inode numbers after a boot.
+/// The identity of a file: device, inode, and birth time in nanoseconds. The birth time is needed, because after a
+/// boot a tmpfs uses the same inode numbers for other files. The birth time is 0 if the kernel does not record birth
+/// times.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(crate) struct Identity {
     #[prost(uint64, tag = "1")]
@@ -63,7 +65,7 @@ pub(crate) struct TmpfsFile {
     group: u32,
     #[prost(message, optional, tag = "5")]
     identity: Option<Identity>,
-    /// The identity of the original file, if an earlier restore created this file.
+    /// The identity in the extended attribute of the file. `None` if no restore has created the file.
     #[prost(message, optional, tag = "6")]
     original: Option<Identity>,
 }
@@ -73,8 +75,8 @@ pub(crate) struct TmpfsFile {
 pub(crate) enum Found {
     /// The file, open for reading and writing.
     Ready(OwnedFd),
-    /// A process outside the restored process tree can write to the file. The values are a description of that
-    /// process, and the file open for reading.
+    /// A process outside the restored process tree has the file open for writing. The values are a text that
+    /// describes this process, and the file open for reading.
     Shared(String, OwnedFd),
 }
 
@@ -113,8 +115,8 @@ impl Identity {
     }
 }
 
-/// Returns the name of the attribute that stores the original identity. Unprivileged processes cannot set `trusted.*`
-/// attributes.
+/// Returns the name of the extended attribute that stores an identity. An unprivileged process cannot set a
+/// `trusted.*` attribute, and uses a `user.*` attribute.
 fn mark_name() -> &'static str {
     if rustix::process::geteuid().is_root() { "trusted.undying.original" } else { "user.undying.original" }
 }
@@ -126,7 +128,7 @@ fn mark_of(file: impl AsFd) -> Option<Identity> {
 }
 
 impl TmpfsFile {
-    /// Describes an open file at `path`. The descriptor may be read-only.
+    /// Creates the record of an open file at `path`. The descriptor may be read-only.
     pub(crate) fn describe(path: &Path, file: impl AsFd, stat: &Stat) -> Result<Self> {
         Ok(Self {
             path: path::to_bytes(path),
@@ -143,7 +145,8 @@ impl TmpfsFile {
         path::from_bytes(&self.path)
     }
 
-    /// Opens the file, or creates the file if the file is missing. Refuses another file of that name.
+    /// Opens the recorded file. If the file is missing, creates the file. If another file now has the name, returns
+    /// an error.
     pub(crate) fn find_or_make(&self) -> Result<Found> {
         let path = self.path();
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
@@ -209,7 +212,8 @@ impl TmpfsFile {
         let file = rustix::fs::openat(above, name.as_bytes(), flags, Mode::RUSR | Mode::WUSR)
             .map_err(failed("create the shared memory file"))?;
         if let Some(original) = self.original.or(self.identity) {
-            // Without extended attributes, the next restore of this image refuses the file.
+            // An error is ignored. If the tmpfs has no extended attributes, the next restore of this image refuses
+            // the file.
             let _ = rustix::fs::fsetxattr(&file, mark_name(), &original.to_mark(), XattrFlags::empty());
         }
         let (user, group) = owner(self.user, self.group)?;
@@ -224,15 +228,17 @@ impl TmpfsFile {
     }
 }
 
-/// Truncates a file to zero, and sets the length of the file. Ranges without data in the image then become holes.
+/// Truncates a file to zero, and then extends the file to `length` bytes without data. A range for which the image
+/// has no data stays a hole.
 pub(crate) fn clear(file: impl AsFd, length: u64) -> Result<()> {
     let failed = |errno| Error::new("set the length of a shared memory file", errno);
     rustix::fs::ftruncate(file.as_fd(), 0).map_err(failed)?;
     Ok(rustix::fs::ftruncate(file, length).map_err(failed)?)
 }
 
-/// Finds another name of an open file in the directory of its removed name. For example, sem_open(3) creates a
-/// semaphore under a temporary name, and links the semaphore to the final name.
+/// Finds the present name of an open file. `gone` is a removed name of the file, and the present name is searched in
+/// the same directory. For example, sem_open(3) creates a semaphore under a temporary name, links the final name, and
+/// removes the temporary name.
 pub(crate) fn other_name(gone: &Path, stat: &Stat) -> Option<PathBuf> {
     let entries = fs::read_dir(gone.parent()?).ok()?;
     entries.filter_map(|entry| Some(entry.ok()?.path())).find(|path| path::leads_to(path, stat))

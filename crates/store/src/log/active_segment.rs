@@ -1,9 +1,9 @@
 //! The active segment: the end of a log, to which all data is appended.
 //!
-//! Owns: the active segment, its next free block and slots (the blocks that publish checkpoints); buffers for blobs and
-//! slots. A blob is a checksummed byte sequence, for example an index part.
-//! Invariants: a block is written once, except slots. A sync covers every segment that was written since the last sync.
-//! A buffer returns to its pool when its write is complete.
+//! Owns: the active segment, its next free block, and its slots (the blocks that publish checkpoints). Buffers for
+//! slots and blobs; a blob is a checksummed byte sequence, for example an index part.
+//! Invariants: a block is written once, except slots. A sync covers every segment that was written since the previous
+//! sync. A buffer returns to its owner when the write of the buffer is complete.
 //! Does not: interpret pages or blobs.
 
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ use crate::medium::PageFile;
 const BLOCK: usize = LOG_BLOCK_BYTES as usize;
 
 /// The size of a buffer for blobs. The delta and the root of an epoch fit into one buffer. A full index of a large
-/// subject is written in several buffers of a size that is efficient for the device.
+/// subject needs several buffers, and writes of this size are efficient for the device.
 const STREAM_BYTES: ByteCount = ByteCount(256 << 10);
 
-/// The maximum number of buffers for blobs: one buffer is filled while the other buffer is written.
+/// The maximum number of buffers for blobs. One buffer is filled while the second buffer is written.
 const STREAMS_MAX: usize = 2;
 
 /// The owner of a buffer that is being written.
@@ -44,7 +44,7 @@ pub(super) struct ActiveSegment {
     pub(super) background_writer: BackgroundWriter,
     length: ByteCount,
     active: Option<Active>,
-    /// The segments that are not synced. The active segment is the last one.
+    /// The files with data that is not synced. The last file is the active segment.
     files: Vec<Box<dyn PageFile>>,
     stream: Option<Stream>,
     owners: Vec<(usize, Owner)>,
@@ -53,7 +53,7 @@ pub(super) struct ActiveSegment {
     slots: Vec<PageBuffer>,
     /// Buffers of the pool and the cleaner whose writes are complete.
     pub(super) returned: Vec<(Owner, PageBuffer)>,
-    /// The number of bytes appended so far, including slots.
+    /// The number of bytes that were appended so far, including slots.
     pub(super) written: u64,
 }
 
@@ -64,7 +64,8 @@ struct Active {
     slot: u32,
 }
 
-/// A buffer that is being filled with blobs. The buffer will be written from `block` of the active segment.
+/// A buffer that is being filled with blobs. The buffer will be written to the active segment, beginning at the block
+/// `block`.
 #[derive(Debug)]
 struct Stream {
     buffer: PageBuffer,
@@ -91,13 +92,14 @@ impl ActiveSegment {
         }
     }
 
-    /// Returns the active segment and its first unwritten block.
+    /// Returns the place of the next free block: the active segment, and the block in this segment.
     pub(super) fn place(&self) -> Option<LogPlace> {
         self.active.as_ref().map(|active| LogPlace { segment: active.number, block: active.next })
     }
 
-    /// Appends the first `count` blocks of a buffer. Calls `placed` for each contiguous range with the first block in
-    /// the buffer, the number of blocks, and the place in the log.
+    /// Appends the first `count` blocks of a buffer. If the active segment has too little space, the blocks are
+    /// written as several ranges. For each range, calls `placed` with the first block in the buffer, the number of
+    /// blocks, and the place in the log.
     pub(super) fn append(
         &mut self,
         buffer: PageBuffer,
@@ -116,12 +118,13 @@ impl ActiveSegment {
             if done == count {
                 return Ok(());
             }
-            // The segment is full. The remaining blocks go to the next segment when the write to this one is complete.
+            // The segment is full. `take_back` waits for the write of this range, and returns the buffer. The next
+            // turn of the loop writes the remaining blocks to the next segment.
             buffer = self.take_back()?;
         }
     }
 
-    /// Appends bytes, and returns the blob that describes their place and checksum.
+    /// Appends bytes, and returns the blob that describes the places and the checksum of these bytes.
     pub(super) fn blob(&mut self, bytes: &[u8]) -> Result<Blob> {
         let mut blob = Blob { pieces: Vec::new(), checksum: Checksum::of(bytes) };
         let mut rest = bytes;
@@ -149,8 +152,8 @@ impl ActiveSegment {
         self.submit(stream.buffer, Owner::Stream, 0, blocks as u32).map(drop)
     }
 
-    /// Writes the next slot of the active segment. `encode` receives the number of this segment and returns the
-    /// content.
+    /// Writes the next slot of the active segment. `encode` receives the number of the segment, and returns the
+    /// content of the slot.
     pub(super) fn slot(&mut self, encode: impl FnOnce(LogSegment) -> Result<Vec<u8>>) -> Result<()> {
         self.free_blocks()?;
         let mut buffer = match self.slots.pop() {
@@ -167,7 +170,7 @@ impl ActiveSegment {
         Ok(())
     }
 
-    /// Makes all data written so far durable.
+    /// Makes all data that was written so far durable.
     pub(super) fn sync(&mut self) -> Result<()> {
         let full = self.files.len().saturating_sub(1);
         for mut file in self.files.drain(..full).collect::<Vec<_>>() {
@@ -190,7 +193,7 @@ impl ActiveSegment {
         Ok(())
     }
 
-    /// Waits for one write. Returns false if no write is in flight.
+    /// Waits until one write is complete. Returns false if no write is in flight.
     pub(super) fn wait(&mut self) -> Result<bool> {
         for number in 0..self.files.len() {
             if let Some(buffer) = self.files[number].wait_done()? {
@@ -201,7 +204,8 @@ impl ActiveSegment {
         Ok(false)
     }
 
-    /// Returns the number of free blocks in the active segment, at least one. Begins a new segment if necessary.
+    /// Returns the number of free blocks in the active segment, at least one. Begins a new segment if the active
+    /// segment is full.
     fn free_blocks(&mut self) -> Result<u32> {
         let blocks = (self.length.get() / LOG_BLOCK_BYTES) as u32;
         if let Some(active) = &self.active
@@ -229,7 +233,7 @@ impl ActiveSegment {
         Ok(place)
     }
 
-    /// Waits for the buffer that was submitted last.
+    /// Waits for the write of the buffer that was submitted last, and returns this buffer.
     fn take_back(&mut self) -> Result<PageBuffer> {
         let wanted = self.owners.last().map(|(address, _)| *address);
         loop {
@@ -255,7 +259,7 @@ impl ActiveSegment {
         }
     }
 
-    /// Returns the stream buffer, which is not full, and the number of its segment.
+    /// Returns the number of the active segment, and the stream buffer. The stream buffer has free space.
     fn stream(&mut self) -> Result<(LogSegment, &mut Stream)> {
         if self.stream.is_none() {
             let buffer = self.stream_buffer()?;
@@ -280,7 +284,7 @@ impl ActiveSegment {
     }
 }
 
-/// Adds a range of bytes to a blob. Extends the last piece if the bytes follow directly.
+/// Adds a range of bytes to a blob. Extends the last piece if the range follows the last piece directly.
 fn push_piece(blob: &mut Blob, segment: LogSegment, offset: u64, length: u64) {
     if let Some(last) = blob.pieces.last_mut()
         && last.segment == segment

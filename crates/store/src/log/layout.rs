@@ -82,7 +82,7 @@ pub(super) fn chunks_path(directory: &Path, number: LogSegment) -> PathBuf {
 /// can replace the uncompressed file. The uncompressed file is removed when both new files are durable.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct SegmentFiles {
-    /// Reports whether the uncompressed file exists.
+    /// Whether the uncompressed file exists.
     pub(super) is_plain: bool,
     has_chunks: bool,
     /// The codecs of the existing compressed files: at most one codec.

@@ -2,9 +2,9 @@
 //! parts of a root describe.
 //!
 //! Owns: the rule for the newest commit; checks of data that may not be durable.
-//! Invariants: a slot (the block that publishes a commit) states which data was durable when the slot was written. A
-//! commit is valid only if all its other data is complete. Damage to durable data is reported, and never hidden by the
-//! use of an older checkpoint.
+//! Invariants: a slot (the block that publishes a commit) states which data was durable when the slot was written.
+//! After a crash, the remaining data may be incomplete. A commit is valid only if a check finds the remaining data
+//! complete. Damage to durable data is reported, and never hidden by the use of an older checkpoint.
 //! Does not: write to the log.
 
 use std::collections::BTreeMap;
@@ -35,11 +35,12 @@ pub(super) struct Newest {
     pub(super) root: LogRoot,
     /// The size of a segment in bytes.
     pub(super) length: ByteCount,
-    /// A later commit that was durable and is now damaged, with the error.
+    /// A commit with a higher sequence number that was durable and is now damaged, and the error of reading this
+    /// commit.
     pub(super) damaged: Option<(Sequence, Error)>,
 }
 
-/// Pages and records of one checkpoint.
+/// Pages, segments and records of one checkpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Loaded {
     pub(super) pages: PageTable,
@@ -49,7 +50,8 @@ pub(super) struct Loaded {
 }
 
 impl Newest {
-    /// Returns the sequence numbers of the log's checkpoints, sorted, including a damaged one.
+    /// Returns the sequence numbers of the log's checkpoints, sorted. Includes the damaged checkpoint, if there is
+    /// one.
     pub(super) fn sequences(&self) -> impl Iterator<Item = Sequence> {
         let damaged = self.damaged.as_ref().map(|(sequence, _)| *sequence);
         let kept = self.root.kept.iter().map(|kept| kept.sequence);
@@ -77,7 +79,8 @@ impl<'a> LogFiles<'a> {
         for number in there.iter().rev() {
             let Some(mut newest) = self.newest_in(*number, &mut damaged)? else { continue };
             let Some(later) = damaged.take() else { return Ok(Some(newest)) };
-            // Segments that only this older commit needs may have been removed.
+            // A newer commit is damaged. The writer may have removed segments that only older commits need.
+            // Therefore an older commit is used only if all its segments exist.
             if !self.has_all(&newest.root, &there) {
                 damaged = Some(later);
                 continue;
@@ -92,7 +95,8 @@ impl<'a> LogFiles<'a> {
         damaged.map_or(Ok(None), |(_, error)| Err(error))
     }
 
-    /// Returns the root of a kept checkpoint, or the error of reading the root.
+    /// Returns the root of a checkpoint; `None` if the log does not keep the checkpoint. Fails with the error of
+    /// reading the root.
     pub(super) fn root(&mut self, newest: &Newest, sequence: Sequence) -> Result<Option<LogRoot>> {
         if let Some((damaged, error)) = &newest.damaged
             && *damaged == sequence
@@ -124,7 +128,8 @@ impl<'a> LogFiles<'a> {
             loaded.apply(part).map_err(|what| self.damaged(segment, Part::LogPart, what))?;
         }
         loaded.segments.count(&loaded.pages);
-        // Earlier parts may name segments in which no page remains after later parts are applied.
+        // Early parts may name a segment whose pages were all superseded by later parts. The root does not name
+        // this segment.
         let strays: Vec<_> =
             loaded.segments.iter().filter(|state| !root.segments.contains(&state.number)).copied().collect();
         for stray in strays {
@@ -144,7 +149,7 @@ impl<'a> LogFiles<'a> {
         }
     }
 
-    /// Reports whether all segments of a checkpoint exist.
+    /// Reports whether all segments that a root names are in the sorted list `there`.
     fn has_all(&self, root: &LogRoot, there: &[LogSegment]) -> bool {
         root.segments.iter().all(|number| there.binary_search(number).is_ok())
     }
@@ -154,11 +159,12 @@ impl<'a> LogFiles<'a> {
         number: LogSegment,
         damaged: &mut Option<(Sequence, Error)>,
     ) -> Result<Option<Newest>> {
-        // If the segment was removed since the listing, the listing is outdated. The error makes the caller start
-        // again, instead of using an older segment.
+        // If the writer has removed the segment since the listing, `head` fails. The caller then lists the segments
+        // again, and does not use an older segment of the outdated list.
         let head = layout::head(self.medium, &self.directory, number)?;
         let blocks: Vec<&[u8]> = head.chunks_exact(LOG_BLOCK_BYTES as usize).collect();
-        // A slot contains all necessary fields. A valid header must not contradict the slot.
+        // A slot contains all necessary fields, so a damaged header is ignored. A valid header must not contradict
+        // the slot.
         let header = blocks.first().and_then(|block| LogHeader::decode(block).ok());
         let belongs = |slot: &LogSlot| {
             slot.segment == number
@@ -176,9 +182,10 @@ impl<'a> LogFiles<'a> {
             match self.check(&slot, length) {
                 Ok(root) => return Ok(Some(Newest { slot, root, length, damaged: None })),
                 Err(error) if !is_absence(&error) => return Err(error),
-                // The previous checkpoint can still be restored, but it is not the newest.
+                // The commit was durable and is damaged. The damage is recorded, and the search continues with the
+                // previous commit.
                 Err(error) if was_durable => drop(damaged.get_or_insert((slot.sequence, error))),
-                // The commit was never complete, so the previous commit is the newest.
+                // The commit was never complete, so the search continues with the previous commit.
                 Err(_) => {}
             }
         }
@@ -195,7 +202,8 @@ impl<'a> LogFiles<'a> {
             return Ok(root);
         }
         self.check_pages(&root, length, slot.durable)?;
-        // Checkpoints that share one sync are checked separately: each one may be complete or incomplete.
+        // One sync can cover several checkpoints. Before the sync, each checkpoint may be complete or incomplete,
+        // so each checkpoint is checked.
         let mut kept = Vec::with_capacity(root.kept.len());
         for entry in std::mem::take(&mut root.kept) {
             if entry.root.place() < slot.durable || self.is_whole(&entry, length, slot.durable)? {
@@ -215,7 +223,7 @@ impl<'a> LogFiles<'a> {
         }
     }
 
-    /// Reads and verifies every page of a checkpoint at or after the place `from`.
+    /// Reads and verifies the pages of a checkpoint that are stored at or after the place `from`.
     fn check_pages(&mut self, root: &LogRoot, length: ByteCount, from: LogPlace) -> Result<()> {
         let loaded = self.load(root, length)?;
         let mut page = vec![0; PAGE_BYTES as usize];
@@ -244,7 +252,7 @@ impl<'a> LogFiles<'a> {
         }
         let mut bytes = Vec::new();
         for piece in &blob.pieces {
-            // Memory is allocated only for a length that the file really has.
+            // The length is compared with the file first. Otherwise a damaged length could cause a huge allocation.
             let segment = self.segment(piece.segment)?;
             if piece.offset.get() + piece.length.get() > segment.length.get() {
                 return Err(self.damaged(piece.segment, Part::LogPart, "a piece behind the end"));
@@ -287,7 +295,7 @@ impl<'a> LogFiles<'a> {
 }
 
 impl Loaded {
-    /// Applies the changes of a part.
+    /// Applies the changes of an index part.
     fn apply(&mut self, part: LogPart) -> std::result::Result<(), &'static str> {
         if part.full {
             self.pages.clear();
@@ -322,7 +330,8 @@ impl Loaded {
     }
 }
 
-/// Reports whether the error means that data is missing or wrong. Other errors mean that the data cannot be read.
+/// Reports whether the error means that data is missing or wrong. With any other error, correct data may exist, but
+/// could not be read.
 fn is_absence(error: &Error) -> bool {
     match error {
         Error::Io(error) => error.errno == Errno::ENOENT,

@@ -1,8 +1,9 @@
-//! The queue between the threads that take checkpoints and the thread that writes the log.
+//! The queue between the threads that take checkpoints and the thread that writes the log. An *order* is a message in
+//! the queue, for example a buffer of pages. An *epoch* is a checkpoint in progress.
 //!
 //! Owns: the queued orders; the eventfd that reports completions.
-//! Invariants: queueing an order and taking a buffer neither allocate nor wait for the device. Orders are processed in
-//! the order of the queue. Every ticket (the future result of a checkpoint) is completed, also if the writer fails.
+//! Invariants: queueing an order and taking a buffer neither allocate nor wait for the device. The writer receives the
+//! orders first in, first out. Every ticket (the future result of an epoch) is completed, even if the writer fails.
 //! Does not: write to the log.
 
 use std::collections::VecDeque;
@@ -21,16 +22,16 @@ use crate::error::{Error, Result};
 use crate::meta::CommitMeta;
 use crate::pool::{Pool, locked};
 
-/// The maximum number of epochs (checkpoints in progress) that are finished but not yet durable. One sync can cover
-/// this number while the next epochs are copied. A higher number would only use memory and lose more time in a crash.
+/// The maximum number of epochs whose copying is finished, but whose data is not yet durable. One sync can cover all
+/// these epochs, while the pages of the next epoch are copied. With a higher number, the log would use more memory,
+/// and a crash would lose more epochs.
 pub const EPOCHS_IN_FLIGHT_MAX: usize = 4;
 
-/// The maximum number of queued `Order::Drop` orders, in addition to the orders with pages. This is many times the
-/// number of mappings that a large program changes in one epoch.
+/// The maximum number of queued `Order::Drop` orders. A large program changes far fewer mappings in one epoch.
 const DROPS_MAX: usize = 4096;
 
-/// The maximum number of completions that wait for the event loop: many times the number in flight. Older completions
-/// are discarded.
+/// The maximum number of completions that the event loop has not yet taken: many times the number of epochs in flight.
+/// If this number is reached, the next completion replaces the oldest one.
 const COMPLETIONS_MAX: usize = 16 * EPOCHS_IN_FLIGHT_MAX;
 
 #[derive(Debug)]
@@ -51,8 +52,8 @@ pub(super) struct Finish {
     pub(super) begun: Stopwatch,
 }
 
-/// The obligation to complete a ticket. If the value is dropped without completing the ticket, for example in a panic,
-/// the ticket is completed with an error.
+/// The obligation to complete a ticket. If a panic drops the value before `answer`, the ticket is completed with an
+/// error.
 #[derive(Debug)]
 pub(super) struct Promise {
     pub(super) shared: Arc<Shared>,
@@ -65,22 +66,23 @@ pub(super) struct Shared {
     orders: Condvar,
     pub(super) event: OwnedFd,
     pub(super) pool: Pool,
-    /// Whether the checkpoints in the log no longer match the history of the subject. The next epoch is then a full
-    /// checkpoint.
+    /// Whether the newest checkpoints of the log were invalidated (see `LogWriter::void_above`). If true, the next
+    /// epoch must be a full checkpoint.
     pub(super) is_void: AtomicBool,
-    /// Whether an epoch is being copied.
+    /// Whether the pages of an epoch are being copied.
     pub(super) is_open: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// Checkpoints that stay restorable regardless of the retention policy.
+    /// Checkpoints that are kept regardless of the retention policy.
     pub(super) held: Vec<Sequence>,
     pub(super) queue: VecDeque<Order>,
     drops: usize,
-    /// The number of queued `Order::Finish` orders. One sync can cover these epochs too.
+    /// The number of queued `Order::Finish` orders. While this number is not 0, the writer delays the sync, so that
+    /// one sync covers the queued epochs too.
     pub(super) finishes: usize,
-    /// The number of epochs that are finished but not yet durable.
+    /// The number of epochs whose `Order::Finish` was queued, and whose ticket is not completed.
     pub(super) in_flight: usize,
     completions: VecDeque<Completion>,
     failure: Option<Error>,
@@ -103,7 +105,8 @@ impl Shared {
         Ok(Self { state, orders, event, pool, is_void, is_open })
     }
 
-    /// Adds an order to the queue. Returns false if the queue has no space for another `Order::Drop`.
+    /// Adds an order to the queue. Returns false, without adding the order, if `DROPS_MAX` `Order::Drop` orders are
+    /// queued already.
     pub(super) fn order(&self, order: Order) -> Result<bool> {
         let mut state = locked(&self.state);
         if let Err(error) = state.check() {
@@ -158,13 +161,15 @@ impl Shared {
             state.completions.pop_front();
         }
         state.completions.push_back((ticket.sequence, result.clone()));
-        // The completion and the event are set under the lock that `take_completions` takes, so that the caller sees
-        // both or neither. The write fails only if the counter is full, and then the event is already readable.
+        // First the completion is added, then the event is set, both under one lock. `take_completions` first resets
+        // the event, then takes the lock. So a completion is never left behind after the event was reset. The write
+        // fails only if the counter of the eventfd is full. A full counter already makes the event readable.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         ticket.set(result);
     }
 
-    /// Makes the log fail: all queued tickets are completed with this error, and later requests return the error.
+    /// Makes the log fail: completes all queued tickets with this error, and makes all following requests return the
+    /// error.
     pub(super) fn fail(&self, error: &Error) {
         let mut state = locked(&self.state);
         state.failure.get_or_insert_with(|| error.clone());
@@ -178,7 +183,8 @@ impl Shared {
         }
     }
 
-    /// Discards all queued orders, and queues the invalidation of checkpoints above `newest`.
+    /// Discards all queued orders, and queues the invalidation of the checkpoints with sequence numbers above
+    /// `newest`.
     pub(super) fn void_above(&self, newest: Sequence) -> Result<()> {
         let mut state = locked(&self.state);
         state.check()?;
@@ -209,7 +215,7 @@ impl Shared {
         self.orders.notify_all();
     }
 
-    /// Returns the completions since the last call, and resets the event.
+    /// Returns the completions since the previous call, and resets the event.
     pub(super) fn take_completions(&self) -> Vec<Completion> {
         let mut count = [0; 8];
         // The read fails if nothing has completed.
@@ -225,8 +231,8 @@ impl State {
 }
 
 impl Promise {
-    /// Completes the ticket of an epoch that could not be queued. The error is returned to the caller, and is not
-    /// reported as a completion.
+    /// Completes the ticket of an epoch that could not be queued. `order` returns the error to the caller. Therefore
+    /// the error is not reported as a completion too.
     fn refuse(self, error: Error) {
         self.ticket.set(Err(error));
     }

@@ -1,16 +1,18 @@
-//! The newest state of a log: its pages, records and segments. Each commit encodes the changes as an index part. A part
-//! is usually the delta of one epoch, sometimes several merged deltas, and rarely a full index.
+//! The newest state of a log: the pages, records and segments of the newest checkpoint. Each commit writes an index
+//! part. An index part is usually the *delta* of one epoch (the pages and records that changed in the epoch). Sometimes
+//! an index part contains several merged deltas, and rarely a full index.
 //!
-//! Owns: `State`, and how an epoch and moved pages change the state; the parts of the newest root (checkpoint
-//! description); the choice of the next part.
-//! Invariants: `live` of a segment is the number of pages of the newest state in the segment. Applying the parts of a
-//! root in order gives the state of the checkpoint. A root has at most `2 × TIER_PARTS + 1` parts.
+//! Owns: `State`, and its changes by an epoch or by compaction, which moves pages; the choice of the next part. Also
+//! owns the list of parts of the newest root (checkpoint description).
+//! Invariants: `live` of a segment is the number of pages of the newest state that are stored in this segment. If all
+//! parts of a root are applied in order, the result is the state of the checkpoint. The maximum number of parts of a
+//! root is `2 × TIER_PARTS + 1`.
 //! Does not: write the parts.
 //!
 //! Cost: the index entry of a changed page is written once in the delta of its epoch, and at most once in a merged
-//! delta. An entry has about 10 bytes. A full index is due when the log has grown by 64 times the size of the index
-//! (1.6 %). Therefore the parts refer only to a recent piece of the log, and a segment that only a part needs is
-//! removed soon.
+//! delta. An entry has about 10 bytes. A full index is written when the log has grown by 64 times the size of the
+//! index. So full indexes are 1.6 % of the written bytes. A full index makes all earlier parts unneeded. Therefore a
+//! segment that contains parts, but no live pages, is removed soon.
 
 use std::collections::BTreeSet;
 
@@ -23,17 +25,18 @@ use super::records::RecordMap;
 use super::segments::Segments;
 use super::table::{PageContent, PageTable};
 
-/// The number of parts in one tier before they are merged. Tier 0 contains the deltas of single epochs, tier 1 contains
-/// merged deltas, and tier 2 contains the full index. Opening a checkpoint reads at most 65 parts.
+/// The maximum number of parts in tier 0 and in tier 1. Tier 0 contains the deltas of single epochs, tier 1 contains
+/// merged deltas, and tier 2 contains the full index. When a tier is full, the next part replaces the parts of this
+/// tier. Opening a checkpoint reads at most 65 parts.
 const TIER_PARTS: usize = 32;
 
-/// A full index is due when the log has grown by the size of the last full index, multiplied by this number.
+/// The growth of the log between two full indexes, as a multiple of the size of the last full index.
 const FULL_SPACING: u64 = 64;
 
-/// The minimum size that is assumed for a full index. A full index below this size costs no more than a delta.
+/// The minimum size of a full index that the calculation with `FULL_SPACING` assumes.
 const FULL_BYTES_MIN: u64 = 4096;
 
-/// Pages and records of the newest checkpoint, including the epoch that is being committed.
+/// Pages and records of the newest checkpoint. During a commit, the state already includes the epoch of this commit.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) pages: PageTable,
@@ -68,7 +71,7 @@ impl State {
         }
     }
 
-    /// Sets the place of one page.
+    /// Sets the new content of one page. The old content of the page is no longer live.
     pub(super) fn enter(&mut self, space: SpaceId, page: u64, content: PageContent) {
         if let Some(before) = self.pages.set(space, page, content) {
             self.segments.leave(before);
@@ -85,7 +88,7 @@ impl State {
     }
 }
 
-/// The parts of the newest checkpoint, and the content of the next merged part.
+/// The parts of the newest checkpoint, and the changes that the next merged part will contain.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     pub(super) parts: Vec<LogPartRef>,
@@ -96,7 +99,7 @@ pub(super) struct Parts {
     full_at: u64,
 }
 
-/// A part that will be written.
+/// An encoded part that is not yet written.
 #[derive(Debug)]
 pub(super) struct NextPart {
     pub(super) bytes: Vec<u8>,
@@ -111,8 +114,8 @@ impl NextPart {
 }
 
 impl Parts {
-    /// Encodes the part that describes the changes from the previous state to this state. `appended` is the number of
-    /// bytes in the log.
+    /// Chooses and encodes the next part: a delta, a merged delta or a full index. `delta` and `changed` are the
+    /// changes since the previous part. `appended` is the number of bytes that were appended to the log so far.
     pub(super) fn next(
         &mut self,
         state: &State,
@@ -120,7 +123,8 @@ impl Parts {
         changed: &BTreeSet<RecordKey>,
         appended: ByteCount,
     ) -> image::Result<NextPart> {
-        // A full part clears `merged` and `merged_records`, so the changes need not be added.
+        // A full delta becomes a full part. `enter` then clears `merged` and `merged_records`, so nothing is added to
+        // them here.
         if !delta.full {
             self.merged.absorb(delta);
             self.merged_records.extend(changed.iter().cloned());
@@ -149,7 +153,7 @@ impl Parts {
         Ok(NextPart { bytes: part.finish()?, tier: 0 })
     }
 
-    /// Records that the part was written to `blob`.
+    /// Records that the part was written to `blob`, and removes the parts that the new part replaces.
     pub(super) fn enter(&mut self, blob: image::Blob, part: &NextPart) {
         if part.tier > 0 {
             self.parts.retain(|earlier| earlier.tier >= part.tier && part.tier < 2);

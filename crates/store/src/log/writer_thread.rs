@@ -1,6 +1,7 @@
-//! The writer thread: processes orders, appends pages, commits epochs (checkpoints in progress).
+//! The writer thread of a log. The thread takes orders (messages) from the queue, appends pages to the log, and
+//! commits epochs (checkpoints in progress).
 //!
-//! Owns: the order of the pages of an epoch; the commit of an epoch and the sync.
+//! Owns: the sequence of the steps of an epoch: append, commit, sync, completion of the ticket (the future result).
 //! Invariants: a ticket is completed successfully only after all data of its checkpoint is durable. A segment is
 //! removed only after a commit that does not need the segment is durable.
 //! Does not: copy from a subject.
@@ -29,12 +30,13 @@ use crate::meta::WriteTimings;
 use crate::packer::{Packed, pack};
 use crate::pool::{OnPanic, locked};
 
-/// An epoch that is being copied.
+/// An epoch whose pages are being copied.
 #[derive(Debug)]
 pub(super) struct OpenEpoch {
     pub(super) sequence: Sequence,
     pub(super) delta: Delta,
-    /// The segment of the first page of this epoch, or an earlier segment. No segment from this number on is removed.
+    /// The segment that was active when the epoch began. All pages of the epoch are in this segment or in segments
+    /// with higher numbers. While the epoch is open, these segments are not removed.
     pub(super) first: LogSegment,
     /// The number of bytes in the log when the epoch began.
     pub(super) begun_at: u64,
@@ -60,13 +62,13 @@ pub(super) struct WriterThread {
     pub(super) status: LogStatus,
 }
 
-/// A checkpoint that is written but not synced.
+/// A checkpoint that is written, but not yet synced.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) promise: Promise,
     /// The result of the checkpoint, without the duration of the sync.
     pub(super) written: LogCommitted,
-    /// The time since the call of `finish`.
+    /// The time since the call of `OpenCheckpoint::commit`.
     pub(super) begun: Stopwatch,
 }
 
@@ -76,12 +78,12 @@ pub(super) struct SlotStamp {
     pub(super) log: LogId,
     /// The generation of the last written slot.
     pub(super) generation: u64,
-    /// Everything before this place is durable.
+    /// All data of the log before this place is durable.
     pub(super) durable: LogPlace,
 }
 
 impl Pending {
-    /// Completes the ticket after the sync.
+    /// Completes the ticket. `sync` is the duration of the sync.
     fn settle(self, sync: Duration) {
         let mut committed = self.written;
         committed.timings.write += sync;
@@ -95,7 +97,7 @@ impl WriterThread {
     pub(super) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let _guard = OnPanic(|error: &Error| shared.fail(error));
-        // The error was already reported to every ticket and to the queue.
+        // `work` has already reported the error to every ticket and to the queue.
         let _ = self.work(true);
         self.active_segment.background_writer.finish();
     }
@@ -118,12 +120,14 @@ impl WriterThread {
         }
     }
 
-    /// Processes one order and the work that is due then. Returns false if there is no order.
+    /// Takes back written buffers, and processes one order or waits for one write. Returns false if the queue is
+    /// empty. With `wait`, waits for an order, and returns false only if the queue is empty and closed.
     fn turn(&mut self, wait: bool) -> Result<bool> {
         self.collect()?;
         let order = match self.shared.next(false) {
             Some(order) => order,
-            // This arm waits for a write, because a copier may be waiting for a buffer without sending an order.
+            // The queue is empty, but a copier may be waiting for a free buffer. Therefore this arm waits for a
+            // write: a completed write frees a buffer.
             None if self.active_segment.wait()? => return Ok(true),
             None => match self.shared.next(wait) {
                 Some(order) => order,
@@ -139,13 +143,14 @@ impl WriterThread {
                     epoch.delta.drop_range(space, range.start.get() / PAGE_BYTES..end);
                 }
             }
-            // The next root (checkpoint description) no longer names the invalidated checkpoints. Their segments are
-            // removed after the commit of this root.
+            // The next root (checkpoint description) will not name the invalidated checkpoints. After the commit of
+            // this root, the segments of the invalidated checkpoints are removed.
             Order::Void(above) => self.retention.void_above(above),
             Order::Abandon => self.epoch = None,
             Order::Finish(finish) => {
                 self.commit(*finish)?;
-                // `settle` runs only after the last queued epoch, so that one sync covers all queued epochs.
+                // `settle` syncs. While further `Finish` orders are queued, the sync is delayed, so that one sync
+                // covers all queued epochs.
                 if locked(&self.shared.state).finishes == 0 {
                     self.settle()?;
                 }
@@ -195,7 +200,7 @@ impl WriterThread {
         Ok(())
     }
 
-    /// Appends the first `count` blocks of a buffer, and returns their places in the log.
+    /// Appends the first `count` blocks of a buffer to the log, and returns the places of these blocks.
     pub(super) fn append_packed(&mut self, buffer: PageBuffer, owner: Owner, count: u32) -> Result<Places> {
         let mut places = Places::default();
         if count == 0 {
@@ -213,7 +218,8 @@ impl WriterThread {
         if is_full { Err(too_long()) } else { Ok(places) }
     }
 
-    /// Syncs all commits, completes their tickets, and starts the work that is due after a commit.
+    /// Syncs the log, completes the tickets of all pending epochs, removes unneeded segments, and plans compaction
+    /// and compression.
     pub(super) fn settle(&mut self) -> Result<()> {
         let took = Stopwatch::start();
         self.active_segment.sync()?;
@@ -234,8 +240,9 @@ impl WriterThread {
         self.plan()
     }
 
-    /// Writes another slot that records the newest commit as durable, so that a reader need not verify its pages.
-    /// Nothing waits for this write, and nothing depends on it.
+    /// Writes a second slot for the newest commit. This slot records that the data of the commit is durable, so a
+    /// reader need not verify the pages. This write is not synced: without the second slot, a reader verifies the
+    /// pages.
     fn seal(&mut self) -> Result<()> {
         let Some(newest) = self.retention.entries().next_back() else { return Ok(()) };
         self.slot(newest.sequence, newest.root.clone())
@@ -252,7 +259,7 @@ impl WriterThread {
         })
     }
 
-    /// Removes the segments that no kept checkpoint needs.
+    /// Removes the segments that neither a kept checkpoint nor the open epoch needs.
     fn release(&mut self) {
         let live = space::live(&self.retention.kept, self.active_segment.place().map(|place| place.segment));
         let open = self.epoch.as_ref().map(|epoch| epoch.first);
@@ -263,7 +270,8 @@ impl WriterThread {
         self.active_segment.background_writer.remove(gone);
     }
 
-    /// Chooses the next pages for compaction, and requests their reading.
+    /// Chooses the next pages for compaction and the next segments for compression. Requests the reading of the
+    /// pages for compaction.
     fn plan(&mut self) -> Result<()> {
         let active = self.active_segment.place().map(|place| place.segment);
         self.cleaner.plan(&mut self.state, active);
@@ -273,13 +281,13 @@ impl WriterThread {
         self.cleaner.feed(&mut self.active_segment.background_writer)
     }
 
-    /// Records which segments have been compressed.
+    /// Records the results of finished compressions.
     fn note_compressed(&mut self) {
         let Some(compression) = &mut self.compression else { return };
         while let Some((number, length)) = compression.take_done() {
             match self.state.segments.get_mut(number) {
                 Some(state) => state.compressed = Some(length.map_or(Compressed::Not, Compressed::To)),
-                // The segment was removed meanwhile, so the compressed file is removed too.
+                // The segment was removed during the compression, so the compressed file is removed too.
                 None => self.active_segment.background_writer.remove(vec![number]),
             }
         }
@@ -321,12 +329,13 @@ impl WriterThread {
     }
 }
 
-/// The places in the log where the blocks of a buffer are stored, as ranges.
+/// The places in the log where the blocks of one buffer are stored. Each entry is a range: first block in the
+/// buffer, number of blocks, block index of the first block.
 #[derive(Debug, Default)]
 pub(super) struct Places(Vec<(u32, u32, BlockIndex)>);
 
 impl Places {
-    /// Returns the block index of the block with this number in the buffer.
+    /// Returns the block index of block `number` of the buffer.
     pub(super) fn block_index(&self, number: u32) -> BlockIndex {
         let found = self.0.iter().find(|(from, count, _)| (*from..from + count).contains(&number));
         let (from, _, block_index) = found.copied().unwrap_or((0, 0, BlockIndex::new(0)));

@@ -1,12 +1,23 @@
 //! The decisions after the death of a subject (a protected program).
 //!
 //! The root is the first process of a subject. An incarnation of a subject lasts from a start or restore to the next
-//! death. A checkpoint in flight was taken, and is not yet durable. The undo log records earlier contents of files.
+//! death. A checkpoint in flight has been taken, but is not yet durable.
 //!
-//! Owns: all decisions from the detection of a death to the next incarnation.
-//! Invariants: a checkpoint is restored only if it is committed, belongs to this program and was not passed over. If
-//! files are rolled back, a rollback to the checkpoint must also be possible. Before a new incarnation begins, each
-//! checkpoint in flight is either awaited or invalidated.
+//! After a death, the state machine takes these steps:
+//!
+//! - The remaining processes of the subject are ended.
+//! - The restart waits, if the back-off of restarts requires a wait. If the limit on restarts is reached, the run ends.
+//! - The restart waits for checkpoints in flight. Checkpoints that do not become durable in time are invalidated.
+//! - The newest usable checkpoint is restored. Without a usable checkpoint, the program starts from its beginning.
+//!
+//! A usable checkpoint is committed, belongs to this program, and is not excluded. Repeated deaths or a failed restore
+//! exclude a checkpoint. If the plan rolls files back, a rollback to the checkpoint must be possible. The undo log,
+//! which contains earlier contents of files, determines the checkpoints to which a rollback is possible.
+//!
+//! Owns: all decisions from the detection of a death to the beginning of the next incarnation.
+//! Invariants: only a usable checkpoint is restored. If a restart has tried a checkpoint, the restart does not try a
+//! newer checkpoint afterwards. Before a new incarnation begins, each checkpoint in flight has become durable, has
+//! failed, or is invalidated.
 //! Does not: end a process, or build one.
 
 use std::time::{Duration, Instant};
@@ -17,21 +28,23 @@ use super::event::{Action, Death, End, Failure, FreshReason, Notice, RestoreErro
 use super::{KilledFor, Subject};
 use crate::status::{ChangedFiles, RestartPolicy, SubjectStatus};
 
-/// The time for which a request to end by a survivable signal, such as SIGINT, is valid. A death within this time
-/// counts as requested.
+/// A signal to the guardian requests the end of the subject, but the program can ignore SIGINT and SIGQUIT. After
+/// SIGINT or SIGQUIT, a death counts as requested if the same signal has killed the program, or if the death follows
+/// within this time.
 const SOFT_REQUEST: Duration = Duration::from_secs(60);
-/// The longest wait for a checkpoint in flight if no other checkpoint exists.
-///
-/// A disk that needs more time has failed. An hour of the program's work is worth this wait.
+/// The longest wait for a checkpoint in flight if no other checkpoint exists. Without a checkpoint, the restart would
+/// lose all work of the program. A disk that needs more time than this wait has failed.
 const NO_OTHER_TIMEOUT: Duration = Duration::from_secs(600);
-/// The time between two checkpoints, divided by this number, is the wait for a checkpoint in flight. The wait costs at
-/// most a tenth of the program time that the checkpoint saves.
+/// If another checkpoint exists, the wait for a checkpoint in flight is the time between two checkpoints, divided by
+/// this number. A checkpoint saves the work of the program between two checkpoints, and the wait costs a tenth of this
+/// time.
 const EPOCH_SHARE: u32 = 10;
-/// The shortest wait, used at high checkpoint rates: a fraction of the duration of any restore.
+/// The shortest wait for a checkpoint in flight. Any restore takes longer than this wait.
 const TIMEOUT_MIN: Duration = Duration::from_millis(20);
-/// The longest wait if another checkpoint exists: too short for people to notice, and about as long as a restore.
+/// The longest wait for a checkpoint in flight if another checkpoint exists: about as long as a restore, and too short
+/// for people to notice.
 const TIMEOUT_MAX: Duration = Duration::from_millis(100);
-/// The number that stands for the beginning of the program. No checkpoint has this number.
+/// The sequence number that means the beginning of the program. No checkpoint has this number.
 const BEGINNING: Sequence = Sequence(0);
 
 const HUP: Signal = Signal(1);
@@ -51,7 +64,8 @@ impl Subject {
         }
     }
 
-    /// Kills the root. Only the first reason counts: a restart must use a checkpoint from before the first failure.
+    /// Kills the root for this reason. Does nothing if the root is already being killed or is asked to end: the restart
+    /// must use a checkpoint from before the first failure.
     pub(super) fn kill(&mut self, killed_for: KilledFor) {
         let is_first = self.incarnation.killed_for.is_none() && self.incarnation.ending.is_none();
         if self.state.is_alive() && is_first {
@@ -69,11 +83,12 @@ impl Subject {
             return;
         }
         if matches!(self.state, State::Checkpointing { .. }) {
-            // The outcome of the checkpoint was not reported: its number may already be used.
+            // The guardian has not reported whether the checkpoint was taken. The log may already contain the sequence
+            // number.
             self.checkpoints.advance();
         }
         let (status, fault) = match self.incarnation.killed_for.take() {
-            // The root may have exited successfully at the moment when a child failed.
+            // If the root has ended successfully, the failure of the other process is ignored.
             Some(KilledFor::Child(signal)) if !own.is_clean() => (SubjectStatus::Killed(signal), None),
             Some(KilledFor::Fault(fault)) => (own, Some(fault)),
             _ => (own, None),
@@ -89,14 +104,15 @@ impl Subject {
             return;
         }
         self.state = State::Dying(Death { status, fault, noticed: now });
-        // `Clear` ends all processes, so that no process serves requests or writes files while the subject is rolled
-        // back.
+        // `Clear` ends all remaining processes. Otherwise, a process could serve requests or write files during the
+        // restore.
         self.actions.extend([Action::Report(Notice::Died(own)), Action::Clear]);
     }
 
-    /// Reports whether the end of the subject was requested: by a signal to the guardian, or by the terminal.
+    /// Reports whether the end of the subject was requested by a signal to the guardian, or by the terminal.
     ///
-    /// The terminal sends signals only to the foreground process group.
+    /// The terminal sends signals only to the foreground process group. Therefore, the signals of the terminal count
+    /// only if `has_terminal` is `true`.
     fn was_asked_for(&self, now: Instant, status: SubjectStatus, has_terminal: bool) -> bool {
         let is_death_by = |signal| status == SubjectStatus::Killed(signal);
         match self.incarnation.ending {
@@ -163,18 +179,21 @@ impl Subject {
         }
     }
 
-    /// Decides how long the restore waits for the checkpoints that are in flight at the death.
+    /// Decides how long the restore waits for the checkpoints that were in flight at the death.
     ///
-    /// The wait is short if another usable checkpoint exists, and at most `NO_OTHER_TIMEOUT` otherwise. Checkpoints
-    /// that are not durable at the end of the wait are invalidated.
+    /// The wait is short if another usable checkpoint exists, or if no checkpoint in flight would be usable. Otherwise,
+    /// the wait is at most `NO_OTHER_TIMEOUT`. At the end of the wait, `judge` invalidates the checkpoints that are not
+    /// durable.
     fn weigh(&mut self, now: Instant, survey: &Survey, death: Death) {
         let in_flight: Vec<Sequence> = self.checkpoints.in_flight.iter().copied().collect();
         let is_worth_it = !self.usable(survey, &in_flight).is_empty();
-        // The list may contain a checkpoint in flight, if the checkpoint is already complete in the store.
+        // The list of committed checkpoints can contain a checkpoint in flight, whose commit the guardian has not
+        // reported yet.
         let mut others = self.own(survey);
         others.retain(|sequence| !in_flight.contains(sequence));
         let has_other = self.suspicion.choose(&self.usable(survey, &others)).is_some() || !is_worth_it;
-        // With `Plan::once`, a checkpoint only saves the time of a start, which does not justify a long wait.
+        // With `Plan::once`, a checkpoint only replaces a start from the beginning. A long wait would take more time
+        // than it saves.
         let has_other = has_other || self.plan.once;
         let until = death.noticed
             + if has_other { timeout(self.plan.every.unwrap_or_default()) } else { NO_OTHER_TIMEOUT };
@@ -184,7 +203,7 @@ impl Subject {
         }
     }
 
-    /// Ends the wait for checkpoints in flight.
+    /// Ends the wait for checkpoints in flight, and requests the list of checkpoints.
     pub(super) fn judge(&mut self) {
         let State::Restoring { death, .. } = self.state else { return };
         self.leave_behind();
@@ -192,7 +211,7 @@ impl Subject {
         self.actions.push(Action::Survey);
     }
 
-    /// Invalidates the checkpoints in flight, because an older checkpoint is restored.
+    /// Invalidates the checkpoints in flight, because the next incarnation will not descend from these checkpoints.
     fn leave_behind(&mut self) {
         let dropped: Vec<Sequence> = self.checkpoints.in_flight.drain(..).collect();
         dropped.iter().for_each(|sequence| self.suspicion.unusable(*sequence));
@@ -200,10 +219,11 @@ impl Subject {
         self.actions.push(Action::LeaveBehind { dropped, newest });
     }
 
-    /// Records the death as evidence against a checkpoint. Returns whether the program should start from its beginning.
+    /// Records the death as evidence against a checkpoint. Reports whether the program should start from its beginning.
     ///
-    /// A start is better if the limit allows no further restart, and if earlier restores already led to deaths.
-    /// Otherwise the run could end without any start from the beginning.
+    /// The program should start from its beginning if this restart is the last restart that the limit allows, and
+    /// repeated deaths have already excluded a checkpoint. Otherwise, all restarts of the run could be restores that
+    /// lead to a death.
     fn is_better_begun_anew(&mut self, survey: &Survey, death: Death) -> bool {
         if !death.is_own() {
             return false;
@@ -223,8 +243,8 @@ impl Subject {
     /// Restores the newest usable checkpoint. Without a usable checkpoint, starts the program from its beginning.
     fn choose(&mut self, survey: &Survey, death: Death, has_failed: bool) {
         let committed = self.own(survey);
-        // A rollback drops later changes from the undo log. Therefore a later checkpoint is never chosen after an
-        // earlier checkpoint.
+        // A rollback to a checkpoint removes all newer epochs from the undo log. A newer checkpoint cannot be reached
+        // afterwards. Therefore, `choose` returns checkpoints in falling order.
         if let Some(sequence) = self.suspicion.choose(&self.usable(survey, &committed)) {
             self.state = State::Restoring { death, step: Step::Building(sequence), has_failed };
             self.actions.push(Action::Restore(sequence));
@@ -243,7 +263,8 @@ impl Subject {
         }
     }
 
-    /// Starts the program from its beginning. The files are rolled back to the beginning first, where possible.
+    /// Starts the program from its beginning. If the plan rolls files back and the undo log reaches back to the
+    /// beginning, the files are rolled back to the beginning before the start.
     fn start_with_files(&mut self, why: Option<FreshReason>, survey: &Survey) {
         self.start(self.goes_back() && survey.reaches_beginning, why);
     }
@@ -263,7 +284,7 @@ impl Subject {
         self.checkpoints.descends = Some(sequence);
         let took = now.saturating_duration_since(death.noticed);
         self.actions.push(Action::Report(Notice::Restored(sequence, took)));
-        // The program has already been checkpointed at this point, and counts as ready.
+        // A restored program counts as ready, because a checkpoint of the program has already been taken.
         self.begin_incarnation(now, true);
     }
 
@@ -300,7 +321,7 @@ impl Subject {
         }
     }
 
-    /// Handles a failed action: the run ends.
+    /// Handles a failed action by ending the run.
     pub(super) fn fail(&mut self) {
         let is_restart = matches!(self.state, State::Starting { .. } | State::Restoring { .. });
         self.state = State::Ended(if is_restart { End::Failed(Failure::LastError) } else { End::Left });
@@ -310,13 +331,15 @@ impl Subject {
         self.plan.files == ChangedFiles::Rewind
     }
 
-    /// Returns the checkpoints of this program, without checkpoints of earlier programs.
+    /// Returns the committed checkpoints of this program. The store can also contain checkpoints of earlier programs
+    /// with the same name.
     fn own(&self, survey: &Survey) -> Vec<Sequence> {
         let own = survey.committed.iter().filter(|sequence| **sequence >= self.checkpoints.first);
         own.copied().collect()
     }
 
-    /// Returns the usable checkpoints: all given checkpoints, or only those to which files can be rolled back.
+    /// Returns the given checkpoints to which files can be rolled back. If the plan does not roll files back, returns
+    /// all given checkpoints.
     fn usable(&self, survey: &Survey, checkpoints: &[Sequence]) -> Vec<Sequence> {
         let is_usable = |sequence: &&Sequence| !self.goes_back() || survey.exact.contains(sequence);
         checkpoints.iter().filter(is_usable).copied().collect()
@@ -349,7 +372,7 @@ mod tests {
         subject
     }
 
-    /// Simulates a crash of the subject. Returns the actions after the list of checkpoints is known.
+    /// Simulates a crash of the subject, up to the list of checkpoints. Returns the actions that follow the list.
     fn crash(subject: &mut Subject, survey: &Survey, now: Instant) -> Vec<Action> {
         let status = SubjectStatus::Killed(Signal(11));
         subject.step(now, Event::Died { status, has_terminal: false, after_child: Vec::new() });
@@ -372,8 +395,8 @@ mod tests {
         };
         assert_eq!(crash(&mut subject, &survey, now), [Action::Restore(Sequence(5))]);
         subject.step(now, Event::Restored);
-        // Checkpoint 6 is not exact: files cannot be rolled back to it. The first death was therefore counted against
-        // checkpoint 5, and the second death poisons checkpoint 5.
+        // Files cannot be rolled back to checkpoint 6. Therefore, both deaths are evidence against checkpoint 5, and
+        // the second death excludes checkpoint 5.
         let poisoned = Action::Report(Notice::Poisoned(Sequence(5)));
         assert_eq!(crash(&mut subject, &survey, now), [poisoned, Action::Restore(Sequence(3))]);
         let failed = subject.step(now, Event::NotRestored(RestoreError::Unusable));
@@ -521,7 +544,8 @@ mod tests {
         assert_eq!(crash(&mut subject, &all(&[2]), now), [Action::Restore(Sequence(2))]);
         subject.step(now, Event::Restored);
         assert_eq!(subject.step(now + later, Event::Due), []);
-        // Files have changed: the program starts from its beginning, and a new checkpoint is taken.
+        // If files have changed, the program starts from its beginning. A new checkpoint is taken of the new
+        // incarnation.
         crash(&mut subject, &all(&[2]), now + later);
         subject.step(now + later, Event::NotRestored(RestoreError::FilesChanged));
         subject.step(now + later, Event::Started);

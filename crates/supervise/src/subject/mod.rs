@@ -1,12 +1,16 @@
 //! The state machine of one subject (a protected program): checkpoints, deaths and restarts.
 //!
-//! The root is the first process of a subject. An incarnation of a subject lasts from a start or restore to the next
-//! death. A run consists of incarnations, until the subject is not restarted. A checkpoint in flight was taken, and is
-//! not yet durable.
+//! The guardian (the process of `undying run` and `undying up`) passes events to the state machine, and carries out the
+//! actions that the state machine returns.
 //!
-//! Owns: the state of one subject, and the dispatch of events to the submodules.
-//! Invariants: `step` is total: an event that does not fit the state changes nothing. The end of a run is final. Each
-//! sequence number of a checkpoint is used once.
+//! The root is the first process of a subject. An adopted program was already running when the guardian began to
+//! supervise the program. An incarnation of a subject lasts from a start, adoption or restore to the next death. A run
+//! is a sequence of incarnations, and ends when no further incarnation follows. A checkpoint in flight has been taken,
+//! but is not yet durable.
+//!
+//! Owns: the state of one subject, and the choice of the submodule that handles an event.
+//! Invariants: an event that does not fit the state changes nothing. The end of a run is final. No two checkpoints have
+//! the same sequence number.
 //! Does not: know how an action is carried out.
 
 mod checkpoints;
@@ -33,13 +37,13 @@ pub use event::{
 /// The decisions made before a run begins.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Plan {
-    /// The time between two checkpoints. `None`: no checkpoint is taken, and a restart starts the program from its
-    /// beginning.
+    /// The time between two checkpoints. `None` means that no checkpoint is taken. In this case, each restart starts
+    /// the program from its beginning.
     pub every: Option<Duration>,
-    /// Whether the schedule takes only one checkpoint after each start from the beginning. A failed checkpoint is tried
-    /// again after `every`.
+    /// Whether one checkpoint after each start from the beginning is sufficient. If a checkpoint fails, the next
+    /// attempt follows after `every`.
     pub once: bool,
-    /// Whether the schedule waits until the program has reported readiness.
+    /// Whether periodic checkpoints begin only after the program has reported readiness.
     pub awaits_ready: bool,
     /// The deaths that are followed by a restart.
     pub restart: RestartPolicy,
@@ -47,12 +51,11 @@ pub struct Plan {
     pub limit: RestartLimit,
     /// The back-off of restarts.
     pub back_off: BackOffPlan,
-    /// The treatment of changed files at a restart. With `Rewind`, files are rolled back before the processes are
-    /// built.
+    /// What a restart does about files that have changed since the checkpoint.
     pub files: ChangedFiles,
     /// Whether the program can be started from its beginning. An adopted program cannot be started.
     pub can_start: bool,
-    /// The maximum number of checkpoints that are written at the same time.
+    /// The maximum number of checkpoints in flight.
     pub in_flight_max: usize,
 }
 
@@ -61,13 +64,14 @@ pub struct Plan {
 pub struct Beginning {
     /// The number of the next checkpoint.
     pub next: Sequence,
-    /// The first checkpoint of this program. Earlier checkpoints belong to other programs.
+    /// The first checkpoint of this program. Checkpoints with lower numbers belong to earlier programs with the same
+    /// name.
     pub first: Sequence,
     /// The newest checkpoint.
     pub newest: Option<Sequence>,
 }
 
-/// The state machine of one subject, from the start of a run to its end.
+/// The state machine of one subject during one run.
 #[derive(Debug)]
 pub struct Subject {
     plan: Plan,
@@ -89,15 +93,16 @@ pub struct Subject {
 struct Checkpoints {
     /// The number of the next checkpoint.
     next: Sequence,
-    /// The first checkpoint of this program.
+    /// The lowest number that a checkpoint of this program can have.
     first: Sequence,
-    /// The newest checkpoint from which this incarnation descends: committed by this incarnation, or restored.
+    /// The newest checkpoint that this incarnation has committed. Before the first commit: the checkpoint from which
+    /// this incarnation was restored, or the newest checkpoint at the beginning of the run.
     descends: Option<Sequence>,
-    /// The checkpoints that are being written, in rising order.
+    /// The checkpoints in flight, in rising order.
     in_flight: VecDeque<Sequence>,
-    /// Whether the log (the file of the checkpoints) is being opened again.
+    /// Whether the log (the directory of the checkpoints) is being opened again.
     is_opening: bool,
-    /// The last due time that passed without a checkpoint and was counted as late.
+    /// The due time of the last checkpoint that was counted as late.
     late: Option<Instant>,
 }
 
@@ -114,7 +119,7 @@ impl Checkpoints {
         }
     }
 
-    /// Excludes the checkpoints of older incarnations: a program started from its beginning does not descend from them.
+    /// Excludes all existing checkpoints, because the program now runs from its beginning.
     fn begin_anew(&mut self) {
         self.first = self.next;
         self.descends = None;
@@ -126,7 +131,8 @@ impl Checkpoints {
         place.and_then(|place| self.in_flight.remove(place)).is_some()
     }
 
-    /// Advances to the next number. The log accepts each number only once, also after a failed checkpoint.
+    /// Advances to the next number. The log accepts each number only once, even if the checkpoint with this number has
+    /// failed.
     fn advance(&mut self) {
         self.next = Sequence(self.next.get().saturating_add(1));
     }
@@ -135,16 +141,16 @@ impl Checkpoints {
 /// The state of the current incarnation of the program.
 #[derive(Debug)]
 struct Incarnation {
-    /// The number of the incarnation, from 1.
+    /// The number of the incarnation in this run. The first number is 1.
     number: u64,
     began: Instant,
     /// Whether the incarnation has committed a checkpoint.
     has_checkpoint: bool,
-    /// Whether the schedule may take checkpoints.
+    /// Whether periodic checkpoints may be taken.
     is_ready: bool,
     /// Whether a process of the subject defers checkpoints.
     is_held: bool,
-    /// Whether a checkpoint is requested and not yet being taken.
+    /// Whether a process has requested a checkpoint that is not being taken yet.
     is_wanted: bool,
     /// The signal that has requested the end of the subject, and the time of the request.
     ending: Option<(Signal, Instant)>,
@@ -157,7 +163,7 @@ struct Incarnation {
 enum KilledFor {
     /// Another process of the subject has died by this signal.
     Child(Signal),
-    /// A check of the guardian (the supervising process) has found this fault of the subject.
+    /// A check of the guardian has found this fault of the subject.
     Fault(Fault),
 }
 
@@ -194,7 +200,7 @@ impl Subject {
         }
     }
 
-    /// Handles an event. Returns the actions, which the caller carries out now, in this order.
+    /// Handles an event. Returns actions. The caller carries out all returned actions now, in the order of the list.
     pub fn step(&mut self, now: Instant, event: Event) -> Vec<Action> {
         if matches!(self.state, State::Ended(_)) {
             self.after_end(&event, now);
@@ -242,7 +248,7 @@ impl Subject {
         self.state
     }
 
-    /// Returns the time at which `Event::Due` is needed, if no other event arrives earlier.
+    /// Returns the time at which the caller must report `Event::Due`. Each event can change this time.
     #[must_use]
     pub fn wake(&self, now: Instant) -> Option<Instant> {
         match self.state {
@@ -258,24 +264,25 @@ impl Subject {
         self.checkpoints.next
     }
 
-    /// Returns the first checkpoint of this program.
+    /// Returns the lowest number that a checkpoint of this program can have.
     #[must_use]
     pub fn first_sequence(&self) -> Sequence {
         self.checkpoints.first
     }
 
-    /// Returns the checkpoints that are being written, in rising order.
+    /// Returns the checkpoints in flight, in rising order.
     pub fn in_flight(&self) -> impl ExactSizeIterator<Item = Sequence> + '_ {
         self.checkpoints.in_flight.iter().copied()
     }
 
-    /// Reports whether the root is being killed because another process has failed.
+    /// Reports whether the root is being killed because another process of the subject has failed.
     #[must_use]
     pub fn has_failed_child(&self) -> bool {
         matches!(self.incarnation.killed_for, Some(KilledFor::Child(_)))
     }
 
-    /// Returns the number of the current incarnation, from 1; 0 before the first incarnation.
+    /// Returns the number of the current incarnation: 1 for the first incarnation of the run, and 0 before the first
+    /// incarnation.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.incarnation.number
@@ -329,7 +336,7 @@ impl Subject {
         }
     }
 
-    /// Sets the state of a subject of which no checkpoint is being taken.
+    /// Sets the state `Held` or `Running`, when no checkpoint is being taken.
     fn rest(&mut self) {
         self.state = if self.incarnation.is_held { State::Held } else { State::Running };
     }
@@ -343,8 +350,7 @@ impl Subject {
         }
     }
 
-    /// Handles an event after the end of the run. A checkpoint that was being written at the end may still be
-    /// committed.
+    /// Handles an event after the end of the run. A checkpoint that is in flight at the end may still be committed.
     fn after_end(&mut self, event: &Event, now: Instant) {
         match event {
             Event::Committed { sequence, .. } if self.checkpoints.remove(*sequence) => {

@@ -1,13 +1,16 @@
 //! The state machine of a system: decides when components start and end.
 //!
-//! Each component has its own state machine, `Subject`, which handles the death of one incarnation. The supervisor
-//! makes the decisions about more than one incarnation, or about more than one component. A run of a component consists
-//! of incarnations: a death is followed by a restart within the run.
+//! A system is a group of programs, which are called components. If component A *needs* component B, B must be ready
+//! before A is started; A is a *dependent* of B. A *run* of a component is a sequence of incarnations. Within a run,
+//! another state machine, the `Subject` of the component, restarts the program after a death. The supervisor decides
+//! when runs begin and end. A component *gives up* if it was restarted too often, or cannot be started or restored; a
+//! give-up ends the run.
 //!
-//! Owns: the beginning and end of runs, the wanted state of each component, and the consequences of a give-up.
-//! Invariants: `step` is total: an event that does not fit the state changes nothing. A run begins only while all needs
-//! of the component are ready, and while the component has no other run. A step gives at most one order for a
-//! component, not counting notices and `Exec`.
+//! Owns: the beginning and end of runs, whether each component should run (its *wanted* state), and the consequences of
+//! a give-up.
+//! Invariants: an event that does not fit the state changes nothing. A run begins only if all components that this
+//! component needs are ready, and the component has no run. One call of `step` returns at most one order for each
+//! component; notices and `Exec` do not count.
 //! Does not: restart an incarnation, or know how an order is carried out.
 
 mod commands;
@@ -29,12 +32,13 @@ pub use event::{
 };
 pub use plan::{ComponentId, ComponentPlan, GroupPlan, Quorum, SystemPlan};
 
-/// The time from SIGTERM to SIGKILL for a component that does not end. `docker stop` uses the same time.
+/// The time from SIGTERM to SIGKILL, if a component does not end after SIGTERM. `docker stop` uses the same time.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The components of a system, from its start to its end.
+/// The state machine of one system.
 ///
-/// A method with a parameter of type `ComponentId` panics if the id belongs to another, larger system.
+/// A method with a parameter of type `ComponentId` panics if no component has this id. An id from another system can
+/// cause this panic.
 #[derive(Debug)]
 pub struct Supervisor {
     plan: SystemPlan,
@@ -48,13 +52,13 @@ pub struct Supervisor {
 /// The state of the system as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Each component is in its wanted state, or is changing to it.
+    /// Each component is in its wanted state, or is changing to the wanted state.
     Up,
-    /// All runs end. The next phase is `Up`.
+    /// All runs are being ended. When no run is left, the phase `Up` follows.
     Restarting,
-    /// All runs end. This phase is final.
+    /// All runs are being ended, or have ended. This phase is final.
     Down {
-        /// Whether a component gave up again after the restart of the system.
+        /// Whether the reason is that a component gave up again after a restart of the system.
         has_failed: bool,
     },
 }
@@ -67,7 +71,7 @@ impl Supervisor {
         Self { plan, components, phase: Phase::Up, orders: Vec::new() }
     }
 
-    /// Handles an event. Returns the orders, which the caller carries out now, in this order.
+    /// Handles an event. Returns orders. The caller carries out all returned orders now, in the sequence of the list.
     pub fn step(&mut self, now: Instant, event: SystemEvent) -> Vec<Order> {
         match event {
             SystemEvent::Up => self.up(),
@@ -88,11 +92,11 @@ impl Supervisor {
         std::mem::take(&mut self.orders)
     }
 
-    /// Applies a revised plan of this system: ends removed components, starts added components, and restarts the
-    /// components in `restarted`.
+    /// Applies a new plan of this system. Ends removed components, starts new components, and restarts the components
+    /// in `restarted`.
     ///
-    /// A component that an operator has stopped stays stopped. All other components continue. The method has no effect
-    /// while the system goes down.
+    /// If an operator has stopped a component, the component stays stopped. All components that are neither removed,
+    /// new, nor in `restarted` continue. While the system goes down, this method has no effect.
     pub fn revise(&mut self, now: Instant, plan: SystemPlan, restarted: &[ComponentId]) -> Vec<Order> {
         if !self.is_going_down() {
             self.follow(now, plan);
@@ -108,7 +112,7 @@ impl Supervisor {
         std::mem::take(&mut self.orders)
     }
 
-    /// Returns the time at which `SystemEvent::Due` is needed, if no other event arrives earlier.
+    /// Returns the time at which the caller must report `SystemEvent::Due`. Each event can change this time.
     #[must_use]
     pub fn wake(&self) -> Option<Instant> {
         self.components.iter().filter_map(Supervised::deadline).min()
@@ -138,9 +142,10 @@ impl Supervisor {
         self.at(id).state
     }
 
-    /// Returns the components that a waiting component waits for. Empty for a component that does not wait.
+    /// Returns the components for which component `id` waits. Empty if the component does not wait.
     ///
-    /// The component waits until its needs are ready, and until components that are being ended have ended.
+    /// A component waits for components that it needs and that are not ready. A component also waits for its dependents
+    /// that are being ended. During a restart of the system, a component waits until no component has a run.
     #[must_use]
     pub fn waits_for(&self, id: ComponentId) -> Vec<ComponentId> {
         match self.at(id).state {
@@ -149,15 +154,18 @@ impl Supervisor {
         }
     }
 
-    /// Returns the sum of the complaints about a component that count at `now`.
+    /// Returns the sum of the weights of complaints about component `id`. Only complaints that count at the time `now`
+    /// are added.
     #[must_use]
     pub fn complaints(&self, id: ComponentId, now: Instant) -> u32 {
         self.at(id).complaints.sum(now, self.plan[id].quorum.within)
     }
 
-    /// Reports whether the system has ended: no component has a run, and only a command can start a run.
+    /// Reports whether the system has ended. A system has ended if no component has a run, and only a command can begin
+    /// a run.
     ///
-    /// A stopped or idle component keeps the system open, until the system goes down.
+    /// While the system does not go down, a system with a stopped or idle component has not ended, because an operator
+    /// may start this component.
     #[must_use]
     pub fn is_over(&self) -> bool {
         let is_down = self.is_going_down();
@@ -167,13 +175,14 @@ impl Supervisor {
         })
     }
 
-    /// Reports whether the system goes down: all runs are being ended, and no run begins afterwards.
+    /// Reports whether the system goes down. In this phase, all runs are being ended or have ended, and no run begins.
     #[must_use]
     pub fn is_going_down(&self) -> bool {
         matches!(self.phase, Phase::Down { .. })
     }
 
-    /// Reports whether a component gave up, could not be restored, could not be ended, or caused the system to go down.
+    /// Reports whether a component has given up or could not be ended, or whether a repeated give-up is the reason why
+    /// the system goes down.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         let is_failure =

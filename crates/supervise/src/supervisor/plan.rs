@@ -1,8 +1,12 @@
-//! The plan of a system for its supervisor: components by id, their needs, and the consequences of failures.
+//! The plan of a system: the components, the needs of each component, and the consequences of failures.
 //!
-//! Owns: the ids of components, the start order, and the defaults of missing keys.
-//! Invariants: a component keeps its id when the file is read again, even if a version of the file omits the component.
-//! Names are resolved only in this module.
+//! A system is a group of programs, which are called components. A file (`system.toml`) describes the system, and can
+//! change while the system runs. If component A *needs* component B, B must be ready before A is started; A is a
+//! *dependent* of B. The supervisor, the state machine of the system, makes its decisions according to the plan.
+//!
+//! Owns: the ids of components, the start order, and the defaults for keys that are missing in the file.
+//! Invariants: a component keeps its id while the system runs, even if a later version of the file omits the component.
+//! Only this module converts names of components to ids.
 //! Does not: know the state of a component.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,39 +18,41 @@ use crate::back_off::{BackOffPlan, SplitMix64};
 use crate::restarts::RestartLimit;
 use crate::system::{self, GiveUp, Policy, Strategy, System};
 
-/// The default timeout for readiness, if `ready` has no key `timeout`. systemd uses the same default.
+/// The timeout for readiness, if the table `ready` has no key `timeout`. systemd uses the same default.
 const READY_TIMEOUT: Duration = Duration::from_secs(90);
-/// The default quorum (the sum of weights that restarts a component), if a component has no key `complaints`.
+/// The quorum of a component without the key `complaints`. The quorum is the sum of the weights of complaints at which
+/// the component is restarted.
 ///
-/// Two complainants restart the component, or an operator with a weight of 2. A single faulty client restarts nothing.
+/// With a sum of 2, two complaints with weight 1 or one complaint with weight 2 restart the component. A single faulty
+/// client that complains with weight 1 does not restart the component.
 const QUORUM: Quorum =
     Quorum { sum: const { NonZeroU32::new(2).expect("2 is not zero") }, within: Duration::from_mins(1) };
 
 /// The id of a component within one system.
 ///
-/// The components of the first file have the ids from 0 on, in the order of their names. Components that a later file
-/// adds have the next ids.
+/// The components of the first version of the file have the lowest ids, beginning with 0, in the order of the names. A
+/// later version of the file can add components, which get the next ids.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ComponentId(u32);
 
 impl ComponentId {
-    /// Returns the id as an index, from 0, into a list with one element for each component.
+    /// Returns the id as an index into a list with one element for each component.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// The decisions about a system, made before its start.
+/// The plan of a system.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SystemPlan {
     components: Vec<ComponentPlan>,
     groups: Vec<GroupPlan>,
-    /// All components, each component behind all its needs.
+    /// All components. Each component comes after the components that it needs.
     start_order: Vec<ComponentId>,
 }
 
-/// The decisions about one component.
+/// The plan of one component.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ComponentPlan {
     /// The name in the file.
@@ -57,30 +63,30 @@ pub struct ComponentPlan {
     pub needs: Vec<ComponentId>,
     /// The components that directly need this component.
     pub dependents: Vec<ComponentId>,
-    /// All direct and indirect needs, in start order.
+    /// The components that this component needs directly or indirectly, in start order.
     pub all_needs: Vec<ComponentId>,
-    /// All direct and indirect dependents, in start order.
+    /// The components that need this component directly or indirectly, in start order.
     pub all_dependents: Vec<ComponentId>,
     /// The timeout for readiness. `None`: the component is ready as soon as it was started.
     pub ready_timeout: Option<Duration>,
     /// The limit on restarts.
     pub limit: RestartLimit,
-    /// The back-off of restarts, with its own random seed.
+    /// The back-off of restarts. Each component has another random seed.
     pub back_off: BackOffPlan,
-    /// The consequence of a give-up: the component was restarted too often, or cannot be started or restored.
+    /// What happens when the component gives up, because it was restarted too often, or cannot be started or restored.
     pub on_give_up: GiveUp,
     /// The quorum of complaints at which the component is restarted.
     pub quorum: Quorum,
-    /// Whether the component is missing in the file that was read last.
+    /// Whether the present version of the file omits the component.
     pub is_removed: bool,
 }
 
-/// The number of complaints that restart a component.
+/// The complaints at which a component is restarted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Quorum {
-    /// The required sum of the weights.
+    /// The sum of the weights at which the component is restarted.
     pub sum: NonZeroU32,
-    /// The window in which complaints count.
+    /// The time for which a complaint counts.
     pub within: Duration,
 }
 
@@ -98,15 +104,16 @@ pub struct GroupPlan {
 }
 
 impl SystemPlan {
-    /// Returns the plan of a system. The jitter of restarts is drawn from `seed`.
+    /// Returns the plan of a system. `seed` determines the random seeds of the components' back-offs.
     #[must_use]
     pub fn of(system: &System, seed: u64) -> Self {
         Self { components: Vec::new(), groups: Vec::new(), start_order: Vec::new() }.revised(system, seed)
     }
 
-    /// Returns the plan after the file was read again.
+    /// Returns the plan for a new version of the file.
     ///
-    /// Components that the file omits remain in the plan, are marked as removed, and are last in the start order.
+    /// Components that the new version omits remain in the plan, are marked as removed, and are last in the start
+    /// order.
     #[must_use]
     pub fn revised(&self, system: &System, seed: u64) -> Self {
         let mut names: Vec<&str> = self.components.iter().map(|component| component.name.as_str()).collect();
@@ -141,7 +148,7 @@ impl SystemPlan {
         plan
     }
 
-    /// Computes all fields that follow from `needs`.
+    /// Computes `all_needs`, `dependents` and `all_dependents` of all components from `needs`.
     fn close(&mut self) {
         let mut all_needs = vec![BTreeSet::new(); self.components.len()];
         for id in &self.start_order {
@@ -164,13 +171,13 @@ impl SystemPlan {
         }
     }
 
-    /// Returns the ids of all components, also of removed components.
+    /// Returns the ids of all components, including removed components.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = ComponentId> + use<> {
         let count = u32::try_from(self.components.len()).unwrap_or(u32::MAX);
         (0..count).map(ComponentId)
     }
 
-    /// Returns the components in start order, each component behind all its needs.
+    /// Returns the components in start order. Each component comes after the components that it needs.
     #[must_use]
     pub fn start_order(&self) -> &[ComponentId] {
         &self.start_order
@@ -188,7 +195,7 @@ impl SystemPlan {
         self.ids().find(|id| self[*id].name == name && !self[*id].is_removed)
     }
 
-    /// Returns the members of the group of `died` that are restarted when `died` has died.
+    /// Returns the other members of the group of `died` that are restarted when component `died` has died.
     pub(super) fn sharing_fate_of(&self, died: ComponentId) -> Vec<ComponentId> {
         let is_member = |group: &&GroupPlan| group.members.contains(&died);
         let Some(group) = self.groups.iter().find(is_member) else { return Vec::new() };
@@ -215,8 +222,8 @@ impl Index<ComponentId> for SystemPlan {
 }
 
 impl ComponentPlan {
-    /// Creates the plan of one component. `SystemPlan::close` sets the fields that follow from the needs of other
-    /// components.
+    /// Creates the plan of one component. `SystemPlan::close` later sets `all_needs`, `dependents` and
+    /// `all_dependents`.
     fn new(name: &str, component: &system::Component, needs: Vec<ComponentId>, seed: u64) -> Self {
         let ready = component.ready.as_ref();
         let quorum = component

@@ -439,8 +439,7 @@ pub const FRAME_INSTRUCTION: u64 = 8 + 40 + 16 * 8;
 /// Bytes of a frame without extended state.
 pub const FRAME_BYTES: u64 = 8 + UCONTEXT_BYTES;
 
-/// Returns the bytes of a frame from which rt_sigreturn(2) loads `registers` and the extended state at
-/// `state`.
+/// Returns the bytes of a signal frame with `registers` and with the extended state at `state`.
 #[must_use]
 pub fn frame(registers: &Registers, mask: u64, state: Address, restorer: Address) -> Vec<u8> {
     let next = registers;

@@ -1,25 +1,30 @@
-//! Builds chains: sequences of system calls that a thread makes with one resumption.
+//! Builds *chains*: sequences of system calls that a thread makes with one resumption.
+//!
+//! A *link* is the part of a chain that makes one call. A *gadget* is an instruction sequence in the code of
+//! the subject. The *restore path* is the sequence of returns by which the thread restores its original
+//! context (see `session`).
 //!
 //! Owns: the layout of the chain on the thread's stack.
-//! Invariants: every link returns to the next link, and the last link returns to the restore path (see
-//! `session`). All signals are blocked except one that has no effect. If this program dies, the thread makes
-//! the remaining calls and restores itself.
+//! Invariants: every link returns to the next link, and the last link returns to the restore path. While a
+//! chain runs, all signals except the ending signal are blocked. If this program dies, the thread makes the
+//! remaining calls and restores itself.
 //! Does not: decide when a chain may run; the session does.
 //!
 //! There are two kinds of chain:
 //!
 //! - A chain of words is a [ROP chain](https://en.wikipedia.org/wiki/Return-oriented_programming). Load
-//!   gadgets (instruction sequences of the program that pop registers and return) load the arguments and the
-//!   number of the call. The call returns into a store gadget, which stores the result register and returns
-//!   to the next link.
+//!   gadgets, which pop registers and return, load the arguments and the number of the call. The call returns
+//!   into a store gadget, which stores the result register and returns to the next link.
 //! - A chain of frames serves programs without load gadgets. The store gadget returns into the signal
-//!   restorer. Then rt_sigreturn(2) loads the registers of the next call from a signal frame. This call also
-//!   makes the kernel discard the state that it needs to resume an interrupted sleep.
+//!   restorer. Then rt_sigreturn(2) loads the registers of the next call from a signal frame. rt_sigreturn(2)
+//!   also makes the kernel discard the state for resuming an interrupted sleep.
 //!
-//! The last link sends a signal to the thread itself, and the thread stops at this signal for the tracer. The
-//! signal is one that the thread does not handle and that does nothing by default. Without a tracer, the
-//! signal has no effect. A signal that the thread does not block is preferred. A blocked signal is unblocked
-//! while the chain runs. If another process sends the signal meanwhile, the session sends the signal again.
+//! The last link sends the *ending signal* to the thread itself. A traced thread stops at each signal, so the
+//! tracer detects the end of the chain. The program has no handler for the ending signal, and the default
+//! action is to ignore the signal. Therefore the ending signal has no effect without a tracer. If possible,
+//! the ending signal is a signal that the thread does not block. If the thread blocks the signal, the chain
+//! unblocks it while the chain runs. If another process sends the signal in this time, the session sends the
+//! signal again afterwards.
 
 use model::{Address, ByteCount, Pid, Signal, Tid};
 use sys::Error;
@@ -43,11 +48,11 @@ pub(super) const fn bytes_of(calls: usize) -> ByteCount {
     ByteCount((calls as u64 + 1) * (LINK_BYTES + SLOT_BYTES))
 }
 
-/// Value of a slot before its call is made. No call returns this value, and its low 32 bits (-1) are no valid
-/// fd.
+/// Value of a slot (the memory for one result) before the call is made. No system call returns this value.
+/// The low 32 bits of the value (-1) are no valid fd.
 pub(super) const UNSET: u64 = 0x8000_0000_ffff_ffff;
 
-/// SIGURG, SIGWINCH, SIGCHLD. By default they have no effect.
+/// SIGURG, SIGWINCH and SIGCHLD. By default, these signals have no effect.
 pub(super) const ENDING_SIGNALS: [Signal; 3] = [Signal(23), Signal(28), Signal(17)];
 
 /// One system call to make.
@@ -88,7 +93,7 @@ pub(super) struct Slots {
 pub(super) struct Plan<'a> {
     /// Pid and tid of the thread.
     pub(super) thread: (Pid, Tid),
-    /// Registers of the thread before the session. Each call starts from them.
+    /// Registers of the thread before the session. The registers for each call are derived from them.
     pub(super) original: &'a Registers,
     /// Addresses of the gadgets in the program.
     pub(super) gadgets: &'a Gadgets,
@@ -98,12 +103,12 @@ pub(super) struct Plan<'a> {
     pub(super) restore_frame: RestoreFrame,
     /// The ending signal.
     pub(super) signal: Signal,
-    /// Locations of the results. With `None`, the chain begins with the results.
+    /// Locations of the results. With `None`, the results are at the start of the chain.
     pub(super) slots: Option<Slots>,
 }
 
 /// Returns a signal that can end a chain in a thread with this mask. A signal that the thread does not block
-/// is preferred, because no sigwait(3) of the thread can take it.
+/// is preferred. A thread that blocks a signal may wait for this signal, for example in sigwait(3).
 pub(super) fn ending_signal(sets: SignalSets, mask: u64) -> Option<Signal> {
     let used = sets.caught | sets.pending;
     let is_free = |signal: &Signal, used: u64| used & bit(*signal) == 0;
@@ -131,8 +136,8 @@ impl Plan<'_> {
             words.push(store_at.get());
             words.extend((0..store.words).map(|word| match store.base_word == Some(word) {
                 true => slot(index + 1).get(),
-                // The gadget may pop one of these words into rbp. The restore path needs rbp, so every word
-                // has its value.
+                // The gadget may pop one of these words into rbp. The restore path needs the value of rbp, so
+                // each of these words contains this value.
                 false => self.restore_frame.frame_pointer().get(),
             }));
         }
@@ -152,7 +157,8 @@ impl Plan<'_> {
         Some(Chain { bytes, first, signal: self.signal, slots, mask: !bit(self.signal) })
     }
 
-    /// Returns the locations of `count` results, and the words for them at the start of the chain.
+    /// Returns the locations of `count` results, and the words that the chain reserves for the results at its
+    /// start.
     fn slots(&self, count: usize) -> (Slots, Vec<u64>) {
         match self.slots {
             Some(slots) => (slots, Vec::new()),
@@ -160,14 +166,15 @@ impl Plan<'_> {
         }
     }
 
-    /// Appends the words that make one call. `rbx` is the value that the register rbx must have afterwards.
+    /// Appends the words that make one call. `rbx` is the value that the register rbx must have after the
+    /// call.
     fn push_call(&self, words: &mut Vec<u64>, query: &Query, rbx: Address) -> Option<()> {
         let loads = self.gadgets.loads?;
         let [first, second, third, ..] = query.arguments;
         match loads.third {
             Some((at, false)) => words.extend([at.get(), third]),
             Some((at, true)) => words.extend([at.get(), third, rbx.get()]),
-            // The third argument register is zero from the start of the chain.
+            // The third argument register is already zero at the start of the chain.
             None if third == 0 => {}
             None => return None,
         }

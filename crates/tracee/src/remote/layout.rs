@@ -1,20 +1,26 @@
-//! Lays out the memory of a subject that a session uses.
+//! Lays out the memory that a session (see `session`) uses in a subject.
 //!
-//! Owns: the positions of the parts and the previous contents of the memory. Also the detection of threads in
-//! a signal handler on an alternate stack, and one word on that stack. The restore path of such a thread (see
-//! `session`) begins at this word.
-//! Invariants: the parts are, from the lowest address up: chain, data, deferred closes of opened descriptors,
-//! restore frame. The word on an alternate stack is below the red zone of the stack pointer, where the kernel
-//! may write at each signal. It is written only if a signal frame of the kernel names that stack. The stack
-//! must contain both this frame and the stack pointer.
-//! Does not: choose the memory; `place` does. Find alternate stacks that are not in use: their address is
-//! unknown in user space.
+//! A *chain* is a sequence of system calls that the thread makes in one resumption. A *restore frame* is a
+//! signal frame with the original context of the thread. The *restore path* is the sequence of returns by
+//! which the thread reaches the restore frame. A *deferred close* is a call of close(2) on the restore path,
+//! for a descriptor that the session has opened.
+//!
+//! Owns: the addresses of the parts of this memory, and its previous contents. Also the search for an
+//! alternate stack on which the thread runs a signal handler, and one word on this stack. The restore path of
+//! the thread begins at this word.
+//! Invariants: the parts are, from the lowest address up: chain, data, deferred closes, restore frame. The
+//! word on an alternate stack is below the red zone of the stack pointer, where the kernel may write a frame
+//! at each signal. The word is written only if a signal frame of the kernel names the alternate stack. Both
+//! this signal frame and the stack pointer must be in the alternate stack.
+//! Does not: choose the memory; `place` does. Find alternate stacks that are not in use, because only the
+//! kernel knows their addresses.
 //!
 //! While a handler runs on an alternate stack (sigaltstack(2)), the kernel puts the frame of the next handler
-//! for that stack below the stack pointer. If the stack pointer is outside that stack, the kernel starts
-//! again at its top. It then overwrites the frame through which the first handler returns. So the thread must
-//! block all signals before it leaves an alternate stack. If this program dies before it has blocked the
-//! signals, the thread blocks them by itself.
+//! below the stack pointer. If the stack pointer has left the alternate stack, the kernel puts this frame at
+//! the top of the alternate stack. This would overwrite the frame through which the first handler returns.
+//! Therefore all signals must be blocked before the stack pointer leaves an alternate stack. Normally, this
+//! program blocks the signals of the thread. If this program dies before, the thread blocks the signals
+//! itself, in the first call of its restore path.
 
 use model::{Address, ByteCount};
 use sys::Error;
@@ -31,18 +37,18 @@ use crate::steps;
 /// Maximum bytes of arguments and results of one call.
 pub const DATA_BYTES: u64 = 4096;
 
-/// Maximum number of descriptors that are open at a time.
+/// Maximum number of descriptors that a session has open at a time.
 const OPENED_MAX: usize = 4;
-/// Bytes of the address of a store gadget and of the most words that it pops.
+/// Maximum bytes of the words for a store gadget: its address, and the words that it pops.
 const LINK_BYTES: u64 = 8 * (1 + arch::STORE_WORDS_MAX as u64);
 /// Bytes of one deferred close: the words for the store gadget, then a signal frame.
 pub(super) const DEFERRED_CLOSE_BYTES: u64 = LINK_BYTES + arch::FRAME_BYTES;
 
-/// Range above the stack pointer that is searched for a signal frame. A handler and its callees use at most
-/// this much.
+/// Number of bytes above the stack pointer that are searched for a signal frame. The search assumes that a
+/// handler and the functions that it calls use no more stack.
 const SEARCHED: ByteCount = ByteCount(64 * 1024);
-/// Bytes that a signal frame may need below the word. With less space, the kernel could not run a handler
-/// there anyway.
+/// Bytes that a signal frame may need below the word. With less space, the kernel could not run another
+/// handler on the stack anyway.
 const HANDLER_FRAME_BYTES: ByteCount = ByteCount(1024);
 const WORD_BYTES: usize = 8;
 
@@ -110,7 +116,7 @@ pub(super) struct Layout<'a> {
 }
 
 impl<'a> Layout<'a> {
-    /// Writes the restore frame of a thread below `top`. The registers do not lead to the frame yet.
+    /// Writes the restore frame of a thread below `top`. The registers of the thread are not changed yet.
     pub(super) fn write(
         context: &RemoteContext<'a>,
         known: &KnownThread,
@@ -143,7 +149,7 @@ impl<'a> Layout<'a> {
         if opened == 0 {
             return self.restore_frame;
         }
-        // The deferred closes are below the word that `leave` pops into the frame pointer.
+        // The deferred closes are below the word that `leave` pops into rbp.
         let start = self.restore_frame.frame_pointer() - deferred_close_bytes(opened) + ByteCount(LINK_BYTES);
         RestoreFrame { start, ..self.restore_frame }
     }
@@ -162,9 +168,10 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Prepares a thread on an alternate stack to block all signals by itself. Writes the full signal set to the
-/// word that `leave` pops, and the address of `leave; ret` to a word on the alternate stack. Returns the
-/// address and the previous contents of the second word.
+/// Prepares the call of rt_sigprocmask(2) with which a thread on an alternate stack blocks all signals.
+/// Writes the argument of the call, the full signal set, to the word that `leave` pops. Writes the return
+/// address of the call, `leave; ret`, to a word on the alternate stack. Returns the address and the previous
+/// contents of the word on the alternate stack.
 fn write_on_alternate(
     original: &Registers,
     restore_frame: arch::RestoreFrame,
@@ -179,13 +186,13 @@ fn write_on_alternate(
     Ok(Some(Saved { at: word, bytes }))
 }
 
-/// Returns the address for a word on the alternate stack on which a thread with these registers runs. Returns
-/// `None` if the thread is not found to be on an alternate stack.
+/// If a thread with these registers runs on an alternate stack, returns the address for a word on this stack.
+/// Returns `None` if no alternate stack is found, or if too little space is left on the stack.
 fn word_below(registers: &Registers, context: &RemoteContext<'_>) -> Option<Address> {
     let at = Address(registers.rsp);
     let mapping = context.mappings.iter().find(|mapping| mapping.range.contains(at))?;
-    // A C library puts its thread control block (fs_base) at the end of the stack that it gives to the
-    // thread. So a mapping with this block is no alternate stack.
+    // fs_base is the address of the thread control block. A C library puts this block at the end of the
+    // normal stack of a thread. Therefore a mapping that contains this block is no alternate stack.
     if mapping.name == "[stack]" || mapping.range.contains(Address(registers.fs_base)) {
         return None;
     }

@@ -1,14 +1,16 @@
 //! Makes one stopped thread execute system calls, one at a time, and restores the thread afterwards.
 //!
+//! A *session* lasts from the first change of the thread until its restoration. A *restore frame* is a signal
+//! frame with the original context of the thread. The *restore path* is the sequence of returns that ends
+//! with an rt_sigreturn(2) on the restore frame. If this program dies, the thread follows the restore path
+//! and restores itself.
+//!
 //! Owns: the position of the thread, the sequence of stops around one call, and the restoration of the
 //! thread.
-//! Invariants: no stop that is used here becomes a signal if the tracer dies. A single-step stop would become
-//! a SIGTRAP, so single-stepping is not used.
+//! Invariants: if the tracer dies while the thread is in a stop of a session, the stop does not become a
+//! signal. A single-step stop would become a SIGTRAP, so sessions do not use single-stepping.
 //! Does not: make several calls with one resumption; `batch` does.
 //!
-//! A *restore frame* is a signal frame with the whole context of the thread. The *restore path* is the
-//! sequence of returns by which the thread reaches its restore frame and runs rt_sigreturn(2) on it. If this
-//! program dies, the thread follows this path without help.
 
 use std::time::Duration;
 
@@ -49,27 +51,29 @@ pub struct RemoteSession<'a> {
     pub(super) mask: u64,
     pub(super) gadgets: Gadgets,
     pub(super) layout: Layout<'a>,
-    /// Number of opened descriptors. The restore path runs one deferred close(2) for each.
+    /// Number of descriptors that the session has opened in the subject. For each descriptor, the restore
+    /// path contains a call of close(2).
     pub(super) opened: usize,
-    /// The thread may have seccomp filters. The session has then tried to suspend them.
+    /// The thread may have seccomp filters, and the session has tried to suspend them.
     is_filtered: bool,
     /// Signals that the thread blocks at present.
     current_mask: u64,
-    /// Signals that arrived from elsewhere, and were delivered although the thread normally blocks them. The
-    /// session sends them again when the thread is restored.
+    /// Signals from other senders that the thread blocks outside the session, but that a chain had unblocked.
+    /// The session sends these signals again after it has restored the thread.
     pub(super) intercepted: Vec<Intercepted>,
 }
 
 /// The position of the thread of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Position {
-    /// In the event stop where the session started.
+    /// The thread is in the event stop in which the session started.
     Found,
     /// The thread has left the first event stop. It is stopped, or runs to the next stop of a single call.
     Moved,
-    /// The thread runs through a chain.
+    /// The thread runs through a chain (several calls in one resumption).
     Running,
-    /// Stopped at the signal that ends a chain. Registers and mask can be changed here as in an event stop.
+    /// The thread is stopped at the signal that ends a chain. As in an event stop, its registers and mask can
+    /// be changed.
     AtSignal,
     /// The thread is restored, or has ended.
     Over,
@@ -85,7 +89,7 @@ pub(super) struct Intercepted {
 
 impl<'a> RemoteSession<'a> {
     /// Begins a session in a stopped thread: writes the restore frame, then sets the registers to the restore
-    /// path. The session has room for the maximum of calls, data and descriptors.
+    /// path. The session has the maximum capacity for calls, data and descriptors.
     pub fn begin(thread: &'a mut Thread<Stopped>, context: &RemoteContext<'a>) -> Result<Self, RemoteError> {
         Self::begin_with(thread, context, SessionCapacity::MAX)
     }
@@ -102,9 +106,9 @@ impl<'a> RemoteSession<'a> {
         Self::begin_at(thread, context, &known, top, capacity, true)
     }
 
-    /// Begins a session in a thread that was already read, with its memory below the unused address `top`.
-    /// `is_filtered` is false if the status file of the thread reports no seccomp filter; then no filter is
-    /// suspended.
+    /// Begins a session in a thread whose state is in `known`. The session uses the memory below `top`, which
+    /// must be unused. `is_filtered` is false if the status file of the thread reports no seccomp filter. If
+    /// `is_filtered` is true, the session tries to suspend seccomp filters.
     pub fn begin_at(
         thread: &'a mut Thread<Stopped>,
         context: &RemoteContext<'a>,
@@ -129,8 +133,8 @@ impl<'a> RemoteSession<'a> {
             intercepted: Vec::new(),
         };
         if is_filtered {
-            // Suspending the filters needs CAP_SYS_ADMIN. Without it, a call that a filter refuses returns an
-            // error as any other call does.
+            // The request needs CAP_SYS_ADMIN. If the filters are not suspended, a filter can refuse a remote
+            // call, which returns an error.
             let options = session.thread.options.with(Options::SUSPEND_SECCOMP);
             let _ = session.thread.set_options(options);
         }
@@ -204,9 +208,10 @@ impl<'a> RemoteSession<'a> {
         self.restore()
     }
 
-    /// Sets registers that start the restore path from the thread's own stack pointer. If a signal arrives,
-    /// the kernel then puts the handler's frame where it would be without the session. With another stack
-    /// pointer, the kernel would restart an alternate stack that is in use.
+    /// Sets the registers to the start of the restore path. If the program has the pivot gadget, the stack
+    /// pointer stays in the present stack of the thread. The kernel then puts the frame of a signal handler
+    /// below the stack pointer, as without a session. If the stack pointer left an alternate stack that is in
+    /// use, the kernel would put the frame at the top of this stack.
     fn point_at_restore_path(&self) -> Result<(), RemoteError> {
         let Some(pivot) = self.gadgets.pivot else { return self.point_at(self.layout.restore_frame) };
         let rbp = self.layout.restore_frame.frame_pointer().get();
@@ -235,11 +240,11 @@ impl<'a> RemoteSession<'a> {
             ptrace::resume_to_syscall(tid, injected.take())?;
             match self.next_stop()? {
                 Stop::Syscall => return Ok(()),
-                // SIGSTOP is delivered, so that the process stops as without a tracer. Only this thread
-                // continues.
+                // SIGSTOP is delivered, so that the process stops as without a tracer. Of its threads, only
+                // this thread continues.
                 Stop::Delivery(STOP) => injected = Some(STOP),
                 // The kernel has forced a signal, for example SIGSEGV because the code of the gadgets is
-                // gone. The session restores the thread without the result.
+                // gone. The call has no result, and the session restores the thread.
                 Stop::Delivery(signal) => return Err(RemoteError::Signalled { tid, signal }),
                 _ => {}
             }
@@ -265,16 +270,16 @@ impl<'a> RemoteSession<'a> {
         outcome
     }
 
-    /// Restores the thread in an event stop. There, the kernel still restarts the call that the first stop
-    /// interrupted.
+    /// Restores the thread in an event stop. When the thread leaves an event stop, the kernel restarts the
+    /// system call that the first stop of the session has interrupted.
     fn restore_in_event_stop(&mut self) -> Result<(), RemoteError> {
         let tid = self.thread.tid();
         if self.opened > 0 {
-            // The thread is restored even if this fails.
+            // The thread is restored even if a close fails.
             let _ = self.close_remaining();
         }
-        // A group stop (a signal has stopped all threads of the process) is visible only in an event stop.
-        // The tracer can also wait for its end only there.
+        // If the thread is in an event stop, the tracer can detect a group stop (a signal has stopped all
+        // threads of the process) and wait for its end. In other stops, the tracer cannot.
         let may_stay = match self.position {
             Position::Found => true,
             Position::AtSignal => self.thread.group_stop().is_none(),
@@ -292,7 +297,7 @@ impl<'a> RemoteSession<'a> {
         ptrace::set_registers(tid, &self.original)?;
         steps::reach("registers brought back");
         if self.is_filtered {
-            // If suspending the filters failed, the options have not changed, and this has no effect.
+            // If the session could not suspend the filters, this request does not change the options.
             let options = self.thread.options.without(Options::SUSPEND_SECCOMP);
             let _ = self.thread.set_options(options);
         }
@@ -312,7 +317,7 @@ impl<'a> RemoteSession<'a> {
         loop {
             ptrace::interrupt(tid)?;
             steps::reach("event stop asked for");
-            // A thread that runs through a chain reaches the stop without a resumption.
+            // A thread that runs through a chain is not stopped, and needs no resumption.
             if self.position != Position::Running {
                 ptrace::resume(tid, injected.take())?;
             }
@@ -320,7 +325,7 @@ impl<'a> RemoteSession<'a> {
                 Stop::Event => return Ok(None),
                 Stop::Group(signal) => return Ok(Some(signal)),
                 Stop::Delivery(STOP) => injected = Some(STOP),
-                // Another stop, for example the syscall stop of an unfinished call.
+                // This is another stop, for example the syscall stop of an unfinished call.
                 _ => {}
             }
         }
@@ -329,7 +334,7 @@ impl<'a> RemoteSession<'a> {
 
 impl Drop for RemoteSession<'_> {
     fn drop(&mut self) {
-        // An error means that the thread has died, and then there is nothing to restore.
+        // An error means that the thread has died. A dead thread needs no restoration.
         let _ = self.restore();
     }
 }

@@ -1,14 +1,21 @@
-//! Rollback: changes the present files into the files of a checkpoint.
+//! Rollback: returns the files of a subject (a protected process tree) to their state at a checkpoint.
 //!
-//! The undo log contains records of earlier file states. A survey compares the present files with these records, and
-//! steps then change the files. A journal lets a later call continue an interrupted rollback. Files that the subject (a
-//! protected process tree) has created since the checkpoint are moved aside, into a special directory. An epoch is the
-//! time between two successive checkpoints.
+//! The undo log contains records of earlier file states. An epoch is the time between two successive exact checkpoints
+//! (checkpoints to which a rollback is possible). A rollback has these parts:
 //!
-//! Owns: the reachable checkpoints, and the order of survey, journal, steps and the new epoch.
-//! Invariants: steps are derived from the present files and a target, so that steps can be repeated after a crash. No
-//! file changes before the journal is durable. A new epoch begins at the checkpoint only after the last step. No step
-//! follows a symbolic link. A file that the subject has created is moved aside, and never removed.
+//! - The target is computed: the recorded states of files at the checkpoint.
+//! - A survey compares the present files with the target.
+//! - A journal records what the rollback is about to change. If the rollback is interrupted, the next call uses the
+//!   journal to continue.
+//! - Steps change the files. Files that the subject has created since the checkpoint are moved aside, into a special
+//!   directory.
+//! - A new epoch begins at the checkpoint.
+//!
+//! Owns: the list of checkpoints to which a rollback is possible, and the order of the parts of a rollback.
+//! Invariants: the steps depend only on the present files and the target. Therefore, the rollback can compute and
+//! execute all steps once more after a crash. No file changes before the journal is durable. The new epoch begins after
+//! the last step. No step follows a symbolic link. A file that the subject has created is moved aside, and never
+//! removed.
 //! Does not: watch the subject.
 //!
 //! Proof: the tests in `simulated`, with kills and power cuts at random operations.
@@ -44,29 +51,29 @@ use crate::log::storage::{DiskStorage, Storage};
 use crate::log::target::{self, Target};
 use crate::log::{epoch_name, remove_leftovers};
 
-/// The name of the file of the next epoch until the file is complete.
+/// The temporary name of the file of the next epoch, until the file is complete.
 const NEXT_NAME: &str = "next";
 
 /// The result of a rollback.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct WentBack {
-    /// Number of files, directories and links that were changed, created again or moved.
+    /// Number of changes: names that were changed, and files and directories whose content or attributes were changed.
     pub changed: usize,
     /// Files and directories that were moved aside.
     pub aside: Vec<MovedAside>,
-    /// Files that can have changed undetected since the checkpoint, as device and inode number. The restore compares
-    /// these files.
+    /// Files that may have changed undetected since the checkpoint, by device and inode number. The restore compares
+    /// these files with the checkpoint.
     pub uncovered: Vec<(u64, u64)>,
 }
 
-/// Returns the checkpoints that a rollback with the log in `directory` can reach, in rising order. Also returns why
-/// earlier checkpoints are unreachable.
+/// Returns the checkpoints that a rollback with the log in `directory` can reach, in rising order. If older checkpoints
+/// exist but cannot be reached, also returns the reason.
 pub fn reachable(directory: &Path) -> Result<(Vec<Sequence>, Option<String>)> {
     let storage = DiskStorage::open(directory)?;
     reachable_on(&storage)
 }
 
-/// Returns the files that can have changed undetected since a checkpoint. A rollback with the log in `directory` does
+/// Returns the files that may have changed undetected since a checkpoint. A rollback with the log in `directory` does
 /// not change these files.
 pub fn uncovered_since(directory: &Path, to: Sequence) -> Result<Vec<PathBuf>> {
     let log = reader::read(&DiskStorage::open(directory)?)?;
@@ -79,17 +86,18 @@ pub fn uncovered_since(directory: &Path, to: Sequence) -> Result<Vec<PathBuf>> {
     Ok(uncovered.collect::<BTreeSet<_>>().into_iter().collect())
 }
 
-/// Rolls all files back to a checkpoint. Does not change the content and attributes of files in `leave` (device and
-/// inode number). Continues an earlier call that was interrupted.
+/// Rolls all files back to a checkpoint. `leave` lists files by device and inode number; the rollback does not change
+/// the content and attributes of these files. An interrupted rollback can be continued to the same or to an older
+/// checkpoint.
 ///
-/// The program that writes the log drops its [`crate::log::UndoLog`] before this call, and opens the log again
-/// afterwards.
+/// Before this call, the caller stops the use of its [`crate::log::UndoLog`]. After this call, the caller opens the log
+/// again.
 ///
 /// # Errors
 ///
-/// The rollback changes nothing if the checkpoint is unreachable, if recorded content is missing, or if other programs
-/// have changed the files. If a step fails (a full disk, an immutable file), the next call continues with the help of
-/// the journal.
+/// Fails without changing a file if the checkpoint is unreachable, if recorded content is missing, or if other programs
+/// have changed the files. If a step fails (a full disk, an immutable file), some files are already changed. The next
+/// call then continues with the help of the journal.
 pub fn go_back(
     directory: &Path,
     to: Sequence,
@@ -103,8 +111,8 @@ pub fn go_back(
     go_back_on(&storage, &files, to, Terms { conflicts, leave, durability, time })
 }
 
-/// Removes the log in `directory` with its links and copies on other file systems. Files that were moved aside stay.
-/// Does nothing if the directory does not exist.
+/// Removes the log in `directory`, and all links and copies that belong to the log, also on other file systems. Files
+/// that were moved aside stay. Does nothing if `directory` does not exist.
 ///
 /// # Errors
 ///
@@ -231,15 +239,17 @@ impl Rollback {
         }
     }
 
-    /// Begins a new epoch at the checkpoint. Renaming the new file ends the rollback. Before the rename, an interrupted
-    /// rollback repeats all steps. After the rename, only old files are left to remove.
+    /// Begins a new epoch at the checkpoint. The rename of the new epoch file completes the rollback. If the rollback
+    /// is interrupted before the rename, the next call repeats all steps. After the rename, only obsolete log files
+    /// remain to be removed.
     fn commit(&self, storage: &dyn Storage, journal: &Journal, is_durable: bool) -> Result<()> {
         let epoch = &self.log.epochs[self.first];
         let ordinal = self.log.epochs.last().map_or(1, |newest| newest.ordinal + 1);
         let sequences = epoch.sequences.iter().map(|sequence| sequence.get()).collect();
         let header = Header { boot: self.boot.clone(), ordinal, after: epoch.after, sequences };
         let mut bytes = record::frame(&header, &[]);
-        // Epochs before the checkpoint name inodes that were removed and created again.
+        // Records of epochs before the checkpoint can name inodes that were removed and that this rollback, or an
+        // earlier rollback, has created again.
         for (old, new) in aliases_of(&self.log.epochs[self.first..]).chain(journal.made.iter().cloned()) {
             bytes.extend(record::frame(&Alias { old: (&old).into(), new: (&new).into() }, &[]));
         }
@@ -265,13 +275,13 @@ fn aliases_of(epochs: &[ReadEpoch]) -> impl Iterator<Item = (FileKey, FileKey)> 
     })
 }
 
-/// Returns the index of the epoch that begins at a checkpoint. If two epochs begin there, returns the newer epoch,
-/// which needs fewer records.
+/// Returns the index of the epoch that begins at a checkpoint. If two epochs begin at the same checkpoint, returns the
+/// newer epoch, because a rollback from there applies fewer records.
 fn position(log: &ReadLog, sequence: Sequence) -> Option<usize> {
     log.epochs.iter().rposition(|epoch| epoch.sequences.contains(&sequence))
 }
 
-/// Returns the paths of inodes that an interrupted rollback can have changed.
+/// Returns the paths of inodes that an interrupted rollback may have changed.
 fn touched_paths(log: &ReadLog, begun: &Begun) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     for entry in log.epochs.iter().flat_map(|epoch| &epoch.records) {

@@ -1,11 +1,22 @@
-//! The steps of a rollback, which returns the files of a subject to the state at a checkpoint.
+//! The steps of a rollback. A rollback returns the files of a subject (a protected process tree) to their state at a
+//! checkpoint.
 //!
-//! A rollback uses three work directories. `new` contains inodes that are created again. `transit` contains inodes of
-//! the checkpoint between two names. `aside` contains files that the subject has created.
+//! The *target* contains the recorded states of files at the checkpoint. A survey has found the names that lead to a
+//! wrong inode, and the inodes that belong to the checkpoint. The steps correct these names, and then restore content
+//! and attributes.
+//!
+//! A rollback uses three work directories on each file system:
+//!
+//! - `new` contains inodes of the checkpoint that the rollback has created again, until they have their names.
+//! - `transit` contains inodes of the checkpoint that had a wrong name, until they have their names of the checkpoint.
+//! - `aside` contains files that the subject has created since the checkpoint.
+//!
+//! A rollback that is interrupted and continued consists of several *attempts*.
 //!
 //! Owns: the order of the steps, and the operations of each step.
-//! Invariants: each step is computed from the present files, so that all steps can be repeated at any moment. An inode
-//! of the checkpoint has a name at every moment. A file that the subject has created is moved, and never removed.
+//! Invariants: each step is computed from the present files. Therefore, a later attempt can execute all steps once
+//! more. An inode of the checkpoint never loses its last name. A file that the subject has created is moved, and never
+//! removed.
 //! Does not: decide which inodes belong to the checkpoint; `survey` does.
 
 use std::collections::{BTreeSet, HashMap};
@@ -24,7 +35,7 @@ use crate::log::storage::{LogFile, Storage};
 use crate::log::target::{Index, Layer, Piece, Target};
 use crate::log::{epoch_name, record};
 
-/// Bytes of content that are copied at once.
+/// The number of bytes that one read and one write copy.
 const BLOCK_BYTES: u64 = 1 << 20;
 
 /// A rollback in progress.
@@ -35,10 +46,10 @@ pub(crate) struct Steps<'a, Files: FileSystem> {
     target: &'a mut Target,
     survey: Survey,
     attempt: Attempt,
-    /// The last number of an entry in each work directory, by the path of the directory.
+    /// The number that was last used as the name of an entry in a work directory, by the path of the work directory.
     next: HashMap<PathBuf, u64>,
     epochs: HashMap<u64, Box<dyn LogFile>>,
-    /// Number of changes that are left, for messages.
+    /// The number of changes that remain, for messages.
     left: usize,
     total: usize,
     aside: Vec<MovedAside>,
@@ -49,9 +60,9 @@ pub(crate) struct Steps<'a, Files: FileSystem> {
 pub(crate) struct Attempt {
     /// The number of the rollback.
     pub(crate) number: u64,
-    /// Whether steps are synced, so that a power cut loses at most the steps since the last sync.
+    /// Whether files are synced, so that the rollback can be continued after a power cut.
     pub(crate) is_durable: bool,
-    /// When the rollback began.
+    /// The time at which this attempt began.
     pub(crate) time: Time,
 }
 
@@ -79,7 +90,8 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
     pub(crate) fn run(mut self) -> Result<Done> {
         let wrong = std::mem::take(&mut self.survey.wrong);
         let mut changed: BTreeSet<Index> = self.survey.changed.iter().copied().collect();
-        // Changes of names set the modification time of these directories.
+        // A change of a name in a directory changes the modification time of the directory. Restore the attributes of
+        // these directories, too.
         changed.extend(wrong.iter().map(|wrong| wrong.directory));
         self.total = wrong.len() + changed.len();
         self.left = self.total;
@@ -97,8 +109,8 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
             self.left -= 1;
         }
         if self.attempt.is_durable {
-            // Some file systems do not keep the order of name changes. The last name of an inode must not be removed
-            // before a new name is durable.
+            // On some file systems, a later change of a name can become durable before an earlier change. Make the new
+            // names of inodes durable before their names in work directories are removed.
             self.files.sync()?;
         }
         for work in self.files.works(self.attempt.number)? {
@@ -117,7 +129,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         Ok(Done { changed: self.total, aside: self.aside })
     }
 
-    /// Moves the file away that a name wrongly leads to.
+    /// Moves the inode to which a name wrongly leads into a work directory.
     fn clear_name(&mut self, wrong: &WrongName) -> Result<()> {
         let Some(expected) = &wrong.now else { return Ok(()) };
         let Some(directory) = self.node(wrong.directory)? else { return Ok(()) };
@@ -147,7 +159,8 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         let bytes = if now.is_file() { now.attributes.size } else { 0 };
         let time = self.attempt.time.into();
         let frame = record::frame(&record::Aside { number, path: record::bytes_of(path), bytes, time }, &[]);
-        // Write the description first: a described file that does not exist is not listed.
+        // Describe the file before the move. If no move follows, the list of moved files ignores the description,
+        // because the file does not exist.
         self.files.describe(work, &frame)?;
         self.files.rename(directory, name, &work.aside, number.to_string().as_bytes())?;
         let to = work.path.join(number.to_string());
@@ -155,8 +168,9 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         Ok(())
     }
 
-    /// Creates all inodes again that have no name any more, in the work directory `new`. The inodes get their names
-    /// later, because the journal must be durable first. One sync of the journal is then sufficient.
+    /// Creates all inodes of the checkpoint that do not exist any more, in the work directory `new`. Before an inode
+    /// gets its name of the checkpoint, the journal must be durable. Creating all inodes before the first name is set
+    /// needs only one sync of the journal.
     fn make_all(&mut self, wrong: &[WrongName]) -> Result<()> {
         let mut homes: HashMap<Index, &WrongName> = HashMap::new();
         for wrong in wrong {
@@ -169,7 +183,8 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
             if self.node(before)?.is_some() {
                 continue;
             }
-            // Find the lowest existing directory above the inode, for its mount. An undamaged log contains no cycle.
+            // Find the nearest parent directory that exists, because the inode must be created on the same mount. The
+            // limit on levels ends the loop if a damaged log contains a cycle.
             let (mut above, mut levels) = (wrong.directory, 0);
             while let (None, Some(home)) = (self.node(above)?, homes.get(&above))
                 && levels <= homes.len()
@@ -185,7 +200,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         Ok(())
     }
 
-    /// Gives an inode its name of the checkpoint.
+    /// Gives an inode the name that the inode had at the checkpoint.
     fn place(&mut self, wrong: &WrongName) -> Result<()> {
         let Some(before) = wrong.before else { return Ok(()) };
         let inode = &self.target.inodes[before];
@@ -226,7 +241,8 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
     fn empty(&mut self, work: &Work<Files::Node>) -> Result<()> {
         for entry in self.files.names(&work.new)? {
             let Some(node) = self.files.lookup(&work.new, &entry.name)? else { continue };
-            // An inode without another name was created by an attempt that ended before the inode got its name.
+            // Usually, the inode already has its name of the checkpoint, and the name in `new` is not needed any more.
+            // If the inode has no other name, an interrupted attempt has created the inode.
             let now = self.files.status(&node)?;
             if !now.is_directory() {
                 self.files.unlink(&work.new, &entry.name)?;
@@ -245,14 +261,16 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
                 self.files.unlink(&work.transit, &entry.name)?;
                 continue;
             }
-            // An attempt for another checkpoint has moved the file here. The file does not belong to this checkpoint.
+            // The file does not belong to this checkpoint. An earlier attempt, which rolled back to another checkpoint,
+            // has moved the file here.
             let path = index.map_or(PathBuf::new(), |index| self.target.inodes[*index].path.clone());
             self.put_aside((&work.transit, &entry.name), work, &now, &path)?;
         }
         Ok(())
     }
 
-    /// Restores the content of a file: applies the newest epoch first, and then sets the length.
+    /// Restores the content of a file. Applies the layers of all epochs, from the newest epoch to the oldest epoch, and
+    /// then sets the length.
     fn content(&mut self, index: Index) -> Result<()> {
         let inode = &self.target.inodes[index];
         let Some(node) = self.node(index)? else { return Err(self.vanished(index)) };
@@ -261,7 +279,8 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         }
         let size = inode.attributes.size;
         let mut layers = inode.content.clone();
-        // The oldest whole content replaces the content of all newer epochs.
+        // If several epochs have recorded the whole content, start at the oldest of these epochs: its whole content
+        // replaces the content of all newer epochs.
         if let Some(oldest) = layers.iter().rposition(|layer| layer.whole.is_some()) {
             layers.drain(..oldest);
         }
@@ -269,7 +288,8 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
             if let Some(whole) = &layer.whole {
                 self.files.copy(&node, whole)?;
             }
-            // If two pieces overlap, the first piece is correct, and is therefore written last.
+            // If two pieces overlap, the first piece is correct. Write the pieces in reverse order, so that the first
+            // piece is written last.
             for piece in layer.pieces.iter().rev() {
                 self.piece(&node, &layer, *piece, size)?;
             }
@@ -333,7 +353,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         Ok(self.next_number(directory, path)?.to_string())
     }
 
-    /// Returns a number that no entry of a work directory has.
+    /// Returns a number that no entry of the work directory `directory` has as its name.
     fn next_number(&mut self, directory: &Files::Node, path: &Path) -> Result<u64> {
         if !self.next.contains_key(path) {
             let names = self.files.names(directory)?;
@@ -346,7 +366,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         Ok(*next)
     }
 
-    /// Returns the error for an inode that another program has removed meanwhile.
+    /// Returns the error for an inode that another program has removed during the rollback.
     fn vanished(&self, index: Index) -> UndoError {
         UndoError::Conflict { paths: vec![self.target.inodes[index].path.clone()] }
     }

@@ -1,21 +1,26 @@
-//! The survey before a rollback: compares the present files with the files of a checkpoint.
+//! The survey before a rollback: compares the present files with the files at a checkpoint.
 //!
-//! An inode belongs to the checkpoint if the inode had a name at the checkpoint. The survey uses these rules for each
-//! inode that the undo log names:
+//! A rollback returns the files of a subject (a protected process tree) to their state at a checkpoint. The *target*
+//! contains the inodes and names that the undo log has recorded since the checkpoint. A *recorded name* is an entry of
+//! the target: a directory, a name, and the inode to which the name led at the checkpoint. A name without a record has
+//! not changed since the checkpoint.
 //!
-//! - A recorded name in a directory of the checkpoint led to the inode at that time: the inode belongs to the
+//! An inode belongs to the checkpoint if the inode had a name at the checkpoint. The survey applies these rules to each
+//! inode of the target:
+//!
+//! - At the checkpoint, a recorded name in a directory of the checkpoint led to the inode. The inode belongs to the
 //!   checkpoint.
-//! - No recorded name led to the inode: its present names decide. A name without a record is as old as its directory.
-//!   The inode belongs to the checkpoint if one present name fulfils three conditions: the name has no record, is not
-//!   below a directory that the subject has created, and is not in a keep directory.
-//! - An earlier epoch keeps the inode by a hard link: the inode belongs to the checkpoint, because a later rollback may
-//!   need the inode.
+//! - No recorded name led to the inode. The inode belongs to the checkpoint if one present name of the inode is an *old
+//!   name*. An old name has no record, is not below a directory that the subject has created, and is not in a keep
+//!   directory.
+//! - An epoch before the checkpoint preserves the inode by a hard link. The inode belongs to the checkpoint, because a
+//!   later rollback to an older checkpoint may need the content of the inode at this checkpoint.
 //!
-//! A keep directory contains hard links and copies of earlier files. A keep directory also contains the work
-//! directories, into which rollbacks move files.
+//! A keep directory contains hard links and copies of earlier files. The work directories of rollbacks, into which
+//! rollbacks move files, are also in keep directories.
 //!
-//! Owns: the inodes that belong to the checkpoint, names that lead to a wrong inode, conflicts, and files that cannot
-//! be created again.
+//! Owns: the lists of inodes that belong to the checkpoint, of names that lead to a wrong inode, and of files that
+//! prevent a rollback.
 //! Invariants: the survey changes nothing. All results follow from the target, the present files and the journal.
 //! Does not: execute steps.
 
@@ -29,14 +34,14 @@ use crate::error::Result;
 use crate::key::{Attributes, FileKey, Time};
 use crate::log::target::{Index, Target, TargetInode};
 
-/// A name that leads to another inode than at the checkpoint.
+/// A recorded name that does not lead to the same inode as at the checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct WrongName {
     pub(crate) directory: Index,
     pub(crate) name: Vec<u8>,
-    /// The inode at the checkpoint; `None` if the name did not exist.
+    /// The inode to which the name led at the checkpoint; `None` if the name did not exist.
     pub(crate) before: Option<Index>,
-    /// The present inode; `None` if the name does not exist.
+    /// The inode to which the name leads now; `None` if the name does not exist now.
     pub(crate) now: Option<Status>,
 }
 
@@ -45,16 +50,17 @@ pub(crate) struct WrongName {
 pub(crate) struct Survey {
     /// The present status of each inode, by index in the target. `None` means that the inode has no name any more.
     pub(crate) now: Vec<Option<Status>>,
-    /// Whether each inode belongs to the checkpoint, by index in the target.
+    /// For each index in the target, whether the inode belongs to the checkpoint.
     pub(crate) belongs: Vec<bool>,
     /// Names that must change, in the order of the target.
     pub(crate) wrong: Vec<WrongName>,
-    /// Inodes of the checkpoint whose content or attributes differ or can differ.
+    /// Inodes that belong to the checkpoint, and whose content or attributes differ or can differ from the checkpoint.
     pub(crate) changed: Vec<Index>,
 }
 
 impl Survey {
-    /// Compares the present files with the target. `works` are the existing work directories of rollbacks.
+    /// Compares the present files with the target. `works` are the work directories of the rollback in all keep
+    /// directories.
     pub(crate) fn of<Files: FileSystem>(
         files: &Files,
         target: &Target,
@@ -79,10 +85,11 @@ impl Survey {
         Ok(survey)
     }
 
-    /// Decides which directories belong to the checkpoint. In the first case, a recorded name in a directory of the
-    /// checkpoint led to the directory. In the second case, the present path from a directory of the checkpoint
-    /// consists only of names without a record. Each decision can affect other directories, so the loop repeats until
-    /// no decision changes.
+    /// Decides which directories belong to the checkpoint. A directory belongs to the checkpoint in two cases. In the
+    /// first case, a recorded name in a directory of the checkpoint led to the directory. In the second case, the
+    /// directory is below a directory of the checkpoint or below a root, and no name on the path between them has a
+    /// record. A directory that belongs to the checkpoint can fulfil a condition for further directories. Therefore,
+    /// the loop repeats until no further directory is found.
     fn judge_directories<Files: FileSystem>(
         &mut self,
         files: &Files,
@@ -93,8 +100,8 @@ impl Survey {
         for node in works.iter().flat_map(|work| [&work.aside, &work.transit, &work.new]) {
             tops.insert(files.status(node)?.key);
         }
-        // Maps each known directory to itself, and to the known directories below that are reached by names without a
-        // record.
+        // Maps a directory of the target to a list. The list contains the directory itself, and the directories of the
+        // target below it, if no name on the path between them has a record.
         let mut below: HashMap<Index, Vec<Index>> = HashMap::new();
         for (index, inode) in target.inodes.iter().enumerate() {
             if !self.now[index].as_ref().is_some_and(Status::is_directory) {
@@ -126,8 +133,8 @@ impl Survey {
         }
     }
 
-    /// Compares the names in directories that belong to the checkpoint. Returns how many recorded names lead to each
-    /// known inode now.
+    /// Compares the recorded names in directories that belong to the checkpoint. Returns for each inode of the target
+    /// how many recorded names lead to the inode now.
     fn compare_names<Files: FileSystem>(
         &mut self,
         files: &Files,
@@ -158,8 +165,8 @@ impl Survey {
         Ok(counted)
     }
 
-    /// Decides which files belong to the checkpoint although no recorded name led to the file: see the module
-    /// documentation.
+    /// Applies the second rule of the module documentation to files. Starts with the link count of each file, and
+    /// subtracts all names that are not old names. If a name remains, the file belongs to the checkpoint.
     fn judge_files<Files: FileSystem>(
         &mut self,
         files: &Files,
@@ -216,7 +223,7 @@ impl Survey {
         Ok(differs(files, inode, now)? || now.attributes.accessed != inode.attributes.accessed)
     }
 
-    /// Excludes files from changes of content and attributes.
+    /// Excludes files from the rollback of content and attributes.
     pub(crate) fn leave(&mut self, target: &Target, files: &[(u64, u64)]) {
         self.changed.retain(|index| {
             let key = &target.inodes[*index].key;
@@ -224,11 +231,11 @@ impl Survey {
         });
     }
 
-    /// Returns the inodes that the rollback will change, for the journal.
+    /// Returns the keys of all inodes that the rollback will change, for the journal.
     pub(crate) fn touching(&self, target: &Target) -> Vec<FileKey> {
         let at_names = self.wrong.iter().filter_map(|wrong| wrong.now.as_ref()).map(|now| now.key.clone());
-        // A name that is added or removed also changes its directory. For a rollback to another checkpoint, this
-        // directory may be at a wrong name.
+        // Adding or removing a name changes the directory of the name, too. A later attempt, for another checkpoint,
+        // must not take the new ctime of this directory for a change by another program.
         let of_names = self.wrong.iter().flat_map(|wrong| wrong.before.into_iter().chain([wrong.directory]));
         let known =
             of_names.chain(self.changed.iter().copied()).map(|index| target.inodes[index].key.clone());
@@ -236,8 +243,9 @@ impl Survey {
         keys.into_iter().collect()
     }
 
-    /// Returns files to be changed that another program has changed since the end of the subject. `touched` are the
-    /// inodes that an earlier attempt has changed.
+    /// Returns the files that the rollback will change, and that another program has changed since the subject ended at
+    /// `ended`. An earlier attempt at the rollback may have changed the inodes in `touched`. Therefore, inodes in
+    /// `touched` do not count as changed by another program.
     pub(crate) fn conflicts<Files: FileSystem>(
         &self,
         files: &Files,
@@ -249,8 +257,7 @@ impl Survey {
         let mut paths = Vec::new();
         for wrong in &self.wrong {
             let before = wrong.before.and_then(|index| self.now[index].as_ref());
-            // Each change of a name changes the ctime of the directory, and another program may have changed other
-            // names.
+            // Ignore the ctime of a directory, because a change of any name in the directory changes the ctime.
             let before = before.filter(|now| !now.is_directory());
             if wrong.now.as_ref().is_some_and(is_later) || before.is_some_and(is_later) {
                 paths.push(target.path_of(wrong.directory, &wrong.name));
@@ -268,7 +275,8 @@ impl Survey {
         Ok(paths)
     }
 
-    /// Returns files that are missing and that the log cannot create again, and files whose recorded copy is missing.
+    /// Returns two kinds of files: missing files whose content is not in the log, and files whose copy in a keep
+    /// directory is missing.
     pub(crate) fn lost<Files: FileSystem>(&self, files: &Files, target: &Target) -> Vec<PathBuf> {
         let mut paths = Vec::new();
         for (index, inode) in target.inodes.iter().enumerate().filter(|(index, _)| self.belongs[*index]) {
@@ -287,9 +295,9 @@ impl Survey {
     }
 }
 
-/// Follows names without a record from a directory upwards. Returns the known directories on the way, beginning with
-/// the directory itself, and whether the way ends at a root. The way also ends at a recorded name, or at a work
-/// directory (`tops`), because a rollback has moved the directory there.
+/// Goes upwards from a directory to its parent directories, as long as the passed names have no record. Stops at a
+/// root, at a recorded name, or at a work directory (`tops`). Returns the passed directories that are in the target,
+/// beginning with the directory itself, and whether the walk has stopped at a root.
 fn old_path<Files: FileSystem>(
     files: &Files,
     target: &Target,
@@ -329,7 +337,7 @@ fn differs_in_rights<Files: FileSystem>(files: &Files, inode: &TargetInode, now:
     Ok(files.extended(&node)? != wanted)
 }
 
-/// Subtracts the names in directories from the name counts of inodes.
+/// Subtracts names that are not old names from the counts of names in `left`.
 struct Walk<'a, Files> {
     files: &'a Files,
     target: &'a Target,
@@ -338,10 +346,10 @@ struct Walk<'a, Files> {
 }
 
 impl<Files: FileSystem> Walk<'_, Files> {
-    /// Subtracts all names below a directory. Does not enter directories that belong to the checkpoint.
+    /// Subtracts all names below a directory, except names below directories that belong to the checkpoint.
     fn below(&mut self, directory: &Files::Node, belongs: &[bool]) -> Result<()> {
         let top = self.files.status(directory)?.key;
-        // Store keys, not descriptors: a wide tree has more directories than this process may have descriptors.
+        // Store keys instead of descriptors: a tree can contain more directories than the limit on descriptors allows.
         let mut keys = Vec::new();
         let mut next = Some(directory.clone());
         while let Some(directory) = next {

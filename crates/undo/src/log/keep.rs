@@ -1,11 +1,16 @@
 //! Keep directories: directories with hard links and copies of files that a subject removes or replaces.
 //!
-//! A hard link cannot cross file systems. An undo log therefore has one keep directory in its own directory, and
-//! further keep directories on other file systems. A subject is a protected process tree.
+//! A subject is a protected process tree. When the subject removes or changes a file, the undo log preserves the inode
+//! by a hard link, or the content by a copy. A hard link cannot cross file systems. Therefore, an undo log has one keep
+//! directory in the directory of the log. For such files on other mounts, the log has one more keep directory on each
+//! mount.
+//!
+//! A rollback also uses keep directories. The rollback moves files that the subject has created *aside*, into other
+//! subdirectories of a keep directory.
 //!
 //! Owns: the locations of keep directories, the links and copies in keep directories, and the list of keep directories.
-//! Invariants: a keep directory belongs to the user of this process, has mode 0700, and contains a marker file with the
-//! name of the log. Files are removed only inside keep directories. No symbolic link is followed.
+//! Invariants: a keep directory belongs to the user of this process and has mode 0700. A keep directory contains a
+//! marker file with the name of the log. Files are removed only inside keep directories. No symbolic link is followed.
 //! Does not: know which record names a link.
 
 use std::collections::{HashMap, HashSet};
@@ -28,12 +33,12 @@ use crate::error::{Result, UndoError};
 /// Permission bits of the directories of a log.
 pub(crate) const DIRECTORY_MODE: u32 = 0o700;
 
-/// The name of a directory in the root of a mount. The directory contains keep directories of logs on other file
-/// systems.
+/// The name of a directory in the root directory of a mount. The directory contains one keep directory for each log
+/// that is on another file system.
 pub(crate) const ROOT_NAME: &str = ".undying";
 /// The name of the keep directory in the directory of the log.
 pub(crate) const OWN_NAME: &str = "keep";
-/// The name of the subdirectory with the links and copies that records name.
+/// The name of the subdirectory of a keep directory with the links and copies that records name.
 pub(crate) const KEPT_NAME: &str = "kept";
 /// The name of the marker file in a keep directory. The file contains the name of the log.
 const MARKER_NAME: &str = "undying-keep";
@@ -41,10 +46,9 @@ const MARKER_NAME: &str = "undying-keep";
 const LOG_NAME: &str = "log-name";
 /// The name of the file that lists the keep directories of a log.
 const PLACES_NAME: &str = "places";
-/// Maximum length of the list of keep directories, in bytes. The list has space for more file systems than a machine
-/// has.
+/// Maximum length of the list of keep directories, in bytes: sufficient for more file systems than a machine has.
 const PLACES_BYTES_MAX: u64 = 1 << 20;
-/// Maximum number of levels between a directory and its mount point: more levels than a path has.
+/// Maximum number of directory levels between a directory and the root of its mount: more levels than a path has.
 const LEVELS_MAX: usize = 4096;
 
 /// The keep directories of one log.
@@ -70,8 +74,8 @@ pub(crate) struct KeepPlace {
 }
 
 impl KeepPlaces {
-    /// Prepares the keep directories of a log. Opens or creates the keep directory in the directory `log`, which must
-    /// exist.
+    /// Prepares the keep directories of the log in the directory `log`, which must exist. Opens or creates only the
+    /// keep directory in `log`.
     ///
     /// # Errors
     ///
@@ -87,18 +91,18 @@ impl KeepPlaces {
         Ok(Self { log, log_directory, name, device, places, own, prefix, next: AtomicU64::new(0) })
     }
 
-    /// Creates a hard link of an inode in a keep directory, and returns the path of the link. The inode may be open
-    /// with O_PATH. `directory` is any directory on the mount on which the inode was found.
+    /// Creates a hard link of an inode in a keep directory, and returns the path of the link. The descriptor `inode`
+    /// may be open with O_PATH. `directory` is any directory on the same mount as `inode`.
     ///
     /// # Errors
     ///
-    /// The file system has no keep directory for the link (EXDEV for a mount of a single file, EROFS), or the inode has
-    /// too many links (EMLINK). In these cases, the caller can copy the content into [`KeepPlaces::file`].
+    /// EXDEV: the mount consists of a single file. EROFS: the mount is read-only. EMLINK: the inode has too many links.
+    /// After these errors, the caller can copy the content into [`KeepPlaces::file`].
     pub fn link(&self, inode: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> Result<PathBuf> {
         let again;
         let (inode, place) = if self.is_on_own_device(inode)? {
-            // The subject can use another mount of the file system. Opening by handle yields the inode on the mount of
-            // the log.
+            // The subject can use another mount of this file system than the log, and linkat(2) fails across mounts.
+            // Opening by handle yields a descriptor on the mount of the log.
             again = file_handle::open(self.log_directory.as_fd(), &file_handle::of(inode)?)?;
             (again.as_fd(), Arc::clone(&self.own))
         } else {
@@ -110,7 +114,8 @@ impl KeepPlaces {
         .map(|(path, ())| path)
     }
 
-    /// Works like [`KeepPlaces::link`] for the inode that a name leads to. Does not follow a symbolic link.
+    /// Works like [`KeepPlaces::link`] for the inode of a name in `directory`. If the name is a symbolic link, links
+    /// the symbolic link itself.
     ///
     /// # Errors
     ///
@@ -122,7 +127,7 @@ impl KeepPlaces {
         self.link(inode.as_fd(), directory)
     }
 
-    /// Creates an empty file for a copy, in the keep directory inside the log's own directory.
+    /// Creates an empty file for a copy, in the keep directory in the directory of the log.
     ///
     /// # Errors
     ///
@@ -131,7 +136,7 @@ impl KeepPlaces {
         self.file_at(&self.own)
     }
 
-    /// Creates an empty file on the file system of `directory`, as the target of a reflink.
+    /// Creates an empty file for a reflink, in a keep directory on the file system of `directory`.
     ///
     /// # Errors
     ///
@@ -143,7 +148,7 @@ impl KeepPlaces {
         self.file_at(&*self.near(directory)?)
     }
 
-    /// Removes a link or a file that no record names from a keep directory.
+    /// Removes a link or a copy from a keep directory. No record may name the link or copy.
     ///
     /// # Errors
     ///
@@ -152,8 +157,9 @@ impl KeepPlaces {
         remove(&self.log, path)
     }
 
-    /// Returns the keep directory that a rollback uses for `directory`. A rollback opens files by handle. Files on the
-    /// device of the log are therefore on the mount of the log.
+    /// Returns the keep directory that a rollback uses for files in `directory`. A rollback opens files by handle. If a
+    /// file is on the device of the log, the descriptor is on the mount of the log. Therefore, the result depends on
+    /// the device, and not on the mount of `directory`.
     pub(crate) fn for_directory(&self, directory: BorrowedFd<'_>) -> Result<Arc<KeepPlace>> {
         if self.is_on_own_device(directory)? { Ok(Arc::clone(&self.own)) } else { self.near(directory) }
     }
@@ -219,7 +225,7 @@ impl KeepPlace {
         Ok(Self { directory, kept, path })
     }
 
-    /// Opens an existing keep directory. Returns `None` if the directory is missing or does not belong to this log.
+    /// Opens a keep directory. Returns `None` if the directory is missing or does not belong to this log.
     pub(crate) fn open(path: &Path, log: &str) -> Result<Option<Self>> {
         let Some(directory) = open_if_private(rustix::fs::CWD, path)? else { return Ok(None) };
         match read_small(directory.as_fd(), MARKER_NAME, path) {
@@ -231,7 +237,7 @@ impl KeepPlace {
     }
 }
 
-/// Opens all existing keep directories of a log. The first entry is the keep directory in the log's own directory.
+/// Opens all existing keep directories of a log. The keep directory in the directory of the log is first.
 pub(crate) fn places(log: &Path) -> Result<Vec<KeepPlace>> {
     let directory: OwnedFd = store::trust::open_directory(log).map_err(UndoError::Store)?.into();
     let name = log_name(directory.as_fd(), log)?;
@@ -258,8 +264,8 @@ pub(crate) fn open_copy(log: &Path, path: &Path) -> Result<File> {
         .map_err(|errno| Error::path("open", path, errno).into())
 }
 
-/// Returns the keep directory that contains `path`, and the last component of `path`. The keep directory is `None` if
-/// the directory was removed or does not belong to this log.
+/// Returns the keep directory of the link or copy at `path`, and the last component of `path`. Instead of the keep
+/// directory, returns `None` if the directory was removed or does not belong to this log.
 fn place_of<'a>(log: &Path, path: &'a Path) -> Result<(Option<KeepPlace>, &'a OsStr)> {
     let foreign = || UndoError::ForeignKeep { path: path.to_path_buf() };
     let (Some(kept), Some(name)) = (path.parent(), path.file_name()) else { return Err(foreign()) };
@@ -270,7 +276,7 @@ fn place_of<'a>(log: &Path, path: &'a Path) -> Result<(Option<KeepPlace>, &'a Os
     Ok((KeepPlace::open(place, &log)?, name))
 }
 
-/// Removes a link or a file in a keep directory, if the link or file exists.
+/// Removes a link or a copy from a keep directory. Succeeds if the link or copy does not exist.
 pub(crate) fn remove(log: &Path, path: &Path) -> Result<()> {
     let (Some(place), name) = place_of(log, path)? else { return Ok(()) };
     match rustix::fs::unlinkat(&place.kept, name, AtFlags::empty()) {
@@ -279,8 +285,8 @@ pub(crate) fn remove(log: &Path, path: &Path) -> Result<()> {
     }
 }
 
-/// Removes all links and copies in keep directories except those in `named`. Files that a rollback has moved aside
-/// stay.
+/// Removes all links and copies that are not in `named` from all keep directories of a log. Files that a rollback has
+/// moved aside stay.
 pub(crate) fn sweep(log: &Path, named: &HashSet<PathBuf>) -> Result<()> {
     for place in places(log)? {
         let path = place.path.join(KEPT_NAME);
@@ -308,13 +314,14 @@ pub(crate) fn names_in(directory: BorrowedFd<'_>, path: &Path) -> Result<Vec<Str
     Ok(names)
 }
 
-/// Returns the name of the log in a directory. Chooses a random name if the log has no name. The name identifies the
-/// log's keep directories on other file systems.
+/// Returns the name of the log in `directory`. If the log has no name, chooses and stores a random name. The name
+/// identifies the keep directories of the log.
 fn log_name(directory: BorrowedFd<'_>, path: &Path) -> Result<String> {
     match read_small(directory, LOG_NAME, path) {
         Ok(name) if is_log_name(&name) => return Ok(String::from_utf8_lossy(&name).into_owned()),
         Err(error) if error.errno != Errno::NOENT.into() => return Err(error.into()),
-        // No keep directory has been created yet with a truncated name.
+        // The log has no valid name. No keep directory with an invalid name exists, because the name is stored before
+        // any use.
         Ok(_) | Err(_) => {}
     }
     let (name, staged) = (random_name()?, format!("{LOG_NAME}.new"));
@@ -339,7 +346,7 @@ fn random_name() -> Result<String> {
     Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
 }
 
-/// Adds a keep directory to the list, before the keep directory is created.
+/// Adds a keep directory to the list of the log. The caller creates the keep directory afterwards.
 fn add_place(log: BorrowedFd<'_>, path: &Path, place: &Path) -> Result<()> {
     if listed_places(log, path)?.iter().any(|listed| listed == place) {
         return Ok(());
@@ -360,7 +367,7 @@ fn listed_places(log: BorrowedFd<'_>, path: &Path) -> Result<Vec<PathBuf>> {
     let mut places = Vec::new();
     let mut rest = &bytes[..];
     while let Some((frame, behind)) = record::split(rest) {
-        // Ignore a truncated or damaged record. Its lengths still locate the next record.
+        // Ignore a truncated or damaged record. The lengths in the frame locate the next record.
         if let Some(Ok(AnyRecord::Place(place))) = record::verified(frame).map(record::decode) {
             places.push(record::path_of(&place.path).to_path_buf());
         }
@@ -397,7 +404,7 @@ fn write_new(directory: BorrowedFd<'_>, name: &str, path: &Path, bytes: &[u8]) -
     File::from(file).write_all(bytes).map_err(|error| Error::path("write", &path, error).into())
 }
 
-/// Opens a directory that has mode 0700 and belongs to this user. Creates a missing directory.
+/// Opens a directory that has mode 0700 and belongs to the user of this process. Creates a missing directory.
 pub(crate) fn open_private(above: BorrowedFd<'_>, above_path: &Path, name: &str) -> Result<OwnedFd> {
     let path = above_path.join(name);
     match rustix::fs::mkdirat(above, name, Mode::from_raw_mode(DIRECTORY_MODE)) {
@@ -429,8 +436,8 @@ fn device_and_mount(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
     Ok((rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_mnt_id))
 }
 
-/// Opens the root directory of a mount, starting from a directory on this mount. Returns the root directory and its
-/// path.
+/// Opens the root directory of the mount `mount`, starting from a directory on this mount. Returns the root directory
+/// and the path of the root directory.
 fn mount_root(directory: BorrowedFd<'_>, mount: u64) -> Result<(OwnedFd, PathBuf)> {
     let failed = |errno| Error::new("find the mount point of a directory", errno);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

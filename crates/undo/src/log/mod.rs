@@ -208,9 +208,8 @@ impl UndoLog {
     }
 
     /// Records that the present state of files is the state at checkpoint `sequence`. Begins a new epoch and returns
-    /// `true`; all ids of directories and inodes become invalid. If the present epoch has no records, adds `sequence`
-    /// to this epoch and returns `false`. Runs inside the pause. Creates no file if [`Self::prepare`] was called
-    /// before.
+    /// `true`; earlier ids become invalid. If the present epoch has no records, adds `sequence` to this epoch and
+    /// returns `false`. Runs inside the pause; creates no file after [`Self::prepare`].
     pub fn boundary(&mut self, sequence: Sequence) -> Result<bool> {
         let present = self.present();
         if present.is_empty && !present.is_broken && !self.is_long() {
@@ -306,8 +305,7 @@ impl UndoLog {
         self.state(&record::Uncovered { device, inode, path: record::bytes_of(path) }, &[])
     }
 
-    /// Marks the present epoch as broken: no rollback can cross the epoch. Further records of this epoch are not
-    /// written.
+    /// Marks the present epoch as broken: no rollback can cross the epoch, and no more file states are recorded.
     pub fn broken(&mut self, why: &str) -> Result<()> {
         if self.present().is_broken {
             return Ok(());
@@ -321,8 +319,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Records when the subject ended. Changes after this time come from other programs. The next record cancels this
-    /// one.
+    /// Records when the subject ended. Later changes come from other programs. The next record cancels this record.
     pub fn ended(&mut self, time: Time) -> Result<()> {
         self.append(&record::Ended { time: time.into() }, &[])?;
         self.has_ended = true;
@@ -336,8 +333,7 @@ impl UndoLog {
         self.present().sequences_bytes > SEQUENCES_BYTES_MAX
     }
 
-    /// Retains the checkpoints in `kept` (in rising order) and all newer checkpoints. Removes epochs older than the
-    /// first.
+    /// Retains the checkpoints in `kept` (in rising order) and newer checkpoints. Removes epochs older than the first.
     pub fn retain(&mut self, kept: &[Sequence]) -> Result<()> {
         let (Some(oldest), Some(newest)) = (kept.first(), kept.last()) else { return Ok(()) };
         self.forget_before(*oldest)?;
@@ -420,8 +416,7 @@ impl UndoLog {
             Some(_) => 0,
             None => self.storage.kept_bytes(path)?.get(),
         };
-        // Count this reference before `state` removes old epochs. An old epoch can name the same file, which must
-        // remain.
+        // Count the new reference before `state` removes old epochs, because an old epoch can name the same file.
         let kept = self.kept.entry(path.to_path_buf()).or_insert(Kept { epochs: 0, bytes });
         kept.epochs += 1;
         self.bytes += bytes;
@@ -462,8 +457,7 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Breaks the present epoch without needing disk space: overwrites the header. If this fails, removes all epoch
-    /// files.
+    /// Breaks the present epoch without using disk space: overwrites the header, or removes all epoch files on failure.
     fn spoil(&mut self) -> Result<()> {
         if self.file.write(0, [&[0xff; record::HEAD_BYTES], &[]]).is_ok() {
             return Ok(());

@@ -1,12 +1,15 @@
-//! Reads an undo log: all epochs, from the newest epoch back to the oldest epoch of the chain.
+//! Reads the files of an undo log.
 //!
-//! An epoch is the time between two successive checkpoints of a subject (a protected process tree). The file of an
-//! epoch contains records of earlier file states. Each file names the previous epoch, so that the files form a chain.
+//! An epoch is the time between two successive exact checkpoints (checkpoints to which a rollback is possible) of a
+//! subject, a protected process tree. The log has one file for each epoch, which contains records of earlier file
+//! states in *frames* with checksums. Each file names the previous epoch, so that the files form a chain. The chain
+//! begins with the newest epoch, and ends where a file is missing. A record is *torn* if only its beginning was
+//! written. An epoch is *broken* if its records are incomplete. No rollback across a broken epoch is possible.
 //!
-//! Owns: the choice of the files that belong to the chain, the reasons why an epoch is broken, and the records of each
-//! epoch.
-//! Invariants: a record is used only if its checksum is correct. A damaged epoch is broken, and contains the reason. A
-//! torn record at the end of the newest epoch is ignored, because the call that wrote the record never returned.
+//! Owns: the choice of the files that belong to the chain, and the detection of broken epochs.
+//! Invariants: a record is used only if its checksum is correct. A damaged epoch is broken, and [`ReadEpoch`] contains
+//! the reason. A torn record at the end of the newest epoch is ignored, because the method that wrote the record has
+//! not returned success.
 //! Does not: change a file.
 
 use model::Sequence;
@@ -17,38 +20,39 @@ use super::storage::{LogFile, Storage};
 use crate::error::Result;
 use crate::key::Time;
 
-/// Bytes that one read requests.
+/// The number of bytes that one read requests.
 const WINDOW_BYTES: usize = 1 << 20;
 
-/// A log that was read from its files.
+/// The content of a log.
 #[derive(Debug)]
 pub(crate) struct ReadLog {
     /// The chain of epochs, oldest first. The last entry is the present epoch.
     pub(crate) epochs: Vec<ReadEpoch>,
-    /// Ordinal numbers of files outside the chain: a rollback has replaced these epochs, or an epoch in between is
-    /// missing.
+    /// Ordinal numbers of files outside the chain. Either a rollback has replaced these epochs, or the chain ends
+    /// before these epochs.
     pub(crate) leftovers: Vec<u64>,
 }
 
-/// One epoch that was read.
+/// The content of the file of one epoch.
 #[derive(Debug, Default)]
 pub(crate) struct ReadEpoch {
     pub(crate) ordinal: u64,
-    /// The ordinal number of the previous epoch, or 0 without a previous epoch.
+    /// The ordinal number of the previous epoch; 0 if this epoch is the first epoch.
     pub(crate) after: u64,
     pub(crate) boot: String,
-    /// The checkpoints whose file state is the state at the beginning of this epoch.
+    /// The checkpoints that belong to this epoch. At each of them, the files had the same state as at the beginning of
+    /// the epoch.
     pub(crate) sequences: Vec<Sequence>,
     pub(crate) records: Vec<Entry>,
-    /// The reason if the epoch is broken: no rollback across a broken epoch is possible.
+    /// The reason why the epoch is broken; `None` if the epoch is not broken.
     pub(crate) broken: Option<String>,
-    /// Length of the whole records, in bytes.
+    /// Length of all complete frames, in bytes.
     pub(crate) length: u64,
-    /// Whether a torn record follows the whole records.
+    /// Whether a torn record follows the complete frames.
     pub(crate) is_torn: bool,
 }
 
-/// One record, and the location of its data.
+/// A record, and the location of the data in the same frame.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) record: AnyRecord,
@@ -58,7 +62,8 @@ pub(crate) struct Entry {
 }
 
 impl ReadLog {
-    /// Returns the time at which the subject ended, if this time is the last record of the log.
+    /// Returns the time at which the subject ended. Returns `None` if the last record of the log is not a record of
+    /// this time.
     pub(crate) fn ended(&self) -> Option<Time> {
         match &self.epochs.last()?.records.last()?.record {
             AnyRecord::Ended(ended) => Some(ended.time.into()),
@@ -66,8 +71,9 @@ impl ReadLog {
         }
     }
 
-    /// Returns the checkpoints that a rollback can reach, in rising order, and why earlier checkpoints are unreachable.
-    /// Epochs that were written under another boot id than `boot` count as broken.
+    /// Returns the checkpoints that a rollback can reach, in rising order. Also returns the reason why the epoch before
+    /// these checkpoints is broken, if there is such an epoch. An epoch that was written under another boot id than
+    /// `boot` counts as broken.
     pub(crate) fn reachable(&self, boot: &str) -> (Vec<Sequence>, Option<String>) {
         let mut sequences = Vec::new();
         let mut why = None;
@@ -84,8 +90,8 @@ impl ReadLog {
 }
 
 impl ReadEpoch {
-    /// Returns why no rollback across this epoch is possible. An epoch with another boot id than `boot` counts as
-    /// broken.
+    /// Returns the reason why this epoch is broken. An epoch that was written under another boot id than `boot` counts
+    /// as broken.
     pub(crate) fn broken_at(&self, boot: &str) -> Option<String> {
         let is_older = || "it was written before the machine was last started".to_owned();
         self.broken.clone().or_else(|| (self.boot != boot).then(is_older)).map(|why| {
@@ -101,7 +107,7 @@ impl ReadEpoch {
 ///
 /// # Errors
 ///
-/// A file cannot be read. Damage is not an error; the damaged epoch contains the reason.
+/// A file cannot be read. Damaged content is not an error: the damaged epoch is broken.
 pub(crate) fn read(storage: &dyn Storage) -> Result<ReadLog> {
     let mut ordinals = ordinals(storage)?;
     ordinals.sort_unstable();
@@ -129,7 +135,8 @@ pub(crate) fn read(storage: &dyn Storage) -> Result<ReadLog> {
     Ok(ReadLog { epochs, leftovers })
 }
 
-/// Reads one epoch. Returns `None` for a preallocated file that has no header yet.
+/// Reads the file of one epoch. Returns `None` for a file without a complete header that was created in advance for the
+/// next epoch.
 fn read_epoch(file: &dyn LogFile, ordinal: u64, is_newest: bool) -> Result<Option<ReadEpoch>> {
     let mut frames = Frames { file, length: file.length()?, window: Vec::new(), start: 0 };
     let mut epoch = ReadEpoch { ordinal, ..ReadEpoch::default() };
@@ -166,8 +173,8 @@ fn read_epoch(file: &dyn LogFile, ordinal: u64, is_newest: bool) -> Result<Optio
     Ok(Some(epoch))
 }
 
-/// Reads the records of a small file of frames, up to the first torn or damaged frame. Also returns the offset after
-/// the last record.
+/// Reads the records of a small file of frames, and stops before the first torn or damaged frame. Also returns the
+/// offset after the last complete frame.
 pub(crate) fn read_frames(file: &dyn LogFile) -> Result<(Vec<AnyRecord>, u64)> {
     let mut frames = Frames { file, length: file.length()?, window: Vec::new(), start: 0 };
     let (mut records, mut at) = (Vec::new(), 0);
@@ -179,7 +186,7 @@ pub(crate) fn read_frames(file: &dyn LogFile) -> Result<(Vec<AnyRecord>, u64)> {
 }
 
 enum Frame {
-    /// A whole frame: the record, and the offset after its data.
+    /// A complete frame: the record, and the offset of the next frame.
     Whole(Entry, u64),
     End,
     Torn,
@@ -230,7 +237,7 @@ impl Frames<'_> {
         })
     }
 
-    /// Returns bytes of the file. The caller has checked that the range lies within the file.
+    /// Returns `length` bytes at the offset `at`. The caller has checked that this range is within the file.
     fn bytes(&mut self, at: u64, length: usize) -> Result<&[u8]> {
         let end = at + length as u64;
         if at < self.start || end > self.start + self.window.len() as u64 {
@@ -239,7 +246,8 @@ impl Frames<'_> {
             let read = self.file.read(at, &mut self.window)?;
             self.window.truncate(read);
             self.start = at;
-            // If the file was truncated in the meantime, the missing bytes are zeros and the checksum fails.
+            // If the file has become shorter since the check, the missing bytes are replaced by zeros, and the checksum
+            // is wrong.
             self.window.resize(read.max(length), 0);
         }
         let from = (at - self.start) as usize;

@@ -1,9 +1,12 @@
 //! Records of the undo log, and the frames that contain records.
 //!
-//! An epoch is the time between two successive checkpoints of a subject (a protected process tree). Records of an epoch
-//! describe earlier states of files. A rollback uses these records to return files to a checkpoint.
+//! The undo log records the earlier states of files that a subject (a protected process tree) changes. A rollback uses
+//! the records to return files to their state at a checkpoint. An epoch is the time between two successive exact
+//! checkpoints (checkpoints to which a rollback is possible). The log has one file for each epoch. A *keep directory*
+//! contains hard links and copies of earlier files. The *journal* of a rollback lets a later call continue an
+//! interrupted rollback.
 //!
-//! Owns: the frame format, the kinds of records with their versions, and their protobuf messages.
+//! Owns: the frame format, the kinds and versions of records, and the protobuf messages of records.
 //! Invariants: a frame is decoded only if its checksum is correct. An unknown kind or version is an error that names
 //! the kind and the version.
 //! Does not: read or write files.
@@ -25,10 +28,10 @@ use sys::file_handle::FileHandle;
 
 use crate::key::{Attributes, FileKey, Time};
 
-/// Length of the head of a frame, which precedes the record, in bytes.
+/// Length of the head of a frame (the fields before the record), in bytes.
 pub(crate) const HEAD_BYTES: usize = 12;
-/// Maximum length of a record without data, in bytes. A record contains names and extended attributes, which the kernel
-/// limits.
+/// Maximum length of a record without data, in bytes. The kernel limits the length of the names and extended attributes
+/// in a record, so no valid record is longer.
 pub(crate) const RECORD_BYTES_MAX: usize = 4 << 20;
 /// Maximum length of the data in one frame, in bytes. A longer range needs several frames.
 pub(crate) const DATA_BYTES_MAX: usize = 64 << 20;
@@ -76,7 +79,8 @@ macro_rules! kinds {
         ///
         /// # Errors
         ///
-        /// A text that names what is unknown or malformed. The text continues a sentence that begins with "the epoch".
+        /// Returns a text that names the unknown or malformed part. The text is a verb phrase; the caller writes the
+        /// subject of the sentence, for example "the epoch".
         pub(crate) fn decode(bytes: &[u8]) -> Result<AnyRecord, String> {
             let record = Record::decode(bytes).map_err(|error| format!("holds a malformed record: {error}"))?;
             match (record.kind.as_str(), record.version) {
@@ -99,18 +103,19 @@ kinds! {
         boot: String,
         #[prost(uint64, tag = "2")]
         ordinal: u64,
-        /// The ordinal number of the previous epoch, or 0 without a previous epoch.
+        /// The ordinal number of the previous epoch; 0 if this epoch is the first epoch.
         #[prost(uint64, tag = "3")]
         after: u64,
         #[prost(uint64, repeated, tag = "4")]
         sequences: Vec<u64>,
     }
-    /// A further checkpoint of the epoch. No file has changed between the beginning of the epoch and this record.
+    /// A checkpoint that belongs to the epoch, in addition to the checkpoints in the header. No file has changed
+    /// between the beginning of the epoch and this record.
     Exact "exact" {
         #[prost(uint64, tag = "1")]
         sequence: u64,
     }
-    /// A directory that records of names in this epoch refer to.
+    /// A directory. The records of names in this epoch refer to the directory by `id`.
     Directory "directory" {
         #[prost(uint32, tag = "1")]
         id: u32,
@@ -121,7 +126,7 @@ kinds! {
         #[prost(bytes = "vec", tag = "4")]
         path: Vec<u8>,
     }
-    /// An inode that other records of this epoch refer to.
+    /// An inode. The other records of this epoch refer to the inode by `id`.
     Inode "inode" {
         #[prost(uint32, tag = "1")]
         id: u32,
@@ -132,7 +137,7 @@ kinds! {
         #[prost(bytes = "vec", tag = "4")]
         path: Vec<u8>,
     }
-    /// The inode that a name led to when the epoch began. Without `before`, the name did not exist.
+    /// A name, and the inode to which the name led when the epoch began. Without `before`, the name did not exist.
     Name "name" {
         #[prost(uint32, tag = "1")]
         directory: u32,
@@ -141,14 +146,14 @@ kinds! {
         #[prost(uint32, optional, tag = "3")]
         before: Option<u32>,
     }
-    /// The old content of a range. The content is the data of the frame.
+    /// The content of a range of a file when the epoch began. The data of the frame is the content.
     Range "range" {
         #[prost(uint32, tag = "1")]
         inode: u32,
         #[prost(uint64, tag = "2")]
         offset: u64,
     }
-    /// A range that was a hole or contained zeros.
+    /// A range of a file that was a hole or contained zeros when the epoch began.
     Hole "hole" {
         #[prost(uint32, tag = "1")]
         inode: u32,
@@ -157,22 +162,21 @@ kinds! {
         #[prost(uint64, tag = "3")]
         length: u64,
     }
-    /// A file in a keep directory that contains the whole old content of an inode. A keep directory contains hard links
-    /// and copies of earlier files.
+    /// A file in a keep directory that contains the whole old content of an inode.
     Whole "whole" {
         #[prost(uint32, tag = "1")]
         inode: u32,
         #[prost(bytes = "vec", tag = "2")]
         file: Vec<u8>,
     }
-    /// A further name of an inode: a hard link in a keep directory.
+    /// A hard link of an inode in a keep directory.
     Linked "linked" {
         #[prost(uint32, tag = "1")]
         inode: u32,
         #[prost(bytes = "vec", tag = "2")]
         link: Vec<u8>,
     }
-    /// A file that can change undetected.
+    /// A file that can change during the epoch without being detected.
     Uncovered "uncovered" {
         #[prost(uint64, tag = "1")]
         device: u64,
@@ -186,24 +190,24 @@ kinds! {
         #[prost(string, tag = "1")]
         why: String,
     }
-    /// The time at which the subject ended. The record is valid only as the last record of the epoch.
+    /// The time at which the subject ended. Ignored if another record follows.
     Ended "ended" {
         #[prost(message, required, tag = "1")]
         time: TimeMessage,
     }
-    /// An inode that a rollback has created again. Earlier records that name the old inode mean the new inode.
+    /// An inode that a rollback has created again. Records that name the old inode apply to the new inode.
     Alias "alias" {
         #[prost(message, required, tag = "1")]
         old: KeyMessage,
         #[prost(message, required, tag = "2")]
         new: KeyMessage,
     }
-    /// The path of a keep directory of this log.
+    /// The path of a keep directory of this log, in the list of keep directories.
     Place "place" {
         #[prost(bytes = "vec", tag = "1")]
         path: Vec<u8>,
     }
-    /// The beginning of an attempt at a rollback, in the journal of the rollback.
+    /// In the journal of a rollback: the beginning of an attempt at the rollback.
     Attempt "attempt" {
         #[prost(uint64, tag = "1")]
         to: u64,
@@ -215,16 +219,17 @@ kinds! {
         is_forced: bool,
         #[prost(bool, tag = "5")]
         is_durable: bool,
-        /// The newest epoch. The rollback is complete as soon as a newer epoch exists.
+        /// The ordinal number of the newest epoch at the beginning of the rollback. The rollback is complete as soon as
+        /// an epoch with a higher number exists.
         #[prost(uint64, tag = "6")]
         ordinal: u64,
     }
-    /// The inodes that a rollback is about to change, in the journal of the rollback.
+    /// In the journal of a rollback: the inodes that the rollback is about to change.
     Touching "touching" {
         #[prost(message, repeated, tag = "1")]
         keys: Vec<KeyMessage>,
     }
-    /// A file or directory that a rollback has moved aside.
+    /// A file or directory that a rollback moves aside, because the subject has created the file or directory.
     Aside "aside" {
         #[prost(uint64, tag = "1")]
         number: u64,
@@ -306,20 +311,21 @@ pub(crate) fn frame<Body: Kind>(body: &Body, data: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Splits bytes after the first frame. Returns `None` if the first frame is incomplete.
+/// Returns the first frame of `bytes`, and the bytes after the first frame. Returns `None` if the first frame is
+/// incomplete.
 pub(crate) fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = lengths(bytes)?;
     let end = HEAD_BYTES.checked_add(length.0)?.checked_add(length.1)?;
     bytes.split_at_checked(end)
 }
 
-/// Returns the length of the record and the length of the data from the head of a frame.
+/// Reads the head of a frame. Returns the length of the record, and the length of the data.
 pub(crate) fn lengths(head: &[u8]) -> Option<(usize, usize)> {
     let number = |at: usize| Some(u32::from_le_bytes(*head.get(at..)?.first_chunk()?) as usize);
     Some((number(0)?, number(4)?))
 }
 
-/// Returns the record of a whole frame, or `None` if the checksum is wrong.
+/// Returns the record of a complete frame, or `None` if the checksum is wrong.
 pub(crate) fn verified(frame: &[u8]) -> Option<&[u8]> {
     let (head, behind) = frame.split_at_checked(HEAD_BYTES)?;
     let (length, _) = lengths(head)?;

@@ -1,12 +1,15 @@
-//! The target of a rollback: file states at a checkpoint that can differ from the present state.
+//! The target of a rollback: the recorded states of files at a checkpoint.
 //!
-//! The target results from merging records of the undo log, from all epochs since the checkpoint. An epoch is the time
-//! between two successive checkpoints.
+//! A rollback returns files to their state at a checkpoint. An epoch is the time between two successive exact
+//! checkpoints (checkpoints to which a rollback is possible). The records of an epoch describe the state of files at
+//! the beginning of the epoch, for all files that have changed in the epoch. This module merges the records of all
+//! epochs since the checkpoint. A file without a record has not changed since the checkpoint, and is not part of the
+//! target. A keep directory contains hard links and copies of earlier files.
 //!
-//! Owns: merging epochs, and the order in which old content of an inode is applied.
-//! Invariants: for a name or for attributes, the record of the oldest epoch applies. Content is listed newest epoch
-//! first, and within an epoch in the order of the records. A key is the key of the present inode, even if a rollback
-//! has created the inode again.
+//! Owns: merging epochs, and the order in which the old content of an inode is applied.
+//! Invariants: if several epochs have a record for the same name or the same attributes, the oldest of these records
+//! applies. Content is listed by epoch, newest epoch first, and within an epoch in the order of the records. A key is
+//! the key of the present inode, even if a rollback has created the inode again.
 //! Does not: access files.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -16,7 +19,8 @@ use super::reader::{Entry, ReadEpoch};
 use super::record::{self, AnyRecord, KeyMessage};
 use crate::key::{Attributes, FileKey};
 
-/// Maximum number of times that one inode can be created again. A longer chain of aliases is a cycle.
+/// Maximum length of a chain of aliases. Each rollback that creates an inode again adds one alias. A longer chain must
+/// be a cycle.
 const ALIASES_MAX: usize = 1 << 20;
 
 /// The index of an inode in [`Target`].
@@ -34,22 +38,23 @@ pub(crate) enum Malformed {
     /// A name is not one component of a path.
     #[error("a record of the undo log contains an invalid file name")]
     Name,
-    /// A record of this kind belongs in another file.
+    /// This kind of record is not allowed in the file of an epoch.
     #[error("a record of the undo log is in the wrong file")]
     WrongPlace,
 }
 
-/// The file states of a checkpoint, as far as the log records them.
+/// The recorded states of files at a checkpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Target {
     pub(crate) inodes: Vec<TargetInode>,
     pub(crate) indices: HashMap<FileKey, Index>,
-    /// The inode that each recorded name of a directory led to. `None` means that the name did not exist.
+    /// The recorded names: for each directory and name, the inode to which the name led. `None` means that the name did
+    /// not exist.
     pub(crate) names: BTreeMap<(Index, Vec<u8>), Option<Index>>,
     /// Files that can change undetected, as device and inode number.
     pub(crate) uncovered: Vec<(u64, u64)>,
-    /// Inodes that epochs before the checkpoint keep by hard links. Their content is rolled back even if these inodes
-    /// have no name.
+    /// Inodes that epochs before the checkpoint preserve by hard links. The content of these inodes is rolled back even
+    /// if the inodes had no name at the checkpoint.
     pub(crate) kept_before: HashSet<FileKey>,
 }
 
@@ -62,8 +67,8 @@ pub(crate) struct TargetInode {
     pub(crate) path: PathBuf,
     /// The old content by epoch, newest epoch first.
     pub(crate) content: Vec<Layer>,
-    /// Whether the inode is a directory in which only names have changed. Only another program can have changed the
-    /// mode and the owner of this directory.
+    /// Whether the inode is a directory for which the log records only changes of names. If the mode or the owner of
+    /// this directory differs, another program has made the change.
     pub(crate) is_directory_only: bool,
 }
 
@@ -71,16 +76,16 @@ pub(crate) struct TargetInode {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layer {
     pub(crate) ordinal: u64,
-    /// The file in a keep directory with the whole content. The whole content is applied before `pieces`.
+    /// The file in a keep directory that contains the whole content. A rollback applies this file before `pieces`.
     pub(crate) whole: Option<PathBuf>,
-    /// Ranges in the order of their records. If two ranges overlap, the first range is correct.
+    /// Ranges in the order of the records. If two ranges overlap, the content of the first range is correct.
     pub(crate) pieces: Vec<Piece>,
 }
 
 impl Layer {
-    /// Adds a range. Ignores a range that was recorded after the whole content, because this range can be newer than
-    /// the beginning of the epoch. A restarted program that continues the log in the same epoch does not know the
-    /// earlier records.
+    /// Adds a range. Ignores a range that was recorded after the whole content, because the content of this range can
+    /// be newer than the beginning of the epoch. Such a record is possible: a writer that opens the log and continues
+    /// the epoch does not know which content is already recorded.
     fn add(&mut self, piece: Piece) {
         if self.whole.is_none() {
             self.pieces.push(piece);
@@ -97,7 +102,7 @@ pub(crate) struct Piece {
     pub(crate) data_offset: Option<u64>,
 }
 
-/// Inodes that rollbacks have created again: maps the old key to the new key.
+/// Inodes that rollbacks have created again. Maps the old key of an inode to the new key.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Aliases(HashMap<FileKey, FileKey>);
 
@@ -106,7 +111,7 @@ impl Aliases {
         self.0.insert(old, new);
     }
 
-    /// Returns the key of the present inode for an old key.
+    /// Returns the key of the present inode for a recorded key, by following aliases.
     pub(crate) fn resolve(&self, key: FileKey) -> FileKey {
         let mut key = key;
         for _ in 0..ALIASES_MAX {
@@ -130,7 +135,7 @@ pub(crate) fn aliases(epochs: &[ReadEpoch]) -> Aliases {
     aliases
 }
 
-/// Merges epochs. The first epoch begins at the checkpoint, and the last epoch is the newest.
+/// Merges epochs. The first of `epochs` begins at the checkpoint, and the last of `epochs` is the newest epoch.
 pub(crate) fn merge(epochs: &[ReadEpoch], aliases: &Aliases) -> Result<Target, Malformed> {
     let mut target = Target::default();
     for epoch in epochs {
@@ -145,7 +150,7 @@ pub(crate) fn merge(epochs: &[ReadEpoch], aliases: &Aliases) -> Result<Target, M
     Ok(target)
 }
 
-/// Returns the inodes that epochs keep by hard links.
+/// Returns the inodes that these epochs preserve by hard links.
 pub(crate) fn kept_by(epochs: &[ReadEpoch], aliases: &Aliases) -> HashSet<FileKey> {
     let mut kept = HashSet::new();
     for epoch in epochs {
@@ -223,7 +228,8 @@ impl Target {
                 layer.whole.get_or_insert_with(|| record::path_of(&whole.file).to_path_buf());
             }
             AnyRecord::Uncovered(file) => self.uncovered.push((file.device, file.inode)),
-            // Links keep inodes alive; a rollback finds these inodes by their handles.
+            // The target needs no link: the link only preserves the inode, and a rollback finds the inode by its
+            // handle.
             AnyRecord::Linked(linked) => drop(ids.inode(linked.inode)?),
             AnyRecord::Exact(_) | AnyRecord::Ended(_) | AnyRecord::Alias(_) => {}
             _ => return Err(Malformed::WrongPlace),
@@ -250,7 +256,7 @@ impl Target {
         index
     }
 
-    /// Returns the layer of an epoch. During the merge, the newest layer is last.
+    /// Returns the layer of an inode for an epoch. During the merge, the layer of the newest epoch is last.
     fn layer(&mut self, index: Index, ordinal: u64) -> &mut Layer {
         let content = &mut self.inodes[index].content;
         if content.last().is_none_or(|layer| layer.ordinal != ordinal) {

@@ -1,6 +1,7 @@
 //! Records the files that a reported call of the subject is about to change.
 //!
-//! An epoch is the time between two successive checkpoints. No rollback across a broken epoch is possible.
+//! An epoch is the time between two successive exact checkpoints, to which files can be rolled back. No rollback across
+//! a broken epoch is possible.
 //!
 //! Owns: the choice of records before each kind of change.
 //! Invariants: a call whose path leads to no file changes nothing. Any other failure to find the changes of a call

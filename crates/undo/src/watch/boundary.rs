@@ -1,12 +1,22 @@
-//! The boundary between two epochs, inside the pause of a checkpoint.
+//! The boundary between two epochs of the watch, inside the pause of a checkpoint.
 //!
-//! An epoch is the time between two successive checkpoints. An image contains one complete checkpoint. A file that is
-//! open or mapped at a boundary can change in the next epoch without an open that the watch would detect.
+//! A checkpoint is *exact* if a rollback can restore exactly the files of the checkpoint. An epoch is the time between
+//! two successive exact checkpoints. The boundary at a checkpoint has three possible results:
 //!
-//! Owns: the list of files that can change in the next epoch without an open, and the records of these files.
-//! Invariants: every thread of the subject is stopped. A deferred boundary does not change the present epoch, and a
-//! rollback cannot reach its checkpoint. A file that can change without an event is recorded whole, or is recorded as a
-//! file that can change undetected.
+//! - The checkpoint is exact, and the next epoch begins.
+//! - No file has changed in the present epoch. The checkpoint is exact, and the present epoch continues.
+//! - The boundary is *deferred*: the checkpoint is not exact, and the present epoch continues.
+//!
+//! The watch usually records a file when the subject opens the file. In the next epoch, the subject can change a file
+//! that is open or mapped at the boundary without opening the file again. Therefore, a boundary inspects the open and
+//! mapped files, and *arms* each file that can change. Arming marks or records the file, so that changes of the file
+//! can be rolled back. Each checkpoint also has an image, which contains the memory of the subject and the content of
+//! some files.
+//!
+//! Owns: the inspection of open and mapped files, and the marks and records of these files at a boundary.
+//! Invariants: every thread of the subject is stopped. For each file that can change, one of three conditions holds
+//! after an exact boundary. The kernel reports changes of the file. Or the log and the image contain the content that a
+//! rollback needs. Or the log lists the file as a file that can change undetected.
 //! Does not: list open and mapped files; the capture of the checkpoint does.
 
 use std::collections::{HashMap, HashSet};
@@ -26,7 +36,7 @@ use super::{Boundary, MappedFile, OpenFile};
 use crate::error::Result;
 use crate::key::{Attributes, FileKey};
 
-/// Maximum number of bytes of mapped files that one boundary copies, which takes some 2 ms of the pause.
+/// Maximum number of bytes that one boundary copies from mapped files. The copy extends the pause by about 2 ms.
 const MAPPED_BYTES_MAX: u64 = 8 << 20;
 
 /// The result of a scan of the open and mapped files.
@@ -34,19 +44,21 @@ const MAPPED_BYTES_MAX: u64 = 8 << 20;
 struct Found {
     armed: HashMap<Id, (Armed, OwnedFd)>,
     uncovered: Vec<(Id, PathBuf)>,
-    /// The reason if the scan has found that the ending epoch is broken: no rollback across this epoch is possible.
+    /// The reason if the watch has missed a change in the present epoch, so that the epoch is broken. No rollback
+    /// across a broken epoch is possible.
     missed: Option<String>,
 }
 
 impl State {
-    /// Binds the state of files to a checkpoint.
+    /// Ends the present epoch at checkpoint `sequence`, adds the checkpoint to the present epoch, or defers the
+    /// boundary.
     pub(super) fn boundary(
         &mut self,
         sequence: Sequence,
         open: &[OpenFile<'_>],
         mapped: &[MappedFile<'_>],
     ) -> Boundary {
-        // All threads are stopped, so that no call is in progress.
+        // No call of the subject is in progress, because all threads are stopped.
         self.file_systems.disable(self.watched.source());
         self.crossings.clear();
         let found = match self.inspect(open, mapped) {
@@ -107,7 +119,7 @@ impl State {
             return Ok(());
         };
         if !file.is_inherited && how != How::OfImage && !self.was_seen(duplicate.as_fd(), stat, &key)? {
-            // When the watch answered the open, the path led to another file.
+            // The watch has not recorded this file. When the watch answered the open, the path led to another file.
             found.missed = Some(format!("{} changed its name while the program opened it", path.display()));
         }
         let attributes = Attributes::read(&duplicate, stat)?;
@@ -117,7 +129,8 @@ impl State {
         Ok(())
     }
 
-    /// Returns how a file can change through a description. Returns `None` if any change is possible without an event.
+    /// Returns how a file can change through an open file description. Returns `None` if the file can change
+    /// undetected.
     fn how(&mut self, file: &OpenFile<'_>, duplicate: BorrowedFd<'_>, stat: &Stat) -> Option<How> {
         let flags = OFlags::from_bits_retain(file.flags);
         let only_writes = flags & OFlags::ACCMODE == OFlags::WRONLY;
@@ -126,7 +139,7 @@ impl State {
             return Some(How::Appends);
         }
         if file.is_inherited {
-            // The description was opened before the watch began, and causes no events.
+            // The description was opened before the watch began. The kernel reports no events for such a description.
             let is_at_end = file.position == Some(stat.st_size as u64);
             return (only_writes && is_at_end).then_some(How::Appends);
         }
@@ -186,8 +199,7 @@ impl State {
         Ok(())
     }
 
-    /// Opens a file that is only mapped, by its path. If the path was removed but another name exists, opens the file
-    /// by its handle.
+    /// Opens a mapped file that is not open. Tries the path of the mapping first, and then the handle of the file.
     fn find_mapped(&self, file: &MappedFile<'_>) -> Option<(OwnedFd, Stat)> {
         let is_it =
             |(_, stat): &(OwnedFd, Stat)| stat.st_ino == file.inode && is_device(stat.st_dev, file.device);
@@ -205,8 +217,8 @@ impl State {
         named.or_else(by_handle)
     }
 
-    /// Ends the present epoch and begins the next. If no file has changed, adds the checkpoint to the present epoch
-    /// instead.
+    /// Makes checkpoint `sequence` exact. If no file has changed in the present epoch, adds the checkpoint to this
+    /// epoch. Otherwise, ends the present epoch and begins the next epoch.
     fn cross(&mut self, sequence: Sequence, found: Found) -> Result<()> {
         let mut list: Vec<Armed> = found.armed.values().map(|(armed, _)| armed.clone()).collect();
         list.sort_by_key(|armed| (armed.key.device, armed.key.inode));
@@ -231,7 +243,8 @@ impl State {
         Ok(())
     }
 
-    /// Marks or records an open or mapped file, so that changes of the file in the present epoch can be rolled back.
+    /// Arms an open or mapped file: marks or records the file, so that changes of the file in the present epoch can be
+    /// rolled back.
     pub(super) fn arm(&mut self, armed: &Armed, file: BorrowedFd<'_>) -> Result<()> {
         let id = (armed.key.device, armed.key.inode);
         let found = stat(file)?;
@@ -254,7 +267,7 @@ impl State {
         Ok(())
     }
 
-    /// Removes the marks of files that the subject does not have open any more.
+    /// Removes the marks of files that are not open any more and that have no record in the present epoch.
     pub(super) fn sweep(&mut self) {
         let Some(list) = self.boundaries.newest_open() else { return };
         let open: HashSet<Id> = list.iter().map(|armed| (armed.key.device, armed.key.inode)).collect();
@@ -264,7 +277,8 @@ impl State {
     }
 }
 
-/// Reports whether no file has changed between two boundaries. Reading a file is not a change.
+/// Reports whether two boundaries have armed the same files, and none of these files has changed between them. Ignores
+/// the access time, because reading a file is not a change.
 fn are_same(one: &[Armed], other: &[Armed]) -> bool {
     let of = |armed: &Armed| {
         let Attributes { mode, owner, group, size, modified, .. } = armed.attributes;
@@ -273,15 +287,18 @@ fn are_same(one: &[Armed], other: &[Armed]) -> bool {
     one.iter().map(of).eq(other.iter().map(of))
 }
 
-/// Reports whether `device` is the device of a mapping. For btrfs, /proc/PID/maps shows the device of the file system,
-/// but stat(2) shows the device of the subvolume. Both device numbers are virtual (major number 0).
+/// Reports whether `device`, which is from stat(2), can be the device of a mapping, whose numbers are from
+/// /proc/PID/maps. For btrfs, the two sources differ: /proc/PID/maps shows the device of the file system, but stat(2)
+/// shows the device of the subvolume. Both devices have the major number 0, which means that no disk belongs to the
+/// number.
 fn is_device(device: u64, (major, minor): (u32, u32)) -> bool {
     let own = (rustix::fs::major(device), rustix::fs::minor(device));
     own == (major, minor) || (own.0, major) == (0, 0)
 }
 
-/// Reports whether the image of a checkpoint contains the content of an open or mapped file. The image contains files
-/// of a tmpfs, because these files are memory. Other file systems without events are network file systems and FUSE.
+/// Reports whether the image of a checkpoint contains the content of an open or mapped file that causes no events. The
+/// image contains files on a tmpfs, up to a maximum length. The image does not contain files on network file systems
+/// and FUSE, which also cause no events.
 fn is_in_image(file: BorrowedFd<'_>, stat: &Stat) -> bool {
     const TMPFS: u64 = 0x0102_1994;
     /// Maximum length in bytes of a file that is in the image without being mapped.
@@ -290,7 +307,8 @@ fn is_in_image(file: BorrowedFd<'_>, stat: &Stat) -> bool {
     is_on_tmpfs && stat.st_size <= SAVED_BYTES_MAX
 }
 
-/// Returns the path of a mapped file whose copy would make the pause too long.
+/// Returns the path of a mapped file whose copy would exceed `MAPPED_BYTES_MAX`. Returns `None` if all mapped files
+/// fit.
 fn too_large(found: &Found) -> Option<&Path> {
     let mut left = MAPPED_BYTES_MAX;
     for (armed, _) in found.armed.values().filter(|(armed, _)| armed.how == How::Mapped) {

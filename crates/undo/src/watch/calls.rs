@@ -1,7 +1,10 @@
-//! Classifies reported system calls: finds the change that each call is about to make.
+//! Classifies system calls: finds the change of files that each call is about to make.
 //!
-//! Owns: the table from call numbers and arguments to changes, for x86-64.
-//! Invariants: functions are pure. A call that is not understood yields `Unknown`, never `Nothing`.
+//! A seccomp filter reports the system calls of the subject (a protected process tree) that can change files. The watch
+//! then records the earlier state of the files. A reported call has not been executed yet.
+//!
+//! Owns: the mapping from system call numbers and arguments to changes, for x86-64.
+//! Invariants: functions are pure. For a call that is not in the mapping, the result is `Unknown`, and never `Nothing`.
 //! Does not: read memory of the subject, or access files.
 
 use std::ffi::c_int;
@@ -10,20 +13,20 @@ use model::{Address, ByteCount, Fd};
 use rustix::fs::{AtFlags, CWD, OFlags};
 use std::os::fd::AsRawFd;
 
-/// A path argument: the directory from which the path starts, and the address of the path in the subject.
+/// A path argument of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PathAt {
-    /// The directory from which a relative path starts. `None` means the working directory.
+    /// The directory from which a relative path starts; `None` means the working directory.
     pub(super) directory: Option<Fd>,
-    /// The address of the path.
+    /// The address of the path in the memory of the subject.
     pub(super) path: Address,
-    /// Whether a symbolic link at the end is followed.
+    /// Whether the call follows a symbolic link if the last component of the path is a symbolic link.
     pub(super) follows: bool,
-    /// Whether an empty path means the descriptor itself (AT_EMPTY_PATH).
+    /// Whether an empty path means the file of the descriptor `directory` (AT_EMPTY_PATH).
     pub(super) may_be_empty: bool,
 }
 
-/// A file that a call names by path or by descriptor.
+/// The file argument of a call: a path or a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FileAt {
     Path(PathAt),
@@ -35,34 +38,38 @@ pub(super) enum FileAt {
 pub(super) enum Change {
     /// The call opens or creates a file.
     Open(PathAt, OFlags),
-    /// The call opens or creates a file. The flags are in a `struct open_how` at this address in the subject.
+    /// The call opens or creates a file. The flags are in a `struct open_how` at this address in the memory of the
+    /// subject.
     OpenHow(PathAt, Address),
     /// The call creates a name: mkdir(2), mknod(2), symlink(2).
     Make(PathAt),
-    /// The call creates a further name of a file.
+    /// The call adds the second name to the file with the first name.
     Link(PathAt, PathAt),
     /// The call removes a name: unlink(2), rmdir(2).
     Remove(PathAt),
-    /// The call moves a name, and can replace another name.
+    /// The call changes the first name to the second name. If the second name exists, the call replaces or exchanges
+    /// the second name.
     Rename(PathAt, PathAt),
     /// The call sets the length of a file in bytes.
     Cut(FileAt, u64),
-    /// The call changes a range in bytes. Without a length, the call changes all content after the offset.
+    /// The call changes a range of a file. Offset and length are in bytes. Without a length, the call changes all
+    /// content after the offset.
     Range { file: FileAt, offset: u64, length: Option<u64> },
-    /// The call can change all content.
+    /// The call can change all content of a file.
     Whole(FileAt),
-    /// The call changes attributes or extended attributes.
+    /// The call changes attributes or extended attributes of a file.
     Attributes(FileAt),
-    /// The call can write at any offset although the file was opened with O_APPEND.
+    /// The call writes at any offset, or lets later calls write at any offset, although the file was opened with
+    /// O_APPEND.
     NoAppend(Fd),
     /// The call creates a shared mapping of a file.
     Map { file: Fd, writes: bool },
-    /// The call creates the name of a Unix socket, if the socket address is a path. The fields are the location of the
-    /// socket address in the subject, and its length.
+    /// The call creates a name if the socket address is the path of a Unix socket. The fields are the address of the
+    /// socket address in the memory of the subject, and the length of the socket address.
     Bind(Address, ByteCount),
     /// The call makes no change that must be recorded.
     Nothing,
-    /// The call can make a change that the watch cannot follow.
+    /// The call can make changes that the watch cannot record. The text names the call.
     Unknown(&'static str),
 }
 
@@ -71,7 +78,7 @@ pub(super) enum Change {
 pub(super) struct Call {
     pub(super) number: i64,
     pub(super) arguments: [u64; 6],
-    /// Whether the call used the 64-bit entry of the kernel.
+    /// Whether the thread used the 64-bit system call interface of the kernel.
     pub(super) is_native: bool,
 }
 
@@ -103,7 +110,7 @@ pub(super) fn change_of(call: &Call) -> Change {
         libc::SYS_link => Change::Link(at_cwd(a[0]).no_follow(), at_cwd(a[1]).no_follow()),
         libc::SYS_linkat => {
             let from = at(a[0], a[1]).flagged(a[4]);
-            // linkat(2) follows symbolic links only with this flag.
+            // linkat(2) follows symbolic links only with AT_SYMLINK_FOLLOW.
             let follows = a[4] & u64::from(AtFlags::SYMLINK_FOLLOW.bits()) != 0;
             Change::Link(PathAt { follows, ..from }, at(a[2], a[3]).no_follow())
         }
@@ -131,7 +138,7 @@ fn content_of(call: &Call) -> Option<Change> {
     })
 }
 
-/// Returns the change that a request of ioctl(2) makes to a file.
+/// Returns the change that a request of ioctl(2) is about to make to a file. Returns `None` for an unknown request.
 fn request(request: u32, file: FileAt) -> Option<Change> {
     Some(match request {
         // FICLONE, FICLONERANGE, EXT4_IOC_MOVE_EXT, XFS_IOC_SWAPEXT, XFS_IOC_EXCHANGE_RANGE, XFS_IOC_COMMIT_RANGE.
@@ -142,7 +149,7 @@ fn request(request: u32, file: FileAt) -> Option<Change> {
         0x4030_5828..=0x4030_582b | 0x4030_5839 => Change::Whole(file),
         // FIDEDUPERANGE does not change content.
         0xc018_9436 => Change::Nothing,
-        // FS_IOC_SETFLAGS, _FSSETXATTR, _SETVERSION. A rollback does not reset these flags of the file system.
+        // FS_IOC_SETFLAGS, _FSSETXATTR, _SETVERSION. A rollback does not restore the values that these requests set.
         0x4008_6602 | 0x4004_6602 | 0x401c_5820 | 0x4008_7602 | 0x4004_7602 => Change::Attributes(file),
         _ => return None,
     })
@@ -157,7 +164,7 @@ fn attributes_of(call: &Call) -> Option<Change> {
         }
         libc::SYS_lchown => some(FileAt::Path(at_cwd(a[0]).no_follow())),
         libc::SYS_fchmod | libc::SYS_fchown => some(descriptor(a[0])),
-        // fchmodat(2) has no flags.
+        // The system call fchmodat(2) has no argument for flags.
         libc::SYS_fchmodat => some(FileAt::Path(at(a[0], a[1]))),
         libc::SYS_fchmodat2 => some(FileAt::Path(at(a[0], a[1]).flagged(a[3]))),
         libc::SYS_fchownat => some(FileAt::Path(at(a[0], a[1]).flagged(a[4]))),
@@ -219,13 +226,14 @@ impl PathAt {
     }
 }
 
-/// Reports whether an open can change a file.
+/// Reports whether an open with these flags can create or change a file, or allows the subject to change the file
+/// later.
 pub(super) fn changes(flags: OFlags) -> bool {
     !flags.contains(OFlags::PATH)
         && (flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC))
 }
 
-/// Reports whether an open creates a file without a name (O_TMPFILE).
+/// Reports whether an open with these flags creates a file without a name (O_TMPFILE).
 pub(super) fn is_nameless(flags: OFlags) -> bool {
     flags.contains(OFlags::TMPFILE)
 }
@@ -245,7 +253,7 @@ mod tests {
             call(libc::SYS_openat, [cwd, 7, 1, 0, 0, 0]),
             Change::Open(PathAt { directory: None, follows: true, .. }, OFlags::WRONLY)
         ));
-        // The upper half of a register is not part of an int.
+        // The argument is an int. The kernel ignores the upper half of the register.
         assert!(matches!(
             call(libc::SYS_unlinkat, [0xdead_0000_0000_0005, 7, 0, 0, 0, 0]),
             Change::Remove(PathAt { directory: Some(Fd(5)), follows: false, .. })

@@ -1,12 +1,18 @@
-//! Recording of file content that is about to change.
+//! Records file content that is about to change.
 //!
-//! An epoch is the time between two successive checkpoints. An old file existed when the present epoch began. An image
-//! contains one complete checkpoint.
+//! The watch detects file changes of a subject (a protected process tree). A checkpoint is exact if files can be rolled
+//! back to the checkpoint. An epoch is the time between two successive exact checkpoints. An old file existed when the
+//! present epoch began; the log needs the content that an old file had at this time. An image contains one complete
+//! checkpoint.
 //!
-//! Owns: the choice of the content that is recorded at each change.
-//! Invariants: a change is answered only after the log contains the old content of the changed range. A file whose
-//! whole content is in the log reports nothing more in the epoch. Content after the old length of a file is never
-//! recorded.
+//! There are two causes to record content. A system call is about to open or change a file. Or fanotify(7) reports a
+//! content event: a process is about to read, write or map a range of a marked file. The mark of a file is *active* if
+//! changes are reported, and *silent* otherwise.
+//!
+//! Owns: the choice of the content that is recorded for each system call and each content event.
+//! Invariants: before the watch answers a call or event that changes a range, the log contains the old content of the
+//! range. Otherwise, the epoch is broken. When the log contains the whole content of a file, the file causes no further
+//! events in the epoch. Content after the old length of a file is never recorded.
 //! Does not: interpret system calls; `answer` does.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -21,14 +27,14 @@ use super::state::{CHUNK, State};
 use super::watched::Mark;
 use crate::error::Result;
 
-/// Maximum length in bytes of a file that is copied when the file is opened for writing. Up to this length, the copy
-/// costs less than one event.
+/// Maximum length in bytes of a file that is copied whole when the file is opened for writing. For such a file, a copy
+/// costs less than one content event.
 const COPIED_AT_OPEN_MAX: u64 = 64 << 10;
 /// Maximum length in bytes of a file that is copied whole at the first change.
 const COPIED_AT_CHANGE_MAX: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
-/// Returns the part of a file that an open with these flags is about to change.
+/// Returns the part of a file that can change when the file is opened with these flags.
 pub(super) fn part_of_open(flags: OFlags) -> Part {
     if flags.contains(OFlags::TRUNC) {
         Part::All
@@ -40,8 +46,9 @@ pub(super) fn part_of_open(flags: OFlags) -> Part {
 }
 
 impl State {
-    /// Records the part of a file that a call is about to change. `entry` is the name of the file. A symbolic link is
-    /// not followed.
+    /// Prepares for a change of `file` by a system call. Records the part that is about to change, or sets an active
+    /// mark, so that events report changes. `entry` is the directory and name of the file in the call. Does nothing for
+    /// a symbolic link.
     pub(super) fn change_named(&mut self, entry: &Entry, file: BorrowedFd<'_>, part: Part) -> Result<()> {
         let found = stat(file)?;
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
@@ -53,7 +60,7 @@ impl State {
         self.change_old(file, &found, part)
     }
 
-    /// Records the part of an open file that a call is about to change.
+    /// Works like `change_named`, for a file that the system call names by a descriptor.
     pub(super) fn change(&mut self, file: BorrowedFd<'_>, part: Part) -> Result<()> {
         let found = stat(file)?;
         // The image of the checkpoint contains the content of a file without a name.
@@ -66,7 +73,8 @@ impl State {
         self.change_old(file, &found, part)
     }
 
-    /// Reports whether an open file was created in this epoch. Works like `is_made`, with the path of the descriptor.
+    /// Reports whether an open file was created in this epoch. Determines the name of the file from the path of the
+    /// descriptor, and then works like `is_made`.
     pub(super) fn is_made_file(&mut self, file: BorrowedFd<'_>, found: &Stat) -> Result<bool> {
         let id = (found.st_dev, found.st_ino);
         if self.is_old(file, found)? {
@@ -108,7 +116,7 @@ impl State {
                     old.content = Content::Appends;
                 }
             }
-            // Changes of pages that are not in the log yet are still reported.
+            // Keep the list of recorded pages. Changes of pages that are not in the list are still reported.
             (Content::Pages(_), Part::End) => {}
             (_, Part::Any) if reports && size > COPIED_AT_OPEN_MAX => {
                 return self.watched.mark(file, found, Mark::Active);
@@ -122,14 +130,15 @@ impl State {
             }
             _ => self.whole(file, found)?,
         }
-        // The mark lets descriptions that are opened now report in later epochs.
+        // Without a mark at the time of the open, an open file description never reports events. A silent mark lets the
+        // description report events in later epochs.
         if reports && !self.watched.is_active(id) {
             self.watched.mark(file, found, Mark::Silent)?;
         }
         Ok(())
     }
 
-    /// Handles a content event: a range of a file is about to be changed or read.
+    /// Handles a content event: a range of a file is about to be read, written or mapped.
     pub(super) fn event(&mut self, file: BorrowedFd<'_>, range: Option<(u64, u64)>) -> Result<()> {
         let found = stat(file)?;
         let id = (found.st_dev, found.st_ino);
@@ -152,8 +161,8 @@ impl State {
         self.whole_if_cheaper(file, &found, took)
     }
 
-    /// Records all of a file when its events have cost as much as a copy of the file. The total cost is then at most
-    /// twice the minimum cost, whatever changes follow (ski rental problem).
+    /// Records the whole content of a file as soon as the events of the file have cost as much as a copy of the file.
+    /// For each sequence of changes, the total cost is thus at most twice the minimum cost (ski rental problem).
     fn whole_if_cheaper(&mut self, file: BorrowedFd<'_>, found: &Stat, took: Duration) -> Result<()> {
         let rate = self.costs.rates;
         let Some(old) = self.epoch.inodes.get_mut(&(found.st_dev, found.st_ino)) else { return Ok(()) };
@@ -163,7 +172,7 @@ impl State {
         if pages.spent > rate.copy_of(size) { self.whole(file, found) } else { Ok(()) }
     }
 
-    /// Records those pages of a range that are not in the log yet.
+    /// Records the pages of a range that are not in the log yet.
     pub(super) fn save(
         &mut self,
         file: BorrowedFd<'_>,
@@ -206,7 +215,8 @@ impl State {
             let read = rustix::io::retry_on_intr(|| rustix::io::pread(&reader, &mut self.buffer[..room], at))
                 .map_err(|errno| sys::Error::path("read", path_of(file), errno))?;
             if read == 0 {
-                // Another program has truncated the file, and the old content is lost.
+                // The file is shorter than recorded: another program has truncated the file, and the old content is
+                // lost.
                 return Err(sys::Error::path("read", path_of(file), sys::Errno::SHORT).into());
             }
             self.log.range(number, at, &self.buffer[..read])?;
@@ -215,7 +225,8 @@ impl State {
         Ok(())
     }
 
-    /// Records content before a file that was only appended to can be written at any offset.
+    /// Records or marks a file before the flag O_APPEND of an open file description loses its effect. Afterwards, the
+    /// subject can write at any offset.
     pub(super) fn appends_no_more(&mut self, file: BorrowedFd<'_>) -> Result<()> {
         let found = stat(file)?;
         let is_ours = self.watched.has_id((found.st_dev, found.st_ino))
@@ -224,9 +235,12 @@ impl State {
     }
 }
 
-/// Returns a duplicate if `file` is the descriptor of a content event. Reading through the descriptor of an event
-/// causes no further event. A further event would block if the reading thread is the thread that answers events. All
-/// other descriptors are open with O_PATH, or are descriptors of the subject that are open for writing.
+/// Returns a duplicate of `file` if `file` is the descriptor of a content event, and `None` otherwise. Reading through
+/// the descriptor of an event causes no event. If the reading thread is also the thread that answers events, an event
+/// would block this thread for ever.
+///
+/// All other descriptors that reach this function are open with O_PATH, or are descriptors of the subject that are open
+/// for writing.
 fn of_event(file: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
     let flags =
         rustix::fs::fcntl_getfl(file).map_err(|errno| sys::Error::new("inspect a descriptor", errno))?;

@@ -1,11 +1,15 @@
 //! The state of the present epoch.
 //!
-//! An epoch is the time between two successive checkpoints. An image contains one complete checkpoint.
+//! The watch detects file changes of a subject (a protected process tree), and records the old content of a file before
+//! the content changes. A checkpoint is exact if files can be rolled back to the checkpoint. An epoch is the time
+//! between two successive exact checkpoints. A boundary ends one epoch and begins the next epoch. This module remembers
+//! what is already recorded in the present epoch, because the log needs only the state at the beginning of the epoch.
 //!
-//! Owns: names and inodes that were recorded in the epoch, the amount of recorded content, and the ways in which a file
-//! can change.
-//! Invariants: an inode is either old or created. An old inode existed when the epoch began, and is recorded. A created
-//! inode was created in the epoch.
+//! An image contains one complete checkpoint.
+//!
+//! Owns: the lists of recorded names, inodes and pages, and the types for the ways in which a file can change.
+//! Invariants: a known inode is either old or created. An old inode existed when the epoch began, and has a record. A
+//! created inode was created in this epoch, and needs no record.
 //! Does not: access files, or write records.
 
 use std::collections::{HashMap, HashSet};
@@ -16,16 +20,17 @@ use std::time::Duration;
 use crate::key::{Attributes, FileKey};
 use crate::log::{DirectoryId, InodeId};
 
-/// Device and inode number. A file that loses its last name is preserved by a hard link, so that its inode number is
-/// not reused in the epoch. The inode number of a removed directory can be reused: see [`Old::gone`].
+/// Device and inode number. Before an old file loses a name, the watch creates a hard link of the file. The inode
+/// number of the file is thus not reused in the epoch. The inode number of a removed directory, or of a file without
+/// such a link, can be reused: see [`Old::gone`].
 pub(super) type Id = (u64, u64);
 
 /// The part of a file that is about to change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Part {
-    /// Any part, at any later time: the file is being opened for writing.
+    /// Unknown: the file is being opened for writing, and any part can change at any time afterwards.
     Any,
-    /// Only content after the end of the file: the file is being opened for appending.
+    /// Only content after the present end: the file is being opened for appending.
     End,
     /// All content after an offset in bytes.
     Behind(u64),
@@ -35,20 +40,21 @@ pub(super) enum Part {
     All,
 }
 
-/// How a file can change in the next epoch without an open.
+/// How a file that is open or mapped at a boundary can change in the next epoch without being opened again. If a file
+/// can change in several ways, the last of these variants applies.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum How {
     /// Content is only appended to the file.
     Appends,
-    /// The file is written, and the writes are reported.
+    /// The file can be written, and fanotify(7) reports each write.
     Reports,
-    /// The file is changed by stores through a mapping.
+    /// Stores through a mapping can change the file. Stores are not reported.
     Mapped,
-    /// Any change is possible, without being reported. The image of the checkpoint contains the content of the file.
+    /// Any change is possible, and no change is reported. The image of the checkpoint contains the content of the file.
     OfImage,
 }
 
-/// A file that is open for writing or mapped at a boundary. A boundary ends one epoch and begins the next epoch.
+/// A file that is open for writing or mapped at a boundary.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Armed {
     pub(super) key: FileKey,
@@ -57,34 +63,35 @@ pub(super) struct Armed {
     pub(super) path: PathBuf,
 }
 
-/// The amount of old content of a file that is in the log.
+/// Which part of the old content of a file is recorded in the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Content {
-    /// No content. Nothing has changed yet.
+    /// No content, because no content has changed yet.
     Untouched,
-    /// No content. The file is only appended to, so that its old length is sufficient.
+    /// No content, because content is only appended to the file. A rollback needs only the old length.
     Appends,
     /// Some pages.
     Pages(Pages),
     /// All content.
     Whole,
-    /// No content. The image of the checkpoint contains the content.
+    /// No content, because the image of the checkpoint contains the content.
     OfImage,
 }
 
-/// Pages of one file that are in the log.
+/// The pages of one file that are recorded in the log.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Pages {
     saved: HashMap<u64, u64>,
-    /// Time that events of the file have taken in this epoch.
+    /// The time that handling content events of the file has taken in this epoch.
     pub(super) spent: Duration,
 }
 
-/// Bits of a word in the bitmap of saved pages.
+/// Number of pages for which one word of the bitmap `Pages::saved` has bits.
 const WORD: u64 = 64;
 
 impl Pages {
-    /// Marks pages as saved. Returns the pages of `first..end` that were not saved before, as rising ranges.
+    /// Marks the pages `first..end` as saved. Returns those of these pages that were not marked before, as rising
+    /// ranges.
     pub(super) fn save(&mut self, first: u64, end: u64) -> Vec<(u64, u64)> {
         let mut missing: Vec<(u64, u64)> = Vec::new();
         for page in first..end {
@@ -102,8 +109,8 @@ impl Pages {
         missing
     }
 
-    /// Returns the pages of `first..end` that are not saved, as rising ranges. The run time depends on the number of
-    /// saved pages, and not on the length of the range.
+    /// Returns the pages of `first..end` that are not marked as saved, as rising ranges. The run time depends on the
+    /// number of saved pages, and not on the length of `first..end`.
     pub(super) fn gaps(&self, first: u64, end: u64) -> Vec<(u64, u64)> {
         let mut words: Vec<u64> = self
             .saved
@@ -142,8 +149,8 @@ pub(super) struct Old {
     pub(super) content: Content,
     /// Whether a hard link preserves the inode, or the log contains the whole state of the inode.
     pub(super) is_kept: bool,
-    /// The key of an inode that may have been removed and whose number can be reused. The key distinguishes the inode
-    /// from the next inode with this number.
+    /// The key of this inode, if the inode may have been removed and its inode number can be reused. A new inode with
+    /// the same number has another key.
     pub(super) gone: Option<FileKey>,
 }
 
@@ -159,7 +166,7 @@ impl Names {
         Self { id, touched: HashSet::new() }
     }
 
-    /// Notes a recorded name. Returns `true` the first time in the epoch.
+    /// Marks a name as recorded. Returns `true` if the name was not marked before in this epoch.
     pub(super) fn touch(&mut self, name: &OsStr) -> bool {
         !self.touched.contains(name) && self.touched.insert(name.to_owned())
     }
@@ -172,9 +179,11 @@ impl Names {
 /// The present epoch.
 #[derive(Debug, Default)]
 pub(super) struct Epoch {
-    /// Whether a record was written after the records of the boundary at the beginning of the epoch.
+    /// Whether a change was recorded in this epoch. The records that the boundary writes at the beginning of the epoch
+    /// do not count.
     pub(super) is_touched: bool,
-    /// The reason if the epoch is broken: no rollback across this epoch is possible.
+    /// The reason why the epoch is broken; `None` if the epoch is not broken. No rollback across a broken epoch is
+    /// possible.
     pub(super) broken: Option<String>,
     pub(super) directories: HashMap<FileKey, Names>,
     pub(super) inodes: HashMap<Id, Old>,

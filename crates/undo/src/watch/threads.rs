@@ -1,8 +1,14 @@
-//! The threads that receive calls and content events of the subject, and answer the kernel.
+//! The threads of the watch, which receive system calls and content events, and answer them.
 //!
-//! Owns: receiving calls and events, and allowing each call or event to continue.
-//! Invariants: every call and event is answered, even if recording fails. Events that this program itself causes are
-//! answered without the lock, because the thread that holds the lock may wait for the answer.
+//! The watch detects file changes of a subject (a protected process tree). A seccomp filter reports system calls
+//! through the *listener*, a descriptor of the filter. fanotify(7) reports a content event before a process reads,
+//! writes or maps content of a marked file. The reporting thread waits until the watch answers. The watch records the
+//! earlier state of files under a lock, and then answers. An epoch is broken if its records are incomplete; no rollback
+//! across a broken epoch is possible.
+//!
+//! Owns: receiving calls and events, and answering each call and event.
+//! Invariants: every call and event is answered, even if recording fails. An event that this program itself has caused
+//! is answered without the lock. The reason is that the waiting thread can be the thread that holds the lock.
 //! Does not: record file states; `State` does.
 
 use std::collections::VecDeque;
@@ -22,9 +28,11 @@ use super::calls::Call;
 use super::marks::ContentSource;
 use super::state::State;
 
-/// Time to wait after a failed read of events. Descriptors or memory were missing, and other threads may release some.
+/// The time between a failed read of events and the next read. A read fails if descriptors or memory are missing, and
+/// other threads may release some in this time.
 const RETRY: Duration = Duration::from_millis(1);
-/// Time to wait for an event while another thread holds the lock: about as long as most records take.
+/// The time to wait for an event while another thread holds the lock. Most records take about this time, so the lock is
+/// probably free afterwards.
 const LOCK_POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000 };
 
 /// The data that the threads share.
@@ -34,7 +42,7 @@ pub(super) struct Shared {
     events: Arc<ContentEvents>,
 }
 
-/// A source of content events that uses marks of fanotify(7).
+/// The source of content events that uses fanotify(7).
 #[derive(Debug)]
 pub(super) struct Fanotify {
     events: Arc<ContentEvents>,
@@ -59,7 +67,7 @@ impl ContentSource for Fanotify {
     }
 
     fn silence(&self, file: BorrowedFd<'_>) -> sys::Result<()> {
-        // Silence the file first, so that no change is reported between the two calls.
+        // Set the ignore mask before the mark, so that the mark never reports a change.
         self.events.silence(file)?;
         self.events.watch(file)
     }
@@ -82,40 +90,40 @@ impl Shared {
         Self { state: Mutex::new(state), events }
     }
 
-    /// Locks the state. After a panic of another thread, the state is the state between two records.
+    /// Locks the state, even if another thread has panicked while that thread held the lock.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Records a change. A panic is a defect of this program. The panic breaks the epoch (no rollback across the epoch is
-/// possible), but the call of the subject continues.
+/// Records a change. A panic of `record` is a defect of this program. After a panic, the epoch is broken, but the call
+/// of the subject continues.
 fn or_break(mut state: MutexGuard<'_, State>, record: impl FnOnce(&mut State)) {
     if catch_unwind(AssertUnwindSafe(|| record(&mut state))).is_err() {
         state.break_epoch("a change was not recorded because of a defect in undying");
     }
 }
 
-/// The listener of a filter, and the memory for its received and held calls.
+/// The listener of a filter, and the memory for received calls and for held calls.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) listener: Arc<Listener>,
     pub(super) buffer: NotificationBuffer,
     pub(super) held: HeldCalls,
-    /// The handler for calls that name socket addresses.
+    /// The handler for socket calls: bind(2), listen(2) and connect(2).
     pub(super) channels: Option<Arc<dyn CallHandler>>,
 }
 
-/// Answers the calls of one incarnation, until no task uses its filter. An incarnation lasts from one start or restore
-/// to the next death.
+/// Answers the calls of one incarnation, until no thread of the incarnation is left. An incarnation lasts from one
+/// start or restore to the next death.
 pub(super) fn answer_calls(shared: &Shared, mut source: Source) {
     loop {
         match source.listener.wait(None) {
             Ok(Waited::Ready) => {}
             Ok(Waited::TimedOut) => continue,
             Ok(Waited::Gone) => return,
-            // The fd holder, a process with a copy of the listener, answers calls only after the death of this program.
-            // If this thread ended, calls would wait without an answer.
+            // This thread must not end, because no other thread answers calls. The fd holder, a process with a copy of
+            // the listener, answers calls only after the death of this program.
             Err(error) => {
                 shared.state().break_epoch(&error.to_string());
                 std::thread::sleep(RETRY);
@@ -129,10 +137,11 @@ pub(super) fn answer_calls(shared: &Shared, mut source: Source) {
 }
 
 impl Source {
-    /// Answers the call that was received last, or leaves the call to the handler for socket calls.
+    /// Answers the call that was received last. A socket call is passed to the handler, which can answer the call
+    /// itself.
     fn answer(&self, shared: &Shared) {
         let kind = kind_of(&self.buffer);
-        // Of the socket calls, only bind(2) creates a name.
+        // Among the socket calls, only bind(2) can change a file: bind(2) to a path creates a name.
         if matches!(kind, None | Some(CallKind::Bind)) {
             let (thread, call) = (self.buffer.tid(), call_of(&self.buffer));
             let is_over = || !self.listener.is_valid(self.buffer.id());
@@ -143,14 +152,14 @@ impl Source {
             _ => Handled::Pass,
         };
         if handled == Handled::Pass {
-            // A call needs no answer if its thread was killed.
+            // The answer fails if the calling thread was killed. In this case, no answer is needed.
             let _ = self.listener.answer_continue(self.buffer.id());
         }
     }
 
     fn handle(&self, channels: &dyn CallHandler) -> Handled {
         let call = ReportedCall { notification: &self.buffer, listener: &self.listener, held: &self.held };
-        // A panic is a defect of the handler. The call of the subject continues.
+        // A panic is a defect of the handler. After a panic, the call of the subject continues.
         catch_unwind(AssertUnwindSafe(|| channels.handle(&call))).unwrap_or(Handled::Pass)
     }
 }
@@ -195,16 +204,17 @@ pub(super) fn answer_events(shared: &Shared) {
 
 /// Receives events, and never blocks on the lock.
 ///
-/// A thread that holds the lock may read a file that reports events, and then waits for the answer to its own event.
-/// While another thread holds the lock, the receiving thread therefore continues to receive events. The receiving
-/// thread answers events of this program, and queues events of other programs.
+/// Another thread of this program can hold the lock and read a marked file. The read causes an event, and waits for the
+/// answer. If the receiver waited for the lock, neither thread would continue. Therefore, while another thread holds
+/// the lock, the receiver continues to receive events. The receiver answers events that this program has caused, and
+/// queues events that other programs have caused.
 struct Receiver<'a> {
     shared: &'a Shared,
     reader: EventReader<'a>,
     own: Pid,
-    /// Events of other programs.
+    /// Events that other programs have caused.
     queue: VecDeque<Event<'a>>,
-    /// The reason if an event could not be read.
+    /// The error, if the last read of an event has failed.
     failure: Option<String>,
 }
 
@@ -232,10 +242,10 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Reports whether an event is available. Waits for an event for a short time.
+    /// Reports whether an event is available. Waits for an event at most for `LOCK_POLL`.
     fn has_event(&self) -> bool {
         let mut events = [PollFd::from_borrowed_fd(self.shared.events.as_fd(), PollFlags::IN)];
-        // A failed wait has found no event.
+        // If the wait fails, no event is available.
         self.reader.has_read() || poll(&mut events, Some(&LOCK_POLL)).is_ok_and(|ready| ready > 0)
     }
 }

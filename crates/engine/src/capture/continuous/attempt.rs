@@ -1,9 +1,10 @@
-//! Attempts to capture a subject (a protected process tree) within one epoch (a checkpoint in progress). An
-//! attempt consists of pre-copy and of stops, until one stop has captured everything.
+//! Attempts to capture a subject within one epoch (a checkpoint in progress). An attempt consists of pre-copy
+//! and of final stops. A final stop tries to capture everything; the attempt ends when one final stop has
+//! succeeded. A deferred page is a dirty page that is not yet copied.
 //!
-//! Owns: the order of the steps of an attempt, the steps between two attempts, and the decision to repeat an
+//! Owns: the order of the steps of an attempt; the steps between two attempts; the decision to repeat an
 //! attempt.
-//! Invariants: an attempt begins only if all pages that were reported dirty before are in the epoch or
+//! Invariants: an attempt begins only if every page that a tracker has reported dirty is in the epoch or is
 //! deferred.
 //! Does not: classify failures; `retry` does. Copy pages; `spaces` does.
 
@@ -27,16 +28,16 @@ use super::tuning::Preference;
 use crate::error::Result;
 
 /// Maximum predicted number of pages for an urgent round: a pre-copy round with the real-time priority of the
-/// stop. Copying this many pages takes about 2.5 ms. The pause then need not copy them.
+/// stop. The copying of 2048 pages takes about 2.5 ms, and makes the pause shorter.
 const URGENT_ROUND_MAX: PageCount = PageCount(2048);
-/// Maximum number of urgent rounds. The next round copies the pages that were dirtied during a round in a
-/// quarter of the time.
+/// Maximum number of urgent rounds. A round copies the pages that were dirtied during the previous round, and
+/// takes about a quarter of the time of the previous round.
 const URGENT_ROUNDS_MAX: usize = 2;
 
 impl Continuous {
     /// Repeats an attempt within the same epoch after a transient failure. Examples are a file that is open
-    /// only briefly, and a child process that ends. The pages copied by the failed attempt are in the epoch.
-    /// The next attempt copies the pages that have changed since.
+    /// only briefly, and a child process that ends. The pages that the failed attempt has copied are in the
+    /// epoch. The next attempt copies only the pages that have changed since their last copy.
     pub(super) fn retry_transient<T>(
         &mut self,
         before: &mut Before,
@@ -51,8 +52,8 @@ impl Continuous {
                 Ok(done) => return Ok(done),
                 Err(error) => error,
             };
-            // After `pass`, the other members of the group are already captured, or no longer wait for this
-            // subject.
+            // After `pass`, the other members of the group do not wait for this subject any more, so a new
+            // attempt would be too late.
             if !self.spaces.is_orderly || self.member.as_ref().is_some_and(|member| member.has_passed) {
                 return Err(error);
             }
@@ -65,8 +66,8 @@ impl Continuous {
         }
     }
 
-    /// Executes all steps of a checkpoint up to the end of the capture. The subject is then stopped and
-    /// completely captured.
+    /// Executes all steps of a checkpoint up to the end of the capture. When this function returns, the
+    /// subject is stopped and completely captured.
     pub(super) fn stop<'a>(
         &mut self,
         before: &mut Before,
@@ -75,7 +76,7 @@ impl Continuous {
     ) -> Result<StoppedCapture<'a>> {
         let arming = self.arm(before, sink)?;
         let mut laps = Stopwatch::start();
-        // Wait for buffers here, while the subject runs. In this way, a slow store lowers the rate of
+        // Waits for buffers here, while the subject runs. If the store is slow, this wait lowers the rate of
         // checkpoints.
         let reserve = Reserve::new(sink, self.expected_before.average(), self.expected.pages())?;
         phases[Phase::Backpressure] = laps.lap();
@@ -83,8 +84,8 @@ impl Continuous {
         match self.copy_and_stop(before, &reserve, is_new, phases) {
             Ok(captured) => Ok(StoppedCapture { captured, reserve, arming }),
             Err(error) => {
-                // The trackers do not report the copied pages again. So these pages must be in the epoch for
-                // the next attempt.
+                // The trackers do not report the copied pages again. Therefore `end` passes these pages to the
+                // epoch, for the next attempt.
                 self.spaces.is_orderly &= reserve.end().is_ok();
                 Err(error)
             }
@@ -105,10 +106,12 @@ impl Continuous {
         phases[Phase::Precopy] = laps.lap();
         before.survey_descriptors()?;
         phases[Phase::Prepare] = laps.lap();
-        // Inspecting descriptors takes as long as one or two rounds. The subject dirties pages meanwhile.
+        // The inspection of the descriptors takes as long as one or two rounds, and the subject dirties pages
+        // during the inspection. Therefore one more round can follow.
         let has_more = self.spaces.counts.rounds > 0 && self.spaces.tuning.prefer == Preference::Pause;
-        // With a tracker that sees changes before they happen, a fault handler must resume the writers. The
-        // handler may need the processor of this thread, so this thread must not run with real-time priority.
+        // A tracker that reports changes in advance has a fault handler, which resumes the writing threads.
+        // The handler may need the processor of this thread, so this thread must not run with real-time
+        // priority.
         let may_hurry = has_more && !self.spaces.kind.properties().reports_before_change;
         let least = if may_hurry { URGENT_ROUND_MAX } else { RESIDUAL_GOAL };
         if has_more && self.spaces.has_dirtied(least, LAST_ROUND_MAX) {
@@ -135,10 +138,10 @@ impl Continuous {
         }
     }
 
-    /// Prepares everything that a stop needs, and copies once more with the priority of the stop.
+    /// Prepares everything that a final stop needs, and executes urgent rounds with the priority of the stop.
     fn approach(&mut self, before: &mut Before, reserve: &Reserve<'_>, may_hurry: bool) -> Result<Urgent> {
         self.spaces.prepare_workers(before);
-        // From here on, no buffer is passed to the log, because that would wake threads.
+        // From here on, no buffer is passed to the log, because this would wake the threads of the log.
         reserve.begin_stop(self.expected.pages().max(self.spaces.due_in_last(before)))?;
         let urgent = Urgent::begin();
         for _ in 0..URGENT_ROUNDS_MAX {
@@ -150,7 +153,7 @@ impl Continuous {
     }
 
     /// Executes final stops until one stop has captured everything. Returns `None` if slices (short stops that
-    /// only copy pages) must come first again.
+    /// only copy pages) are needed before the next final stop.
     fn stop_last(
         &mut self,
         before: &mut Before,
@@ -168,16 +171,15 @@ impl Continuous {
             if !counts.throttle.repeats(&self.spaces.budget, left) || reserve.is_half_full() {
                 return Ok(None);
             }
-            // The first stop may have used all reserved buffers. The next stop must be able to copy at least
-            // some pages.
+            // The previous stop may have used all reserved buffers. The next stop needs at least one buffer.
             reserve.begin_stop(PageCount(0))?;
             urgent = Urgent::begin();
             self.spaces.prepare_workers(before);
         }
     }
 
-    /// Executes one stop. Returns `None` if not all pages fitted into the pause budget. The subject then runs
-    /// again, and the stop counts as a slice.
+    /// Executes one final stop. If not all pages fit into the pause budget, resumes the subject and returns
+    /// `None`. The stop then counts as a slice.
     fn capture(
         &mut self,
         before: &mut Before,

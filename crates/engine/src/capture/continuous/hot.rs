@@ -1,33 +1,35 @@
-//! The writable working set: pages that are skipped in pre-copy and copied once in each epoch, in the pause.
-//! An epoch is a checkpoint in progress.
+//! The writable working set of a process. Pre-copy skips the pages of this set, and the pause of each epoch
+//! copies each skipped page once. Here, an epoch is a checkpoint in progress.
 //!
 //! Owns: the set of hot pages (the pages to skip), and the skipped pages that the next pause must copy.
 //! Invariants: a skipped page is copied once in the next pause, unless the page no longer exists. At most
 //! `KNOWN_MAX` pages are hot. No memory is allocated inside the pause.
 //! Does not: copy pages.
 //!
-//! If a pre-copied page is dirtied again before the end of the pause, its copy is wasted. A page with several
-//! wasted copies becomes hot: it is skipped in pre-copy. The tracker has already reported such a page and may
-//! not report it again. So the copy is deferred to the pause.
+//! If the subject writes to a page between its pre-copy and the pause, the copy is wasted. A page with
+//! several wasted copies becomes *hot*: pre-copy skips the page. Before pre-copy skips a page, the tracker
+//! has reported the page. The tracker may not report the page a second time. So this module records that the
+//! pause must copy the page: the copy is *deferred*.
 
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
 use track::DirtyPages;
 
 const PAGE: ByteCount = ByteCount(PAGE_BYTES);
-/// Maximum number of pages with a score. A pause copies this many pages in about a tenth of a millisecond.
+/// Maximum number of pages with a score. A pause copies 256 pages in about a tenth of a millisecond.
 const KNOWN_MAX: usize = 256;
 /// Minimum score of a hot page. The score rises by one in each epoch with a wasted copy.
 const HOT_FROM: u8 = 3;
-/// Maximum score. The score falls in each epoch without a wasted copy, so a page is forgotten after at most
-/// this many such epochs.
+/// Maximum score. The score falls in each epoch without a wasted copy, so after `SCORE_MAX` of these epochs a
+/// page is forgotten.
 const SCORE_MAX: u8 = 8;
-/// Decrement for a page that was deferred and not written to again. The deferral saved nothing.
+/// Decrement of the score if the page was deferred, and the subject did not write to the page again. For this
+/// page, the deferral has saved no copy.
 const IDLE: u8 = 2;
 /// Maximum number of ranges that are recorded in the pre-copy of an epoch. If an epoch has more ranges, no
-/// score changes.
+/// score changes in this epoch.
 const COPIED_MAX: usize = 65_536;
-/// Maximum numbers of ranges and of pages for the pause, with the same effect. A larger pause is long for
-/// other reasons than hot pages.
+/// Maximum number of ranges that the pause finds, and maximum number of their pages. If a pause finds more,
+/// no score changes in the epoch. The pause is then long for another reason than hot pages.
 const AGAIN_MAX: usize = 1024;
 const AGAIN_PAGES_MAX: PageCount = PageCount(4096);
 
@@ -44,14 +46,14 @@ pub(super) struct HotPages {
     known: Vec<Known>,
     /// The hot pages among `known`, sorted by address.
     hot: Vec<Address>,
-    /// The deferred pages, sorted by address. The flag is set if the page must still be copied.
+    /// The deferred pages, sorted by address. The flag is set while the page must still be copied.
     deferred: Vec<(Address, bool)>,
     /// Ranges that pre-copy has copied in this epoch. Each round has a list of its own, sorted by address.
     copied: Vec<Vec<AddressRange>>,
     copied_count: usize,
     /// Ranges that the scan in the pause has found.
     again: Vec<AddressRange>,
-    /// A limit was exceeded, so that the records of this epoch are incomplete.
+    /// Whether a limit was exceeded, so that the records of this epoch are incomplete.
     is_lost: bool,
 }
 
@@ -68,12 +70,12 @@ impl HotPages {
         }
     }
 
-    /// Removes the hot pages from the list of pages to copy while the subject runs, and defers them. Records
-    /// the remaining ranges.
+    /// Removes the hot pages from `dirty`, the pages that pre-copy will copy. Defers the hot pages to the
+    /// pause, and records the remaining ranges of `dirty`.
     pub(super) fn defer_hot(&mut self, dirty: &mut DirtyPages) {
         let Self { hot, deferred, .. } = self;
-        // A deferred page that was discarded meanwhile must not be copied. The copy would put the page back
-        // into the checkpoint.
+        // If the program has discarded a deferred page, the page must not be copied. The copy would put the
+        // page back into the checkpoint.
         for found in dirty.ranges().iter().filter(|found| !found.content.must_read()) {
             cancel(deferred, found.range);
         }
@@ -90,8 +92,8 @@ impl HotPages {
         }
     }
 
-    /// Records the result of the scan in the pause. The pause copies these pages in any case, so they are no
-    /// longer due here.
+    /// Records the result of the scan in the pause. The pause copies the found pages in any case, so their
+    /// deferral is cancelled.
     pub(super) fn note_pause(&mut self, dirty: &DirtyPages) {
         for found in dirty.ranges() {
             cancel(&mut self.deferred, found.range);
@@ -115,7 +117,8 @@ impl HotPages {
             .map(|(page, _)| AddressRange::new(*page, *page + PAGE))
     }
 
-    /// Marks all deferred pages as no longer due. The caller has taken over their copies.
+    /// Marks all deferred pages as no longer due. Called when the caller has taken over the copying of the
+    /// pages.
     pub(super) fn mark_taken(&mut self) {
         self.deferred.iter_mut().for_each(|(_, is_due)| *is_due = false);
     }
@@ -140,8 +143,8 @@ impl HotPages {
         self.hot.extend(self.known.iter().filter(|known| known.score >= HOT_FROM).map(|known| known.page));
     }
 
-    /// Returns the pages, sorted by address, that were found by the pause and that pre-copy had already
-    /// copied or deferred.
+    /// Returns the pages with two reports: pre-copy had copied or deferred the page, and the pause has found
+    /// the page. The pages are sorted by address.
     fn copied_twice(&self) -> Vec<Address> {
         let pages = self.again.iter().flat_map(|range| range.pieces(PAGE)).map(|piece| piece.start);
         let mut twice: Vec<Address> = pages
@@ -233,7 +236,7 @@ mod tests {
         for _ in 0..HOT_FROM {
             assert_eq!(epoch(&mut hot, &[pages(1, 9), pages(20, 21)], &[pages(4, 6)]), (9, vec![]));
         }
-        // The pause finds both hot pages again and copies each of them once.
+        // The pause finds both hot pages again, and copies each page once.
         assert_eq!(epoch(&mut hot, &[pages(1, 9)], &[pages(4, 6)]), (6, vec![]));
         // The pause does not find page 4 again, so its deferred copy is due.
         assert_eq!(epoch(&mut hot, &[pages(1, 9)], &[pages(5, 6)]), (6, vec![pages(4, 5)]));

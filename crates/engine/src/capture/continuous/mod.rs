@@ -1,11 +1,11 @@
-//! Takes checkpoints of one subject (a protected process tree) again and again.
+//! Takes successive checkpoints of one subject. In this module, an *epoch* is a checkpoint in progress. A
+//! tracker finds the pages to which one process has written. Pre-copy copies pages while the subject runs.
 //!
-//! Owns: the values that are kept between two checkpoints (mappings, trackers, buffers), and the order of the
-//! steps of an epoch. Also pre-copy, which copies pages while the subject runs. A tracker finds written
-//! pages. An epoch is a checkpoint in progress.
-//! Invariants: a checkpoint in the log contains every page as it was in the pause. It does not matter whether
-//! the page was copied in this pause, in pre-copy or in an earlier epoch. After a failure, the next
-//! checkpoint is a full one. Inside the pause, only pages that have changed since their last copy are copied.
+//! Owns: the values that are kept between two checkpoints (mappings, trackers, buffers); the order of the
+//! steps of an epoch; pre-copy.
+//! Invariants: a checkpoint in the log contains every page as the page was in the pause. The page may have
+//! been copied in this pause, in pre-copy or in an earlier epoch. After a failure, the next checkpoint is a
+//! full one. Inside the pause, only pages that have changed since their last copy are copied.
 //! Does not: decide when the next checkpoint is due, or write data to the disk.
 
 mod attempt;
@@ -51,33 +51,35 @@ use super::reserve::Expected;
 use super::watched::Watched;
 use crate::error::{EngineError, Result};
 
-/// Maximum time that a subject stays stopped until the checkpoint to compare is durable. An operator who
-/// requests a comparison expects a stop of seconds. The limit covers a disk that has failed.
+/// Maximum time that a comparison waits until the checkpoint is durable. The subject is stopped during this
+/// wait. An operator who requests a comparison expects a stop of seconds. With a failed disk, the limit ends
+/// the wait.
 const VERIFY_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Number of scans by `track` between two updates of the trackers with new mappings. Each update takes a
-/// pause.
+/// Number of scans by `Continuous::track` between two updates of the trackers. An update adds new mappings to
+/// the trackers, and needs a pause.
 const SCANS_PER_COVER: u64 = 64;
 
 /// The state of continuous checkpointing of one subject, kept from one checkpoint to the next.
 pub struct Continuous {
     root: Pid,
-    /// `None` before the first checkpoint, and after a failed one.
+    /// The inspected state of the subject. `None` before the first checkpoint, and after a failed checkpoint.
     before: Option<Before>,
     spaces: Spaces,
-    /// The next checkpoint is a full one.
+    /// Whether the next checkpoint must be a full one.
     is_whole: bool,
-    /// Number of scans by `track`, which take no checkpoint.
+    /// Number of scans by `track`.
     scans: u64,
     /// Time that the subject was stopped for aborted captures since the last checkpoint.
     aborted: Duration,
-    /// Number of pages that the next pause and the urgent rounds before it may copy. An urgent round is a
-    /// pre-copy round with raised priority.
+    /// Estimate of the pages that the next pause and its urgent rounds will copy. An urgent round is a
+    /// pre-copy round with raised priority, directly before the pause.
     expected: Expected,
-    /// Number of pages that the pre-copy of the next checkpoint may copy.
+    /// Estimate of the pages that the pre-copy of the next checkpoint will copy, without the urgent rounds.
     expected_before: Expected,
     found: Found,
-    /// Holds the packets that the subject sends, until a checkpoint that contains the sending is durable.
+    /// Holds each packet that the subject sends. The packet is released when a checkpoint that was taken
+    /// after the sending is durable.
     hold: Option<Arc<PacketHold>>,
     /// Binds the state of files to each checkpoint, if files are watched.
     watched: Watched,
@@ -85,7 +87,7 @@ pub struct Continuous {
     member: Option<GroupMember>,
 }
 
-/// Results of the current checkpoint, apart from records and pages.
+/// Results of the current checkpoint that are neither records nor pages.
 #[derive(Default)]
 struct Found {
     /// Regular files that the subject may write.
@@ -181,7 +183,8 @@ impl Continuous {
         Ok(taken.map(|(taken, ())| taken))
     }
 
-    /// Like `checkpoint`, but leaves the subject stopped. The log makes the checkpoint durable meanwhile.
+    /// Like `checkpoint`, but leaves the subject stopped. The caller resumes or kills the subject through
+    /// `Held`. The log makes the checkpoint durable at the same time.
     ///
     /// # Errors
     ///
@@ -199,7 +202,7 @@ impl Continuous {
     }
 
     /// Like `checkpoint_and_hold`, for one subject of a group. All subjects of the group are stopped before
-    /// the first one is captured. The final stop has no pause budget, and is not repeated.
+    /// the first subject is captured. The stop for the capture has no pause budget, and is not repeated.
     ///
     /// # Errors
     ///
@@ -217,7 +220,7 @@ impl Continuous {
     }
 
     /// Like `checkpoint`, but compares the checkpoint with the subject before the subject is resumed. The
-    /// subject stays stopped until the checkpoint is written and is read back completely. `read` opens a
+    /// subject stays stopped until the checkpoint is written, read back and compared. `read` opens a
     /// checkpoint of the log.
     ///
     /// # Errors
@@ -247,16 +250,16 @@ impl Continuous {
         })
     }
 
-    /// Discards the inspected state and the trackers, so that the next checkpoint is a full one. The caller
-    /// must call this after the log has lost a checkpoint.
+    /// Discards the inspected state and the trackers, so that the next checkpoint is a full one. If the log
+    /// has lost a checkpoint, the caller must call this method.
     pub fn start_over(&mut self) {
         self.before = None;
         self.spaces.tracked.clear();
         self.is_whole = true;
     }
 
-    /// Scans for changed pages and begins a new tracking round, but copies nothing. This measures the cost of
-    /// tracking alone.
+    /// Scans for changed pages and begins a new tracking round, but copies nothing. Used to measure the cost
+    /// of tracking alone.
     ///
     /// # Errors
     ///
@@ -302,8 +305,8 @@ impl Continuous {
         options: &CheckpointOptions,
         take: impl FnOnce(&mut Self, Box<dyn OpenCheckpoint>, &CheckpointOptions) -> Result<T>,
     ) -> Result<Option<T>> {
-        // With `kill`, a capture may change a subject, because the subject ends afterwards. This subject
-        // continues to run.
+        // With `kill`, a capture may change the subject, because the subject ends afterwards. Here, the
+        // subject continues to run, so `kill` is cleared.
         let options = CheckpointOptions { kill: false, ..options.clone() };
         let base = if self.is_whole { Base::Nothing } else { Base::Newest };
         let Some(epoch) = log.begin(options.sequence, base)? else { return Ok(None) };
@@ -330,8 +333,9 @@ impl Continuous {
             let time = captured.0.time;
             let (mut phases, left) = leave(subject, captured)?;
             let mut laps = Stopwatch::start();
-            // Pass the copied pages to the log first. If a later step fails, the next attempt needs these
-            // pages in the epoch.
+            // The copied pages are passed to the log before the next step. If the next step fails, a new
+            // attempt follows. The trackers do not report the copied pages again, so the epoch must contain
+            // these pages.
             reserve.end()?;
             let records = subject.records(before).inspect_err(|_| subject.aborted += phases.pause())?;
             phases[Phase::Finish] = laps.lap();
@@ -380,16 +384,16 @@ impl Continuous {
     }
 
     /// Like `stop`, for a single checkpoint of a subject that was already inspected. Returns `None` if
-    /// tracking fails, or if the subject has opened a file with O_DIRECT meanwhile. The checkpoint then
-    /// contains no page of the subject.
+    /// tracking fails, or if the subject has opened a file with O_DIRECT since the inspection. After `None`,
+    /// the checkpoint contains no page of the subject.
     pub(super) fn stop_once<'a>(
         &mut self,
         before: &mut Before,
         sink: &'a dyn PageSink,
     ) -> Result<Option<StoppedCapture<'a>>> {
         before.processes.is_continuous = true;
-        // Pre-copy can be long. Without duplicates in this process, close(2) in the subject takes effect
-        // during pre-copy.
+        // Closes the duplicates of the subject's descriptors in this process. Pre-copy can be long. With open
+        // duplicates, close(2) in the subject would not release descriptions.
         before.descriptors.forget();
         let stopped = self.retry_transient(before, sink, |subject, before| {
             let arming = subject.arm(before, sink)?;
@@ -408,8 +412,8 @@ impl Continuous {
         outcome.map(|()| None)
     }
 
-    /// Ends all tracking of a subject that continues to run. This takes a pause of its own. Returns the
-    /// length of this pause.
+    /// Ends all tracking of a subject that continues to run. Stops the subject for this purpose, and returns
+    /// the length of the pause.
     pub(super) fn untrack(&mut self) -> Result<Duration> {
         self.spaces.tracked.values_mut().for_each(|tracked| tracked.tracker.unwind());
         let urgent = Urgent::begin();
@@ -423,10 +427,12 @@ impl Continuous {
         Ok(pause)
     }
 
-    /// Inspects the running subject. The first inspection is complete. Later ones inspect only new processes.
+    /// Inspects the running subject. The first call inspects everything. Each following call inspects only
+    /// new processes.
     ///
     /// The first inspection duplicates the descriptors of the subject to detect obstacles early, and closes
-    /// the duplicates at once. Pre-copy can be long, and close(2) in the subject must take effect meanwhile.
+    /// the duplicates at once. Pre-copy can be long, and close(2) in the subject must take effect during
+    /// pre-copy.
     fn survey(&mut self, options: &CheckpointOptions) -> Result<Before> {
         if let Some(mut before) = self.before.take() {
             before.descriptors.options = options.clone();
@@ -443,8 +449,9 @@ impl Continuous {
         Ok(before)
     }
 
-    /// Attaches trackers to the processes that have none. Then all pages of these processes can be copied
-    /// while the processes run. Returns the length of the pause for this; zero if no pause was necessary.
+    /// Attaches trackers to the processes without a tracker. After this call, pre-copy can copy the pages of
+    /// these processes. Returns the length of the necessary pause; zero if every process has a tracker
+    /// already.
     fn arm(&mut self, before: &mut Before, sink: &dyn PageSink) -> Result<Duration> {
         let mut living = before.processes.living.keys();
         let lacks_any = living.any(|pid| !self.spaces.tracked.contains_key(pid));

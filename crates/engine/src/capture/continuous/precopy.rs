@@ -1,12 +1,13 @@
-//! Pre-copy: copies pages before the final stop, so that the final stop copies few pages. First, pages are
-//! copied in rounds while the subject (the protected process tree) runs. Then they are copied in slices:
-//! stops that copy for at most the pause budget. Pre-copy ends when the remaining pages fit into one stop.
+//! Pre-copy: copies pages before the final stop, in which the checkpoint is captured. So the final stop copies
+//! few pages. First, dirty pages are copied in rounds, while the subject runs. If too many pages remain, pages
+//! are copied in slices. A slice is a stop that copies for at most the pause budget. Pre-copy ends when the
+//! remaining pages fit into one stop.
 //!
-//! Owns: the rounds, the decision whether a further round is worth its cost, and the loop that alternates
-//! between the stopped and the running subject.
-//! Invariants: a round copies all pages that its scan has found. Before a slice copies a page, the tracker is
-//! armed to report the next change of the page. A tracker finds the written pages of one process. In a slice,
-//! no wait for a free buffer exceeds the pause budget.
+//! Owns: the rounds; the decision whether one more round is worth its cost; the slices, and the times between
+//! slices, in which the subject runs.
+//! Invariants: a round copies all pages that its scan has found. Before a slice copies a page, the tracker
+//! (which finds written pages) is armed to report the next change of the page. In a slice, no wait for a free
+//! buffer exceeds the pause budget.
 //! Does not: decide about slices; `budget` does.
 
 use std::time::{Duration, Instant};
@@ -25,25 +26,28 @@ use super::spaces::Spaces;
 use super::taken::Counts;
 use crate::error::Result;
 
-/// Maximum time that a stopped subject waits for one buffer of a slow store. The limit is many times the
-/// duration of a write by a disk that works. It is short enough for the clients of the subject. If slices
-/// make no progress for this long, the subject runs until the store continues.
+/// Maximum time that a stopped subject waits for one buffer of a slow store. The limit is much longer than a
+/// write takes on a working disk, and short enough for the clients of the subject. If slices copy no page for
+/// this time, the subject runs until the store has a free buffer.
 pub(super) const STOPPED_WAIT_MAX: Duration = Duration::from_millis(250);
 
 /// Time to sleep if no buffer is free: a fraction of the time in which a disk writes one buffer.
 const BUFFER_POLL: Duration = Duration::from_micros(200);
-/// Assumed delay of such a sleep. On a virtual processor that was idle, the delay is 1 ms and more.
+/// Assumed maximum length of a sleep of `BUFFER_POLL`. On a virtual processor that was idle, the sleep takes
+/// at least 1 ms.
 const BUFFER_POLL_LATE: Duration = Duration::from_micros(1500);
 
-/// Pre-copy ends when a round has at most this many pages. Copying them takes about 30 µs.
+/// The rounds end when a round has found at most this number of pages. The copying of these pages takes about
+/// 30 µs.
 pub(super) const RESIDUAL_GOAL: PageCount = PageCount(32);
-/// Maximum predicted number of pages for the round after the inspection of the descriptors. Copying them
-/// takes about 5 ms.
+/// Maximum predicted number of pages for the round after the inspection of the descriptors. The copying of
+/// 4096 pages takes about 5 ms.
 pub(super) const LAST_ROUND_MAX: PageCount = PageCount(4096);
 
-/// Reports whether one more round will leave fewer pages to the pause. `round` and `before` are the pages of
-/// the last round and of the round before. If the processor or the store is busy, rounds shrink slowly. A
-/// pause that copies thousands of pages is long, so a slow decrease is accepted for large rounds.
+/// Reports whether one more round is worth its cost. `round` is the number of pages of the last round,
+/// `before` that of the previous round. A small round must halve the number. If the processor or the store is
+/// busy, the number falls slowly. A pause with thousands of pages is long, so for large rounds a decrease by
+/// an eighth is enough.
 fn is_worth_another(round: PageCount, before: PageCount) -> bool {
     let shrinks_to = if round > LAST_ROUND_MAX { before.get() - before.get() / 8 } else { before.get() / 2 };
     round.get() <= shrinks_to
@@ -57,7 +61,8 @@ impl Spaces {
         least < dirtied && dirtied <= most
     }
 
-    /// Copies dirty pages while the subject runs, until few are left or their number does not fall enough.
+    /// Copies dirty pages in rounds while the subject runs. Ends when few pages are left, or when the number
+    /// of pages no longer falls enough.
     pub(super) fn precopy(&mut self, before: &Before, sink: &dyn PageSink, is_new: bool) -> Result<()> {
         self.counts = Counts::default();
         // A read with O_DIRECT pins pages. A pinned page changes without a page fault, so that the tracker
@@ -78,7 +83,7 @@ impl Spaces {
         Ok(())
     }
 
-    /// Copies the pages that are dirty now. Returns their number.
+    /// Executes one round: copies the pages that are dirty now. Returns the number of these pages.
     pub(super) fn round(&mut self, before: &Before, sink: &dyn PageSink) -> Result<PageCount> {
         let pages = self.scan_running(before, sink, true)?;
         self.counts.rounds += 1;
@@ -101,22 +106,22 @@ impl Spaces {
         }
     }
 
-    /// Reports whether slices are possible. There must be a budget, and the tracker must report changes of
-    /// copied pages while the subject runs. With O_DIRECT, pages change without a report.
+    /// Reports whether slices are possible. There must be a pause budget, and the tracker must report every
+    /// change of a copied page while the subject runs. With O_DIRECT, pages change without a report.
     fn can_slice(&self) -> bool {
         self.budget.limit.is_some() && self.kind.properties().rearms_running && !self.bypasses_cache
     }
 
-    /// Reports whether new mappings with this many pages should be scanned before the final stop. Returns
-    /// `true` at most once in a checkpoint.
+    /// Reports whether new mappings with `fresh` pages should be scanned while the subject runs, before the
+    /// final stop. Returns `true` at most once in a checkpoint.
     pub(super) fn defers_fresh(&mut self, fresh: PageCount) -> bool {
         let defers = !self.counts.has_deferred_fresh && self.can_slice() && !self.budget.fits(fresh);
         self.counts.has_deferred_fresh |= defers;
         defers
     }
 
-    /// Returns the deadline for the copying in a final stop that began at `began`. `None`: the stop copies all
-    /// pages.
+    /// Returns the deadline for the copying in a final stop that began at `began`. `None` means that the stop
+    /// copies all pages.
     pub(super) fn copy_end(&self, began: Instant) -> Option<Deadline> {
         let spent = self.clock.now().saturating_duration_since(began);
         let end = if self.can_slice() { self.budget.copy_end(spent) } else { None };
@@ -135,16 +140,16 @@ impl Spaces {
         self.deferred(before) + self.pace.since(self.clock.now())
     }
 
-    /// Returns the predicted number of pages that final stops may copy. After slices, several final stops can
-    /// follow each other, because such a subject writes much. Allocating a buffer inside a stop takes longer
-    /// than copying pages into the buffer.
+    /// Returns the number of pages for which buffers are prepared before the final stops. A subject that needs
+    /// slices writes much, so several final stops may follow each other. Inside a stop, the allocation of a
+    /// buffer takes longer than the copying of pages into the buffer.
     pub(super) fn due_in_last(&self, before: &Before) -> PageCount {
         let due = self.due(before);
         if self.counts.slices.count > 0 { due.max(FLUSH_FROM + self.budget.pages_max()) } else { due }
     }
 
-    /// Scans the running subject. Defers the copies of dirty pages, or copies the pages at once if `copies`
-    /// is set. Returns the number of dirty pages.
+    /// Scans the running subject. With `copies`, copies the dirty pages immediately. Without `copies`, defers
+    /// the copies. Returns the number of dirty pages.
     pub(super) fn scan_running(
         &mut self,
         before: &Before,
@@ -166,8 +171,8 @@ impl Spaces {
         Ok(pages)
     }
 
-    /// Copies all deferred pages in slices. After each slice, the subject runs for `run`, while the copying
-    /// continues.
+    /// Copies all deferred pages in slices. After each slice, the subject runs for the time `run`, and the
+    /// copying continues.
     fn copy_in_slices(&mut self, before: &Before, sink: &dyn PageSink, run: Duration) -> Result<()> {
         let mut progress = Stopwatch::start();
         while self.deferred(before) > PageCount(0) {
@@ -206,8 +211,8 @@ impl Spaces {
         Ok(copied)
     }
 
-    /// Copies deferred pages until a deadline. If no buffer is free, sleeps and tries again, unless at most
-    /// `late` is left.
+    /// Copies deferred pages until a deadline. If no buffer is free, sleeps and tries again. Returns without a
+    /// sleep if at most the time `late` is left.
     fn copy_until(
         &mut self,
         before: &Before,
@@ -233,7 +238,7 @@ impl Spaces {
         }
     }
 
-    /// Updates the measured costs with a stop that has captured everything.
+    /// Updates the measured costs after a stop that has captured everything.
     pub(super) fn note_stop(&mut self, phases: &Phases) {
         let after = phases.after_copy();
         self.budget.note_fixed(phases.pause().saturating_sub(phases[Phase::Copy] + after), after);

@@ -1,8 +1,8 @@
-//! The address spaces of a subject (a protected process tree) between two checkpoints: trackers and copies of
-//! pages. A tracker finds the written pages of one process.
+//! Tracks the address spaces of a subject from one checkpoint to the next, and copies the changed pages. A
+//! tracker finds the pages to which one process has written.
 //!
-//! Owns: the trackers, the pages that the trackers have found, the measured rates, and the code that stops
-//! the subject for slices. A slice is a short stop that only copies pages.
+//! Owns: the trackers; the pages that the trackers have found; the measured rates; the code that stops the
+//! subject for slices. A slice is a short stop that only copies pages.
 //! Invariants: a stop copies only pages that have changed since their last copy.
 //! Does not: stop the subject, except for slices.
 
@@ -38,19 +38,19 @@ pub(super) struct Spaces {
     pub(super) tracked: HashMap<Pid, Tracked>,
     pub(super) dirty: DirtyPages,
     pub(super) freezer: Freezer,
-    /// The worker threads that help in a stop. The cell is empty until the subject is large enough for them.
-    /// It contains `None` if they cannot be used.
+    /// The worker threads that help in a stop. The cell is empty as long as the subject is too small for
+    /// workers. The cell contains `None` if workers cannot be used.
     pub(super) worker_pool: OnceCell<Option<Arc<WorkerPool>>>,
     /// The source of the time for decisions about the length of stops and slices.
     pub(super) clock: Clock,
     pub(super) pace: Pace,
     pub(super) budget: Budget,
-    /// The counts of the current or of the last checkpoint.
+    /// The counts of the current checkpoint. Between two checkpoints: the counts of the last checkpoint.
     pub(super) counts: Counts,
-    /// At the last inspection, a descriptor had O_DIRECT.
+    /// Whether a descriptor had O_DIRECT at the last inspection.
     pub(super) bypasses_cache: bool,
-    /// All pages that were reported dirty are in the epoch (the checkpoint in progress) or deferred. No
-    /// update of a tracker is incomplete.
+    /// Whether every page that was reported dirty is in the epoch (the checkpoint in progress) or deferred,
+    /// and no update of a tracker is incomplete.
     pub(super) is_orderly: bool,
 }
 
@@ -61,20 +61,21 @@ pub(super) struct Writing<'a> {
     pub(super) sink: &'a dyn PageSink,
 }
 
-/// Some pages did not fit into the pause budget, and are still to be copied.
+/// The result of a stop in which some pages did not fit into the pause budget. These pages are not yet
+/// copied.
 pub(super) struct PagesLeft;
 
 impl Memory for Writing<'_> {
     type Part = PagesLeft;
 
-    /// Updates the trackers. If the new mappings exceed the pause budget, the stop ends here. Their pages are
-    /// then found and protected while the subject runs.
+    /// Updates the trackers. If the new mappings have too many pages for the pause budget, ends the stop. The
+    /// pages of the new mappings are then found and protected while the subject runs.
     fn settle(&mut self, before: &mut Before, tree: &mut StoppedTree) -> Result<Option<PagesLeft>> {
         let fresh = self.spaces.settle(before, Prepared::new(), tree, self.sink)?;
         if self.spaces.defers_fresh(fresh) {
             return Ok(Some(PagesLeft));
         }
-        // Workers begin the scan here. If the stop ends before the scan is used, the next scan reports its
+        // Workers begin the scan here. If the stop ends before the result is used, the next scan reports this
         // result.
         self.spaces.begin_ahead(before);
         Ok(None)
@@ -93,8 +94,8 @@ impl Memory for Writing<'_> {
         self.watched.bind(before);
     }
 
-    /// Finds the pages that have changed since the last scan. Copies these pages and the deferred pages, as
-    /// long as the pause budget permits.
+    /// Finds the pages that have changed since the last scan. Copies these pages and the deferred pages until
+    /// the pause budget is used up.
     fn write(&mut self, before: &mut Before, phases: &mut Phases) -> Result<Option<PagesLeft>> {
         let Self { spaces, sink, .. } = self;
         spaces.is_orderly = false;
@@ -122,8 +123,8 @@ impl Memory for Writing<'_> {
         Ok((spaces.deferred(before) > PageCount(0)).then_some(PagesLeft))
     }
 
-    /// Copies shared objects completely. Other processes and descriptors can change such an object, and a
-    /// tracker of one address space does not see these changes.
+    /// Copies shared objects completely. Another process can change a shared object, also through a
+    /// descriptor. The tracker of one address space does not find these changes.
     fn write_objects(&mut self, before: &mut Before) -> Result<()> {
         let sink = self.sink;
         for gone in before.forget_objects() {
@@ -135,7 +136,8 @@ impl Memory for Writing<'_> {
             return Ok(());
         }
         for id in saved {
-            // A part that is a hole now may have had pages before. So the old pages are removed first.
+            // A part of the object that is a hole now may have had pages at the previous checkpoint.
+            // Therefore all old pages are removed first.
             sink.discard(object_space(id), EVERYTHING)?;
         }
         let mut copier = Copier::new(sink, sink.buffer()?);
@@ -162,13 +164,13 @@ impl Spaces {
         }
     }
 
-    /// Prepares trackers for running processes that have none. Skips a process that still uses the memory of
-    /// its parent (between vfork and exec). Its handles would stay with the memory of the parent: the tracker
-    /// would find nothing and report no error.
+    /// Prepares trackers for the running processes that have no tracker. Skips a process that still uses the
+    /// memory of its parent (between vfork and exec). The handles of its tracker would refer to the memory of
+    /// the parent. After the exec, this tracker would find no pages and report no error.
     pub(super) fn prepare(&self, before: &Before) -> Prepared {
         let new = before.processes.living.iter();
         let new = new.filter(|(pid, process)| !self.tracked.contains_key(pid) && !process.is_borrowed);
-        // A process that has ended meanwhile needs no tracker.
+        // `prepare` fails if the process has ended, and an ended process needs no tracker.
         let prepare = |(pid, process): (&Pid, &Process)| {
             Some((*pid, (process.stat.clone(), self.kind.prepare(*pid, &process.space.mappings).ok()?)))
         };
@@ -186,13 +188,14 @@ impl Spaces {
         sink: &dyn PageSink,
     ) -> Result<PageCount> {
         self.is_orderly = false;
-        // Remove the pages of ended processes, and of programs that exec has replaced. An image with pages of
-        // an address space without a process cannot be restored. This comes before new processes are covered,
-        // because a new process may have received the same space ID.
+        // Removes the pages of ended processes, and of programs that exec has replaced. If an image has pages
+        // of an address space without a process, the image cannot be restored. This removal comes before new
+        // processes are covered, because a new process may have the space id of an ended process.
         self.tracked.retain(|pid, tracked| {
             let is_current = before.processes.living.get(pid).is_some_and(|now| tracked.is_of(now));
             if !is_current {
-                // If the log has failed, `discard` fails, too. The commit of the epoch reports the failure.
+                // If the log has failed, `remove_pages` fails, too. The commit of the epoch reports the
+                // failure.
                 let _ = tracked.remove_pages(sink);
             }
             is_current
@@ -226,6 +229,6 @@ impl Spaces {
     }
 }
 
-/// Trackers that were prepared before their processes were stopped. Each has the process state for which it
-/// was prepared.
+/// Trackers that were prepared before their processes were stopped. Each entry also contains the process
+/// state at the time of the preparation.
 pub(super) type Prepared = HashMap<Pid, (Stat, Attach)>;

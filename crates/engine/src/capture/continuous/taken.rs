@@ -1,7 +1,7 @@
 //! The results of a checkpoint, and of tracking alone.
 //!
-//! Owns: the counts and the reports.
-//! Does not: fill them.
+//! Owns: the types for the counts and the reports.
+//! Does not: count; the other modules of `continuous` fill these types.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::super::pipeline::Captured;
 use super::super::reserve::Reserve;
 use super::budget::Throttle;
 
-/// A completed capture of a subject (a protected process tree). The log makes the checkpoint durable.
+/// A completed capture of a subject. The log may still be making the checkpoint durable.
 #[derive(Debug)]
 pub struct Taken {
     /// Reports when the checkpoint is durable.
@@ -28,10 +28,10 @@ pub struct Taken {
     pub timings: Timings,
     /// The length of each phase of the pause, and of the phases before and after the pause.
     pub phases: Phases,
-    /// How long the subject was stopped before that, to attach trackers to new processes and for aborted
-    /// captures. Usually zero.
+    /// How long the subject was stopped outside the pause and the slices: to attach trackers to new
+    /// processes, and for aborted captures. Usually zero.
     pub arming: Duration,
-    /// Earlier stops of this checkpoint in which pages were copied.
+    /// The stops before the pause in which pages were copied.
     pub slices: Slices,
     /// Number of pre-copy rounds.
     pub rounds: usize,
@@ -39,23 +39,25 @@ pub struct Taken {
     pub precopied: PageCount,
     /// Number of pages that were copied inside the pause.
     pub residual: PageCount,
-    /// Regular files that the subject may write, in their state of the pause.
+    /// Regular files that the subject may write, with their state in the pause.
     pub files: Vec<FileRecord>,
     /// Whether files can be rolled back exactly to this checkpoint; `None` without a watch.
     pub boundary: Option<Boundary>,
-    /// Idle TCP connections to processes outside the subject. A connection is idle if the subject has neither
-    /// read nor written since the previous checkpoint. If output is held, active connections are listed, too.
+    /// Idle TCP connections to processes outside the subject. A connection is idle if the subject has not
+    /// used the connection since the previous checkpoint. If output is held, active connections are listed,
+    /// too.
     ///
-    /// When the program dies, a restore can take over the connections that are still open here. The caller
-    /// must close the connections that the program uses. Until then, the peer does not see a close by the
-    /// program.
+    /// If the program dies, a restore can take over the connections that are still open in this process. If
+    /// the program uses a connection again, the caller must close this connection. As long as the caller has
+    /// the connection open, a close by the program does not reach the peer.
     pub connections: Vec<Arc<OwnedFd>>,
     /// The last packet that was held before the pause. The checkpoint contains the sending of this packet and
-    /// of all earlier ones.
+    /// of all packets before it.
     pub held_through: Option<PacketNumber>,
 }
 
-/// Stops before the final stop of a checkpoint. They keep the length of each stop within the pause budget.
+/// The slices of a checkpoint: the stops before the final stop. The copying is divided among several slices,
+/// so that no stop exceeds the pause budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Slices {
     /// Number of slices.
@@ -76,7 +78,7 @@ impl Slices {
 
 /// A stopped and captured subject, with its copied pages.
 pub(crate) struct StoppedCapture<'a> {
-    /// Fields are dropped in this order, so that the tree is resumed first.
+    /// The captured tree. Fields are dropped in the order of declaration, so the tree is resumed first.
     pub(crate) captured: Captured,
     /// The pages that were copied inside the pause.
     pub(crate) reserve: Reserve<'a>,
@@ -92,12 +94,12 @@ pub(super) struct Counts {
     pub(super) residual: PageCount,
     pub(super) slices: Slices,
     pub(super) throttle: Throttle,
-    /// The scan of new mappings was once deferred to the running subject.
+    /// Whether the scan of new mappings was already deferred once, to a time when the subject runs.
     pub(super) has_deferred_fresh: bool,
 }
 
 impl Counts {
-    /// Lets the next stop capture everything, without the pause budget.
+    /// Makes the next stop capture everything, without a pause budget.
     pub(super) fn complete(&mut self) {
         self.has_deferred_fresh = true;
         self.throttle.give_up();
@@ -107,7 +109,7 @@ impl Counts {
 /// The result and the cost of tracking alone.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tracking {
-    /// Number of pages that have changed since the last call.
+    /// Number of pages that have changed since the previous scan.
     pub pages: PageCount,
     /// Length of the scan.
     pub scan: Duration,

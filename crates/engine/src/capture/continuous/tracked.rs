@@ -1,10 +1,10 @@
-//! One tracked process: turns the reports of its tracker into entries of the log. A tracker finds the written
-//! pages of one process.
+//! Tracks one process. The tracker finds the pages to which the process has written. This module copies these
+//! pages into the log, or removes them from the checkpoint.
 //!
-//! Owns: the tracker, the ranges that the log contains, the guard regions of the process, and the ranges that
+//! Owns: the tracker; the mappings that the tracker knows; the guard regions of the process; the ranges that
 //! could not be read.
-//! Invariants: a dirty page is copied, or removed from the checkpoint. A page that could not be read while
-//! the process ran is read again when the process is stopped.
+//! Invariants: every dirty page is copied, or removed from the checkpoint. If a page cannot be read while the
+//! process runs, the page is read again when the process is stopped.
 //! Does not: know how dirty pages are found.
 
 use std::num::NonZeroU64;
@@ -30,8 +30,8 @@ use crate::error::Result;
 pub(super) const EVERYTHING: AddressRange =
     AddressRange { start: Address(0), end: Address(0x7fff_ffff_f000) };
 
-/// Maximum number of scans in one stop. A scan is repeated if mappings were replaced, so that the tracker had
-/// to be updated.
+/// Maximum number of scans in one stop. If a scan reports replaced mappings, the tracker is updated and the
+/// scan is repeated.
 const SCANS_MAX: usize = 4;
 
 /// The result of one or several scans.
@@ -56,8 +56,8 @@ pub(super) struct Tracked {
     /// Dirty pages that are still to be copied.
     pub(super) deferred: Deferred,
     pub(super) hot: HotPages,
-    /// Pages are copied in aligned groups of this many pages, within anonymous mappings only. In other
-    /// mappings, a group could contain pages of a file, which would be copied as private pages of the
+    /// Number of pages in a group. In anonymous mappings, pages are copied in aligned groups. In a mapping of
+    /// a file, a group could contain pages of the file, which would be copied as private pages of the
     /// process.
     pub(super) granularity: NonZeroU64,
     /// Anonymous mappings, sorted by address.
@@ -65,7 +65,7 @@ pub(super) struct Tracked {
 }
 
 impl Tracked {
-    /// Begins to track a stopped process. Removes all earlier pages of its address space from the checkpoint.
+    /// Begins to track a stopped process. Removes all pages of the process from the checkpoint.
     pub(super) fn attach(
         attach: Attach,
         process: &mut Process,
@@ -102,8 +102,8 @@ impl Tracked {
         Ok(sink.discard(self.space, EVERYTHING)?)
     }
 
-    /// Updates the tracker with the present mappings, and removes void pages from the checkpoint. Returns the
-    /// number of pages in mappings that no scan has seen.
+    /// Updates the tracker with the present mappings. Removes the pages of new mappings and of unmapped
+    /// ranges from the checkpoint. Returns the number of pages in mappings that no scan has seen.
     pub(super) fn cover(&mut self, process: &Process, sink: &dyn PageSink) -> Result<PageCount> {
         let mappings: Vec<Mapping> = process
             .space
@@ -121,7 +121,7 @@ impl Tracked {
         self.grouped = anonymous.map(|mapping| mapping.range).collect();
         if std::mem::replace(&mut self.covered, now).is_empty() {
             // The log contains no page of the process yet. Removals would have no effect, but would wake
-            // threads.
+            // threads of the log.
             return Ok(fresh);
         }
         for range in void {
@@ -135,7 +135,7 @@ impl Tracked {
     }
 
     /// Finds the pages that have changed since the last scan. Returns `false` if the running process has
-    /// ended or was replaced by exec. The next stop detects this.
+    /// ended, or if exec has replaced its program. The next stop handles both cases.
     pub(super) fn scan(&mut self, moment: Moment, dirty: &mut DirtyPages) -> Result<bool> {
         dirty.clear();
         match self.tracker.scan(moment, dirty) {
@@ -144,8 +144,8 @@ impl Tracked {
         }
     }
 
-    /// Finds the pages that have changed since the last scan, and defers their copies. Removes pages from the
-    /// checkpoint that are zero, absent or guard regions.
+    /// Finds the pages that have changed since the last scan, and defers their copies. Removes zero pages,
+    /// absent pages and guard regions from the checkpoint.
     pub(super) fn find(
         &mut self,
         process: &Process,
@@ -162,7 +162,8 @@ impl Tracked {
             found.scan += scanning.elapsed();
             dirty.widen(self.granularity, &self.grouped);
             match moment {
-                // A group is not deferred because one of its pages is hot.
+                // With groups, hot pages are not deferred. Otherwise one hot page would defer its whole
+                // group.
                 Moment::Running if self.granularity == NonZeroU64::MIN => self.hot.defer_hot(dirty),
                 Moment::Running => {}
                 Moment::Stopped => self.hot.note_pause(dirty),
@@ -197,8 +198,8 @@ impl Tracked {
         Ok(())
     }
 
-    /// Copies deferred pages. Without `until`, copies all of them. Otherwise, stops at the deadline, or when
-    /// no buffer is free. Returns the number of copied pages.
+    /// Copies deferred pages. Without `until`, copies all deferred pages. With `until`, ends at the deadline,
+    /// or when no buffer is free. Returns the number of copied pages.
     pub(super) fn copy_deferred(
         &mut self,
         process: &Process,
@@ -237,7 +238,7 @@ impl Tracked {
                 break;
             }
         }
-        // Few pages cannot be read; usually there are none.
+        // Usually, every page can be read.
         for failed in copier.take_failed() {
             self.unread.insert(failed);
         }
@@ -246,7 +247,7 @@ impl Tracked {
     }
 
     /// Inspects the pages that could not be read: guard regions, pages without access, and pages that no
-    /// longer exist. Copies the private pages among them.
+    /// longer exist. Copies the private pages in these ranges.
     pub(super) fn copy_unread(&mut self, process: &Process, sink: &dyn PageSink) -> Result<()> {
         if self.unread.is_empty() {
             return Ok(());

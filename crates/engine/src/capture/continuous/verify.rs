@@ -1,9 +1,9 @@
-//! Compares a checkpoint with its stopped subject (a protected process tree), page by page.
+//! Compares a checkpoint with the stopped subject, page by page. The compared image is read back from the
+//! store.
 //!
 //! Owns: the comparison.
 //! Invariants: the pages of the subject are found in the same way as for a single checkpoint, without
-//! trackers. A tracker is the component that finds written pages. The compared image is read back from the
-//! store.
+//! trackers (the components that find written pages).
 //! Does not: compare records, or report differences in the rseq structure of a thread (rseq(2)). The kernel
 //! may write to this structure between the copy and the comparison.
 
@@ -27,9 +27,10 @@ use super::super::pages;
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
 
-/// State of a thread that its tracer has stopped, in `/proc/PID/stat`.
+/// The state letter in `/proc/PID/stat` of a thread that its tracer has stopped.
 const TRACED: char = 't';
-/// Number of threads that read the image back. One thread waits for the device while the other compares.
+/// Number of threads that compare at the same time. `ImageReader::load` starts additional threads, which wait
+/// for the device.
 const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
 /// Maximum number of differences that are reported with their address.
 const REPORTED_MAX: usize = 8;
@@ -67,7 +68,7 @@ const ZERO: &str = "zero";
 const ABSENT: &str = "absent";
 const GUARD: &str = "guard region";
 
-/// Where the content of an address space or of a shared object is read.
+/// The source from which the content of an address space or of a shared object is read.
 enum Source<'a> {
     Process(ProcessSource<'a>),
     Object(&'a File),
@@ -89,8 +90,8 @@ struct Comparing<'a> {
 
 /// Compares an image with the stopped subject.
 pub(super) fn compare(before: &mut Before, tree: &StoppedTree, image: &ImageReader) -> Result<Comparison> {
-    // The guard regions that the tracker knows are part of the records. The scan replaces them, so they are
-    // put back after it.
+    // The records contain the guard regions that the tracker knows. `pages::scan` replaces these guard
+    // regions, so they are saved here, and put back after the scan.
     let known: HashMap<Pid, Vec<AddressRange>> =
         before.processes.living.iter().map(|(pid, process)| (*pid, process.space.guards.clone())).collect();
     let plan = pages::scan(before)?;
@@ -132,14 +133,15 @@ pub(super) fn compare(before: &mut Before, tree: &StoppedTree, image: &ImageRead
         }
     }
     let comparison = comparing.finish();
-    // If a process was killed during the comparison, its memory is gone. The differences then mean nothing.
+    // If a process was killed during the comparison, its memory no longer exists, so differences mean
+    // nothing.
     match tree.processes.iter().find(|stopped| !is_stopped(stopped)) {
         Some(gone) if comparison.differences > PageCount(0) => Err(EngineError::NoProcess(gone.pid)),
         _ => Ok(comparison),
     }
 }
 
-/// Reports whether the tracer still holds all threads of a process stopped.
+/// Reports whether all threads of a process are still stopped by the tracer.
 fn is_stopped(process: &StoppedProcess) -> bool {
     process.threads.iter().all(|thread| {
         tracee::procfs::thread_stat(process.pid, thread.tid()).is_ok_and(|stat| stat.state == TRACED)
@@ -161,8 +163,8 @@ impl Comparing<'_> {
         }
     }
 
-    /// Compares pages that are in no extent of the image. After a restore, such a page has the content of the
-    /// mapped file, or reads as zeros.
+    /// Compares pages that are in no extent of the image. A restore gives these pages the content of the
+    /// mapped file, or zeros.
     fn compare_missing(&self, space: SpaceId, range: AddressRange) {
         let Some(Source::Process(process)) = self.sources.get(&space) else {
             return self.compare_zeros(space, range, ABSENT);
@@ -214,8 +216,8 @@ impl Comparing<'_> {
         }
     }
 
-    /// Reports the first guard region that only the scan has found, and the first one that only the tracker
-    /// knows.
+    /// Notes the first guard region that only the scan has found, and the first guard region that only the
+    /// tracker knows.
     fn note_guards(&self, pid: Pid, known: &[AddressRange], found: &[AddressRange]) {
         let is_within = |all: &[AddressRange], range: &AddressRange| {
             RangeSet::from(all.to_vec()).gaps(*range).next().is_none()

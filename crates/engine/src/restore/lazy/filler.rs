@@ -1,15 +1,16 @@
-//! Fills the memory of processes that already run.
+//! Fills the memory of processes that already run. A thread that accesses a missing page waits until this module
+//! has filled the page.
 //!
 //! Owns: the thread that serves page faults, and the use of pages that background threads have read.
 //! Invariants: messages of userfaultfd(2) are read while no thread fills. Thus no thread fills pages that were just
-//! discarded, moved or unmapped. Before a forked child runs, its address space is recorded, and the fd holder
-//! ([`tracee::FdHolder`]) holds its userfaultfd. The checksum of each page is verified before a process gets the
-//! page.
+//! discarded, moved or unmapped. Before a forked child runs, its address space is recorded. At this time, the fd
+//! holder ([`tracee::FdHolder`]) already holds the userfaultfd of the child. The checksum of each page is verified
+//! before a process gets the page.
 //! Does not: end processes.
 //!
 //! While a process is changing its memory, an attempt to fill its pages fails. The next attempt determines again
-//! which address spaces need the pages. A process that forks is changing its memory until the message about the
-//! fork is read. The thread that fills the parent therefore also fills a child that was forked without a page.
+//! which address spaces need the pages. A fork counts as a change until its message is read. So an attempt for the
+//! parent fails until the child is recorded, and the next attempt fills the page in both processes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,8 +31,8 @@ use crate::error::Result;
 /// The size of the aligned block around a requested page. The block is filled first, before the other pages of the
 /// same extent.
 const AROUND_BYTES: ByteCount = ByteCount(64 << 10);
-/// The maximum number of bytes that a background thread copies in one call. A thread that waits for a page can also
-/// have to wait for this copy, about 50 µs.
+/// The maximum number of bytes that a background thread copies in one call. If a thread waits for a page, this copy
+/// can delay the thread by about 50 µs.
 const CHUNK_BYTES: ByteCount = ByteCount(256 << 10);
 /// The wait before the next attempt, while a process is changing its memory.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
@@ -59,7 +60,7 @@ impl<'a> Filler<'a> {
         Self { reader, spaces: RwLock::default(), keep, is_over: AtomicBool::new(false) }
     }
 
-    /// Adds an address space. When this returns, the fd holder holds a duplicate of the userfaultfd.
+    /// Adds an address space. When this function returns, the fd holder holds a duplicate of the userfaultfd.
     pub(super) fn add(&self, space: LiveSpace) -> Result<()> {
         self.keep(&space)?;
         self.write().push(space);
@@ -77,23 +78,23 @@ impl<'a> Filler<'a> {
         self.write().clear();
     }
 
-    /// Makes the background threads fail. Missing pages stay missing.
+    /// Makes the background threads fail. Pages that are still missing stay missing.
     pub(super) fn stop(&self) {
         self.is_over.store(true, Ordering::SeqCst);
     }
 
-    /// Serves page faults, and follows the memory changes of the processes, until the other end of the pipe
+    /// Serves page faults, and follows the memory changes of the processes. Returns when the write end of the pipe
     /// `ending` is closed.
     ///
     /// # Errors
     ///
-    /// The error for the first page that could not be read or filled, or for a child whose userfaultfd could not be
-    /// sent to the fd holder. Threads that wait for a page continue to wait.
+    /// The error for the first page that could not be read or filled. Also the error of sending the userfaultfd of
+    /// a child to the fd holder. After an error, threads that wait for a page continue to wait.
     pub(super) fn serve(&self, ending: BorrowedFd<'_>) -> Result<()> {
         let (mut messages, mut faults, mut buffer) = (Messages::default(), Vec::new(), Vec::new());
-        // A thread that waits for a page also waits until this thread gets a processor: raise the priority. Without
-        // the permission, faults are only served later. The background threads keep their priority: raising it for
-        // a time starved the program (for 0.4 s, EEVDF, Linux 6.18).
+        // A thread that waits for a page also waits until this thread gets a processor. Therefore this thread gets
+        // a higher priority. Without the permission for this, faults are served more slowly. The background threads
+        // keep their normal priority, because a raised priority starved the program for 0.4 s (EEVDF, Linux 6.18).
         let urgent = Attributes { policy: FIFO, priority: 1, ..Attributes::default() };
         let _ = scheduling::set_attributes(CALLING, &urgent);
         loop {
@@ -113,7 +114,7 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Reads all messages while no thread fills.
+    /// Reads all messages while no thread fills, and applies the messages.
     fn listen(&self, messages: &mut Messages, faults: &mut Vec<Fault>) -> Result<()> {
         let mut spaces = self.write();
         let mut number = 0;
@@ -174,7 +175,7 @@ impl<'a> Filler<'a> {
         self.read().get(number).map_or(Ok(Filled::Done), step)
     }
 
-    /// Fills pages that were read in the background, in each address space that needs these pages.
+    /// Fills pages that background threads have read, in each address space that needs these pages.
     pub(super) fn fill(&self, run: &LoadedRun<'_>) -> Result<()> {
         for (extent, bytes) in run.iter() {
             for range in extent.range().pieces(CHUNK_BYTES) {
@@ -200,7 +201,7 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Sends a duplicate of the userfaultfd to the fd holder. The message, which waits in the socket, keeps the
+    /// Sends a duplicate of the userfaultfd to the fd holder. The message stays in the socket, and keeps the
     /// duplicate open.
     fn keep(&self, space: &LiveSpace) -> Result<()> {
         let message = Message { bytes: &[0], rights: &[space.descriptor.as_fd()], ..Message::default() };

@@ -1,7 +1,7 @@
 //! Lazy restore (post-copy): the program runs before all of its memory is filled.
 //!
-//! Owns: the choice of the memory that is filled later, and the order of registration with userfaultfd(2), filling
-//! and release.
+//! Owns: the choice of the memory that is filled later; the order of the steps: registration with userfaultfd(2),
+//! start of the program, filling, release.
 //! Invariants: the program never reads a missing page as zeros. A thread that accesses a missing page waits until
 //! the page is filled. The tree is killed if a page cannot be filled, or if this program dies
 //! (`tracee::post_restore_tracer`). When all memory is filled, the tree runs without userfaultfd and without a
@@ -31,23 +31,23 @@ use crate::error::{EngineError, Result};
 use filler::Filler;
 use spaces::LiveSpace;
 
-/// Areas (mappings) with fewer stored bytes are filled before the start, because registration takes longer than
-/// filling.
+/// Areas (mappings) with fewer stored bytes are filled before the program starts, because registration takes
+/// longer than filling.
 const MAPPING_BYTES_MIN: ByteCount = ByteCount(256 << 10);
-/// Trees with fewer stored bytes are filled before the start, because filling takes less time than tracing the
-/// tree.
+/// Trees with fewer stored bytes are filled before the program starts, because filling takes less time than
+/// tracing the tree.
 const TREE_BYTES_MIN: ByteCount = ByteCount(8 << 20);
-/// Flags of `/proc/PID/smaps` with which an area can be filled later. Every other flag prevents later filling:
-/// locked memory must be present, and stacks grow. userfaultfd(2) does not report areas that fork(2) omits or
-/// wipes.
+/// An area can be filled later if all its flags in `/proc/PID/smaps` are in this list. Examples of missing flags:
+/// locked memory must be present from the start, and stacks grow. userfaultfd(2) does not report areas that
+/// fork(2) omits or wipes.
 const FLAGS: [&str; 7] = ["nr", "nh", "hg", "dd", "rr", "sr", "mw"];
 /// The size of the send buffer for messages to the fd holder, in bytes. Each message carries one descriptor; the
 /// buffer has space for some thousand messages.
 const FD_HOLDER_QUEUE_BYTES: i32 = 8 << 20;
 const SOCK_STREAM: i32 = 1;
 
-/// Memory that is filled later, and the fd holder. The fd holder is a process that keeps the userfaultfds open if
-/// this program dies, until the tree is killed.
+/// Memory that is filled later, and the fd holder. The fd holder is a process. If this program dies, the fd holder
+/// keeps the userfaultfds open until the tree is killed.
 pub(super) struct Lazy {
     areas: Vec<(Pid, SpaceId, Vec<AddressRange>)>,
     fd_holder: FdHolder,
@@ -55,7 +55,7 @@ pub(super) struct Lazy {
 }
 
 impl Lazy {
-    /// Chooses the memory that is filled later. Returns `None` if there is too little of this memory, and
+    /// Chooses the memory that is filled later. Returns `None` if the chosen memory is too small. Fails with
     /// `LazyMissing` if the kernel lacks a feature. Must be called before the first change.
     pub(super) fn prepare(plan: &Plan, index: &PageIndex) -> Result<Option<Self>> {
         let areas = choose(plan, index);
@@ -64,12 +64,12 @@ impl Lazy {
         }
         probe().map_err(EngineError::LazyMissing)?;
         let (keep, kept) = sys::socket::pair(SOCK_STREAM)?;
-        // With the default buffer, there is space for some hundred messages.
+        // An error is ignored: the default buffer has space for some hundred messages.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&keep, FD_HOLDER_QUEUE_BYTES as usize);
         let numbers = plan.living().flat_map(|process| process.threads.iter().map(|thread| thread.tid));
         let taken: HashSet<Tid> = numbers.chain(plan.pids().into_iter().map(Pid::leader)).collect();
         let fd_holder = FdHolder::spawn(&taken)?;
-        // From now on, only the fd holder has the receiving end.
+        // After this line, only the fd holder has the receiving end.
         drop(kept);
         Ok(Some(Self { areas, fd_holder, keep }))
     }
@@ -96,8 +96,8 @@ impl Lazy {
     }
 }
 
-/// Registers the memory that is filled later, then completes and resumes the tree with `finish`. Calls `running`,
-/// and fills the registered memory.
+/// Registers the memory that is filled later. Calls `finish`, which completes and resumes the tree. Then calls
+/// `running`, and fills the registered memory.
 pub(super) fn run(
     lazy: Lazy,
     reader: &ImageReader,
@@ -115,7 +115,8 @@ pub(super) fn run(
         let mut post_restore_tracer = PostRestoreTracer::default();
         let outcome = finish(built, &mut post_restore_tracer).and_then(|()| {
             running();
-            // One thread, half as many as fill memory before the start: the running program needs processors, too.
+            // One computing thread: half of the threads that fill memory before the start. The running program
+            // needs processors, too.
             let background = scope.spawn(|| reader.load(&extents, NonZeroUsize::MIN, |run| filler.fill(run)));
             let is_complete = attend(&mut post_restore_tracer, &filler, &server, &background);
             if !matches!(is_complete, Ok(true)) {
@@ -130,10 +131,12 @@ pub(super) fn run(
             .map_err(lost)
         });
         if outcome.is_err() || server.is_finished() {
-            // Kill the tree while threads still wait for missing pages.
+            // Kills the tree while threads still wait for missing pages, so that no thread reads a missing page as
+            // zeros.
             post_restore_tracer.kill();
             drop(end);
-            // The error of the server is returned first, because other errors follow from this error.
+            // If the server has failed, its error is returned, because the error in `outcome` is only a
+            // consequence.
             return joined(server).map_err(lost).and(outcome);
         }
         drop(end);
@@ -144,7 +147,8 @@ pub(super) fn run(
     })
 }
 
-/// Traces a running tree until all of its memory is filled. Returns false if the tree or the server ends first.
+/// Traces a running tree until all of its memory is filled. Returns false if the tree or the server ends before
+/// that.
 fn attend(
     post_restore_tracer: &mut PostRestoreTracer,
     filler: &Filler<'_>,
@@ -183,8 +187,8 @@ fn probe() -> std::result::Result<(), Error> {
     userfaultfd::begin_for_missing(descriptor.as_fd())
 }
 
-/// Chooses the private anonymous areas (mappings) for which an image stores many bytes. Each row contains a pid,
-/// its page space and its areas. Returns no row if the total is small.
+/// Chooses the private anonymous areas (mappings) for which an image stores many bytes. Each row contains the pid,
+/// the page space and the chosen areas of a process. Returns no row if the total number of bytes is small.
 pub(super) fn choose(plan: &Plan, index: &PageIndex) -> Vec<(Pid, SpaceId, Vec<AddressRange>)> {
     let mut chosen = Vec::new();
     let mut total = 0;

@@ -1,17 +1,18 @@
-//! Finds the origin in the image of each missing page of a running process.
+//! Finds the origin of each missing page of a running process. The origin is the address that the page had at the
+//! checkpoint. The image stores the page under this address.
 //!
-//! Owns: [`LiveSpace`]: the pieces of one address space, while the program moves, discards and unmaps memory, and
-//! forks. A piece is a range of pages that are filled from the image.
+//! Owns: [`LiveSpace`], the list of pieces of one address space. A piece is a range of pages that are filled from
+//! the image. The program changes the pieces when it moves, discards or unmaps memory, or forks.
 //! Invariants: a page that the program has discarded or unmapped is never filled from the image again. A page that
-//! is still missing is in a piece, also after the program has moved the page. A child that was forked without the
-//! page has the piece in its own address space.
+//! is still missing is in a piece, also after the program has moved the page. If the page is missing at a fork, the
+//! address space of the child has this piece, too.
 //! Does not: read the image, or wait.
 //!
-//! The kernel sends a message about a change of memory only when the change is complete, and two threads can change
-//! memory at the same time. Thus the message about a move into a range can arrive before the message about an
-//! earlier unmap of this range. In this case, `watched` still contains the range when the move arrives. The range
-//! is then added to `deferred`, and the late message about the unmap removes no piece. The kernel sends two
-//! messages for each move: first the move, then the unmap of the old range.
+//! The kernel sends a message about a change of memory only when the change is complete. Two threads can change
+//! memory at the same time. For example, one thread unmaps a range, and then another thread moves memory into this
+//! range. The message about the move can arrive first, while `watched` still contains the range. The range is then
+//! added to `deferred`. When the message about the unmap arrives, `deferred` contains the range, so no piece is
+//! removed. For each move, the kernel sends two messages: first the move, then the unmap of the old range.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -33,7 +34,7 @@ struct Piece {
 #[derive(Clone, Debug)]
 pub(super) struct LiveSpace {
     pub(super) descriptor: Arc<OwnedFd>,
-    /// The page space of the image with which this address space began.
+    /// The page space of the image from which this address space is filled.
     pub(super) image: SpaceId,
     pieces: Vec<Piece>,
     watched: RangeSet,
@@ -43,9 +44,9 @@ pub(super) struct LiveSpace {
 /// The outcome of an attempt to fill memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Filled {
-    /// No page of the range still has to be filled from the image.
+    /// Every page of the range is filled, or no longer needs to be filled.
     Done,
-    /// The process is changing its memory. The caller must read the messages of the userfaultfd, and then retry.
+    /// The process is changing its memory. The messages of the userfaultfd must be read before the next attempt.
     Again,
 }
 
@@ -84,7 +85,8 @@ impl LiveSpace {
         let moved: Vec<Piece> = self.pieces.iter().filter_map(|piece| piece.within(from)).collect();
         self.removed(from);
         self.watched.remove(from);
-        // `watched` still contains this part of the target, so the message about its unmap is pending.
+        // `watched` still contains this part of the target, so the message about the unmap of this part has not
+        // arrived.
         for range in self.watched.within(target) {
             self.deferred.insert(range);
         }
@@ -97,7 +99,7 @@ impl LiveSpace {
         }));
     }
 
-    /// Returns the origin in the image of a missing page; `None` if the page is zero.
+    /// Returns the origin of a missing page; `None` if the page is zero.
     pub(super) fn origin(&self, page: Address) -> Option<Address> {
         let piece = self.pieces.iter().find(|piece| piece.at.contains(page))?;
         Some(piece.origin + (page - piece.at.start))
@@ -125,7 +127,8 @@ impl LiveSpace {
             let (done, outcome) = userfaultfd::copy(self.descriptor.as_fd(), at, &bytes[..length]);
             let skipped = match outcome {
                 Ok(()) => 0,
-                // The next attempt returns the reason why this attempt stopped.
+                // The call has copied some pages. The call for the remaining pages returns the reason why this call
+                // has stopped.
                 Err(Errno::EAGAIN) if done.get() > 0 => 0,
                 Err(Errno::EAGAIN) => return Ok(Filled::Again),
                 Err(Errno::EEXIST) => page,

@@ -1,8 +1,17 @@
-//! Captures a TCP socket.
+//! Captures a TCP socket of the subject (the protected program).
+//!
+//! A connection is *inside* if both of its ends are sockets of the subject. All other connections are *outside*. With
+//! `kills`, the subject is killed after the checkpoint. The restored subject *takes over* the connections, and
+//! continues them with the captured state. Without `kills`, the subject continues after the checkpoint. The capture
+//! then records the *progress* of an outside connection: how many bytes the program has read and written. If the
+//! subject dies, a connection without progress since the checkpoint can be kept.
+//!
+//! The capture runs inside the pause, while all threads of the subject are stopped. `inside` reads each socket.
+//! `relate` runs after `inside` of all sockets, and knows which connections are inside.
 //!
 //! Owns: the order of the reads, and reverting their effects on the live socket.
-//! Invariants: with `kills` (the checkpoint kills the subject), no packet changes a connection after its capture, and
-//! the end of the connection sends no packet.
+//! Invariants: with `kills`, no packet changes a connection after its capture. When the subject is killed, the kernel
+//! sends no packet for a captured connection.
 //! Does not: decide how the socket is restored; `restore` does.
 
 use std::net::SocketAddr;
@@ -41,22 +50,23 @@ pub(super) const MULTIPATH: (&str, &str) = (
     "let the program or its client use TCP (GODEBUG=multipathtcp=0 for a Go program)",
 );
 
-/// Connections whose packets must be dropped before their process is killed. The first socket that runs the packet
-/// filter command locks all connections of this list at once.
+/// Outside connections whose packets must be dropped before the subject is killed. `relate` adds a connection to this
+/// list. The first call of `after` runs one command that makes the packet filter drop the packets of all connections
+/// in the list.
 static TO_LOCK: Mutex<Vec<(SocketAddr, SocketAddr)>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 pub(super) struct Capture {
     family: Family,
     kills: bool,
-    /// Set when outside connections are not taken over although the subject is killed.
+    /// Set when outside connections are not taken over, even if the subject is killed.
     loses: bool,
     inherited: Option<InheritedSocket>,
     sockets: Sockets,
     fresh: Rc<Fresh>,
-    /// Facts that were read before the pause. Set only for a connection of a subject that continues.
+    /// Facts about a connection that were read before the pause. Not used with `kills`.
     recent: Option<Recent>,
-    /// Options that were read in the pause.
+    /// Options that were read inside the pause.
     options: Option<Options>,
     seen: Seen,
     state: Option<State>,
@@ -68,7 +78,7 @@ pub(super) struct Capture {
 struct Seen {
     info: Option<Info>,
     addresses: Option<(SocketAddress, SocketAddress)>,
-    /// Set when the output of the socket is held, from this pause or an earlier pause on.
+    /// Set when the packets that the socket sends are held back until the next checkpoint is complete.
     is_held: bool,
 }
 
@@ -76,11 +86,13 @@ struct Seen {
 #[derive(Debug)]
 struct Recent {
     options: Rc<Options>,
-    /// Socket cookie, which identifies the connection.
+    /// The socket cookie (SO_COOKIE), which identifies the socket.
     cookie: u64,
 }
 
-/// Changes that the capture has made to the live socket.
+/// Changes that the capture has made to the live socket. The socket has a filter that drops all packets (`filtered`),
+/// is in repair mode (`repaired`), or has an entry in the packet filter (`locked`). `reuse` is the original value of
+/// SO_REUSEADDR. `release` reverts the changes.
 #[derive(Debug)]
 struct Held {
     reuse: i32,
@@ -121,7 +133,8 @@ impl Capture {
         let addresses = self.seen.addresses.take();
         let ends = addresses.as_ref().and_then(|(local, peer)| ends(local, peer));
         let is_inside = ends.is_some_and(|ends| self.sockets.has_other_end(ends.0, ends.1));
-        // For an outside connection, the result of `inside` is used, even if packets have arrived since then.
+        // If the subject continues, the TCP_INFO that `inside` has read is used for an outside connection. Packets
+        // may have arrived after this read, but the progress must be computed from this read.
         let seen = self.seen.info.filter(|_| addresses.is_some() && !is_inside && !self.kills);
         let info = seen.map_or_else(|| tcp_repair::info(socket), Ok)?;
         let state = TcpState::from_number(info.state);
@@ -150,14 +163,16 @@ impl Capture {
         if is_connected(state) {
             self.read_connection(description, is_inside, &mut saved)?;
         }
-        // An ended MPTCP connection has no more state than an ended TCP connection.
+        // An MPTCP connection has ended, or is restored as a connection that has ended. A TCP socket is enough for
+        // both cases.
         if saved.family.protocol == IPPROTO_MPTCP && (is_connected(state) || saved.ended.is_some()) {
             saved.family.protocol = IPPROTO_TCP;
         }
         Ok(saved)
     }
 
-    /// Restores the program's own BPF filter, or removes our filter if the program had none.
+    /// Replaces the filter that this capture has attached by the program's own filter. If the program has no filter,
+    /// detaches the filter of this capture.
     fn remove_filter(&mut self, socket: BorrowedFd<'_>) {
         let is_filtered = self.held.as_mut().is_some_and(|held| std::mem::take(&mut held.filtered));
         if is_filtered {
@@ -168,7 +183,7 @@ impl Capture {
         }
     }
 
-    /// Reads the options in the pause, if they have not been read yet.
+    /// Reads the options, if they were not yet read in this pause.
     fn read_options(&mut self, socket: BorrowedFd<'_>) -> Result<()> {
         if self.options.is_none() {
             self.options = Some(Options::read(socket, &self.fresh)?);
@@ -214,8 +229,8 @@ impl Capture {
         Ok(())
     }
 
-    /// Sets the mark that makes the packet filter hold the socket's output. A mark that the program itself has set is
-    /// not replaced.
+    /// Marks the socket, so that the packet filter holds back its output. Does nothing if output is not held back. If
+    /// the program itself has set a mark, the mark stays, and the output of this socket is not held back.
     fn mark(&mut self, socket: BorrowedFd<'_>) -> Result<()> {
         let Some(mark) = self.sockets.mark().filter(|_| self.inherited.is_none()) else { return Ok(()) };
         if self.family.protocol == IPPROTO_TCP {
@@ -228,8 +243,9 @@ impl Capture {
         Ok(())
     }
 
-    /// Saves the progress of an outside connection. The socket is kept if the progress has not changed since the
-    /// previous checkpoint. With [`Keep::Any`], the socket is always kept.
+    /// Saves the progress of an outside connection: the number of bytes that the program has read and written. If the
+    /// progress has not changed since the previous checkpoint, a duplicate of the socket is kept open. With
+    /// [`Keep::Any`], the duplicate is kept in every case.
     fn note_progress(&self, socket: BorrowedFd<'_>, saved: &mut State, which: Keep) -> Result<()> {
         let (Some(recent), Some(info)) = (&self.recent, &self.seen.info) else { return Ok(()) };
         if tcp_progress::is_open(saved.tcp_state()) && self.family.protocol == IPPROTO_TCP {
@@ -245,7 +261,7 @@ impl FdCapture for Capture {
     fn inside(&mut self, description: &Description) -> Result<()> {
         let socket = description.as_fd();
         (self.held, self.options, self.seen) = (None, None, Seen::default());
-        // The mark is set before the state is read, so that output sent in the meantime is held.
+        // The mark is set before the state is read, so that packets that are sent during the read are held back.
         self.mark(socket)?;
         let info = tcp_repair::info(socket)?;
         let state = TcpState::from_number(info.state);
@@ -258,11 +274,11 @@ impl FdCapture for Capture {
             self.seen.addresses = Some(addresses);
         }
         if self.kills && is_connected(state) && self.inherited.is_none() {
-            // The options are read before our filter is attached, since a filter is one of the options.
+            // The options are read before a filter is attached here, since the options include the program's filter.
             self.read_options(socket)?;
             let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
-            // A filter that the program has locked cannot be replaced. Then only the table of `vacated` drops
-            // packets.
+            // If the program has locked its filter, the filter cannot be replaced. The packets of the connection are
+            // then dropped only from `after` on, by the packet filter table of `vacated`.
             let filtered = socket_option::attach_filter(socket, &FILTER_DROPS_ALL).is_ok();
             self.held = Some(Held { reuse, filtered, repaired: false, locked: None });
         }
@@ -293,7 +309,7 @@ impl FdCapture for Capture {
     fn release(&mut self, description: &Description) {
         let Some(held) = self.held.take() else { return };
         let socket = description.as_fd();
-        // Errors are ignored, since the subject continues even if a step fails.
+        // Errors are ignored, because the subject continues even if the socket cannot be reverted.
         if held.repaired {
             let _ = connection::leave(socket, held.reuse, Repair::Off);
         }
@@ -304,7 +320,7 @@ impl FdCapture for Capture {
     }
 }
 
-/// Reports whether a socket in this state is one end of a connection.
+/// Reports whether a socket in this state has a connection that is established or half closed.
 pub(super) fn is_connected(state: Option<TcpState>) -> bool {
     matches!(
         state,
@@ -319,14 +335,14 @@ pub(super) fn is_connected(state: Option<TcpState>) -> bool {
     )
 }
 
-/// Reports whether the other end of a connection is a socket of the subject too.
+/// Reports whether the other end of a connection is a socket of the subject.
 fn is_inside(diag: &SockDiag, scope: &CaptureScope<'_>, ends: (SocketAddr, SocketAddr)) -> bool {
     let (local, peer) = (encode(ends.0), encode(ends.1));
     let other = diag.tcp_socket(&peer, &local).ok().flatten();
     other.is_some_and(|other| scope.socket(other.inode).is_some())
 }
 
-/// Calls [`is_inside`] for the connection of a description.
+/// Reports whether the connection of a description is inside.
 pub(super) fn has_peer_inside(description: &Description, scope: &CaptureScope<'_>) -> bool {
     let socket = description.as_fd();
     let local = socket::local(socket).ok();
@@ -336,8 +352,9 @@ pub(super) fn has_peer_inside(description: &Description, scope: &CaptureScope<'_
     diag.zip(ends).is_some_and(|(diag, ends)| is_inside(&diag, scope, ends))
 }
 
-/// Returns backlog and accept queue of a listener. The accepted connections of the queue have the listener's own
-/// holder (process and fd).
+/// Returns backlog and accept queue of a listener. The checkpoint has accepted the connections of the queue. No
+/// process of the subject has a descriptor of such a connection. Its description has the pid and the fd of the
+/// listener.
 fn read_listener(description: &Description, scope: &CaptureScope<'_>, backlog: u32) -> Listener {
     let holder: (Pid, Fd) = (description.pid, description.fd);
     let waiting = scope
@@ -348,7 +365,7 @@ fn read_listener(description: &Description, scope: &CaptureScope<'_>, backlog: u
     Listener { backlog, waiting: waiting.collect() }
 }
 
-/// Returns how the connection of a closed socket has ended; `None` if the socket was never connected.
+/// Returns how the connection of a closed socket has ended. Returns `None` if the socket was never connected.
 fn read_ended(socket: BorrowedFd<'_>) -> Result<Option<Ended>> {
     let events = events(socket)?;
     if !events.contains(PollFlags::RDHUP) {
@@ -357,7 +374,8 @@ fn read_ended(socket: BorrowedFd<'_>) -> Result<Option<Ended>> {
     Ok(Some(Ended { received: peek(socket)?, failed: events.contains(PollFlags::ERR) }))
 }
 
-/// Peeks the readable bytes. Does not peek if there are none, since a peek would then consume a pending error.
+/// Returns the readable bytes without consuming them. Makes no call of recv(2) if there are no readable bytes,
+/// because this call would consume a pending error.
 fn peek(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
     let length = socket::readable_bytes(socket)?;
     let mut bytes = vec![0; length];
@@ -381,7 +399,7 @@ fn unsupported(description: &Description, why: &str, fix: &str) -> ResourceError
     }
 }
 
-/// Returns both ends of a connection as addresses that can be compared.
+/// Returns local address and peer address in a form that can be compared.
 pub(super) fn ends(local: &SocketAddress, peer: &SocketAddress) -> Option<(SocketAddr, SocketAddr)> {
     parse_plain(local).zip(parse_plain(peer))
 }

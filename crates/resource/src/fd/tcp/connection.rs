@@ -1,7 +1,12 @@
-//! One end of an established or half-closed TCP connection.
+//! Reads and builds one end of a TCP connection that is established or half closed.
 //!
-//! Owns: reading the state of a live socket, and building a socket with this state, both in repair mode (TCP_REPAIR).
-//! Invariants: reading and building send no packet. A built socket stays in repair mode until it is started.
+//! In repair mode (TCP_REPAIR), a process can read and set sequence numbers and queues of a TCP socket. The socket
+//! sends no packet. A checkpoint reads a live socket in repair mode. A restore builds a new socket in repair mode. At
+//! the end of the restore, the socket *starts*: it leaves repair mode. An *outside* connection leads to a process
+//! that does not belong to the subject (the protected program).
+//!
+//! Owns: reading the state of a live socket, and building a socket with a saved state.
+//! Invariants: reading and building send no packet. A built socket stays in repair mode until [`start`].
 //! Does not: drop packets of the connection between capture and start; `vacated` does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,26 +24,27 @@ use super::state::{Connection, State};
 use super::{address, segment};
 use crate::error::{ResourceError, Result};
 
-/// Maximum number of bytes that are written into a queue in one call. A larger write would need one huge buffer in
-/// the kernel.
+/// Maximum number of bytes that are written into a queue in one call. For a larger write, the kernel would need one
+/// huge buffer.
 const WRITE_BYTES: usize = 64 * 1024;
-/// Bytes added to twice the length of a queue, since the kernel counts the overhead of its buffers.
+/// A socket buffer must be larger than its queue, because the kernel also counts the overhead of its own buffers. The
+/// restore uses twice the length of the queue and this number of bytes.
 const ROOM_EXTRA: usize = 256 * 1024;
-/// Maximum number of reads of a connection whose state is changed by arriving packets.
+/// Maximum number of times that a connection is read again because a packet has changed its state during a read.
 const READS_MAX: usize = 8;
 
-/// The state of the live socket after the read.
+/// What happens to the live socket after the read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum After {
-    /// The socket stays in repair mode, so that closing it sends no packet.
+    /// The socket stays in repair mode, so that a close of the socket sends no packet.
     StaysInRepair,
-    /// The socket leaves repair mode and continues.
+    /// The socket leaves repair mode, and the connection continues.
     GoesOn,
 }
 
 /// Reads one end of a connection.
 pub(super) fn read(socket: BorrowedFd<'_>, after: After) -> Result<Connection> {
-    // Leaving repair mode clears SO_REUSEADDR, so the value is saved.
+    // Leaving repair mode clears SO_REUSEADDR. `leave` therefore needs the present value.
     let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
     tcp_repair::set_repair(socket, Repair::On)?;
     let outcome = read_stable(socket);
@@ -48,16 +54,16 @@ pub(super) fn read(socket: BorrowedFd<'_>, after: After) -> Result<Connection> {
     outcome
 }
 
-/// Leaves repair mode, and restores the value of SO_REUSEADDR.
+/// Leaves repair mode, and sets SO_REUSEADDR to `reuse`.
 pub(super) fn leave(socket: BorrowedFd<'_>, reuse: i32, how: Repair) -> Result<()> {
     tcp_repair::choose_queue(socket, Queue::Neither)?;
     tcp_repair::set_repair(socket, how)?;
     Ok(socket_option::set_int(socket, REUSE_ADDRESS, i32::from(reuse != 0))?)
 }
 
-/// Reads an outside connection, which may receive packets during the read. The program is stopped, so it neither
-/// reads nor writes. An arriving packet only appends to the receive queue, or removes acknowledged bytes from the
-/// front of the send queue.
+/// Reads an outside connection, which may receive packets during the read. The program is stopped, and neither reads
+/// from the socket nor writes to it. An arriving packet can only append bytes to the receive queue, or remove
+/// acknowledged bytes from the front of the send queue.
 pub(super) fn read_moving(socket: BorrowedFd<'_>) -> Result<Connection> {
     let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
     tcp_repair::set_repair(socket, Repair::On)?;
@@ -92,8 +98,8 @@ fn read_stable(socket: BorrowedFd<'_>) -> Result<Connection> {
     Err(Error::new("read a TCP connection without changes by packets", Errno(EBUSY)).into())
 }
 
-/// Maximum number of attempts to connect; together they take 1.2 seconds. A socket in TIME_WAIT frees its addresses
-/// after one second.
+/// Maximum number of attempts to connect. All attempts together take 1.2 seconds. After one second, a socket in
+/// TIME_WAIT no longer prevents a connection with the same addresses.
 const CONNECT_ATTEMPTS_MAX: u32 = 120;
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 
@@ -123,7 +129,7 @@ fn read_queues(socket: BorrowedFd<'_>, info: &Info, end: u32, unread: usize) -> 
     let send_end = tcp_repair::sequence(socket)?.wrapping_sub(u32::from(fin_sent));
     let waiting = socket::unacknowledged_bytes(socket)?.saturating_sub(usize::from(fin_waits));
     let written = peek(socket, waiting)?;
-    // An unsent FIN follows the unsent bytes and may be counted with them.
+    // The kernel may count an unsent FIN as one more unsent byte.
     let unsent = socket::unsent_bytes(socket)?.min(written.len());
     let window = tcp_repair::window(socket)?;
     Ok(Connection {
@@ -147,13 +153,13 @@ fn read_queues(socket: BorrowedFd<'_>, info: &Info, end: u32, unread: usize) -> 
     })
 }
 
-/// Peeks the bytes of the queue that was chosen in repair mode.
+/// Returns the first `length` bytes of the queue that was chosen in repair mode. Does not consume the bytes.
 fn peek(socket: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     if length == 0 {
         return Ok(bytes);
     }
-    // The program's own peek offset would skip bytes.
+    // If the program has set a peek offset (SO_PEEK_OFF), a peek would skip bytes. So the offset is switched off.
     let offset = socket_option::get_int(socket, PEEK_OFFSET).unwrap_or(-1);
     if offset >= 0 {
         socket_option::set_int(socket, PEEK_OFFSET, -1)?;
@@ -196,8 +202,8 @@ pub(super) fn build(state: &State, connection: &Connection) -> Result<OwnedFd> {
     Ok(owned)
 }
 
-/// Connects a socket to its peer. A closed socket of the earlier connection may occupy the addresses for a short
-/// time.
+/// Connects a socket to its peer. A closed socket of the old connection can occupy the addresses for a short time, so
+/// the call is repeated.
 pub(super) fn connect(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
     for _ in 1..CONNECT_ATTEMPTS_MAX {
         match socket::connect(socket, &state.peer()) {
@@ -220,8 +226,8 @@ pub(super) fn connect(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
     })
 }
 
-/// Reports whether a live socket can be replaced by a socket with the saved state. This is possible if the peer has
-/// acknowledged no byte that was written after the checkpoint.
+/// Reports whether a new socket with the state `to` of the checkpoint can replace a live socket. The replacement is
+/// possible if the peer has acknowledged no byte that the program wrote after the checkpoint.
 pub(super) fn can_rewind(socket: BorrowedFd<'_>, to: &Connection) -> Result<bool> {
     tcp_repair::set_repair(socket, Repair::On)?;
     tcp_repair::choose_queue(socket, Queue::Send)?;
@@ -232,14 +238,14 @@ pub(super) fn can_rewind(socket: BorrowedFd<'_>, to: &Connection) -> Result<bool
     Ok(acknowledged.wrapping_sub(to.send_end) as i32 <= 0)
 }
 
-/// Disconnects a socket without sending a packet. All duplicates of the socket are disconnected too.
+/// Disconnects a socket without sending a packet. Afterwards, all duplicates of the socket are disconnected.
 pub(super) fn vanish(socket: BorrowedFd<'_>) -> Result<()> {
     tcp_repair::set_repair(socket, Repair::On)?;
     Ok(socket::disconnect(socket)?)
 }
 
-/// Starts a built end: the socket leaves repair mode, sends and receives. For an outside peer, a window probe checks
-/// whether the peer still has the connection.
+/// Starts a built socket: the socket leaves repair mode, sends and receives. If the peer is outside the subject, the
+/// kernel sends a window probe. The answer shows whether the peer still has the connection.
 pub(super) fn start(
     socket: BorrowedFd<'_>,
     state: &State,
@@ -253,7 +259,7 @@ pub(super) fn start(
 }
 
 /// Shuts down the directions that were shut at the checkpoint, and sets buffer sizes and late options. Called after
-/// both ends of a connection inside the subject have started.
+/// all built sockets have started. The peer of a connection inside the subject can then receive the FIN.
 pub(super) fn shut(
     socket: BorrowedFd<'_>,
     state: &State,

@@ -1,8 +1,15 @@
-//! Builds TCP sockets in a restore.
+//! Builds the TCP sockets of an image in a restore.
 //!
-//! Owns: the order of building: listeners, unconnected sockets, connections, then clients whose server side waits to
-//! be accepted.
-//! Invariants: no connection sends a packet before `start`, so a failed restore does not affect any connection.
+//! A connection is *inside* if both of its ends are in the image, and *outside* if only one end is in the image. A
+//! connection *waits* if the program has not yet accepted it. A connection that waits is rebuilt by a new connect(2)
+//! of its client. While the subject (the protected program) is dead, `undying` can keep the sockets of outside
+//! connections open. A kept connection without traffic since the checkpoint continues with its kept socket. A kept
+//! connection with traffic since the checkpoint is *rewound*, if possible: a new socket with the state of the
+//! checkpoint replaces the kept socket.
+//!
+//! Owns: the order of building: listeners, then connections and unconnected sockets, then connections that wait.
+//! Invariants: no outside connection sends a packet before `start`, so that a failed restore does not affect the
+//! peers.
 //! Does not: read sockets; `capture` does.
 
 use std::collections::{HashMap, HashSet};
@@ -40,7 +47,7 @@ struct Image {
     states: Vec<(DescriptionId, State)>,
     /// The ends of connections in the image: local and peer address.
     ends: HashSet<(SocketAddr, SocketAddr)>,
-    /// Connections that wait to be accepted.
+    /// The server sides of connections that wait.
     waiting: HashSet<DescriptionId>,
 }
 
@@ -65,12 +72,12 @@ impl Image {
         self.states.iter().find(|row| row.0 == id).map(|row| &row.1)
     }
 
-    /// Reports whether the other end of a connection is in the image too.
+    /// Reports whether the other end of a connection is in the image.
     fn is_inside(&self, state: &State) -> bool {
         ends(&state.local(), &state.peer()).is_some_and(|(local, peer)| self.ends.contains(&(peer, local)))
     }
 
-    /// Returns the client of a connection that waits to be accepted.
+    /// Returns the client of a connection that waits. Returns `None` if the client is outside.
     fn client_of(&self, server: &State) -> Option<DescriptionId> {
         let (local, peer) = ends(&server.local(), &server.peer())?;
         let found = self.states.iter().find(|(_, state)| {
@@ -79,7 +86,8 @@ impl Image {
         found.map(|row| row.0)
     }
 
-    /// Returns the clients whose server side waits to be accepted. These clients connect again.
+    /// Returns the clients in the image whose connections wait. The restore connects these clients to their
+    /// listeners.
     fn reconnecting(&self) -> HashSet<DescriptionId> {
         self.waiting.iter().filter_map(|id| self.client_of(self.state(*id)?)).collect()
     }
@@ -119,7 +127,8 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
             reconnect(&image, DescriptionId(*server), context)?;
         }
         drop(steered);
-        // For the reconnecting clients, the backlog may have been larger. This call sets the program's own backlog.
+        // While clients connected to the listener, its backlog may have been larger than the saved backlog. This call
+        // sets the saved backlog.
         if let (Some(socket), false) = (context.created.get(&id), listener.waiting.is_empty()) {
             address::listen(socket.as_fd(), listener.backlog)?;
         }
@@ -127,8 +136,8 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
     Ok(())
 }
 
-/// Vacates the addresses of connections that are rewound to the checkpoint: disconnects their old sockets, and drops
-/// packets for them. Returns these connections.
+/// Vacates the addresses of connections that will be rewound: makes the packet filter drop the packets of these
+/// connections, and disconnects their old sockets. Returns the connections.
 fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<DescriptionId>> {
     let Kept { sockets, rewinds: Some(hold), vacated } = context.kept else { return Ok(HashSet::new()) };
     let built = vacated.take_built();
@@ -136,7 +145,8 @@ fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<Descripti
     for (id, state) in &image.states {
         let (Some(saved), Some(progress)) = (&state.connection, state.progress) else { continue };
         let Some(ends) = ends(&state.local(), &state.peer()) else { continue };
-        // If an earlier attempt has rewound the connection, `built` contains its socket.
+        // If an earlier restore has rewound the connection and then failed, `built` contains the socket of the
+        // connection.
         let mut live = built.iter().chain(sockets);
         let Some(old) = live.find(|socket| ends_of(socket.as_fd()) == Some(ends)) else {
             if vacated.has(ends) {
@@ -152,14 +162,15 @@ fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<Descripti
             rewound.insert(*id);
             leaving.push((old, ends));
         } else {
-            // The connection cannot be rewound. The peer must receive a reset, and not a FIN.
+            // The connection cannot be rewound, and ends when its socket is closed. The peer then receives a reset
+            // instead of a FIN.
             ended::reset_when_closed(old.as_fd())?;
         }
     }
     let ends: Vec<_> = leaving.iter().map(|row| row.1).collect();
     vacated.add(&ends)?;
     leaving.iter().try_for_each(|(old, _)| connection::vanish(old.as_fd()))?;
-    // Discards packets that the kernel has sent for these sockets: acknowledgements and retransmissions.
+    // The hold contains packets that the kernel has sent for the old sockets: acknowledgements and retransmissions.
     hold.discard_all()?;
     Ok(rewound)
 }
@@ -168,7 +179,7 @@ fn ends_of(socket: BorrowedFd<'_>) -> Option<(SocketAddr, SocketAddr)> {
     ends(&socket::local(socket).ok()?, &socket::peer(socket).ok()??)
 }
 
-/// Builds the socket of a connection in its state at the checkpoint.
+/// Rewinds a connection: builds its socket in the state of the checkpoint.
 fn rewind(state: &State, saved: &Connection, context: &mut FdCreate<'_>) -> Result<OwnedFd> {
     let socket = connection::build(state, saved).map_err(|error| address::refused(state, error))?;
     if let Some(hold) = &context.kept.rewinds {
@@ -181,14 +192,16 @@ fn rewind(state: &State, saved: &Connection, context: &mut FdCreate<'_>) -> Resu
     Ok(socket)
 }
 
-/// Keeps a duplicate of a socket, for another death of the program before its next checkpoint.
+/// Keeps a duplicate of a socket. If the program dies again before the next checkpoint, the next restore uses this
+/// duplicate.
 fn note(socket: &OwnedFd, context: &mut FdCreate<'_>) -> Option<Arc<OwnedFd>> {
     let copy = rustix::io::fcntl_dupfd_cloexec(socket, KEPT_NUMBER_MIN).map(Arc::new).ok();
     context.connections.sockets.extend(copy.clone());
     copy
 }
 
-/// Returns the kept socket of an outside connection. Without a kept socket, builds an ended or unconnected socket.
+/// Returns the kept socket of an outside connection. If there is no kept socket, builds a socket whose connection has
+/// ended. For a socket without a connection, builds an unconnected socket.
 fn keep_or_build(state: &State, context: &mut FdCreate<'_>) -> Result<OwnedFd> {
     let Some(progress) = state.progress else { return build_unconnected(state) };
     if let Some(kept) = tcp_progress::keep(&context.kept.sockets, progress)? {
@@ -210,8 +223,9 @@ fn build_listener(state: &State, listener: &Listener) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Makes all listeners of a shared port deliver new connections to listener `id`, while its clients connect again.
-/// Returns `None` if no client waits, or if no other listener shares the port.
+/// Makes the kernel deliver all new connections of a port to the listener `id`, if several listeners share the port
+/// (SO_REUSEPORT). The clients of `id` can then connect to `id`. Returns `None` if no connection waits in `id`, or if
+/// only one listener has the port.
 fn steer(image: &Image, id: DescriptionId, context: &FdCreate<'_>) -> Result<Option<Steered>> {
     let Some(state) = image.state(id) else { return Ok(None) };
     let waits = state.listener.as_ref().is_some_and(|listener| !listener.waiting.is_empty());
@@ -274,16 +288,17 @@ fn build_unconnected(state: &State) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects a client of the subject to its listener again, and sends its bytes again.
+/// Rebuilds a connection that waits: connects its client to the listener, and sends the bytes that the client had
+/// sent at the checkpoint.
 fn reconnect(image: &Image, server: DescriptionId, context: &mut FdCreate<'_>) -> Result<()> {
     let Some(waiting) = image.state(server) else { return Ok(()) };
-    // An outside client has no state in the image; `start` resets it.
+    // The image does not contain the state of an outside client. `start` resets the connection of an outside client.
     let Some(client) = image.client_of(waiting) else { return Ok(()) };
     let Some(state) = image.state(client) else { return Ok(()) };
     let (Some(connection), Some(other)) = (&state.connection, &waiting.connection) else { return Ok(()) };
     let socket = state.family.create()?;
     state.options.apply_early(&socket, state.family)?;
-    // Repair mode permits bind(2) even if the earlier connection still occupies the address.
+    // In repair mode, bind(2) succeeds even if a socket of the old connection occupies the address.
     tcp_repair::set_repair(socket.as_fd(), Repair::On)?;
     socket::bind(socket.as_fd(), &state.local()).map_err(|error| address::refused(state, error.into()))?;
     connection::leave(socket.as_fd(), state.options.int(REUSE_ADDRESS).unwrap_or(0), Repair::Off)?;
@@ -312,7 +327,7 @@ fn reconnect(image: &Image, server: DescriptionId, context: &mut FdCreate<'_>) -
     Ok(())
 }
 
-/// Starts all connections.
+/// Starts all connections: the built sockets leave repair mode, and send and receive.
 pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {
     let image = Image::read(records)?;
     let mut ready = Vec::new();
@@ -345,18 +360,20 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
     Ok(())
 }
 
-/// Resets an outside client that waited to be accepted. Its connection cannot be put back into the accept queue. The
-/// connection was ended without a packet, so the client would wait forever without a reset.
+/// Resets the connection of an outside client that waited. A restore cannot put such a connection into an accept
+/// queue. The client has received no packet about the end of the connection. Without a reset, the client would wait
+/// forever.
 fn reset_client(server: &State) {
     let Some(connection) = &server.connection else { return };
-    // A failure does not affect the restore, since the program has not accepted this client.
+    // An error is ignored, because the program has not accepted this client and does not need the connection.
     let _ = connection::build(server, connection).and_then(|socket| {
         connection::leave(socket.as_fd(), 0, Repair::Off)?;
         ended::reset_when_closed(socket.as_fd())
     });
 }
 
-/// Sends the SYN of a connection again. The program waits for the answer.
+/// Calls connect(2) for a socket that was waiting for the answer to its SYN at the checkpoint. Does not wait for the
+/// answer, because the program does.
 fn begin_connecting(socket: &OwnedFd, state: &State) -> Result<()> {
     let failed = |errno| Error::new("change the flags of a socket", errno);
     let flags = fcntl_getfl(socket).map_err(failed)?;
@@ -365,7 +382,7 @@ fn begin_connecting(socket: &OwnedFd, state: &State) -> Result<()> {
     fcntl_setfl(socket, flags).map_err(failed)?;
     match outcome {
         Err(Error { errno: Errno(EINPROGRESS), .. }) => Ok(()),
-        // If the peer refuses at once, the program receives the error at its next call.
+        // If the connection is refused at once, the next call of the program on this socket returns the error.
         Err(_) | Ok(()) => state.options.apply_late(socket, state.family),
     }
 }

@@ -1,7 +1,13 @@
-//! Builds Unix sockets in a restore.
+//! Builds the Unix sockets of an image in a restore.
 //!
-//! Owns: the order of building: listeners, connections, other sockets, waiting clients, queues, then settings that
-//! would affect the queues.
+//! The restore creates new sockets in this process, connects them, and sends the saved messages through them, so that
+//! the queues have their saved content. A peer is *inside* if it is a socket of the image, and *outside* if it
+//! belongs to a process outside the subject. A connection *waits* if the program has not yet accepted it. A *kept*
+//! listener is a listener that was held open while the program was dead. Outside clients may wait in a kept listener.
+//!
+//! Owns: the order of the steps: listeners, connections, other sockets, waiting clients, queues, final settings.
+//! Final settings are settings that would prevent the filling of a queue (a shut direction, a connected datagram
+//! socket).
 //! Invariants: while queues are filled, only the binds and connections that the messages need exist.
 //! Does not: read sockets; `capture` does.
 
@@ -20,7 +26,7 @@ use super::queue::{Route, fill};
 use super::state::{Listener, NAME, Peer, Queued, State, is_path, text};
 use crate::error::{ResourceError, Result};
 
-/// Backlog while all clients connect. Afterwards, the program's own backlog applies.
+/// The backlog of a listener while the restore connects clients. At the end, the listener gets its saved backlog.
 const BACKLOG_MAX: i32 = 4096;
 
 /// Builds all Unix sockets of an image.
@@ -51,7 +57,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
     builder.finish()
 }
 
-/// State of a socket, with the id of its description if the image contains the socket.
+/// State of a socket, and the id of its description. The id is `None` for a socket that is not in the image.
 type Numbered<'a> = (&'a State, Option<DescriptionId>);
 
 /// The address of a listener, and the path of its file.
@@ -61,16 +67,16 @@ struct Builder<'a, 'b> {
     states: &'a HashMap<DescriptionId, State>,
     order: &'a [DescriptionId],
     context: &'a mut FdCreate<'b>,
-    /// The other ends of sockets whose peer was closed.
+    /// The peers of sockets whose peer was closed at the checkpoint. These peers are closed again at the end.
     others: HashMap<DescriptionId, OwnedFd>,
-    /// How named sockets are reached while sockets are built.
+    /// For each named socket of the image: how other sockets connect to it during the restore.
     names: HashMap<DescriptionId, Bound>,
-    /// Bound names of sockets that the image does not contain.
+    /// Names of sockets that the image does not contain.
     unowned: Vec<Bound>,
-    /// Listeners that were held open. Outside clients wait in them, and must not be accepted here.
+    /// The kept listeners. Outside clients wait in a kept listener, and only the program may accept them.
     kept: HashSet<DescriptionId>,
-    /// Temporary listeners, by address and file, and how they are reached. These listeners accept only connections
-    /// that this process makes.
+    /// Temporary listeners, by address and file, and how other sockets connect to them. Only this process connects to
+    /// a temporary listener.
     passing: HashMap<AddressAndFile, (OwnedFd, Bound)>,
 }
 
@@ -115,7 +121,8 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    /// Returns the listener that was held open for this socket, if its name still leads to it.
+    /// Returns the kept listener of a socket. Returns `None` if no listener was kept, or if its path now leads to
+    /// another file.
     fn take_kept(&mut self, id: DescriptionId) -> Option<OwnedFd> {
         let state = &self.states[&id];
         let local = state.local();
@@ -149,8 +156,8 @@ impl Builder<'_, '_> {
         Ok(self.names.get(&id).map_or_else(|| name.clone(), |bound| bound.address(&name)))
     }
 
-    /// Reports whether a socket is a server side that waits to be accepted, or the client of such a server side.
-    /// `queue_clients` builds both.
+    /// Reports whether a socket is one end of a connection that waits: the client, or the server side that a listener
+    /// will return from accept(2). `queue_clients` builds these connections.
     fn waits(&self, id: DescriptionId) -> bool {
         let is_listed = |listener: &Listener| {
             listener.waiting.iter().any(|waiting| {
@@ -188,7 +195,8 @@ impl Builder<'_, '_> {
 
     fn build_inside(&mut self, id: DescriptionId, other: DescriptionId) -> Result<()> {
         let (state, peer) = (&self.states[&id], self.state(other)?.clone());
-        // A named datagram socket is connected by its name after the queues were filled, even to itself.
+        // A datagram socket with a named peer is connected to this name after the queues were filled. The socket
+        // itself may be the peer.
         if other == id
             || self.is_built(other)
             || (state.is_datagram() && peer.is_named() && peer.peer_inside() != Some(id.get()))
@@ -226,8 +234,8 @@ impl Builder<'_, '_> {
         state.is_named() && self.listener_of(state).is_some()
     }
 
-    /// Returns the listener from which a socket was accepted. Several listeners may have had the same address, one
-    /// after the other.
+    /// Returns the listener that has accepted a socket. Several listeners may have used the same address, one after
+    /// the other, so the file is compared as well.
     fn listener_of(&self, server: &State) -> Option<DescriptionId> {
         let listens = |id: &&DescriptionId| {
             self.states.get(*id).is_some_and(|state| {
@@ -237,14 +245,15 @@ impl Builder<'_, '_> {
         self.order.iter().find(listens).copied()
     }
 
-    /// Builds a client and the server side of its connection. The server side gets its name from the listener that
-    /// accepts it.
+    /// Builds a connection from a client to a server side. Returns both ends. The server side gets its name from the
+    /// listener that accepts it.
     fn connect(&mut self, client: Numbered<'_>, server: &State) -> Result<(OwnedFd, OwnedFd)> {
         let own = new(client.0)?;
         self.name(own.as_fd(), client.0, client.1)?;
         let accepted = match self.listener_of(server) {
             Some(id) if self.kept.contains(&id) && !is_path(&server.local()) => {
-                // The abstract name is in use, and no other socket can have it. So the accepted end has no name.
+                // The kept listener uses the abstract name, and a temporary listener cannot have the same name. So
+                // the server side is built without a name.
                 let (one, other) = socket::pair(server.family.kind)?;
                 client.0.options.apply_early(&one, client.0.family)?;
                 server.options.apply_early(&other, server.family)?;
@@ -261,7 +270,7 @@ impl Builder<'_, '_> {
         Ok((own, accepted))
     }
 
-    /// Connects a client through a temporary listener with the server's name, and returns the accepted end.
+    /// Connects a client to a temporary listener with the name of `server`, and returns the accepted end.
     fn pass(&mut self, client: BorrowedFd<'_>, state: &State, server: &State) -> Result<OwnedFd> {
         let key = (server.local.clone(), server.file.as_ref().map(|file| file.path.clone()));
         if !self.passing.contains_key(&key) {
@@ -287,7 +296,8 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    /// Connects waiting clients to their listeners, and sends their unread bytes again.
+    /// Builds the connections that wait: connects each client to its listener, and sends the bytes that the client
+    /// had sent at the checkpoint.
     fn queue_clients(&mut self) -> Result<()> {
         for id in self.order {
             let listening = &self.states[id];
@@ -301,7 +311,8 @@ impl Builder<'_, '_> {
                 }
                 let client = state.peer_inside().map(DescriptionId);
                 if client.is_none() && self.kept.contains(id) {
-                    // The client still waits in the held listener, or was accepted since the checkpoint.
+                    // An outside client needs no new connection. The client still waits in the kept listener, or the
+                    // program has accepted the client after the checkpoint.
                     continue;
                 }
                 let local = state.peer_name.clone();
@@ -348,7 +359,8 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    /// Sends a datagram from its sender, or from a temporary socket with the sender's name.
+    /// Sends a saved datagram to its receiver. If the restore has built the socket of the original sender, this
+    /// socket sends the datagram. If not, a temporary socket with the name of the sender sends the datagram.
     fn send_datagram(&self, id: DescriptionId, receiver: &State, message: &Queued) -> Result<()> {
         let messages = std::slice::from_ref(message);
         let address = self.address(id)?;
@@ -369,13 +381,14 @@ impl Builder<'_, '_> {
         }
         let temporary = socket::create(receiver.family.domain, receiver.family.kind, 0)?;
         let name = SocketAddress(message.from.clone());
-        // If the sender itself uses an abstract name, the message is sent without a name.
+        // If the bind fails, the message is sent without a name. For example, the bind fails if an outside sender
+        // still uses its abstract name.
         let _bound = if message.from.len() > 2 { bind(temporary.as_fd(), &name, None).ok() } else { None };
         fill(Route { from: temporary.as_fd(), to }, messages, self.context.created)
     }
 
-    /// Applies the settings that would affect the queues. A connected datagram socket receives only from its peer,
-    /// and a shut direction receives nothing.
+    /// Applies the final settings, which would prevent the filling of queues. A connected datagram socket receives
+    /// only messages of its peer. A socket that is shut for receiving receives no message.
     fn finish(mut self) -> Result<()> {
         self.others.clear();
         for id in self.order {
@@ -408,7 +421,8 @@ impl Builder<'_, '_> {
         match state.peer {
             Some(Peer::Inside(other)) => connect_to(socket, &self.address(DescriptionId(other))?, None),
             _ => {
-                // The outside peer may no longer exist. The program then receives the error at its next call.
+                // If the outside peer no longer exists, this call fails. The program then receives an error when it
+                // sends the next message.
                 let name = SocketAddress(state.peer_name.clone());
                 let _ = connect_to(socket, &name, None);
                 Ok(())
@@ -417,7 +431,8 @@ impl Builder<'_, '_> {
     }
 }
 
-/// Reports whether an outside socket uses the name of the lost peer. Only abstract names are unique.
+/// Reports whether an outside socket uses the name of a closed peer. The result is `false` for a path, because
+/// several sockets can be bound to the same path, one after the other.
 fn is_taken(state: &State) -> Result<bool> {
     let name = SocketAddress(state.peer_name.clone());
     if state.peer_name.is_empty() || is_path(&name) {
@@ -430,7 +445,7 @@ fn is_taken(state: &State) -> Result<bool> {
     }
 }
 
-/// Reports whether two sockets are bound to one file. Returns true if unknown.
+/// Reports whether two sockets are bound to the same file. Returns `true` if the file of a socket is unknown.
 fn has_same_file(one: &State, other: &State) -> bool {
     match (&one.file, &other.file) {
         (Some(one), Some(other)) => (&one.path, one.gone) == (&other.path, other.gone),

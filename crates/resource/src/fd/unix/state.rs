@@ -1,8 +1,8 @@
-//! Saved state of a Unix socket.
+//! The state of a Unix socket in an image.
 //!
-//! Owns: the payload of a record.
-//! Invariants: addresses are stored as the bytes of the kernel's structures. Other sockets and descriptors in flight
-//! are stored as ids of open file descriptions.
+//! Owns: the payload of the record of a Unix socket.
+//! Invariants: an address is stored as the bytes of `struct sockaddr_un`. A reference to a socket, or to a descriptor
+//! in flight in a message, is stored as the id of an open file description.
 //! Does not: read or set the state of a socket.
 
 use std::path::{Path, PathBuf};
@@ -25,13 +25,13 @@ pub(super) struct State {
     pub(super) family: Family,
     #[prost(message, required, tag = "2")]
     pub(super) options: Options,
-    /// The kernel's number of the socket state.
+    /// The state of the socket, as the number that sock_diag(7) reports.
     #[prost(uint32, tag = "3")]
     pub(super) state: u32,
     /// Bits of the shut directions: 1 for receiving, 2 for sending.
     #[prost(uint32, tag = "4")]
     pub(super) shut: u32,
-    /// The address. An unnamed socket has only the bytes of the address family.
+    /// The address. If the socket has no name, the address consists of the address family only.
     #[prost(bytes = "vec", tag = "5")]
     pub(super) local: Vec<u8>,
     /// The address of the peer; empty unless the socket is connected.
@@ -48,10 +48,10 @@ pub(super) struct State {
     /// The identity of a socket that the restoring process has inherited; `None` for other sockets.
     #[prost(message, optional, tag = "13")]
     pub(super) inherited: Option<InheritedSocket>,
-    /// SO_PEERCRED: the process that made the connection, or called listen(2).
+    /// The *maker*: the process that made the connection or called listen(2), as SO_PEERCRED reports it.
     #[prost(message, optional, tag = "14")]
     pub(super) maker: Option<Sender>,
-    /// SO_PEERGROUPS: the supplementary groups of this process.
+    /// The supplementary groups of the maker, as SO_PEERGROUPS reports them.
     #[prost(uint32, repeated, tag = "15")]
     pub(super) maker_groups: Vec<u32>,
 }
@@ -62,10 +62,10 @@ pub(super) enum Peer {
     /// A socket of the subject: the id of its description.
     #[prost(uint32, tag = "8")]
     Inside(u32),
-    /// A closed socket. Bytes that the closed socket had sent may be unread.
+    /// The peer is closed. The socket may still have unread bytes of its peer.
     #[prost(bool, tag = "9")]
     Closed(bool),
-    /// A socket of an outside process, which is identified by its name.
+    /// A socket of a process outside the subject. The name of the socket identifies the peer.
     #[prost(bool, tag = "10")]
     Outside(bool),
 }
@@ -73,7 +73,7 @@ pub(super) enum Peer {
 /// The file to which a socket is bound.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct BoundFile {
-    /// The first name of the file; if the file has no name, its last name.
+    /// The first name of the file. If all names were removed, the name that the file had last.
     #[prost(bytes = "vec", tag = "1")]
     pub(super) path: Vec<u8>,
     #[prost(uint32, tag = "3")]
@@ -82,13 +82,14 @@ pub(super) struct BoundFile {
     pub(super) user: u32,
     #[prost(uint32, tag = "5")]
     pub(super) group: u32,
-    /// Set when the file has no name any more.
+    /// Set when all names of the file were removed.
     #[prost(bool, tag = "6")]
     pub(super) gone: bool,
-    /// The first name of the file. `None` if the file has no name, and in images of earlier versions.
+    /// The first name of the file, with its directory. `None` if all names were removed, and in images of earlier
+    /// versions.
     #[prost(message, optional, tag = "7")]
     pub(super) place: Option<Place>,
-    /// The other names of the file.
+    /// All names of the file except `place`.
     #[prost(message, repeated, tag = "8")]
     pub(super) others: Vec<Place>,
 }
@@ -98,15 +99,16 @@ pub(super) struct BoundFile {
 pub(super) struct Place {
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
-    /// Device number of the name's directory; `inode` is the inode number of this directory.
+    /// The device number of the directory that contains the name.
     #[prost(uint64, tag = "2")]
     pub(super) device: u64,
+    /// The inode number of the directory that contains the name.
     #[prost(uint64, tag = "3")]
     pub(super) inode: u64,
 }
 
 impl BoundFile {
-    /// Returns the first name of the file; `None` if the file has no name.
+    /// Returns the first name of the file; `None` if all names were removed.
     pub(super) fn first(&self) -> Option<Place> {
         let unknown = || Place { path: self.path.clone(), ..Place::default() };
         (!self.gone).then(|| self.place.clone().unwrap_or_else(unknown))
@@ -114,7 +116,7 @@ impl BoundFile {
 }
 
 impl Place {
-    /// Creates a name from a path, and device and inode of the path's directory.
+    /// Creates a name from its path, and from device and inode of the directory that contains the name.
     pub(super) fn new(path: &Path, directory: (u64, u64)) -> Self {
         Self { path: path::to_bytes(path), device: directory.0, inode: directory.1 }
     }
@@ -130,13 +132,13 @@ impl Place {
 pub(super) struct Listener {
     #[prost(uint32, tag = "1")]
     pub(super) backlog: u32,
-    /// Ids of the descriptions of waiting connections, in accept order. An id is the id of the server side if the
-    /// checkpoint has accepted the connection, otherwise the id of the client.
+    /// The connections that the program has not accepted yet, in accept order. If the checkpoint has accepted a
+    /// connection, the list contains the id of its server side. If not, the list contains the id of its client.
     #[prost(uint32, repeated, tag = "2")]
     pub(super) waiting: Vec<u32>,
 }
 
-/// An unread message, or a piece of a stream.
+/// An unread message, or unread bytes of a stream.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Queued {
     #[prost(bytes = "vec", tag = "1")]
@@ -144,7 +146,7 @@ pub(super) struct Queued {
     /// The address of the sender; empty if the sender has no address.
     #[prost(bytes = "vec", tag = "2")]
     pub(super) from: Vec<u8>,
-    /// Ids of the descriptions in flight in the message.
+    /// The ids of the descriptions in flight in the message (SCM_RIGHTS).
     #[prost(uint32, repeated, tag = "3")]
     pub(super) rights: Vec<u32>,
     #[prost(message, optional, tag = "4")]
@@ -181,7 +183,7 @@ pub(super) struct Maker<'a> {
     pub(super) groups: &'a [u32],
 }
 
-/// Bytes of the address family, which precede the name in an address.
+/// Number of bytes of the address family. In an address, these bytes precede the name.
 const FAMILY_BYTES: usize = 2;
 
 impl State {
