@@ -99,8 +99,8 @@ impl Handler {
         handled
     }
 
-    /// Returns held sockets that would block the bind(2), but that the program has closed since the last scan of
-    /// `Channels::scan`. The lock is not held during the search, because the search inspects processes.
+    /// Returns held sockets that would block the bind(2), but that the program has closed since the last call of
+    /// `Channels::scan`. The search reads many files of `/proc`, so the lock is not held during the search.
     fn closed_meanwhile(&self, binding: &Binding) -> Vec<Identity> {
         let is_asked = |held: &&Held| !held.is_open() && binding.meets(held);
         let asked: Vec<(Identity, Option<Slot>)> = {

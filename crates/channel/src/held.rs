@@ -1,12 +1,12 @@
 //! Describes held sockets: duplicates of listening sockets that stay open when the program dies.
 //!
 //! The next incarnation (run of the program) usually binds a new socket to the same address. The held socket then
-//! replaces the new socket.
+//! replaces the new socket. A held socket is *claimed* if the current incarnation has the socket open.
 //!
 //! Owns: the duplicate of one listening socket, and the properties that must be equal in the duplicate and in a new
 //! socket.
 //! Invariants: the duplicate refers to the same open file description as the socket of the program.
-//! Does not: decide when the socket is released; `component` does.
+//! Does not: decide when the socket is closed; `component` does.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -145,8 +145,8 @@ pub(crate) fn closes_on_exec(thread: Tid, fd: Fd) -> Option<bool> {
 pub(crate) enum Claim {
     /// The current incarnation has the socket open.
     Taken,
-    /// The current incarnation may have the socket open. This thread has received the socket, but a signal has
-    /// interrupted its call of bind(2).
+    /// The current incarnation may have the socket open. The thread with this tid has received the socket, but a signal
+    /// has interrupted its call of bind(2).
     Interrupted(Tid),
     /// No incarnation has claimed the socket since the last death.
     Open,

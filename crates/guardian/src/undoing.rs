@@ -1,7 +1,7 @@
 //! Uses the undo log of a subject (a protected process tree) for `restore`, `ls`, `show`, `files` and `prune`.
 //!
 //! The undo log records the old contents of files, so that files can be rolled back to a checkpoint. A rollback can
-//! move a file, or the end of a file, to another directory. The moved data is a part.
+//! move a file, or the end of a file, to another directory. Such a moved file or end is called a part.
 //!
 //! Owns: the decision whether the files of an image are rolled back, and rollback on request. Also owns the list of
 //! parts, and putting parts back.
@@ -65,7 +65,7 @@ pub(crate) struct Going {
     directory: PathBuf,
     to: Sequence,
     conflicts: Conflicts,
-    /// Prevents the start of a guardian of this subject until the tree runs.
+    /// Prevents that a guardian of this subject starts before the restored process tree runs.
     _claim: Claim,
 }
 
@@ -74,9 +74,9 @@ impl Going {
     ///
     /// # Errors
     ///
-    /// `NotReached` if `files` demands a rollback and the rollback is impossible. `FilesInUse` if `files` demands a
-    /// rollback and the subject is guarded. An error is also returned if a pid of the image is not free. An error
-    /// changes nothing.
+    /// `NotReached` if the policy `files` demands a rollback that is impossible. `FilesInUse` if the policy demands a
+    /// rollback and the subject is guarded. An error is also returned if a pid of the image is not free. In each case,
+    /// nothing was changed.
     pub(crate) fn decide(
         location: &StoreLocation,
         image: &str,
@@ -103,8 +103,8 @@ impl Going {
         let claim = match Claim::named(&store, &name) {
             Err(GuardianError::NameTaken { name, .. }) => {
                 return match files {
-                    // The restore fails without a rollback, because the guarded subject uses the pids. The error of the
-                    // restore names the process with such a pid.
+                    // No rollback is made. The following restore fails, because the guarded subject uses the pids. The
+                    // error of the restore names a process with such a pid.
                     RestoredFiles::Auto => Ok(None),
                     _ => Err(GuardianError::FilesInUse { name }),
                 };
@@ -163,7 +163,8 @@ pub(crate) fn reach(store: &Store, name: &SubjectName, to: Sequence) -> Option<V
     is_reached.then(|| back::uncovered_since(&log_of(store, name), to).unwrap_or_default())
 }
 
-/// Removes the undo log of a subject without checkpoints, unless a guardian writes the log.
+/// Removes the undo log of a subject, unless a guardian writes the log. Call this only for a subject that has no
+/// checkpoints.
 pub(crate) fn remove_unused_log(store: &Store, name: &SubjectName) -> Result<()> {
     match Claim::named(store, name) {
         Ok(_claim) => remove_log(&store.root().join(name.as_str())),
@@ -199,7 +200,7 @@ pub fn moved_aside(location: &StoreLocation, name: &str) -> Result<Vec<AsideRow>
     Ok(list(location, name)?.iter().map(AsideRow::of).collect())
 }
 
-/// Puts the newest part that was moved aside from a path back to this path.
+/// Moves the newest part of a path back to this path.
 ///
 /// # Errors
 ///

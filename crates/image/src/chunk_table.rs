@@ -1,16 +1,18 @@
-//! The position of each chunk of a compressed segment in the segment's file.
+//! Encodes and decodes the *chunk table* of a compressed segment: the position of each chunk in the segment file.
 //!
-//! A segment is a file with the content of pages. A compressed segment is cut into chunks, and each chunk is compressed
-//! separately.
+//! A *segment* is a file with the content of pages. A compressed segment is cut into *chunks*, and each chunk is
+//! compressed separately. The *stored* bytes of a chunk are its bytes in the file. The *expanded* bytes are its bytes
+//! after decompression.
 //!
 //! Owns: `ChunkTable`, its rules and its encoding.
-//! Invariants: every chunk except the last expands to `chunk` bytes. The last chunk expands to at least one byte. A
-//! chunk's stored length is at most its expanded length. If both lengths are equal, the chunk is stored uncompressed.
+//! Invariants: all chunks except the last have the same expanded length. The last chunk has at least one expanded byte.
+//! A chunk's stored length is at most its expanded length. If both lengths are equal, the chunk is stored uncompressed.
 //! Chunks are contiguous in the file, from offset 0.
 //! Does not: compress, or know which codec has compressed the chunks.
 //!
-//! Body of the file, little-endian: expanded bytes of one chunk (4), zero (4), expanded bytes of the whole segment (8).
-//! Then for each chunk: the number of its stored bytes (4), and the CRC-32C of the stored bytes (4).
+//! The body of the file begins with three integers: the expanded length of one chunk (4 bytes), zero (4 bytes), the
+//! expanded length of the segment (8 bytes). For each chunk, the stored length (4 bytes) and the CRC-32C of the stored
+//! bytes (4 bytes) follow. Integers are little-endian.
 
 use std::ops::Range;
 
@@ -20,12 +22,13 @@ use crate::checksum::Checksum;
 use crate::error::{Error, Part, Result};
 use crate::frame::{self, HEADER_BYTES, u32_at, u64_at};
 
-/// The number of bytes that each chunk of a new segment expands to.
+/// The expanded length of each chunk in a new segment.
 ///
-/// The size is large enough for a codec to find repetitions, and small enough to expand a chunk for one page.
+/// A chunk must be long, because the codec searches for repetitions only inside the chunk. A chunk must be short,
+/// because a reader expands the whole chunk even if it needs only one page.
 pub const CHUNK_BYTES: ByteCount = ByteCount(128 << 10);
 
-/// The maximum number of bytes that a chunk of any segment may expand to. The limit bounds the memory of a reader.
+/// The maximum expanded length of a chunk in any segment. The limit bounds the memory of a reader.
 const CHUNK_BYTES_MAX: u64 = 4 << 20;
 
 const FIXED_BYTES: usize = 16;
@@ -51,11 +54,12 @@ pub struct ChunkTable {
 }
 
 impl ChunkTable {
-    /// Returns the table of a segment with an expanded length of `whole` bytes, cut into chunks of `CHUNK_BYTES`.
+    /// Returns the table of a segment that was cut into chunks of `CHUNK_BYTES`. `whole` is the expanded length of the
+    /// segment.
     ///
     /// # Errors
     ///
-    /// Returns `Malformed`, with the rule that the table breaks.
+    /// Returns `Malformed` if the table breaks a rule. The error contains the rule.
     pub fn new(whole: ByteCount, chunks: &[StoredChunk]) -> Result<Self> {
         Self::from_chunks(CHUNK_BYTES.0 as u32, whole.0, chunks.iter().copied())
     }
@@ -72,7 +76,8 @@ impl ChunkTable {
         ByteCount(self.bounds.last().copied().unwrap_or_default())
     }
 
-    /// Returns the numbers of the chunks that contain these bytes. `bytes` is a range inside the expanded segment.
+    /// Returns the numbers of the chunks that contain the bytes of a range. `bytes` is a range inside the expanded
+    /// segment.
     #[must_use]
     pub const fn chunks(&self, bytes: &Range<u64>) -> Range<usize> {
         let chunk = self.chunk as u64;

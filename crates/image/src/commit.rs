@@ -1,12 +1,12 @@
-//! The commit record: the properties of an image, and the list of all its files.
+//! Encodes and decodes the *commit record*: the properties of an image, and the list of its files.
 //!
-//! An image is a directory with one checkpoint. Its record file contains kernel state. Its page index contains the
-//! location of every page, and its segment files contain the pages.
+//! An image is a directory with one checkpoint. The record file of an image contains kernel state. The page index
+//! contains the location of every page, and the segment files contain the pages.
 //!
 //! Owns: `Commit` and its file.
-//! Invariants: the commit record is written last and names all other files of the image. The commit record contains
-//! length and checksum of the record file and of the index, and the length of each segment. The index contains the
-//! checksums of the pages.
+//! Invariants: the commit record is written last and names all other files of the image. The commit record contains the
+//! length and the checksum of the record file and of the page index. It also contains the length of each segment. The
+//! index contains the checksums of the pages.
 //! Does not: know in which directory the files are, or format a time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -52,10 +52,10 @@ pub struct SealedFile {
     pub checksum: Checksum,
 }
 
-/// A page segment with pages of the index.
+/// A segment: a file with pages of the image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SegmentFile {
-    /// The segment's number in the index.
+    /// The number of the segment in the page index.
     pub id: SegmentId,
     /// The file name in the image's directory.
     pub name: String,
@@ -66,7 +66,7 @@ pub struct SegmentFile {
 }
 
 impl SegmentFile {
-    /// Returns the number of bytes of the segment's files.
+    /// Returns the number of bytes of the segment file and of its chunk table.
     #[must_use]
     pub fn bytes(&self) -> ByteCount {
         self.length + self.packing.as_ref().map_or(ByteCount(0), |packing| packing.chunks.length)
@@ -78,14 +78,14 @@ impl SegmentFile {
 pub struct Packing {
     /// The name of the codec.
     pub codec: String,
-    /// The file with the table of the segment's chunks ([`ChunkTable`](crate::ChunkTable)).
+    /// The file with the chunk table of the segment ([`ChunkTable`](crate::ChunkTable)).
     pub chunks: SealedFile,
 }
 
 /// The commit record of one image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Commit {
-    /// The sequence number of the checkpoint of its subject (the protected program).
+    /// The sequence number of the checkpoint, among all checkpoints of the subject (the protected program).
     pub sequence: Sequence,
     /// The time when the subject was stopped, in nanosecond resolution.
     pub time: SystemTime,

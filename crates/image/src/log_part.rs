@@ -1,26 +1,28 @@
-//! The delta between two checkpoints of a log: dropped pages, new pages, and records.
+//! Encodes and decodes log parts. A *log* contains the checkpoints of one subject (a protected program). A *part*
+//! contains the changes between two checkpoints: dropped pages, new pages, and records.
 //!
-//! A log contains the checkpoints of one subject (a protected program). A part is one delta in the log. A run is a
-//! sequence of consecutive pages of one space ([`SpaceId`]). A zero page contains only zeros, and is not stored.
+//! A *space* ([`SpaceId`]) is an address space or a shared memory object. A *run* is a sequence of consecutive pages of
+//! one space. A *zero page* contains only zeros. The content of zero pages is not stored.
 //!
 //! Owns: `LogPartEncoder`, `LogPart`, and the compact encoding of runs.
-//! Invariants: dropped ranges are sorted by space and start, and do not overlap each other. The same holds for runs. A
-//! reader first drops all dropped ranges of a part, then adds the runs.
+//! Invariants: dropped ranges are sorted by space and start, and do not overlap each other. Runs are also sorted, and
+//! do not overlap each other. A reader drops all dropped ranges of a part, and then adds the runs.
 //! Does not: apply a part; the store does.
 //!
-//! Body: full (4), length of the dropped ranges (4), length of the runs (4), dropped ranges, runs, records. Integers in
-//! the last three sections are LEB128.
+//! The body has six fields: full (4 bytes), length of the dropped ranges (4 bytes), length of the runs (4 bytes),
+//! dropped ranges, runs, records. Integers in the last three fields are LEB128.
 //!
-//! Each range and each run begins with the integer value × 4 + kind. In kinds 0 and 1, the value is the number of
-//! pages. Kind 0 is a dropped range or a run of zero pages, and kind 1 is a run of stored pages. In kind 2, which is
-//! neither range nor run, the value is added to the current space number.
+//! The dropped ranges and the runs are lists of entries. Each entry begins with the integer value × 4 + kind. Kind 0 is
+//! a dropped range or a run of zero pages. Kind 1 is a run of stored pages. In both kinds, the value is the number of
+//! pages. Kind 2 contains no pages: its value is added to the space number for the following entries.
 //!
-//! In kinds 0 and 1, the next integer is the number of pages skipped since the end of the previous range or run. A
-//! stored run has three more fields: the difference of its segment to the segment of the previous stored run (zigzag),
-//! the block, and the CRC-32C (4) of each page.
+//! In kinds 0 and 1, the next integer is the distance in pages from the end of the previous entry of the space. The
+//! distance of the first entry in a space is counted from address 0. In kind 1, three more fields follow. The first is
+//! the segment number minus the segment number of the previous run of kind 1 (zigzag). The second is the block, and the
+//! third is the CRC-32C of each page (4 bytes each).
 //!
-//! Records: the number of removed records, and for each an ordinal, a length and a message. The new or changed records
-//! follow in the same encoding.
+//! The records begin with the number of removed records. Each removed record consists of an ordinal, a length and a
+//! message. The number of new or changed records and these records follow, in the same encoding.
 
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
 use prost::Message;
@@ -60,7 +62,7 @@ pub struct LogRun {
     pub start: Address,
     /// The number of pages.
     pub pages: PageCount,
-    /// The place of the first page, directly followed by the other pages; `None` for zero pages.
+    /// The place where the first page is stored; the other pages follow directly. `None` for zero pages.
     pub place: Option<LogPlace>,
     first_checksum: usize,
 }
@@ -68,7 +70,7 @@ pub struct LogRun {
 /// A verified and decoded part.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LogPart {
-    /// Whether the part contains the complete state, so that all earlier parts are ignored.
+    /// Whether the part contains the complete state, so that a reader ignores all parts before this part.
     pub full: bool,
     /// Pages that are no longer in the image.
     pub dropped: Vec<(SpaceId, AddressRange)>,
@@ -97,7 +99,7 @@ struct RunWriter {
     cursor: Cursor,
 }
 
-/// The position behind the previous run.
+/// The end of the previous entry, and the segment of the previous run of stored pages.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cursor {
     space: u32,
@@ -196,20 +198,20 @@ impl LogPartEncoder {
     pub fn dropped(&mut self, space: SpaceId, range: AddressRange) {
         let mut start = range.start;
         while start < range.end {
-            // An address space has more pages than one run can have.
+            // An address space can have more pages than one entry, so a long range becomes several entries.
             let pages = PageCount((range.end - start).get() / PAGE_BYTES).min(PageCount(RUN_PAGES_MAX));
             self.dropped.run(BARE, space, start, pages);
             start = start + pages.bytes();
         }
     }
 
-    /// Adds zero pages. The pages must lie behind all earlier runs.
+    /// Adds zero pages. The pages must be behind all runs that were added before.
     pub fn zero(&mut self, space: SpaceId, start: Address, pages: PageCount) {
         self.runs.run(BARE, space, start, pages);
         self.run_count = self.run_count.saturating_add(1);
     }
 
-    /// Adds pages that are stored consecutively at `place`. The pages must lie behind all earlier runs.
+    /// Adds pages that are stored consecutively at `place`. The pages must be behind all runs that were added before.
     pub fn stored(&mut self, space: SpaceId, start: Address, place: LogPlace, checksums: &[PageChecksum]) {
         self.runs.run(STORED, space, start, PageCount(checksums.len() as u64));
         let RunWriter { bytes, cursor } = &mut self.runs;

@@ -1,15 +1,16 @@
-//! The location of every page of an image: bytes of a segment, or only zeros.
+//! Encodes and decodes the *page index* of an image (a directory with one checkpoint): the location of every page.
 //!
-//! A segment is a file of the image with the content of pages. A space ([`SpaceId`]) is an address space or a shared
-//! memory object. A zero page contains only zeros, and is not stored.
+//! A *segment* is a file of the image with the content of pages. A *space* ([`SpaceId`]) is an address space or a
+//! shared memory object. A *zero page* contains only zeros, and its content is not stored. An *extent* is a sequence of
+//! consecutive pages of one space. Its pages are all zero pages, or are stored consecutively in one segment.
 //!
 //! Owns: `Extent`, and the order and encoding of extents.
 //! Invariants: extents are sorted by space and start, do not overlap, and begin and end on page boundaries. A stored
 //! extent has at most `EXTENT_PAGES_MAX` pages, and one checksum over its bytes.
-//! Does not: read a segment, or know which process or object a space belongs to.
+//! Does not: read a segment, or know the process or the object to which a space belongs.
 //!
-//! Body of the file, little-endian, 32 bytes for each extent: space (4), pages (4), start (8), segment, or 2³² − 1 for
-//! zero pages (4), CRC-32C (4), offset in the segment (8).
+//! The body of the file has 32 bytes for each extent: space (4), number of pages (4), start (8), segment (4), CRC-32C
+//! (4), offset in the segment (8). The segment of zero pages is 2³² − 1. Integers are little-endian.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,8 +21,8 @@ use crate::checksum::Checksum;
 use crate::error::{Error, Part, Result};
 use crate::frame::{self, HEADER_BYTES, u32_at, u64_at};
 
-/// The maximum number of pages of a stored extent: 1 MiB. A reader can therefore read and verify any single page with
-/// one read of bounded size.
+/// The maximum number of pages of a stored extent: 1 MiB. To verify one page, a reader must read the whole extent,
+/// because the checksum covers the extent.
 pub const EXTENT_PAGES_MAX: PageCount = PageCount(256);
 
 const EXTENT_BYTES: usize = 32;
@@ -90,11 +91,11 @@ impl Extent {
 }
 
 impl PageIndex {
-    /// Sorts extents given in any order, and returns their index.
+    /// Sorts the extents, and returns a page index with them.
     ///
     /// # Errors
     ///
-    /// Returns `Malformed`, with the rule that an extent breaks.
+    /// Returns `Malformed` if an extent breaks a rule. The error contains the rule.
     pub fn from_extents(mut extents: Vec<Extent>) -> Result<Self> {
         extents.sort_unstable_by_key(|extent| (extent.space, extent.start));
         let mut before = None;
@@ -127,7 +128,8 @@ impl PageIndex {
         (extent.space == space && extent.range().contains(address)).then_some(extent)
     }
 
-    /// Returns the offset in the index file of the extent at index `place` of `extents`, for error messages.
+    /// Returns the offset of an extent in the index file, for error messages. `place` is the position of the extent in
+    /// [`Self::extents`].
     #[must_use]
     pub const fn file_offset(place: usize) -> ByteCount {
         ByteCount((HEADER_BYTES + place * EXTENT_BYTES) as u64)
@@ -210,7 +212,7 @@ fn decode_extent(entry: &[u8; EXTENT_BYTES]) -> std::result::Result<Extent, &'st
     })
 }
 
-/// Checks the rules for one extent, and the order of the extent and its predecessor.
+/// Checks the rules for one extent, and that the extent is behind its predecessor `before`.
 fn check(before: Option<&Extent>, extent: &Extent) -> std::result::Result<(), &'static str> {
     let Some(bytes) = extent.pages.0.checked_mul(PAGE_BYTES).filter(|_| extent.pages.0 <= u32::MAX.into())
     else {

@@ -1,22 +1,23 @@
-//! Hides stops from interrupted calls: finds the number of a call that the kernel has resumed, and keeps the
-//! timeouts of calls that are interrupted repeatedly.
+//! Hides the stops of a thread from the system calls that these stops interrupt.
 //!
-//! Owns: inferring the number of a call, the registers with which a thread in such a call continues, and the
-//! recorded waiting times.
-//! Invariants: a number is inferred only for calls that the kernel resumes through restart_syscall(2). Stops
-//! cause no EINTR in the program and no early timeout. Every timeout expires eventually, regardless of the
-//! number of stops.
-//! Does not: know the remaining time of a resumed call; it is unknown in user space. Handle timeouts that the
+//! Owns: the inference of call numbers, the registers with which a thread in an interrupted call continues,
+//! and the recorded waiting times.
+//! Invariants: a number is inferred only for calls that the kernel resumes through restart_syscall(2). A stop
+//! causes neither EINTR in the program nor an early timeout. Every timeout expires eventually, regardless of
+//! the number of stops.
+//! Does not: know the remaining time of a resumed call, which only the kernel knows. Handle timeouts that the
 //! kernel itself continues (sleeps, poll, futex).
 //!
 //! If a stop interrupts a sleep, poll or futex wait with a timeout, the kernel resumes the call as
-//! restart_syscall(2). The thread's registers then contain the number of restart_syscall(2), and only the
-//! kernel knows the original call. A restore and a restore frame must start the original call again. They
-//! infer its number from the code and the arguments.
+//! restart_syscall(2). The registers of the thread then contain the number of restart_syscall(2) instead of
+//! the original number. A restore must start the original call again. A restore frame (a signal frame with
+//! the context of the thread) must do this, too. Therefore this module infers the original number from the
+//! code and the arguments.
 //!
-//! The kernel ends other calls with a timeout by EINTR at any stop, and does not report how long they have
-//! waited. Such a call is made again with its whole timeout. This module records when it first saw the thread
-//! waiting. When the whole timeout has passed since then, the call returns as if its timeout had expired.
+//! Some other calls with a timeout, for example epoll_wait(2), end with EINTR at each stop. The kernel does
+//! not report how long the call has waited, so the thread makes the call again with the whole timeout. This
+//! module records the time when it first saw the thread in the call. When the timeout has passed since this
+//! time, the module makes the call return as if the timeout had expired.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd as _;
@@ -39,7 +40,7 @@ const RESUMED: [i64; 4] = [NANOSLEEP, POLL, FUTEX, CLOCK_NANOSLEEP];
 const CODE_BYTES: u64 = 24;
 /// `mov $number, %eax`.
 const LOAD_NUMBER: u8 = 0xb8;
-/// Lowest address that can be a pointer. No object is below it.
+/// Lowest value that can be a pointer. No object has a lower address.
 const LOWEST_POINTER: u64 = 4096;
 /// FUTEX_WAIT and FUTEX_WAIT_BITSET, without the private and clock flags.
 const FUTEX_WAITS: [u64; 2] = [0, 9];
@@ -49,14 +50,15 @@ const NANOSECONDS: u64 = 1_000_000_000;
 /// Longest plausible sleep in seconds: ten thousand years.
 const LONGEST_SECONDS: u64 = 10_000 * 365 * 24 * 3600;
 
-/// Number of recorded waits at which expired records are removed. An ended thread does not remove its record
-/// itself.
+/// When this number of waits is recorded, expired records are removed. They can belong to threads that have
+/// ended.
 const SWEEP_AT: usize = 4096;
-/// Voluntary context switches of a thread that resumed, made the same call again and was stopped in it.
+/// Number of voluntary context switches of a thread between its resumption and its next stop, if the thread
+/// has only repeated the interrupted call.
 const SLEEPS_OF_ONE_STOP: u64 = 2;
 
-/// Returns the registers with the number of the original call, if they contain the number of
-/// restart_syscall(2).
+/// If the registers contain the number of restart_syscall(2), returns them with the number of the original
+/// call.
 #[must_use]
 pub fn named(registers: &Registers, memory: &ProcessMemory) -> Registers {
     if registers.orig_rax as i64 != RESTART_SYSCALL {
@@ -112,7 +114,7 @@ struct Wait {
     call: [u64; 9],
     began: Instant,
     limit: Duration,
-    /// Voluntary context switches of the thread when it was resumed.
+    /// Number of voluntary context switches of the thread, read before it was resumed.
     sleeps: u64,
 }
 

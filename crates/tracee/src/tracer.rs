@@ -5,9 +5,11 @@
 //!
 //! Owns: every wait with a deadline, the list of threads that must be reaped, and the record of interrupted
 //! calls.
-//! Invariants: all state belongs to one OS thread, and is lost when this OS thread ends. No wait consumes the
-//! status of a stop. If this program dies while a tracee is stopped at a signal, the kernel therefore
-//! delivers this signal. Children of this process are never reaped here, so that no exit status is lost.
+//! Invariants: all state belongs to one OS thread, and is lost when this OS thread ends. Waits for threads of
+//! a subject do not consume the status of a stop. Therefore, if this program dies while a thread is stopped
+//! at a signal, the kernel delivers the signal. Only `wait_for_leader`, which waits for stubs (threads that a
+//! restore builds), consumes the status. Children of this process are never reaped here, so that no exit
+//! status is lost.
 //! Does not: decide what a stop means; `thread` does.
 //!
 //! An execve(2) ends all other threads of its process, and waits until their tracer has reaped these threads.

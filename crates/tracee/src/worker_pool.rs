@@ -1,20 +1,21 @@
 //! Raises the priority of a tracer while a subject is stopped, and runs worker threads beside the tracer.
 //!
-//! Owns: raising and restoring the priority of the calling thread. Also the threads of a worker pool, their
+//! Owns: the change of the priority of the calling thread. Also the threads of a worker pool, their
 //! processors and their priority.
-//! Invariants: dropping the guard restores the previous priority. Without the permission to raise the
-//! priority, nothing changes. New threads do not inherit the raised priority. A worker yields the processor
-//! after each step, mainly to threads of the tree that execute remote calls. Before a thread waits for a
-//! worker, it raises the worker's priority, so that other threads do not delay the worker. Without the
-//! permission for this, there is no worker pool.
-//! Does not: know the work. The caller can do all of it if no worker ever runs.
+//! Invariants: dropping [`Urgent`] restores the previous priority. If a raised priority is not permitted, the
+//! priority stays unchanged. New threads do not inherit the raised priority. After each step, a worker yields
+//! the processor, mainly to threads of the tree that execute remote calls. Before a thread waits for a
+//! worker, the waiting thread raises the priority of the worker, so that other threads do not delay the
+//! worker. If a raised priority is not permitted, no worker pool is created.
+//! Does not: know the work. If no worker runs, the caller can do all the work.
 //!
-//! A resumed thread can preempt a tracer with normal priority that still must resume other threads. Any other
-//! thread can, too. A thread with real-time priority must not spin if the thread that it waits for may need
-//! the same processor: see `Waiter`.
+//! A tracer resumes the threads of a subject one after the other. Without a raised priority, a resumed thread
+//! or any other thread can preempt the tracer, and delay the resumption of the remaining threads. A thread
+//! with real-time priority must not spin, because the thread for which it waits may need the same processor:
+//! see `Waiter`.
 //!
-//! While a tree is stopped, its processors are idle. Workers may run on them, regardless of the processors to
-//! which the tracer is bound.
+//! While a tree is stopped, the processors of the tree are idle. Workers may run on these processors,
+//! regardless of the processors to which the tracer is bound.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -67,8 +68,8 @@ impl Drop for Urgent {
 
 /// Work that several threads can do together, in steps.
 pub trait Work: Send + Sync {
-    /// Does a step that no thread has begun, which takes about ten microseconds. Returns false if there was
-    /// none.
+    /// Does a step that no thread has begun. A step takes about ten microseconds. Returns false if all steps
+    /// have been begun.
     fn step(&self) -> bool;
 }
 
@@ -103,8 +104,7 @@ impl WorkerPool {
     ///
     /// # Errors
     ///
-    /// EPERM if threads may not have real-time priority. Otherwise the error that prevented the start of a
-    /// thread.
+    /// EPERM if real-time priority is not permitted. Another error if a thread cannot be started.
     pub fn new(workers: NonZeroUsize, processors: &[u64]) -> Result<Self, Error> {
         let mut worker_pool = Self { shared: Arc::default(), workers: Vec::with_capacity(workers.get()) };
         for _ in 0..workers.get() {
@@ -113,13 +113,13 @@ impl WorkerPool {
         Ok(worker_pool)
     }
 
-    /// Adds work for all workers. Workers do it in the order in which it was added.
+    /// Adds work for all workers. Each worker does the posted work in the order in which it was added.
     pub fn post(&self, work: Arc<dyn Work>) {
         locked(&self.shared.queue).posted.push(work);
     }
 
-    /// Wakes all workers. Call it once, after all posts: a woken worker takes the lock that a post needs. A
-    /// thread that finds the lock taken sleeps for longer than most work takes.
+    /// Wakes all workers. Call this function once, after all calls of [`Self::post`]. A woken worker takes
+    /// the lock that `post` needs. If `post` must wait for the lock, the wait is longer than most work.
     pub fn begin(&self) {
         locked(&self.shared.queue).round += 1;
         self.shared.wake.notify_all();
@@ -130,13 +130,13 @@ impl WorkerPool {
         locked(&self.shared.queue).posted.clear();
     }
 
-    /// Makes the workers run before all threads of normal priority until they have finished their current
-    /// work.
+    /// Makes the workers run before all threads of normal priority, until the workers have finished their
+    /// current work.
     pub fn raise_priority(&self) {
         let urgent = Attributes { policy: FIFO, priority: PRIORITY, ..Attributes::default() };
         for worker in &self.workers {
             worker.has_raised_priority.store(true, Ordering::SeqCst);
-            // If this is no longer permitted, the work only takes longer.
+            // If the change is no longer permitted, the work only takes longer.
             let _ = scheduling::set_attributes(worker.tid, &urgent);
         }
     }
@@ -209,10 +209,10 @@ fn serve(
         works.extend(queue.posted.iter().cloned());
         drop(queue);
         for work in works.drain(..) {
-            // After each step, a thread that waits for this processor can run. A low priority of the worker
-            // does not achieve this. The scheduler (EEVDF, Linux 6.18) grants additional run time (lag) to a
-            // thread that has slept. It picks this thread again until the time is used up, also with
-            // SCHED_IDLE. A remote call waited 0.3 ms for the end of a scan.
+            // After each step, the worker lets a thread run that waits for this processor. A low priority of
+            // the worker is not sufficient. The scheduler (EEVDF, Linux 6.18) grants additional run time
+            // (lag) to a worker that has slept, even with SCHED_IDLE. The worker then runs until this time is
+            // used up: a remote call waited 0.3 ms for the end of a scan.
             while work.step() {
                 std::thread::yield_now();
             }
@@ -225,8 +225,8 @@ fn prepare(processors: &[u64]) -> Result<Tid, Error> {
     let tid = Tid(rustix::thread::gettid().as_raw_nonzero().get());
     let urgent = Attributes { policy: FIFO, priority: PRIORITY, ..Attributes::default() };
     scheduling::set_attributes(SELF, &urgent)?;
-    // The kernel ignores processors that are not permitted. If none is permitted, the thread keeps its
-    // processors.
+    // The kernel ignores processors that are not permitted. If no processor in the list is permitted, the
+    // thread keeps its processors.
     let _ = scheduling::set_affinity(SELF, processors);
     Ok(tid)
 }

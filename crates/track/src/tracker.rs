@@ -82,12 +82,12 @@ pub trait Tracker: Send + Debug {
 
     /// Allocates memory for the results of [`Self::post_scan`], if the watched memory has at least the given
     /// size. Must not be called inside a pause.
-    fn prepare_scan(&mut self, _least: ByteCount) {}
+    fn prepare_scan(&mut self, _min_bytes: ByteCount) {}
 
     /// Hands the next scan of a stopped process to a worker pool, if the watched memory has at least the
     /// given size. The workers start at [`WorkerPool::begin`]. If the process is resumed before the next call
     /// of [`Self::scan`], no change is lost.
-    fn post_scan(&mut self, _worker_pool: &Arc<WorkerPool>, _least: ByteCount) {}
+    fn post_scan(&mut self, _worker_pool: &Arc<WorkerPool>, _min_bytes: ByteCount) {}
 
     /// Adds the pages that have changed in the current round to `into`. In the same step, begins a new round
     /// (see [`Properties::rearms_running`]).

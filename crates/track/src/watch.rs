@@ -392,8 +392,8 @@ fn judge(range: AddressRange, class: Class, watch: impl FnOnce() -> Result<(), E
     }
 }
 
-/// Begins to watch the writes to a mapping, or to a part of a mapping. If the mapping was not watched before,
-/// removes the protection of its pages.
+/// Begins to watch the writes to a mapping, or to a part of a mapping. Removes the protection that the pages
+/// still have, unless asynchronous mode already watches the mapping.
 ///
 /// Unwatched memory can contain protected pages, and writes to these pages are not reported. For example,
 /// mremap(2) moves memory next to a watched mapping, and the kernel merges the two mappings. The kernel ends

@@ -4,7 +4,7 @@
 //! created.
 //! Invariants: each process gets the attachments and mappings of the checkpoint, so that the attach count in the
 //! kernel is the same as at the checkpoint.
-//! Does not: create segments; the memory kind (the code for this sort of memory) does.
+//! Does not: create segments. The memory kind (the code for this sort of memory) creates them.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ const PROT_EXEC: u32 = 4;
 /// The segments of an image: id and length by object number.
 pub(super) type Segments = BTreeMap<u64, (SegmentId, ByteCount)>;
 
-/// One attachment of a segment: its whole address range, and the areas that are still mapped.
+/// One attachment of a segment: its whole address range, and the parts of this range that were mapped at the checkpoint.
 struct Attachment<'a> {
     id: SegmentId,
     whole: AddressRange,
@@ -103,7 +103,7 @@ fn unmap(stub: &mut Stub, from: Address, to: Address) -> Result<()> {
     Ok(())
 }
 
-/// Notifies the memory kinds that every process has its areas.
+/// Notifies the memory kinds: the segments are attached in every process.
 pub(super) fn attached(plan: &Plan) -> Result<()> {
     for object in &plan.objects {
         if let Some(kind) = memory::kind_named(&object.kind) {

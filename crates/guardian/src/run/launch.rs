@@ -1,4 +1,5 @@
-//! How a program is started, except its command: environment, directory, user, output.
+//! The settings with which a program is started: environment, directory, user, output. The command of the program is
+//! not part of these settings.
 //!
 //! Owns: these settings, the lookup of users and groups, and the steps between fork and exec.
 //! Invariants: a program that runs as another user never has a privilege of this process. If a step fails, the start
@@ -27,16 +28,17 @@ const LOG_MODE: u32 = 0o600;
 const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
 
-/// How a program is started, except its command. The default is an ordinary child process.
+/// The settings with which a program is started, without its command. The default is an ordinary child process, which
+/// inherits the environment, the directory and the user of this process.
 #[derive(Clone, Debug, Default)]
 pub struct Launch {
-    /// Variables that are added to the environment of this program.
+    /// Variables that are added to the inherited environment.
     pub environment: Vec<(OsString, OsString)>,
-    /// Variables of this program that are removed from the environment.
+    /// Names of variables that are removed from the inherited environment.
     pub removed: Vec<OsString>,
-    /// The working directory. `None` keeps the directory of this program.
+    /// The working directory. `None`: the inherited directory.
     pub directory: Option<PathBuf>,
-    /// The user, by name or by number. `None` keeps the user of this program.
+    /// The user, by name or by number. `None`: the inherited user.
     pub user: Option<String>,
     /// The file to which standard output and standard error are appended.
     pub log: Option<PathBuf>,
@@ -45,9 +47,10 @@ pub struct Launch {
     pub is_service: bool,
     /// A pipe by which the program reports that it is ready.
     pub ready: Option<Arc<ReadyPipe>>,
-    /// Executable pages of the program's files that are damaged in memory.
+    /// Pages of executable files whose copy in memory is damaged.
     pub damaged: Damaged,
-    /// The channels of the component: its listeners outlive the program, and its callers wait.
+    /// The channels of the component. While the program is dead, they keep its listening sockets open, and other
+    /// components that connect to it wait.
     pub channels: Option<ComponentChannels>,
 }
 

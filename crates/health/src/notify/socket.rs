@@ -1,9 +1,12 @@
-//! The socket that receives messages of programs.
+//! Receives the messages that a program sends with sd_notify(3), through a socket.
+//!
+//! The supervisor starts a program with the name of the socket in NOTIFY_SOCKET. In a message, the program reports a
+//! change of its state, for example that it is ready.
 //!
 //! Owns: the socket, its file, and the check of senders.
-//! Invariants: a message is accepted only if its sender belongs to the process tree when the message is received.
-//! Descriptors in a message are closed, which also completes a `BARRIER=1`. One call receives a limited number of
-//! messages.
+//! Invariants: a message is accepted only if its sender belongs to the process tree when the message is received. File
+//! descriptors in a message are closed. A program that sends `BARRIER=1` with a descriptor waits for this close. One
+//! call receives a limited number of messages.
 //! Does not: accept MAINPID, FDSTORE or other assignments that would give the program rights over its supervisor.
 
 use std::ffi::OsString;
@@ -31,7 +34,7 @@ pub const MESSAGES_PER_CALL: usize = 64;
 /// from outside the process tree are ignored.
 const MODE: u32 = 0o666;
 
-/// A message of a process of the tree.
+/// A message of a process in the process tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
     /// The process that has sent the message.
@@ -43,7 +46,7 @@ pub struct Message {
 /// Numbers of messages that were ignored since the socket was created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ignored {
-    /// Messages whose sender was not a process of the tree, or had ended and was already reaped.
+    /// Messages whose sender was not a process of the tree, or was a process that had ended and was already reaped.
     pub of_strangers: u64,
     /// Messages of more than 4096 bytes.
     pub too_long: u64,
@@ -69,13 +72,13 @@ impl NotifySocket {
         Self::bind(NotifyAddress::Abstract(name.as_bytes().to_vec()))
     }
 
-    /// Creates a socket with a file, and removes the file on drop. If no process has the existing socket of this path
-    /// open, the call replaces the file.
+    /// Creates a socket with a socket file. Dropping the value removes the file. If a socket file exists at the path,
+    /// and no process has its socket open, the new file replaces the existing file.
     ///
     /// # Errors
     ///
-    /// EADDRINUSE if the path is a socket in use or another file. EINVAL if the path is too long. Other errors of
-    /// bind(2).
+    /// EADDRINUSE if a process has the existing socket open, or if the path is another file. EINVAL if the path is too
+    /// long. Other errors of bind(2).
     pub fn bind_path(path: &Path) -> Result<Self> {
         let mut outcome = Self::bind(NotifyAddress::Path(path.to_owned()));
         if outcome.as_ref().is_err_and(|error| error.errno.0 == RawErrno::ADDRINUSE.raw_os_error())
@@ -113,7 +116,7 @@ impl NotifySocket {
         self.root = root;
     }
 
-    /// Returns the descriptor and the event for which the caller waits.
+    /// Returns the descriptor and the event for which the caller waits before it calls [`Self::advance`].
     #[must_use]
     pub fn handle(&self) -> Handle<'_> {
         (self.socket.as_fd(), Interest::Readable)
@@ -160,7 +163,8 @@ impl Drop for NotifySocket {
     }
 }
 
-/// The processes of a tree. The list is read at most once in a call, and only if a sender is not the root.
+/// A process tree. During one call of `advance`, the list of its processes is read at most once, and only if a sender
+/// is not the root.
 struct Tree {
     root: Option<Pid>,
     members: Option<Vec<Pid>>,

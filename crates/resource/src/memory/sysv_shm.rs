@@ -61,8 +61,8 @@ struct SegmentObject {
 /// The memory kind of System V shared memory.
 pub(super) struct SysvShm;
 
-/// Reports whether a mapping is the attachment of a segment. A file with a similar name is on a device other than the
-/// kernel's own tmpfs.
+/// Reports whether a mapping is the attachment of a segment: by the name, and by the device, which is the internal tmpfs
+/// of the kernel. A file of a program can have the same name, but is on another device.
 pub(super) fn is_attachment(of: MappingOf<'_>) -> bool {
     const KERNEL_DEVICE: u32 = 0;
     let Backing::File { device, .. } = &of.mapping.backing else { return false };
@@ -151,7 +151,7 @@ impl MemoryKind for SysvShm {
         let length =
             rustix::fs::fstat(memory).map_err(|errno| Error::new("stat a System V segment", errno))?.st_size;
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        // The length of the file is a multiple of the page size, but the segment may end inside the last page.
+        // The segment may end inside its last page. The bytes behind the end are cleared, too.
         let end = (length as u64).next_multiple_of(model::PAGE_BYTES);
         rustix::fs::fallocate(memory, flags, 0, end)
             .map_err(|errno| Error::new("clear a System V segment", errno))?;

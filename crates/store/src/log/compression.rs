@@ -1,10 +1,11 @@
-//! Compresses segments that have not lost many live pages for some time.
+//! Compresses segments whose pages rarely change. Such a segment has kept most of its live pages during an observation
+//! time.
 //!
 //! Owns: the choice of segments to compress and the time of compression; the compressing thread; writing the files of a
 //! compressed segment.
 //! Invariants: only durable segments that are no longer written are compressed. The uncompressed file is removed when
-//! its replacement is durable. Each segment is tried once. A failed compression leaves the segment unchanged, and no
-//! commit fails.
+//! its replacement is durable. Each segment is tried once. A failed compression leaves the segment unchanged, and does
+//! not make a commit fail.
 //! Does not: read pages for callers; `layout` does, from both kinds of files.
 
 use std::collections::VecDeque;
@@ -29,7 +30,7 @@ use crate::error::{Error, Result};
 use crate::medium::{Medium, Writes};
 use crate::segment::{EndedSegment, SegmentWriter};
 
-/// Segments are inspected at intervals of `after` divided by this number.
+/// Number of inspections of a segment during the observation time (the field `after`).
 const SCANS_PER_DELAY: u32 = 64;
 
 /// The maximum number of segments that are sent to the thread at once. The limit is low because a waiting segment can
@@ -86,8 +87,8 @@ impl Compressor {
         Self { after, clock, work, thread: None, own_thread, done, under_way: 0, next_scan }
     }
 
-    /// Starts the compression of segments whose pages rarely change. `active` is the active segment. Call this when all
-    /// data before the active segment is durable, including the newest slot (the block that publishes a commit).
+    /// Starts the compression of segments whose pages rarely change. `active` is the active segment. Call this
+    /// when all older segments are durable. The newest slot (the block that publishes a commit) must be durable, too.
     pub(super) fn plan(&mut self, segments: &mut Segments, active: LogSegment) {
         let now = self.clock.now();
         if self.under_way > 0 || self.next_scan.is_some_and(|next| now < next) {
@@ -149,8 +150,8 @@ impl Compressor {
     }
 }
 
-/// Reports whether most live pages of a segment are likely to remain: less than a quarter was lost during the
-/// observation. Segments that only older checkpoints need also qualify.
+/// Reports whether most live pages of a segment are likely to remain: at most a quarter was lost during the
+/// observation. This can also be a segment that only older checkpoints need.
 fn stays(was: u32, live: u32) -> bool {
     4 * u64::from(live) >= 3 * u64::from(was)
 }
@@ -187,8 +188,8 @@ impl Work {
             (compressed_path(directory, number, self.codec.name()), chunks_path(directory, number));
         let done = self.write(number, &path, &chunks);
         if let Ok(Some(length)) = done {
-            // From now on, the compressed file is used. If the removal fails, the next writer removes the compressed
-            // file.
+            // From now on, the compressed file is used, and the uncompressed file is removed. If this removal fails,
+            // the next writer uses the uncompressed file and removes the compressed file.
             medium.remove_file(&segment_path(directory, number))?;
             return Ok(Some(length));
         }

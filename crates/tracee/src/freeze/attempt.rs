@@ -1,8 +1,11 @@
-//! Makes one attempt to stop a tree, in rounds of attaching, interrupting and waiting, until a round finds no
-//! new thread.
+//! Makes one attempt to stop a process tree.
+//!
+//! An attempt consists of rounds. Each round lists the tree, attaches to the new threads, interrupts them,
+//! and waits until they are stopped. The attempt succeeds when a round finds no new thread. A *leader* is the
+//! first thread of a process.
 //!
 //! Owns: the threads of the attempt until all are stopped.
-//! Invariants: a failed attempt resumes every thread, also threads that stop later.
+//! Invariants: a failed attempt resumes every thread, including threads that stop only after the failure.
 //! Does not: try again; `Freezer` does.
 
 use std::collections::HashMap;
@@ -22,23 +25,23 @@ use crate::thread::{Running, StopOutcome, Stopped, Thread};
 use crate::tracer::{self, Waiter};
 use crate::tree;
 
-/// Maximum number of rounds, each with a new list of the tree. A tree that still grows then is refused.
+/// Maximum number of rounds. If the last round still finds new threads, the tree is refused.
 const ROUNDS_MAX: usize = 200;
-/// Maximum number of rounds while no thread is stopped. Threads that appear later are found when the others
-/// are stopped.
+/// Maximum number of lists of the tree before the first thread is stopped. Threads that appear after the last
+/// list are found when the other threads are stopped.
 const RUNNING_ROUNDS_MAX: usize = 4;
 /// Files of a thread in `/proc` that show whether the tree has more threads or processes.
 const CHILDREN: &str = "children";
 const STAT: &str = "stat";
-/// Maximum number of times that attaching to a thread may fail. A thread with another tracer is not tried
-/// again.
+/// Maximum number of failed attempts to attach to a thread that is changing. If the thread has another
+/// tracer, the first failure is final.
 const CHANGES_MAX: usize = 10;
 /// Timeout for all threads to stop.
 const STOP_LIMIT: Duration = Duration::from_millis(250);
 /// Time after which the tracer checks what delays a thread.
 const TIMEOUT: Duration = Duration::from_millis(1);
-/// Interval of the timer that runs during an attach. An attach can wait for an exec, and the exec for threads
-/// that only the tracer can reap. Each tick of the timer reaps these threads.
+/// Interval of the timer that runs during an attach. An attach can wait for an execve(2), which waits for
+/// threads that only the tracer can reap. Each tick of the timer reaps these threads.
 const ATTACH_TICK: Duration = Duration::from_millis(2);
 
 #[derive(Default)]
@@ -55,7 +58,8 @@ pub(super) struct Attempt {
     changing: HashMap<Tid, usize>,
     zombies: Vec<Pid>,
     order: Vec<Pid>,
-    /// Attached threads other than leaders. An exec in another thread waits until these are reaped.
+    /// Attached threads that are not leaders. An execve(2) in another thread of the process waits until these
+    /// threads are reaped.
     non_leaders: Vec<Tid>,
     /// A time before the first thread stopped.
     began: Option<Instant>,
@@ -110,14 +114,15 @@ impl Attempt {
         Ok(())
     }
 
-    /// Reports whether the stopped threads are the whole tree. Each process must have as many threads as were
-    /// stopped, and no child outside the list. A thread can be missing if its creator was attached while it
-    /// created the thread. Such a thread is in no earlier list and is not attached.
+    /// Reports whether the stopped threads are the whole tree. In each process, the number of threads must be
+    /// the number of stopped threads. Each child of a process must be in the list of the tree. A thread can
+    /// be missing if the tracer attached to its creator while the creator was creating the thread. The
+    /// missing thread is not in the list, and is not attached.
     fn is_whole(&self, files: &mut KeptFiles) -> bool {
         let mut children = 0;
         for (pid, threads) in &self.stopped {
-            // The tree must be listed again if no thread of the process is attached, or if its leader has
-            // ended before other threads.
+            // If the leader has ended before other threads, the kernel counts the leader, but the leader is
+            // not stopped. The function returns false, and the tree is listed again.
             let whole = files
                 .read(*pid, pid.leader(), STAT)
                 .ok()
@@ -140,9 +145,9 @@ impl Attempt {
         self.stopped.len() + self.zombies.len() == self.order.len() && children + 1 == self.order.len()
     }
 
-    /// Reports whether every thread that stopped is still stopped. Removes threads that were killed, or
-    /// replaced by an exec in another thread. First runs threads that a dead tracer has left inside a remote
-    /// call, until they have restored themselves.
+    /// Reports whether every thread that stopped is still stopped. Removes threads that were killed, or that
+    /// an execve(2) in another thread has ended. If a dead tracer has left a thread inside a remote call, the
+    /// function first runs this thread until it has restored itself.
     fn all_still_stopped(&mut self) -> Result<bool, FreezeError> {
         let mut lost = Vec::new();
         for thread in self.stopped.values().flatten() {
@@ -210,7 +215,7 @@ impl Attempt {
         let ended = matches!(status.state, 'Z' | 'X');
         if tracer::is_ours(&status) {
             if ended && tid == pid.leader() {
-                // The leader has ended, and ends finally with the last of its threads.
+                // The leader has ended. The kernel reports its end after the end of the last other thread.
                 tracer::record_end(pid, tid);
                 return Ok(());
             }
@@ -223,8 +228,8 @@ impl Attempt {
         if status.tracer.get() != 0 {
             return Err(FreezeError::Traced { pid, tracer: status.tracer });
         }
-        // The thread was ending when the attach failed. Meanwhile an exec has given its tid to another
-        // thread.
+        // The thread was ending when the attach failed. After the failure, an execve(2) has given the tid to
+        // another thread.
         self.changed = true;
         let attempts = self.changing.entry(tid).or_default();
         *attempts += 1;
@@ -238,7 +243,7 @@ impl Attempt {
             let inspected_at = Clock::default().now();
             self.inspect_all()?;
             if self.stopped.is_empty() && self.vfork_children.is_empty() {
-                // No thread was stopped at that time.
+                // No thread was stopped at `inspected_at`.
                 self.began = Some(inspected_at);
             }
             if self.pending.is_empty() {
@@ -268,22 +273,23 @@ impl Attempt {
         FreezeError::Stuck { pid, tid, place }
     }
 
-    /// Handles threads that cannot stop. A leader that has ended before its other threads never stops. A
-    /// parent in vfork(2) stops only after its child has run.
+    /// Handles threads that cannot stop. A leader that has ended before the other threads of its process
+    /// never stops. A parent in vfork(2) stops only after its child has run.
     fn unblock_pending(&mut self) -> Result<(), FreezeError> {
         let ended = |thread: &mut Thread<Running>| {
             let stat = procfs::thread_stat(thread.pid(), thread.tid());
             thread.tid() == thread.pid().leader() && stat.is_ok_and(|stat| stat.is_zombie())
         };
         for leader in self.pending.extract_if(.., ended) {
-            // The next round finds out whether an exec has given the tid to another thread.
+            // The next round finds out whether an execve(2) has given the tid of the leader to another
+            // thread.
             self.changed = true;
             tracer::record_lost(leader.tid());
         }
         let mut parents: Vec<Pid> = self.pending.iter().map(Thread::pid).collect();
         parents.dedup();
-        // An exec in another thread may have killed a stopped thread. The exec waits until this thread is
-        // reaped.
+        // An execve(2) in a pending thread may have killed a stopped thread. The execve(2) waits until the
+        // killed thread is reaped.
         for thread in parents.iter().filter_map(|pid| self.stopped.get(pid)).flatten() {
             if thread.tid() != thread.pid().leader() {
                 // Normally the thread is alive, and this call has no effect.

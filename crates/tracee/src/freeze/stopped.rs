@@ -1,9 +1,11 @@
-//! A tree whose threads are all stopped, the reasons why a tree was not stopped, and the detaching of
-//! threads.
+//! Represents a process tree whose threads are all stopped, and the reasons why a tree could not be stopped.
+//!
+//! A *stray* is a task that the kernel has attached to the tracer, but that no tracee has reported to the
+//! tracer. A *leader* is the first thread of a process.
 //!
 //! Owns: the options for attaching to a subject's threads; resuming and killing a stopped tree.
-//! Invariants: dropping a stopped tree resumes every thread of it. Threads and processes that the tree
-//! creates meanwhile are detached, too. A running thread must stop before it can be detached.
+//! Invariants: dropping a stopped tree resumes and detaches every thread of the tree. Threads and processes
+//! that resumed threads create are detached, too. A running thread must stop before it can be detached.
 //! Does not: stop a tree; `attempt` does.
 
 use std::time::{Duration, Instant};
@@ -18,11 +20,11 @@ use crate::tracer::{self, Waiter};
 /// Ptrace options with which the threads of a subject are attached.
 pub(crate) const OPTIONS: Options =
     Options::SYSCALL_GOOD.with(Options::CLONE).with(Options::FORK).with(Options::VFORK);
-/// Timeout for running threads to stop. A thread that exceeds it is detached at the next stop of the tree, or
-/// when the tracer ends.
+/// Timeout for running threads to stop. A thread that does not stop in this time is detached at the next stop
+/// of the tree, or when the tracer ends.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Maximum number of scans for strays (tasks that the kernel has attached and no tracee has reported). After
-/// a scan, a stray is left only if another stray has ended while creating it.
+/// Maximum number of scans for strays. A further scan is necessary only if a stray has created another stray
+/// and has ended.
 const STRAY_ROUNDS_MAX: usize = 16;
 const KILL: Signal = Signal(9);
 
@@ -74,8 +76,8 @@ pub struct StoppedTree {
     pub processes: Vec<StoppedProcess>,
     /// Processes that have ended and that a parent in the tree has not reaped.
     pub zombies: Vec<Pid>,
-    /// A time before the first thread stopped, by at most a millisecond. A thread in an uninterruptible call
-    /// stops later than requested.
+    /// A time at most a millisecond before the stop of the first thread. The request to stop can be much
+    /// earlier, because a thread in an uninterruptible call stops only at the end of the call.
     pub began: Instant,
 }
 
@@ -86,11 +88,12 @@ impl StoppedTree {
         self.processes.iter().find(|process| process.pid == pid)
     }
 
-    /// Fails with [`FreezeError::Ended`] if a process was killed since it was stopped. If this function
-    /// succeeds, all data that was read before is as it was at the stop. A killed thread writes to its memory
-    /// when it ends (CLONE_CHILD_CLEARTID, robust futexes), but only after this function can see the kill.
+    /// Fails with [`FreezeError::Ended`] if a process was killed after the stop. If this function succeeds,
+    /// all data that the caller has read before is the data at the stop. A killed thread writes to its memory
+    /// when it ends (CLONE_CHILD_CLEARTID, robust futexes), but this function detects the kill already before
+    /// the first write.
     pub fn confirm(&self) -> Result<(), FreezeError> {
-        // A fatal signal wakes all threads of a process at once, so it is enough to check one thread.
+        // A fatal signal wakes all threads of a process at once, so the check of one thread is sufficient.
         let firsts = self.processes.iter().filter_map(|process| process.threads.first());
         for thread in firsts {
             match ptrace::event_message(thread.tid()) {
@@ -116,7 +119,7 @@ impl StoppedTree {
             }
         }
         for process in &self.processes {
-            // The kernel reports the end of a leader only after its other threads are reaped.
+            // The kernel reports the end of a leader only after the other threads of the process are reaped.
             for thread in process.threads.iter().rev() {
                 await_end(thread.tid())?;
             }
@@ -133,8 +136,8 @@ impl StoppedTree {
                 outcome = Err(error);
             }
         }
-        // This must happen before threads are reaped: a list of threads can be incomplete if a thread
-        // disappears meanwhile.
+        // The scan for strays must happen before threads are reaped: if a thread disappears during the scan,
+        // the list of threads can be incomplete.
         detach_strays();
         tracer::reap_ended();
         outcome
@@ -153,7 +156,7 @@ fn await_end(tid: Tid) -> Result<(), Error> {
     }
 }
 
-/// Detaches strays: tasks that the kernel has attached and no tracee has reported.
+/// Finds strays, and detaches them.
 pub(super) fn detach_strays() {
     let attached = |(pid, tid): (Pid, Tid)| Thread::attached(pid, tid, OPTIONS);
     // A stray that has ended may have created another stray.

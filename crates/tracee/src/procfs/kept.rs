@@ -1,13 +1,16 @@
-//! Keeps files of `/proc` open and reads them repeatedly. A worker pool reads some of them while the tracer
-//! does other work.
+//! Keeps files of `/proc` open and reads them repeatedly.
 //!
-//! Owns: the open files and their buffers, and the results of a worker pool. The files of an ended thread are
-//! opened again.
-//! Invariants: a read returns the current contents. It allocates memory only if a file is longer than ever
-//! before. A file that is no longer read is closed at the second sweep. A result of a worker pool is returned
-//! once, and is as of the pause in which the pool began. No thread waits for another: the tracer itself reads
-//! a file that is not ready.
-//! Does not: parse. An open, two reads and a close take five times as long as one read of an open file.
+//! A read of an open file takes a fifth of the time that an open, two reads and a close take. During a pause,
+//! a worker pool can read the files while the tracer does other work. A *sweep* closes the files that were
+//! not read since the previous sweep.
+//!
+//! Owns: the open files and their buffers, and the results of the worker pool.
+//! Invariants: a read returns the current contents of a file. If the thread of an open file has ended, the
+//! file is opened again. A read allocates memory only if a file is longer than it ever was. A file that is no
+//! longer read is closed at the second sweep. A result of the worker pool is returned once. It shows the
+//! contents in the pause in which the workers began. The tracer never waits for a worker: if a result is not
+//! ready, the tracer reads the file itself.
+//! Does not: parse.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,15 +23,15 @@ use sys::{Errno, Error, Result};
 use super::files::{BUFFER_BYTES, path_of_thread, read_whole};
 use crate::worker_pool::{Work, WorkerPool};
 
-/// Maximum number of open files. A process may open 1024 files by default, and this program also opens
-/// others. Beyond this number, a file is opened for each read.
+/// Maximum number of open files. A process may open 1024 files by default, and this program also opens files
+/// for other purposes. Further files of threads are opened for each read.
 const FILES_MAX: usize = 192;
 
 /// Open files of threads in `/proc`.
 #[derive(Debug, Default)]
 pub struct KeptFiles {
     files: HashMap<(Pid, Tid, &'static str), Kept>,
-    /// The file that was read last without a place in `files`, with its contents.
+    /// The last file that was read and did not fit into `files`, with its contents.
     other: Option<Kept>,
     ahead: ReadAhead,
 }
@@ -43,7 +46,8 @@ struct Kept {
 }
 
 impl KeptFiles {
-    /// Opens a file of a thread for later reads. `path_of_thread` defines its path.
+    /// Opens a file of a thread, so that [`Self::read`] finds the file open. `path_of_thread` defines its
+    /// path.
     pub fn open(&mut self, pid: Pid, tid: Tid, name: &'static str) -> Result<()> {
         let key = (pid, tid, name);
         if !self.files.contains_key(&key) && self.files.len() < FILES_MAX {
@@ -90,7 +94,7 @@ impl KeptFiles {
         self.ahead.begin(worker_pool);
     }
 
-    /// Closes files that were not read since the last sweep, and drops the results of a worker pool.
+    /// Closes files that were not read since the previous sweep, and drops the results of the worker pool.
     pub fn sweep(&mut self) {
         self.ahead.forget();
         self.files.retain(|_, kept| std::mem::take(&mut kept.used));
@@ -120,19 +124,19 @@ fn failed(pid: Pid, tid: Tid, name: &str, errno: Errno) -> Error {
     Error::path("read", path_of_thread(pid, tid, name), errno)
 }
 
-/// The files that a worker pool reads in the next pause and in the current pause.
+/// The lists of files that a worker pool reads in the next pause, and in the current pause.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
     next: Option<Arc<List>>,
     now: Option<Arc<List>>,
 }
 
-/// Open files, each to be read once.
+/// Open files. A worker reads each file at most once.
 #[derive(Debug)]
 struct List {
     places: Vec<Place>,
-    /// Number of files that no worker has begun, counted from the start of the list. Workers begin at the
-    /// end, because the tracer begins at the start.
+    /// Number of files at the start of the list that no worker has begun to read. Workers begin at the end of
+    /// the list, because the tracer reads from the start.
     left: AtomicUsize,
 }
 
@@ -166,8 +170,8 @@ impl ReadAhead {
         }
     }
 
-    /// Returns whether a file was read by the worker pool, and if so, swaps its contents into `into`.
-    /// Afterwards the worker pool does not read the file any more.
+    /// If a worker has read a file, swaps the contents into `into`, and returns true. After this call, no
+    /// worker reads the file.
     pub fn take(&self, index: usize, into: &mut Vec<u8>) -> bool {
         self.now.as_ref().is_some_and(|list| list.take(index, into))
     }
@@ -252,7 +256,7 @@ mod tests {
         files.open(pid, tid, "comm").unwrap();
         say.send(()).unwrap();
         thread.unwrap().join().unwrap();
-        // The kernel wakes the joining thread a moment before the ended thread disappears from `/proc`.
+        // The kernel wakes the joining thread shortly before the ended thread disappears from `/proc`.
         let timeout = Instant::now() + Duration::from_secs(20);
         while files.read(pid, tid, "comm").is_ok() {
             assert!(Instant::now() < timeout, "an ended thread is still read");

@@ -1,8 +1,13 @@
-//! Finds gadgets: instruction sequences in a subject's own code that remote calls use.
+//! Finds *gadgets*: instruction sequences in the code of the subject that remote calls use.
+//!
+//! A remote call needs two gadgets: `syscall; ret`, and the signal restorer (the code to which signal
+//! handlers return). The other gadgets are optional: most of them only save time. A *store gadget* stores the
+//! result of a call to memory. A *load gadget* loads a register from the stack.
 //!
 //! Owns: the search for gadgets.
-//! Invariants: each gadget lies in one executable mapping, and was there when the mapping was read. Code that
-//! a program generates at run time is searched only if other code has not enough gadgets.
+//! Invariants: each gadget is in one executable mapping. The mapping contained the gadget when this module
+//! read the mapping. Code that the program generates at run time is searched only if the other code lacks a
+//! gadget that remote calls need.
 //! Does not: execute anything.
 
 use memchr::memmem;
@@ -14,10 +19,10 @@ use crate::arch::{self, Store};
 use crate::memory::ProcessMemory;
 use crate::procfs::{Backing, Mapping};
 
-/// Bytes of code that are read and searched at a time, with one buffer. Mapping and touching more memory
-/// takes longer than the search.
+/// Bytes of code that are read into the buffer and searched at a time. The allocation of a larger buffer
+/// would take longer than the search.
 const SEARCH_BYTES: u64 = 32 * 1024;
-/// Bytes of code that are searched for gadgets that only save time. This is more than a C library has.
+/// Maximum bytes of code that are searched for optional gadgets. A C library has less code.
 const SEARCH_MAX: u64 = 8 << 20;
 /// Bytes of the longest pattern. Successive reads overlap by this length.
 const SEARCH_OVERLAP: u64 = arch::LONGEST_STORE as u64;
@@ -30,15 +35,16 @@ const RETURN: u8 = arch::RETURN[0];
 pub struct Gadgets {
     /// `syscall; ret`.
     pub syscall_return: Address,
-    /// The signal restorer: the code to which signal handlers return.
+    /// The signal restorer, which calls rt_sigreturn(2).
     pub restorer: Address,
-    /// `leave; ret`, which switches to another stack without using the old stack. Without it, a signal at the
-    /// moment when this program dies can be handled on the wrong stack.
+    /// `leave; ret`, which switches to another stack without using the old stack. If the subject lacks this
+    /// gadget, a signal at the moment when this program dies can be handled on the wrong stack.
     pub pivot: Option<Address>,
-    /// A store gadget, which stores the result register. Without it, calls are made one by one, each with two
-    /// stops.
+    /// A store gadget, which stores the result register. If the subject has no store gadget, calls are made
+    /// one by one, each with two stops.
     pub store: Option<(Address, Store)>,
-    /// Load gadgets, which load the arguments of a call. Without them, a chain of calls uses signal frames.
+    /// Load gadgets, which load the arguments of a call. If the subject lacks them, signal frames load the
+    /// arguments.
     pub loads: Option<Loads>,
 }
 
@@ -67,9 +73,9 @@ struct Found {
     third: Option<Address>,
     third_and_rbx: Option<Address>,
     searched: u64,
-    /// A part of the code was searched only for `FIRST_STORE`, the store gadget that compilers generate most.
-    /// This happens when only the best store gadget is missing. Most of a C library is then searched for
-    /// nothing else.
+    /// A part of the code was searched only for `FIRST_STORE`, the start of the most common store gadget.
+    /// When all other gadgets are found, the search continues with `FIRST_STORE` only, which is faster. Most
+    /// of a C library is searched in this way.
     passed_over: bool,
     is_thorough: bool,
 }
@@ -78,7 +84,7 @@ impl Gadgets {
     /// Searches the executable mappings of a process. The process may run.
     pub fn find(memory: &ProcessMemory, mappings: &[Mapping]) -> Result<Self, RemoteError> {
         let mut found = Found::default();
-        // Remote calls in a pause need these values.
+        // Remote calls in a pause need the processor data that this call reads.
         sys::xsave::prepare();
         for is_wanted in [is_steady as fn(&Mapping) -> bool, is_unsteady] {
             if !found.can_call() {
@@ -161,14 +167,14 @@ impl Found {
             self.restorer = found.map(|at| start + ByteCount(at as u64));
         }
         self.searched += code.len() as u64;
-        // The search is complete if all gadgets are found. It also ends if remote calls are possible and
-        // `SEARCH_MAX` bytes contained no better gadgets.
+        // The search is complete if all gadgets are found. The search also ends if remote calls are possible,
+        // and `SEARCH_MAX` bytes were searched.
         let is_all = self.has_all_but_store() && self.has_best_store();
         is_all || self.can_call() && self.searched > SEARCH_MAX
     }
 
-    /// Compares the end of `code`, which is a `ret`, with all patterns except the signal restorer, which does
-    /// not end with `ret`.
+    /// Compares the end of `code` with all patterns that end with `ret`. The signal restorer does not end
+    /// with `ret`.
     fn match_patterns_at_end(&mut self, start: Address, code: &[u8]) {
         let (pattern, slot) = match *code {
             [.., 0x5f, RETURN] => (arch::POP_FIRST_ARGUMENT, &mut self.first),
@@ -221,7 +227,7 @@ impl Found {
 }
 
 /// Reports whether a mapping is code of a file or of the kernel. A program does not change such code between
-/// search and call.
+/// the search and a remote call.
 fn is_steady(mapping: &Mapping) -> bool {
     is_code(mapping) && !mapping.protection.write && mapping.backing != Backing::Anonymous
 }
@@ -298,8 +304,8 @@ mod tests {
         assert_eq!((at, store.words, store.base_word), (Address(2048), 3, Some(2)));
     }
 
-    /// A just-in-time compiler writes into such mappings all the time. In a Java program, one in forty remote
-    /// calls through such a mapping failed with SIGSEGV under load.
+    /// A just-in-time compiler constantly writes to mappings with generated code. In a Java program under
+    /// load, one in forty remote calls through such a mapping failed with SIGSEGV.
     #[test]
     fn code_that_may_be_written_anew_comes_last() {
         let text = "7f0000000000-7f0000001000 rwxp 00000000 00:00 0 \n\

@@ -1,19 +1,22 @@
-//! Opens descriptors in the subject for the tracer. If this program dies, the subject closes them by itself.
+//! Opens descriptors in the subject for the tracer. If this program dies, the subject closes the descriptors
+//! by itself.
 //!
-//! Owns: opening and closing, and the deferred closes (calls of close(2) on the restore path of the thread,
-//! see `session`).
+//! The *restore path* is the sequence of returns by which a thread restores itself after the death of this
+//! program (see `session`). A *deferred close* is a call of close(2) on the restore path.
+//!
+//! Owns: the opening and closing of descriptors, and the deferred closes.
 //! Invariants: from the call that opens a descriptor to the call that closes it, the restore path includes a
-//! close(2) of this descriptor. The subject or the kernel writes the fd into this call. Each descriptor is
-//! closed exactly once, because the program may reuse the fd immediately.
+//! deferred close of the descriptor. The thread or the kernel writes the fd into the deferred close. No
+//! descriptor is closed twice, because the program may reuse the fd after the first close.
 //! Does not: use the descriptors; the callers use duplicates.
 //!
-//! Each deferred close is a signal frame with the registers for close(2). Its fd is invalid until a
-//! descriptor is open. The opening call returns into the store gadget (an instruction sequence of the program
-//! that stores the result register). The gadget writes the fd into the frame. If the kernel itself writes the
-//! fd to memory (recvmsg(2)), it writes the fd directly into the frame.
+//! A deferred close is a signal frame with the registers for close(2). Before the opening call, the fd in the
+//! frame is invalid. The opening call returns into the store gadget (an instruction sequence of the program
+//! that stores the result register). The gadget writes the fd into the frame. recvmsg(2) makes the kernel
+//! write the fd to memory. For this call, the kernel writes the fd directly into the frame.
 //!
-//! A program without a store gadget keeps a descriptor open if this program dies at one moment: in the
-//! microseconds after the opening call, before the tracer has written the fd.
+//! If the subject has no store gadget, the tracer writes the fd into the frame some microseconds after the
+//! opening call. If this program dies in these microseconds, the descriptor stays open in the subject.
 
 use model::{Address, ByteCount};
 use sys::Errno;
@@ -100,8 +103,8 @@ impl RemoteSession<'_> {
         let Some(chain) = self.chain_of(&queries, signals, self.layout.restore_frame, None) else {
             return self.close_one_by_one();
         };
-        // When the registers are set to the chain, the restore path contains the calls of the chain and no
-        // deferred close.
+        // As soon as the registers are set to the chain, the restore path contains the calls of the chain,
+        // and no deferred close.
         self.start_chain(&chain)?;
         self.opened = 0;
         for result in self.finish_chain(&chain, queries.len())? {
@@ -131,7 +134,8 @@ impl RemoteSession<'_> {
         self.close_one_by_one()
     }
 
-    /// Writes the deferred close of the `count`th descriptor. The restore path does not include it yet.
+    /// Writes the deferred close of the `count`th descriptor. The restore path does not include this deferred
+    /// close yet.
     fn write_deferred_close(&self, count: usize) -> Result<(), RemoteError> {
         debug_assert!(count <= self.layout.capacity.opened, "what is opened fits its room");
         let (frame, next) =
@@ -149,8 +153,8 @@ impl RemoteSession<'_> {
         Ok(())
     }
 
-    /// Makes a call that returns to the address in the word at `stack`. If this is the store gadget, the
-    /// gadget writes the result into the newest deferred close.
+    /// Makes a call that returns to the address in the word at `stack`. If this address is the store gadget,
+    /// the gadget writes the result into the newest deferred close.
     fn call_from(&mut self, stack: Address, query: &Query) -> Result<u64, RemoteError> {
         let call = self.registers_for(query.number, query.arguments, stack);
         let call = match self.gadgets.store {

@@ -1,14 +1,15 @@
-//! Finds memory in a subject for restore frames, where they overwrite nothing.
+//! Finds unused memory in a subject for *restore frames* (signal frames with the whole context of a thread).
+//!
+//! The memory is in or below the initial stack, on which the *leader* (the first thread of the process)
+//! begins. A *session* makes remote calls in one thread, and needs memory until it ends.
 //!
 //! Owns: the choice of an unused part of the initial stack.
 //! Invariants: the memory is either far below the leader's stack pointer, or was never written by the
 //! program. A heap block that serves as a stack (goroutines, coroutines, alternate signal stacks) is never
-//! chosen. The memory of active sessions does not overlap. It does not overlap a restore frame that an
-//! earlier tracer has left and that a thread may still use.
-//! Does not: write to this memory, except zeros over the frames of a dead tracer that no thread needs any
-//! more.
-//!
-//! A restore frame is a signal frame with the whole context of a thread (see `session`).
+//! chosen. Two active sessions never use the same memory. If an earlier tracer has died, sessions do not
+//! overwrite its restore frames as long as a thread may use them.
+//! Does not: write to this memory. The only exception: if no thread needs the restore frames of a dead
+//! tracer, zeros are written over them.
 
 use memchr::memmem;
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
@@ -22,16 +23,17 @@ use crate::arch;
 use crate::memory::ProcessMemory;
 use crate::procfs;
 
-/// Pages at the bottom of the initial stack that earlier sessions may have used. Such pages contain only
-/// zeros.
+/// Number of pages at the bottom of the initial stack that earlier sessions may have used. If such a page
+/// contains only zeros, it counts as unused.
 const REUSED_PAGES_MAX: u64 = 16;
 /// Distance in bytes between the used part of the leader's stack and a restore frame. If this program dies,
-/// the leader may use this much stack, also for signal handlers, before the thread has run its restore frame.
+/// the leader can use this distance, also for signal handlers, before the thread of the session has restored
+/// itself.
 const DISTANCE: ByteCount = ByteCount(64 * 1024);
-/// Maximum memory that the sessions of several threads use together. Pages that they touch stay allocated in
-/// the subject.
+/// Maximum memory that the sessions of several threads use together. Pages that the sessions touch stay
+/// allocated in the subject.
 const SEVERAL: ByteCount = ByteCount(REUSED_PAGES_MAX * PAGE_BYTES);
-/// Memory for one session. It is enough for every `SessionCapacity` and every size of extended state.
+/// Memory for one session. This size is enough for every `SessionCapacity` and every size of extended state.
 const ONE: ByteCount = ByteCount(32 * 1024);
 /// Range above a stack pointer that is searched for the signal frame of a handler.
 const SEARCHED: ByteCount = ByteCount(64 * 1024);
@@ -39,26 +41,27 @@ const SEARCHED: ByteCount = ByteCount(64 * 1024);
 /// Memory for sessions in the threads of one process.
 #[derive(Debug)]
 pub struct Places {
-    /// All usable memory. Sessions take it from the end downwards.
+    /// All usable memory. Sessions take parts of this memory, from the end downwards.
     all: AddressRange,
     taken: Address,
 }
 
 impl Places {
-    /// Finds memory in a stopped process. If the leader runs on the initial stack, this is the bottom of the
-    /// stack, far below the leader. Otherwise it is a range of pages that were never written.
+    /// Finds memory in a stopped process. If the leader runs on the initial stack, the memory is at the
+    /// bottom of this stack, far below the leader's stack pointer. If the leader runs elsewhere, the memory
+    /// is a range of pages that were never written.
     pub fn find(pid: Pid, context: &RemoteContext<'_>) -> Result<Self, RemoteError> {
         let leader = pid.leader();
         let initial = context.mappings.iter().find(|mapping| mapping.name == "[stack]");
         let stack = initial.ok_or(RemoteError::NoStack(leader))?.range;
         // The stack pointer is unknown if this tracer has not stopped the leader, or if the leader has ended
-        // before its other threads.
+        // before the other threads.
         let leader_at = ptrace::registers(leader).ok().map(|registers| Address(registers.rsp));
         let mut all = match leader_at.filter(|at| stack.contains(*at)) {
             Some(at) => far_below(at - arch::RED_ZONE, stack),
             None => unwritten_or_below(context.memory, stack)?,
         };
-        // A frame that begins below the range may extend into it.
+        // A frame that begins below the range may extend into the range.
         let near = AddressRange::new(stack.start.max(all.start - ONE), all.end);
         if !near.is_empty() && holds_restore_frame(context.memory, near)? {
             if has_thread_on_restore_path(pid, context, near) {
@@ -70,7 +73,8 @@ impl Places {
         Ok(Self { all, taken: all.end })
     }
 
-    /// Returns the upper end of memory for a session. `None` means that active sessions must end first.
+    /// Returns the upper end of memory for a session. Returns `None` if the active sessions leave too little
+    /// memory.
     pub fn take(&mut self, length: ByteCount) -> Option<Address> {
         let top = self.taken;
         // The first session may exceed the range, because the stack mapping grows downwards on access.
@@ -87,8 +91,8 @@ impl Places {
     }
 }
 
-/// Returns pages directly below the stack mapping, where nothing was ever used. The stack mapping grows when
-/// they are written.
+/// Returns pages directly below the stack mapping. These pages were never used. When they are written, the
+/// stack mapping grows.
 fn below(stack: AddressRange) -> AddressRange {
     AddressRange::new(stack.start - ONE, stack.start)
 }
@@ -103,9 +107,9 @@ fn holds_restore_frame(memory: &ProcessMemory, range: AddressRange) -> Result<bo
     Ok(found)
 }
 
-/// Reports whether a thread may return through a frame in the range. A thread in a signal handler has the
-/// address in the registers that the handler's signal frame holds. The result is true if a thread cannot be
-/// inspected.
+/// Reports whether a thread may still use a restore frame in the range. The stack pointer or rbp of such a
+/// thread points into the range. If the thread runs a signal handler, these two registers are in the signal
+/// frame of the handler, so the stack is searched, too. If a thread cannot be inspected, the result is true.
 fn has_thread_on_restore_path(pid: Pid, context: &RemoteContext<'_>, range: AddressRange) -> bool {
     let Ok(threads) = procfs::threads(pid) else { return true };
     let leads_there = |word: u64| range.start.get() <= word && word < range.end.get();
@@ -150,8 +154,7 @@ fn unwritten_or_below(memory: &ProcessMemory, stack: AddressRange) -> Result<Add
     Ok(below(stack))
 }
 
-/// Returns the end of `length` bytes in unwritten pages. Directly above, `length` further bytes are unwritten
-/// as well.
+/// Finds `2 * length` bytes of unwritten pages in the stack, and returns the end of the lower half.
 fn unwritten(
     memory: &ProcessMemory,
     stack: AddressRange,

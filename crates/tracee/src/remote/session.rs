@@ -10,7 +10,6 @@
 //! Invariants: if the tracer dies while the thread is in a stop of a session, the stop does not become a
 //! signal. A single-step stop would become a SIGTRAP, so sessions do not use single-stepping.
 //! Does not: make several calls with one resumption; `batch` does.
-//!
 
 use std::time::Duration;
 
@@ -278,8 +277,8 @@ impl<'a> RemoteSession<'a> {
             // The thread is restored even if a close fails.
             let _ = self.close_remaining();
         }
-        // If the thread is in an event stop, the tracer can detect a group stop (a signal has stopped all
-        // threads of the process) and wait for its end. In other stops, the tracer cannot.
+        // In a group stop, a signal has stopped all threads of the process. The tracer can detect a group
+        // stop and wait for its end only if the thread is in an event stop.
         let may_stay = match self.position {
             Position::Found => true,
             Position::AtSignal => self.thread.group_stop().is_none(),

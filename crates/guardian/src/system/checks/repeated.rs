@@ -22,7 +22,7 @@ pub(super) struct Repeated {
     next: Instant,
 }
 
-/// Parses a probe of a system file.
+/// Parses a probe that is written in the system file.
 ///
 /// # Errors
 ///
@@ -50,7 +50,7 @@ impl Repeated {
         Some(self.attempt.as_ref().and_then(Attempt::due).unwrap_or(self.next))
     }
 
-    /// Returns the program of an attempt that runs now.
+    /// Returns the process that the running attempt of an `exec` probe has started.
     pub(super) fn child(&self) -> Option<Pid> {
         self.attempt.as_ref().and_then(Attempt::child)
     }
