@@ -1,6 +1,6 @@
-//! Blocks signals in a stub, which is a process under construction.
+//! Blocks signals in a stub (a stopped thread of a process under construction).
 //!
-//! Owns: blocking every signal in all threads of a stub.
+//! Owns: blocking every signal in the threads of a process under construction.
 //! Invariants: a signal from a restored timer stays pending until the threads run. Without the block, the stub would
 //! receive the signal, and the restored program would lose the signal.
 //! Does not: set the signal masks with which the threads continue. The engine sets these masks last.

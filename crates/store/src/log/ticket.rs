@@ -25,7 +25,7 @@ pub struct LogCommitted {
     pub written: ByteCount,
     /// The number of pages moved by compaction. `written` includes the moved pages.
     pub moved: PageCount,
-    /// The durations of the steps. `commit` starts at the call of `finish`.
+    /// The durations of the steps. `commit` starts at the call of `OpenCheckpoint::commit`.
     pub timings: WriteTimings,
 }
 
