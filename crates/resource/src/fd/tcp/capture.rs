@@ -97,7 +97,8 @@ struct Recent {
 struct Held {
     reuse: i32,
     filtered: bool,
-    repaired: bool,
+    /// The send window of a socket that is in repair mode.
+    repaired: Option<u32>,
     locked: Option<(SocketAddr, SocketAddr)>,
 }
 
@@ -207,13 +208,18 @@ impl Capture {
             self.remove_filter(socket);
         }
         if takes {
-            saved.connection = Some(connection::read(socket, After::StaysInRepair)?);
+            let mut connection = connection::read(socket, After::StaysInRepair)?;
             if let Some(held) = &mut self.held {
-                held.repaired = true;
+                held.repaired = Some(connection.window_send);
+                if !held.filtered {
+                    // Acknowledgements may arrive after the read, and let the kernel send the unsent bytes.
+                    connection.unsent = 0;
+                }
                 held.locked = ends.filter(|_| !is_inside);
                 let mut waiting = TO_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
                 waiting.extend(held.locked);
             }
+            saved.connection = Some(connection);
         } else if is_inside {
             saved.connection = Some(connection::read(socket, After::GoesOn)?);
         } else {
@@ -280,7 +286,7 @@ impl FdCapture for Capture {
             // If the program has locked its filter, the filter cannot be replaced. The packets of the connection are
             // then dropped only from `after` on, by the packet filter table of `vacated`.
             let filtered = socket_option::attach_filter(socket, &FILTER_DROPS_ALL).is_ok();
-            self.held = Some(Held { reuse, filtered, repaired: false, locked: None });
+            self.held = Some(Held { reuse, filtered, repaired: None, locked: None });
         }
         Ok(())
     }
@@ -310,7 +316,8 @@ impl FdCapture for Capture {
         let Some(held) = self.held.take() else { return };
         let socket = description.as_fd();
         // Errors are ignored, because the subject continues even if the socket cannot be reverted.
-        if held.repaired {
+        if let Some(send_window) = held.repaired {
+            let _ = connection::unfreeze(socket, send_window);
             let _ = connection::leave(socket, held.reuse, Repair::Off);
         }
         self.held = Some(held);

@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::net::Shutdown;
 use sys::socket::{self, Message};
 use sys::socket_option;
-use sys::tcp_repair::{self, Info, Queue, Repair, State as TcpState};
+use sys::tcp_repair::{self, Info, Queue, Repair, State as TcpState, Window};
 use sys::{Errno, Error};
 
 use super::super::inet_address::show;
@@ -47,11 +47,49 @@ pub(super) fn read(socket: BorrowedFd<'_>, after: After) -> Result<Connection> {
     // Leaving repair mode clears SO_REUSEADDR. `leave` therefore needs the present value.
     let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
     tcp_repair::set_repair(socket, Repair::On)?;
-    let outcome = read_stable(socket);
-    if after == After::GoesOn || outcome.is_err() {
+    if after == After::GoesOn {
+        let outcome = read_stable(socket);
+        leave(socket, reuse, Repair::Off)?;
+        return outcome;
+    }
+    let window = tcp_repair::window(socket)?;
+    let outcome = read_frozen(socket, window);
+    if outcome.is_err() {
+        let _ = unfreeze(socket, window.send);
         leave(socket, reuse, Repair::Off)?;
     }
     outcome
+}
+
+/// Reads a connection, and prevents that the kernel sends data which was unsent at the read. In repair mode, the loss
+/// probe and other timers still send. If such data reached the peer, the peer would acknowledge bytes that the restored
+/// socket has not sent. The kernel ignores such acknowledgements, so the connection would hang.
+fn read_frozen(socket: BorrowedFd<'_>, window: Window) -> Result<Connection> {
+    for _ in 0..READS_MAX {
+        let sent = in_flight(socket)?;
+        // The send window ends at the last sent byte.
+        tcp_repair::set_window(socket, Window { send: sent, ..window })?;
+        if in_flight(socket)? == sent {
+            let mut connection = read_stable(socket)?;
+            // With the send queue chosen, the kernel would count unsent data as sent.
+            tcp_repair::choose_queue(socket, Queue::Neither)?;
+            connection.window_send = window.send;
+            return Ok(connection);
+        }
+    }
+    Err(Error::new("read a TCP connection without changes by packets", Errno(EBUSY)).into())
+}
+
+/// Returns the number of bytes that were sent and not acknowledged. A FIN counts as one byte.
+fn in_flight(socket: BorrowedFd<'_>) -> Result<u32> {
+    let (unsent, all) = (socket::unsent_bytes(socket)?, socket::unacknowledged_bytes(socket)?);
+    Ok(all.saturating_sub(unsent) as u32)
+}
+
+/// Lets a socket that `read` has left in repair mode send again. `send_window` is the `window_send` of the result.
+pub(super) fn unfreeze(socket: BorrowedFd<'_>, send_window: u32) -> Result<()> {
+    let window = tcp_repair::window(socket)?;
+    Ok(tcp_repair::set_window(socket, Window { send: send_window, ..window })?)
 }
 
 /// Leaves repair mode, and sets SO_REUSEADDR to `reuse`.
@@ -172,8 +210,9 @@ fn peek(socket: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Builds one end of a connection. The socket stays in repair mode.
-pub(super) fn build(state: &State, connection: &Connection) -> Result<OwnedFd> {
+/// Builds one end of a connection. The socket stays in repair mode. Bytes before the sequence number `sent_until` are
+/// counted as sent, because the peer may have received them. If not, the kernel sends them again.
+pub(super) fn build(state: &State, connection: &Connection, sent_until: u32) -> Result<OwnedFd> {
     let owned = state.family.create()?;
     let socket = owned.as_fd();
     state.options.apply_early(socket, state.family)?;
@@ -195,8 +234,7 @@ pub(super) fn build(state: &State, connection: &Connection) -> Result<OwnedFd> {
     tcp_repair::choose_queue(socket, Queue::Receive)?;
     write(socket, &connection.received)?;
     tcp_repair::choose_queue(socket, Queue::Send)?;
-    let sent = connection.written.len().saturating_sub(connection.unsent as usize);
-    write(socket, &connection.written[..sent])?;
+    write(socket, &connection.written[..connection.sent(sent_until)])?;
     tcp_repair::choose_queue(socket, Queue::Neither)?;
     tcp_repair::set_window(socket, connection.window())?;
     Ok(owned)
@@ -252,10 +290,12 @@ pub(super) fn start(
     connection: &Connection,
     peer_is_inside: bool,
 ) -> Result<()> {
+    // `build` may have counted more bytes as sent than the checkpoint.
+    tcp_repair::choose_queue(socket, Queue::Send)?;
+    let left = connection.send_end.wrapping_sub(tcp_repair::sequence(socket)?) as usize;
     let how = if peer_is_inside { Repair::Off } else { Repair::OffWithProbe };
     leave(socket, state.options.int(REUSE_ADDRESS).unwrap_or(0), how)?;
-    let sent = connection.written.len().saturating_sub(connection.unsent as usize);
-    write(socket, &connection.written[sent..])
+    write(socket, &connection.written[connection.written.len().saturating_sub(left)..])
 }
 
 /// Shuts down the directions that were shut at the checkpoint, and sets buffer sizes and late options. Called after

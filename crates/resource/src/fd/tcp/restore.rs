@@ -77,6 +77,15 @@ impl Image {
         ends(&state.local(), &state.peer()).is_some_and(|(local, peer)| self.ends.contains(&(peer, local)))
     }
 
+    /// Returns the sequence number after the last byte that the other end of an inside connection has received. Returns
+    /// `None` for an outside connection.
+    fn received_from(&self, state: &State) -> Option<u32> {
+        let (local, peer) = ends(&state.local(), &state.peer())?;
+        let is_other = |other: &&State| ends(&other.local(), &other.peer()) == Some((peer, local));
+        let other = self.states.iter().map(|row| &row.1).find(is_other)?;
+        other.connection.as_ref().map(|connection| connection.receive_end)
+    }
+
     /// Returns the client of a connection that waits. Returns `None` if the client is outside.
     fn client_of(&self, server: &State) -> Option<DescriptionId> {
         let (local, peer) = ends(&server.local(), &server.peer())?;
@@ -181,7 +190,9 @@ fn ends_of(socket: BorrowedFd<'_>) -> Option<(SocketAddr, SocketAddr)> {
 
 /// Rewinds a connection: builds its socket in the state of the checkpoint.
 fn rewind(state: &State, saved: &Connection, context: &mut FdCreate<'_>) -> Result<OwnedFd> {
-    let socket = connection::build(state, saved).map_err(|error| address::refused(state, error))?;
+    // After the checkpoint, the old socket may have sent all bytes that were unsent at the checkpoint.
+    let socket =
+        connection::build(state, saved, saved.send_end).map_err(|error| address::refused(state, error))?;
     if let Some(hold) = &context.kept.rewinds {
         hold.mark().put_on(socket.as_fd())?;
     }
@@ -262,7 +273,10 @@ fn build_end(image: &Image, state: &State, connection: &Connection, lost: bool) 
         let received = if state.was_shut() { connection.received.as_slice() } else { &[] };
         return ended::build(state.family, &state.options, received, end);
     }
-    connection::build(state, connection).map_err(|error| address::refused(state, error))
+    // An inside connection continues while its two ends are read. The end that was read second may therefore have
+    // received bytes that were unsent in the state of the first end.
+    let sent_until = image.received_from(state).unwrap_or(connection.sent_end());
+    connection::build(state, connection, sent_until).map_err(|error| address::refused(state, error))
 }
 
 fn build_unconnected(state: &State) -> Result<OwnedFd> {
@@ -366,7 +380,7 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
 fn reset_client(server: &State) {
     let Some(connection) = &server.connection else { return };
     // An error is ignored, because the program has not accepted this client and does not need the connection.
-    let _ = connection::build(server, connection).and_then(|socket| {
+    let _ = connection::build(server, connection, connection.sent_end()).and_then(|socket| {
         connection::leave(socket.as_fd(), 0, Repair::Off)?;
         ended::reset_when_closed(socket.as_fd())
     });

@@ -137,6 +137,17 @@ impl State {
 }
 
 impl Connection {
+    /// Returns the sequence number after the last sent byte.
+    pub(super) fn sent_end(&self) -> u32 {
+        self.send_end.wrapping_sub(self.unsent)
+    }
+
+    /// Returns how many bytes of `written` count as sent, if the bytes before the sequence number `until` count as sent.
+    pub(super) fn sent(&self, until: u32) -> usize {
+        let unsent = self.send_end.wrapping_sub(until) as i32;
+        self.written.len().saturating_sub((self.unsent as i32).min(unsent.max(0)) as usize)
+    }
+
     pub(super) fn agreement(&self) -> Agreement {
         Agreement {
             segment_limit: self.segment_limit,
@@ -158,6 +169,22 @@ impl Connection {
             send_max: self.window_send_max.max(self.window_send),
             receive: self.window_receive,
             receive_update: limit(self.window_receive_update),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_before_a_sequence_number_count_as_sent() {
+        for send_end in [100, 5_u32] {
+            let connection =
+                Connection { send_end, written: vec![0; 95], unsent: 16, ..Connection::default() };
+            let until = |back: u32| connection.sent(send_end.wrapping_sub(back));
+            assert_eq!([until(16), until(10), until(0), until(50)], [79, 85, 95, 79]);
+            assert_eq!(connection.sent(connection.sent_end()), 79);
         }
     }
 }

@@ -16,6 +16,7 @@ use super::super::sockets::{Sockets, may_repair};
 use super::super::test_support::{
     alone, capture, capture_again, capture_losing, create, describe_all, known_of,
 };
+use super::connection::After;
 use super::*;
 
 /// Captures sockets for a kill of the subject, disconnects them without a packet, restores them and starts them. The
@@ -513,4 +514,60 @@ fn an_outside_connection_that_may_be_lost_is_not_taken_over() {
     let mut server = TcpStream::from(created.remove(&DescriptionId(0)).unwrap());
     let error = server.read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+/// The kernel holds a short write back while an earlier write is not acknowledged (Nagle's algorithm). A timer of the
+/// old socket must not send this data after the socket was read.
+#[test]
+fn data_that_was_unsent_at_the_read_does_not_reach_the_peer() {
+    let _alone = alone();
+    if !may() {
+        return;
+    }
+    let (client, mut server) = pair("127.0.0.1:0");
+    // The acknowledgement of the first write is dropped.
+    socket_option::attach_filter(server.as_fd(), &socket_option::FILTER_DROPS_ALL).unwrap();
+    server.write_all(&[1; 79]).unwrap();
+    server.write_all(&[2; 16]).unwrap();
+    let saved = connection::read(server.as_fd(), After::StaysInRepair).unwrap();
+    assert_eq!((saved.written.len(), saved.unsent), (95, 16));
+    // Loss probes begin after some milliseconds, retransmissions after 200 ms.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(socket::readable_bytes(client.as_fd()).unwrap(), 79);
+}
+
+/// A checkpoint of a continuing subject can contain unsent data that the kernel has sent afterwards. A restored socket
+/// must accept the acknowledgement of this data.
+#[test]
+fn data_that_the_peer_received_after_the_read_counts_as_sent() {
+    let _alone = alone();
+    if !may() {
+        return;
+    }
+    let (mut client, mut server) = pair("127.0.0.1:0");
+    socket_option::attach_filter(server.as_fd(), &socket_option::FILTER_DROPS_ALL).unwrap();
+    server.write_all(&[1; 79]).unwrap();
+    server.write_all(&[2; 16]).unwrap();
+    let descriptions = describe_all(&[server.as_fd()]);
+    let records = capture(&Tcp, &descriptions, true).unwrap();
+    drop(descriptions);
+    let state: state::State = crate::error::decode(NAME, &records[0].payload).unwrap();
+    let saved = state.connection.clone().unwrap();
+    assert_eq!((saved.written.len(), saved.unsent), (95, 16));
+    super::super::vacated::unlock(&[(server.local_addr().unwrap(), client.local_addr().unwrap())]).unwrap();
+    connection::unfreeze(server.as_fd(), saved.window_send).unwrap();
+    connection::leave(server.as_fd(), 0, sys::tcp_repair::Repair::Off).unwrap();
+    assert_eq!(read(&client, 95)[94], 2);
+    connection::vanish(server.as_fd()).unwrap();
+    drop(server);
+
+    let server = connection::build(&state, &saved, saved.send_end).unwrap();
+    connection::start(server.as_fd(), &state, &saved, false).unwrap();
+    // Otherwise the kernel would ignore all segments of the peer, because they acknowledge unsent data.
+    assert_eq!(socket::unsent_bytes(server.as_fd()).unwrap(), 0);
+    let mut server = TcpStream::from(server);
+    client.write_all(b"asks").unwrap();
+    assert_eq!(read(&server, 4), b"asks");
+    server.write_all(b"answers").unwrap();
+    assert_eq!(read(&client, 7), b"answers");
 }
