@@ -328,6 +328,10 @@ mod tests {
             println!("unsupported: {why}");
             return;
         }
+        if Command::new("python3").arg("--version").output().is_err() {
+            println!("unsupported: python3 is not installed");
+            return;
+        }
         let holder = ListenerHolder::start().unwrap();
         let null = File::options().write(true).open("/dev/null").unwrap();
         let inner = Arc::new(Inner::new(holder, null, Clock::default(), Limits::default()));

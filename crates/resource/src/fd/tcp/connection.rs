@@ -52,10 +52,14 @@ pub(super) fn read(socket: BorrowedFd<'_>, after: After) -> Result<Connection> {
         leave(socket, reuse, Repair::Off)?;
         return outcome;
     }
-    let window = tcp_repair::window(socket)?;
-    let outcome = read_frozen(socket, window);
+    let outcome = tcp_repair::window(socket).map_err(Into::into).and_then(|window| {
+        let outcome = read_frozen(socket, window);
+        if outcome.is_err() {
+            let _ = unfreeze(socket, window.send);
+        }
+        outcome
+    });
     if outcome.is_err() {
-        let _ = unfreeze(socket, window.send);
         leave(socket, reuse, Repair::Off)?;
     }
     outcome

@@ -77,22 +77,18 @@ impl Image {
         ends(&state.local(), &state.peer()).is_some_and(|(local, peer)| self.ends.contains(&(peer, local)))
     }
 
-    /// Returns the sequence number after the last byte that the other end of an inside connection has received. Returns
-    /// `None` for an outside connection.
-    fn received_from(&self, state: &State) -> Option<u32> {
+    /// Returns the other end of a connection. Returns `None` for an outside connection.
+    fn other_end(&self, state: &State) -> Option<(DescriptionId, &Connection)> {
         let (local, peer) = ends(&state.local(), &state.peer())?;
-        let is_other = |other: &&State| ends(&other.local(), &other.peer()) == Some((peer, local));
-        let other = self.states.iter().map(|row| &row.1).find(is_other)?;
-        other.connection.as_ref().map(|connection| connection.receive_end)
+        self.states.iter().find_map(|(id, other)| {
+            let connection = other.connection.as_ref()?;
+            (ends(&other.local(), &other.peer()) == Some((peer, local))).then_some((*id, connection))
+        })
     }
 
     /// Returns the client of a connection that waits. Returns `None` if the client is outside.
     fn client_of(&self, server: &State) -> Option<DescriptionId> {
-        let (local, peer) = ends(&server.local(), &server.peer())?;
-        let found = self.states.iter().find(|(_, state)| {
-            state.connection.is_some() && ends(&state.local(), &state.peer()) == Some((peer, local))
-        });
-        found.map(|row| row.0)
+        self.other_end(server).map(|other| other.0)
     }
 
     /// Returns the clients in the image whose connections wait. The restore connects these clients to their
@@ -275,7 +271,7 @@ fn build_end(image: &Image, state: &State, connection: &Connection, lost: bool) 
     }
     // An inside connection continues while its two ends are read. The end that was read second may therefore have
     // received bytes that were unsent in the state of the first end.
-    let sent_until = image.received_from(state).unwrap_or(connection.sent_end());
+    let sent_until = image.other_end(state).map_or(connection.sent_end(), |other| other.1.receive_end);
     connection::build(state, connection, sent_until).map_err(|error| address::refused(state, error))
 }
 
