@@ -27,9 +27,9 @@ pub use back_off::BackOffPlan;
 pub use fault::Fault;
 pub use pace::Pauses;
 pub use restarts::RestartLimit;
-pub use status::{ChangedFiles, RestartPolicy, SubjectStatus};
+pub use status::{ChangedFiles, RestartPolicy, SubjectStatus, Success};
 pub use subject::{
-    Action, Beginning, Death, End, Event, Failure, FreshReason, LateReason, NotTaken, Notice, Plan,
+    Action, Beginning, Death, End, Event, Failure, FreshReason, LateReason, NotTaken, Notice, Plan, Prospect,
     RestoreError, Sliced, State, Step, Subject, Survey,
 };
 pub use supervisor::{

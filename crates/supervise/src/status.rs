@@ -1,7 +1,7 @@
 //! The exit status of a subject (a protected program), the policy for restarts, and the policy for changed files.
 //!
-//! Owns: the typed result of wait(2), the exit code for this result, the policies, and the names of the policies on the
-//! command line.
+//! Owns: the typed result of wait(2), the exit code for this result, the ends that count as success, the policies, and
+//! the names of the policies on the command line.
 //! Does not: wait for a process, or apply a policy; the module `subject` applies the policies.
 
 use std::fmt;
@@ -14,9 +14,6 @@ const KILLED: i32 = 128;
 /// The exit code for an unknown exit status: the code for a failure of `undying`.
 const UNKNOWN: u8 = 125;
 
-/// Signals that count as a clean end: SIGHUP, SIGINT, SIGPIPE and SIGTERM. `Restart=on-failure` of systemd.service(5)
-/// uses the same signals.
-const CLEAN: [Signal; 4] = [Signal(1), Signal(2), Signal(13), Signal(15)];
 /// SIGKILL. Other processes send this signal, so a death by SIGKILL is no evidence that the state of the program leads
 /// to deaths.
 pub(crate) const KILL: Signal = Signal(9);
@@ -75,15 +72,6 @@ impl SubjectStatus {
         self == Self::Exited(0)
     }
 
-    /// Reports whether the subject exited with code 0, or was killed by a signal that counts as a clean end.
-    #[must_use]
-    pub fn is_clean(self) -> bool {
-        match self {
-            Self::Killed(signal) => CLEAN.contains(&signal),
-            other => other.is_success(),
-        }
-    }
-
     /// Converts a status of wait(2).
     #[must_use]
     pub fn from_wait(status: i32) -> Self {
@@ -105,13 +93,115 @@ impl fmt::Display for SubjectStatus {
     }
 }
 
+/// The ends of a program that count as success. No restart from a checkpoint follows a success.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Success {
+    /// One bit for each exit code.
+    codes: [u64; 4],
+    /// One bit for each signal.
+    signals: u64,
+}
+
+/// SIGHUP, SIGINT, SIGPIPE and SIGTERM. `Restart=on-failure` of systemd.service(5) uses the same signals.
+const CLEAN_SIGNALS: [i32; 4] = [1, 2, 13, 15];
+/// Programs that handle SIGHUP, SIGINT or SIGTERM, and then end, often exit with 128 plus the signal number. Examples
+/// are the Java virtual machine, Node.js and shells.
+const CLEAN_CODES: [u8; 4] = [0, 129, 130, 143];
+/// The names of signals without `SIG`, with their numbers on Linux.
+const SIGNALS: [(&str, i32); 31] = [
+    ("HUP", 1),
+    ("INT", 2),
+    ("QUIT", 3),
+    ("ILL", 4),
+    ("TRAP", 5),
+    ("ABRT", 6),
+    ("BUS", 7),
+    ("FPE", 8),
+    ("KILL", 9),
+    ("USR1", 10),
+    ("SEGV", 11),
+    ("USR2", 12),
+    ("PIPE", 13),
+    ("ALRM", 14),
+    ("TERM", 15),
+    ("STKFLT", 16),
+    ("CHLD", 17),
+    ("CONT", 18),
+    ("STOP", 19),
+    ("TSTP", 20),
+    ("TTIN", 21),
+    ("TTOU", 22),
+    ("URG", 23),
+    ("XCPU", 24),
+    ("XFSZ", 25),
+    ("VTALRM", 26),
+    ("PROF", 27),
+    ("WINCH", 28),
+    ("IO", 29),
+    ("PWR", 30),
+    ("SYS", 31),
+];
+
+impl Default for Success {
+    /// Returns exit codes 0, 129, 130 and 143, and the signals HUP, INT, PIPE and TERM.
+    fn default() -> Self {
+        let none = Self { codes: [0; 4], signals: 0 };
+        let with_codes = CLEAN_CODES.into_iter().fold(none, Self::with_code);
+        CLEAN_SIGNALS.into_iter().fold(with_codes, |own, signal| own.with_signal(Signal(signal)))
+    }
+}
+
+impl Success {
+    /// Adds an exit code.
+    #[must_use]
+    pub fn with_code(mut self, code: u8) -> Self {
+        self.codes[usize::from(code / 64)] |= 1 << (code % 64);
+        self
+    }
+
+    /// Adds a death by a signal.
+    #[must_use]
+    pub fn with_signal(mut self, signal: Signal) -> Self {
+        self.signals |= Self::bit(signal);
+        self
+    }
+
+    /// Adds an end in its text form: an exit code from 0 to 255, or the name of a signal like `SIGUSR1` or `USR1`.
+    /// Returns `None` if the text has another form.
+    #[must_use]
+    pub fn with(self, text: &str) -> Option<Self> {
+        if let Ok(code) = text.parse() {
+            return Some(self.with_code(code));
+        }
+        let name = text.strip_prefix("SIG").unwrap_or(text);
+        let (_, number) = SIGNALS.iter().find(|(known, _)| *known == name)?;
+        Some(self.with_signal(Signal(*number)))
+    }
+
+    /// Reports whether an end counts as success.
+    #[must_use]
+    pub fn has(self, status: SubjectStatus) -> bool {
+        match status {
+            SubjectStatus::Exited(code) => {
+                u8::try_from(code).is_ok_and(|code| self.codes[usize::from(code / 64)] >> (code % 64) & 1 == 1)
+            }
+            SubjectStatus::Killed(signal) => self.signals & Self::bit(signal) != 0,
+            SubjectStatus::Unknown => false,
+        }
+    }
+
+    fn bit(signal: Signal) -> u64 {
+        u32::try_from(signal.get()).ok().and_then(|number| 1_u64.checked_shl(number)).unwrap_or(0)
+    }
+}
+
 /// The deaths that are followed by a restart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RestartPolicy {
     /// No death is followed by a restart.
     Never,
-    /// A restart follows any exit code other than 0, and any signal other than HUP, INT, PIPE and TERM.
+    /// A restart follows every end that is no success.
     #[default]
     OnFailure,
     /// Every death is followed by a restart.
@@ -134,11 +224,11 @@ impl RestartPolicy {
 
     /// Reports whether a restart follows a death that was not requested.
     #[must_use]
-    pub fn restarts(self, status: SubjectStatus) -> bool {
+    pub fn restarts(self, status: SubjectStatus, success: Success) -> bool {
         match self {
             Self::Never => false,
             Self::Always => true,
-            Self::OnFailure => !status.is_clean(),
+            Self::OnFailure => !success.has(status),
         }
     }
 }
@@ -148,23 +238,29 @@ impl RestartPolicy {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChangedFiles {
-    /// All files are rolled back to the checkpoint, together with the memory.
+    /// All files are rolled back to the checkpoint, together with the memory. A checkpoint that is older than
+    /// `Plan::files_back_max` is not used if files have changed since.
     #[default]
     Rewind,
-    /// The program starts from its beginning and recovers from its files.
+    /// The files stay as they are. If any file has changed, the program starts from its beginning and recovers from its
+    /// files.
     Fresh,
+    /// Files that have only grown are truncated to their length at the checkpoint. If any other file has changed, or
+    /// the checkpoint is older than `Plan::files_back_max`, the files stay as they are, and the program starts from its
+    /// beginning.
+    Trim,
     /// If the program only appends to all changed files, the files stay as they are. If any other file has changed, the
     /// program starts from its beginning.
     Append,
     /// The checkpoint is restored, and the files stay as they are.
     Keep,
-    /// The run ends with an error that names the files.
+    /// The files stay as they are. If any file has changed, the run ends with an error that names the files.
     Refuse,
 }
 
 impl ChangedFiles {
-    /// The policies that the command line offers for a run.
-    pub const ALL: [Self; 4] = [Self::Rewind, Self::Keep, Self::Refuse, Self::Fresh];
+    /// The policies that can be chosen by name.
+    pub const ALL: [Self; 5] = [Self::Rewind, Self::Keep, Self::Refuse, Self::Fresh, Self::Trim];
 
     /// Returns the name on the command line and in `status`.
     #[must_use]
@@ -172,6 +268,7 @@ impl ChangedFiles {
         match self {
             Self::Rewind => "rewind",
             Self::Fresh => "fresh",
+            Self::Trim => "trim",
             Self::Append => "append",
             Self::Keep => "keep",
             Self::Refuse => "refuse",
@@ -212,18 +309,46 @@ mod policy_tests {
 
     #[test]
     fn on_failure_does_not_restart_a_program_that_was_ended() {
+        let restarts = |policy: RestartPolicy, status| policy.restarts(status, Success::default());
         let policy = RestartPolicy::OnFailure;
-        assert!(!policy.restarts(SubjectStatus::Exited(0)));
-        assert!(!policy.restarts(SubjectStatus::Killed(Signal(15))));
+        for success in [
+            SubjectStatus::Exited(0),
+            SubjectStatus::Killed(Signal(15)),
+            // The exit codes of a Java virtual machine after SIGTERM, SIGINT and SIGHUP.
+            SubjectStatus::Exited(143),
+            SubjectStatus::Exited(130),
+            SubjectStatus::Exited(129),
+        ] {
+            assert!(!restarts(policy, success), "{success}");
+        }
         for failure in [
             SubjectStatus::Exited(1),
+            SubjectStatus::Exited(137),
             SubjectStatus::Killed(Signal(11)),
             SubjectStatus::Killed(Signal(9)),
             SubjectStatus::Unknown,
         ] {
-            assert!(policy.restarts(failure), "{failure}");
+            assert!(restarts(policy, failure), "{failure}");
         }
-        assert!(RestartPolicy::Always.restarts(SubjectStatus::Exited(0)));
-        assert!(!RestartPolicy::Never.restarts(SubjectStatus::Killed(Signal(11))));
+        assert!(restarts(RestartPolicy::Always, SubjectStatus::Exited(0)));
+        assert!(!restarts(RestartPolicy::Never, SubjectStatus::Killed(Signal(11))));
+    }
+
+    #[test]
+    fn success_is_named_by_codes_and_signals() {
+        let solver = ["0", "10", "20", "255", "SIGUSR1", "KILL"]
+            .into_iter()
+            .try_fold(Success::default(), Success::with)
+            .unwrap();
+        for status in [10, 20, 255, 0, 143].map(SubjectStatus::Exited) {
+            assert!(solver.has(status), "{status}");
+        }
+        for signal in [10, 9, 15].map(Signal) {
+            assert!(solver.has(SubjectStatus::Killed(signal)), "{signal}");
+        }
+        assert!(!solver.has(SubjectStatus::Exited(30)) && !solver.has(SubjectStatus::Killed(Signal(11))));
+        for bad in ["", "256", "-1", "SIG", "SIGNONE", "1 2", "usr1"] {
+            assert_eq!(Success::default().with(bad), None, "{bad}");
+        }
     }
 }

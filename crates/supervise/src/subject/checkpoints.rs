@@ -79,6 +79,7 @@ impl Subject {
             return;
         }
         self.checkpoints.in_flight.push_back(self.checkpoints.next);
+        self.run_time.taken(self.checkpoints.next, now);
         self.checkpoints.advance();
         if arming > Duration::ZERO {
             self.pace.paused(arming);
@@ -152,7 +153,9 @@ impl Subject {
         if let Some(oldest) = oldest {
             // An older checkpoint may still be in flight.
             let first = self.checkpoints.in_flight.front().copied();
-            self.suspicion.forget_below(first.map_or(oldest, |first| first.min(oldest)));
+            let oldest = first.map_or(oldest, |first| first.min(oldest));
+            self.suspicion.forget_below(oldest);
+            self.run_time.forget_below(oldest);
         }
         self.judge_if_settled();
     }

@@ -8,16 +8,13 @@
 //! - The remaining processes of the subject are ended.
 //! - The restart waits, if the back-off of restarts requires a wait. If the limit on restarts is reached, the run ends.
 //! - The restart waits for checkpoints in flight. Checkpoints that do not become durable in time are invalidated.
-//! - The newest usable checkpoint is restored. Without a usable checkpoint, the program starts from its beginning.
-//!
-//! A usable checkpoint is committed, belongs to this program, and is not excluded. Repeated deaths or a failed restore
-//! exclude a checkpoint. If the plan rolls files back, a rollback to the checkpoint must be possible. The undo log,
-//! which contains earlier contents of files, determines the checkpoints to which a rollback is possible.
+//! - The newest usable checkpoint is restored, or the program starts from its beginning; `prospect` decides which.
 //!
 //! Owns: all decisions from the detection of a death to the beginning of the next incarnation.
 //! Invariants: only a usable checkpoint is restored. If a restart has tried a checkpoint, the restart does not try a
 //! newer checkpoint afterwards. Before a new incarnation begins, each checkpoint in flight has become durable, has
-//! failed, or is invalidated.
+//! failed, or is invalidated. If files were rolled back to a checkpoint, the program starts from its beginning only with
+//! files that were rolled back to the beginning.
 //! Does not: end a process, or build one.
 
 use std::time::{Duration, Instant};
@@ -25,7 +22,7 @@ use std::time::{Duration, Instant};
 use model::{Sequence, Signal};
 
 use super::event::{Action, Death, End, Failure, FreshReason, Notice, RestoreError, State, Step, Survey};
-use super::{KilledFor, Subject};
+use super::{BEGINNING, Exit, KilledFor, Prospect, Subject};
 use crate::status::{ChangedFiles, RestartPolicy, SubjectStatus};
 
 /// A signal to the guardian requests the end of the subject, but the program can ignore SIGINT and SIGQUIT. After
@@ -44,8 +41,8 @@ const TIMEOUT_MIN: Duration = Duration::from_millis(20);
 /// The longest wait for a checkpoint in flight if another checkpoint exists: about as long as a restore, and too short
 /// for people to notice.
 const TIMEOUT_MAX: Duration = Duration::from_millis(100);
-/// The sequence number that means the beginning of the program. No checkpoint has this number.
-const BEGINNING: Sequence = Sequence(0);
+/// How much longer than before the repetition of the same work can take.
+const REPETITION_SLOWER: u32 = 2;
 
 const HUP: Signal = Signal(1);
 const INT: Signal = Signal(2);
@@ -89,7 +86,9 @@ impl Subject {
         }
         let (status, fault) = match self.incarnation.killed_for.take() {
             // If the root has ended successfully, the failure of the other process is ignored.
-            Some(KilledFor::Child(signal)) if !own.is_clean() => (SubjectStatus::Killed(signal), None),
+            Some(KilledFor::Child(signal)) if !self.plan.success.has(own) => {
+                (SubjectStatus::Killed(signal), None)
+            }
             Some(KilledFor::Fault(fault)) => (own, Some(fault)),
             _ => (own, None),
         };
@@ -97,16 +96,48 @@ impl Subject {
         self.incarnation.ending = None;
         let is_restarted = match fault {
             Some(_) => self.plan.restart != RestartPolicy::Never,
-            None => self.plan.restart.restarts(status),
+            None => self.plan.restart.restarts(status, self.plan.success),
         };
         if was_asked_for || !is_restarted {
             self.state = State::Ended(End::Over(status));
             return;
         }
+        if fault.is_none() && self.has_ended_again(now, status) {
+            self.actions.push(Action::Report(Notice::EndedAgain(status)));
+            self.state = State::Ended(End::Over(status));
+            return;
+        }
+        // `repeats` replaces the duration when the checkpoint of the next incarnation is known.
+        self.incarnation.after = match (fault, status.exit()) {
+            (None, Some(code)) => Some(Exit { code, repeats: Duration::ZERO }),
+            _ => None,
+        };
         self.state = State::Dying(Death { status, fault, noticed: now });
         // `Clear` ends all remaining processes. Otherwise, a process could serve requests or write files during the
         // restore.
         self.actions.extend([Action::Report(Notice::Died(own)), Action::Clear]);
+    }
+
+    /// Reports whether the program has exited by itself with the same code as before the restart, and as soon as a
+    /// repetition can be expected. A program that fails for the same reason again, and a program whose result is its
+    /// exit code, would exit in the same way after every restart.
+    ///
+    /// Without checkpoints, and with `RestartPolicy::Always`, only the limit on restarts ends such a repetition.
+    fn has_ended_again(&self, now: Instant, status: SubjectStatus) -> bool {
+        let lived = now.saturating_duration_since(self.incarnation.began);
+        let is_soon = |before: Exit| lived <= before.repeats * REPETITION_SLOWER + self.plan.limit.window;
+        let is_same = |before: Exit| status == SubjectStatus::Exited(before.code);
+        self.plan.every.is_some()
+            && self.plan.restart == RestartPolicy::OnFailure
+            && self.incarnation.after.is_some_and(|before| is_same(before) && is_soon(before))
+    }
+
+    /// Records that the next incarnation begins at this checkpoint.
+    pub(super) fn repeats(&mut self, from: Sequence) {
+        let at = self.run_time.seen();
+        if let Some(exit) = &mut self.incarnation.after {
+            exit.repeats = self.run_time.since(from, at).unwrap_or_default();
+        }
     }
 
     /// Reports whether the end of the subject was requested by a signal to the guardian, or by the terminal.
@@ -159,7 +190,7 @@ impl Subject {
         }
         let step = if self.checkpoints.in_flight.is_empty() { Step::Judging } else { Step::Weighing };
         self.state = State::Restoring { death, step, has_failed: false };
-        if death.is_clean() {
+        if death.fault.is_none() && self.plan.success.has(death.status) {
             self.leave_behind();
             self.start(false, None);
         } else {
@@ -172,7 +203,7 @@ impl Subject {
         match step {
             Step::Weighing => self.weigh(now, survey, death),
             Step::Judging if self.is_better_begun_anew(survey, death) => {
-                self.start_with_files(Some(FreshReason::LastRestart), survey);
+                self.start(self.goes_back(), Some(FreshReason::LastRestart));
             }
             Step::Judging | Step::Choosing => self.choose(survey, death, has_failed),
             Step::Settling(_) | Step::Building(_) => {}
@@ -191,7 +222,8 @@ impl Subject {
         // reported yet.
         let mut others = self.own(survey);
         others.retain(|sequence| !in_flight.contains(sequence));
-        let has_other = self.suspicion.choose(&self.usable(survey, &others)).is_some() || !is_worth_it;
+        let other = self.suspicion.choose(&self.usable(survey, &others));
+        let has_other = other.is_some_and(|other| !self.is_too_old(other, survey, death.noticed)) || !is_worth_it;
         // With `Plan::once`, a checkpoint only replaces a start from the beginning. A long wait would take more time
         // than it saves.
         let has_other = has_other || self.plan.once;
@@ -223,7 +255,7 @@ impl Subject {
     ///
     /// The program should start from its beginning if this restart is the last restart that the limit allows, and
     /// repeated deaths have already excluded a checkpoint. Otherwise, all restarts of the run could be restores that
-    /// lead to a death.
+    /// lead to a death. If the plan rolls files back, a rollback to the beginning must be possible.
     fn is_better_begun_anew(&mut self, survey: &Survey, death: Death) -> bool {
         if !death.is_own() {
             return false;
@@ -237,36 +269,33 @@ impl Subject {
             .filter(|_| !death.is_from_outside())
             .and_then(|from| self.suspicion.died(from, death.noticed));
         self.actions.extend(poisoned.map(|poisoned| Action::Report(Notice::Poisoned(poisoned))));
-        self.restarts.is_exhausted() && self.suspicion.has_avoided() && self.plan.can_start
+        let has_files = !self.goes_back() || self.can_begin_again(survey, death.noticed);
+        self.restarts.is_exhausted() && self.suspicion.has_avoided() && self.plan.can_start && has_files
     }
 
-    /// Restores the newest usable checkpoint. Without a usable checkpoint, starts the program from its beginning.
+    /// Restores a checkpoint, starts the program from its beginning, or ends the run.
     fn choose(&mut self, survey: &Survey, death: Death, has_failed: bool) {
-        let committed = self.own(survey);
-        // A rollback to a checkpoint removes all newer epochs from the undo log. A newer checkpoint cannot be reached
-        // afterwards. Therefore, `choose` returns checkpoints in falling order.
-        if let Some(sequence) = self.suspicion.choose(&self.usable(survey, &committed)) {
-            self.state = State::Restoring { death, step: Step::Building(sequence), has_failed };
-            self.actions.push(Action::Restore(sequence));
-            return;
+        let tried = self.own(survey).len();
+        let failed = has_failed.then_some(FreshReason::NotRestorable { tried });
+        match self.prospect(survey, death.noticed) {
+            // A rollback to a checkpoint removes all newer epochs from the undo log. A newer checkpoint cannot be
+            // reached afterwards. Therefore, `choose` returns checkpoints in falling order.
+            Prospect::Restored(sequence) => {
+                self.state = State::Restoring { death, step: Step::Building(sequence), has_failed };
+                self.actions.push(Action::Restore(sequence));
+            }
+            Prospect::BegunAgain(why) => self.start(true, failed.or(why)),
+            Prospect::BegunAnew(_) | Prospect::GivenUp
+                if has_failed && (self.goes_back() || !self.plan.can_start) =>
+            {
+                self.state = State::Ended(End::Failed(Failure::NotRestorable { tried }));
+            }
+            Prospect::GivenUp => {
+                self.actions.push(Action::Report(Notice::NotBegunAnew));
+                self.state = State::Ended(End::GaveUp(death.status));
+            }
+            Prospect::BegunAnew(why) => self.start(false, failed.or(why)),
         }
-        let tried = committed.len();
-        let why = if has_failed {
-            Some(FreshReason::NotRestorable { tried })
-        } else {
-            (self.goes_back() && tried > 0).then_some(FreshReason::NoneExact)
-        };
-        if has_failed && !self.plan.can_start {
-            self.state = State::Ended(End::Failed(Failure::NotRestorable { tried }));
-        } else {
-            self.start_with_files(why, survey);
-        }
-    }
-
-    /// Starts the program from its beginning. If the plan rolls files back and the undo log reaches back to the
-    /// beginning, the files are rolled back to the beginning before the start.
-    fn start_with_files(&mut self, why: Option<FreshReason>, survey: &Survey) {
-        self.start(self.goes_back() && survey.reaches_beginning, why);
     }
 
     fn start(&mut self, is_with_files: bool, why: Option<FreshReason>) {
@@ -283,17 +312,22 @@ impl Subject {
         self.suspicion.begins(sequence, now);
         self.checkpoints.descends = Some(sequence);
         let took = now.saturating_duration_since(death.noticed);
-        self.actions.push(Action::Report(Notice::Restored(sequence, took)));
+        let age = self.run_time.since(sequence, death.noticed);
+        self.actions.push(Action::Report(Notice::Restored { sequence, took, age }));
+        self.repeats(sequence);
+        self.run_time.restored(sequence, now);
         // A restored program counts as ready, because a checkpoint of the program has already been taken.
         self.begin_incarnation(now, true);
     }
 
     pub(super) fn not_restored(&mut self, error: RestoreError) {
-        let State::Restoring { death, step: Step::Building(sequence), .. } = self.state else { return };
+        let State::Restoring { death, step: Step::Building(sequence), has_failed } = self.state else { return };
         let is_of_files = error == RestoreError::FilesChanged && !self.goes_back();
         let notice = Notice::NotRestored { sequence, is_explained_next: is_of_files };
         match error {
             RestoreError::FilesHalfWay => self.state = State::Ended(End::Failed(Failure::LastError)),
+            // An earlier attempt of this restart has rolled the files back.
+            RestoreError::FilesStay if has_failed => self.state = State::Ended(End::Failed(Failure::LastError)),
             RestoreError::FilesStay => self.start(false, Some(FreshReason::FilesStay(sequence))),
             RestoreError::FilesChanged if is_of_files => {
                 self.actions.push(Action::Report(notice));
@@ -304,6 +338,7 @@ impl Subject {
                 }
             }
             RestoreError::FilesChanged | RestoreError::Unusable => {
+                self.incarnation.files_went_back = self.goes_back();
                 self.suspicion.unusable(sequence);
                 self.state = State::Restoring { death, step: Step::Choosing, has_failed: true };
                 self.actions.extend([Action::Report(notice), Action::Survey]);
@@ -313,7 +348,9 @@ impl Subject {
 
     pub(super) fn not_started(&mut self, error: RestoreError) {
         match (self.state, error) {
-            (State::Starting { is_with_files: true }, RestoreError::FilesStay) => {
+            (State::Starting { is_with_files: true }, RestoreError::FilesStay)
+                if !self.incarnation.files_went_back && !self.suspicion.has_avoided() =>
+            {
                 self.start(false, Some(FreshReason::FilesStay(BEGINNING)));
             }
             (State::Starting { .. }, _) => self.state = State::Ended(End::Failed(Failure::LastError)),
@@ -326,24 +363,6 @@ impl Subject {
         let is_restart = matches!(self.state, State::Starting { .. } | State::Restoring { .. });
         self.state = State::Ended(if is_restart { End::Failed(Failure::LastError) } else { End::Left });
     }
-
-    fn goes_back(&self) -> bool {
-        self.plan.files == ChangedFiles::Rewind
-    }
-
-    /// Returns the committed checkpoints of this program. The store can also contain checkpoints of earlier programs
-    /// with the same name.
-    fn own(&self, survey: &Survey) -> Vec<Sequence> {
-        let own = survey.committed.iter().filter(|sequence| **sequence >= self.checkpoints.first);
-        own.copied().collect()
-    }
-
-    /// Returns the given checkpoints to which files can be rolled back. If the plan does not roll files back, returns
-    /// all given checkpoints.
-    fn usable(&self, survey: &Survey, checkpoints: &[Sequence]) -> Vec<Sequence> {
-        let is_usable = |sequence: &&Sequence| !self.goes_back() || survey.exact.contains(sequence);
-        checkpoints.iter().filter(is_usable).copied().collect()
-    }
 }
 
 #[cfg(test)]
@@ -353,6 +372,7 @@ mod tests {
     use crate::back_off::BackOffPlan;
     use crate::fault::Fault;
     use crate::restarts::RestartLimit;
+    use crate::status::Success;
 
     fn subject(files: ChangedFiles, now: Instant) -> Subject {
         let plan = Plan {
@@ -360,9 +380,11 @@ mod tests {
             once: false,
             awaits_ready: false,
             restart: RestartPolicy::OnFailure,
+            success: Success::default(),
             limit: RestartLimit::default(),
             back_off: BackOffPlan::default(),
             files,
+            files_back_max: Duration::from_secs(10),
             can_start: true,
             in_flight_max: 4,
         };
@@ -392,6 +414,7 @@ mod tests {
             committed: numbers(&[3, 4, 5, 6]),
             exact: numbers(&[0, 2, 3, 5, 7]),
             reaches_beginning: true,
+            unchanged: None,
         };
         assert_eq!(crash(&mut subject, &survey, now), [Action::Restore(Sequence(5))]);
         subject.step(now, Event::Restored);
@@ -408,7 +431,7 @@ mod tests {
 
     fn all(numbers: &[u64]) -> Survey {
         let numbers: Vec<Sequence> = numbers.iter().copied().map(Sequence).collect();
-        Survey { committed: numbers.clone(), exact: numbers, reaches_beginning: false }
+        Survey { committed: numbers.clone(), exact: numbers, ..Survey::default() }
     }
 
     fn end_for(subject: &mut Subject, fault: Fault, status: SubjectStatus, now: Instant) -> Vec<Action> {
@@ -551,6 +574,52 @@ mod tests {
         subject.step(now + later, Event::Started);
         subject.step(now + later, Event::Ready);
         assert_eq!(subject.step(now + 2 * later, Event::Due), [Action::Take(Sequence(3))]);
+    }
+
+    fn exits(subject: &mut Subject, code: i32, now: Instant) -> Vec<Action> {
+        let status = SubjectStatus::Exited(code);
+        subject.step(now, Event::Died { status, has_terminal: false, after_child: Vec::new() })
+    }
+
+    #[test]
+    fn a_program_that_exits_with_the_same_code_again_has_ended() {
+        let mut now = Instant::now();
+        let mut subject = subject(ChangedFiles::Keep, now);
+        let unsatisfiable = SubjectStatus::Exited(20);
+        assert!(exits(&mut subject, 20, now).contains(&Action::Clear));
+        subject.step(now, Event::Cleared);
+        assert_eq!(subject.step(now, Event::Surveyed(all(&[6]))), [Action::Restore(Sequence(6))]);
+        subject.step(now, Event::Restored);
+        now += Duration::from_secs(1);
+        let ended = [Action::Report(Notice::EndedAgain(unsatisfiable))];
+        assert_eq!(exits(&mut subject, 20, now), ended);
+        assert_eq!(subject.state(), State::Ended(End::Over(unsatisfiable)));
+    }
+
+    #[test]
+    fn another_code_or_a_later_exit_is_another_failure() {
+        let long = RestartLimit::default().window + Duration::from_secs(1);
+        for (code, lived) in [(21, Duration::ZERO), (20, long)] {
+            let mut now = Instant::now();
+            let mut subject = subject(ChangedFiles::Keep, now);
+            exits(&mut subject, 20, now);
+            subject.step(now, Event::Cleared);
+            subject.step(now, Event::Surveyed(all(&[6])));
+            subject.step(now, Event::Restored);
+            now += lived;
+            assert!(exits(&mut subject, code, now).contains(&Action::Clear), "{code}");
+        }
+    }
+
+    #[test]
+    fn an_exit_that_counts_as_success_ends_the_run() {
+        let now = Instant::now();
+        for (code, success) in [(20, Success::default().with_code(20)), (143, Success::default())] {
+            let mut subject = subject(ChangedFiles::Rewind, now);
+            subject.plan.success = success;
+            assert_eq!(exits(&mut subject, code, now), []);
+            assert_eq!(subject.state(), State::Ended(End::Over(SubjectStatus::Exited(code))));
+        }
     }
 
     #[test]

@@ -72,11 +72,6 @@ pub struct Death {
 }
 
 impl Death {
-    /// Reports whether the program ended successfully. A restart after a successful end does not use a checkpoint.
-    pub(super) fn is_clean(self) -> bool {
-        self.fault.is_none() && self.status.is_clean()
-    }
-
     /// Reports whether the status is a death by SIGKILL, and the guardian had found no fault. Another process has sent
     /// this signal, so the death is no evidence that the state of the program leads to deaths.
     pub(super) fn is_from_outside(self) -> bool {
@@ -279,6 +274,9 @@ pub struct Survey {
     pub exact: Vec<Sequence>,
     /// Whether files can be rolled back to the beginning of the program.
     pub reaches_beginning: bool,
+    /// The newest checkpoint to which files can be rolled back, if no file has changed since this checkpoint. The
+    /// number 0 means the beginning of the program.
+    pub unchanged: Option<Sequence>,
 }
 
 /// An instruction to the guardian.
@@ -346,6 +344,9 @@ pub enum FreshReason {
     FilesChanged,
     /// Files cannot be rolled back to any checkpoint.
     NoneExact,
+    /// The newest checkpoint to which files can be rolled back is older than `Plan::files_back_max`, and files have
+    /// changed since. The number 0 means the beginning of the program.
+    TooOld(Sequence),
     /// Files could not be rolled back to this checkpoint. The number 0 means the beginning of the program.
     FilesStay(Sequence),
 }
@@ -373,6 +374,19 @@ pub enum Notice {
         /// journal.
         is_explained_next: bool,
     },
-    /// The subject runs again from this checkpoint. The duration is the time from the death to the restore.
-    Restored(Sequence, Duration),
+    /// The subject runs again from this checkpoint.
+    Restored {
+        /// The sequence number of the checkpoint.
+        sequence: Sequence,
+        /// The time from the death to the restore.
+        took: Duration,
+        /// The running time of the program between the checkpoint and the death. The restart has discarded the work of
+        /// this time. `None` if an earlier guardian has taken the checkpoint.
+        age: Option<Duration>,
+    },
+    /// The subject has exited by itself with the same code as before the restart, and is not restarted again.
+    EndedAgain(SubjectStatus),
+    /// Every usable checkpoint has led to another death, and files cannot be rolled back to the beginning of the
+    /// program. Therefore, the program is not restarted.
+    NotBegunAnew,
 }

@@ -16,6 +16,8 @@
 mod checkpoints;
 mod death;
 mod event;
+mod prospect;
+mod run_time;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -26,13 +28,19 @@ use crate::back_off::{BackOff, BackOffPlan};
 use crate::fault::Fault;
 use crate::pace::{Pace, Pauses};
 use crate::restarts::{RestartLimit, Restarts};
-use crate::status::{ChangedFiles, RestartPolicy};
+use crate::status::{ChangedFiles, RestartPolicy, Success};
 use crate::suspicion::Suspicion;
 
 pub use event::{
     Action, Death, End, Event, Failure, FreshReason, LateReason, NotTaken, Notice, RestoreError, Sliced,
     State, Step, Survey,
 };
+
+pub use prospect::Prospect;
+use run_time::RunTime;
+
+/// The sequence number that means the beginning of the program. No checkpoint has this number.
+const BEGINNING: Sequence = Sequence(0);
 
 /// The decisions made before a run begins.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -47,12 +55,16 @@ pub struct Plan {
     pub awaits_ready: bool,
     /// The deaths that are followed by a restart.
     pub restart: RestartPolicy,
+    /// The ends that count as success.
+    pub success: Success,
     /// The limit on restarts.
     pub limit: RestartLimit,
     /// The back-off of restarts.
     pub back_off: BackOffPlan,
     /// What a restart does about files that have changed since the checkpoint.
     pub files: ChangedFiles,
+    /// The maximum age of a checkpoint to which changed files are set back.
+    pub files_back_max: Duration,
     /// Whether the program can be started from its beginning. An adopted program cannot be started.
     pub can_start: bool,
     /// The maximum number of checkpoints in flight.
@@ -82,6 +94,7 @@ pub struct Subject {
     restarts: Restarts,
     back_off: BackOff,
     suspicion: Suspicion,
+    run_time: RunTime,
     /// The number of restarts that were begun.
     restart_count: u64,
     /// The actions that the current event has caused so far.
@@ -156,6 +169,18 @@ struct Incarnation {
     ending: Option<(Signal, Instant)>,
     /// The reason for which the root is being killed; `None` if the root is not being killed.
     killed_for: Option<KilledFor>,
+    /// The exit that ended the previous incarnation. `None` if the previous incarnation ended in another way.
+    after: Option<Exit>,
+    /// Whether files were rolled back since the death, to a checkpoint that could not be restored.
+    files_went_back: bool,
+}
+
+/// The end of an incarnation that has exited by itself, without success.
+#[derive(Clone, Copy, Debug)]
+struct Exit {
+    code: i32,
+    /// The work that the next incarnation has to repeat before it reaches the state of this exit.
+    repeats: Duration,
 }
 
 /// The reason for which `undying` kills the root of a subject.
@@ -178,6 +203,8 @@ impl Incarnation {
             is_wanted: false,
             ending: None,
             killed_for: None,
+            after: None,
+            files_went_back: false,
         }
     }
 }
@@ -195,6 +222,7 @@ impl Subject {
             restarts: Restarts::new(plan.limit),
             back_off: BackOff::new(plan.back_off),
             suspicion: Suspicion::new(plan.limit.window),
+            run_time: if plan.can_start { RunTime::begin(now) } else { RunTime::adopt(now) },
             restart_count: 0,
             actions: Vec::new(),
         }
@@ -206,13 +234,16 @@ impl Subject {
             self.after_end(&event, now);
             return Vec::new();
         }
+        if self.state.is_alive() && event != Event::Continued {
+            self.run_time.see(now);
+        }
         match event {
             Event::Started => self.started(now),
             Event::Ready => self.incarnation.is_ready = true,
             Event::Holds(is_held) => self.holds(is_held),
             Event::Wanted => self.incarnation.is_wanted |= self.state.is_alive(),
             Event::Due => self.due(now),
-            Event::Continued => self.pace.begin(now),
+            Event::Continued => self.continued(now),
             Event::Taken { pause, arming, sliced, is_store_slow } => {
                 self.taken(now, (pause, arming), sliced, is_store_slow);
             }
@@ -313,20 +344,28 @@ impl Subject {
         if self.incarnation.number > 0 {
             self.checkpoints.begin_anew();
             self.suspicion.begins_afresh();
+            self.repeats(BEGINNING);
+            self.run_time = RunTime::begin(now);
         }
         let is_ready = !self.plan.awaits_ready || !self.plan.can_start;
         self.begin_incarnation(now, is_ready);
     }
 
     fn begin_incarnation(&mut self, now: Instant, is_ready: bool) {
-        let ending = self.incarnation.ending.take();
+        let (ending, after) = (self.incarnation.ending.take(), self.incarnation.after.take());
         self.incarnation = Incarnation::begin(self.incarnation.number + 1, is_ready, now);
+        self.incarnation.after = after;
         self.pace.begin(now);
         self.state = State::Running;
         if let Some((signal, _)) = ending {
             self.incarnation.ending = Some((signal, now));
             self.actions.push(Action::Signal(signal));
         }
+    }
+
+    fn continued(&mut self, now: Instant) {
+        self.run_time.continues(now);
+        self.pace.begin(now);
     }
 
     fn holds(&mut self, is_held: bool) {

@@ -3,13 +3,13 @@
 //! Owns: the invariants, and the history of events that the invariants need.
 //! Does not: create events.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use model::Sequence;
 use undying_supervise::{
-    Action, ChangedFiles, End, Event, Fault, Notice, Plan, RestartPolicy, State, Step, Subject,
+    Action, ChangedFiles, End, Event, Fault, FreshReason, Notice, Plan, RestartPolicy, State, Step, Subject,
     SubjectStatus, Survey,
 };
 
@@ -17,6 +17,9 @@ use undying_supervise::{
 const SHOWN: usize = 40;
 /// The longest permitted wait for a checkpoint in flight (taken, and not yet durable).
 const SETTLING_MAX: Duration = Duration::from_secs(600);
+
+/// The sequence number that means the beginning of the program.
+const BEGINNING: Sequence = Sequence(0);
 
 /// An action that was not yet answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +49,13 @@ pub(super) struct Judge {
     /// The sequence number that was used last.
     used: Option<Sequence>,
     restarts: (u64, VecDeque<Instant>),
+    /// The time at which each checkpoint was taken, plus the time in which the program was dead or stopped since then.
+    /// The sequence number 0 means the beginning of the program.
+    taken: BTreeMap<Sequence, Instant>,
+    /// The time of the last event of a living subject.
+    seen: Instant,
+    /// Whether the subject has exited again with the code of the previous incarnation.
+    has_ended_again: bool,
 }
 
 /// An event, or the resulting actions with the new state.
@@ -67,6 +77,9 @@ struct LastDeath {
     /// The checkpoint whose restore was tried last.
     tried: Option<Sequence>,
     reaches_beginning: bool,
+    unchanged: Option<Sequence>,
+    /// The status of the death before this death.
+    before: Option<SubjectStatus>,
 }
 
 impl Judge {
@@ -80,6 +93,8 @@ impl Judge {
             is_end_asked: false,
             tried: None,
             reaches_beginning: false,
+            unchanged: None,
+            before: None,
         };
         Self {
             unusable: BTreeSet::new(),
@@ -95,6 +110,9 @@ impl Judge {
             fault: None,
             used: None,
             restarts: (0, VecDeque::new()),
+            taken: BTreeMap::from([(BEGINNING, base)]),
+            seen: base,
+            has_ended_again: false,
         }
     }
 
@@ -109,6 +127,7 @@ impl Judge {
 
     pub(super) fn died(&mut self, status: SubjectStatus, has_terminal: bool, next: Sequence, now: Instant) {
         let is_end_asked = self.death.is_end_asked;
+        let before = self.death.fault.is_none().then_some(self.death.status);
         self.death = LastDeath {
             status,
             fault: self.fault.take(),
@@ -118,15 +137,19 @@ impl Judge {
             is_end_asked,
             tried: None,
             reaches_beginning: false,
+            unchanged: None,
+            before,
         };
     }
 
     pub(super) fn surveyed(&mut self, survey: &Survey) {
         self.death.reaches_beginning = survey.reaches_beginning;
+        self.death.unchanged = survey.unchanged;
     }
 
     /// Records an event, before the subject handles the event.
     pub(super) fn received(&mut self, now: Instant, event: &Event) {
+        self.keep_time(now, event);
         match event {
             Event::Taken { .. } | Event::Scanned { .. } | Event::NotTaken(_) => self.is_taking = false,
             Event::LogLost => self.is_taking = false,
@@ -146,6 +169,38 @@ impl Judge {
             _ => {}
         }
         self.show(now, Recorded::Event(event.clone()));
+    }
+
+    /// Keeps the times at which checkpoints were taken.
+    fn keep_time(&mut self, now: Instant, event: &Event) {
+        let shift = match (event, self.work) {
+            (Event::Taken { .. }, _) => {
+                self.taken.extend(self.used.map(|used| (used, now)));
+                Duration::ZERO
+            }
+            (Event::Continued, _) if self.state.is_alive() => now - self.seen,
+            (Event::Restored, Some(Work::Restore(sequence))) => {
+                self.taken.get(&sequence).map_or(Duration::ZERO, |taken| now - *taken)
+            }
+            (Event::Started, Some(Work::Start)) => {
+                self.taken = BTreeMap::from([(BEGINNING, now)]);
+                Duration::ZERO
+            }
+            _ => Duration::ZERO,
+        };
+        self.taken.values_mut().for_each(|taken| *taken += shift);
+        if self.state.is_alive() {
+            self.seen = now;
+        }
+    }
+
+    /// Asserts that setting files back to a checkpoint discards no more than the plan permits.
+    fn check_age(&self, sequence: Sequence) {
+        let is_bound = self.plan.files == ChangedFiles::Rewind && self.death.unchanged != Some(sequence);
+        if let Some(taken) = self.taken.get(&sequence).filter(|_| is_bound) {
+            let age = self.death.at.saturating_duration_since(*taken);
+            self.assert(age <= self.plan.files_back_max, "files are set back too far");
+        }
     }
 
     /// Checks all invariants after a step.
@@ -213,10 +268,20 @@ impl Judge {
                 self.begin_work(Work::Restore(*sequence), is_alive);
                 self.death.tried = Some(*sequence);
             }
-            Action::Start { is_with_files, .. } => {
+            Action::Start { is_with_files, why } => {
                 self.assert(self.plan.can_start, "an adopted program is started");
                 let goes_back = self.plan.files == ChangedFiles::Rewind && self.death.reaches_beginning;
                 self.assert(!is_with_files || goes_back, "files go back where they cannot");
+                if *is_with_files {
+                    self.check_age(BEGINNING);
+                } else if self.plan.files == ChangedFiles::Rewind {
+                    let is_untouched = match why {
+                        // Only the last attempt is known here. It has changed no file.
+                        Some(FreshReason::FilesStay(_)) => true,
+                        _ => self.death.tried.is_none(),
+                    };
+                    self.assert(is_untouched, "the program begins beside files of a later checkpoint");
+                }
                 self.assert(subject.in_flight().len() == 0, "a start beside checkpoints in flight");
                 self.begin_work(Work::Start, is_alive);
             }
@@ -228,6 +293,13 @@ impl Judge {
                 let is_own = self.death.fault.is_none_or(Fault::is_own);
                 self.assert(is_own, "a checkpoint is blamed for the death of another subject");
                 self.unusable.insert(*sequence);
+            }
+            Action::Report(Notice::EndedAgain(status)) => {
+                let is_own = self.death.fault.is_none() && *status == self.death.status;
+                let is_same = self.death.before == Some(*status) && status.exit().is_some();
+                let is_failure = self.plan.restart == RestartPolicy::OnFailure && !self.plan.success.has(*status);
+                self.assert(is_own && is_same && is_failure, "it has not ended again");
+                self.has_ended_again = true;
             }
             Action::LeaveBehind { .. } | Action::Late(..) | Action::Report(_) => {}
         }
@@ -249,6 +321,7 @@ impl Judge {
         let is_older = self.death.tried.is_none_or(|tried| sequence < tried);
         self.assert(is_older, "a later checkpoint is tried after an earlier one");
         self.assert(subject.in_flight().len() == 0, "a restore beside checkpoints in flight");
+        self.check_age(sequence);
     }
 
     fn begin_work(&mut self, work: Work, is_alive: bool) {
@@ -270,8 +343,9 @@ impl Judge {
             State::Ended(End::Over(_)) => {
                 let is_meant = match self.death.fault {
                     Some(_) => self.plan.restart == RestartPolicy::Never,
-                    None => !self.plan.restart.restarts(self.death.status),
+                    None => !self.plan.restart.restarts(self.death.status, self.plan.success),
                 };
+                let is_meant = is_meant || self.has_ended_again;
                 let is_asked = self.death.is_end_asked || self.death.has_terminal;
                 // The failure of a child counts as the root's status. The policy may require no restart for this
                 // status.

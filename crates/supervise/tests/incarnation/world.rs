@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use model::{Sequence, Signal};
 use undying_supervise::{
-    Action, BackOffPlan, Beginning, ChangedFiles, End, Event, Fault, NotTaken, Notice, Plan, RestartLimit,
-    RestartPolicy, RestoreError, Sliced, State, Subject, SubjectStatus, Survey,
+    Action, BackOffPlan, Beginning, ChangedFiles, End, Event, Fault, FreshReason, NotTaken, Notice, Plan, RestartLimit,
+    RestartPolicy, RestoreError, Sliced, State, Subject, SubjectStatus, Success, Survey,
 };
 
 use super::judge::Judge;
@@ -55,12 +55,15 @@ pub(super) struct Counts {
     ended: u64,
     gave_up: u64,
     failed: u64,
+    too_old: u64,
+    ended_again: u64,
 }
 
 impl Counts {
-    fn all(&mut self) -> [&mut u64; 13] {
+    fn all(&mut self) -> [&mut u64; 15] {
         let Self { steps, checkpoints, deaths, restores, failed_restores, fresh_starts, .. } = self;
         let Self { back_offs, guardian_restarts, faults, logs_lost, ended, gave_up, failed, .. } = self;
+        let Self { too_old, ended_again, .. } = self;
         [
             steps,
             checkpoints,
@@ -75,6 +78,8 @@ impl Counts {
             ended,
             gave_up,
             failed,
+            too_old,
+            ended_again,
         ]
     }
 
@@ -92,6 +97,8 @@ impl Counts {
         self.ended += other.ended;
         self.gave_up += other.gave_up;
         self.failed += other.failed;
+        self.too_old += other.too_old;
+        self.ended_again += other.ended_again;
     }
 
     /// Asserts that each counted event has occurred. An event that never occurs is not tested.
@@ -363,8 +370,12 @@ impl World {
             }
             Action::LeaveBehind { dropped, .. } => self.leave_behind(dropped),
             Action::Restore(sequence) => self.restore(*sequence),
-            Action::Start { is_with_files, .. } => self.start(*is_with_files),
+            Action::Start { is_with_files, why } => {
+                self.counts.too_old += u64::from(matches!(why, Some(FreshReason::TooOld(_))));
+                self.start(*is_with_files);
+            }
             Action::Report(Notice::Faulted(_)) => self.counts.faults += 1,
+            Action::Report(Notice::EndedAgain(_)) => self.counts.ended_again += 1,
             Action::Late(..) | Action::Report(_) => {}
         }
     }
@@ -386,8 +397,9 @@ impl World {
 
     fn survey(&mut self) -> Survey {
         let committed: Vec<Sequence> = self.store.iter().copied().collect();
-        let exact = self.exact.iter().copied().collect();
-        Survey { committed, exact, reaches_beginning: self.random.bool() }
+        let exact: Vec<Sequence> = self.exact.iter().copied().collect();
+        let unchanged = exact.last().copied().filter(|_| self.random.u8(..4) == 0);
+        Survey { committed, exact, reaches_beginning: self.random.bool(), unchanged }
     }
 
     /// Invalidates checkpoints. Some of these checkpoints are already complete in the store, and their commit is
@@ -497,9 +509,11 @@ fn plan(random: &mut Rng) -> Plan {
             .then(|| Duration::from_millis([10, 100, 1_000, 30_000][random.usize(..4)])),
         awaits_ready: random.u8(..4) == 0,
         restart,
+        success: [Success::default(), Success::default().with_code(1)][random.usize(..2)],
         limit: RestartLimit { count: random.usize(..7), window },
         back_off: back_off(random),
         files,
+        files_back_max: Duration::from_millis([50, 1_000, 100_000][random.usize(..3)]),
         can_start,
         in_flight_max: 4,
         once: random.u8(..8) == 0,
