@@ -80,6 +80,7 @@ fn calls_of_channels_are_handled_and_only_bind_is_recorded() {
         directory,
         bytes_max: ByteCount(1 << 30),
         cost_max: 1e9,
+        apart_max: Duration::MAX,
         start,
         clock: Clock::default(),
     };

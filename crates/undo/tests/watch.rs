@@ -214,7 +214,8 @@ fn watch(place: &Path, bytes_max: ByteCount) -> (Watch, PathBuf) {
     let directory = place.join("undo");
     let start = Sequence(0);
     // Without a cost limit, every boundary is exact.
-    let options = WatchOptions { directory, bytes_max, cost_max: 1e9, start, clock: Clock::default() };
+    let (cost_max, apart_max) = (1e9, Duration::MAX);
+    let options = WatchOptions { directory, bytes_max, cost_max, apart_max, start, clock: Clock::default() };
     (Watch::start(options, ListenerHolder::start().unwrap()).unwrap(), root)
 }
 
@@ -229,6 +230,10 @@ fn roll_back_incarnations(place: &Path, seed: u64) {
         for _ in 0..EPOCHS {
             subject.order(random.usize(0..40));
             subject.wait();
+            if let Some(same) = watch.unchanged() {
+                let place = difference(&known[&same], &tree(&root));
+                assert_eq!(place, None, "seed {seed}, before checkpoint {next}");
+            }
             known.insert(Sequence(next), tree(&root));
             let boundary = subject.boundary(&watch, Sequence(next));
             assert_eq!(boundary, Boundary::Exact, "seed {seed}, checkpoint {next}");
@@ -352,6 +357,26 @@ fn a_child_that_is_killed_in_a_call_costs_no_way_back() {
     subject.order(KILLED);
     subject.wait();
     assert_eq!(watch.report().last_break, None);
+    subject.kill();
+}
+
+#[test]
+fn a_checkpoint_is_unchanged_until_a_file_changes() {
+    if let Some(missing) = Watch::missing() {
+        return println!("unsupported: {missing}");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (watch, root) = watch(place.path(), ROOMY);
+    let mut subject = Subject::start(&watch, "changing.py", &root, &["7"]);
+    subject.order(20);
+    subject.wait();
+    for number in 1..4 {
+        assert_eq!(subject.boundary(&watch, Sequence(number)), Boundary::Exact);
+        assert_eq!(watch.unchanged(), Some(Sequence(number)));
+    }
+    subject.order(20);
+    subject.wait();
+    assert_eq!(watch.unchanged(), None);
     subject.kill();
 }
 

@@ -34,7 +34,7 @@ use super::state::State;
 use super::watched::Mark;
 use super::{Boundary, MappedFile, OpenFile};
 use crate::error::Result;
-use crate::key::{Attributes, FileKey};
+use crate::key::{Attributes, FileKey, Time};
 
 /// Maximum number of bytes that one boundary copies from mapped files. The copy extends the pause by about 2 ms.
 const MAPPED_BYTES_MAX: u64 = 8 << 20;
@@ -267,6 +267,27 @@ impl State {
         Ok(())
     }
 
+    /// Reports whether no file has changed since the newest boundary.
+    pub(super) fn is_unchanged(&self) -> bool {
+        let open = self.boundaries.newest_open().unwrap_or_default();
+        !self.epoch.is_touched && open.iter().all(|armed| self.is_as_armed(armed))
+    }
+
+    /// Reports whether a file that was armed at the newest boundary is unchanged. The kernel reports the changes of
+    /// some armed files only, so the attributes are compared.
+    fn is_as_armed(&self, armed: &Armed) -> bool {
+        match armed.how {
+            // The image of the checkpoint contains the file.
+            How::OfImage => true,
+            How::Mapped => false,
+            How::Appends | How::Reports => {
+                let read = |file: OwnedFd| Attributes::read(&file, &stat(file.as_fd())?);
+                let now = self.file_systems.open(&armed.key).and_then(read);
+                now.is_ok_and(|now| comparable(&now) == comparable(&armed.attributes))
+            }
+        }
+    }
+
     /// Removes the marks of files that are not open any more and that have no record in the present epoch.
     pub(super) fn sweep(&mut self) {
         let Some(list) = self.boundaries.newest_open() else { return };
@@ -280,11 +301,14 @@ impl State {
 /// Reports whether two boundaries have armed the same files, and none of these files has changed between them. Ignores
 /// the access time, because reading a file is not a change.
 fn are_same(one: &[Armed], other: &[Armed]) -> bool {
-    let of = |armed: &Armed| {
-        let Attributes { mode, owner, group, size, modified, .. } = armed.attributes;
-        (armed.key.clone(), armed.how, mode, owner, group, size, modified)
-    };
+    let of = |armed: &Armed| (armed.key.clone(), armed.how, comparable(&armed.attributes));
     one.iter().map(of).eq(other.iter().map(of))
+}
+
+/// Returns the attributes that differ if a file has changed.
+fn comparable(attributes: &Attributes) -> (u32, u32, u32, u64, Time) {
+    let Attributes { mode, owner, group, size, modified, .. } = *attributes;
+    (mode, owner, group, size, modified)
 }
 
 /// Reports whether `device`, which is from stat(2), can be the device of a mapping, whose numbers are from

@@ -12,9 +12,6 @@ use sys::clock::Clock;
 
 use super::rates::Rates;
 
-/// Maximum time between two boundaries that the cost limit can demand. A restart can lose the work of this time.
-const APART_MAX: Duration = Duration::from_secs(30);
-
 /// The cost of recording.
 #[derive(Debug)]
 pub(super) struct Costs {
@@ -22,6 +19,8 @@ pub(super) struct Costs {
     pub(super) rates: Rates,
     /// The maximum share of time that recording may take.
     share_max: f64,
+    /// Maximum time between two boundaries that the cost limit can demand. A restart can lose the work of this time.
+    apart_max: Duration,
     /// When the present epoch began.
     began: Instant,
     /// Time that recording has taken in the present epoch.
@@ -29,9 +28,9 @@ pub(super) struct Costs {
 }
 
 impl Costs {
-    pub(super) fn new(clock: Clock, share_max: f64) -> Self {
+    pub(super) fn new(clock: Clock, share_max: f64, apart_max: Duration) -> Self {
         let began = clock.now();
-        Self { clock, rates: Rates::default(), share_max, began, kept: Duration::ZERO }
+        Self { clock, rates: Rates::default(), share_max, apart_max, began, kept: Duration::ZERO }
     }
 
     pub(super) fn clock(&self) -> &Clock {
@@ -55,7 +54,8 @@ impl Costs {
     /// Returns the minimum time between boundaries with which recording takes no more than its maximum share of time.
     pub(super) fn apart(&self) -> Duration {
         // The estimate for the next epoch is the cost in this epoch so far.
-        self.kept.div_f64(self.share_max.max(f64::MIN_POSITIVE)).min(APART_MAX)
+        let apart = self.kept.as_secs_f64() / self.share_max.max(f64::MIN_POSITIVE);
+        Duration::try_from_secs_f64(apart).unwrap_or(Duration::MAX).min(self.apart_max)
     }
 
     /// Reports whether a new epoch would begin too early, given the cost of recording in the present epoch.
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn an_epoch_lasts_until_keeping_has_taken_no_more_than_its_share() {
         let clock = Clock::by_hand();
-        let mut costs = Costs::new(clock.clone(), 0.1);
+        let mut costs = Costs::new(clock.clone(), 0.1, Duration::from_secs(30));
         assert!(!costs.are_too_high(), "nothing was kept");
         costs.note_kept(Duration::from_secs(1));
         clock.advance(Duration::from_millis(9_999));
@@ -84,7 +84,7 @@ mod tests {
         assert!(!costs.are_too_high());
         assert!((costs.share() - 0.1).abs() < 1e-9);
         costs.note_kept(Duration::from_secs(100));
-        assert_eq!(costs.apart(), APART_MAX);
+        assert_eq!(costs.apart(), Duration::from_secs(30), "a restart would lose more");
         costs.begin_epoch();
         assert_eq!((costs.apart(), costs.share()), (Duration::ZERO, 0.0));
     }

@@ -43,6 +43,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use model::{ByteCount, Sequence};
 use rustix::fs::OFlags;
@@ -72,6 +73,8 @@ pub struct WatchOptions {
     pub bytes_max: ByteCount,
     /// The maximum share of the elapsed time for recording old content; 0.1 means a tenth (`--files-cost-max`).
     pub cost_max: f64,
+    /// The maximum time between two exact checkpoints that `cost_max` can cause.
+    pub apart_max: Duration,
     /// The checkpoint from which the subject starts, and whose file state is the present state; 0 means the beginning
     /// of the program.
     pub start: Sequence,
@@ -133,7 +136,7 @@ pub struct WatchReport {
     /// The share of the present epoch that was spent on recording old content.
     pub cost: f64,
     /// The minimum length of an epoch that keeps the cost within [`WatchOptions::cost_max`].
-    pub apart: std::time::Duration,
+    pub apart: Duration,
 }
 
 /// A directory that is on a disk on nearly every machine.
@@ -188,7 +191,7 @@ impl Watch {
         let keep = KeepPlaces::new(&options.directory)?;
         let marks = Fanotify::new()?;
         let events = marks.events();
-        let costs = Costs::new(options.clock.clone(), options.cost_max);
+        let costs = Costs::new(options.clock.clone(), options.cost_max, options.apart_max);
         let state = State::new(log, keep, Box::new(marks), options.start, costs);
         let shared = Arc::new(Shared::new(state, events));
         let threads = Arc::clone(&shared);
@@ -305,6 +308,14 @@ impl Watch {
         // A rollback also needs the list of files that were open at the checkpoint.
         let known = |sequence: &Sequence| state.boundaries.has(*sequence);
         state.log.sequences().into_iter().filter(known).collect()
+    }
+
+    /// Returns the newest exact checkpoint, if no file has changed since. A mapped file counts as changed, because its
+    /// changes are not reported.
+    #[must_use]
+    pub fn unchanged(&self) -> Option<Sequence> {
+        let state = self.shared.state();
+        state.boundaries.newest().filter(|_| state.is_unchanged())
     }
 
     /// Rolls files back to a checkpoint, and begins a new epoch at this checkpoint. The caller has called
