@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
-use guardian::{CODECS, Codec, EVERY_MIN, GuardianError, MAX_PAUSE_MIN, RestartLimit, StoreLocation};
+use guardian::{
+    CODECS, Codec, EVERY_MIN, GuardianError, MAX_PAUSE_MIN, RestartLimit, StoreLocation, Success,
+};
 use model::{ByteCount, Pid};
 
 const STORE: &str = "store";
@@ -142,6 +144,13 @@ pub(crate) fn limit(text: &str) -> Result<RestartLimit, Malformed> {
     let (count, window) = text.split_once('/').ok_or(MALFORMED)?;
     let count = count.parse().map_err(|_| MALFORMED)?;
     Ok(RestartLimit { count, window: duration(window)? })
+}
+
+/// Parses the ends that count as success: exit codes and names of signals, separated by commas.
+pub(crate) fn success(text: &str) -> Result<Success, Malformed> {
+    const MALFORMED: Malformed =
+        Malformed("the ends are exit codes up to 255 and names of signals, like 0,10,SIGUSR1");
+    text.split(',').try_fold(Success::default(), |own, end| own.with(end.trim())).ok_or(MALFORMED)
 }
 
 /// Parses a size: `4096`, `500MiB`, `2GiB`. `500M` and `2G` mean the same sizes as `500MiB` and `2GiB`.

@@ -43,7 +43,7 @@ pub enum GuardianError {
     /// File rollback was requested, but the files of this subject cannot be rolled back.
     /// Row: files-cannot-go-back
     #[error(
-        "files cannot be rolled back with the program: {why}\nhelp: run it with `--files fresh` (or without `--files`); `undying doctor` shows what is missing"
+        "files cannot be rolled back with the program: {why}\nhelp: run it without `--files`, or with another policy (`undying run --help`); `undying doctor` shows what is missing"
     )]
     NoRewind { why: String },
     /// Files cannot be rolled back to the checkpoint, because the undo log (the record of old file contents) does not
@@ -91,6 +91,18 @@ pub enum GuardianError {
         "the output of the program would wait for more than a second\nhelp: take checkpoints more often, for example --every 20ms"
     )]
     OutputWaits,
+    /// Output was to be held, but a restart could ignore the checkpoint that has released the output.
+    /// Row: output-forgotten
+    #[error(
+        "the program could forget output that it has sent: {why}\nhelp: use `--output committed` with `--files rewind`; or with `--files keep`, if the program may continue beside newer files"
+    )]
+    OutputForgotten { why: String },
+    /// Output was to be held, but the files of this subject cannot be rolled back.
+    /// Row: output-needs-rewind
+    #[error(
+        "output is held only for programs whose files are rolled back, and files cannot be rolled back here: {why}\nhelp: use `--files keep` if the program may continue beside newer files; `undying doctor` shows what is missing"
+    )]
+    OutputNeedsRewind { why: String },
     /// Neither an option nor the environment names a directory for the store.
     /// Row: store-unknown
     #[error(

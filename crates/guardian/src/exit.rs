@@ -64,7 +64,10 @@ impl GuardianError {
             Self::Undo(error) => of_undo(error),
             Self::Channel(ChannelError::Kernel(error)) => of_kernel(error),
             Self::Channel(_) => ExitCode::Failure,
-            Self::FeatureMissing { .. } | Self::NoRightToRestore | Self::NoRewind { .. } => ExitCode::Missing,
+            Self::FeatureMissing { .. }
+            | Self::NoRightToRestore
+            | Self::NoRewind { .. }
+            | Self::OutputNeedsRewind { .. } => ExitCode::Missing,
             Self::KeyNotBuilt { .. } => ExitCode::Missing,
             Self::NotReached { .. }
             | Self::FilesInUse { .. }
@@ -73,6 +76,7 @@ impl GuardianError {
             | Self::KernelThread { .. } => ExitCode::Refused,
             Self::NoStore
             | Self::OutputWaits
+            | Self::OutputForgotten { .. }
             | Self::System { .. }
             | Self::BadProbe { .. }
             | Self::NoUser { .. } => ExitCode::Usage,

@@ -52,6 +52,9 @@ pub struct FilesReport {
     /// time.
     #[serde(default)]
     pub apart_us: u64,
+    /// Maximum age of a checkpoint to which changed files are set back, in microseconds.
+    #[serde(default)]
+    pub back_max_us: u64,
     /// Files that prevent a restart from a checkpoint if they change after the checkpoint; at most 64.
     pub in_place: Vec<String>,
     /// Files that prevent every restart from a checkpoint; 64 at most.

@@ -52,6 +52,8 @@ pub struct DeathRow {
     pub followed_by: FollowedBy,
     /// The checkpoint from which the subject was restored.
     pub seq: Option<u64>,
+    /// Age of this checkpoint at the death. The restart has discarded the work of this time.
+    pub age_us: Option<u64>,
     /// Time from the detection of the death to the first instruction of the restored program.
     pub took_us: Option<u64>,
     /// Why the program was started from its beginning although it had checkpoints.
@@ -163,9 +165,9 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
                 failed.insert(row.name.clone(), FailedChild { pid: *pid, signal: *signal });
             }
             (RunEvent::Faulted { fault, .. }, _) => drop(faults.insert(row.name.clone(), *fault)),
-            (RunEvent::Restored { seq, took_us, .. }, Some(death)) if is_open(&death) => {
-                (death.followed_by, death.seq, death.took_us) =
-                    (FollowedBy::Restored, Some(*seq), Some(*took_us));
+            (RunEvent::Restored { seq, took_us, age_us, .. }, Some(death)) if is_open(&death) => {
+                (death.followed_by, death.seq, death.age_us, death.took_us) =
+                    (FollowedBy::Restored, Some(*seq), *age_us, Some(*took_us));
             }
             (RunEvent::Started { why, .. }, Some(death)) if is_open(&death) => {
                 (death.followed_by, death.why) = (FollowedBy::Started, why.clone());
@@ -187,6 +189,7 @@ pub fn deaths(rows: &[EventRow]) -> Vec<DeathRow> {
                     fault: faults.remove(&row.name),
                     followed_by: if is_end { FollowedBy::Ended } else { FollowedBy::Nothing },
                     seq: None,
+                    age_us: None,
                     took_us: None,
                     why: None,
                 });
@@ -285,7 +288,7 @@ mod tests {
         let rows = [
             row(1, RunEvent::Started { pid: 5, why: None }),
             row(2, RunEvent::Died { pid: 5, signal: Some(11), exit: None }),
-            row(3, RunEvent::Restored { pid: 5, seq: 4, took_us: 900 }),
+            row(3, RunEvent::Restored { pid: 5, seq: 4, took_us: 900, age_us: Some(70) }),
             row(4, RunEvent::Died { pid: 5, signal: None, exit: Some(3) }),
             row(5, RunEvent::Started { pid: 9, why: Some("files".to_owned()) }),
             row(6, RunEvent::Ended { pid: 9, signal: None, exit: Some(0) }),
@@ -293,7 +296,7 @@ mod tests {
         let found = deaths(&rows);
         let followed: Vec<String> = found.iter().map(|death| death.followed_by.to_string()).collect();
         assert_eq!(followed, ["restored", "started", "ended"]);
-        assert_eq!((found[0].seq, found[0].took_us), (Some(4), Some(900)));
+        assert_eq!((found[0].seq, found[0].took_us, found[0].age_us), (Some(4), Some(900), Some(70)));
         assert_eq!((found[1].why.as_deref(), found[2].exit), (Some("files"), Some(0)));
     }
 }

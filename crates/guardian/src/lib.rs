@@ -55,17 +55,17 @@ pub use journal::EventRow;
 pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, RestoreRequest, Resumed, checkpoint, restore};
 pub use record::{
-    ConnectionsReport, Death, FreshReport, PauseMicroseconds, RefusalReport, SlicesReport, SubjectFacts,
-    SubjectState, VerifiedReport,
+    Brings, ConnectionsReport, Death, DeathNow, FreshReport, LateReport, PauseMicroseconds, RefusalReport,
+    SlicesReport, SubjectFacts, SubjectState, VerifiedReport,
 };
 pub use run::{
-    COMPRESS_AFTER_DEFAULT, ComponentChannels, Damaged, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT,
-    FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,
+    COMPRESS_AFTER_DEFAULT, ComponentChannels, Damaged, EVERY_DEFAULT, EVERY_MIN, FILES_UNDO_MAX_DEFAULT,
+    Guarded, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,
 };
 pub use signals::in_background;
 pub use status::{SubjectReport, status};
 pub use store::{CODECS, Codec, codec};
-pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy, SubjectStatus, System};
+pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy, SubjectStatus, Success, System};
 pub use sys::clock::Clock;
 pub use system::{ChannelFacts, ComponentFacts, SystemOrder, order, read_system, up};
 pub use tidying::{

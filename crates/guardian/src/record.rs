@@ -157,6 +157,62 @@ pub struct FreshReport {
     pub time: String,
 }
 
+/// A period in which no checkpoint was committed, although several were due.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the keys of the contract")]
+pub struct LateReport {
+    pub reason: String,
+    pub since: String,
+}
+
+/// What a death now would bring.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct DeathNow {
+    /// What would follow.
+    pub brings: Brings,
+    /// The checkpoint that would be restored.
+    pub seq: Option<u64>,
+    /// When this checkpoint was taken.
+    pub taken: Option<String>,
+    /// Why no checkpoint would be used, although there are checkpoints.
+    pub why: Option<String>,
+}
+
+/// What would follow a death.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Brings {
+    /// A restore of a checkpoint.
+    Restore,
+    /// A start from the beginning, with the files rolled back to the beginning.
+    Beginning,
+    /// A start from the beginning, with the present files.
+    #[default]
+    PresentFiles,
+    /// No restart.
+    End,
+}
+
+impl std::fmt::Display for DeathNow {
+    /// Writes a verb phrase, for a sentence that begins with "a death now".
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.brings, self.seq) {
+            (Brings::Restore, Some(seq)) => write!(f, "restores checkpoint {seq}")?,
+            (Brings::Restore, None) => f.write_str("restores a checkpoint")?,
+            (Brings::Beginning, _) => {
+                f.write_str(
+                    "starts the program from its beginning, and rolls its files back to the beginning",
+                )?;
+            }
+            (Brings::PresentFiles, _) => {
+                f.write_str("starts the program from its beginning with its present files")?;
+            }
+            (Brings::End, _) => f.write_str("ends the run")?,
+        }
+        self.why.as_ref().map_or(Ok(()), |why| write!(f, ": {why}"))
+    }
+}
+
 /// A period in which no checkpoint succeeds: the reason, and the start of the period.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Failing {
@@ -206,6 +262,15 @@ pub struct SubjectFacts {
     /// Why the last restart started the program from its beginning although there were checkpoints.
     #[serde(default)]
     pub fresh: Option<FreshReport>,
+    /// What a death now would bring. `None` if the subject takes no checkpoints, or is never restarted.
+    #[serde(default)]
+    pub death_now: Option<DeathNow>,
+    /// Age of the checkpoint that the last restart has restored, at the death before.
+    #[serde(default)]
+    pub restored_age_us: Option<u64>,
+    /// Since when no checkpoint was committed, and why. `None` while checkpoints are on time.
+    #[serde(default)]
+    pub late: Option<LateReport>,
     /// For each reason: the number of checkpoints that were taken late.
     #[serde(default)]
     pub held_back: Vec<RefusalReport>,

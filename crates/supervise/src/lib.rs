@@ -37,6 +37,7 @@ pub use supervisor::{
     Quorum, STOP_TIMEOUT, Supervisor, SystemEvent, SystemNotice, SystemPlan,
 };
 pub use system::{
-    Common, Complaints, Component, ComponentChanges, Condition, GiveUp, Group, Heartbeat, Limits, Mistake,
-    Mistakes, Policy, Probe, Rate, Ready, Restart, Size, Strategy, System, Time, TimeRange,
+    Common, Complaints, Component, ComponentChanges, Condition, FilesPolicy, GiveUp, Group, Heartbeat,
+    Limits, Mistake, Mistakes, Policy, Probe, Rate, Ready, Restart, Size, Strategy, SuccessfulEnd, System,
+    Time, TimeRange,
 };

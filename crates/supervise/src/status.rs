@@ -182,9 +182,8 @@ impl Success {
     #[must_use]
     pub fn has(self, status: SubjectStatus) -> bool {
         match status {
-            SubjectStatus::Exited(code) => {
-                u8::try_from(code).is_ok_and(|code| self.codes[usize::from(code / 64)] >> (code % 64) & 1 == 1)
-            }
+            SubjectStatus::Exited(code) => u8::try_from(code)
+                .is_ok_and(|code| self.codes[usize::from(code / 64)] >> (code % 64) & 1 == 1),
             SubjectStatus::Killed(signal) => self.signals & Self::bit(signal) != 0,
             SubjectStatus::Unknown => false,
         }
@@ -273,6 +272,12 @@ impl ChangedFiles {
             Self::Keep => "keep",
             Self::Refuse => "refuse",
         }
+    }
+
+    /// Returns the policy for a checkpoint that is older than `Plan::files_back_max`.
+    #[must_use]
+    pub fn beyond_bound(self) -> Self {
+        if self == Self::Trim { Self::Fresh } else { self }
     }
 }
 

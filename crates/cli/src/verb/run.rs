@@ -8,7 +8,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use guardian::{ChangedFiles, Guarded, Preference, RestartLimit, RestartPolicy, RunRequest, Tuning};
+use guardian::{ChangedFiles, Guarded, Preference, RestartLimit, RestartPolicy, RunRequest, Success, Tuning};
 use model::Pid;
 
 use super::interface::Verb;
@@ -133,8 +133,40 @@ Compress segments of the store that have not changed for the time of --compress-
 const COMPRESS_AFTER: &str = "Time without a change after which a segment is compressed [default: 1m]";
 
 const RESTART: &str = "\
-After which deaths the program is restarted: never, on-failure (an exit code other than 0, or a signal other than HUP, \
-INT, PIPE and TERM) or always (after exit code 0, it starts from its beginning)";
+After which deaths the program is restarted: never, on-failure (every end that is no success) or always (after a \
+success, it starts from its beginning)";
+
+const RESTART_LONG: &str = "\
+After which deaths the program is restarted. never: the program is not restarted. on-failure: it is restarted after \
+every end that is no success (--success). If the restarted program exits by itself with the same code again, it has \
+ended. always: it is restarted after every end; after a success, it starts from its beginning";
+
+const RESTART_FROM: &str = "\
+Take no checkpoints, and restart the program always from its beginning with its present files: beginning [default: \
+restart from a checkpoint]";
+
+const SUCCESS: &str = "\
+Further exit codes and signals that count as success, like 10,20,SIGUSR1 [always: 0, 129, 130, 143, HUP, INT, PIPE, TERM]";
+
+const SUCCESS_LONG: &str = "\
+Further exit codes and signals that count as success, like 10,20,SIGUSR1. The program is not restarted from a \
+checkpoint after a success. These ends always count as success: exit code 0; the signals HUP, INT, PIPE and TERM; and \
+the exit codes 129, 130 and 143, with which Java and other programs end after the signals HUP, INT and TERM. The exit \
+status of `undying run` is that of the program in each case";
+
+/// The value of `--restart-from` for a program that no restart restores.
+const BEGINNING: &str = "beginning";
+/// The options that have no effect without checkpoints.
+const OF_CHECKPOINTS: [&str; 8] = [
+    "every",
+    "await-ready",
+    "verify-every",
+    "dry-run-tracking",
+    "output",
+    "adopt",
+    "files",
+    "files-back-max",
+];
 
 /// The event name of `--restart-on`.
 const CHILD_SIGNAL: &str = "child-signal";
@@ -150,19 +182,23 @@ restored from the last checkpoint before this event. Do not use it for programs 
 CAP_NET_ADMIN, CONFIG_PROC_EVENTS and the initial PID namespace";
 
 const FILES: &str = "\
-What a restart does with files that the program has changed: rewind, fresh, keep or refuse [default: rewind if \
-possible, else fresh]";
+What a restart does with files that the program has changed: rewind, fresh, trim, keep or refuse [default: rewind if \
+possible, else trim]";
 
 const FILES_LONG: &str = "\
 What a restart does with files that the program has changed since the checkpoint. rewind: these files are rolled back \
 to the checkpoint, with their names and attributes; files that the program has created since are moved aside (`undying \
-files NAME`). Needs Linux 6.14 or later and CAP_SYS_ADMIN. fresh: if a file of the checkpoint has changed, the program \
-starts from its beginning and recovers from its files, as without undying. keep: the program is restored, and its \
-files are not rolled back; this destroys databases and repeats lines of logs. refuse: undying exits with code 3 if a \
-file of the checkpoint has changed. With fresh and refuse, a file counts as unchanged if the program has only appended \
-to it: it is truncated to its length at the checkpoint, and the removed data is kept in the store. It counts as \
-changed if a file in the same directory was removed after the checkpoint. Without this option: rewind if it is \
-possible, else fresh, with a message that names the reason";
+files NAME`). Needs Linux 6.14 or later and CAP_SYS_ADMIN. fresh: no file is touched; if a file of the checkpoint has \
+changed, the program starts from its beginning and recovers from its files, as without undying. trim: a file to which \
+the program has only appended is truncated to its length at the checkpoint, and the removed data is kept in the store; \
+if another file of the checkpoint has changed, or a file in the same directory was removed, the program starts from its \
+beginning. keep: the program is restored, and its files are not rolled back; this destroys databases and repeats lines \
+of logs. refuse: undying exits with code 3 if a file of the checkpoint has changed. Without this option: rewind if it \
+is possible, else trim, with a message that names the reason";
+
+const FILES_BACK_MAX: &str = "\
+Maximum age of a checkpoint to which changed files are set back, at a death; beyond it, the program starts from its \
+beginning with its present files [default: four times --every, at least 10s]";
 
 const FILES_UNDO_MAX: &str = "\
 Maximum size of the undo log of files, like 500MiB; above it, files can be rolled back only to newer checkpoints \
@@ -170,7 +206,7 @@ Maximum size of the undo log of files, like 500MiB; above it, files can be rolle
 
 const FILES_COST_MAX: &str = "\
 Maximum part of the time, in per cent, that recording old file content may take; above it, files can be rolled back \
-only to every n-th checkpoint [default: 10]";
+only to every n-th checkpoint [default: 10; no limit with --output committed]";
 
 fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).value_name(value).help(help)
@@ -206,6 +242,7 @@ fn with_restarts(command: Command) -> Command {
     command
         .arg(
             option("restart", "POLICY", RESTART)
+                .long_help(RESTART_LONG)
                 .default_value(RestartPolicy::default().name())
                 .hide_possible_values(true)
                 .value_parser(PossibleValuesParser::new(policies)),
@@ -220,12 +257,20 @@ fn with_restarts(command: Command) -> Command {
             option("max-restarts", "N/DUR", "Give up after N restarts in the time DUR [default: 5/1m]")
                 .value_parser(parse::limit),
         )
+        .arg(option("success", "CODES", SUCCESS).long_help(SUCCESS_LONG).value_parser(parse::success))
+        .arg(
+            option("restart-from", "WHERE", RESTART_FROM)
+                .hide_possible_values(true)
+                .value_parser([BEGINNING])
+                .conflicts_with_all(OF_CHECKPOINTS),
+        )
         .arg(
             option("files", "POLICY", FILES)
                 .hide_possible_values(true)
                 .long_help(FILES_LONG)
                 .value_parser(PossibleValuesParser::new(ChangedFiles::ALL.map(ChangedFiles::name))),
         )
+        .arg(option("files-back-max", "DUR", FILES_BACK_MAX).value_parser(parse::duration))
         .arg(option("files-undo-max", "SIZE", FILES_UNDO_MAX).value_parser(parse::size))
         .arg(option("files-cost-max", "PERCENT", FILES_COST_MAX).value_parser(parse::percent))
 }
@@ -255,9 +300,12 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         None => Guarded::Command(matches.get_many("CMD").into_iter().flatten().cloned().collect()),
     };
     let standard = RunRequest::new(what, parse::given_store(matches)?);
+    let starts_anew = matches.contains_id("restart-from");
+    let every = matches.get_one("every").copied().unwrap_or(guardian::EVERY_DEFAULT);
+    let every = (!starts_anew).then_some(every);
     Ok(RunRequest {
         name: matches.get_one::<String>("name").cloned(),
-        every: Some(matches.get_one("every").copied().unwrap_or(guardian::EVERY_DEFAULT)),
+        every,
         await_ready: matches.get_flag("await-ready"),
         lose_connections: matches.get_flag("lose-connections"),
         holds_output: matches.get_one::<String>("output").is_some_and(|when| when == "committed"),
@@ -272,16 +320,15 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         tuning: tuning(matches),
         tracker: matches.get_one("tracker").cloned().unwrap_or_default(),
         policy: policy.unwrap_or_default(),
+        success: matches.get_one::<Success>("success").copied().unwrap_or_default(),
         child_signals: matches.get_one::<String>("restart-on").is_some(),
         files,
         files_undo_max: matches
             .get_one("files-undo-max")
             .copied()
             .unwrap_or(guardian::FILES_UNDO_MAX_DEFAULT),
-        files_cost_max: matches
-            .get_one("files-cost-max")
-            .copied()
-            .unwrap_or(guardian::FILES_COST_MAX_DEFAULT),
+        files_back_max: matches.get_one("files-back-max").copied(),
+        files_cost_max: matches.get_one("files-cost-max").copied(),
         limit: matches.get_one::<RestartLimit>("max-restarts").copied().unwrap_or_default(),
         ..standard
     })

@@ -24,6 +24,8 @@ pub enum FilePolicy {
     /// directory. Any other change refuses the restore.
     #[default]
     Compare,
+    /// No file is changed. Any change refuses the restore.
+    Unchanged,
     /// A file that only grew is left unchanged if the program appends to the file (O_APPEND). Any other change
     /// refuses the restore.
     Append,
@@ -91,6 +93,9 @@ impl Compared {
         let records = plan.files.as_ref().ok_or(EngineError::FilesNotRecorded)?;
         let cuts = files::compare(records, plan.directories.as_deref(), &opened_later, &covered, time)
             .map_err(EngineError::FilesChanged)?;
+        if policy == FilePolicy::Unchanged {
+            refuse(cuts.iter(), "was appended to after the checkpoint")?;
+        }
         if policy == FilePolicy::Append {
             refuse(cuts.iter().filter(|cut| !cut.may_stay()), "was written to after the checkpoint")?;
             return Ok(Self { cuts: Vec::new(), aside });

@@ -71,6 +71,13 @@ pub enum RunEvent {
     FilesBroken { reason: String },
     /// Files can be rolled back again, to checkpoint `seq`.
     FilesExactAgain { seq: u64 },
+    /// Files can be rolled back to checkpoint `seq` at most. This checkpoint is older than `--files-back-max`, so that a
+    /// death now starts the program from its beginning. The number 0 means the beginning of the program.
+    FilesTooOld { seq: u64, age_us: u64, reason: String },
+    /// No checkpoint was committed for the time `age_us`, which is several times the requested interval.
+    CheckpointsLate { age_us: u64, reason: String },
+    /// After a `CheckpointsLate` event, checkpoint `seq` was committed.
+    CheckpointsOnTime { seq: u64 },
     /// A running program is guarded from now on, under the name `subject`.
     Adopted {
         pid: i32,
@@ -130,7 +137,20 @@ pub enum RunEvent {
     /// A checkpoint could not be restored.
     RestoreFailed { seq: u64, reason: String },
     /// The subject runs again.
-    Restored { pid: i32, seq: u64, took_us: u64 },
+    Restored {
+        pid: i32,
+        seq: u64,
+        took_us: u64,
+        /// Age of the checkpoint at the death, in running time of the program. The restart has discarded the work of
+        /// this time. `None` if an earlier guardian has taken the checkpoint.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        age_us: Option<u64>,
+    },
+    /// The subject has exited by itself with the code `exit` again, and is not restarted.
+    EndedAgain { exit: i32 },
+    /// Each checkpoint has led to another death, and files cannot be rolled back to the beginning of the program. The
+    /// program is not restarted.
+    NotBegunAnew {},
     /// An executable page has changed.
     CodeChanged { pid: i32, file: String, offset: u64, bits: Option<u32>, what: String },
     /// A damaged page of a file stays in the page cache, so the next incarnation maps the damaged page.

@@ -26,6 +26,8 @@ impl RunEvent {
             | Self::FilesCompared { .. }
             | Self::FilesWentBack { .. }
             | Self::FilesExactAgain { .. }
+            | Self::CheckpointsOnTime { .. }
+            | Self::EndedAgain { .. }
             | Self::Connections { .. }
             | Self::Adopted { .. }
             | Self::Checkpoint(_)
@@ -50,6 +52,7 @@ impl RunEvent {
             | Self::MovedAside { .. }
             | Self::OutputReleased { .. }
             | Self::FilesDeferred { .. }
+            | Self::CheckpointsLate { .. }
             | Self::Refused { .. }
             | Self::StatusUnwritable { .. }
             | Self::Dropped { .. }
@@ -74,6 +77,8 @@ impl RunEvent {
             | Self::ComplaintRefused { .. }
             | Self::Ended { .. } => Severity::Warning,
             Self::FilesBroken { .. }
+            | Self::FilesTooOld { .. }
+            | Self::NotBegunAnew {}
             | Self::Verified { .. }
             | Self::DamageStays { .. }
             | Self::NotReloaded { .. }

@@ -26,6 +26,24 @@ const DEPARTED: &str = " has left the program's tree and is in no checkpoint: a 
 const UNGUARDED: &str = ", which the program has started, goes on and is not guarded; a daemon is guarded when it \
                          stays in the foreground";
 
+/// The advice after the second exit with the same code.
+const SUCCESS: &str = "; with --success, a run ends at the first exit with this code";
+const NOT_BEGUN_ANEW: &str = "the program is not restarted: each of its checkpoints led to another death, and its \
+                              files cannot be rolled back to its beginning; they stay as they are";
+
+/// Writes a time in seconds.
+fn seconds(us: u64) -> String {
+    format!("{:.1} s", Duration::from_micros(us).as_secs_f64())
+}
+
+/// Describes that the newest checkpoint to which files can be rolled back is too old. The number 0 means the beginning
+/// of the program.
+pub(crate) fn too_old(seq: u64, age_us: u64, reason: &str) -> String {
+    let from = if seq == 0 { "the beginning of the program".to_owned() } else { format!("checkpoint {seq}") };
+    let age = seconds(age_us);
+    format!("files cannot be rolled back since {from}, {age} ago, because {}", headline(reason))
+}
+
 /// Joins the lines of a reason into one line.
 #[must_use]
 pub fn one_line(text: &str) -> String {
@@ -82,6 +100,8 @@ impl fmt::Display for RunEvent {
             | Self::Restored { .. }
             | Self::RestoreFailed { .. }
             | Self::Poisoned { .. }
+            | Self::EndedAgain { .. }
+            | Self::NotBegunAnew {}
             | Self::GaveUp { .. } => of_restarts(self, f),
             Self::StatusUnwritable { reason } => {
                 write!(f, "the status cannot be written: {}", shown(reason, f))
@@ -118,6 +138,7 @@ impl fmt::Display for RunEvent {
             | Self::FilesWentBack { .. }
             | Self::FilesDeferred { .. }
             | Self::FilesBroken { .. }
+            | Self::FilesTooOld { .. }
             | Self::FilesExactAgain { .. } => of_files(self, f),
             Self::Connections { .. } | Self::OutputReleased { .. } => of_connections(self, f),
             _ => of_checkpoints(self, f),
@@ -131,10 +152,16 @@ fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             let wait = Duration::from_micros(*wait_us).as_secs_f64();
             write!(f, "the restart waits {wait:.2} s, since two incarnations in succession were short")
         }
-        RunEvent::Restored { pid, seq, took_us } => {
+        RunEvent::Restored { pid, seq, took_us, age_us } => {
             let took = Duration::from_micros(*took_us).as_secs_f64() * 1e3;
-            write!(f, "pid {pid} is back at checkpoint {seq} after {took:.1} ms")
+            write!(f, "pid {pid} is back at checkpoint {seq} after {took:.1} ms")?;
+            age_us.map_or(Ok(()), |age| write!(f, "; the work of {} before the death is lost", seconds(age)))
         }
+        RunEvent::EndedAgain { exit } => {
+            write!(f, "the program exited with {exit} again after its restart, so it has ended")?;
+            f.write_str(if f.alternate() { SUCCESS } else { "" })
+        }
+        RunEvent::NotBegunAnew {} => f.write_str(NOT_BEGUN_ANEW),
         RunEvent::RestoreFailed { seq, reason } => {
             write!(f, "checkpoint {seq} cannot be restored: {}", shown(reason, f))
         }
@@ -312,6 +339,14 @@ fn of_files(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "files cannot be rolled back to any checkpoint so far: {}", shown(reason, f))?;
             f.write_str("; a death now starts the program from its beginning")
         }
+        RunEvent::FilesTooOld { seq, age_us, reason } => {
+            write!(
+                f,
+                "{}; a death now starts the program from its beginning",
+                too_old(*seq, *age_us, reason)
+            )?;
+            f.write_str(" with its present files")
+        }
         RunEvent::FilesExactAgain { seq } => write!(f, "files can be rolled back again, to checkpoint {seq}"),
         _ => went_back(event, f),
     }
@@ -348,6 +383,12 @@ fn of_checkpoints(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RunEvent::Refused { reason } => write!(f, "no checkpoint: {}", shown(reason, f)),
         RunEvent::Resumed { seq } => write!(f, "checkpoint {seq} could be taken again"),
         RunEvent::Dropped { seq } => write!(f, "checkpoint {seq} was still being written and is dropped"),
+        RunEvent::CheckpointsLate { age_us, reason } => {
+            write!(f, "no checkpoint was committed for {}: {reason}", seconds(*age_us))
+        }
+        RunEvent::CheckpointsOnTime { seq } => {
+            write!(f, "checkpoint {seq} was committed; checkpoints continue")
+        }
         RunEvent::HoldEnded { pid } => {
             write!(f, "pid {pid} has held checkpoints back for too long; they are taken again")
         }

@@ -31,6 +31,6 @@ pub(crate) use leftovers::{OF_COMPONENT, ProcessReaper};
 pub(crate) use reasons::without_numbers;
 pub(crate) use rebuild::Shared;
 pub use request::{
-    COMPRESS_AFTER_DEFAULT, EVERY_DEFAULT, EVERY_MIN, FILES_COST_MAX_DEFAULT, FILES_UNDO_MAX_DEFAULT,
-    Guarded, KEEP_DEFAULT, RunRequest, TRACKER_DEFAULT,
+    COMPRESS_AFTER_DEFAULT, EVERY_DEFAULT, EVERY_MIN, FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT,
+    RunRequest, TRACKER_DEFAULT,
 };

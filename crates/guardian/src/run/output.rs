@@ -2,8 +2,8 @@
 //! the output. After a death, a restore can continue the TCP connections of such a subject.
 //!
 //! Owns: the packet queue in the kernel, and the assignment of packets and connections to checkpoints.
-//! Invariants: a packet is released only after a later checkpoint has become durable, or after [`TIMEOUT`]. Without a
-//! timeout, a peer never has output that the restored program has not sent. If data of a peer was acknowledged, the
+//! Invariants: a packet is released only after a later checkpoint that a restart can use has become durable, or after
+//! [`TIMEOUT`]. Without a timeout, a peer never has output that the restored program has not sent. If data of a peer was acknowledged, the
 //! restored program has this data.
 //! Does not: take checkpoints, or restore connections.
 
@@ -38,6 +38,8 @@ pub(super) struct HeldOutput {
     /// Checkpoints in rising order. If connections can be rolled back to the newest durable checkpoint, this checkpoint
     /// is the first. Checkpoints that are still being written follow.
     points: VecDeque<Point>,
+    /// Connections of durable checkpoints that no restart uses, since the last checkpoint that has released output.
+    unused: Vec<Arc<OwnedFd>>,
     /// The last checkpoint for which output was released: all output that was sent before this checkpoint.
     released: Option<Sequence>,
     /// At this time, the output of a living program is released without a checkpoint.
@@ -68,7 +70,8 @@ impl HeldOutput {
         }
         let hold = PacketHold::start().map_err(|_| missing(Feature::PacketHold))?;
         let until = now + TIMEOUT;
-        Ok(Self { hold: Arc::new(hold), points: VecDeque::new(), released: None, until, is_late: false })
+        let (points, unused) = (VecDeque::new(), Vec::new());
+        Ok(Self { hold: Arc::new(hold), points, unused, released: None, until, is_late: false })
     }
 
     /// Returns the packet queue in the kernel.
@@ -92,6 +95,17 @@ impl HeldOutput {
         self.points.push_back(Point { sequence, through, connections, vacated: Vacated::default() });
     }
 
+    /// Records that a checkpoint is durable, although no restart uses the checkpoint: files cannot be rolled back to it.
+    /// The output before the checkpoint waits for a later checkpoint.
+    pub(super) fn unusable(&mut self, sequence: Sequence) {
+        let place = self.points.iter().position(|point| point.sequence == sequence);
+        if let Some(point) = place.and_then(|place| self.points.remove(place)) {
+            let is_new = |socket: &Arc<OwnedFd>| !self.unused.iter().any(|known| Arc::ptr_eq(known, socket));
+            let new: Vec<_> = point.connections.into_iter().filter(is_new).collect();
+            self.unused.extend(new);
+        }
+    }
+
     /// Records that a checkpoint is durable. Releases the output before the checkpoint, and closes our duplicates of
     /// connections that the program had closed before the checkpoint.
     pub(super) fn committed(&mut self, sequence: Sequence, now: Instant) {
@@ -103,9 +117,9 @@ impl HeldOutput {
             // releases the output later.
             let _ = self.hold.release(through);
         }
-        let number = |socket: &Arc<OwnedFd>| socket::cookie(socket.as_fd()).ok();
-        let open: HashSet<Option<u64>> = point.connections.iter().map(number).collect();
-        let closed = older.iter().flat_map(|point| &point.connections);
+        let open = numbers(&point.connections);
+        let unused = std::mem::take(&mut self.unused);
+        let closed = older.iter().flat_map(|point| &point.connections).chain(&unused);
         closed.filter(|socket| !open.contains(&number(socket))).for_each(unmark);
         self.released = Some(sequence);
         self.wait_anew(now);
@@ -159,6 +173,11 @@ impl HeldOutput {
         self.drop_rest();
         let (sockets, vacated) = (point.connections.clone(), point.vacated.clone());
         self.released = Some(to);
+        // A connection that began after the checkpoint has no program any more. Without a reset, the kernel would send
+        // its data again.
+        let kept = numbers(&point.connections);
+        let later = self.points.drain(..).flat_map(|point| point.connections).chain(self.unused.drain(..));
+        later.filter(|socket| !kept.contains(&number(socket))).for_each(|socket| reset(&socket));
         self.points = VecDeque::from([Point { through: None, ..point }]);
         Kept { sockets, rewinds: Some(self.hold()), vacated }
     }
@@ -175,7 +194,8 @@ impl HeldOutput {
     /// Drops output and resets all connections of a dead subject, because no connection can be rolled back.
     pub(super) fn abandon(&mut self) {
         self.drop_rest();
-        self.points.drain(..).flat_map(|point| point.connections).for_each(|socket| reset(&socket));
+        let connections = self.points.drain(..).flat_map(|point| point.connections);
+        connections.chain(self.unused.drain(..)).for_each(|socket| reset(&socket));
         self.released = None;
     }
 
@@ -192,6 +212,15 @@ impl Drop for HeldOutput {
         // The subject has exited, or continues without a guardian. No further checkpoint is taken.
         self.release_all();
     }
+}
+
+/// Returns the number that identifies a socket. Duplicates have the same number.
+fn number(socket: &Arc<OwnedFd>) -> Option<u64> {
+    socket::cookie(socket.as_fd()).ok()
+}
+
+fn numbers(sockets: &[Arc<OwnedFd>]) -> HashSet<Option<u64>> {
+    sockets.iter().map(number).collect()
 }
 
 /// Removes the mark from a duplicate before the duplicate is closed, so that packets of the connection are no longer
@@ -316,6 +345,27 @@ mod tests {
     }
 
     #[test]
+    fn output_waits_for_a_checkpoint_that_a_restart_uses() {
+        in_peace(|| {
+            let Some((_alone, mut output)) = started() else { return Some(()) };
+            let (mut own, mut peer) = pair(&output);
+            let now = sys::clock::Clock::default().now();
+            output.taken(Sequence(1), None, vec![copy(&own)]);
+            output.committed(Sequence(1), now);
+            own.write_all(b"one").unwrap();
+            let first = through(&output);
+            output.taken(Sequence(2), first, vec![copy(&own)]);
+            output.unusable(Sequence(2));
+            assert!(is_silent(&mut peer), "it was released by a checkpoint that no restart uses");
+            assert_eq!(output.connections(), 1, "connections go back to the checkpoint before");
+            output.taken(Sequence(3), first, vec![copy(&own)]);
+            output.committed(Sequence(3), now);
+            assert_eq!(received(&mut peer)?, b"one");
+            Some(())
+        });
+    }
+
+    #[test]
     fn what_waits_too_long_goes_out_and_nothing_goes_back_then() {
         in_peace(|| {
             let Some((_alone, mut output)) = started() else { return Some(()) };
@@ -366,6 +416,22 @@ mod tests {
         own.write_all(b"two").unwrap();
         drop(own);
         output.abandon();
+        assert_eq!(peer.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn a_connection_that_began_after_the_checkpoint_is_reset() {
+        let Some((_alone, mut output)) = started() else { return };
+        let now = sys::clock::Clock::default().now();
+        let (older, _older_peer) = pair(&output);
+        output.taken(Sequence(1), None, vec![copy(&older)]);
+        output.committed(Sequence(1), now);
+        let (mut own, mut peer) = pair(&output);
+        own.write_all(b"one").unwrap();
+        output.taken(Sequence(2), through(&output), vec![copy(&older), copy(&own)]);
+        // The program dies before checkpoint 2 is durable. The restored program does not know the output.
+        drop(own);
+        assert_eq!(output.go_back(Sequence(1)).sockets.len(), 1);
         assert_eq!(peer.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     }
 

@@ -118,12 +118,25 @@ impl Rebuild {
         let found = self.store.list(&self.name)?;
         let committed: Vec<Sequence> = found.into_iter().map(|(sequence, _)| sequence).collect();
         let known: Vec<Sequence> = committed.iter().chain(in_flight).copied().collect();
+        let unchanged = self.unchanged();
+        Ok(Survey { committed, unchanged, ..self.survey_of(known) })
+    }
+
+    /// Returns the newest checkpoint to which files can be rolled back, if no file has changed since.
+    pub(super) fn unchanged(&self) -> Option<Sequence> {
+        self.watching.as_ref().and_then(|watching| watching.watch.unchanged())
+    }
+
+    /// Returns these checkpoints as committed, with the checkpoints to which files can be rolled back. Does not
+    /// determine `unchanged`, which reads the attributes of all open files.
+    pub(super) fn survey_of(&self, committed: Vec<Sequence>) -> Survey {
         let watching = self.watching.as_ref();
-        Ok(Survey {
+        Survey {
+            exact: watching.map(|watching| watching.exact(&committed)).unwrap_or_default(),
             committed,
-            exact: watching.map(|watching| watching.exact(&known)).unwrap_or_default(),
             reaches_beginning: watching.is_some_and(|watching| watching.reaches_beginning()),
-        })
+            unchanged: None,
+        }
     }
 
     /// Rolls files back, and builds the processes of a checkpoint. `opened_later` are files that later checkpoints have
@@ -261,7 +274,8 @@ impl Rebuild {
     /// Returns how the restore treats the files that were not rolled back.
     fn files(&self, parts: &Parts, opened_later: &[PathBuf], covered: Covered) -> Files {
         let policy = match self.policy {
-            ChangedFiles::Rewind | ChangedFiles::Fresh | ChangedFiles::Refuse => FilePolicy::Compare,
+            ChangedFiles::Rewind | ChangedFiles::Trim => FilePolicy::Compare,
+            ChangedFiles::Fresh | ChangedFiles::Refuse => FilePolicy::Unchanged,
             ChangedFiles::Append => FilePolicy::Append,
             ChangedFiles::Keep => FilePolicy::Keep,
         };

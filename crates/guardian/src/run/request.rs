@@ -10,7 +10,7 @@ use std::time::Duration;
 use engine::Tuning;
 use model::{ByteCount, Pid, ProcessKey};
 use store::Codec;
-use supervise::{BackOffPlan, ChangedFiles, RestartLimit, RestartPolicy};
+use supervise::{BackOffPlan, ChangedFiles, RestartLimit, RestartPolicy, Success};
 
 use super::launch::Launch;
 use crate::location::StoreLocation;
@@ -25,7 +25,14 @@ pub const COMPRESS_AFTER_DEFAULT: Duration = Duration::from_secs(60);
 /// Default maximum size of the undo log of files, in bytes.
 pub const FILES_UNDO_MAX_DEFAULT: ByteCount = ByteCount(2 << 30);
 /// Default for the maximum fraction of time that is spent on keeping old file contents.
-pub const FILES_COST_MAX_DEFAULT: f64 = 0.1;
+const FILES_COST_MAX_DEFAULT: f64 = 0.1;
+/// Default for the maximum age of a checkpoint to which files are set back: this number of intervals between
+/// checkpoints, and at least `FILES_BACK_MIN`. A few checkpoints may be late or fail.
+const FILES_BACK_INTERVALS: u32 = 4;
+/// Minimum of the default for the maximum age. A checkpoint of a large program can take seconds.
+const FILES_BACK_MIN: Duration = Duration::from_secs(10);
+/// Maximum time between two checkpoints to which files can be rolled back, if the cost limit determines this time.
+const FILES_APART_MAX: Duration = Duration::from_secs(30);
 /// Default number of checkpoints that are kept.
 pub const KEEP_DEFAULT: usize = 8;
 
@@ -77,15 +84,21 @@ pub struct RunRequest {
     pub tuning: Tuning,
     /// Which deaths are followed by a restart.
     pub policy: RestartPolicy,
+    /// The ends of the program that count as success.
+    pub success: Success,
     /// Whether the death of a process by SIGKILL, SIGSEGV, SIGBUS or SIGABRT counts as a death of the whole subject.
     pub child_signals: bool,
-    /// What a restart does with files that the subject has changed. With `None`, files are rolled back if possible. If
-    /// rollback is impossible and files have changed, the program starts from its beginning.
+    /// What a restart does with files that the subject has changed. With `None`, files are rolled back if possible.
+    /// Otherwise, the policy is `Trim`.
     pub files: Option<ChangedFiles>,
+    /// Maximum age of a checkpoint to which changed files are set back. `None` means the default, which depends on
+    /// `every`.
+    pub files_back_max: Option<Duration>,
     /// Maximum size of the undo log of files.
     pub files_undo_max: ByteCount,
-    /// Maximum fraction of time that is spent on keeping old file contents; 0.1 is a tenth.
-    pub files_cost_max: f64,
+    /// Maximum fraction of time that is spent on keeping old file contents; 0.1 is a tenth. With `None`, there is no
+    /// limit if output is held. Otherwise, the limit is `FILES_COST_MAX_DEFAULT`.
+    pub files_cost_max: Option<f64>,
     /// Maximum number of restarts in a time window.
     pub limit: RestartLimit,
     /// How long a restart is delayed.
@@ -116,13 +129,30 @@ impl RunRequest {
             tracker: TRACKER_DEFAULT.to_owned(),
             tuning: Tuning::default(),
             policy: RestartPolicy::default(),
+            success: Success::default(),
             child_signals: false,
             files: None,
+            files_back_max: None,
             files_undo_max: FILES_UNDO_MAX_DEFAULT,
-            files_cost_max: FILES_COST_MAX_DEFAULT,
+            files_cost_max: None,
             limit: RestartLimit::default(),
             back_off: BackOffPlan::default(),
         }
+    }
+
+    /// Returns the maximum age of a checkpoint to which changed files are set back.
+    pub(crate) fn files_back_max(&self) -> Duration {
+        let default =
+            || self.every.unwrap_or_default().saturating_mul(FILES_BACK_INTERVALS).max(FILES_BACK_MIN);
+        self.files_back_max.unwrap_or_else(default)
+    }
+
+    /// Returns the maximum fraction of time for keeping old file contents, and the maximum time between two checkpoints
+    /// with file rollback that this limit can cause. Held output waits for such a checkpoint, so it is not limited by
+    /// default. A restart always finds such a checkpoint within `files_back_max`.
+    pub(crate) fn files_costs(&self) -> (f64, Duration) {
+        let default = if self.holds_output { f64::INFINITY } else { FILES_COST_MAX_DEFAULT };
+        (self.files_cost_max.unwrap_or(default), FILES_APART_MAX.min(self.files_back_max() / 2))
     }
 
     /// Returns the process that is guarded, if the process already ran before this run.

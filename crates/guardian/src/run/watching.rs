@@ -27,6 +27,7 @@ use undo::back::WentBack;
 use undo::watch::{OpenFile, Watch, WatchOptions};
 
 use super::launch::Launch;
+use super::output;
 use super::request::RunRequest;
 use crate::error::{GuardianError, Result};
 use crate::streams::Streams;
@@ -46,7 +47,8 @@ const RUNS_ALREADY: &str = "a program that runs already has files open that were
 ///
 /// # Errors
 ///
-/// `NoRewind` if rollback was requested by name and is impossible.
+/// `NoRewind` if rollback was requested by name and is impossible. `OutputForgotten` or `OutputNeedsRewind` if output is
+/// held, and a restart could ignore the checkpoint that has released the output.
 pub(super) fn choose(request: &RunRequest) -> Result<(ChangedFiles, Option<String>)> {
     if request.every.is_none() {
         // There is no checkpoint to which files could be rolled back.
@@ -55,6 +57,9 @@ pub(super) fn choose(request: &RunRequest) -> Result<(ChangedFiles, Option<Strin
     let is_adopted = request.adopted().is_some();
     let impossible = if is_adopted { Some(RUNS_ALREADY.to_owned()) } else { Watch::missing() };
     let (policy, why) = choose_files(request.files, impossible)?;
+    if request.holds_output {
+        check_output(request, policy, why.as_ref().filter(|_| !is_adopted))?;
+    }
     if request.dry_run_tracking && policy == ChangedFiles::Rewind {
         // There is no checkpoint to which files could be rolled back.
         return Ok((ChangedFiles::Fresh, None));
@@ -75,9 +80,27 @@ fn choose_files(
 ) -> Result<(ChangedFiles, Option<String>)> {
     match (asked, impossible) {
         (Some(ChangedFiles::Rewind), Some(why)) => Err(GuardianError::NoRewind { why }),
-        (None, Some(why)) => Ok((ChangedFiles::Fresh, Some(why))),
+        (None, Some(why)) => Ok((ChangedFiles::Trim, Some(why))),
         (asked, _) => Ok((asked.unwrap_or_default(), None)),
     }
+}
+
+/// Refuses to hold output if a restart could start the program from its beginning, although a checkpoint has released
+/// output. A component that is taken over continues: its start was not refused.
+fn check_output(request: &RunRequest, policy: ChangedFiles, missing: Option<&String>) -> Result<()> {
+    if let Some(why) = missing {
+        return Err(GuardianError::OutputNeedsRewind { why: why.clone() });
+    }
+    let why = match policy {
+        ChangedFiles::Fresh | ChangedFiles::Trim if request.adopted().is_none() => {
+            format!("with --files {}, a restart after a change of a file uses no checkpoint", policy.name())
+        }
+        ChangedFiles::Rewind if request.files_back_max() < output::TIMEOUT => {
+            format!("--files-back-max is less than {} s", output::TIMEOUT.as_secs())
+        }
+        _ => return Ok(()),
+    };
+    Err(GuardianError::OutputForgotten { why })
 }
 
 /// The file watch of one run.
@@ -99,10 +122,12 @@ impl Watching {
         holder: ListenerHolder,
         streams: &Streams,
     ) -> Result<Self> {
+        let (cost_max, apart_max) = request.files_costs();
         let options = WatchOptions {
             directory,
             bytes_max: request.files_undo_max,
-            cost_max: request.files_cost_max,
+            cost_max,
+            apart_max,
             start: BEGINNING,
             clock: Clock::default(),
         };
@@ -191,6 +216,11 @@ impl Watching {
         exact_of(committed, &self.watch.exact())
     }
 
+    /// Reports whether files can be rolled back to a checkpoint.
+    pub(super) fn is_exact(&self, sequence: Sequence) -> bool {
+        self.watch.exact().contains(&sequence)
+    }
+
     /// Reports whether files can be rolled back to the beginning of the program.
     pub(super) fn reaches_beginning(&self) -> bool {
         self.watch.exact().contains(&BEGINNING)
@@ -248,13 +278,31 @@ mod tests {
     fn files_go_back_where_they_can_and_nothing_else_was_asked_for() {
         let why = || Some("no such kernel".to_owned());
         assert_eq!(choose_files(None, None).unwrap(), (ChangedFiles::Rewind, None));
-        assert_eq!(choose_files(None, why()).unwrap(), (ChangedFiles::Fresh, why()));
+        assert_eq!(choose_files(None, why()).unwrap(), (ChangedFiles::Trim, why()));
         let refused = choose_files(Some(ChangedFiles::Rewind), why()).unwrap_err();
         assert_eq!(refused.exit_code(), crate::ExitCode::Missing);
         assert!(refused.to_string().contains("no such kernel"), "{refused}");
-        for asked in [ChangedFiles::Keep, ChangedFiles::Refuse, ChangedFiles::Fresh] {
+        for asked in [ChangedFiles::Keep, ChangedFiles::Refuse, ChangedFiles::Fresh, ChangedFiles::Trim] {
             assert_eq!(choose_files(Some(asked), why()).unwrap(), (asked, None));
         }
+    }
+
+    #[test]
+    fn output_is_held_only_by_checkpoints_that_a_restart_uses() {
+        let what = super::super::request::Guarded::Command(vec!["true".into()]);
+        let store = crate::StoreLocation::new(Some(std::path::Path::new("/nowhere"))).unwrap();
+        let request = RunRequest { holds_output: true, ..RunRequest::new(what, store) };
+        for policy in [ChangedFiles::Rewind, ChangedFiles::Keep, ChangedFiles::Refuse] {
+            check_output(&request, policy, None).unwrap();
+        }
+        for policy in [ChangedFiles::Fresh, ChangedFiles::Trim] {
+            let error = check_output(&request, policy, None).unwrap_err();
+            assert!(error.to_string().contains(policy.name()), "{error}");
+        }
+        let error = check_output(&request, ChangedFiles::Trim, Some(&"no kernel".to_owned())).unwrap_err();
+        assert!(matches!(error, GuardianError::OutputNeedsRewind { .. }), "{error}");
+        let short = RunRequest { files_back_max: Some(std::time::Duration::from_secs(1)), ..request };
+        assert!(check_output(&short, ChangedFiles::Rewind, None).is_err());
     }
 
     #[test]

@@ -63,6 +63,9 @@ pub(super) fn request(
         // component.
         lose_connections: true,
         holds_output: component.holds_output(),
+        success: component.success(),
+        files: component.files.as_ref().map_or(standard.files, |files| Some((*files.get_ref()).into())),
+        files_back_max: component.files_back_max.as_ref().map(|time| time.get_ref().0),
         limit: plan.limit,
         back_off: plan.back_off,
         ..standard
@@ -115,7 +118,7 @@ mod tests {
     #[test]
     fn keys_of_a_component_become_those_of_a_run() {
         let text = "[system]\nname = \"s\"\n[component.a]\ncommand = [\"x\", \"-v\"]\npolicy = \"checkpointed\"\n\
-                    every = \"50ms\"\nlog = \"a.log\"\nenvironment = { PORT = \"1\" }\n\
+                    every = \"50ms\"\nfiles = \"fresh\"\nfiles_back_max = \"1m\"\nsuccess = [10]\nlog = \"a.log\"\nenvironment = { PORT = \"1\" }\n\
                     heartbeat = { notify = true, every = \"10s\" }\nrestart = { max = \"7/2m\" }\n\
                     [component.b]\ncommand = [\"y\"]\npolicy = \"never\"\n\
                     [component.c]\ncommand = [\"z\"]\npolicy = \"stateless\"\nwarm = true\nready = { listen = true }\n";
@@ -132,6 +135,8 @@ mod tests {
         assert_eq!(a.launch.directory.as_deref(), Some(Path::new("/etc/shop")));
         let has = |name: &str, value: &str| a.launch.environment.contains(&(name.into(), value.into()));
         assert!(has("PORT", "1") && has("NOTIFY_SOCKET", "@n") && has("WATCHDOG_USEC", "10000000"));
+        assert!(a.files == Some(ChangedFiles::Fresh) && a.success.has(supervise::SubjectStatus::Exited(10)));
+        assert_eq!(a.files_back_max, Some(Duration::from_mins(1)));
         let b = request("b", find("b"), at, of("b"), Means::default());
         assert_eq!((b.policy, b.every), (RestartPolicy::Never, None));
         assert!(b.launch.is_service && b.ends_tree && b.launch.environment.is_empty());

@@ -223,7 +223,8 @@ impl Subject {
         let mut others = self.own(survey);
         others.retain(|sequence| !in_flight.contains(sequence));
         let other = self.suspicion.choose(&self.usable(survey, &others));
-        let has_other = other.is_some_and(|other| !self.is_too_old(other, survey, death.noticed)) || !is_worth_it;
+        let has_other =
+            other.is_some_and(|other| !self.is_too_old(other, survey, death.noticed)) || !is_worth_it;
         // With `Plan::once`, a checkpoint only replaces a start from the beginning. A long wait would take more time
         // than it saves.
         let has_other = has_other || self.plan.once;
@@ -321,13 +322,17 @@ impl Subject {
     }
 
     pub(super) fn not_restored(&mut self, error: RestoreError) {
-        let State::Restoring { death, step: Step::Building(sequence), has_failed } = self.state else { return };
+        let State::Restoring { death, step: Step::Building(sequence), has_failed } = self.state else {
+            return;
+        };
         let is_of_files = error == RestoreError::FilesChanged && !self.goes_back();
         let notice = Notice::NotRestored { sequence, is_explained_next: is_of_files };
         match error {
             RestoreError::FilesHalfWay => self.state = State::Ended(End::Failed(Failure::LastError)),
             // An earlier attempt of this restart has rolled the files back.
-            RestoreError::FilesStay if has_failed => self.state = State::Ended(End::Failed(Failure::LastError)),
+            RestoreError::FilesStay if has_failed => {
+                self.state = State::Ended(End::Failed(Failure::LastError))
+            }
             RestoreError::FilesStay => self.start(false, Some(FreshReason::FilesStay(sequence))),
             RestoreError::FilesChanged if is_of_files => {
                 self.actions.push(Action::Report(notice));

@@ -319,6 +319,12 @@ impl Subject {
         self.incarnation.number
     }
 
+    /// Reports whether the program has ended its initialisation, so that periodic checkpoints are taken.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.incarnation.is_ready
+    }
+
     /// Returns the number of restarts that were begun.
     #[must_use]
     pub fn restart_count(&self) -> u64 {

@@ -56,7 +56,7 @@ impl Subject {
         match reached.filter(|reached| self.is_too_old(*reached, survey, at)) {
             Some(reached) => Prospect::BegunAnew(Some(FreshReason::TooOld(reached))),
             None if self.goes_back() && self.suspicion.has_avoided() => Prospect::GivenUp,
-            None => Prospect::BegunAnew(none_exact),
+            None => Prospect::BegunAnew(self.goes_back().then_some(FreshReason::NoneExact)),
         }
     }
 
@@ -72,7 +72,9 @@ impl Subject {
     #[must_use]
     pub fn work_since(&self, sequence: Sequence, now: Instant) -> Option<Duration> {
         let at = match self.state {
-            State::Dying(death) | State::BackingOff(death, _) | State::Restoring { death, .. } => death.noticed,
+            State::Dying(death) | State::BackingOff(death, _) | State::Restoring { death, .. } => {
+                death.noticed
+            }
             State::Starting { .. } | State::Ended(_) => self.run_time.seen(),
             _ => now,
         };
@@ -190,7 +192,11 @@ mod tests {
         // Files that do not go back have no bound.
         for files in [ChangedFiles::Keep, ChangedFiles::Fresh, ChangedFiles::Refuse, ChangedFiles::Trim] {
             subject.plan.files = files;
-            assert_eq!(subject.prospect(&reached(&[1]), beyond), Prospect::Restored(Sequence(1)), "{files:?}");
+            assert_eq!(
+                subject.prospect(&reached(&[1]), beyond),
+                Prospect::Restored(Sequence(1)),
+                "{files:?}"
+            );
         }
     }
 

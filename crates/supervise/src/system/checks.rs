@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use toml::Spanned;
 
-use super::description::{Component, GiveUp, Group, Policy, System};
+use super::description::{Component, FilesPolicy, GiveUp, Group, Policy, System};
 use super::mistake::{Mistake, Mistakes, of_parser, suggestion};
 
 /// The maximum length of a name in bytes. The name is the name of a directory in the store, and the first part of the
@@ -221,6 +221,39 @@ fn of_output(component: &Component) -> Option<Mistake> {
     )
 }
 
+/// The minimum of `files_back_max` for a component whose output is held. The output can be held for this time.
+const OUTPUT_BACK_MIN: Duration = Duration::from_secs(5);
+
+fn of_files(component: &Component) -> Option<Mistake> {
+    let files = component.files.as_ref();
+    let back_max = component.files_back_max.as_ref();
+    if component.policy != Policy::Checkpointed {
+        let (key, span) = match (files, back_max) {
+            (Some(files), _) => ("files", files.span()),
+            (None, Some(back_max)) => ("files_back_max", back_max.span()),
+            (None, None) => return None,
+        };
+        let mistake = Mistake::new(span, format!("`{key}` is for components that are checkpointed"));
+        return Some(mistake.with_help(format!(
+            "add `policy = \"checkpointed\"`, or remove `{key}`: without checkpoints, files stay as they are"
+        )));
+    }
+    if !component.holds_output() {
+        return None;
+    }
+    if let Some(files) =
+        files.filter(|files| matches!(files.get_ref(), FilesPolicy::Fresh | FilesPolicy::Trim))
+    {
+        let what = "the component could forget output that it has sent, because a restart after a change of a file uses no checkpoint";
+        let help = "with `output = \"committed\"`, use `files = \"rewind\"`";
+        return Some(Mistake::new(files.span(), what).with_help(help));
+    }
+    let short = back_max.filter(|back_max| back_max.get_ref().0 < OUTPUT_BACK_MIN)?;
+    let what =
+        "the component could forget output that it has sent, because its files go back for less than 5 s";
+    Some(Mistake::new(short.span(), what).with_help("write at least 5s, or remove `files_back_max`"))
+}
+
 fn of_component(component: &Component) -> Vec<Mistake> {
     let mut found = Vec::new();
     if component.command.get_ref().first().is_none_or(String::is_empty) {
@@ -230,6 +263,7 @@ fn of_component(component: &Component) -> Vec<Mistake> {
         let mistake = Mistake::new(every.span(), "`every` is for components that are checkpointed");
         found.push(mistake.with_help("add `policy = \"checkpointed\"`, or remove `every`"));
     }
+    found.extend(of_files(component));
     let warm = component.warm.as_ref().filter(|_| component.is_warm());
     if let Some(warm) = warm.filter(|_| component.policy != Policy::Stateless) {
         found.push(Mistake::new(warm.span(), "`warm` is for components with `policy = \"stateless\"`"));
@@ -263,7 +297,10 @@ fn of_component(component: &Component) -> Vec<Mistake> {
 
 #[cfg(test)]
 mod tests {
+    use model::Signal;
+
     use super::*;
+    use crate::status::SubjectStatus;
 
     const SHOP: &str = r#"
 [system]
@@ -278,6 +315,9 @@ ready = { tcp = "127.0.0.1:7801", timeout = "5s" }
 limits = { memory = "1GiB", descriptors = 1000 }
 integrity = "1m"
 output = "committed"
+files = "rewind"
+files_back_max = "20s"
+success = [20, "SIGUSR1"]
 complaints = { quorum = 3, within = "1m" }
 
 [component.proxy]
@@ -318,6 +358,11 @@ strategy = "rest"
         let db = &system.component[&Spanned::new(0..0, "db".to_owned())];
         assert_eq!(db.policy, Policy::Checkpointed);
         assert_eq!(db.restart.max.0.get(), 5);
+        assert_eq!(db.files.as_ref().map(Spanned::get_ref), Some(&FilesPolicy::Rewind));
+        assert!(
+            db.success().has(SubjectStatus::Exited(20))
+                && db.success().has(SubjectStatus::Killed(Signal(10)))
+        );
     }
 
     /// Each mistake is reported with line, column, a description and a suggestion.
@@ -327,7 +372,7 @@ strategy = "rest"
             (
                 "policy = \"stateless\"",
                 "polcy = \"stateless\"",
-                &["unknown key `polcy`", "a key `policy`", ":23:1"],
+                &["unknown key `polcy`", "a key `policy`", ":26:1"],
             ),
             ("policy = \"stateless\"", "zzz = 1", &["unknown key `zzz`", "the keys are command, policy"]),
             (
@@ -337,12 +382,12 @@ strategy = "rest"
             ),
             ("\"50ms\"", "\"50 minutess\"", &["is not of the form", ":9:9"]),
             ("every = \"50ms\"", "every = 50", &["invalid type: integer `50`", ":9:9"]),
-            ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "write `db`", ":24:10"]),
-            ("channels = { proxy =", "channels = { bd =", &["no component `bd`", "write `db`", ":25:14"]),
+            ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "write `db`", ":27:10"]),
+            ("channels = { proxy =", "channels = { bd =", &["no component `bd`", "write `db`", ":28:14"]),
             ("needs = [\"db\"]", "needs = [\"web\"]", &["`web` needs itself"]),
             ("needs = [\"db\"]", "needs = [\"db\", \"db\"]", &["`db` is needed twice"]),
             ("needs = [\"db\"]", "needs = [\"proxy\"]", &["in a circle: proxy -> web -> proxy"]),
-            ("[\"python3\", \"web.py\"]", "[]", &["the command is empty", ":22:11"]),
+            ("[\"python3\", \"web.py\"]", "[]", &["the command is empty", ":25:11"]),
             ("command = [\"proxy\"]\n", "", &["missing field `command`"]),
             (
                 "tcp = \"127.0.0.1:7801\", ",
@@ -356,6 +401,12 @@ strategy = "rest"
             ("policy = \"checkpointed\"\n", "", &["`every` is for components that are checkpointed"]),
             ("policy = \"checkpointed\"\n", "", &["`output = \"committed\"` is for components"]),
             ("every = \"50ms\"", "every = \"2s\"", &["for longer than a second", ":13:10"]),
+            ("warm = true", "files = \"keep\"", &["`files` is for components that are checkpointed"]),
+            ("warm = true", "files_back_max = \"1m\"", &["`files_back_max` is for components"]),
+            ("integrity = \"1m\"", "files = \"fresh\"", &["could forget output", "files = \"rewind\""]),
+            ("integrity = \"1m\"", "files_back_max = \"1s\"", &["could forget output", "at least 5s"]),
+            ("integrity = \"1m\"", "success = [256]", &["\"256\" is not of the form \"10 or SIGUSR1\""]),
+            ("integrity = \"1m\"", "files = \"never\"", &["unknown variant `never`"]),
             ("on_give_up = \"restart-dependents\"", "on_give_up = \"exec\"", &["without a program"]),
             ("on_give_up = \"restart-dependents\"", "exec = [\"x\"]", &["only with `on_give_up = \"exec\"`"]),
             ("max = \"5/1m\"", "factor = 0.5", &["the factor of a back-off is 1 to 100"]),

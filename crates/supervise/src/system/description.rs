@@ -16,7 +16,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::values::{Rate, Size, Time, TimeRange};
+use super::values::{Rate, Size, SuccessfulEnd, Time, TimeRange};
+use crate::status::{ChangedFiles, Success};
 
 /// The content of a system file.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -101,6 +102,17 @@ pub struct Component {
     /// When TCP output of a checkpointed component is sent. Default: at once.
     #[schemars(with = "Output")]
     pub output: Option<Spanned<Output>>,
+    /// What a restart of a checkpointed component does about changed files. Default: `rewind` if possible, else `trim`.
+    #[schemars(with = "Option<FilesPolicy>")]
+    pub files: Option<Spanned<FilesPolicy>>,
+    /// The maximum age of a checkpoint to which changed files are set back. Beyond it, the component starts from its
+    /// beginning with its present files. Default: four times `every`, at least 10 s.
+    #[schemars(with = "Option<Time>")]
+    pub files_back_max: Option<Spanned<Time>>,
+    /// Further exit codes and signals that count as success, for example `[10, "SIGUSR1"]`. After a success, the
+    /// component starts from its beginning.
+    #[serde(default)]
+    pub success: Vec<SuccessfulEnd>,
 }
 
 impl Component {
@@ -110,10 +122,45 @@ impl Component {
         self.warm.as_ref().is_some_and(|warm| *warm.get_ref())
     }
 
+    /// Returns the ends that count as success.
+    #[must_use]
+    pub fn success(&self) -> Success {
+        self.success.iter().fold(Success::default(), |own, end| end.added_to(own))
+    }
+
     /// Reports whether `undying` holds the output of the component back until a checkpoint contains the output.
     #[must_use]
     pub fn holds_output(&self) -> bool {
         self.output.as_ref().is_some_and(|output| *output.get_ref() == Output::Committed)
+    }
+}
+
+/// What a restart of a component does about files that have changed since the checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum FilesPolicy {
+    /// The files are rolled back to the checkpoint.
+    Rewind,
+    /// The files stay as they are. If any file has changed, the component starts from its beginning.
+    Fresh,
+    /// Files that have only grown are truncated to their length at the checkpoint. If any other file has changed, the
+    /// component starts from its beginning.
+    Trim,
+    /// The checkpoint is restored, and the files stay as they are.
+    Keep,
+    /// If any file has changed, the component gives up.
+    Refuse,
+}
+
+impl From<FilesPolicy> for ChangedFiles {
+    fn from(policy: FilesPolicy) -> Self {
+        match policy {
+            FilesPolicy::Rewind => Self::Rewind,
+            FilesPolicy::Fresh => Self::Fresh,
+            FilesPolicy::Trim => Self::Trim,
+            FilesPolicy::Keep => Self::Keep,
+            FilesPolicy::Refuse => Self::Refuse,
+        }
     }
 }
 

@@ -12,9 +12,9 @@ mod revision;
 mod values;
 
 pub use self::description::{
-    Common, Complaints, Component, Condition, GiveUp, Group, Heartbeat, Limits, Policy, Probe, Ready,
-    Restart, Strategy, System,
+    Common, Complaints, Component, Condition, FilesPolicy, GiveUp, Group, Heartbeat, Limits, Policy, Probe,
+    Ready, Restart, Strategy, System,
 };
 pub use self::mistake::{Mistake, Mistakes};
 pub use self::revision::ComponentChanges;
-pub use self::values::{Rate, Size, Time, TimeRange};
+pub use self::values::{Rate, Size, SuccessfulEnd, Time, TimeRange};

@@ -48,6 +48,9 @@ impl Component {
                 ("every", self.every != new.every),
                 ("warm", self.warm != new.warm),
                 ("output", self.output != new.output),
+                ("files", self.files != new.files),
+                ("files_back_max", self.files_back_max != new.files_back_max),
+                ("success", self.success != new.success),
                 ("restart", self.restart != new.restart),
             ]),
             at_once: differing(&[

@@ -12,6 +12,8 @@ use model::ByteCount;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
+use crate::status::Success;
+
 /// The maximum duration. The limit prevents an overflow when a duration is added to a point in time.
 const TIME_MAX: Duration = Duration::from_hours(10 * 365 * 24);
 
@@ -69,6 +71,51 @@ written! {
 written! {
     /// A size: `64KiB`, `1GiB`.
     Size(ByteCount) = "^[0-9]+ ?(B|KiB|MiB|GiB|TiB)$", "512MiB"
+}
+
+/// An end that counts as success: an exit code, or the name of a signal like `SIGUSR1`.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "CodeOrName")]
+pub struct SuccessfulEnd(String);
+
+/// The two forms of [`SuccessfulEnd`] in the file.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum CodeOrName {
+    Code(i64),
+    Name(String),
+}
+
+impl SuccessfulEnd {
+    /// Adds this end to the ends that count as success.
+    pub(super) fn added_to(&self, success: Success) -> Success {
+        success.with(&self.0).unwrap_or(success)
+    }
+}
+
+impl TryFrom<CodeOrName> for SuccessfulEnd {
+    type Error = Malformed;
+
+    fn try_from(end: CodeOrName) -> Result<Self, Malformed> {
+        let text = match end {
+            CodeOrName::Code(code) => code.to_string(),
+            CodeOrName::Name(name) => name,
+        };
+        match Success::default().with(&text) {
+            Some(_) => Ok(Self(text)),
+            None => Err(Malformed { text, example: "10 or SIGUSR1" }),
+        }
+    }
+}
+
+impl JsonSchema for SuccessfulEnd {
+    fn schema_name() -> Cow<'static, str> {
+        "SuccessfulEnd".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": ["integer", "string"], "examples": [10, "SIGUSR1"] })
+    }
 }
 
 impl Time {

@@ -297,7 +297,8 @@ impl Judge {
             Action::Report(Notice::EndedAgain(status)) => {
                 let is_own = self.death.fault.is_none() && *status == self.death.status;
                 let is_same = self.death.before == Some(*status) && status.exit().is_some();
-                let is_failure = self.plan.restart == RestartPolicy::OnFailure && !self.plan.success.has(*status);
+                let is_failure =
+                    self.plan.restart == RestartPolicy::OnFailure && !self.plan.success.has(*status);
                 self.assert(is_own && is_same && is_failure, "it has not ended again");
                 self.has_ended_again = true;
             }

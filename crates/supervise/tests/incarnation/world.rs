@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use model::{Sequence, Signal};
 use undying_supervise::{
-    Action, BackOffPlan, Beginning, ChangedFiles, End, Event, Fault, FreshReason, NotTaken, Notice, Plan, RestartLimit,
-    RestartPolicy, RestoreError, Sliced, State, Subject, SubjectStatus, Success, Survey,
+    Action, BackOffPlan, Beginning, ChangedFiles, End, Event, Fault, FreshReason, NotTaken, Notice, Plan,
+    RestartLimit, RestartPolicy, RestoreError, Sliced, State, Subject, SubjectStatus, Success, Survey,
 };
 
 use super::judge::Judge;

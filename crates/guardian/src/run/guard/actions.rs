@@ -121,11 +121,18 @@ impl Guard {
                     self.report(event);
                 }
             }
-            Notice::Restored(sequence, took) => {
+            Notice::Restored { sequence, took, age } => {
                 let (pid, took_us) = (pid.get(), time::microseconds(took));
-                self.report(RunEvent::Restored { pid, seq: sequence.get(), took_us });
+                let age_us = age.map(time::microseconds);
+                self.voice.record.facts.restored_age_us = age_us;
+                self.report(RunEvent::Restored { pid, seq: sequence.get(), took_us, age_us });
                 lock(&self.rebuild.foreground).draw_again();
             }
+            Notice::EndedAgain(status) => {
+                let exit = status.exit().unwrap_or_default();
+                self.report(RunEvent::EndedAgain { exit });
+            }
+            Notice::NotBegunAnew => self.report(RunEvent::NotBegunAnew {}),
         }
     }
 
@@ -173,7 +180,13 @@ impl Guard {
             Some(output) => output.go_back(sequence),
             None => Kept { sockets: self.connections.sockets(), ..Kept::default() },
         };
-        let work = move |rebuild: &Rebuild| rebuild.restore(sequence, &opened_later, &spared, &kept);
+        // Beyond the bound, a file that has grown is not truncated, and prevents the restore.
+        let is_beyond = self.driver.machine.is_beyond_bound(sequence, self.rebuild.host.clock.now());
+        let work = move |rebuild: &Rebuild| {
+            let policy = if is_beyond { rebuild.policy.beyond_bound() } else { rebuild.policy };
+            let rebuild = Rebuild { policy, ..rebuild.clone() };
+            rebuild.restore(sequence, &opened_later, &spared, &kept)
+        };
         self.order(work, |guard, attempt| {
             Ok(guard.take_built(attempt?).map_or(Event::Restored, Event::NotRestored))
         });
@@ -247,6 +260,7 @@ impl Guard {
             }
             FreshReason::NotRestorable { .. } | FreshReason::FilesChanged => headline(last),
             FreshReason::NoneExact => self.why_none_exact(),
+            FreshReason::TooOld(sequence) => self.why_too_old(sequence),
             FreshReason::FilesStay(BEGINNING) => {
                 format!("files cannot be rolled back to the beginning: {}", headline(last))
             }

@@ -66,7 +66,12 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     let beginning = beginning(&store, &claim, first)?;
     children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
     let mut record = first_record(&request, &claim, &subject, first, &tracking)?;
-    record.facts.files = FilesReport { policy, because: no_rewind.clone(), ..FilesReport::default() };
+    record.facts.files = FilesReport {
+        policy,
+        because: no_rewind.clone(),
+        back_max_us: time::microseconds(request.files_back_max()),
+        ..FilesReport::default()
+    };
     requests.name().clone_into(&mut record.requests);
     let journal = Journal::start(&claim.directory, claim.name.as_str(), host.clock.clone())?;
     let known = descendants(subject.pid());
@@ -76,8 +81,9 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
         Some((place, log)) => Tracer::start(place, log, tracking, host.clock.clone())?,
         None => Tracer::none()?,
     };
+    let began = host.clock.now();
     let mut guard = Guard {
-        driver: Driver::begin(plan(&request, policy), beginning, host.clock.now()),
+        driver: Driver::begin(plan(&request, policy), beginning, began),
         tree: Tree {
             children,
             child_death: None,
@@ -103,7 +109,7 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
         claim,
         requests,
         taking: Taking::of(tracer),
-        refusals: Refusals::default(),
+        refusals: Refusals::new(began),
         files: WatchedFiles::default(),
         connections: IdleConnections::new()?,
         output,
@@ -214,6 +220,7 @@ impl Guard {
         if let Some(why) = no_rewind {
             self.report(RunEvent::FilesCompared { reason: why.to_owned() });
         }
+        self.renew_outlook();
         self.write_record();
     }
 }
@@ -229,9 +236,11 @@ fn plan(request: &RunRequest, files: ChangedFiles) -> Plan {
         once: request.once,
         awaits_ready: request.await_ready,
         restart: request.policy,
+        success: request.success,
         limit: request.limit,
         back_off: request.back_off,
         files,
+        files_back_max: request.files_back_max(),
         can_start: matches!(request.what, Guarded::Command(_)),
         in_flight_max: EPOCHS_IN_FLIGHT_MAX,
     }

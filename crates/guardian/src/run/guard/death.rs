@@ -72,6 +72,10 @@ impl Guard {
         self.rebuild.host.reaper.begin(self.rebuild.owner, self.rebuild.subject.key());
         self.tree.child_death = None;
         self.forget_failures();
+        self.refusals.on_time = self.rebuild.host.clock.now();
+        self.voice.record.facts.late = None;
+        self.files.deferred_now = None;
+        self.renew_outlook();
         self.requests.forget();
         self.tree.known = descendants(self.rebuild.subject.pid());
         self.rebuild.host.reaper.note(self.rebuild.owner, &self.tree.known);

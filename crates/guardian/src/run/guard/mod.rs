@@ -9,6 +9,7 @@ mod actions;
 mod begin;
 mod death;
 mod news;
+mod outlook;
 mod parts;
 mod rewind;
 mod turn;

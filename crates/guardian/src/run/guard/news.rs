@@ -217,7 +217,13 @@ impl Guard {
 
     fn note_commit(&mut self, sequence: Sequence) {
         if let Some(output) = &mut self.output {
-            output.committed(sequence, self.rebuild.host.clock.now());
+            // Output that such a checkpoint released would be forgotten by a restart.
+            let is_used = self.rebuild.watching.as_ref().is_none_or(|watching| watching.is_exact(sequence));
+            if is_used {
+                output.committed(sequence, self.rebuild.host.clock.now());
+            } else {
+                output.unusable(sequence);
+            }
             self.voice.record.facts.connections.held = output.connections();
         }
         self.requests.answer_for(sequence, &format!("ok {sequence}\n"));
@@ -232,6 +238,8 @@ impl Guard {
             self.rebuild.watching.iter().for_each(|watching| watching.retain(&status.kept));
         }
         self.hold_exact();
+        self.note_on_time(sequence);
+        self.renew_outlook();
         self.voice.journal.set(&self.voice.record);
         self.voice.record.failing = None;
         if std::mem::take(&mut self.refusals.is_reported) {

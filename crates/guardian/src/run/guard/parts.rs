@@ -106,12 +106,22 @@ pub(super) struct Taking {
 }
 
 /// Why checkpoints were not taken, or were taken late.
-#[derive(Default)]
 pub(super) struct Refusals {
     pub(super) reasons: Reasons,
     pub(super) late: Reasons,
     /// Whether a failure was reported, and no checkpoint has succeeded since the report.
     pub(super) is_reported: bool,
+    /// The time of the last commit, or of the begin of the incarnation.
+    pub(super) on_time: Instant,
+    /// The longest time without a commit that was reported.
+    pub(super) late_reported: Duration,
+}
+
+impl Refusals {
+    pub(super) fn new(now: Instant) -> Self {
+        let (reasons, late) = (Reasons::default(), Reasons::default());
+        Self { reasons, late, is_reported: false, on_time: now, late_reported: Duration::ZERO }
+    }
 }
 
 /// The files that the subject changes.
@@ -123,6 +133,12 @@ pub(super) struct WatchedFiles {
     pub(super) deferred: Reasons,
     /// Why files could no longer be rolled back to earlier checkpoints.
     pub(super) breaks: Reasons,
+    /// Why files cannot be rolled back to the newest checkpoint. `None` if they can.
+    pub(super) deferred_now: Option<String>,
+    /// Whether it was reported that the newest checkpoint to which files can be rolled back is too old.
+    pub(super) is_too_old: bool,
+    /// When the effect of a death can change, even without another event.
+    pub(super) outlook_due: Option<Instant>,
 }
 
 /// The output of the guard: the reports for the operator, and the status and journal for later commands.

@@ -46,12 +46,14 @@ impl Guard {
         match boundary {
             None => return,
             Some(Boundary::Exact) => {
+                self.files.deferred_now = None;
                 self.note_break();
                 if std::mem::take(&mut self.voice.reported.is_broken) {
                     self.report(RunEvent::FilesExactAgain { seq: sequence.get() });
                 }
             }
             Some(Boundary::Deferred(why)) => {
+                self.files.deferred_now = Some(why.clone());
                 if self.files.deferred.note(why) {
                     self.report(RunEvent::FilesDeferred { seq: sequence.get(), reason: why.clone() });
                 }

@@ -173,7 +173,9 @@ impl Guard {
         let is_alive = self.driver.machine.state().is_alive();
         let idle = self.connections.due().filter(|_| is_alive);
         let held = self.output.as_ref().filter(|_| is_alive).map(HeldOutput::due);
-        let times = [is_pressing.then_some(now), self.driver.machine.wake(now), recheck, check, idle, held];
+        let outlook = self.outlook_due().filter(|_| is_alive);
+        let times =
+            [is_pressing.then_some(now), self.driver.machine.wake(now), recheck, check, idle, held, outlook];
         times.into_iter().flatten().min()
     }
 
@@ -213,6 +215,7 @@ impl Guard {
         // The check for the death of the subject must precede this call, so that events after the death stay pending.
         self.connections.turn(self.rebuild.host.clock.now());
         self.release_late_output();
+        self.look_out();
         self.feed(Event::Due);
         self.act()?;
         self.check_journal();
@@ -238,6 +241,10 @@ impl Guard {
     /// Reports an event to the state machine, and queues the actions that the state machine decides. `act` executes the
     /// actions.
     pub(super) fn feed(&mut self, event: Event) {
+        if matches!(event, Event::Ready | Event::Continued) {
+            // Before, no checkpoint was due.
+            self.refusals.on_time = self.rebuild.host.clock.now();
+        }
         self.driver.actions.extend(self.driver.machine.step(self.rebuild.host.clock.now(), event));
         let state = self.driver.machine.state();
         self.voice.record.facts.in_flight = self.driver.machine.in_flight().len();

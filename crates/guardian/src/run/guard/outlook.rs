@@ -1,0 +1,152 @@
+//! What a death of a guarded subject (a protected process tree) would bring now, and warnings before the death.
+//!
+//! Owns: this fact in the status, the report that the newest checkpoint with file rollback is too old, and the reports
+//! about late checkpoints.
+//! Invariants: each state is reported when it begins, and when it ends. A late checkpoint is reported again only after
+//! twice the time.
+//! Does not: decide what a death brings; `supervise` does.
+
+use std::time::{Duration, Instant};
+
+use model::Sequence;
+use supervise::{FreshReason, Prospect, RestartPolicy, State, Survey};
+
+use super::super::watching::BEGINNING;
+use super::parts::Guard;
+use crate::event::RunEvent;
+use crate::event::wording::too_old;
+use crate::record::{Brings, DeathNow, LateReport};
+use crate::time;
+
+/// Checkpoints are late if none was committed for this number of intervals, and for at least [`LATE_MIN`].
+const LATE_INTERVALS: u32 = 4;
+const LATE_MIN: Duration = Duration::from_secs(2);
+/// Interval between two inspections while the newest checkpoint with file rollback is too old.
+const INSPECTION_INTERVAL: Duration = Duration::from_secs(1);
+
+impl Guard {
+    /// Returns the time when `look_out` is due.
+    pub(super) fn outlook_due(&self) -> Option<Instant> {
+        let late = self.late_limit().map(|limit| self.refusals.on_time + limit);
+        [late, self.files.outlook_due].into_iter().flatten().min()
+    }
+
+    /// Renews what has changed only because time has passed.
+    pub(super) fn look_out(&mut self) {
+        let now = self.rebuild.host.clock.now();
+        if self.files.outlook_due.is_some_and(|due| due <= now) {
+            self.renew_outlook();
+            self.voice.journal.set(&self.voice.record);
+        }
+        if self.late_limit().is_some_and(|limit| self.refusals.on_time + limit <= now) {
+            self.report_late(now);
+        }
+    }
+
+    /// Determines what a death now would bring.
+    pub(super) fn renew_outlook(&mut self) {
+        self.files.outlook_due = None;
+        let is_restarted = self.request.policy != RestartPolicy::Never;
+        let Some(log) = self.taking.tracer.log().filter(|_| is_restarted) else { return };
+        let now = self.rebuild.host.clock.now();
+        let mut survey = self.rebuild.survey_of(log.status().kept);
+        let machine = &self.driver.machine;
+        let mut prospect = machine.prospect(&survey, now);
+        if matches!(prospect, Prospect::BegunAnew(Some(FreshReason::TooOld(_)))) {
+            survey.unchanged = self.rebuild.unchanged();
+            prospect = machine.prospect(&survey, now);
+        }
+        let (brings, sequence, why) = match prospect {
+            Prospect::Restored(sequence) => (Brings::Restore, Some(sequence), None),
+            Prospect::BegunAgain(_) => (Brings::Beginning, Some(BEGINNING), None),
+            Prospect::BegunAnew(why) => (Brings::PresentFiles, None, why),
+            Prospect::GivenUp => (Brings::End, None, None),
+        };
+        if self.rebuild.watching.is_some() {
+            let until = sequence.and_then(|sequence| machine.files_back_until(sequence, now));
+            let until = until.filter(|until| *until > now).unwrap_or(now + INSPECTION_INTERVAL);
+            // The bound itself is still permitted.
+            self.files.outlook_due = Some(until + Duration::from_millis(1));
+        }
+        let ago = sequence.and_then(|sequence| machine.work_since(sequence, now));
+        let taken = ago.and_then(|ago| self.rebuild.host.clock.wall().checked_sub(ago)).map(time::rfc3339);
+        self.note_too_old(why, &survey);
+        let why = why.map(|why| match why {
+            FreshReason::TooOld(sequence) => self.why_too_old(sequence),
+            _ => self.why_none_exact(),
+        });
+        let seq = sequence.filter(|sequence| *sequence != BEGINNING).map(Sequence::get);
+        self.voice.record.facts.death_now = Some(DeathNow { brings, seq, taken, why });
+    }
+
+    /// Reports once that the newest checkpoint with file rollback is too old, and once that it is not any more.
+    fn note_too_old(&mut self, why: Option<FreshReason>, survey: &Survey) {
+        let too_old = match why {
+            Some(FreshReason::TooOld(sequence)) => Some(sequence),
+            _ => None,
+        };
+        match (too_old, std::mem::replace(&mut self.files.is_too_old, too_old.is_some())) {
+            (Some(sequence), false) => {
+                let (age_us, reason) = (self.age_us(sequence), self.why_behind());
+                self.report(RunEvent::FilesTooOld { seq: sequence.get(), age_us, reason });
+            }
+            (None, true) if !survey.exact.is_empty() => {
+                let seq = survey.exact.last().copied().unwrap_or_default().get();
+                self.report(RunEvent::FilesExactAgain { seq });
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn why_too_old(&self, sequence: Sequence) -> String {
+        too_old(sequence.get(), self.age_us(sequence), &self.why_behind())
+    }
+
+    fn age_us(&self, sequence: Sequence) -> u64 {
+        let now = self.rebuild.host.clock.now();
+        self.driver.machine.work_since(sequence, now).map(time::microseconds).unwrap_or_default()
+    }
+
+    /// Returns why there is no newer checkpoint to which files can be rolled back.
+    fn why_behind(&self) -> String {
+        let failing = || self.voice.record.failing.as_ref().map(|failing| failing.reason.clone());
+        self.files.deferred_now.clone().or_else(failing).unwrap_or_else(|| self.why_late().to_owned())
+    }
+
+    /// Returns why no checkpoint was committed.
+    fn why_late(&self) -> &'static str {
+        match self.driver.machine.state() {
+            State::Held => "the program holds checkpoints back",
+            State::Checkpointing { .. } => "a checkpoint is still being copied",
+            _ if self.driver.machine.in_flight().len() > 0 => "the store is still writing a checkpoint",
+            _ => "no later checkpoint was committed",
+        }
+    }
+
+    /// Returns the time without a commit at which a warning is due. `None` if no commit is expected, or the operator
+    /// already knows why no checkpoint is taken.
+    fn late_limit(&self) -> Option<Duration> {
+        let every = self.request.every.filter(|_| !self.request.once && !self.request.dry_run_tracking)?;
+        let is_expected = self.driver.machine.is_ready() && !self.refusals.is_reported;
+        let limit = every.saturating_mul(LATE_INTERVALS).max(LATE_MIN).max(self.refusals.late_reported * 2);
+        is_expected.then_some(limit)
+    }
+
+    fn report_late(&mut self, now: Instant) {
+        let age = now.saturating_duration_since(self.refusals.on_time);
+        self.refusals.late_reported = age;
+        let (age_us, reason) = (time::microseconds(age), self.why_late().to_owned());
+        let since = self.rebuild.host.clock.wall().checked_sub(age).map(time::rfc3339).unwrap_or_default();
+        self.voice.record.facts.late = Some(LateReport { reason: reason.clone(), since });
+        self.report(RunEvent::CheckpointsLate { age_us, reason });
+        self.voice.journal.set(&self.voice.record);
+    }
+
+    /// Records that a checkpoint was committed.
+    pub(super) fn note_on_time(&mut self, sequence: Sequence) {
+        self.refusals.on_time = self.rebuild.host.clock.now();
+        if self.voice.record.facts.late.take().is_some() {
+            self.report(RunEvent::CheckpointsOnTime { seq: sequence.get() });
+        }
+    }
+}
