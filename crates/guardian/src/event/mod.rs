@@ -62,9 +62,13 @@ pub enum RunEvent {
     /// A checkpoint with connections was restored. The numbers state how many connections stayed open, were rolled
     /// back, or ended.
     Connections { seq: u64, kept: usize, rewound: usize, ended: usize },
-    /// Held output of the program was sent without a checkpoint, because no checkpoint became durable within
-    /// `after_us`.
-    OutputReleased { after_us: u64 },
+    /// Held output of the program was sent without a checkpoint, because no checkpoint that a restart uses became durable
+    /// within `after_us`.
+    OutputReleased {
+        after_us: u64,
+        #[serde(default)]
+        reason: String,
+    },
     /// Files cannot be rolled back to checkpoint `seq`.
     FilesDeferred { seq: u64, reason: String },
     /// Files cannot be rolled back to any existing checkpoint.

@@ -44,6 +44,12 @@ pub(crate) fn too_old(seq: u64, age_us: u64, reason: &str) -> String {
     format!("files cannot be rolled back since {from}, {age} ago, because {}", headline(reason))
 }
 
+/// Describes that peers have received output that the newest checkpoint with file rollback does not contain.
+pub(crate) fn output_sent(seq: u64, reason: &str) -> String {
+    let from = if seq == 0 { "its beginning".to_owned() } else { format!("checkpoint {seq}") };
+    format!("peers have received output that the program sent after {from}; {}", headline(reason))
+}
+
 /// Joins the lines of a reason into one line.
 #[must_use]
 pub fn one_line(text: &str) -> String {
@@ -195,11 +201,12 @@ fn of_connections(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             }
             Ok(())
         }
-        RunEvent::OutputReleased { after_us } => write!(
+        RunEvent::OutputReleased { after_us, reason } => write!(
             f,
-            "output of the program is sent before a checkpoint contains it, because no checkpoint became durable for {:.1} s. \
-             If the program dies now, its connections end",
-            Duration::from_micros(*after_us).as_secs_f64()
+            "output of the program is sent before a checkpoint contains it, because no checkpoint that a restart uses \
+             became durable for {}: {}. If the program dies now, its connections end, and it can forget this output",
+            seconds(*after_us),
+            headline(reason)
         ),
         _ => Ok(()),
     }

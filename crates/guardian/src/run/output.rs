@@ -46,6 +46,17 @@ pub(super) struct HeldOutput {
     until: Instant,
     /// Whether output was released without a checkpoint, and no checkpoint has become durable since that release.
     is_late: bool,
+    /// The last packet that was released.
+    sent: Option<PacketNumber>,
+}
+
+/// A release of output without a checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct LateRelease {
+    /// Whether this is the first such release after the last release by a checkpoint.
+    pub(super) is_first: bool,
+    /// Whether any packet was released.
+    pub(super) has_sent: bool,
 }
 
 #[derive(Debug)]
@@ -71,7 +82,8 @@ impl HeldOutput {
         let hold = PacketHold::start().map_err(|_| missing(Feature::PacketHold))?;
         let until = now + TIMEOUT;
         let (points, unused) = (VecDeque::new(), Vec::new());
-        Ok(Self { hold: Arc::new(hold), points, unused, released: None, until, is_late: false })
+        let hold = Arc::new(hold);
+        Ok(Self { hold, points, unused, released: None, until, is_late: false, sent: None })
     }
 
     /// Returns the packet queue in the kernel.
@@ -116,6 +128,7 @@ impl HeldOutput {
             // An error means that the hold is broken. In this case, the peers send their packets again, and `turn`
             // releases the output later.
             let _ = self.hold.release(through);
+            self.sent = Some(through);
         }
         let open = numbers(&point.connections);
         let unused = std::mem::take(&mut self.unused);
@@ -136,26 +149,29 @@ impl HeldOutput {
     }
 
     /// Releases output that was held for too long. After this release, connections cannot be rolled back until the next
-    /// checkpoint is durable. Returns true for the first release after the last durable checkpoint.
-    pub(super) fn turn(&mut self, now: Instant) -> bool {
+    /// checkpoint is durable. Returns `None` if the output is not due.
+    pub(super) fn turn(&mut self, now: Instant) -> Option<LateRelease> {
         if self.until > now {
-            return false;
+            return None;
         }
         self.until = now + LATE_EACH;
         self.points.clear();
         self.released = None;
-        self.release_all();
-        !std::mem::replace(&mut self.is_late, true)
+        let last = self.release_all();
+        let has_sent = last.is_some() && last != self.sent;
+        self.sent = last.or(self.sent);
+        Some(LateRelease { is_first: !std::mem::replace(&mut self.is_late, true), has_sent })
     }
 
     fn wait_anew(&mut self, now: Instant) {
         (self.until, self.is_late) = (now + TIMEOUT, false);
     }
 
-    fn release_all(&self) {
-        if let Ok(Some(last)) = self.hold.queued() {
-            let _ = self.hold.release(last);
-        }
+    /// Releases all packets, and returns the last packet.
+    fn release_all(&self) -> Option<PacketNumber> {
+        let last = self.hold.queued().ok().flatten()?;
+        let _ = self.hold.release(last);
+        Some(last)
     }
 
     /// Rolls back the connections of a dead subject to a checkpoint. Drops the output after the checkpoint, and resets
@@ -210,7 +226,7 @@ impl HeldOutput {
 impl Drop for HeldOutput {
     fn drop(&mut self) {
         // The subject has exited, or continues without a guardian. No further checkpoint is taken.
-        self.release_all();
+        let _ = self.release_all();
     }
 }
 
@@ -374,13 +390,18 @@ mod tests {
             output.taken(Sequence(1), None, vec![copy(&own)]);
             output.committed(Sequence(1), now);
             own.write_all(b"one").unwrap();
-            assert!(is_silent(&mut peer) && !output.turn(now));
-            assert!(output.turn(now + TIMEOUT));
+            assert!(is_silent(&mut peer) && output.turn(now).is_none());
+            assert_eq!(output.turn(now + TIMEOUT), Some(LateRelease { is_first: true, has_sent: true }));
             assert_eq!(received(&mut peer)?, b"one");
             assert!(output.go_back(Sequence(1)).sockets.is_empty());
             // Output is released again and again, as long as no checkpoint is durable.
             own.write_all(b"two").unwrap();
-            assert!(through(&output).is_some() && !output.turn(now + TIMEOUT + LATE_EACH), "told once");
+            let second =
+                until_some(|| output.hold.queued().unwrap().filter(|last| Some(*last) != output.sent));
+            let again = output.turn(now + TIMEOUT + LATE_EACH);
+            assert!(second.is_some() && again == Some(LateRelease { is_first: false, has_sent: true }));
+            let idle = output.turn(now + TIMEOUT + LATE_EACH * 2).unwrap();
+            assert!(!idle.is_first);
             assert_eq!(received(&mut peer)?, b"two");
             Some(())
         });

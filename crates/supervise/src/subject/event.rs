@@ -198,6 +198,9 @@ pub enum Event {
     CalledOff(Sequence),
     /// A comparison has found that the pages of a checkpoint differ from the memory of the subject.
     Differs(Sequence),
+    /// Peers have received output of the program that no usable checkpoint contains. Peers rely on such output, so files
+    /// are not rolled back past this event.
+    OutputSent,
     /// The guardian received a signal that requests the end of the subject.
     EndRequested(Signal),
     /// A process of the subject has died by this signal. The process is not the root.
@@ -347,6 +350,9 @@ pub enum FreshReason {
     /// The newest checkpoint to which files can be rolled back is older than `Plan::files_back_max`, and files have
     /// changed since. The number 0 means the beginning of the program.
     TooOld(Sequence),
+    /// This checkpoint is the newest checkpoint to which files can be rolled back. Peers have received later output of
+    /// the program, and files have changed since. The number 0 means the beginning of the program.
+    OutputSent(Sequence),
     /// Files could not be rolled back to this checkpoint. The number 0 means the beginning of the program.
     FilesStay(Sequence),
 }

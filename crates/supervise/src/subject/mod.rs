@@ -255,6 +255,7 @@ impl Subject {
             Event::Committed { sequence, oldest } => self.committed(now, sequence, oldest),
             Event::WriteFailed(sequence) => self.not_committed(now, sequence, true),
             Event::CalledOff(sequence) => self.not_committed(now, sequence, false),
+            Event::OutputSent => self.run_time.output_sent(now),
             Event::Differs(sequence) => self.suspicion.unusable(sequence),
             Event::EndRequested(signal) => self.end_requested(now, signal),
             Event::ChildFailed(signal) => self.kill(KilledFor::Child(signal)),

@@ -6,7 +6,8 @@
 //!
 //! A rollback discards what the program has written since the checkpoint. The plan bounds this loss: if the newest
 //! usable checkpoint is older than `Plan::files_back_max`, and files have changed since, the program starts from its
-//! beginning with its present files, as it would without `undying`.
+//! beginning with its present files, as it would without `undying`. The same applies if peers have received output that
+//! the checkpoint does not contain, although the output was to be held.
 //!
 //! Owns: this decision. The restart uses it, and `status` shows it in advance.
 //! Does not: consider the number of restarts, or the cause of a death.
@@ -54,7 +55,10 @@ impl Subject {
         // Excluded checkpoints count here: a rollback to the newest of them would already discard too much.
         let reached = usable.last().copied().or_else(|| survey.reaches_beginning.then_some(BEGINNING));
         match reached.filter(|reached| self.is_too_old(*reached, survey, at)) {
-            Some(reached) => Prospect::BegunAnew(Some(FreshReason::TooOld(reached))),
+            Some(reached) if self.is_older_than_bound(reached, at) => {
+                Prospect::BegunAnew(Some(FreshReason::TooOld(reached)))
+            }
+            Some(reached) => Prospect::BegunAnew(Some(FreshReason::OutputSent(reached))),
             None if self.goes_back() && self.suspicion.has_avoided() => Prospect::GivenUp,
             None => Prospect::BegunAnew(self.goes_back().then_some(FreshReason::NoneExact)),
         }
@@ -94,10 +98,12 @@ impl Subject {
     /// Reports whether a rollback to a checkpoint would discard more than the plan permits. If no file has changed
     /// since the checkpoint, a rollback discards nothing.
     pub(super) fn is_too_old(&self, sequence: Sequence, survey: &Survey, at: Instant) -> bool {
-        let age = self.run_time.since(sequence, at);
-        self.goes_back()
-            && survey.unchanged != Some(sequence)
-            && age.is_some_and(|age| age > self.plan.files_back_max)
+        let discards = self.goes_back() && survey.unchanged != Some(sequence);
+        discards && (self.is_older_than_bound(sequence, at) || self.run_time.has_sent_since(sequence))
+    }
+
+    fn is_older_than_bound(&self, sequence: Sequence, at: Instant) -> bool {
+        self.run_time.since(sequence, at).is_some_and(|age| age > self.plan.files_back_max)
     }
 
     /// Reports whether the files can be rolled back to the beginning of the program, and the beginning is not too old.
@@ -198,6 +204,24 @@ mod tests {
                 "{files:?}"
             );
         }
+    }
+
+    #[test]
+    fn files_are_not_rolled_back_past_output_that_peers_have() {
+        let now = Instant::now();
+        let mut subject = subject(now);
+        subject.step(now + SECOND, Event::OutputSent);
+        let (later, survey) = (now + SECOND * 2, reached(&[1]));
+        let anew = Prospect::BegunAnew(Some(FreshReason::OutputSent(Sequence(1))));
+        assert_eq!(subject.prospect(&survey, later), anew);
+        let unchanged = Survey { unchanged: Some(Sequence(1)), ..survey };
+        assert_eq!(subject.prospect(&unchanged, later), Prospect::Restored(Sequence(1)));
+        // A later checkpoint contains the output.
+        assert_eq!(subject.step(later, Event::Due), [Action::Take(Sequence(2))]);
+        let (pause, arming) = (Duration::ZERO, Duration::ZERO);
+        subject.step(later, Event::Taken { pause, arming, sliced: None, is_store_slow: false });
+        subject.step(later, Event::Committed { sequence: Sequence(2), oldest: Some(Sequence(1)) });
+        assert_eq!(subject.prospect(&reached(&[1, 2]), later), Prospect::Restored(Sequence(2)));
     }
 
     #[test]

@@ -25,13 +25,15 @@ pub(super) struct RunTime {
     seen: Instant,
     /// The running time at each checkpoint. The beginning of the program counts as a checkpoint.
     taken: BTreeMap<Sequence, Duration>,
+    /// The running time at the last output that peers have received, and that no usable checkpoint contained.
+    output_sent: Option<Duration>,
 }
 
 impl RunTime {
     /// Returns the running time of a program that begins now.
     pub(super) fn begin(now: Instant) -> Self {
         let taken = BTreeMap::from([(BEGINNING, Duration::ZERO)]);
-        Self { done: Duration::ZERO, since: now, seen: now, taken }
+        Self { done: Duration::ZERO, since: now, seen: now, taken, output_sent: None }
     }
 
     /// Returns the running time of a program that already runs. Its beginning is unknown.
@@ -70,6 +72,18 @@ impl RunTime {
         self.done = self.taken.get(&sequence).copied().unwrap_or_else(|| self.at(self.seen));
         (self.since, self.seen) = (now, now);
         self.taken.retain(|known, _| *known <= sequence);
+        self.output_sent = self.output_sent.filter(|sent| *sent <= self.done);
+    }
+
+    /// Records that peers have received output that no usable checkpoint contains.
+    pub(super) fn output_sent(&mut self, now: Instant) {
+        self.output_sent = Some(self.at(now));
+    }
+
+    /// Reports whether such output was sent after a checkpoint.
+    pub(super) fn has_sent_since(&self, sequence: Sequence) -> bool {
+        let taken = self.taken.get(&sequence);
+        taken.is_some_and(|taken| self.output_sent.is_some_and(|sent| *taken < sent))
     }
 
     /// Returns the work of the program between a checkpoint and the time `at`. `None` if the time of the checkpoint is

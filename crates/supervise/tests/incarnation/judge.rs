@@ -52,6 +52,8 @@ pub(super) struct Judge {
     /// The time at which each checkpoint was taken, plus the time in which the program was dead or stopped since then.
     /// The sequence number 0 means the beginning of the program.
     taken: BTreeMap<Sequence, Instant>,
+    /// The time at which output was sent that no usable checkpoint contained; shifted like `taken`.
+    sent: Option<Instant>,
     /// The time of the last event of a living subject.
     seen: Instant,
     /// Whether the subject has exited again with the code of the previous incarnation.
@@ -111,6 +113,7 @@ impl Judge {
             used: None,
             restarts: (0, VecDeque::new()),
             taken: BTreeMap::from([(BEGINNING, base)]),
+            sent: None,
             seen: base,
             has_ended_again: false,
         }
@@ -178,17 +181,25 @@ impl Judge {
                 self.taken.extend(self.used.map(|used| (used, now)));
                 Duration::ZERO
             }
+            (Event::OutputSent, _) if self.state.is_alive() => {
+                self.sent = Some(now);
+                Duration::ZERO
+            }
             (Event::Continued, _) if self.state.is_alive() => now - self.seen,
             (Event::Restored, Some(Work::Restore(sequence))) => {
                 self.taken.get(&sequence).map_or(Duration::ZERO, |taken| now - *taken)
             }
             (Event::Started, Some(Work::Start)) => {
-                self.taken = BTreeMap::from([(BEGINNING, now)]);
+                (self.taken, self.sent) = (BTreeMap::from([(BEGINNING, now)]), None);
                 Duration::ZERO
             }
             _ => Duration::ZERO,
         };
-        self.taken.values_mut().for_each(|taken| *taken += shift);
+        self.taken.values_mut().chain(&mut self.sent).for_each(|time| *time += shift);
+        if matches!(event, Event::Restored) {
+            // The restored program has not sent this output yet.
+            self.sent = self.sent.filter(|sent| *sent <= now);
+        }
         if self.state.is_alive() {
             self.seen = now;
         }
@@ -200,6 +211,8 @@ impl Judge {
         if let Some(taken) = self.taken.get(&sequence).filter(|_| is_bound) {
             let age = self.death.at.saturating_duration_since(*taken);
             self.assert(age <= self.plan.files_back_max, "files are set back too far");
+            let is_behind = self.sent.is_some_and(|sent| *taken < sent);
+            self.assert(!is_behind, "files are set back past output that was sent");
         }
     }
 

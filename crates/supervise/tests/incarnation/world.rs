@@ -329,6 +329,7 @@ impl World {
             (3, Coming::Report(Event::Wanted)),
             (2, Coming::Report(Event::Holds(true))),
             (2, Coming::Report(Event::Continued)),
+            (1, Coming::Report(Event::OutputSent)),
             (2, Coming::EndRequest(Signal(2))),
             (1, Coming::EndRequest(TERM)),
             (2, Coming::ChildFailure),

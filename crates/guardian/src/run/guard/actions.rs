@@ -19,7 +19,7 @@ use super::super::watching::BEGINNING;
 use super::parts::{After, Guard, Progress};
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
-use crate::event::wording::headline_of;
+use crate::event::wording::{headline_of, output_sent};
 use crate::record::FreshReport;
 use crate::signals::KILL;
 use crate::time;
@@ -261,6 +261,7 @@ impl Guard {
             FreshReason::NotRestorable { .. } | FreshReason::FilesChanged => headline(last),
             FreshReason::NoneExact => self.why_none_exact(),
             FreshReason::TooOld(sequence) => self.why_too_old(sequence),
+            FreshReason::OutputSent(sequence) => output_sent(sequence.get(), &self.why_behind()),
             FreshReason::FilesStay(BEGINNING) => {
                 format!("files cannot be rolled back to the beginning: {}", headline(last))
             }

@@ -14,7 +14,7 @@ use supervise::{FreshReason, Prospect, RestartPolicy, State, Survey};
 use super::super::watching::BEGINNING;
 use super::parts::Guard;
 use crate::event::RunEvent;
-use crate::event::wording::too_old;
+use crate::event::wording::{output_sent, too_old};
 use crate::record::{Brings, DeathNow, LateReport};
 use crate::time;
 
@@ -52,7 +52,8 @@ impl Guard {
         let mut survey = self.rebuild.survey_of(log.status().kept);
         let machine = &self.driver.machine;
         let mut prospect = machine.prospect(&survey, now);
-        if matches!(prospect, Prospect::BegunAnew(Some(FreshReason::TooOld(_)))) {
+        if matches!(prospect, Prospect::BegunAnew(Some(FreshReason::TooOld(_) | FreshReason::OutputSent(_))))
+        {
             survey.unchanged = self.rebuild.unchanged();
             prospect = machine.prospect(&survey, now);
         }
@@ -73,6 +74,7 @@ impl Guard {
         self.note_too_old(why, &survey);
         let why = why.map(|why| match why {
             FreshReason::TooOld(sequence) => self.why_too_old(sequence),
+            FreshReason::OutputSent(sequence) => output_sent(sequence.get(), &self.why_behind()),
             _ => self.why_none_exact(),
         });
         let seq = sequence.filter(|sequence| *sequence != BEGINNING).map(Sequence::get);
@@ -108,7 +110,7 @@ impl Guard {
     }
 
     /// Returns why there is no newer checkpoint to which files can be rolled back.
-    fn why_behind(&self) -> String {
+    pub(super) fn why_behind(&self) -> String {
         let failing = || self.voice.record.failing.as_ref().map(|failing| failing.reason.clone());
         self.files.deferred_now.clone().or_else(failing).unwrap_or_else(|| self.why_late().to_owned())
     }

@@ -225,10 +225,16 @@ impl Guard {
     /// Releases output that was held for too long. Peers do not wait forever.
     fn release_late_output(&mut self) {
         let now = self.rebuild.host.clock.now();
-        if self.output.as_mut().is_some_and(|output| output.turn(now)) {
-            self.voice.record.facts.connections.held = 0;
-            self.report(RunEvent::OutputReleased { after_us: time::microseconds(output::TIMEOUT) });
+        let Some(release) = self.output.as_mut().and_then(|output| output.turn(now)) else { return };
+        if release.has_sent {
+            self.feed(Event::OutputSent);
         }
+        if release.is_first {
+            self.voice.record.facts.connections.held = 0;
+            let (after_us, reason) = (time::microseconds(output::TIMEOUT), self.why_behind());
+            self.report(RunEvent::OutputReleased { after_us, reason });
+        }
+        self.renew_outlook();
     }
 
     /// Records that an action could not be executed.
