@@ -106,7 +106,7 @@ fn told_of(lab: &Lab, kind: &str) -> Vec<Value> {
 }
 
 /// Options that hold the output until the next checkpoint.
-const COMMITTED: [&str; 4] = ["--output", "committed", "--max-restarts", "1000/1m"];
+const COMMITTED: [&str; 6] = ["--output", "committed", "--files", "keep", "--max-restarts", "1000/1m"];
 
 fn can_hold() -> bool {
     const MISSING: i32 = 4;

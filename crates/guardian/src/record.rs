@@ -193,6 +193,13 @@ pub enum Brings {
     End,
 }
 
+impl std::fmt::Display for Brings {
+    /// Writes the serialised name.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.serialize(f)
+    }
+}
+
 impl std::fmt::Display for DeathNow {
     /// Writes a verb phrase, for a sentence that begins with "a death now".
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

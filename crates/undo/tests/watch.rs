@@ -209,12 +209,16 @@ const ROOMY: ByteCount = ByteCount(1 << 30);
 
 /// Starts a watch. Also returns the directory for the files of the program.
 fn watch(place: &Path, bytes_max: ByteCount) -> (Watch, PathBuf) {
+    // Without a cost limit, every boundary is exact.
+    watch_with(place, bytes_max, 1e9)
+}
+
+fn watch_with(place: &Path, bytes_max: ByteCount, cost_max: f64) -> (Watch, PathBuf) {
     let root = place.join("files");
     fs::create_dir(&root).unwrap();
     let directory = place.join("undo");
     let start = Sequence(0);
-    // Without a cost limit, every boundary is exact.
-    let (cost_max, apart_max) = (1e9, Duration::MAX);
+    let apart_max = Duration::MAX;
     let options = WatchOptions { directory, bytes_max, cost_max, apart_max, start, clock: Clock::default() };
     (Watch::start(options, ListenerHolder::start().unwrap()).unwrap(), root)
 }
@@ -377,6 +381,26 @@ fn a_checkpoint_is_unchanged_until_a_file_changes() {
     subject.order(20);
     subject.wait();
     assert_eq!(watch.unchanged(), None);
+    subject.kill();
+}
+
+#[test]
+fn a_demanded_checkpoint_is_exact_at_any_cost() {
+    if let Some(missing) = Watch::missing() {
+        return println!("unsupported: {missing}");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (watch, root) = watch_with(place.path(), ROOMY, 1e-9);
+    let mut subject = Subject::start(&watch, "changing.py", &root, &["7"]);
+    for (number, is_demanded) in [(1, false), (2, true), (3, false)] {
+        subject.order(40);
+        subject.wait();
+        if is_demanded {
+            watch.demand_exact();
+        }
+        let boundary = subject.boundary(&watch, Sequence(number));
+        assert_eq!(boundary == Boundary::Exact, is_demanded, "checkpoint {number}: {boundary:?}");
+    }
     subject.kill();
 }
 

@@ -38,11 +38,20 @@ struct Metrics {
     checkpoints: Counters,
     checkpoint_age: Gauges,
     checkpoint_rate: Gauges,
+    restarts_from: RestartsFrom,
     pause: Gauges,
     refusals: Counters,
     store: Gauges,
     connections: Connections,
     channels: Channels,
+}
+
+/// Where a restart would begin, and where the last restart has begun.
+#[derive(Default)]
+struct RestartsFrom {
+    reach: Gauges,
+    lost: Gauges,
+    late: Counters,
 }
 
 #[derive(Default)]
@@ -80,6 +89,16 @@ impl Metrics {
         registry.register_with_unit("checkpoint_age", help, seconds(), checkpoint_age.clone());
         let help = "Checkpoints per second, requested and recently achieved";
         registry.register("checkpoint_rate_hertz", help, checkpoint_rate.clone());
+        let Self { restarts_from: RestartsFrom { reach, lost, late }, .. } = &own;
+        let help = "1 for what a death now would bring";
+        registry.register("death_now", help, reach.clone());
+        let help = "Age of the checkpoint that the last restart has restored, at the death before";
+        registry.register_with_unit("restored_checkpoint_age", help, seconds(), lost.clone());
+        registry.register(
+            "checkpoints_late",
+            "Checkpoints that were due and not taken in time",
+            late.clone(),
+        );
         let help = "Recent pauses of the program for checkpoints, by quantile";
         registry.register_with_unit("pause", help, seconds(), pause.clone());
         registry.register("checkpoints_refused", "Checkpoints that were not taken", refusals.clone());
@@ -122,6 +141,13 @@ impl Metrics {
         }
         set(&self.checkpoint_rate, &with("rate", "requested"), facts.requested_hz);
         set(&self.checkpoint_rate, &with("rate", "achieved"), facts.achieved_hz);
+        if let Some(death_now) = &facts.death_now {
+            set(&self.restarts_from.reach, &with("brings", &death_now.brings.to_string()), 1.0);
+        }
+        if let Some(age) = facts.restored_age_us {
+            set(&self.restarts_from.lost, &labels(), seconds(age));
+        }
+        count(&self.restarts_from.late, &labels(), facts.held_back.iter().map(|one| one.count).sum());
         let pauses = [("0.5", facts.pause_us.p50), ("0.99", facts.pause_us.p99), ("1", facts.pause_us.max)];
         for (quantile, pause) in pauses {
             set(&self.pause, &with("quantile", quantile), seconds(pause));

@@ -209,6 +209,7 @@ fn facts(subject: &Subject) -> Vec<(String, String)> {
     let report = &subject.report;
     let time = |us: Option<u64>| us.map_or("-".to_owned(), |us| print::duration(Duration::from_micros(us)));
     let policy = report.component.as_ref().map_or(report.facts.policy.name(), |one| one.policy.as_str());
+    let death_now = report.facts.death_now.as_ref().map_or("-".to_owned(), |now| now.brings.to_string());
     let facts = [
         ("pid", report.pid.to_string()),
         ("state", subject.text(Column::State)),
@@ -224,6 +225,7 @@ fn facts(subject: &Subject) -> Vec<(String, String)> {
         ("store", print::bytes(report.store_bytes)),
         ("checkpoints", report.facts.checkpoints.to_string()),
         ("newest", time(report.checkpoint_age_us)),
+        ("death now", death_now),
     ];
     facts.into_iter().map(|(name, value)| (name.to_owned(), Escaped(&value).to_string())).collect()
 }

@@ -53,11 +53,9 @@ fn row(death: &DeathRow) -> Vec<String> {
     };
     let followed = match (death.seq, death.took_us) {
         (Some(sequence), Some(took)) => {
-            format!(
-                "{} at {sequence} after {}",
-                death.followed_by,
-                print::duration(Duration::from_micros(took))
-            )
+            let time = |us| print::duration(Duration::from_micros(us));
+            let lost = death.age_us.map_or(String::new(), |age| format!(", the work of {} lost", time(age)));
+            format!("{} at {sequence} after {}{lost}", death.followed_by, time(took))
         }
         _ => death.followed_by.to_string(),
     };

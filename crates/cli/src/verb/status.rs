@@ -79,6 +79,7 @@ impl Verb for Status {
             tell_slices(subject);
             tell_connections(subject);
             tell_files(subject);
+            tell_outlook(subject);
             let names_files = subject.state.is_watched() && !subject.facts.files.is_empty();
             if names_files && subject.facts.files.policy != ChangedFiles::Keep {
                 print::say(format_args!("{}: {}", subject.facts.name, subject.facts.files));
@@ -148,6 +149,22 @@ fn tell_files(subject: &SubjectReport) {
             print::duration(apart),
             files.cost * 100.0
         ));
+    }
+}
+
+/// Reports what a death now would bring, and that checkpoints are late.
+fn tell_outlook(subject: &SubjectReport) {
+    let name = &subject.facts.name;
+    if !subject.state.is_watched() {
+        return;
+    }
+    if let Some(death_now) = &subject.facts.death_now {
+        let age = death_now.taken.as_deref().and_then(guardian::age).map(print::duration);
+        let lost = age.map_or(String::new(), |age| format!("; the work of {age} would be lost"));
+        print::say(format_args!("{name}: a death now {death_now}{lost}"));
+    }
+    if let Some(late) = &subject.facts.late {
+        print::say(format_args!("{name}: no checkpoint was committed since {}: {}", late.since, late.reason));
     }
 }
 

@@ -69,7 +69,9 @@ impl State {
             self.break_epoch(why);
         }
         self.uncovered = found.uncovered.iter().map(|(_, path)| path.clone()).collect();
-        if self.epoch.is_touched && self.epoch.broken.is_none() && self.costs.are_too_high() {
+        let is_demanded = self.costs.take_demand();
+        let costs = self.epoch.is_touched && self.epoch.broken.is_none() && !is_demanded;
+        if costs && self.costs.are_too_high() {
             return Boundary::Deferred(
                 "keeping files would cost more than --files-cost-max allows".to_owned(),
             );

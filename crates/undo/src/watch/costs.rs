@@ -25,12 +25,22 @@ pub(super) struct Costs {
     began: Instant,
     /// Time that recording has taken in the present epoch.
     kept: Duration,
+    /// Whether the next boundary is exact at any cost.
+    is_demanded: bool,
 }
 
 impl Costs {
     pub(super) fn new(clock: Clock, share_max: f64, apart_max: Duration) -> Self {
         let began = clock.now();
-        Self { clock, rates: Rates::default(), share_max, apart_max, began, kept: Duration::ZERO }
+        Self {
+            clock,
+            rates: Rates::default(),
+            share_max,
+            apart_max,
+            began,
+            kept: Duration::ZERO,
+            is_demanded: false,
+        }
     }
 
     pub(super) fn clock(&self) -> &Clock {
@@ -39,6 +49,16 @@ impl Costs {
 
     pub(super) fn begin_epoch(&mut self) {
         (self.began, self.kept) = (self.clock.now(), Duration::ZERO);
+    }
+
+    /// Makes the next boundary exact at any cost.
+    pub(super) fn demand(&mut self) {
+        self.is_demanded = true;
+    }
+
+    /// Returns whether the present boundary is exact at any cost.
+    pub(super) fn take_demand(&mut self) -> bool {
+        std::mem::take(&mut self.is_demanded)
     }
 
     /// Adds time that recording has taken.

@@ -280,6 +280,11 @@ impl Watch {
         self.shared.state().boundary(sequence, open, mapped)
     }
 
+    /// Makes the next boundary ignore [`WatchOptions::cost_max`], because the program relies on this checkpoint.
+    pub fn demand_exact(&self) {
+        self.shared.state().costs.demand();
+    }
+
     /// Completes a boundary after the pause: removes marks of fanotify(7) that are not needed any more, and prepares
     /// the file of the next epoch.
     pub fn after_pause(&self) {

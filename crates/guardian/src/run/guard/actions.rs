@@ -11,7 +11,7 @@ use std::sync::Arc;
 use engine::CheckpointOptions;
 use engine::Kept;
 use model::{ProcessKey, Sequence};
-use supervise::{Action, Event, FreshReason, LateReason, Notice, RestartLimit};
+use supervise::{Action, Event, FreshReason, LateReason, Notice, RestartLimit, State};
 
 use super::super::rebuild::{Attempt, Rebuild, lock};
 use super::super::request::Guarded;
@@ -76,6 +76,10 @@ impl Guard {
             inherited: self.rebuild.streams.identities(),
         };
         self.requests.taking(sequence);
+        let is_wanted = matches!(self.driver.machine.state(), State::Checkpointing { is_wanted: true, .. });
+        if let Some(watching) = self.rebuild.watching.as_ref().filter(|_| is_wanted) {
+            watching.watch.demand_exact();
+        }
         self.taking.tracer.take(self.rebuild.subject.key(), options);
         None
     }

@@ -22,6 +22,7 @@ use super::super::reasons::Reasons;
 use super::super::tracer::{News, TakenNews};
 use super::parts::Guard;
 use crate::error::GuardianError;
+use crate::event::wording::headline;
 use crate::event::{CheckpointEvent, PhaseTimes, RunEvent};
 use crate::record::{Failing, PauseMicroseconds, SlicesReport};
 use crate::time;
@@ -216,9 +217,9 @@ impl Guard {
     }
 
     fn note_commit(&mut self, sequence: Sequence) {
+        // A restart forgets what such a checkpoint releases or confirms.
+        let is_used = self.rebuild.watching.as_ref().is_none_or(|watching| watching.is_exact(sequence));
         if let Some(output) = &mut self.output {
-            // Output that such a checkpoint released would be forgotten by a restart.
-            let is_used = self.rebuild.watching.as_ref().is_none_or(|watching| watching.is_exact(sequence));
             if is_used {
                 output.committed(sequence, self.rebuild.host.clock.now());
             } else {
@@ -226,7 +227,13 @@ impl Guard {
             }
             self.voice.record.facts.connections.held = output.connections();
         }
-        self.requests.answer_for(sequence, &format!("ok {sequence}\n"));
+        let answer = match &self.files.deferred_now {
+            Some(why) if !is_used => {
+                format!("error files cannot be rolled back to checkpoint {sequence}: {}\n", headline(why))
+            }
+            _ => format!("ok {sequence}\n"),
+        };
+        self.requests.answer_for(sequence, &answer);
         let status = self.taking.tracer.log().map(LogWriter::status);
         let oldest = status.as_ref().and_then(|status| status.kept.first().copied());
         self.feed(Event::Committed { sequence, oldest });
