@@ -35,7 +35,7 @@ fn a_log_that_only_grew_is_cut_back_and_the_end_is_kept() {
         let lab = Lab::new();
         let log = lab.path("log");
         let script = format!("exec 7{open}{}; {}", log.display(), counting("echo $n >&7"));
-        let guarded = Guarded::run(&lab, &["--max-restarts", "99/1m"], &script);
+        let guarded = Guarded::run(&lab, &["--files", "trim", "--max-restarts", "99/1m"], &script);
         let aside = lab.store().join("job/aside");
         // It is possible that nothing was written between the checkpoint and the death, so the kill is repeated.
         while !aside.exists() {
@@ -78,7 +78,7 @@ fn a_log_is_not_cut_back_once_a_file_beside_it_was_removed() {
     let lab = Lab::new();
     // The interval is long, so that no checkpoint is taken between the merge and the death.
     let mut command =
-        lab.undying(["run", "--name", "job", "--every", "2s", "--files", "fresh", "--", "sh", "-c", MERGING]);
+        lab.undying(["run", "--name", "job", "--every", "2s", "--files", "trim", "--", "sh", "-c", MERGING]);
     let guarded = Guarded { lab: &lab, guardian: command.spawn().unwrap() };
     guarded.await_checkpoints(2);
     std::fs::write(lab.path("merge"), "").unwrap();
@@ -351,7 +351,7 @@ fn a_crash_loop_is_given_time() {
     let begun = std::time::Instant::now();
     let gate = lab.path("gate");
     // Simulates a program that needs a port or a file that becomes available later.
-    let script = format!("test -e {} || exit 1", gate.display());
+    let script = format!("test -e {} || kill -SEGV $$", gate.display());
     let guarded = Guarded::run(&lab, &[], &script);
     until("the back-off", || (guarded.status()["state"] == "backing-off").then_some(()));
     std::thread::sleep(Duration::from_millis(500));

@@ -250,7 +250,7 @@ fn no_reply_comes_before_a_checkpoint_has_it() {
         return;
     }
     let lab = Lab::new();
-    let guarded = Guarded::run(&lab, &["--output", "committed", "--every", "1s"], SERVER);
+    let guarded = Guarded::run(&lab, &["--output", "committed", "--files", "keep", "--every", "1s"], SERVER);
     let mut client = Client::connect(&lab);
     guarded.await_checkpoints(2);
     let began = Instant::now();
@@ -307,7 +307,8 @@ while not os.path.exists("stop"):
 
 #[test]
 fn what_a_program_closes_ends_although_its_epoll_set_still_has_it() {
-    let more: &[&[&str]] = if can_hold() { &[&[], &["--output", "committed"]] } else { &[&[]] };
+    let more: &[&[&str]] =
+        if can_hold() { &[&[], &["--output", "committed", "--files", "keep"]] } else { &[&[]] };
     if !supported() {
         return;
     }

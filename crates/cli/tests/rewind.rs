@@ -451,7 +451,7 @@ fn rewind_is_refused_by_name_where_files_cannot_go_back() {
         "{said:?}"
     );
     let files = lab.json(&["status", "job"])[0]["files"].clone();
-    assert_eq!(files["policy"], "fresh");
+    assert_eq!(files["policy"], "trim");
     assert!(why.ends_with(files["because"].as_str().unwrap()), "{files} {why}");
     // An explicitly chosen policy needs no explanation.
     let said = lab.say(["run", "--name", "job", "--files", "fresh", "--", "true"]);

@@ -15,7 +15,7 @@ fn nothing_of_a_dead_life_goes_on_while_a_restart_waits() {
         return;
     }
     let lab = Lab::new();
-    let guarded = Guarded::run(&lab, &[], "sleep 600 & echo $! >> children; exit 1");
+    let guarded = Guarded::run(&lab, &[], "sleep 600 & echo $! >> children; kill -SEGV $$");
     until("a restart that waits", || (guarded.status()["state"] == "backing-off").then_some(()));
     let children = std::fs::read_to_string(lab.path("children")).unwrap();
     for child in children.lines() {
@@ -48,8 +48,7 @@ fn the_last_restart_is_one_from_the_beginning() {
     }
     let lab = Lab::new();
     // A restored program ends at once, like a program that has lost a connection.
-    let script =
-        "rm -f poison; echo begun; until [ -e poison ]; do [ -e stop ] && exit 0; sleep 0.02; done; exit 1";
+    let script = "rm -f poison; echo begun; until [ -e poison ]; do [ -e stop ] && exit 0; sleep 0.02; done; kill -SEGV $$";
     let guarded = Guarded::run(&lab, &["--max-restarts", "4/1m"], script);
     guarded.await_checkpoints(6);
     std::fs::write(lab.path("poison"), "").unwrap();

@@ -1,0 +1,316 @@
+//! Tests of `undying run`: what a restart decides. A restart discards no more than a bound that the user knows, and says
+//! how much it was.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use common::{Guarded, Lab, supported, until, wait};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// Creates a lab on a machine that can roll back files, and hold output if `holds_output`. Prints the reason otherwise.
+fn lab(holds_output: bool) -> Option<Lab> {
+    if !supported() {
+        return None;
+    }
+    let lab = Lab::new();
+    let options: &[&str] = if holds_output { &["--output", "committed"] } else { &[] };
+    let words = ["run", "--name", "probe", "--every", "50ms", "--files", "rewind"].iter().chain(options);
+    let said = lab.say(words.chain(&["--", "true"]).copied());
+    if said.code != Some(0) {
+        println!("unsupported: {}", said.stderr.lines().next().unwrap_or_default());
+        return None;
+    }
+    Some(lab)
+}
+
+fn events(lab: &Lab, kind: &str) -> Vec<Value> {
+    let said = lab.say(["events", "job", "--json"]).stdout;
+    let events = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    events.filter(|event| event["event"] == kind).collect()
+}
+
+/// A program that appends lines to `data`. After its first checkpoint, it maps a file that is too large for a rollback.
+const MAPPING: &str = r#"exec python3 -c '
+import mmap, os, time
+data = open("data", "a")
+print("begun", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+with open("index", "wb") as made:
+    made.truncate(10 << 20)
+opened = open("index", "r+b")
+memory = mmap.mmap(opened.fileno(), 0)
+n = 0
+while not os.path.exists("stop"):
+    n += 1
+    memory[0:8] = b"%8d" % n
+    data.write("%d\n" % n)
+    data.flush()
+    time.sleep(0.01)
+'"#;
+
+#[test]
+fn beyond_the_bound_a_program_starts_beside_its_present_files() {
+    let Some(lab) = lab(false) else { return };
+    let guarded = Guarded::run(&lab, &["--files", "rewind", "--files-back-max", "500ms"], MAPPING);
+    guarded.await_checkpoints(2);
+    let death_now = guarded.status()["death_now"].clone();
+    assert_eq!(death_now["brings"], "restore", "{death_now}");
+    std::fs::write(lab.path("go"), "").unwrap();
+    let because = until("the state", || {
+        guarded.status()["unprotected_because"]
+            .as_str()
+            .filter(|why| why.contains("index"))
+            .map(str::to_owned)
+    });
+    assert!(because.starts_with("files cannot be rolled back since checkpoint"), "{because}");
+    let status = guarded.status();
+    assert_eq!(status["death_now"]["brings"], "present-files", "{status}");
+    let said = lab.say(["status", "job"]);
+    assert!(said.stderr.contains("a death now starts the program from its beginning"), "{said:?}");
+    assert!(
+        guarded.said().contains("a death now starts the program from its beginning"),
+        "{}",
+        guarded.said()
+    );
+    let reports = events(&lab, "files-too-old");
+    let of_mapping = |event: &&Value| event["reason"].as_str().is_some_and(|why| why.contains("index"));
+    assert_eq!(reports.iter().filter(of_mapping).count(), 1, "it is reported once: {reports:?}");
+    let data = || std::fs::read_to_string(lab.path("data")).unwrap();
+    guarded.root().signal(Signal::STOP).unwrap();
+    let before = data();
+    guarded.root().signal(Signal::KILL).unwrap();
+    guarded.await_incarnation(2);
+    assert!(data().starts_with(&before), "lines were lost");
+    let deaths = lab.json(&["deaths", "job"]);
+    assert_eq!(deaths[0]["followed_by"], "started", "{deaths}");
+    assert!(deaths[0]["why"].as_str().unwrap().contains("index"), "{deaths}");
+    assert_eq!(guarded.end(), 0);
+    assert_eq!(std::fs::read_to_string(lab.path("stdout")).unwrap(), "begun\nbegun\n");
+}
+
+#[test]
+fn a_restart_says_how_much_work_is_lost() {
+    let Some(lab) = lab(false) else { return };
+    let script = "exec 7>>log; until [ -e stop ]; do echo line >&7; sleep 0.02; done";
+    let guarded = Guarded::run(&lab, &["--files", "rewind", "--every", "200ms"], script);
+    guarded.await_checkpoints(2);
+    guarded.kill();
+    let deaths = lab.json(&["deaths", "job"]);
+    let age = deaths[0]["age_us"].as_u64().unwrap();
+    assert!((1..30_000_000).contains(&age), "{deaths}");
+    let restored = events(&lab, "restored");
+    assert_eq!(restored[0]["age_us"].as_u64(), Some(age));
+    assert!(guarded.said().contains("before the death is lost"), "{}", guarded.said());
+    assert!(lab.say(["deaths", "job"]).stdout.contains(" lost"));
+    let metrics = lab.say(["metrics"]).stdout;
+    for name in ["undying_restored_checkpoint_age_seconds{", "undying_death_now{", "brings=\"restore\""] {
+        assert!(metrics.contains(name), "{name}: {metrics}");
+    }
+    assert_eq!(guarded.end(), 0);
+}
+
+#[test]
+fn late_checkpoints_are_reported_when_they_begin_to_be_late() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let script = r#"exec python3 -c '
+import os, socket, time
+guardian = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+guardian.bind(b"\0job-%d" % os.getpid())
+while not os.path.exists("hold"):
+    time.sleep(0.01)
+guardian.sendto(b"hold", b"\0" + os.environ["UNDYING_SOCKET"].lstrip("@").encode())
+guardian.recv(100)
+while not os.path.exists("release"):
+    time.sleep(0.01)
+guardian.sendto(b"release", b"\0" + os.environ["UNDYING_SOCKET"].lstrip("@").encode())
+while not os.path.exists("stop"):
+    time.sleep(0.01)
+'"#;
+    let guarded = Guarded::run(&lab, &[], script);
+    guarded.await_checkpoints(2);
+    assert!(events(&lab, "checkpoints-late").is_empty(), "{}", guarded.said());
+    std::fs::write(lab.path("hold"), "").unwrap();
+    let late = until("a warning", || guarded.status()["late"]["reason"].as_str().map(str::to_owned));
+    assert!(late.contains("holds checkpoints back"), "{late}");
+    assert!(guarded.said().contains("no checkpoint was committed for"), "{}", guarded.said());
+    std::fs::write(lab.path("release"), "").unwrap();
+    until("the end of the warning", || guarded.status()["late"].is_null().then_some(()));
+    assert_eq!(events(&lab, "checkpoints-on-time").len(), 1);
+    assert_eq!(guarded.end(), 0);
+}
+
+#[test]
+fn fresh_touches_no_file() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    // A write-ahead log: each line is durable, and the program recovers from the last line.
+    let script = "exec 7>>log; n=$(tail -n 1 log); n=$((n)); until [ -e stop ]; do n=$((n + 1)); echo $n >&7; sleep 0.01; done";
+    let guarded = Guarded::run(&lab, &["--every", "500ms", "--files", "fresh"], script);
+    let lines = || std::fs::read_to_string(lab.path("log")).unwrap_or_default();
+    for incarnation in 2..4 {
+        guarded.await_checkpoints(1);
+        std::thread::sleep(Duration::from_millis(100));
+        guarded.root().signal(Signal::STOP).unwrap();
+        let before = lines();
+        guarded.root().signal(Signal::KILL).unwrap();
+        guarded.await_incarnation(incarnation);
+        assert!(lines().starts_with(&before), "lines were cut off");
+    }
+    assert!(guarded.said().contains("was appended to after the checkpoint"), "{}", guarded.said());
+    assert_eq!(guarded.end(), 0);
+    for (line, number) in lines().lines().zip(1..) {
+        assert_eq!(line, format!("{number}"), "{}", lines());
+    }
+    assert!(!lab.store().join("job/aside").exists());
+}
+
+#[test]
+fn a_program_can_be_restarted_without_checkpoints() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let script = "echo begun; n=0; until [ -e stop ]; do n=$((n + 1)); echo $n > state; sleep 0.02; done";
+    let words = ["run", "--name", "job", "--restart-from", "beginning", "--", "sh", "-c", script];
+    let guarded = Guarded { lab: &lab, guardian: lab.undying(words).spawn().unwrap() };
+    until("the state", || lab.path("state").exists().then_some(()));
+    guarded.kill();
+    let status = guarded.status();
+    assert_eq!((&status["checkpoints"], &status["requested_hz"]), (&0.into(), &0.0.into()), "{status}");
+    assert_eq!(lab.json(&["deaths", "job"])[0]["followed_by"], "started");
+    assert_eq!(guarded.end(), 0);
+    assert_eq!(std::fs::read_to_string(lab.path("stdout")).unwrap(), "begun\nbegun\n");
+    for option in [["--every", "1s"], ["--files", "keep"], ["--output", "committed"]] {
+        let said = lab.say(["run", "--restart-from", "beginning", option[0], option[1], "--", "true"]);
+        assert_eq!(said.code, Some(2), "{said:?}");
+    }
+}
+
+#[test]
+fn a_regular_exit_code_runs_a_program_twice_or_once() {
+    if !supported() {
+        return;
+    }
+    let script = "echo start >> side; sleep 0.5; echo result; exit 20";
+    let run = |lab: &Lab, options: &[&str]| {
+        let mut guarded = Guarded::run(lab, options, script);
+        assert_eq!(wait(&mut guarded.guardian).code(), Some(20), "{}", guarded.said());
+        let read = |name: &str| std::fs::read_to_string(lab.path(name)).unwrap().lines().count();
+        let restarts = guarded.status()["restarts"].as_u64().unwrap();
+        (restarts, read("stdout"), read("side"))
+    };
+    let lab = Lab::new();
+    assert_eq!(run(&lab, &["--files", "keep"]), (1, 2, 1), "{}", lab.told());
+    assert!(lab.told().contains("exited with 20 again"), "{}", lab.told());
+    assert_eq!(events(&lab, "ended-again")[0]["exit"], 20);
+    let lab = Lab::new();
+    assert_eq!(run(&lab, &["--files", "keep", "--success", "10,20"]), (0, 1, 1), "{}", lab.told());
+}
+
+#[test]
+fn a_program_that_handles_sigterm_and_exits_with_its_code_has_ended() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let script = "trap 'exit 143' TERM; until [ -e stop ]; do sleep 0.02; done";
+    let mut guarded = Guarded::run(&lab, &[], script);
+    guarded.await_checkpoints(2);
+    guarded.root().signal(Signal::TERM).unwrap();
+    assert_eq!(wait(&mut guarded.guardian).code(), Some(143));
+    assert_eq!(guarded.status()["restarts"], 0, "{}", guarded.said());
+}
+
+#[test]
+fn output_is_not_held_by_a_policy_that_would_forget_it() {
+    let Some(lab) = lab(true) else { return };
+    let run = ["run", "--name", "job", "--output", "committed", "--every", "50ms"];
+    for option in [["--files", "fresh"], ["--files", "trim"], ["--files-back-max", "1s"]] {
+        let said = lab.say(run.iter().chain(&option).chain(&["--", "true"]).copied());
+        assert_eq!(said.code, Some(2), "{said:?}");
+        assert!(said.stderr.contains("could forget output"), "{said:?}");
+    }
+}
+
+/// A server that rewrites a part of a file for each request, and replies with the number of requests.
+const REWRITING: &str = r#"exec python3 -c '
+import os, random, socket, threading
+size = 16 << 20
+data = os.open("data", os.O_RDWR | os.O_CREAT)
+if os.fstat(data).st_size < size:
+    os.pwrite(data, os.urandom(size), 0)
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(("127.0.0.1", 0))
+listener.listen(8)
+open("port.new", "w").write(str(listener.getsockname()[1]))
+os.rename("port.new", "port")
+page = os.urandom(4096)
+counted = 0
+def serve(connection):
+    global counted
+    while connection.recv(1):
+        for _ in range(128):
+            os.pwrite(data, page, random.randrange(size >> 12) << 12)
+        counted += 1
+        connection.sendall(b"%d\n" % counted)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+'"#;
+
+fn connect(lab: &Lab) -> TcpStream {
+    let stream = until("a connection", || {
+        let port: u16 = std::fs::read_to_string(lab.path("port")).ok()?.parse().ok()?;
+        TcpStream::connect(("127.0.0.1", port)).ok()
+    });
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream
+}
+
+/// Sends a request, and returns the reply. `None` if the connection has ended.
+fn request(stream: &mut TcpStream) -> Option<u64> {
+    stream.write_all(b"x").ok()?;
+    let mut reply = Vec::new();
+    while reply.last() != Some(&b'\n') {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).ok()?;
+        reply.extend(byte);
+    }
+    String::from_utf8(reply).unwrap().trim().parse().ok()
+}
+
+#[test]
+fn no_reply_is_forgotten_by_a_server_whose_files_cost_much() {
+    let Some(lab) = lab(true) else { return };
+    let options =
+        ["--output", "committed", "--every", "20ms", "--files", "rewind", "--max-restarts", "99/1m"];
+    let mut guarded = Guarded::run(&lab, &options, REWRITING);
+    guarded.await_checkpoints(2);
+    for _ in 0..4 {
+        let mut stream = connect(&lab);
+        let mut last = None;
+        let until = std::time::Instant::now() + Duration::from_secs(1);
+        while std::time::Instant::now() < until {
+            last = request(&mut stream).or(last);
+        }
+        let before = guarded.incarnation();
+        guarded.root().signal(Signal::KILL).unwrap();
+        guarded.await_incarnation(before + 1);
+        let next = request(&mut stream).or_else(|| request(&mut connect(&lab)));
+        assert!(next > last, "{last:?} was acknowledged, and then {next:?}\n{}", guarded.said());
+    }
+    guarded.root().signal(Signal::TERM).unwrap();
+    wait(&mut guarded.guardian);
+}
