@@ -64,8 +64,9 @@ pub(super) fn choose(request: &RunRequest) -> Result<(ChangedFiles, Option<Strin
         // There is no checkpoint to which files could be rolled back.
         return Ok((ChangedFiles::Fresh, None));
     }
-    // No operator expects a rollback of files for an adopted program, so the reason is not reported.
-    Ok((policy, why.filter(|_| !is_adopted)))
+    // No operator expects a rollback of files for an adopted program, so the reason is not reported. However, held
+    // output promises that the program does not forget the output.
+    Ok((policy, why.filter(|_| !is_adopted || request.holds_output)))
 }
 
 /// Chooses the file policy of a run. `impossible` is the reason why files cannot be rolled back. `None` means that

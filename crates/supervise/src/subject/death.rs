@@ -21,8 +21,10 @@ use std::time::{Duration, Instant};
 
 use model::{Sequence, Signal};
 
-use super::event::{Action, Death, End, Failure, FreshReason, Notice, RestoreError, State, Step, Survey};
-use super::{BEGINNING, Exit, KilledFor, Prospect, Subject};
+use super::event::{
+    Action, BEGINNING, Death, End, Failure, FreshReason, Notice, Prospect, RestoreError, State, Step, Survey,
+};
+use super::{Exit, KilledFor, Subject};
 use crate::status::{ChangedFiles, RestartPolicy, SubjectStatus};
 
 /// A signal to the guardian requests the end of the subject, but the program can ignore SIGINT and SIGQUIT. After

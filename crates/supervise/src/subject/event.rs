@@ -23,6 +23,9 @@ use crate::fault::Fault;
 use crate::restarts::RestartLimit;
 use crate::status::{KILL, SubjectStatus};
 
+/// The sequence number that means the beginning of the program. No checkpoint has this number.
+pub(super) const BEGINNING: Sequence = Sequence(0);
+
 /// The state of a subject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
@@ -280,6 +283,21 @@ pub struct Survey {
     /// The newest checkpoint to which files can be rolled back, if no file has changed since this checkpoint. The
     /// number 0 means the beginning of the program.
     pub unchanged: Option<Sequence>,
+}
+
+/// What a restart does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Prospect {
+    /// The checkpoint is restored. If the plan rolls files back, the files are rolled back to the checkpoint.
+    Restored(Sequence),
+    /// The program starts from its beginning, and the files are rolled back to the beginning. The reason is the reason
+    /// why no checkpoint is used; `None` if there is no checkpoint.
+    BegunAgain(Option<FreshReason>),
+    /// The program starts from its beginning with its present files.
+    BegunAnew(Option<FreshReason>),
+    /// The program is not restarted: each checkpoint has led to another death, and files cannot be rolled back to the
+    /// beginning of the program.
+    GivenUp,
 }
 
 /// An instruction to the guardian.

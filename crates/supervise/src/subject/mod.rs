@@ -31,16 +31,13 @@ use crate::restarts::{RestartLimit, Restarts};
 use crate::status::{ChangedFiles, RestartPolicy, Success};
 use crate::suspicion::Suspicion;
 
-pub use event::{
-    Action, Death, End, Event, Failure, FreshReason, LateReason, NotTaken, Notice, RestoreError, Sliced,
-    State, Step, Survey,
-};
-
-pub use prospect::Prospect;
+use event::BEGINNING;
 use run_time::RunTime;
 
-/// The sequence number that means the beginning of the program. No checkpoint has this number.
-const BEGINNING: Sequence = Sequence(0);
+pub use event::{
+    Action, Death, End, Event, Failure, FreshReason, LateReason, NotTaken, Notice, Prospect, RestoreError,
+    Sliced, State, Step, Survey,
+};
 
 /// The decisions made before a run begins.
 #[derive(Clone, Copy, PartialEq, Debug)]

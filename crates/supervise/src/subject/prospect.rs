@@ -16,24 +16,9 @@ use std::time::{Duration, Instant};
 
 use model::Sequence;
 
-use super::event::{FreshReason, State, Survey};
-use super::{BEGINNING, Subject};
+use super::Subject;
+use super::event::{BEGINNING, FreshReason, Prospect, State, Survey};
 use crate::status::ChangedFiles;
-
-/// What a restart does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Prospect {
-    /// The checkpoint is restored. If the plan rolls files back, the files are rolled back to the checkpoint.
-    Restored(Sequence),
-    /// The program starts from its beginning, and the files are rolled back to the beginning. The reason is the reason
-    /// why no checkpoint is used; `None` if there is no checkpoint.
-    BegunAgain(Option<FreshReason>),
-    /// The program starts from its beginning with its present files.
-    BegunAnew(Option<FreshReason>),
-    /// The program is not restarted: each checkpoint has led to another death, and files cannot be rolled back to the
-    /// beginning of the program.
-    GivenUp,
-}
 
 impl Subject {
     /// Returns what a restart does after a death at the time `at`.

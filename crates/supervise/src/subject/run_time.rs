@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use model::Sequence;
 
-use super::BEGINNING;
+use super::event::BEGINNING;
 
 /// The running time of one program.
 #[derive(Debug)]

@@ -66,12 +66,7 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     let beginning = beginning(&store, &claim, first)?;
     children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
     let mut record = first_record(&request, &claim, &subject, first, &tracking)?;
-    record.facts.files = FilesReport {
-        policy,
-        because: no_rewind.clone(),
-        back_max_us: time::microseconds(request.files_back_max()),
-        ..FilesReport::default()
-    };
+    record.facts.files = first_files(&request, policy, no_rewind.clone());
     requests.name().clone_into(&mut record.requests);
     let journal = Journal::start(&claim.directory, claim.name.as_str(), host.clock.clone())?;
     let known = descendants(subject.pid());
@@ -265,6 +260,11 @@ fn first_record(
     };
     let (guardian, root) = (ProcessName::of(own), ProcessName::of(subject.key()));
     Ok(Record { facts, boot: boot(), guardian, root, first_sequence: first.get(), ..Record::default() })
+}
+
+fn first_files(request: &RunRequest, policy: ChangedFiles, because: Option<String>) -> FilesReport {
+    let back_max_us = time::microseconds(request.files_back_max());
+    FilesReport { policy, because, back_max_us, ..FilesReport::default() }
 }
 
 fn tracking(request: &RunRequest) -> Result<Tracking> {
