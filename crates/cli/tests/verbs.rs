@@ -255,8 +255,12 @@ fn a_run_is_told_with_the_keys_of_the_contract() {
         "pause_us",
         "checkpoint_age_us",
         "store_bytes",
+        "death_now",
+        "late",
+        "restored_age_us",
     ];
     assert_has(one, &contract);
+    assert_has(&one["death_now"], &["brings", "seq", "taken", "why"]);
     assert_has(&one["pause_us"], &["p50", "p99", "max"]);
     assert_eq!(
         (&one["name"], &one["state"], &one["policy"]),
@@ -327,6 +331,7 @@ fn assert_list_agrees(lab: &Lab, one: &Value) {
     for key in [
         "achieved_hz",
         "checkpoint_age_us",
+        "death_now",
         "checkpoints",
         "held_back",
         "in_flight",

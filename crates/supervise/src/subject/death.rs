@@ -43,6 +43,8 @@ const TIMEOUT_MIN: Duration = Duration::from_millis(20);
 /// The longest wait for a checkpoint in flight if another checkpoint exists: about as long as a restore, and too short
 /// for people to notice.
 const TIMEOUT_MAX: Duration = Duration::from_millis(100);
+/// An exit within this time after a restore can be an effect of the restore.
+const RESTORE_EFFECT: Duration = Duration::from_secs(1);
 /// How much longer than before the repetition of the same work can take.
 const REPETITION_SLOWER: u32 = 2;
 
@@ -110,10 +112,9 @@ impl Subject {
             return;
         }
         // `repeats` replaces the duration when the checkpoint of the next incarnation is known.
-        self.incarnation.after = match (fault, status.exit()) {
-            (None, Some(code)) => Some(Exit { code, repeats: Duration::ZERO }),
-            _ => None,
-        };
+        let is_own_end = fault.is_none() && self.is_beyond_restore(now);
+        let code = status.exit().filter(|_| is_own_end);
+        self.incarnation.after = code.map(|code| Exit { code, repeats: Duration::ZERO });
         self.state = State::Dying(Death { status, fault, noticed: now });
         // `Clear` ends all remaining processes. Otherwise, a process could serve requests or write files during the
         // restore.
@@ -132,6 +133,14 @@ impl Subject {
         self.plan.every.is_some()
             && self.plan.restart == RestartPolicy::OnFailure
             && self.incarnation.after.is_some_and(|before| is_same(before) && is_soon(before))
+    }
+
+    /// Reports whether the incarnation has run for some time by itself. Soon after a restore, a program can exit because
+    /// of the restore, for example if a connection has ended.
+    fn is_beyond_restore(&self, now: Instant) -> bool {
+        let incarnation = &self.incarnation;
+        let lived = now.saturating_duration_since(incarnation.began);
+        !incarnation.is_restored || incarnation.has_checkpoint || lived >= RESTORE_EFFECT
     }
 
     /// Records that the next incarnation begins at this checkpoint.
@@ -321,6 +330,7 @@ impl Subject {
         self.run_time.restored(sequence, now);
         // A restored program counts as ready, because a checkpoint of the program has already been taken.
         self.begin_incarnation(now, true);
+        self.incarnation.is_restored = true;
     }
 
     pub(super) fn not_restored(&mut self, error: RestoreError) {
@@ -601,6 +611,24 @@ mod tests {
         let ended = [Action::Report(Notice::EndedAgain(unsatisfiable))];
         assert_eq!(exits(&mut subject, 20, now), ended);
         assert_eq!(subject.state(), State::Ended(End::Over(unsatisfiable)));
+    }
+
+    #[test]
+    fn an_exit_directly_after_a_restore_is_not_the_end_of_the_program() {
+        let now = Instant::now();
+        let mut subject = subject(ChangedFiles::Keep, now);
+        let killed = SubjectStatus::Killed(Signal(9));
+        subject.step(now, Event::Died { status: killed, has_terminal: false, after_child: Vec::new() });
+        for _ in 0..2 {
+            subject.step(now, Event::Cleared);
+            if let Some(until) = subject.wake(now) {
+                subject.step(until, Event::Due);
+            }
+            subject.step(now, Event::Surveyed(all(&[5, 6])));
+            subject.step(now, Event::Restored);
+            // A connection of the restored program has ended.
+            assert!(exits(&mut subject, 1, now).contains(&Action::Clear));
+        }
     }
 
     #[test]

@@ -168,6 +168,8 @@ struct Incarnation {
     killed_for: Option<KilledFor>,
     /// The exit that ended the previous incarnation. `None` if the previous incarnation ended in another way.
     after: Option<Exit>,
+    /// Whether the incarnation was restored from a checkpoint.
+    is_restored: bool,
     /// Whether files were rolled back since the death, to a checkpoint that could not be restored.
     files_went_back: bool,
 }
@@ -201,6 +203,7 @@ impl Incarnation {
             ending: None,
             killed_for: None,
             after: None,
+            is_restored: false,
             files_went_back: false,
         }
     }
