@@ -53,6 +53,8 @@ pub enum Feature {
     PtraceScope,
     /// Reading fields of the kernel structures of a thread.
     TaskReader,
+    /// Observing when process trees send data over sockets.
+    SendObserver,
     /// Reports of the start and the death of processes.
     ProcessEvents,
     /// Reports of system calls that change files, before the change.
@@ -85,6 +87,7 @@ impl Feature {
             Self::DirectIo => "direct-io",
             Self::Cachestat => "cachestat",
             Self::TaskReader => "task-reader",
+            Self::SendObserver => "send-observer",
             Self::ProcessEvents => "process-events",
             Self::FileNotify => "file-notify",
             Self::FileContent => "file-content",

@@ -203,6 +203,14 @@ pub const REGISTRY: &[FeatureEntry] = &[
         probe: probes::task_reader,
     },
     FeatureEntry {
+        feature: Feature::SendObserver,
+        need: Need::Optional,
+        purpose: "tells whether a program has sent something after it has synced a file; without it the program is taken to \
+                  have sent something",
+        fix: "use Linux 6.13 or later with CONFIG_DEBUG_INFO_BTF, and run as root or with CAP_BPF and CAP_PERFMON",
+        probe: probes::send_observer,
+    },
+    FeatureEntry {
         feature: Feature::ProcessEvents,
         need: Need::Optional,
         purpose: "tells when a child of the program dies; without it `run --restart-on child-signal` is refused",

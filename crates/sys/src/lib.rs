@@ -6,6 +6,7 @@
 //! Does not: contain policy, or know what a checkpoint is.
 
 pub mod allocation_count;
+mod bpf;
 pub mod clear_refs;
 pub mod clock;
 pub mod clone;
@@ -46,6 +47,7 @@ pub mod scratch;
 pub mod seccomp;
 pub mod seccomp_listener;
 pub mod segment;
+pub mod send_observer;
 pub mod session;
 pub mod shared_memory;
 pub mod signal;

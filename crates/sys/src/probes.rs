@@ -25,6 +25,7 @@ use crate::pagemap::{PageEntry, Pagemap};
 use crate::ptrace::{self as trace, WaitStatus};
 use crate::scratch::Scratch;
 use crate::seccomp_listener::{self, Listener, Notification, Waited};
+use crate::send_observer::SendObserver;
 use crate::task_reader::{Field, TaskReader};
 use crate::userfaultfd::{self, Discards, Mode};
 
@@ -227,6 +228,11 @@ pub(crate) fn task_reader(_: &Path) -> Result<String> {
     let own = Tid(rustix::thread::gettid().as_raw_nonzero().get());
     TaskReader::new(&[Field("pdeath_signal")])?.read(own)?;
     Ok("fields of this thread read".to_owned())
+}
+
+pub(crate) fn send_observer(_: &Path) -> Result<String> {
+    SendObserver::shared()?;
+    Ok("two tracepoints observed".to_owned())
 }
 
 pub(crate) fn file_notify(_: &Path) -> Result<String> {

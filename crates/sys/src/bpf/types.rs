@@ -5,80 +5,81 @@
 //! Does not: read the fields.
 //!
 //! Man page: the kernel's documentation of BTF
-//! Since: as in the module `task_reader`
-//! Probe: as in the module `task_reader`
-//! Fallback: as in the module `task_reader`
+//! Since: Linux 5.2 with CONFIG_DEBUG_INFO_BTF
+//! Probe: as in the modules that use the offsets
+//! Fallback: as in the modules that use the offsets
 
 use btf_rs::{Backend, Btf, Member, Type};
 
 use crate::error::{Errno, Error, Result};
 
 const TYPES: &str = "/sys/kernel/btf/vmlinux";
-const TASK: &str = "task_struct";
 const POINTER_BYTES: usize = 8;
 
-/// A field, named by its path from `struct task_struct` as in C: `pdeath_signal`, `signal->it`,
-/// `thread_info.flags`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Field(pub &'static str);
-
 /// The type information of the kernel.
-pub(super) struct Layout {
-    types: Btf,
-    task: Type,
-}
+pub(crate) struct KernelTypes(Btf);
 
-/// The path from a task to a field.
+/// The path from a structure to a field.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct FieldPath {
-    /// Offsets of the pointers to follow, in bytes. The first offset is in the task, and each other offset is in
-    /// the structure that the previous pointer leads to.
-    pub(super) pointers: Vec<usize>,
+pub(crate) struct FieldPath {
+    /// Offsets of the pointers to follow, in bytes. The first offset is in the structure where the path begins, and
+    /// each other offset is in the structure that the previous pointer leads to.
+    pub(crate) pointers: Vec<usize>,
     /// Offset of the field in the last structure, in bytes.
-    pub(super) offset: usize,
+    pub(crate) offset: usize,
     /// Length of the field in bytes.
-    pub(super) length: usize,
+    pub(crate) length: usize,
 }
 
-/// BTF ids of kernel functions (kfuncs).
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Kfuncs {
-    /// `bpf_task_from_vpid`, which returns a reference to the task with a tid of the caller's namespace.
-    pub(super) find: i32,
-    /// `bpf_task_release`, which releases this reference.
-    pub(super) release: i32,
-}
-
-impl Layout {
-    pub(super) fn open() -> Result<Self> {
+impl KernelTypes {
+    pub(crate) fn open() -> Result<Self> {
         let types = Btf::from_file_with_backend(TYPES, Backend::Mmap).or_else(|_| Btf::from_file(TYPES));
         let unreadable = |_| Error::path("read the types of the kernel in", TYPES, Errno::ENOENT);
-        let types = types.map_err(unreadable)?;
-        let named = types.resolve_types_by_name(TASK).unwrap_or_default();
-        let task =
-            named.into_iter().find(|one| matches!(one, Type::Struct(_))).ok_or_else(|| missing(TASK))?;
-        Ok(Self { types, task })
+        Ok(Self(types.map_err(unreadable)?))
     }
 
-    pub(super) fn kfuncs(&self) -> Result<Kfuncs> {
-        Ok(Kfuncs { find: self.kfunc("bpf_task_from_vpid")?, release: self.kfunc("bpf_task_release")? })
-    }
-
-    fn kfunc(&self, name: &str) -> Result<i32> {
-        let ids = self.types.resolve_ids_by_name(name).unwrap_or_default();
-        let is_function = |id: &u32| matches!(self.types.resolve_type_by_id(*id), Ok(Type::Func(_)));
+    /// Returns the BTF id of a kernel function that programs may call (a kfunc).
+    pub(crate) fn kfunc(&self, name: &str) -> Result<i32> {
+        let ids = self.0.resolve_ids_by_name(name).unwrap_or_default();
+        let is_function = |id: &u32| matches!(self.0.resolve_type_by_id(*id), Ok(Type::Func(_)));
         ids.into_iter().find(is_function).map(|id| id as i32).ok_or_else(|| missing(name))
     }
 
-    /// Returns the path to a field.
-    pub(super) fn find(&self, field: Field) -> Result<FieldPath> {
-        self.path(field).ok_or_else(|| missing(field.0))
+    /// Returns the path from a structure to a field. The path is written as in C: `pdeath_signal`, `signal->it`,
+    /// `thread_info.flags`.
+    pub(crate) fn find(&self, structure: &str, path: &str) -> Result<FieldPath> {
+        let start = self.structure(structure).ok_or_else(|| missing(structure))?;
+        self.path(start, path).ok_or_else(|| missing(path))
     }
 
-    fn path(&self, field: Field) -> Option<FieldPath> {
-        let mut structure = self.task.clone();
+    /// Returns the byte offset of a bit field, and the shift of the field in its first byte.
+    pub(crate) fn bits(&self, structure: &str, name: &str) -> Result<(usize, u32)> {
+        let bit = self.structure(structure).and_then(|structure| self.bit_offset(&structure, name));
+        bit.map(|bit| (bit as usize / 8, bit % 8)).ok_or_else(|| missing(name))
+    }
+
+    fn bit_offset(&self, structure: &Type, name: &str) -> Option<u32> {
+        let (Type::Struct(composite) | Type::Union(composite)) = structure else { return None };
+        composite.members.iter().find_map(|member| {
+            let found = self.0.resolve_name(member).ok()?;
+            if found == name {
+                return Some(member.bit_offset());
+            }
+            let inner = self.plain(self.0.resolve_chained_type(member).ok()?)?;
+            let inside = found.is_empty().then(|| self.bit_offset(&inner, name))??;
+            Some(member.bit_offset() + inside)
+        })
+    }
+
+    fn structure(&self, name: &str) -> Option<Type> {
+        let named = self.0.resolve_types_by_name(name).unwrap_or_default();
+        named.into_iter().find(|one| matches!(one, Type::Struct(_)))
+    }
+
+    fn path(&self, start: Type, path: &str) -> Option<FieldPath> {
+        let mut structure = start;
         let mut pointers = Vec::new();
-        let mut steps = field.0.split("->").peekable();
+        let mut steps = path.split("->").peekable();
         loop {
             let (offset, length, inner) = self.within(&structure, steps.next()?)?;
             if steps.peek().is_none() {
@@ -86,7 +87,7 @@ impl Layout {
             }
             pointers.push(offset);
             let Type::Ptr(pointer) = inner else { return None };
-            structure = self.plain(self.types.resolve_chained_type(&pointer).ok()?)?;
+            structure = self.plain(self.0.resolve_chained_type(&pointer).ok()?)?;
         }
     }
 
@@ -107,9 +108,9 @@ impl Layout {
     fn member(&self, structure: &Type, name: &str) -> Option<(usize, usize, Type)> {
         let (Type::Struct(composite) | Type::Union(composite)) = structure else { return None };
         composite.members.iter().find_map(|member| {
-            let inner = self.plain(self.types.resolve_chained_type(member).ok()?)?;
+            let inner = self.plain(self.0.resolve_chained_type(member).ok()?)?;
             let start = member.bit_offset() as usize / 8;
-            let found = self.types.resolve_name(member).ok()?;
+            let found = self.0.resolve_name(member).ok()?;
             if found == name {
                 let length = self.length(member, &inner)?;
                 return Some((start, length, inner));
@@ -135,7 +136,7 @@ impl Layout {
             Type::Enum64(list) => list.size(),
             Type::Struct(composite) | Type::Union(composite) => composite.size(),
             Type::Array(array) => {
-                array.len() * self.size(&self.plain(self.types.resolve_chained_type(array).ok()?)?)?
+                array.len() * self.size(&self.plain(self.0.resolve_chained_type(array).ok()?)?)?
             }
             _ => return None,
         })
@@ -145,7 +146,7 @@ impl Layout {
     fn plain(&self, one: Type) -> Option<Type> {
         match &one {
             Type::Typedef(_) | Type::Const(_) | Type::Volatile(_) | Type::Restrict(_) | Type::TypeTag(_) => {
-                self.plain(self.types.resolve_chained_type(one.as_btf_type()?).ok()?)
+                self.plain(self.0.resolve_chained_type(one.as_btf_type()?).ok()?)
             }
             _ => Some(one),
         }
