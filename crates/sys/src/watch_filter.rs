@@ -16,7 +16,7 @@ mod calls;
 use std::mem::{offset_of, size_of};
 
 use calls::When::{
-    Always, Has, HasOrZero, IgnoresAppend, Is, MapsShared, OneOfThree, Opens, Requests, SetsFlags,
+    Always, Has, HasOrZero, Is, MapsShared, OneOfThree, Opens, Requests, SetsFlags, WritesSpecially,
 };
 use calls::{I386, I386_CHANNELS, NATIVE, NATIVE_CHANNELS, When};
 
@@ -55,7 +55,8 @@ const O_APPEND: u32 = 0x400;
 /// MAP_SHARED, a bit that is also set in MAP_SHARED_VALIDATE.
 const MAP_SHARED_BIT: u32 = 1;
 const MAP_ANONYMOUS: u32 = 0x20;
-const RWF_NOAPPEND: u32 = 0x20;
+/// Flags of pwritev2(2): RWF_DSYNC and RWF_SYNC make the data durable, RWF_NOAPPEND ignores O_APPEND.
+const WRITES_SPECIALLY: u32 = 0x2 | 0x4 | 0x20;
 
 /// Requests of ioctl(2) that change files.
 const REQUESTS: &[u32] = &[
@@ -122,8 +123,8 @@ pub enum Reported {
     FilesAndChannels,
 }
 
-/// Returns the filter of a watched subject. The filter reports calls that change files. bind(2) is one of these
-/// calls, because it creates the names of Unix sockets. The filter reports io_uring_setup(2), too, because no
+/// Returns the filter of a watched subject. The filter reports calls that change files, and calls that make data
+/// durable, such as fsync(2). bind(2) is one of these calls, because it creates the names of Unix sockets. The filter reports io_uring_setup(2), too, because no
 /// filter sees the requests of an io_uring.
 #[must_use]
 pub fn watch_program() -> FilterProgram {
@@ -281,7 +282,7 @@ impl Builder {
         match when {
             Always => {}
             Opens(argument) => self.allow_without(argument, OPENS_TO_CHANGE),
-            IgnoresAppend => self.allow_without(5, RWF_NOAPPEND),
+            WritesSpecially => self.allow_without(5, WRITES_SPECIALLY),
             Has(argument, bits) => self.allow_without(argument, bits),
             HasOrZero(argument, bits) => {
                 self.load_argument(argument);

@@ -11,6 +11,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, PipeReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -428,4 +429,89 @@ fn a_log_without_room_loses_the_way_back_until_the_next_boundary() {
     watch.subject_ended();
     watch.go_back(Sequence(2), &[]).unwrap();
     assert_eq!(difference(&before, &tree(&root)), None);
+}
+
+/// Ends of connections of the program `durable.py`, outside its tree.
+struct Outside {
+    _sockets: (std::net::TcpStream, std::net::TcpStream, UnixStream, UnixStream, std::net::UdpSocket),
+}
+
+/// Starts `durable.py` with a connection of each kind.
+fn start_durable(watch: &Watch, place: &Path, root: &Path) -> (Subject, Outside) {
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let unix = place.join("outside");
+    let unix_server = std::os::unix::net::UnixListener::bind(&unix).unwrap();
+    let port = server.local_addr().unwrap().port().to_string();
+    let mut subject = Subject::start(watch, "durable.py", root, &[&port, unix.to_str().unwrap()]);
+    let ports = subject.read();
+    let mut ports = ports.split_whitespace().map(|port| port.parse::<u16>().unwrap());
+    let client = std::net::TcpStream::connect(("127.0.0.1", ports.next().unwrap())).unwrap();
+    let unix_client = UnixStream::connect(root.join("served")).unwrap();
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    udp.send_to(b"question", ("127.0.0.1", ports.next().unwrap())).unwrap();
+    let (accepted, unix_accepted) = (server.accept().unwrap().0, unix_server.accept().unwrap().0);
+    (subject, Outside { _sockets: (client, accepted, unix_client, unix_accepted, udp) })
+}
+
+impl Subject {
+    fn act(&mut self, actions: &str) {
+        writeln!(self.input, "{actions}").unwrap();
+        self.wait();
+    }
+}
+
+#[test]
+fn a_sync_and_a_later_send_to_a_peer_are_noted_until_the_next_checkpoint() {
+    if let Some(missing) = Watch::missing() {
+        return println!("unsupported: {missing}");
+    }
+    let is_observed = sys::send_observer::SendObserver::shared().is_ok();
+    let place = tempfile::tempdir().unwrap();
+    let (watch, root) = watch(place.path(), ROOMY);
+    let (mut subject, _outside) = start_durable(&watch, place.path(), &root);
+    let syncs = [
+        "fsync",
+        "fdatasync",
+        "fsync-in-thread",
+        "fsync-in-child",
+        "syncfs",
+        "sync",
+        "msync",
+        "pwritev2",
+        "write-through",
+        "open-through",
+    ];
+    let sends = ["reply", "reply-in-child", "reply-unix", "reply-udp", "request", "request-by-sendfile"];
+    let others = ["request-unix", "inside", "pipe", "nothing"];
+    let mut sequence = 0;
+    let mut check = |actions: &str, is_told: bool| {
+        // File times have the step of the kernel's timer interrupt.
+        std::thread::sleep(Duration::from_millis(25));
+        sequence += 1;
+        assert_eq!(subject.boundary(&watch, Sequence(sequence)), Boundary::Exact);
+        std::thread::sleep(Duration::from_millis(25));
+        subject.act(actions);
+        assert_eq!(watch.has_told_since(Sequence(sequence)), is_told, "{actions}");
+        assert!(watch.has_told_since(Sequence(0)) || sequence == 1);
+    };
+    check("fsync request", true);
+    for sync in syncs {
+        check(&format!("{sync} reply"), true);
+        check(&format!("reply {sync}"), !is_observed || sync == "write-through");
+    }
+    for send in sends {
+        check(&format!("fsync {send}"), true);
+        check(&format!("write {send}"), false);
+    }
+    for other in others {
+        check(&format!("write fsync {other}"), !is_observed);
+    }
+    subject.kill();
+    watch.subject_ended();
+    let newest = Sequence(sequence);
+    assert_eq!(watch.has_told_since(newest), !is_observed);
+    assert!(watch.has_told_since(Sequence(sequence - others.len() as u64 - 1)));
+    watch.go_back(newest, &[]).unwrap();
+    assert!(!watch.has_told_since(newest));
+    assert!(watch.has_told_since(Sequence(1)));
 }

@@ -4,10 +4,11 @@
 //! Invariants: a table contains a number at most once.
 //! Does not: test arguments; a row names the required test.
 
-use When::{Always, Has, HasOrZero, IgnoresAppend, Is, MapsShared, OneOfThree, Opens, Requests, SetsFlags};
+use When::{Always, Has, HasOrZero, Is, MapsShared, OneOfThree, Opens, Requests, SetsFlags, WritesSpecially};
 
 pub(super) const CLONE_NEWNS: u32 = 0x0002_0000;
 const OPEN_TREE_CLONE: u32 = 1;
+const MS_SYNC: u32 = 4;
 
 /// The condition under which a call is reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,8 +23,8 @@ pub(super) enum When {
     MapsShared,
     /// ioctl(2) makes a request that is in `REQUESTS`.
     Requests,
-    /// pwritev2(2) has the flag RWF_NOAPPEND.
-    IgnoresAppend,
+    /// pwritev2(2) has one of the flags RWF_NOAPPEND, RWF_DSYNC and RWF_SYNC.
+    WritesSpecially,
     /// The argument equals a number. The fields are the index of the argument and the number.
     Is(u32, u32),
     /// The argument equals one of three consecutive numbers. The fields are the index of the argument and the
@@ -44,9 +45,14 @@ pub(super) const NATIVE: &[(u32, When)] = &[
     (16, Requests),                   // ioctl
     (2, Opens(1)),                    // open
     (56, Has(0, CLONE_NEWNS)),        // clone
-    (328, IgnoresAppend),             // pwritev2
+    (328, WritesSpecially),           // pwritev2
     (514, Requests),                  // ioctl of x32
-    (547, IgnoresAppend),             // pwritev2 of x32
+    (547, WritesSpecially),           // pwritev2 of x32
+    (26, Has(2, MS_SYNC)),            // msync
+    (74, Always),                     // fsync
+    (75, Always),                     // fdatasync
+    (306, Always),                    // syncfs
+    (162, Always),                    // sync
     (272, Has(0, CLONE_NEWNS)),       // unshare
     (308, HasOrZero(1, CLONE_NEWNS)), // setns
     (304, Opens(2)),                  // open_by_handle_at
@@ -111,7 +117,12 @@ pub(super) const I386: &[(u32, When)] = &[
     (54, Requests),                   // ioctl
     (5, Opens(1)),                    // open
     (120, Has(0, CLONE_NEWNS)),       // clone
-    (379, IgnoresAppend),             // pwritev2
+    (379, WritesSpecially),           // pwritev2
+    (144, Has(2, MS_SYNC)),           // msync
+    (118, Always),                    // fsync
+    (148, Always),                    // fdatasync
+    (344, Always),                    // syncfs
+    (36, Always),                     // sync
     (310, Has(0, CLONE_NEWNS)),       // unshare
     (346, HasOrZero(1, CLONE_NEWNS)), // setns
     (342, Opens(2)),                  // open_by_handle_at

@@ -196,7 +196,6 @@ fn calls_that_change_nothing_cost_nothing() {
         libc::SYS_rt_sigreturn,
         libc::SYS_clone3,
         libc::SYS_exit_group,
-        libc::SYS_fsync,
         libc::SYS_getxattr,
         libc::SYS_readlinkat,
         libc::SYS_close_range,
@@ -295,4 +294,22 @@ fn a_filter_of_both_reports_what_either_reports() {
             }
         }
     }
+}
+
+#[test]
+fn calls_that_make_data_durable_are_reported() {
+    for number in [libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_sync, libc::SYS_syncfs] {
+        assert!(native(number, [0; 6]), "{number}");
+    }
+    assert!(native(libc::SYS_msync, with(2, libc::MS_SYNC as u64)));
+    assert!(!native(libc::SYS_msync, with(2, libc::MS_ASYNC as u64)));
+    for flag in [libc::RWF_DSYNC, libc::RWF_SYNC] {
+        assert!(native(libc::SYS_pwritev2, with(5, flag as u64)));
+    }
+    assert!(!native(libc::SYS_pwritev2, with(5, libc::RWF_HIPRI as u64)));
+    for number in [118, 148, 36, 344] {
+        assert!(notifies(AUDIT_ARCH_I386, number, [0; 6]), "{number}");
+    }
+    assert!(notifies(AUDIT_ARCH_I386, 144, with(2, 4)));
+    assert!(!notifies(AUDIT_ARCH_I386, 144, with(2, 1)));
 }

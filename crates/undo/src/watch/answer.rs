@@ -16,9 +16,11 @@ use std::path::PathBuf;
 use model::{Address, ByteCount, Pid, Tid};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use sys::process_memory;
+use sys::{clock, process_memory};
 
-use super::calls::{Call, Change, FileAt, PathAt, change_of, changes, is_nameless};
+use super::calls::{
+    Call, Change, FileAt, PathAt, change_of, changes, is_nameless, is_sync, is_written_through,
+};
 use super::content::part_of_open;
 use super::descriptors::stat;
 use super::epoch::Part;
@@ -39,6 +41,9 @@ impl State {
     pub(super) fn answer(&mut self, thread: Tid, call: &Call, is_over: impl FnOnce() -> bool) {
         let change = change_of(call);
         self.crossings.passed(thread);
+        if is_sync(call) {
+            self.boundaries.durable.syncs(thread, clock::monotonic());
+        }
         let outcome = self.before(thread, change);
         if outcome.is_err() && is_over() {
             return;
@@ -99,6 +104,9 @@ impl State {
     fn before_open(&mut self, thread: Tid, at: PathAt, flags: OFlags) -> Result<()> {
         if !changes(flags) {
             return Ok(());
+        }
+        if is_written_through(flags) {
+            self.boundaries.durable.syncs(thread, clock::monotonic());
         }
         let is_exclusive = flags.contains(OFlags::CREATE | OFlags::EXCL);
         let follows = !flags.contains(OFlags::NOFOLLOW) && !is_exclusive;

@@ -1,4 +1,5 @@
-//! Checkpoints that a rollback can reach, and the files that were open at each checkpoint.
+//! Checkpoints that a rollback can reach, the files that were open at each checkpoint, and data that became durable
+//! after each checkpoint.
 //!
 //! A boundary binds the state of files to a checkpoint.
 //!
@@ -8,44 +9,60 @@ use std::collections::BTreeMap;
 
 use model::Sequence;
 
+use super::durable::{Durable, Moment};
 use super::epoch::Armed;
+use crate::key::FileKey;
 
-/// Files that were open for writing or mapped at each boundary.
-#[derive(Debug, Default)]
-pub(super) struct Boundaries(BTreeMap<Sequence, Vec<Armed>>);
+/// Files that were open for writing or mapped at each boundary, and what happened after each boundary.
+#[derive(Debug)]
+pub(super) struct Boundaries {
+    open: BTreeMap<Sequence, Vec<Armed>>,
+    pub(super) durable: Durable,
+}
 
 impl Boundaries {
     /// Creates a list that contains only the checkpoint from which the subject starts, without open files.
-    pub(super) fn starting_at(start: Sequence) -> Self {
-        Self(BTreeMap::from([(start, Vec::new())]))
+    pub(super) fn starting_at(start: Sequence, now: Moment) -> Self {
+        Self { open: BTreeMap::from([(start, Vec::new())]), durable: Durable::starting_at(start, now) }
     }
 
-    pub(super) fn insert(&mut self, sequence: Sequence, open: Vec<Armed>) {
-        self.0.insert(sequence, open);
+    /// Adds a checkpoint. `written_through` are the files of `open` through whose descriptions each write makes its
+    /// data durable.
+    pub(super) fn insert(
+        &mut self,
+        sequence: Sequence,
+        now: Moment,
+        open: Vec<Armed>,
+        written_through: Vec<FileKey>,
+    ) {
+        self.open.insert(sequence, open);
+        self.durable.boundary(sequence, now, written_through);
     }
 
     pub(super) fn has(&self, sequence: Sequence) -> bool {
-        self.0.contains_key(&sequence)
+        self.open.contains_key(&sequence)
     }
 
     pub(super) fn newest(&self) -> Option<Sequence> {
-        self.0.keys().next_back().copied()
+        self.open.keys().next_back().copied()
     }
 
     /// Returns the files that were open at the newest boundary.
     pub(super) fn newest_open(&self) -> Option<&[Armed]> {
-        self.0.values().next_back().map(Vec::as_slice)
+        self.open.values().next_back().map(Vec::as_slice)
     }
 
     /// Removes boundaries after `to`, and returns the files that were open at `to`.
     pub(super) fn go_back(&mut self, to: Sequence) -> Vec<Armed> {
-        self.0.split_off(&Sequence(to.get() + 1));
-        self.0.get(&to).cloned().unwrap_or_default()
+        self.open.split_off(&Sequence(to.get() + 1));
+        self.durable.go_back(to);
+        self.open.get(&to).cloned().unwrap_or_default()
     }
 
     /// Retains only checkpoints in `kept` (in rising order) and newer checkpoints.
     pub(super) fn retain(&mut self, kept: &[Sequence]) {
         let newest = kept.last().copied();
-        self.0.retain(|one, _| Some(*one) > newest || kept.binary_search(one).is_ok());
+        self.open.retain(|one, _| Some(*one) > newest || kept.binary_search(one).is_ok());
+        self.durable.retain(kept);
     }
 }

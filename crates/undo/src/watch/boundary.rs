@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 use model::Sequence;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 
+use super::calls::is_written_through;
 use super::descriptors::{duplicate, key_of, stat};
 use super::epoch::{Armed, Content, How, Id};
 use super::paths::path_of;
@@ -83,7 +84,10 @@ impl State {
             ));
         }
         match self.cross(sequence, found) {
-            Ok(()) => Boundary::Exact,
+            Ok(list) => {
+                self.boundaries.insert(sequence, self.moment(), list, written_through(open));
+                Boundary::Exact
+            }
             Err(error) => {
                 self.break_epoch(&error.to_string());
                 Boundary::Deferred(error.to_string())
@@ -220,8 +224,8 @@ impl State {
     }
 
     /// Makes checkpoint `sequence` exact. If no file has changed in the present epoch, adds the checkpoint to this
-    /// epoch. Otherwise, ends the present epoch and begins the next epoch.
-    fn cross(&mut self, sequence: Sequence, found: Found) -> Result<()> {
+    /// epoch. Otherwise, ends the present epoch and begins the next epoch. Returns the files that were open.
+    fn cross(&mut self, sequence: Sequence, found: Found) -> Result<Vec<Armed>> {
         let mut list: Vec<Armed> = found.armed.values().map(|(armed, _)| armed.clone()).collect();
         list.sort_by_key(|armed| (armed.key.device, armed.key.inode));
         let is_mapped = list.iter().any(|armed| armed.how == How::Mapped);
@@ -229,8 +233,7 @@ impl State {
         let may_go_on = !self.epoch.is_touched && !is_mapped && !self.log.is_long();
         if may_go_on && last.is_some_and(|last| are_same(last, &list)) {
             self.log.same(sequence)?;
-            self.boundaries.insert(sequence, list);
-            return Ok(());
+            return Ok(list);
         }
         self.log.boundary(sequence)?;
         self.begin_epoch();
@@ -240,9 +243,8 @@ impl State {
         for (armed, file) in found.armed.values() {
             self.arm(armed, file.as_fd())?;
         }
-        self.boundaries.insert(sequence, list);
         self.epoch.is_touched = false;
-        Ok(())
+        Ok(list)
     }
 
     /// Arms an open or mapped file: marks or records the file, so that changes of the file in the present epoch can be
@@ -331,6 +333,16 @@ fn is_in_image(file: BorrowedFd<'_>, stat: &Stat) -> bool {
     const SAVED_BYTES_MAX: i64 = 64 << 20;
     let is_on_tmpfs = rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS);
     is_on_tmpfs && stat.st_size <= SAVED_BYTES_MAX
+}
+
+/// Returns the files that are open for writing so that each write makes its data durable.
+fn written_through(open: &[OpenFile<'_>]) -> Vec<FileKey> {
+    let is_through = |file: &&OpenFile<'_>| is_written_through(OFlags::from_bits_retain(file.flags));
+    let key = |file: &OpenFile<'_>| {
+        let stat = stat(file.file).ok()?;
+        key_of(file.file, &stat).ok()
+    };
+    open.iter().filter(is_through).filter_map(key).collect()
 }
 
 /// Returns the path of a mapped file whose copy would exceed `MAPPED_BYTES_MAX`. Returns `None` if all mapped files

@@ -85,12 +85,37 @@ pub(super) struct Call {
 const COLLAPSE_RANGE: u64 = 0x08;
 const INSERT_RANGE: u64 = 0x20;
 const PROT_WRITE: u64 = 2;
+const RWF_DSYNC: u64 = 0x2;
+const RWF_SYNC: u64 = 0x4;
+const RWF_NOAPPEND: u64 = 0x20;
+/// sync(2), fsync(2), msync(2), fdatasync(2) and syncfs(2) of i386.
+const I386_SYNCS: [i64; 5] = [36, 118, 144, 148, 344];
 /// setxattrat(2), since Linux 6.13.
 const SETXATTRAT: i64 = 463;
 const REMOVEXATTRAT: i64 = 466;
 
+/// Reports whether a call is about to make data durable.
+pub(super) fn is_sync(call: &Call) -> bool {
+    if !call.is_native {
+        return I386_SYNCS.contains(&call.number);
+    }
+    match call.number {
+        libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_sync | libc::SYS_syncfs | libc::SYS_msync => true,
+        libc::SYS_pwritev2 => call.arguments[5] & (RWF_DSYNC | RWF_SYNC) != 0,
+        _ => false,
+    }
+}
+
 /// Returns the change that a call is about to make.
 pub(super) fn change_of(call: &Call) -> Change {
+    match call.number {
+        libc::SYS_pwritev2 if call.is_native && call.arguments[5] & RWF_NOAPPEND == 0 => {
+            return Change::Nothing;
+        }
+        libc::SYS_pwritev2 if call.is_native => {}
+        _ if is_sync(call) => return Change::Nothing,
+        _ => {}
+    }
     if !call.is_native {
         return Change::Unknown("a call through the 32-bit entry of the kernel");
     }
@@ -231,6 +256,12 @@ impl PathAt {
 pub(super) fn changes(flags: OFlags) -> bool {
     !flags.contains(OFlags::PATH)
         && (flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC))
+}
+
+/// Reports whether each write through a description with these flags makes its data durable (O_DSYNC, O_SYNC).
+pub(super) fn is_written_through(flags: OFlags) -> bool {
+    // O_SYNC contains the bit of O_DSYNC. `OFlags::DSYNC` of rustix has both bits of O_SYNC.
+    flags.bits() & libc::O_DSYNC as u32 != 0 && flags.intersects(OFlags::WRONLY | OFlags::RDWR)
 }
 
 /// Reports whether an open with these flags creates a file without a name (O_TMPFILE).

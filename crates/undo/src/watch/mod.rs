@@ -26,6 +26,7 @@ mod costs;
 mod crossing;
 mod crossings;
 mod descriptors;
+mod durable;
 mod epoch;
 mod file_systems;
 mod marks;
@@ -301,6 +302,7 @@ impl Watch {
         let now = self.options.clock.wall().into();
         let ended = state.log.ended(now);
         state.or_break(ended, "the time of the end");
+        state.boundaries.durable.ended();
     }
 
     /// Returns the checkpoints that a rollback can reach, in rising order.
@@ -354,7 +356,7 @@ impl Watch {
         let mut state = self.shared.state();
         state.log = UndoLog::create(&self.options.directory, start, self.options.bytes_max)?;
         state.begin_epoch();
-        state.boundaries = Boundaries::starting_at(start);
+        state.boundaries = Boundaries::starting_at(start, state.moment());
         state.is_restoring = false;
         Ok(())
     }
@@ -366,6 +368,15 @@ impl Watch {
         let outcome = state.log.retain(kept);
         state.or_break(outcome, "older epochs");
         state.boundaries.retain(kept);
+    }
+
+    /// Reports whether the subject has made data durable after checkpoint `since`, and has afterwards sent data to a
+    /// peer outside its tree. The peer may rely on this data. Peers are the clients of the subject, and servers to
+    /// which the subject has made TCP connections. If sends cannot be observed, a sync alone counts.
+    #[must_use]
+    pub fn has_told_since(&self, since: Sequence) -> bool {
+        let state = self.shared.state();
+        state.boundaries.durable.has_told(since, |key, wall| state.has_changed_since(key, wall))
     }
 
     /// Returns the state of the watch for `undying status`.

@@ -8,16 +8,19 @@
 //! broken epoch is possible.
 //! Does not: determine the changes of a call; `answer`, `names` and `content` do.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 use model::Sequence;
 use rustix::fs::{FileType, Stat};
+use sys::clock;
 
 use super::boundaries::Boundaries;
 use super::costs::Costs;
 use super::crossings::Crossings;
-use super::descriptors::key_of;
+use super::descriptors::{key_of, stat};
+use super::durable::Moment;
 use super::epoch::{Content, Epoch, Old};
 use super::file_systems::FileSystems;
 use super::marks::ContentSource;
@@ -48,6 +51,10 @@ pub(super) struct State {
     pub(super) buffer: Vec<u8>,
 }
 
+/// Maximum difference between the time of a change and the time that a file system records for it. A file system
+/// records the time of the last timer interrupt.
+const FILE_TIME_STEP: Duration = Duration::from_millis(20);
+
 /// Bytes that one read requests.
 pub(super) const CHUNK: usize = 1 << 20;
 
@@ -59,13 +66,14 @@ impl State {
         start: Sequence,
         costs: Costs,
     ) -> Self {
+        let boundaries = Boundaries::starting_at(start, (clock::monotonic(), costs.clock().wall()));
         Self {
             log,
             keep,
             epoch: Epoch::default(),
             watched: WatchedFiles::new(source),
             file_systems: FileSystems::default(),
-            boundaries: Boundaries::starting_at(start),
+            boundaries,
             costs,
             uncovered: Vec::new(),
             last_break: None,
@@ -73,6 +81,22 @@ impl State {
             is_restoring: false,
             buffer: vec![0; CHUNK],
         }
+    }
+
+    /// Returns the present time on CLOCK_MONOTONIC and on the wall clock.
+    pub(super) fn moment(&self) -> Moment {
+        (clock::monotonic(), self.costs.clock().wall())
+    }
+
+    /// Reports whether a file may have changed since a time on the wall clock. Of a file that cannot be inspected,
+    /// nothing is known.
+    pub(super) fn has_changed_since(&self, key: &FileKey, since: SystemTime) -> bool {
+        let found =
+            self.file_systems.open(key).map_err(drop).and_then(|file| stat(file.as_fd()).map_err(drop));
+        found.map_or(true, |found| {
+            let changed = Duration::new(found.st_mtime.unsigned_abs(), found.st_mtime_nsec as u32);
+            SystemTime::UNIX_EPOCH + changed + FILE_TIME_STEP >= since
+        })
     }
 
     /// Discards the state of the present epoch, and begins a new epoch.
