@@ -35,6 +35,116 @@ fn events(lab: &Lab, kind: &str) -> Vec<Value> {
     events.filter(|event| event["event"] == kind).collect()
 }
 
+/// A server that appends each line of a client to `data`, syncs the file if the line begins with `sync`, and then
+/// replies.
+const SERVER: &str = r#"exec python3 -c '
+import os, socket
+data = os.open("data", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+server = socket.create_server(("127.0.0.1", 0))
+with open("port.new", "w") as made:
+    made.write("%d" % server.getsockname()[1])
+os.rename("port.new", "port")
+guardian = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+guardian.bind(b"\0job-%d" % os.getpid())
+guardian.sendto(b"checkpoint", b"\0" + os.environ["UNDYING_SOCKET"].lstrip("@").encode())
+guardian.recv(100)
+guardian.close()
+while True:
+    client = server.accept()[0].makefile("rwb", buffering=0)
+    for line in client:
+        os.write(data, line)
+        if line.startswith(b"sync"):
+            os.fsync(data)
+        if not line.endswith(b"silent\n"):
+            client.write(line)
+'"#;
+
+/// Starts `SERVER`, and waits for its only checkpoint.
+fn serve<'a>(lab: &'a Lab, options: &[&str]) -> Guarded<'a> {
+    let mut words = vec!["run", "--name", "job", "--every", "1m"];
+    words.extend(options);
+    words.extend(["--", "sh", "-c", SERVER]);
+    let guarded = Guarded { lab, guardian: lab.undying(words).spawn().unwrap() };
+    until("the checkpoint", || (guarded.status()["checkpoints"] == 1).then_some(()));
+    guarded
+}
+
+/// Sends a line, and receives the reply.
+fn exchange(lab: &Lab, line: &str) {
+    let port: u16 = std::fs::read_to_string(lab.path("port")).unwrap().parse().unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    writeln!(stream, "{line}").unwrap();
+    if !line.ends_with("silent") {
+        let mut reply = vec![0; line.len() + 1];
+        stream.read_exact(&mut reply).unwrap();
+    }
+}
+
+#[test]
+fn data_that_was_synced_and_told_is_never_rolled_back() {
+    let Some(lab) = lab(false) else { return };
+    let mut guarded = serve(&lab, &[]);
+    let data = || std::fs::read_to_string(lab.path("data")).unwrap();
+    let brings = |guarded: &Guarded<'_>, wanted: &str| {
+        until(wanted, || (guarded.status()["death_now"]["brings"] == wanted).then_some(()));
+    };
+    exchange(&lab, "write one");
+    brings(&guarded, "restore");
+    exchange(&lab, "sync two");
+    brings(&guarded, "present-files");
+    guarded.kill();
+    assert_eq!(
+        data(),
+        "write one
+sync two
+"
+    );
+    let deaths = lab.json(&["deaths", "job"]);
+    assert!(deaths[0]["why"].as_str().unwrap().contains("has synced files after checkpoint"), "{deaths}");
+    assert!(guarded.said().contains("which may rely on these files"), "{}", guarded.said());
+    guarded.root().signal(Signal::TERM).unwrap();
+    wait(&mut guarded.guardian);
+}
+
+#[test]
+fn a_program_that_has_told_nobody_is_restored_with_its_files() {
+    let Some(lab) = lab(false) else { return };
+    // A reply without a sync, and a sync without a reply.
+    for lines in [&["write one"][..], &["sync one silent"], &["write one", "sync two silent"]] {
+        let _ = std::fs::remove_file(lab.path("port"));
+        let _ = std::fs::remove_file(lab.path("data"));
+        let mut guarded = serve(&lab, &[]);
+        lines.iter().for_each(|line| exchange(&lab, line));
+        until("the data", || {
+            let data = std::fs::read_to_string(lab.path("data")).unwrap();
+            (data.lines().count() == lines.len()).then_some(())
+        });
+        guarded.kill();
+        assert_eq!(
+            lab.json(&["deaths", "job"])[0]["followed_by"],
+            "restored",
+            "{lines:?}: {}",
+            guarded.said()
+        );
+        assert_eq!(std::fs::read_to_string(lab.path("data")).unwrap(), "");
+        guarded.root().signal(Signal::TERM).unwrap();
+        wait(&mut guarded.guardian);
+        std::fs::remove_dir_all(lab.store()).unwrap();
+    }
+}
+
+#[test]
+fn a_rollback_that_was_asked_for_by_name_ignores_syncs() {
+    let Some(lab) = lab(false) else { return };
+    let mut guarded = serve(&lab, &["--files", "rewind"]);
+    exchange(&lab, "sync one");
+    guarded.kill();
+    assert_eq!(lab.json(&["deaths", "job"])[0]["followed_by"], "restored", "{}", guarded.said());
+    assert_eq!(std::fs::read_to_string(lab.path("data")).unwrap(), "");
+    guarded.root().signal(Signal::TERM).unwrap();
+    wait(&mut guarded.guardian);
+}
+
 /// A program that appends lines to `data`. After its first checkpoint, it maps a file that is too large for a rollback.
 const MAPPING: &str = r#"exec python3 -c '
 import mmap, os, time

@@ -50,6 +50,15 @@ pub(crate) fn output_sent(seq: u64, reason: &str) -> String {
     format!("peers have received output that the program sent after {from}; {}", headline(reason))
 }
 
+/// Describes that the program has made later data durable than the newest checkpoint with file rollback contains, and
+/// that a peer may rely on this data.
+pub(crate) fn told(seq: u64) -> String {
+    let from = if seq == 0 { "its beginning".to_owned() } else { format!("checkpoint {seq}") };
+    format!(
+        "it has synced files after {from}, and has then sent data to a peer, which may rely on these files"
+    )
+}
+
 /// Joins the lines of a reason into one line.
 #[must_use]
 pub fn one_line(text: &str) -> String {

@@ -130,13 +130,11 @@ impl Rebuild {
     /// Returns these checkpoints as committed, with the checkpoints to which files can be rolled back. Does not
     /// determine `unchanged`, which reads the attributes of all open files.
     pub(super) fn survey_of(&self, committed: Vec<Sequence>) -> Survey {
-        let watching = self.watching.as_ref();
-        Survey {
-            exact: watching.map(|watching| watching.exact(&committed)).unwrap_or_default(),
-            committed,
-            reaches_beginning: watching.is_some_and(|watching| watching.reaches_beginning()),
-            unchanged: None,
-        }
+        let Some(watching) = &self.watching else { return Survey { committed, ..Survey::default() } };
+        let (exact, reaches_beginning) = (watching.exact(&committed), watching.reaches_beginning());
+        let reached: Vec<Sequence> =
+            reaches_beginning.then_some(BEGINNING).into_iter().chain(exact.iter().copied()).collect();
+        Survey { committed, exact, reaches_beginning, unchanged: None, told: watching.told(&reached) }
     }
 
     /// Rolls files back, and builds the processes of a checkpoint. `opened_later` are files that later checkpoints have

@@ -110,6 +110,9 @@ pub(crate) struct Watching {
     pub(super) watch: Arc<Watch>,
     /// Regular files that the program inherits and may write to. Each file comes with its offset at the start.
     streams: Vec<(OwnedFd, u64)>,
+    /// Whether files are not rolled back past data that the program has synced and that a peer may rely on. An operator
+    /// who asks for the rollback by name wants it in any case. Held output cannot tell a peer too early.
+    pub(super) respects_syncs: bool,
 }
 
 impl Watching {
@@ -142,7 +145,8 @@ impl Watching {
             Some(channels) => watch.with_channels(channels.handler()),
             None => watch,
         };
-        let watching = Self { watch: Arc::new(watch), streams };
+        let respects_syncs = request.files.is_none() && !request.holds_output;
+        let watching = Self { watch: Arc::new(watch), streams, respects_syncs };
         watching.bind_beginning();
         Ok(watching)
     }
@@ -220,6 +224,12 @@ impl Watching {
     /// Reports whether files can be rolled back to a checkpoint.
     pub(super) fn is_exact(&self, sequence: Sequence) -> bool {
         self.watch.exact().contains(&sequence)
+    }
+
+    /// Returns those of the checkpoints past which files must not be rolled back: the program has synced files after the
+    /// checkpoint, and has then sent data to a peer.
+    pub(super) fn told(&self, checkpoints: &[Sequence]) -> Vec<Sequence> {
+        if self.respects_syncs { self.watch.told_since(checkpoints) } else { Vec::new() }
     }
 
     /// Reports whether files can be rolled back to the beginning of the program.

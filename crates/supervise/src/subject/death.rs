@@ -432,6 +432,7 @@ mod tests {
             exact: numbers(&[0, 2, 3, 5, 7]),
             reaches_beginning: true,
             unchanged: None,
+            told: Vec::new(),
         };
         assert_eq!(crash(&mut subject, &survey, now), [Action::Restore(Sequence(5))]);
         subject.step(now, Event::Restored);

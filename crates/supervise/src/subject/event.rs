@@ -283,6 +283,9 @@ pub struct Survey {
     /// The newest checkpoint to which files can be rolled back, if no file has changed since this checkpoint. The
     /// number 0 means the beginning of the program.
     pub unchanged: Option<Sequence>,
+    /// The checkpoints after which the program has made data durable, and has then sent data to a peer. The peer may
+    /// rely on the durable data. The number 0 means the beginning of the program.
+    pub told: Vec<Sequence>,
 }
 
 /// What a restart does.
@@ -371,6 +374,9 @@ pub enum FreshReason {
     /// This checkpoint is the newest checkpoint to which files can be rolled back. Peers have received later output of
     /// the program, and files have changed since. The number 0 means the beginning of the program.
     OutputSent(Sequence),
+    /// This checkpoint is the newest checkpoint to which files can be rolled back. The program has made later data
+    /// durable, and has then sent data to a peer. The number 0 means the beginning of the program.
+    Told(Sequence),
     /// Files could not be rolled back to this checkpoint. The number 0 means the beginning of the program.
     FilesStay(Sequence),
 }

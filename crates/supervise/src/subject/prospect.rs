@@ -6,8 +6,9 @@
 //!
 //! A rollback discards what the program has written since the checkpoint. The plan bounds this loss: if the newest
 //! usable checkpoint is older than `Plan::files_back_max`, and files have changed since, the program starts from its
-//! beginning with its present files, as it would without `undying`. The same applies if peers have received output that
-//! the checkpoint does not contain, although the output was to be held.
+//! beginning with its present files, as it would without `undying`. The same applies in two other cases. First, peers
+//! have received output that the checkpoint does not contain, although the output was to be held. Second, the program has
+//! synced files after the checkpoint, and has then sent data to a peer.
 //!
 //! Owns: this decision. The restart uses it, and `status` shows it in advance.
 //! Does not: consider the number of restarts, or the cause of a death.
@@ -43,7 +44,10 @@ impl Subject {
             Some(reached) if self.is_older_than_bound(reached, at) => {
                 Prospect::BegunAnew(Some(FreshReason::TooOld(reached)))
             }
-            Some(reached) => Prospect::BegunAnew(Some(FreshReason::OutputSent(reached))),
+            Some(reached) if self.run_time.has_sent_since(reached) => {
+                Prospect::BegunAnew(Some(FreshReason::OutputSent(reached)))
+            }
+            Some(reached) => Prospect::BegunAnew(Some(FreshReason::Told(reached))),
             None if self.goes_back() && self.suspicion.has_avoided() => Prospect::GivenUp,
             None => Prospect::BegunAnew(self.goes_back().then_some(FreshReason::NoneExact)),
         }
@@ -84,7 +88,8 @@ impl Subject {
     /// since the checkpoint, a rollback discards nothing.
     pub(super) fn is_too_old(&self, sequence: Sequence, survey: &Survey, at: Instant) -> bool {
         let discards = self.goes_back() && survey.unchanged != Some(sequence);
-        discards && (self.is_older_than_bound(sequence, at) || self.run_time.has_sent_since(sequence))
+        let is_known = self.run_time.has_sent_since(sequence) || survey.told.contains(&sequence);
+        discards && (self.is_older_than_bound(sequence, at) || is_known)
     }
 
     fn is_older_than_bound(&self, sequence: Sequence, at: Instant) -> bool {
@@ -207,6 +212,23 @@ mod tests {
         subject.step(later, Event::Taken { pause, arming, sliced: None, is_store_slow: false });
         subject.step(later, Event::Committed { sequence: Sequence(2), oldest: Some(Sequence(1)) });
         assert_eq!(subject.prospect(&reached(&[1, 2]), later), Prospect::Restored(Sequence(2)));
+    }
+
+    #[test]
+    fn files_are_not_rolled_back_past_durable_data_that_a_peer_may_rely_on() {
+        let now = Instant::now();
+        let subject = subject(now);
+        let told =
+            |told: &[u64]| Survey { told: told.iter().copied().map(Sequence).collect(), ..reached(&[1]) };
+        let anew = Prospect::BegunAnew(Some(FreshReason::Told(Sequence(1))));
+        assert_eq!(subject.prospect(&told(&[0, 1]), now), anew);
+        assert_eq!(subject.prospect(&told(&[0]), now), Prospect::Restored(Sequence(1)));
+        let unchanged = Survey { unchanged: Some(Sequence(1)), ..told(&[0, 1]) };
+        assert_eq!(subject.prospect(&unchanged, now), Prospect::Restored(Sequence(1)));
+        // The beginning of the program is a checkpoint, too.
+        let beginning = Survey { reaches_beginning: true, told: vec![BEGINNING], ..Survey::default() };
+        let anew = Prospect::BegunAnew(Some(FreshReason::Told(BEGINNING)));
+        assert_eq!(subject.prospect(&beginning, now), anew);
     }
 
     #[test]

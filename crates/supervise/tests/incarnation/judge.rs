@@ -80,6 +80,7 @@ struct LastDeath {
     tried: Option<Sequence>,
     reaches_beginning: bool,
     unchanged: Option<Sequence>,
+    told: Vec<Sequence>,
     /// The status of the death before this death.
     before: Option<SubjectStatus>,
 }
@@ -96,6 +97,7 @@ impl Judge {
             tried: None,
             reaches_beginning: false,
             unchanged: None,
+            told: Vec::new(),
             before: None,
         };
         Self {
@@ -141,6 +143,7 @@ impl Judge {
             tried: None,
             reaches_beginning: false,
             unchanged: None,
+            told: Vec::new(),
             before,
         };
     }
@@ -148,6 +151,7 @@ impl Judge {
     pub(super) fn surveyed(&mut self, survey: &Survey) {
         self.death.reaches_beginning = survey.reaches_beginning;
         self.death.unchanged = survey.unchanged;
+        self.death.told.clone_from(&survey.told);
     }
 
     /// Records an event, before the subject handles the event.
@@ -213,6 +217,8 @@ impl Judge {
             self.assert(age <= self.plan.files_back_max, "files are set back too far");
             let is_behind = self.sent.is_some_and(|sent| *taken < sent);
             self.assert(!is_behind, "files are set back past output that was sent");
+            let is_told = self.death.told.contains(&sequence);
+            self.assert(!is_told, "files are set back past durable data that a peer may rely on");
         }
     }
 

@@ -400,7 +400,11 @@ impl World {
         let committed: Vec<Sequence> = self.store.iter().copied().collect();
         let exact: Vec<Sequence> = self.exact.iter().copied().collect();
         let unchanged = exact.last().copied().filter(|_| self.random.u8(..4) == 0);
-        Survey { committed, exact, reaches_beginning: self.random.bool(), unchanged }
+        // What was told after a checkpoint was also told after each older checkpoint.
+        let told =
+            self.random.u64(..8).checked_sub(6).map_or(0, |later| self.next.get().saturating_sub(later));
+        let told = (0..told).map(Sequence).collect();
+        Survey { committed, exact, reaches_beginning: self.random.bool(), unchanged, told }
     }
 
     /// Invalidates checkpoints. Some of these checkpoints are already complete in the store, and their commit is

@@ -38,11 +38,12 @@ const AF_UNIX: u16 = 1;
 impl State {
     /// Records the files that a call is about to change. Ignores a failure if `is_over` reports that the thread of the
     /// call was killed. Queries in /proc about a killed thread can fail in many ways.
-    pub(super) fn answer(&mut self, thread: Tid, call: &Call, is_over: impl FnOnce() -> bool) {
-        let change = change_of(call);
+    pub(super) fn answer(&mut self, thread: Tid, call: &Call, is_over: impl Fn() -> bool) {
+        let change = with_flags(thread, change_of(call));
         self.crossings.passed(thread);
-        if is_sync(call) {
-            self.boundaries.durable.syncs(thread, clock::monotonic());
+        let opens_through = matches!(change, Change::Open(_, flags) if is_written_through(flags));
+        if is_sync(call) || opens_through {
+            self.boundaries.durable.syncs(thread, clock::monotonic(), &is_over);
         }
         let outcome = self.before(thread, change);
         if outcome.is_err() && is_over() {
@@ -54,14 +55,6 @@ impl State {
     fn before(&mut self, thread: Tid, change: Change) -> Result<()> {
         match change {
             Change::Open(at, flags) => self.before_open(thread, at, flags),
-            Change::OpenHow(at, how) => {
-                let mut bytes = [0; OPEN_HOW_BYTES];
-                if process_memory::read(Pid(thread.get()), how, &mut bytes).is_err() {
-                    return Ok(());
-                }
-                let flags = u64::from_ne_bytes(bytes[..8].try_into().expect("eight bytes"));
-                self.before_open(thread, at, OFlags::from_bits_retain(flags as u32))
-            }
             Change::Make(at) => match self.entry(thread, &at)? {
                 Some(entry) => self.name(&entry).map(drop),
                 None => Ok(()),
@@ -91,7 +84,7 @@ impl State {
             },
             Change::Bind(address, length) => self.before_bind(thread, address, length),
             // The source of content events reports a mapping once, when the mapping is created.
-            Change::Map { .. } | Change::Nothing => Ok(()),
+            Change::Map { .. } | Change::Nothing | Change::OpenHow(..) => Ok(()),
             Change::Unknown(what) => {
                 self.break_epoch(&format!(
                     "the program uses {what}, and file changes by this call cannot be recorded"
@@ -104,9 +97,6 @@ impl State {
     fn before_open(&mut self, thread: Tid, at: PathAt, flags: OFlags) -> Result<()> {
         if !changes(flags) {
             return Ok(());
-        }
-        if is_written_through(flags) {
-            self.boundaries.durable.syncs(thread, clock::monotonic());
         }
         let is_exclusive = flags.contains(OFlags::CREATE | OFlags::EXCL);
         let follows = !flags.contains(OFlags::NOFOLLOW) && !is_exclusive;
@@ -258,6 +248,18 @@ impl State {
             _ => Ok(()),
         }
     }
+}
+
+/// Reads the flags of openat2(2) from the memory of the subject. If they cannot be read, the call fails, and the change
+/// remains `OpenHow`.
+fn with_flags(thread: Tid, change: Change) -> Change {
+    let Change::OpenHow(at, how) = change else { return change };
+    let mut bytes = [0; OPEN_HOW_BYTES];
+    if process_memory::read(Pid(thread.get()), how, &mut bytes).is_err() {
+        return change;
+    }
+    let flags = u64::from_ne_bytes(bytes[..8].try_into().expect("eight bytes"));
+    Change::Open(at, OFlags::from_bits_retain(flags as u32))
 }
 
 /// Returns `None` if a path leads to no file, or if the kernel cannot follow the path either. The call fails in these

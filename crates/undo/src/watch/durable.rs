@@ -35,6 +35,8 @@ enum Sends {
     #[default]
     Ignored,
     Observed(ObservedTree),
+    /// The incarnation has ended. The field is the time of its last send to a peer.
+    Ended(Option<Duration>),
     /// Sends cannot be observed.
     Unknown,
 }
@@ -74,10 +76,15 @@ impl Durable {
         }
     }
 
-    /// Records that `thread` is about to make data durable. Sends of its tree are observed from now on.
-    pub(super) fn syncs(&mut self, thread: Tid, now: Duration) {
-        if matches!(self.sends, Sends::Ignored) {
+    /// Records that `thread` is about to make data durable. Sends of its tree are observed from now on. `is_over` reports
+    /// whether the thread was killed before its call.
+    pub(super) fn syncs(&mut self, thread: Tid, now: Duration, is_over: &impl Fn() -> bool) {
+        if matches!(self.sends, Sends::Ignored | Sends::Ended(_)) {
             let tree = SendObserver::shared().and_then(|observer| observer.observe(thread));
+            // A killed thread has no filter any more, and makes nothing durable.
+            if tree.is_err() && is_over() {
+                return;
+            }
             self.sends = tree.map_or(Sends::Unknown, Sends::Observed);
         }
         let newest = self.boundaries.keys().next_back().copied().unwrap_or(Sequence(0));
@@ -86,17 +93,32 @@ impl Durable {
         }
     }
 
-    /// Reports whether the subject has made data durable after checkpoint `since`, and has since told a peer.
-    /// `has_changed` reports whether a file has changed since a time.
-    pub(super) fn has_told(
+    /// Returns those of the checkpoints `since` after which the subject has made data durable, and has then told a
+    /// peer. `has_changed` reports whether a file has changed since a time.
+    pub(super) fn told(
+        &self,
+        since: &[Sequence],
+        has_changed: impl Fn(&FileKey, SystemTime) -> bool,
+    ) -> Vec<Sequence> {
+        let synced: Vec<(Sequence, Duration)> =
+            since.iter().filter_map(|since| Some((*since, self.synced(*since, &has_changed)?))).collect();
+        let sent = if synced.is_empty() { None } else { self.last_sent() };
+        let is_told = |(since, synced): &(Sequence, Duration)| {
+            sent >= Some(*synced) || self.first_sync(*since).is_some_and(|sync| sync.is_told)
+        };
+        synced.into_iter().filter(is_told).map(|(since, _)| since).collect()
+    }
+
+    fn first_sync(&self, since: Sequence) -> Option<&Sync> {
+        self.syncs.iter().find(|sync| sync.after >= since)
+    }
+
+    /// Returns the time of the first sync after a checkpoint.
+    fn synced(
         &self,
         since: Sequence,
-        has_changed: impl Fn(&FileKey, SystemTime) -> bool,
-    ) -> bool {
-        let sync = self.syncs.iter().find(|sync| sync.after >= since);
-        if sync.is_some_and(|sync| sync.is_told) {
-            return true;
-        }
+        has_changed: &impl Fn(&FileKey, SystemTime) -> bool,
+    ) -> Option<Duration> {
         // The time of a synchronous write is unknown; the earliest possible time is the time of the checkpoint.
         let is_written = |wall: SystemTime| {
             let mut files = self.written_through.values().filter(|(_, last)| *last >= since);
@@ -104,18 +126,14 @@ impl Durable {
         };
         let boundary = self.boundaries.get(&since);
         let through = boundary.filter(|(_, wall)| is_written(*wall)).map(|(at, _)| *at);
-        let synced = sync.map(|sync| sync.at).into_iter().chain(through).min();
-        synced.is_some_and(|synced| self.has_sent_since(synced))
-    }
-
-    fn has_sent_since(&self, synced: Duration) -> bool {
-        self.last_sent().is_some_and(|sent| sent >= synced)
+        self.first_sync(since).map(|sync| sync.at).into_iter().chain(through).min()
     }
 
     /// Returns the time of the last send to a peer. If sends cannot be observed, any time counts as such a time.
     fn last_sent(&self) -> Option<Duration> {
         match &self.sends {
             Sends::Ignored => None,
+            Sends::Ended(sent) => *sent,
             Sends::Unknown => Some(Duration::MAX),
             Sends::Observed(tree) => {
                 tree.sockets().map_or(Some(Duration::MAX), |sockets| last_sent(&sockets))
@@ -129,7 +147,7 @@ impl Durable {
         for sync in &mut self.syncs {
             sync.is_told |= sent.is_some_and(|sent| sent >= sync.at);
         }
-        self.sends = Sends::Ignored;
+        self.sends = Sends::Ended(sent);
     }
 
     /// Continues from checkpoint `to`, after a rollback.
@@ -270,15 +288,16 @@ mod tests {
     }
 
     fn told(durable: &Durable) -> Vec<u64> {
-        (0..10).filter(|sequence| durable.has_told(Sequence(*sequence), |_, _| false)).collect()
+        let all: Vec<Sequence> = (0..10).map(Sequence).collect();
+        durable.told(&all, |_, _| false).into_iter().map(Sequence::get).collect()
     }
 
     #[test]
     fn a_checkpoint_after_the_last_sync_is_not_told() {
         let mut durable = unobserved(&[(1, 1), (2, 2)]);
         assert!(told(&durable).is_empty());
-        durable.syncs(Tid(1), seconds(3));
-        durable.syncs(Tid(1), seconds(4));
+        durable.syncs(Tid(1), seconds(3), &|| false);
+        durable.syncs(Tid(1), seconds(4), &|| false);
         assert_eq!(durable.syncs.len(), 1);
         assert_eq!(told(&durable), [0, 1, 2]);
         durable.boundary(Sequence(5), (seconds(5), SystemTime::now()), Vec::new());
@@ -288,7 +307,7 @@ mod tests {
     #[test]
     fn what_an_ended_incarnation_has_told_stays_told_for_older_checkpoints() {
         let mut durable = unobserved(&[(1, 1), (2, 2), (3, 3)]);
-        durable.syncs(Tid(1), seconds(4));
+        durable.syncs(Tid(1), seconds(4), &|| false);
         durable.ended();
         assert_eq!(told(&durable), [0, 1, 2, 3]);
         durable.go_back(Sequence(3));
@@ -303,7 +322,7 @@ mod tests {
         for sequence in 1..9 {
             let at = seconds(2 * sequence);
             durable.boundary(Sequence(sequence), (at, SystemTime::UNIX_EPOCH + at), Vec::new());
-            durable.syncs(Tid(1), at + seconds(1));
+            durable.syncs(Tid(1), at + seconds(1), &|| false);
         }
         durable.retain(&[2, 5, 6].map(Sequence));
         let left: Vec<u64> = durable.syncs.iter().map(|sync| sync.after.get()).collect();
@@ -317,9 +336,12 @@ mod tests {
         let key = FileKey { device: 1, inode: 2, handle: FileHandle { kind: 1, bytes: vec![2] } };
         durable.boundary(Sequence(2), (seconds(2), SystemTime::UNIX_EPOCH + seconds(2)), vec![key]);
         let changed = |at: u64| move |_: &FileKey, since| SystemTime::UNIX_EPOCH + seconds(at) >= since;
-        assert!(durable.has_told(Sequence(2), changed(3)));
-        assert!(!durable.has_told(Sequence(2), changed(1)));
+        let all = [Sequence(1), Sequence(2)];
+        assert_eq!(durable.told(&all, changed(3)), all);
+        assert!(durable.told(&all[1..], changed(1)).is_empty());
+        durable.ended();
+        assert_eq!(durable.told(&all, changed(3)), all);
         durable.retain(&[Sequence(3)]);
-        assert!(!durable.has_told(Sequence(2), changed(3)));
+        assert!(durable.told(&all, changed(3)).is_empty());
     }
 }

@@ -370,13 +370,13 @@ impl Watch {
         state.boundaries.retain(kept);
     }
 
-    /// Reports whether the subject has made data durable after checkpoint `since`, and has afterwards sent data to a
-    /// peer outside its tree. The peer may rely on this data. Peers are the clients of the subject, and servers to
+    /// Returns those of the checkpoints `since` after which the subject has made data durable, and has then sent data to
+    /// a peer outside its tree. The peer may rely on this data. Peers are the clients of the subject, and servers to
     /// which the subject has made TCP connections. If sends cannot be observed, a sync alone counts.
     #[must_use]
-    pub fn has_told_since(&self, since: Sequence) -> bool {
+    pub fn told_since(&self, since: &[Sequence]) -> Vec<Sequence> {
         let state = self.shared.state();
-        state.boundaries.durable.has_told(since, |key, wall| state.has_changed_since(key, wall))
+        state.boundaries.durable.told(since, |key, wall| state.has_changed_since(key, wall))
     }
 
     /// Returns the state of the watch for `undying status`.

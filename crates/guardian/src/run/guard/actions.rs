@@ -19,7 +19,7 @@ use super::super::watching::BEGINNING;
 use super::parts::{After, Guard, Progress};
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
-use crate::event::wording::{headline_of, output_sent};
+use crate::event::wording::{headline_of, output_sent, told};
 use crate::record::FreshReport;
 use crate::signals::KILL;
 use crate::time;
@@ -266,6 +266,7 @@ impl Guard {
             FreshReason::NoneExact => self.why_none_exact(),
             FreshReason::TooOld(sequence) => self.why_too_old(sequence),
             FreshReason::OutputSent(sequence) => output_sent(sequence.get(), &self.why_behind()),
+            FreshReason::Told(sequence) => told(sequence.get()),
             FreshReason::FilesStay(BEGINNING) => {
                 format!("files cannot be rolled back to the beginning: {}", headline(last))
             }

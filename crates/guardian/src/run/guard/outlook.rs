@@ -14,7 +14,7 @@ use supervise::{FreshReason, Prospect, RestartPolicy, State, Survey};
 use super::super::watching::BEGINNING;
 use super::parts::Guard;
 use crate::event::RunEvent;
-use crate::event::wording::{output_sent, too_old};
+use crate::event::wording::{output_sent, told, too_old};
 use crate::record::{Brings, DeathNow, LateReport};
 use crate::time;
 
@@ -35,8 +35,13 @@ impl Guard {
     pub(super) fn look_out(&mut self) {
         let now = self.rebuild.host.clock.now();
         if self.files.outlook_due.is_some_and(|due| due <= now) {
+            let facts = &self.voice.record.facts;
+            let brought = |death_now: &Option<DeathNow>| death_now.as_ref().map(|now| (now.brings, now.seq));
+            let before = brought(&facts.death_now);
             self.renew_outlook();
-            self.voice.journal.set(&self.voice.record);
+            if brought(&self.voice.record.facts.death_now) != before {
+                self.voice.journal.set(&self.voice.record);
+            }
         }
         if self.late_limit().is_some_and(|limit| self.refusals.on_time + limit <= now) {
             self.report_late(now);
@@ -52,8 +57,8 @@ impl Guard {
         let mut survey = self.rebuild.survey_of(log.status().kept);
         let machine = &self.driver.machine;
         let mut prospect = machine.prospect(&survey, now);
-        if matches!(prospect, Prospect::BegunAnew(Some(FreshReason::TooOld(_) | FreshReason::OutputSent(_))))
-        {
+        use FreshReason::{OutputSent, Told, TooOld};
+        if matches!(prospect, Prospect::BegunAnew(Some(TooOld(_) | OutputSent(_) | Told(_)))) {
             survey.unchanged = self.rebuild.unchanged();
             prospect = machine.prospect(&survey, now);
         }
@@ -63,9 +68,11 @@ impl Guard {
             Prospect::BegunAnew(why) => (Brings::PresentFiles, None, why),
             Prospect::GivenUp => (Brings::End, None, None),
         };
-        if self.rebuild.watching.is_some() {
+        if let Some(watching) = &self.rebuild.watching {
             let until = sequence.and_then(|sequence| machine.files_back_until(sequence, now));
-            let until = until.filter(|until| *until > now).unwrap_or(now + INSPECTION_INTERVAL);
+            // The program can sync a file and send data at any time.
+            let next = now + INSPECTION_INTERVAL;
+            let until = until.filter(|until| *until > now && !watching.respects_syncs).unwrap_or(next);
             // The bound itself is still permitted.
             self.files.outlook_due = Some(until + Duration::from_millis(1));
         }
@@ -75,6 +82,7 @@ impl Guard {
         let why = why.map(|why| match why {
             FreshReason::TooOld(sequence) => self.why_too_old(sequence),
             FreshReason::OutputSent(sequence) => output_sent(sequence.get(), &self.why_behind()),
+            FreshReason::Told(sequence) => told(sequence.get()),
             _ => self.why_none_exact(),
         });
         let seq = sequence.filter(|sequence| *sequence != BEGINNING).map(Sequence::get);
