@@ -66,14 +66,6 @@ pub enum GuardianError {
         path = Escaped(&path.to_string_lossy())
     )]
     NotAside { name: String, path: PathBuf },
-    /// A moved file cannot be put back, because a file already exists at its path.
-    /// Row: put-back-taken
-    #[error(
-        "{path} exists; nothing was changed\nhelp: rename the existing file, then put the moved file back; or use the moved file at its present path: {from}",
-        path = Escaped(&path.to_string_lossy()),
-        from = Escaped(&from.to_string_lossy())
-    )]
-    PutBackTaken { path: PathBuf, from: PathBuf },
     /// A required kernel feature is missing, or is disabled by `UNDYING_FEATURES_OFF`.
     /// Row: feature-missing
     #[error("the kernel feature {name} is missing: {purpose}\nhelp: {fix}; `undying doctor` checks them all")]

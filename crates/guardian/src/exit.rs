@@ -68,7 +68,6 @@ impl GuardianError {
             Self::KeyNotBuilt { .. } => ExitCode::Missing,
             Self::NotReached { .. }
             | Self::FilesInUse { .. }
-            | Self::PutBackTaken { .. }
             | Self::OwnTree { .. }
             | Self::KernelThread { .. } => ExitCode::Refused,
             Self::NoStore
@@ -195,6 +194,8 @@ fn of_undo(error: &UndoError) -> ExitCode {
         | UndoError::Lost { .. }
         | UndoError::HalfBack { .. }
         | UndoError::PowerCut { .. }
+        | UndoError::Taken { .. }
+        | UndoError::NotPutBack { .. }
         | UndoError::Unreachable { .. } => ExitCode::Refused,
         _ => ExitCode::Failure,
     }
