@@ -99,6 +99,26 @@ pub enum GuardianError {
     /// Row: no-user
     #[error("there is no user {name:?} in /etc/passwd\nhelp: use the name of an existing user, or a uid")]
     NoUser { name: String },
+    /// The log of a component cannot be opened with the rights of its user.
+    /// Row: log-denied
+    #[error(
+        "cannot open the log {path} with the rights of uid {user}, who can change where this path leads: {errno}\nhelp: let uid {user} write the file; or name a log in a directory that only root can write",
+        path = Escaped(&path.to_string_lossy())
+    )]
+    LogDenied { path: PathBuf, user: u32, errno: sys::Errno },
+    /// Another user owns or can write a system file, which contains commands.
+    /// Row: system-file-untrusted
+    #[error(
+        "the system file {path} {why}, who can have written any command into it; it was not used\nhelp: if you trust its content, make it yours: chown {own} {path} && chmod go-w {path}",
+        path = Escaped(&path.to_string_lossy())
+    )]
+    SystemUntrusted {
+        path: PathBuf,
+        /// The owner or the permission, in words.
+        why: String,
+        /// The effective user id of this process.
+        own: u32,
+    },
     /// Another guardian already protects a subject of this name.
     /// Row: name-taken
     #[error(

@@ -95,6 +95,15 @@ pub fn may_create_in(directory: &Path) -> Result<()> {
     may_access(directory, libc::W_OK | libc::X_OK)
 }
 
+/// Checks whether the rights of the calling thread are sufficient to change to a directory.
+///
+/// # Errors
+///
+/// EACCES if the rights are not sufficient; otherwise the errors of the path lookup.
+pub fn may_search(directory: &Path) -> Result<()> {
+    may_access(directory, libc::X_OK)
+}
+
 fn may_access(path: &Path, mode: libc::c_int) -> Result<()> {
     let failed = |errno| Error::path("ask for access to", path, errno);
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| failed(Errno::EINVAL))?;
