@@ -47,7 +47,7 @@ pub fn put_back(log: &Path, path: &Path) -> Result<Option<MovedAside>> {
     };
     let stat = rustix::fs::statat(&found.directory, &found.name, AtFlags::SYMLINK_NOFOLLOW)
         .map_err(|errno| Error::path("inspect", &found.moved.to, errno))?;
-    let directory = open_directory(above).map_err(&refused)?;
+    let directory = open_directory(above).map_err(|errno| refused(reason_of(errno)))?;
     check_directory(directory.as_fd(), &found, &stat)?.map_or(Ok(()), |why| Err(refused(why)))?;
     let taken = |errno| match errno {
         Errno::EXIST => UndoError::Taken { path: path.to_path_buf(), from: found.moved.to.clone() },
@@ -70,15 +70,17 @@ pub fn put_back(log: &Path, path: &Path) -> Result<Option<MovedAside>> {
     Ok(Some(found.moved))
 }
 
-/// Opens the directory of the original path. On failure, returns the reason in words.
-fn open_directory(above: &Path) -> std::result::Result<OwnedFd, String> {
+/// Opens the directory of the original path. Follows no symbolic link.
+fn open_directory(above: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat2(CWD, above, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).map_err(|errno| {
-        match errno {
-            Errno::LOOP => "its path now contains a symbolic link".to_owned(),
-            errno => format!("its directory cannot be opened: {}", sys::Errno::from(errno)),
-        }
-    })
+    rustix::fs::openat2(CWD, above, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+}
+
+fn reason_of(not_opened: Errno) -> String {
+    match not_opened {
+        Errno::LOOP => "its path now contains a symbolic link".to_owned(),
+        errno => format!("its directory cannot be opened: {}", sys::Errno::from(errno)),
+    }
 }
 
 /// Returns the reason why a file must not be put into this directory. The rollback has recorded the directory from
