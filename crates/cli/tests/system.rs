@@ -442,6 +442,7 @@ fn names_that_the_user_of_a_component_controls_are_used_with_the_rights_of_this_
     std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
     for name in ["theirs", "closed", "closed/inner"] {
         std::fs::create_dir(path(name)).unwrap();
+        std::fs::set_permissions(path(name), PermissionsExt::from_mode(0o755)).unwrap();
     }
     std::fs::set_permissions(path("closed"), PermissionsExt::from_mode(0o700)).unwrap();
     chown(path("theirs"), Some(USER), Some(USER)).unwrap();
