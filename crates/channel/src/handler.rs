@@ -323,6 +323,24 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_of_another_user_is_not_replaced() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("unsupported: root");
+        }
+        let own_thread = Tid(rustix::thread::gettid().as_raw_nonzero().get());
+        let taken = |socket: &TcpListener| Taken::of_thread(own_thread, Fd(socket.as_raw_fd())).unwrap();
+        let (held, new) =
+            (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let address = sys::socket::local(held.as_fd()).unwrap();
+        let address = Address::from_bytes(&address).unwrap();
+        let mut held = Held::new(taken(&held), None).unwrap();
+        assert!(held.matches(&address, taken(&new).kind, None));
+        rustix::fs::fchown(&new, Some(rustix::fs::Uid::from_raw(65_534)), None).unwrap();
+        assert!(!held.matches(&address, taken(&new).kind, None));
+        assert!(held.is_in_the_way(&address, taken(&new).kind), "the kernel decides on the bind");
+    }
+
+    #[test]
     fn a_bind_of_a_killed_program_closes_no_held_socket() {
         if let Some(why) = Channels::missing() {
             println!("unsupported: {why}");

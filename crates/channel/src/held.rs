@@ -49,6 +49,9 @@ pub(crate) struct Kind {
     interface: i32,
     /// The cookie of the network namespace; zero if the kernel does not report the cookie.
     namespace: u64,
+    /// The user who has created the socket. A process of another user in the same component may lack the right to bind
+    /// the address, for example a port below 1024. Its bind(2) is left to the kernel.
+    owner: u32,
 }
 
 impl Kind {
@@ -67,7 +70,8 @@ impl Kind {
         let mut cookie = [0; 8];
         let has_cookie = socket_option::get(socket, NAMESPACE, &mut cookie).is_ok();
         let namespace = if has_cookie { u64::from_ne_bytes(cookie) } else { 0 };
-        let kind = Self { domain, kind, protocol: get(PROTOCOL)?, is_v6_only, interface, namespace };
+        let (protocol, owner) = (get(PROTOCOL)?, rustix::fs::fstat(socket).ok()?.st_uid);
+        let kind = Self { domain, kind, protocol, is_v6_only, interface, namespace, owner };
         is_known.then_some(kind)
     }
 

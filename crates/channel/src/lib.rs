@@ -20,8 +20,8 @@
 //!   and clients queue in its backlog. While the program is dead, the backlog of a TCP socket is net.core.somaxconn.
 //! - bind(2): if the next incarnation (run of the program) binds a socket to the address of a held socket, the held
 //!   socket replaces the new socket. The descriptor number and the close-on-exec flag do not change, and the call
-//!   succeeds. In both sockets, the address, the family, the type, the protocol, IPV6_V6ONLY, the interface and the
-//!   network namespace must be equal. If O_NONBLOCK or one of the options below differs, it is copied to the held
+//!   succeeds. In both sockets, the address, the family, the type, the protocol, IPV6_V6ONLY, the interface, the
+//!   network namespace and the user who has created the socket must be equal. If O_NONBLOCK or one of the options below differs, it is copied to the held
 //!   socket. If several held sockets share an address (SO_REUSEPORT), the first bind(2) receives the socket that began
 //!   to listen first, and so on.
 //! - connect(2): if the address belongs to another component, and this component does not listen yet, the call is

@@ -175,3 +175,89 @@ fn killed_checkpoints_leave_nothing_behind_beside_the_next_image() {
     counter.goes_on(2);
     counter.process.signal(Signal::TERM).unwrap();
 }
+
+#[test]
+fn a_system_file_that_another_user_can_write_is_refused() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let file = lab.path("system.toml");
+    let made = lab.path("made");
+    let text = format!(
+        "[system]\nname = \"lab\"\n[component.a]\ncommand = [\"touch\", \"{}\"]\npolicy = \"never\"\n",
+        made.display()
+    );
+    std::fs::write(&file, text).unwrap();
+    let given = |owner: u32, group: u32, mode: u32| {
+        chown(&file, Some(owner), Some(group)).unwrap();
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+    };
+    for (owner, group, mode) in [(NOBODY, 0, 0o644), (0, 0, 0o646), (0, NOBODY, 0o664), (NOBODY, 0, 0o400)] {
+        given(owner, group, mode);
+        for verb in ["check", "up"] {
+            let said = lab.say([verb, file.to_str().unwrap()]);
+            assert_refused(&said, &file);
+            assert!(said.stderr.contains("chown 0") && said.stderr.contains("go-w"), "{said:?}");
+        }
+    }
+    assert!(!made.exists() && !lab.store().exists());
+    for (group, mode) in [(0, 0o664), (NOBODY, 0o644), (0, 0o600)] {
+        given(0, group, mode);
+        assert_eq!(lab.say(["check", file.to_str().unwrap()]).code, Some(0), "{group} {mode:o}");
+    }
+}
+
+/// Plants the directory for the cut-off ends of files beside an image.
+type Plant = fn(&Path, &Path);
+
+#[test]
+fn the_end_of_a_file_is_not_kept_where_another_user_has_prepared_a_place() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let (shared, theirs, log) = (lab.path("shared"), lab.path("theirs"), lab.path("log"));
+    for (directory, mode) in [(&shared, 0o1777), (&theirs, 0o755)] {
+        std::fs::create_dir(directory).unwrap();
+        std::fs::set_permissions(directory, PermissionsExt::from_mode(mode)).unwrap();
+    }
+    chown(&theirs, Some(NOBODY), None).unwrap();
+    let script = format!("exec 7>>{}; echo first >&7; exec sleep 600", log.display());
+    let mut program = lab.detached(Command::new("setsid").args(["sh", "-c", &script])).spawn().unwrap();
+    common::until("the first line", || std::fs::read(&log).ok().filter(|text| !text.is_empty()));
+    let image = shared.join("image");
+    let pid = program.id().to_string();
+    let said = lab.say(["checkpoint", &pid, "--kill", "--image", image.to_str().unwrap()]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    common::wait(&mut program);
+    std::fs::write(&log, "first\nsecret\n").unwrap();
+    let aside = shared.join("image.aside");
+    let plants: [(&str, Plant); 4] = [
+        ("belongs to uid 65534", |aside, _| {
+            std::fs::create_dir(aside).unwrap();
+            chown(aside, Some(NOBODY), None).unwrap();
+        }),
+        ("can be written by other users", |aside, _| {
+            std::fs::create_dir(aside).unwrap();
+            std::fs::set_permissions(aside, PermissionsExt::from_mode(0o777)).unwrap();
+        }),
+        ("is a symbolic link", |aside, theirs| std::os::unix::fs::symlink(theirs, aside).unwrap()),
+        ("is a regular file", |aside, _| std::fs::write(aside, "").unwrap()),
+    ];
+    for (why, plant) in plants {
+        plant(&aside, &theirs);
+        let said = lab.say(["restore", image.to_str().unwrap(), "--detach"]);
+        assert_refused(&said, &aside);
+        assert!(said.stderr.contains(why), "{said:?}");
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "first\nsecret\n");
+        assert_eq!(std::fs::read_dir(&theirs).unwrap().count(), 0);
+        let found = shared.join("image.aside.found");
+        std::fs::rename(&aside, &found).unwrap();
+        let _ = std::fs::remove_dir(&found).or_else(|_| std::fs::remove_file(&found));
+    }
+    let said = lab.say(["restore", image.to_str().unwrap(), "--detach"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "first\n");
+    assert_eq!(std::fs::read_to_string(aside.join("1/bytes")).unwrap(), "secret\n");
+}

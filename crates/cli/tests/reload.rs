@@ -143,6 +143,26 @@ fn keys_of_the_checks_take_effect_without_a_restart() {
 }
 
 #[test]
+fn a_file_that_another_user_can_write_is_not_reloaded() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(&component("a", ""));
+    system.await_state("a", "ready");
+    system.rewrite(&[component("a", ""), component("b", "")].concat());
+    let file = system.lab.path("system.toml");
+    std::os::unix::fs::chown(&file, Some(65_534), None).unwrap();
+    let said = system.call(&["reload"]);
+    assert_ne!(said.code, Some(0), "{said:?}");
+    assert!(said.stderr.contains("belongs to uid 65534") && said.stderr.contains("help: "), "{said:?}");
+    assert_eq!(system.state("b"), "");
+    std::os::unix::fs::chown(&file, Some(0), None).unwrap();
+    assert_eq!(system.call(&["reload"]).code, Some(0));
+    system.await_state("b", "ready");
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
 fn a_service_reloads_at_sighup() {
     if !supported() {
         return;

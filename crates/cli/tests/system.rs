@@ -8,6 +8,8 @@ mod lab;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -425,6 +427,71 @@ fn a_component_gets_its_environment_directory_user_and_log() {
     assert_eq!((lines[5].as_str(), &lines[6]), ("none", &lines[7]), "it leads a session");
     system.await_state("wrong", "failed");
     assert!(system.told("no user \"no-such-user\""), "{}", system.lab.told());
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn names_that_the_user_of_a_component_controls_are_used_with_the_rights_of_this_user() {
+    if !supported() {
+        return;
+    }
+    const USER: u32 = 65_534;
+    // Unlike the directory of a lab, each user can search this directory.
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    for name in ["theirs", "closed", "closed/inner"] {
+        std::fs::create_dir(path(name)).unwrap();
+        std::fs::set_permissions(path(name), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    std::fs::set_permissions(path("closed"), PermissionsExt::from_mode(0o700)).unwrap();
+    chown(path("theirs"), Some(USER), Some(USER)).unwrap();
+    std::fs::write(path("secret"), "of root\n").unwrap();
+    std::fs::set_permissions(path("secret"), PermissionsExt::from_mode(0o600)).unwrap();
+    symlink("../secret", path("theirs/link")).unwrap();
+    symlink("../made", path("theirs/new-link")).unwrap();
+    symlink("../closed/inner", path("theirs/way")).unwrap();
+    assert!(Command::new("mkfifo").arg(path("theirs/fifo")).status().unwrap().success());
+    let component = |name: &str, keys: &str| {
+        format!(
+            "[component.{name}]\ncommand = [\"sh\", \"-c\", \"pwd; exec sleep 600\"]\nuser = \"{USER}\"\n{}\n",
+            keys.replace("HERE", &folder.path().to_string_lossy())
+        )
+    };
+    let system = System::up(
+        &[
+            component("link", "log = \"HERE/theirs/link\""),
+            component("new-link", "log = \"HERE/theirs/new-link\""),
+            component("fifo", "log = \"HERE/theirs/fifo\""),
+            component("way", "directory = \"HERE/theirs/way\""),
+            component("theirs", "log = \"HERE/theirs/log\"\ndirectory = \"HERE/theirs\""),
+            component("ours", "log = \"HERE/log\"\ndirectory = \"HERE/closed/inner\""),
+        ]
+        .concat(),
+    );
+    for name in ["link", "new-link", "fifo", "way"] {
+        system.await_state(name, "failed");
+    }
+    for name in ["theirs", "ours"] {
+        system.await_state(name, "ready");
+    }
+    let lines = |name: &str| {
+        until("a line", || std::fs::read_to_string(path(name)).ok().filter(|text| !text.is_empty()))
+    };
+    let owner = |name: &str| std::fs::metadata(path(name)).unwrap().uid();
+    assert_eq!(lines("theirs/log").trim(), path("theirs").to_str().unwrap());
+    assert_eq!((owner("theirs/log"), owner("log")), (USER, 0));
+    // The paths that only root can change are used with the rights of root.
+    assert_eq!(lines("log").trim(), path("closed/inner").to_str().unwrap());
+    // After the first start, the user replaces the log by a link.
+    std::fs::remove_file(path("theirs/log")).unwrap();
+    symlink("../secret", path("theirs/log")).unwrap();
+    let said = system.call(&["restart", "theirs"]);
+    system.await_state("theirs", "failed");
+    assert!(system.told("with the rights of uid 65534"), "{said:?} {}", system.lab.told());
+    assert!(system.told("change to the directory"), "{}", system.lab.told());
+    assert_eq!(std::fs::read_to_string(path("secret")).unwrap(), "of root\n");
+    assert!(!path("made").exists());
     assert_eq!(system.down(), Some(0));
 }
 

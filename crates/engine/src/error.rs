@@ -3,6 +3,8 @@
 //! Owns: the variants of the error. docs/errors.md has a row for each variant that an operator can see.
 //! Does not: choose exit codes; the commands of the crate `cli` map variants to exit codes.
 
+use std::path::PathBuf;
+
 use model::{Escaped, Pid};
 use resource::files::ChangedFile;
 use resource::{Obstacle, ResourceError};
@@ -114,6 +116,19 @@ pub enum EngineError {
         "the image does not tell which files the program writes: an earlier version of undying made it\nhelp: restore with --files keep if no file has changed since"
     )]
     FilesNotRecorded,
+    /// The directory for the bytes that a restore cuts off files belongs to another user, or is no directory. No step
+    /// of the restore was begun.
+    /// Row: aside-untrusted
+    #[error(
+        "the end of a file cannot be kept in {path}, which {why}; nothing was changed\nhelp: find out who made it, then rename it: mv {path} {path}.found",
+        path = Escaped(&path.to_string_lossy())
+    )]
+    AsideRefused {
+        /// The directory.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+    },
     /// This system cannot fill memory while the program runs. No step of the restore was begun.
     /// Row: lazy-missing
     #[error(

@@ -3,17 +3,19 @@
 //! A restore truncates a file that has only grown since the checkpoint. The bytes that are cut off are a *part*.
 //!
 //! Owns: the directory `aside`, which contains one directory for each part: the bytes, and a description of the origin.
-//! Invariants: the copy of a part is durable before the file is truncated. This program never removes a part.
+//! Invariants: the copy of a part is durable before the file is truncated. This program never removes a part. No part
+//! is written through a symbolic link, or into a directory that another user owns or can write.
 //! Does not: put parts back into files.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use engine::Aside;
+use engine::{Aside, EngineError};
 use model::ByteCount;
+use rustix::fs::{Dir, Mode, OFlags};
 use serde::Serialize;
 use sys::clock::Clock;
 use sys::{Errno, Error, Result};
@@ -60,13 +62,14 @@ impl Parts {
 
     /// Returns the callback to which the engine passes each part.
     pub(crate) fn keeping(&self) -> Aside {
-        let parts = self.clone();
-        Aside::new(move |path, file, offset, bytes| {
+        let (directory, parts) = (self.directory.clone(), self.clone());
+        let keep = move |path: &Path, file: &File, offset, bytes| {
             let to = keep(&parts.directory, path, file, offset, bytes)?;
             let part = MovedAside { path: path.to_owned(), bytes: ByteCount(bytes), to };
             parts.moved.lock().unwrap_or_else(PoisonError::into_inner).push(part);
             Ok(())
-        })
+        };
+        Aside::new(move || check(&directory), keep)
     }
 
     /// Returns the parts that were moved aside since the last call.
@@ -75,10 +78,27 @@ impl Parts {
     }
 }
 
+/// Checks the directory of all parts, if it exists. Another user can have created this directory, or a link with its
+/// name, beside an image outside of a store.
+fn check(directory: &Path) -> std::result::Result<(), EngineError> {
+    let why = match store::trust::check_directory(directory) {
+        Ok(()) => return Ok(()),
+        Err(error) if store::trust::is_absence(&error) => return Ok(()),
+        Err(store::Error::Untrusted { owner, .. }) => format!("belongs to uid {owner}"),
+        Err(store::Error::Writable { mode, .. }) => {
+            format!("can be written by other users (mode {mode:04o})")
+        }
+        Err(store::Error::WrongType { found, .. }) => format!("is {found} and not a directory"),
+        Err(error) => return Err(error.into()),
+    };
+    Err(EngineError::AsideRefused { path: directory.to_owned(), why })
+}
+
 fn keep(directory: &Path, path: &Path, mut file: &File, offset: u64, bytes: u64) -> Result<PathBuf> {
-    let part = create_part(directory)?;
-    let copy_path = part.join(BYTES_FILE);
-    let mut copy = create(&copy_path)?;
+    let all = open_or_create(directory)?;
+    let (part, part_path) = create_part(&all, directory)?;
+    let copy_path = part_path.join(BYTES_FILE);
+    let mut copy = create(&part, &part_path, BYTES_FILE)?;
     file.seek(SeekFrom::Start(offset)).map_err(|error| Error::path("seek in", path, error))?;
     let copied = std::io::copy(&mut file.take(bytes), &mut copy)
         .map_err(|error| Error::path("copy the end of a file to", &copy_path, error))?;
@@ -93,47 +113,54 @@ fn keep(directory: &Path, path: &Path, mut file: &File, offset: u64, bytes: u64)
         time: time::rfc3339(Clock::default().wall()),
     };
     let text = serde_json::to_vec_pretty(&description).expect("strings and numbers become JSON");
-    let description_path = part.join(DESCRIPTION_FILE);
-    let mut file = create(&description_path)?;
+    let description_path = part_path.join(DESCRIPTION_FILE);
+    let mut file = create(&part, &part_path, DESCRIPTION_FILE)?;
     file.write_all(&text).map_err(|error| Error::path("write", &description_path, error))?;
     file.sync_all().map_err(|error| Error::path("sync", &description_path, error))?;
-    sync(&part)?;
-    sync(directory)?;
+    part.sync_all().map_err(|error| Error::path("sync", &part_path, error))?;
+    all.sync_all().map_err(|error| Error::path("sync", directory, error))?;
     Ok(copy_path)
 }
 
-/// Creates a new directory for one part.
-fn create_part(directory: &Path) -> Result<PathBuf> {
-    let mut builder = DirBuilder::new();
-    builder.mode(0o700);
-    match builder.create(directory) {
+/// Opens the directory of all parts. The directory was checked before the restore. The check is repeated with the
+/// descriptor that is used.
+fn open_or_create(directory: &Path) -> Result<File> {
+    match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
             return Err(Error::path("create", directory, error));
         }
         _ => {}
     }
-    let listed = std::fs::read_dir(directory).map_err(|error| Error::path("list", directory, error))?;
-    let first = listed.count() as u32 + 1;
+    store::trust::open_directory(directory).map_err(|error| match error {
+        store::Error::Io(error) => error,
+        _ => Error::path("keep the end of a file in the directory of another user:", directory, Errno::EPERM),
+    })
+}
+
+/// Creates a new directory for one part. Returns the directory and its path.
+fn create_part(all: &File, path: &Path) -> Result<(File, PathBuf)> {
+    let mode = Mode::from_raw_mode(0o700);
+    let listed = Dir::read_from(all).map_err(|errno| Error::path("list", path, errno))?;
+    // Two of the names are `.` and `..`.
+    let first = (listed.count() as u32).saturating_sub(1);
     for number in first..first.saturating_add(PARTS_MAX) {
-        let part = directory.join(number.to_string());
-        match builder.create(&part) {
-            Ok(()) => return Ok(part),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(Error::path("create", &part, error)),
+        let (name, part) = (number.to_string(), path.join(number.to_string()));
+        match rustix::fs::mkdirat(all, &name, mode) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::EXIST) => continue,
+            Err(errno) => return Err(Error::path("create", &part, errno)),
         }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(all, &name, flags, Mode::empty());
+        return Ok((opened.map_err(|errno| Error::path("open", &part, errno))?.into(), part));
     }
-    Err(Error::path("find a free number in", directory, Errno::EEXIST))
+    Err(Error::path("find a free number in", path, Errno::EEXIST))
 }
 
-fn create(path: &Path) -> Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true).mode(0o600);
-    options.open(path).map_err(|error| Error::path("create", path, error))
-}
-
-fn sync(directory: &Path) -> Result<()> {
-    let opened = File::open(directory).and_then(|directory| directory.sync_all());
-    opened.map_err(|error| Error::path("sync", directory, error))
+fn create(part: &File, path: &Path, name: &str) -> Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = rustix::fs::openat(part, name, flags, Mode::from_raw_mode(0o600));
+    made.map(File::from).map_err(|errno| Error::path("create", path.join(name), errno))
 }
 
 #[cfg(test)]

@@ -66,14 +66,6 @@ pub enum GuardianError {
         path = Escaped(&path.to_string_lossy())
     )]
     NotAside { name: String, path: PathBuf },
-    /// A moved file cannot be put back, because a file already exists at its path.
-    /// Row: put-back-taken
-    #[error(
-        "{path} exists; nothing was changed\nhelp: rename the existing file, then put the moved file back; or use the moved file at its present path: {from}",
-        path = Escaped(&path.to_string_lossy()),
-        from = Escaped(&from.to_string_lossy())
-    )]
-    PutBackTaken { path: PathBuf, from: PathBuf },
     /// A required kernel feature is missing, or is disabled by `UNDYING_FEATURES_OFF`.
     /// Row: feature-missing
     #[error("the kernel feature {name} is missing: {purpose}\nhelp: {fix}; `undying doctor` checks them all")]
@@ -119,6 +111,26 @@ pub enum GuardianError {
     /// Row: no-user
     #[error("there is no user {name:?} in /etc/passwd\nhelp: use the name of an existing user, or a uid")]
     NoUser { name: String },
+    /// The log of a component cannot be opened with the rights of its user.
+    /// Row: log-denied
+    #[error(
+        "cannot open the log {path} with the rights of uid {user}, who can change where this path leads: {errno}\nhelp: let uid {user} write the file; or name a log in a directory that only root can write",
+        path = Escaped(&path.to_string_lossy())
+    )]
+    LogDenied { path: PathBuf, user: u32, errno: sys::Errno },
+    /// Another user owns or can write a system file, which contains commands.
+    /// Row: system-file-untrusted
+    #[error(
+        "the system file {path} {why}, who can have written any command into it; it was not used\nhelp: if you trust its content, make it yours: chown {own} {path} && chmod go-w {path}",
+        path = Escaped(&path.to_string_lossy())
+    )]
+    SystemUntrusted {
+        path: PathBuf,
+        /// The owner or the permission, in words.
+        why: String,
+        /// The effective user id of this process.
+        own: u32,
+    },
     /// Another guardian already protects a subject of this name.
     /// Row: name-taken
     #[error(

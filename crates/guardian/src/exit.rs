@@ -71,7 +71,6 @@ impl GuardianError {
             Self::KeyNotBuilt { .. } => ExitCode::Missing,
             Self::NotReached { .. }
             | Self::FilesInUse { .. }
-            | Self::PutBackTaken { .. }
             | Self::OwnTree { .. }
             | Self::KernelThread { .. } => ExitCode::Refused,
             Self::NoStore
@@ -81,7 +80,7 @@ impl GuardianError {
             | Self::BadProbe { .. }
             | Self::NoUser { .. } => ExitCode::Usage,
             // A missing image has the same code.
-            Self::NoSubject { .. } => ExitCode::Damaged,
+            Self::NoSubject { .. } | Self::SystemUntrusted { .. } => ExitCode::Damaged,
             Self::NotRestorable { last, .. } => last.exit_code(),
             // A shell and env(1) use the same codes.
             Self::Command { source, .. } if source.errno == Errno::ENOENT => ExitCode::NoProgram,
@@ -95,6 +94,7 @@ impl GuardianError {
             | Self::SystemTaken { .. }
             | Self::NoSystem { .. }
             | Self::BadManager { .. }
+            | Self::LogDenied { .. }
             | Self::SystemFailed { .. }
             | Self::NotDone { .. }
             | Self::Status { .. } => ExitCode::Failure,
@@ -131,7 +131,9 @@ fn of_engine(error: &EngineError) -> ExitCode {
         | EngineError::NotBuilt(_)
         | EngineError::LazyMissing(_) => ExitCode::Missing,
         EngineError::LazyLost(cause) | EngineError::InPart(cause) => of_engine(cause),
-        EngineError::UnknownRecord { .. } | EngineError::Incomplete(_) => ExitCode::Damaged,
+        EngineError::UnknownRecord { .. } | EngineError::Incomplete(_) | EngineError::AsideRefused { .. } => {
+            ExitCode::Damaged
+        }
         EngineError::NoProcess(_)
         | EngineError::PidTaken(_)
         | EngineError::PidUnreaped { .. }
@@ -199,6 +201,8 @@ fn of_undo(error: &UndoError) -> ExitCode {
         | UndoError::Lost { .. }
         | UndoError::HalfBack { .. }
         | UndoError::PowerCut { .. }
+        | UndoError::Taken { .. }
+        | UndoError::NotPutBack { .. }
         | UndoError::Unreachable { .. } => ExitCode::Refused,
         _ => ExitCode::Failure,
     }

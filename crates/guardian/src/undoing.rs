@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 
 use engine::{Covered, FileRecord};
 use model::Sequence;
-use rustix::fs::{CWD, RenameFlags};
 use serde::Serialize;
 use store::{Store, SubjectName};
 use sys::Error;
@@ -197,108 +196,36 @@ impl AsideRow {
 ///
 /// The store does not contain this subject, or its undo log cannot be read.
 pub fn moved_aside(location: &StoreLocation, name: &str) -> Result<Vec<AsideRow>> {
-    Ok(list(location, name)?.iter().map(AsideRow::of).collect())
+    let Some(log) = log_in(location, name)? else { return Ok(Vec::new()) };
+    Ok(back::list_aside(&log)?.iter().map(AsideRow::of).collect())
 }
 
 /// Moves the newest part of a path back to this path.
 ///
 /// # Errors
 ///
-/// `NotAside` if no part of that path exists. `PutBackTaken` if a file already exists at the path. In this case, the
-/// part is not moved.
+/// `NotAside` if no part of that path exists. The errors of [`back::put_back`]; then the part is not moved.
 pub fn put_back(location: &StoreLocation, name: &str, path: &Path) -> Result<AsideRow> {
     let path = std::path::absolute(path).map_err(|error| Error::path("resolve", path, error))?;
-    let moved = list(location, name)?;
-    let Some(moved) = moved.iter().rev().find(|moved| moved.path == path) else {
-        return Err(GuardianError::NotAside { name: name.to_owned(), path });
+    let moved = match log_in(location, name)? {
+        Some(log) => back::put_back(&log, &path)?,
+        None => None,
     };
-    put(&moved.to, &path)?;
-    Ok(AsideRow::of(moved))
+    let moved = moved.ok_or_else(|| GuardianError::NotAside { name: name.to_owned(), path })?;
+    Ok(AsideRow::of(&moved))
 }
 
-fn list(location: &StoreLocation, name: &str) -> Result<Vec<MovedAside>> {
+/// Returns the directory of the undo log of a subject, if the subject has an undo log.
+fn log_in(location: &StoreLocation, name: &str) -> Result<Option<PathBuf>> {
     let name: SubjectName = name.parse()?;
     let store = location.with_subject(&name)?;
     let directory = log_of(&store, &name);
-    if !directory.is_dir() {
-        return Ok(Vec::new());
-    }
-    Ok(back::list_aside(&directory)?)
-}
-
-/// Moves a file to a path at which no file exists. If the path is on another file system, makes a complete and durable
-/// copy beside the path, and renames this copy to the path.
-fn put(from: &Path, path: &Path) -> Result<()> {
-    let taken = || GuardianError::PutBackTaken { path: path.to_owned(), from: from.to_owned() };
-    // Returns true if the file was moved, and false if the path is on another file system.
-    let renamed = |from: &Path| match rustix::fs::renameat_with(CWD, from, CWD, path, RenameFlags::NOREPLACE)
-    {
-        Ok(()) => Ok(true),
-        Err(rustix::io::Errno::EXIST) => Err(taken()),
-        Err(rustix::io::Errno::XDEV) => Ok(false),
-        Err(errno) => Err(Error::path("put back", path, errno).into()),
-    };
-    if renamed(from)? {
-        return Ok(());
-    }
-    let failed = |error: std::io::Error| Error::path("copy to", path, error);
-    let mut name = path.as_os_str().to_owned();
-    name.push(".undying-put-back");
-    let copy = PathBuf::from(name);
-    if let Err(error) =
-        copy_to(from, &copy).map_err(|error| failed(error).into()).and_then(|()| renamed(&copy))
-    {
-        // An error of the removal is ignored, because the first error is reported.
-        let _ = std::fs::remove_file(&copy);
-        return Err(error);
-    }
-    Ok(std::fs::remove_file(from).map_err(|error| Error::path("remove", from, error))?)
-}
-
-/// Copies a regular file and its mode to a new file.
-fn copy_to(from: &Path, to: &Path) -> std::io::Result<()> {
-    let mut source = std::fs::File::open(from)?;
-    let mut target = std::fs::File::create_new(to)?;
-    std::io::copy(&mut source, &mut target)?;
-    target.set_permissions(source.metadata()?.permissions())?;
-    target.sync_all()
+    Ok(directory.is_dir().then_some(directory))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nothing_is_put_back_over_something_that_exists() {
-        let folder = tempfile::tempdir().unwrap();
-        let (from, path) = (folder.path().join("aside"), folder.path().join("path"));
-        std::fs::write(&from, "old").unwrap();
-        std::fs::write(&path, "new").unwrap();
-        let error = put(&from, &path).unwrap_err();
-        assert!(matches!(error, GuardianError::PutBackTaken { .. }), "{error}");
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
-        std::fs::remove_file(&path).unwrap();
-        put(&from, &path).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
-        assert!(!from.exists());
-    }
-
-    #[test]
-    fn a_file_is_put_back_to_another_file_system() {
-        let folder = tempfile::tempdir().unwrap();
-        let Ok(memory) = tempfile::tempdir_in("/dev/shm") else {
-            return println!("unsupported: /dev/shm");
-        };
-        let (from, path) = (memory.path().join("aside"), folder.path().join("path"));
-        std::fs::write(&from, "old").unwrap();
-        put(&from, &path).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
-        assert!(!from.exists() && std::fs::read_dir(folder.path()).unwrap().count() == 1);
-        std::fs::write(&from, "older").unwrap();
-        put(&from, &path).unwrap_err();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
-        assert_eq!(std::fs::read_to_string(&from).unwrap(), "older");
-    }
 
     #[test]
     fn a_subject_without_a_log_is_not_reached() {

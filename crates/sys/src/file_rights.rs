@@ -83,7 +83,28 @@ pub fn run_with<Output: Send>(rights: &FileRights, work: impl FnOnce() -> Output
 /// EACCES if the rights are not sufficient; otherwise the errors of the path lookup. There is no fallback to
 /// faccessat(2), because faccessat(2) checks the real user id.
 pub fn may_open(path: &Path, reads: bool, writes: bool) -> Result<()> {
-    let mode = if reads { libc::R_OK } else { 0 } | if writes { libc::W_OK } else { 0 };
+    may_access(path, if reads { libc::R_OK } else { 0 } | if writes { libc::W_OK } else { 0 })
+}
+
+/// Checks whether the rights of the calling thread are sufficient to create a file in a directory.
+///
+/// # Errors
+///
+/// EACCES if the rights are not sufficient; otherwise the errors of the path lookup.
+pub fn may_create_in(directory: &Path) -> Result<()> {
+    may_access(directory, libc::W_OK | libc::X_OK)
+}
+
+/// Checks whether the rights of the calling thread are sufficient to change to a directory.
+///
+/// # Errors
+///
+/// EACCES if the rights are not sufficient; otherwise the errors of the path lookup.
+pub fn may_search(directory: &Path) -> Result<()> {
+    may_access(directory, libc::X_OK)
+}
+
+fn may_access(path: &Path, mode: libc::c_int) -> Result<()> {
     let failed = |errno| Error::path("ask for access to", path, errno);
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| failed(Errno::EINVAL))?;
     // SAFETY: the path ends in a zero byte and outlives the call.

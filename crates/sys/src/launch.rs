@@ -1,6 +1,7 @@
-//! Prepares a program between fork and exec: a session of its own, another user, or an additional descriptor.
+//! Prepares a program between fork and exec: a session of its own, another user, a directory, or an additional
+//! descriptor.
 //!
-//! Owns: setsid(2), dup3(2), setgroups(2), setresgid(2), setresuid(2) between fork and exec.
+//! Owns: setsid(2), dup3(2), chdir(2), setgroups(2), setresgid(2), setresuid(2) between fork and exec.
 //! Invariants: the groups are changed before the user, because only a privileged process may change groups.
 //! If a call fails, the program is not started.
 //! Does not: look up the names of users and groups.
@@ -10,13 +11,16 @@
 //! Probe: none; these calls are always available
 //! Fallback: none
 
+use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use model::Fd;
 
-use crate::error::Errno;
+use crate::error::{Errno, Error, Result};
 
 /// The ids of a user.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -55,6 +59,20 @@ pub fn start_as(command: &mut Command, user: User) -> &mut Command {
     // SAFETY: between fork and exec, the closure makes only system calls. It takes no lock and allocates
     // nothing.
     unsafe { command.pre_exec(prepare) }
+}
+
+/// Makes the program of a command start in a directory. The directory is entered with the credentials that the child
+/// has at this step: after [`start_as`], with the rights of the other user.
+///
+/// # Errors
+///
+/// EINVAL if the path contains a zero byte.
+pub fn start_in<'a>(command: &'a mut Command, directory: &Path) -> Result<&'a mut Command> {
+    let name = CString::new(directory.as_os_str().as_bytes())
+        .map_err(|_| Error::path("change to the directory", directory, Errno::EINVAL))?;
+    // SAFETY: between fork and exec, the closure makes one system call. The string ends in a zero byte, and the
+    // closure owns the string.
+    Ok(unsafe { command.pre_exec(move || check(libc::syscall(libc::SYS_chdir, name.as_ptr()))) })
 }
 
 /// Makes the program of a command inherit `file` as descriptor `number`. If the child already has a

@@ -13,7 +13,7 @@ use model::{ByteCount, Fd, Pid, Tid};
 use sys::socket::{self, Message, SocketAddress};
 use sys::userfaultfd::{self, Discards, Mode};
 use sys::{Errno, Error};
-use tracee::arch::numbers::{IOCTL, RECVMSG, SOCKET, USERFAULTFD};
+use tracee::arch::numbers::{IOCTL, PRCTL, RECVMSG, SOCKET, USERFAULTFD};
 use tracee::procfs;
 use tracee::remote::{Query, SessionCapacity, SignalSets};
 use tracee::{RemoteError, RemoteSession};
@@ -25,6 +25,10 @@ use crate::error::TrackError;
 pub const ATTACH_CAPACITY: SessionCapacity =
     SessionCapacity { calls: 2, data: ByteCount(HEADER + PART + BYTE), opened: 3 };
 
+const PR_GET_DUMPABLE: u64 = 3;
+const PR_SET_DUMPABLE: u64 = 4;
+/// SUID_DUMP_USER: processes of the same user may inspect the process.
+const DUMPABLE: u64 = 1;
 const AF_UNIX: u16 = 1;
 /// SOCK_DGRAM | SOCK_CLOEXEC.
 const DATAGRAMS: u64 = 2 | 0o2_000_000;
@@ -60,10 +64,16 @@ pub(crate) fn userfaultfds<const COUNT: usize>(
     };
     session.close_opened(signals)?;
     let mut ours = ours?;
-    while ours.len() < COUNT {
-        let made = through_device(pid, session, flags);
-        session.close_opened(signals)?;
-        ours.push(made?);
+    if ours.len() < COUNT {
+        let hidden = hide(session)?;
+        let made = (0..COUNT).map(|_| {
+            let made = through_device(pid, session, flags);
+            session.close_opened(signals)?;
+            made
+        });
+        let made: Result<Vec<OwnedFd>, TrackError> = made.collect();
+        show(session, hidden)?;
+        ours = made?;
     }
     for (fd, discards) in ours.iter().zip(discards) {
         userfaultfd::begin(fd.as_fd(), mode, discards)?;
@@ -91,6 +101,30 @@ fn through_device(pid: Pid, session: &mut RemoteSession<'_>, flags: u64) -> Resu
     let device_fd = receive(session, socket_fd)?;
     let created = opened(session, IOCTL, [device_fd, userfaultfd::CREATE_REQUEST, flags, 0, 0, 0])?;
     Ok(duplicate(pid, created)?)
+}
+
+/// Makes the process not dumpable. Returns whether the process was dumpable. While the process is not dumpable, other
+/// processes of its user cannot duplicate its descriptors (pidfd_getfd(2)). These processes could otherwise keep the
+/// device, which only root may open. If this program dies, the process remains not dumpable until its next execve(2).
+fn hide(session: &mut RemoteSession<'_>) -> Result<bool, TrackError> {
+    // Without the user id root, this program could not duplicate the descriptors either. A device that another user may
+    // open needs no protection.
+    if sys::file_rights::own()?.user != 0 {
+        return Ok(false);
+    }
+    let is_dumpable = session.call(PRCTL, [PR_GET_DUMPABLE, 0, 0, 0, 0, 0])? == DUMPABLE;
+    if is_dumpable {
+        session.call(PRCTL, [PR_SET_DUMPABLE, 0, 0, 0, 0, 0])?;
+    }
+    Ok(is_dumpable)
+}
+
+/// Makes a process dumpable again that `hide` has changed.
+fn show(session: &mut RemoteSession<'_>, is_hidden: bool) -> Result<(), TrackError> {
+    if is_hidden {
+        session.call(PRCTL, [PR_SET_DUMPABLE, DUMPABLE, 0, 0, 0, 0])?;
+    }
+    Ok(())
 }
 
 fn opened(session: &mut RemoteSession<'_>, number: i64, arguments: [u64; 6]) -> Result<u64, RemoteError> {

@@ -74,6 +74,40 @@ pub enum UndoError {
         paths: Vec<PathBuf>,
     },
 
+    /// A moved file cannot be put back, because a file already exists at its path.
+    ///
+    /// Row: put-back-taken
+    #[error(
+        "{} exists; nothing was changed\nhelp: rename the existing file, then put the moved file back; or use the moved \
+         file at its present path: {}",
+        shown(path),
+        shown(from)
+    )]
+    Taken {
+        /// The original path.
+        path: PathBuf,
+        /// The present path of the moved file.
+        from: PathBuf,
+    },
+
+    /// A moved file is not put back, because its directory or its type does not permit it.
+    ///
+    /// Row: put-back-refused
+    #[error(
+        "{} was not put back: {why}; nothing was changed\nhelp: inspect the directory (`ls -ld`), then move the file \
+         yourself if you trust both: mv -n {} DIRECTORY",
+        shown(path),
+        shown(from)
+    )]
+    NotPutBack {
+        /// The original path.
+        path: PathBuf,
+        /// The present path of the moved file.
+        from: PathBuf,
+        /// The reason.
+        why: String,
+    },
+
     /// A file must be created again, but the log does not contain the content of the file. The rollback has changed
     /// nothing.
     ///

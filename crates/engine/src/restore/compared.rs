@@ -50,14 +50,21 @@ pub struct Files {
     pub covered: Covered,
 }
 
-/// A function that stores the bytes that are cut off a file; see [`MoveAside`].
-pub struct Aside(Box<MoveAside<'static>>);
+/// The directory for the bytes that are cut off files.
+pub struct Aside {
+    check: Box<dyn Fn() -> Result<()>>,
+    keep: Box<MoveAside<'static>>,
+}
 
 impl Aside {
-    /// Creates the value from `keep`. `keep` receives the path, the file, and the offset and length of the cut-off
-    /// part in bytes. When `keep` returns, the part must be durable.
-    pub fn new(keep: impl FnMut(&Path, &File, u64, u64) -> sys::Result<()> + 'static) -> Self {
-        Self(Box::new(keep))
+    /// Creates the value from two functions. `check` returns an error if the directory cannot be used; it is called
+    /// before the restore creates anything. `keep` receives the path, the file, and the offset and length of the
+    /// cut-off part in bytes. When `keep` returns, the part must be durable.
+    pub fn new(
+        check: impl Fn() -> Result<()> + 'static,
+        keep: impl FnMut(&Path, &File, u64, u64) -> sys::Result<()> + 'static,
+    ) -> Self {
+        Self { check: Box::new(check), keep: Box::new(keep) }
     }
 }
 
@@ -84,7 +91,8 @@ impl Compared {
     ///
     /// # Errors
     ///
-    /// `FilesChanged` with every file that does not match; `FilesNotRecorded` for an image of an earlier version.
+    /// `FilesChanged` with every file that does not match; `FilesNotRecorded` for an image of an earlier version;
+    /// `AsideRefused` if the directory for the cut-off bytes cannot be used.
     pub(super) fn compare(plan: &Plan, time: SystemTime, files: Files) -> Result<Self> {
         let Files { policy, aside, opened_later, covered } = files;
         if policy == FilePolicy::Keep {
@@ -100,15 +108,19 @@ impl Compared {
             refuse(cuts.iter().filter(|cut| !cut.may_stay()), "was written to after the checkpoint")?;
             return Ok(Self { cuts: Vec::new(), aside });
         }
-        if aside.is_none() {
-            refuse(cuts.iter(), "grew after the checkpoint, and there is no store to move the end to")?;
+        match &aside {
+            None => {
+                refuse(cuts.iter(), "grew after the checkpoint, and there is no store to move the end to")?
+            }
+            Some(aside) if !cuts.is_empty() => (aside.check)()?,
+            Some(_) => {}
         }
         Ok(Self { cuts, aside })
     }
 
     /// Truncates the files that only grew.
     pub(super) fn cut_back(&mut self) -> Result<()> {
-        if let Some(Aside(keep)) = &mut self.aside {
+        if let Some(Aside { keep, .. }) = &mut self.aside {
             self.cuts.iter().try_for_each(Cut::check)?;
             for cut in self.cuts.drain(..) {
                 cut.apply(keep)?;

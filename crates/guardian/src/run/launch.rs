@@ -16,10 +16,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use health::ready::FdReady;
 use model::Fd;
+use rustix::fs::OFlags;
 use sys::Error;
+use sys::file_rights::{self, FileRights};
 use sys::launch::User;
 
 use super::channels::ComponentChannels;
+use super::component_path;
 use super::damaged::Damaged;
 use crate::error::{GuardianError, Result};
 
@@ -83,14 +86,39 @@ impl ReadyPipe {
 }
 
 impl Launch {
-    /// Opens the log file, if one is set.
+    /// Opens the log file, if one is set. If the user of the program can change where the path of the log leads, the log
+    /// is opened with the rights of this user.
     pub(super) fn open_log(&self) -> Result<Option<OwnedFd>> {
-        let open = |path: &PathBuf| {
-            let mut options = OpenOptions::new();
-            let opened = options.append(true).create(true).mode(LOG_MODE).open(path);
-            opened.map(OwnedFd::from).map_err(|error| Error::path("open the log", path, error).into())
+        let Some(path) = &self.log else { return Ok(None) };
+        let mut options = OpenOptions::new();
+        options.append(true).create(true).mode(LOG_MODE);
+        let Some(rights) = self.rights_for(path)? else {
+            let opened = options.open(path).map_err(|error| Error::path("open the log", path, error))?;
+            return Ok(Some(opened.into()));
         };
-        self.log.as_ref().map(open).transpose()
+        // A FIFO without a reader must not block this thread.
+        let flags = OFlags::NONBLOCK;
+        options.custom_flags(flags.bits().cast_signed());
+        let failed = |errno| GuardianError::LogDenied { path: path.clone(), user: rights.user, errno };
+        let opened = file_rights::run_with(&rights, || options.open(path))?;
+        let opened = OwnedFd::from(opened.map_err(|error| failed(error.into()))?);
+        let kept = rustix::fs::fcntl_getfl(&opened).map_err(|errno| failed(errno.into()))? - flags;
+        rustix::fs::fcntl_setfl(&opened, kept).map_err(|errno| failed(errno.into()))?;
+        Ok(Some(opened))
+    }
+
+    /// Returns the rights with which a path of the program is used. `None`: the rights of this process.
+    fn rights_for(&self, path: &Path) -> Result<Option<FileRights>> {
+        let found = self.found_user()?;
+        Ok(found.map(|(user, _)| component_path::rights_for(&user, path)).transpose()?.flatten())
+    }
+
+    /// Looks up the user and the home directory of the program, if a user is set.
+    fn found_user(&self) -> Result<Option<(User, Option<PathBuf>)>> {
+        let Some(name) = &self.user else { return Ok(None) };
+        let known = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let found = user(name, &known(PASSWD), &known(GROUP));
+        found.map(Some).ok_or_else(|| GuardianError::NoUser { name: name.clone() })
     }
 
     /// Prepares the steps that need no privilege. If there is a log, it becomes standard output and standard error.
@@ -99,14 +127,6 @@ impl Launch {
             command.env_remove(name);
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        if let Some(directory) = &self.directory {
-            // The directory is checked here, because a later failure would look like a failure to execute the program.
-            let found = std::fs::metadata(directory).map_err(|error| not_entered(directory, error))?;
-            if !found.is_dir() {
-                return Err(not_entered(directory, rustix::io::Errno::NOTDIR).into());
-            }
-            command.current_dir(directory);
-        }
         if self.is_service {
             command.stdin(Stdio::null());
             sys::launch::start_in_session(command);
@@ -118,25 +138,42 @@ impl Launch {
         self.ready.as_ref().map_or(Ok(()), |ready| ready.prepare(command))
     }
 
-    /// Prepares the change of the user, which must be the last preparation.
+    /// Prepares the change of the directory and the user, which must be the last preparation. If the user can change
+    /// where the path of the directory leads, the program enters the directory with the rights of the user.
     pub(super) fn prepare_user(&self, command: &mut Command) -> Result<()> {
-        let Some(name) = &self.user else { return Ok(()) };
-        let known = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let found = user(name, &known(PASSWD), &known(GROUP));
-        let (user, home) = found.ok_or_else(|| GuardianError::NoUser { name: name.clone() })?;
-        for variable in ["USER", "LOGNAME"] {
-            command.env(variable, name);
+        let rights =
+            self.directory.as_ref().map(|directory| self.rights_for(directory)).transpose()?.flatten();
+        if let Some(directory) = &self.directory {
+            // The directory is checked here, because a later failure would look like a failure to execute the program.
+            match &rights {
+                Some(rights) => file_rights::run_with(rights, || can_enter(directory))??,
+                None => can_enter(directory)?,
+            }
         }
-        if let Some(home) = home {
-            command.env("HOME", home);
+        if let Some(directory) = self.directory.as_ref().filter(|_| rights.is_none()) {
+            command.current_dir(directory);
         }
-        sys::launch::start_as(command, user);
+        if let Some((user, home)) = self.found_user()? {
+            let name = self.user.iter();
+            command.envs(["USER", "LOGNAME"].into_iter().zip(name.cycle()));
+            command.envs(home.map(|home| ("HOME", home)));
+            sys::launch::start_as(command, user);
+        }
+        if let Some(directory) = self.directory.as_ref().filter(|_| rights.is_some()) {
+            sys::launch::start_in(command, directory)?;
+        }
         Ok(())
     }
 }
 
-fn not_entered(directory: &Path, why: impl Into<sys::Errno>) -> Error {
-    Error::path("change to the directory", directory, why)
+/// Checks whether the calling thread can change to a directory.
+fn can_enter(directory: &Path) -> sys::Result<()> {
+    let failed = |why: sys::Errno| Error::path("change to the directory", directory, why);
+    let found = std::fs::metadata(directory).map_err(|error| failed(error.into()))?;
+    if !found.is_dir() {
+        return Err(failed(rustix::io::Errno::NOTDIR.into()));
+    }
+    file_rights::may_search(directory).map_err(|error| failed(error.errno))
 }
 
 /// Looks up a user and the home directory. getpwnam(3) is not used, because a statically linked program cannot load the

@@ -8,6 +8,7 @@
 mod channels;
 mod children;
 pub(crate) mod claim;
+mod component_path;
 mod connections;
 mod damaged;
 mod departed;

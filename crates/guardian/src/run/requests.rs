@@ -122,7 +122,8 @@ impl Requests {
                 RecvAncillaryMessage::ScmCredentials(credentials) => Some(credentials),
                 _ => None,
             });
-            let address = got.address.and_then(|address| unix(&address));
+            let address = got.address.zip(credentials.as_ref());
+            let address = address.and_then(|(address, credentials)| unix(&address, is_owner(credentials)));
             // A request without a return address, or without permission, gets no reply.
             if let (Some(credentials), Some(address)) = (credentials, address)
                 && let Some(process) = admitted(&credentials, root)
@@ -256,9 +257,16 @@ fn is_ours(name: &str) -> bool {
     digits.len() == 2 * RANDOM_BYTES && digits.bytes().all(is_digit)
 }
 
-fn unix(address: &SocketAddrAny) -> Option<SocketAddrUnix> {
+/// Returns the address for the reply. A path is accepted only from root and the user of the guardian: another sender
+/// could replace the path by a link to the socket of a service, to which only the guardian has access.
+fn unix(address: &SocketAddrAny, is_owner: bool) -> Option<SocketAddrUnix> {
     let address = SocketAddrUnix::try_from(address.clone()).ok()?;
-    (address.abstract_name().is_some() || address.path().is_some()).then_some(address)
+    (address.abstract_name().is_some() || is_owner && address.path().is_some()).then_some(address)
+}
+
+/// Reports whether the sender runs as the user root or as the user of the guardian.
+fn is_owner(credentials: &UCred) -> bool {
+    credentials.uid.is_root() || credentials.uid == rustix::process::geteuid()
 }
 
 /// Returns the process that sent the credentials. Returns `None` unless the process belongs to the subject, or runs as
@@ -266,9 +274,8 @@ fn unix(address: &SocketAddrAny) -> Option<SocketAddrUnix> {
 fn admitted(credentials: &UCred, root: Pid) -> Option<ProcessKey> {
     let pid = Pid(credentials.pid.as_raw_nonzero().get());
     let process = procfs::key(pid).ok()?;
-    let is_owner = credentials.uid.is_root() || credentials.uid == rustix::process::geteuid();
     let is_inside = || tree::descendants(root).is_ok_and(|pids| pids.contains(&pid));
-    (is_owner || is_inside()).then_some(process)
+    (is_owner(credentials) || is_inside()).then_some(process)
 }
 
 #[cfg(test)]
@@ -314,6 +321,18 @@ mod tests {
         for name in [&foreign, "@undying/", "@undying/0123456789abcdeF", "@undying/0123456789abcdef0", ""] {
             let opened = Requests::open(Some(name)).unwrap();
             assert!(opened.name() != name && is_ours(opened.name()), "{name}");
+        }
+    }
+
+    #[test]
+    fn no_reply_goes_to_a_path_of_another_user() {
+        let path = SocketAddrUnix::new("/run/service").unwrap();
+        let name = SocketAddrUnix::new_abstract_name(b"client").unwrap();
+        for (address, is_owner, is_accepted) in
+            [(&path, false, false), (&path, true, true), (&name, false, true), (&name, true, true)]
+        {
+            let accepted = unix(&SocketAddrAny::from(address.clone()), is_owner);
+            assert_eq!(accepted.as_ref(), is_accepted.then_some(address));
         }
     }
 

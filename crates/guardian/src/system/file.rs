@@ -1,10 +1,11 @@
 //! The file that describes a system.
 //!
-//! Owns: reading the file, and the mistakes that only a parser of addresses and probes finds.
+//! Owns: reading the file, the check of its owner and permissions, and the mistakes that only a parser of addresses and probes finds.
 //! Does not: know the keys of the file; `supervise` does.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use supervise::{Mistake, Mistakes, System};
@@ -16,15 +17,21 @@ use crate::error::GuardianError;
 /// `/dev/zero`.
 const BYTES_MAX: u64 = 16 << 20;
 
+const PERMISSIONS: u32 = 0o7777;
+const GROUP_WRITES: u32 = 0o020;
+const OTHERS_WRITE: u32 = 0o002;
+
 /// Reads a system file, and makes all checks that do not depend on this machine.
 ///
 /// # Errors
 ///
-/// The file cannot be read, or it has mistakes. The error contains all mistakes.
+/// The file cannot be read, another user can have written it, or it has mistakes. The error contains all mistakes.
 pub fn read_system(path: &Path) -> Result<System, GuardianError> {
     let failed = |error: std::io::Error| sys::Error::path("read", path, error);
     let mut content = Vec::new();
-    File::open(path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut content)).map_err(failed)?;
+    let file = File::open(path).map_err(failed)?;
+    check_writers(path, &file.metadata().map_err(failed)?)?;
+    file.take(BYTES_MAX).read_to_end(&mut content).map_err(failed)?;
     let text = String::from_utf8_lossy(&content).into_owned();
     let refused = |mistakes: Mistakes| GuardianError::System {
         path: path.to_path_buf(),
@@ -33,6 +40,23 @@ pub fn read_system(path: &Path) -> Result<System, GuardianError> {
     let system = System::parse(content).map_err(refused)?;
     let mistakes: Vec<Mistake> = mistakes_of_probes(&system).chain(mistakes_of_channels(&system)).collect();
     if mistakes.is_empty() { Ok(system) } else { Err(refused(Mistakes::of(text, mistakes))) }
+}
+
+/// Checks that only root and this user can have written the file, because its commands run with the rights of this
+/// user. As sudo(8) does for its own file, the check concerns the opened file and not the directories of its path. A
+/// group may write if it has the number of the owner: the private group of the owner.
+fn check_writers(path: &Path, file: &Metadata) -> Result<(), GuardianError> {
+    let own = rustix::process::geteuid().as_raw();
+    let (owner, mode) = (file.uid(), file.mode() & PERMISSIONS);
+    let is_of_group = mode & GROUP_WRITES != 0 && file.gid() != owner;
+    let why = if owner != 0 && owner != own {
+        format!("belongs to uid {owner}")
+    } else if mode & OTHERS_WRITE != 0 || is_of_group {
+        format!("can be written by other users (mode {mode:04o})")
+    } else {
+        return Ok(());
+    };
+    Err(GuardianError::SystemUntrusted { path: path.to_path_buf(), why, own })
 }
 
 /// Returns the addresses in `channels` that are not valid.

@@ -5,6 +5,7 @@
 //! Does not: read pages.
 
 use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,8 @@ use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid, ProcessKey};
 use sys::{Error, Result};
 use tracee::procfs::{self, Backing};
 
+/// O_PATH on x86-64.
+const PATH: i32 = 0o10_000_000;
 /// O_DIRECT on x86-64.
 pub(super) const DIRECT: i32 = 0o40000;
 
@@ -53,20 +56,22 @@ impl Mapping {
         (self.offset + (at - self.range.start).get()) / PAGE_BYTES
     }
 
-    /// Opens the file, even if the file no longer has a name.
+    /// Opens the file, even if the file no longer has a name. The name can now lead to a FIFO or a device, so the file is
+    /// first compared without an open.
     pub(super) fn open(&self, source: ReadSource) -> Result<File> {
-        let path = by_range(self.process.pid, self.range);
         let flags = if source == ReadSource::Direct { DIRECT } else { 0 };
-        let mut options = OpenOptions::new();
-        options.read(true).custom_flags(flags);
         let open = |path: &Path| {
-            let file = options.open(path).map_err(|error| Error::path("open", path, error))?;
-            let metadata = file.metadata().map_err(|error| Error::path("read the times of", path, error))?;
-            match FileId::of(&metadata) == self.file {
-                true => Ok(file),
-                false => Err(Error::path("compare with", path, sys::Errno::ENOENT)),
+            let failed = |error: std::io::Error| Error::path("open", path, error);
+            let handle = OpenOptions::new().read(true).custom_flags(PATH).open(path).map_err(failed)?;
+            let metadata =
+                handle.metadata().map_err(|error| Error::path("read the times of", path, error))?;
+            if FileId::of(&metadata) != self.file {
+                return Err(Error::path("compare with", path, sys::Errno::ENOENT));
             }
+            let link = format!("/proc/self/fd/{}", handle.as_raw_fd());
+            OpenOptions::new().read(true).custom_flags(flags).open(link).map_err(failed)
         };
+        let path = by_range(self.process.pid, self.range);
         open(&path).or_else(|_| open(&by_name(self.process.pid, &self.name)))
     }
 }

@@ -277,6 +277,21 @@ fn a_deleted_file_is_still_compared() {
 }
 
 #[test]
+fn a_name_that_now_leads_to_a_fifo_is_not_opened() {
+    let program = Program::start("");
+    let path = program._folder.path().join("program");
+    let mappings = process::list(program.pid()).unwrap().mappings;
+    let mut mapping = mappings.into_iter().find(|mapping| mapping.name == path).unwrap();
+    // No file is mapped at this range, so the file is opened by its name.
+    mapping.range = model::AddressRange::new(Address(PAGE_BYTES), Address(2 * PAGE_BYTES));
+    mapping.open(process::ReadSource::Cached).expect("the file has its name");
+    std::fs::remove_file(&path).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
+    // An open of the FIFO would wait for a writer.
+    mapping.open(process::ReadSource::Cached).unwrap_err();
+}
+
+#[test]
 fn a_new_incarnation_and_the_end_of_one_are_no_changes() {
     let program = Program::start("");
     let mut swept = Swept::over(program.pid());

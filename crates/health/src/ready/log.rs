@@ -7,6 +7,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,8 +21,8 @@ use super::met::Ready;
 pub const LOG_POLL: Duration = Duration::from_millis(50);
 /// Maximum number of bytes that one call reads: about 0.1 ms.
 const BYTES_PER_CALL: usize = 256 * 1024;
-/// O_NONBLOCK on x86-64, so that opening a FIFO does not block.
-const NONBLOCK: i32 = 0o4000;
+/// O_PATH on x86-64.
+const PATH: i32 = 0o10_000_000;
 
 /// The reason why a text is not valid for a search.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -157,15 +158,18 @@ impl LogReady {
     }
 }
 
+/// Opens a regular file for reading. The path can belong to a program with fewer rights than this process, so the path
+/// is first resolved without an open: the open of a device or a FIFO could have an effect.
 fn open(path: &Path) -> Result<Option<File>> {
-    match OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path) {
-        Ok(file) => {
-            let is_regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
-            is_regular
-                .then_some(Some(file))
-                .ok_or_else(|| Error::path("read the log, which is no regular file,", path, Errno::EINVAL))
-        }
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::path("open the log", path, error)),
+    let failed = |error: std::io::Error| Error::path("open the log", path, error);
+    let handle = match OpenOptions::new().read(true).custom_flags(PATH).open(path) {
+        Ok(handle) => handle,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    if !handle.metadata().map_err(failed)?.is_file() {
+        return Err(Error::path("read the log, which is no regular file,", path, Errno::EINVAL));
     }
+    let link = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    OpenOptions::new().read(true).open(link).map(Some).map_err(failed)
 }

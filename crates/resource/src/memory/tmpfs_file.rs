@@ -6,12 +6,11 @@
 //! Does not: recognize files that the subject (the protected program) can only read. The kinds of ordinary files save
 //! mappings of these files.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use prost::Message;
-use rustix::fs::Stat;
+use rustix::fs::{OFlags, Stat};
 use sys::{Errno, Error};
 use tracee::procfs::Backing;
 
@@ -21,6 +20,7 @@ use super::source_file;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
+use crate::support::opening;
 use crate::support::tmpfs::{self, Found, TmpfsFile as NamedFile};
 
 const NAME: &str = "memory/tmpfs_file";
@@ -63,7 +63,13 @@ impl MemoryKind for TmpfsFile {
         let gone = || Error::path("find the shared memory file", source_file::path(of), Errno::ENOENT);
         let place = find(of).ok_or_else(gone)?;
         let name = place.lasting_name().ok_or_else(gone)?;
-        let file = File::open(&place.path).map_err(|error| Error::path("open", &place.path, error))?;
+        // The name can now lead to a FIFO or a device, so the file is first compared without an open.
+        let handle = opening::open(&place.path, OFlags::PATH | OFlags::CLOEXEC)?;
+        let stat = rustix::fs::fstat(&handle).map_err(|errno| Error::path("inspect", &place.path, errno))?;
+        if (stat.st_dev, stat.st_ino) != (place.stat.st_dev, place.stat.st_ino) {
+            return Err(gone().into());
+        }
+        let file = opening::reopen(&handle, OFlags::RDONLY | OFlags::CLOEXEC)?;
         let described = NamedFile::describe(&name, &file, &place.stat)?;
         Ok((described.encode_to_vec(), place.stat.st_size as u64))
     }
@@ -143,6 +149,7 @@ fn find(of: MappingOf<'_>) -> Option<Place> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
     use tracee::procfs::Mapping;

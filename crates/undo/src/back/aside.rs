@@ -10,6 +10,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use model::ByteCount;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags};
@@ -17,6 +18,7 @@ use rustix::io::Errno;
 use sys::Error;
 
 use crate::error::Result;
+use crate::key::FileKey;
 use crate::log::keep::{self, KeepPlace};
 use crate::log::record::{self, AnyRecord};
 
@@ -39,6 +41,18 @@ pub struct MovedAside {
     pub to: PathBuf,
     /// Length in bytes; 0 for other types than regular files.
     pub bytes: ByteCount,
+}
+
+/// A moved file with its present place.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// The directory of the rollback in a keep directory. Only the user of this process can search it.
+    pub(super) directory: Rc<OwnedFd>,
+    /// The present name in `directory`.
+    pub(super) name: String,
+    /// The directory from which the file was moved. `None`: an earlier version has moved the file.
+    pub(super) home: Option<FileKey>,
+    pub(super) moved: MovedAside,
 }
 
 /// Returns the number of the next rollback. Removes moved files of all but the newest rollbacks, as far as possible.
@@ -64,14 +78,19 @@ pub(crate) fn next_number(log: &Path) -> Result<u64> {
 /// Lists existing files that rollbacks have moved aside, oldest rollback first. Moved files of the newest 8 rollbacks
 /// are retained. The next rollback begins with the removal of older moved files.
 pub fn list_aside(log: &Path) -> Result<Vec<MovedAside>> {
-    let mut found = Vec::new();
+    Ok(find_all(log)?.into_iter().map(|found| found.moved).collect())
+}
+
+/// Works like [`list_aside`], and returns the open directory of each file.
+pub(super) fn find_all(log: &Path) -> Result<Vec<Found>> {
+    let mut all = Vec::new();
     for place in keep::places(log)? {
         for number in numbers_in(&place)? {
-            found.extend(listed(&place, number)?.into_iter().map(|aside| (number, aside)));
+            all.extend(listed(&place, number)?.into_iter().map(|found| (number, found)));
         }
     }
-    found.sort_by_key(|(number, _)| *number);
-    Ok(found.into_iter().map(|(_, aside)| aside).collect())
+    all.sort_by_key(|(number, _)| *number);
+    Ok(all.into_iter().map(|(_, found)| found).collect())
 }
 
 /// Removes the directories of a rollback that has moved no file.
@@ -112,8 +131,9 @@ fn open_one(place: &KeepPlace, number: u64) -> Result<Option<(OwnedFd, PathBuf)>
     }
 }
 
-fn listed(place: &KeepPlace, number: u64) -> Result<Vec<MovedAside>> {
+fn listed(place: &KeepPlace, number: u64) -> Result<Vec<Found>> {
     let Some((directory, path)) = open_one(place, number)? else { return Ok(Vec::new()) };
+    let directory = Rc::new(directory);
     let bytes = match keep::read_file(directory.as_fd(), DESCRIPTION, &path, DESCRIPTION_BYTES_MAX) {
         Err(error) if error.errno == Errno::NOENT.into() => return Ok(Vec::new()),
         result => result?,
@@ -123,9 +143,11 @@ fn listed(place: &KeepPlace, number: u64) -> Result<Vec<MovedAside>> {
         rest = behind;
         let Some(Ok(AnyRecord::Aside(aside))) = record::verified(frame).map(record::decode) else { continue };
         let name = aside.number.to_string();
-        if rustix::fs::statat(&directory, name.as_str(), AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+        if rustix::fs::statat(&*directory, name.as_str(), AtFlags::SYMLINK_NOFOLLOW).is_ok() {
             let original = record::path_of(&aside.path).to_path_buf();
-            found.push(MovedAside { path: original, to: path.join(name), bytes: ByteCount(aside.bytes) });
+            let moved = MovedAside { path: original, to: path.join(&name), bytes: ByteCount(aside.bytes) };
+            let home = aside.directory.map(FileKey::from);
+            found.push(Found { directory: Rc::clone(&directory), name, home, moved });
         }
     }
     Ok(found)

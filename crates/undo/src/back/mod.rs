@@ -23,6 +23,7 @@
 mod aside;
 mod disk;
 pub(crate) mod files;
+mod put_back;
 #[cfg(test)]
 mod simulated;
 mod steps;
@@ -39,6 +40,7 @@ use sys::clock::Clock;
 pub use self::aside::{MovedAside, list_aside};
 use self::disk::DiskFiles;
 use self::files::FileSystem;
+pub use self::put_back::put_back;
 use self::steps::{Attempt, Steps};
 use self::survey::Survey;
 use crate::error::{Result, UndoError};

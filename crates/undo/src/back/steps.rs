@@ -158,7 +158,9 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         let number = self.next_number(&work.aside, &work.path)?;
         let bytes = if now.is_file() { now.attributes.size } else { 0 };
         let time = self.attempt.time.into();
-        let frame = record::frame(&record::Aside { number, path: record::bytes_of(path), bytes, time }, &[]);
+        let home = Some((&self.files.status(directory)?.key).into());
+        let aside = record::Aside { number, path: record::bytes_of(path), bytes, time, directory: home };
+        let frame = record::frame(&aside, &[]);
         // Describe the file before the move. If no move follows, the list of moved files ignores the description,
         // because the file does not exist.
         self.files.describe(work, &frame)?;

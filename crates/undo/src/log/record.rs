@@ -239,6 +239,9 @@ kinds! {
         bytes: u64,
         #[prost(message, required, tag = "4")]
         time: TimeMessage,
+        /// The directory of the path.
+        #[prost(message, optional, tag = "5")]
+        directory: Option<KeyMessage>,
     }
 }
 
