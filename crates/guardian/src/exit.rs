@@ -67,6 +67,7 @@ impl GuardianError {
             Self::FeatureMissing { .. } | Self::NoRightToRestore | Self::NoRewind { .. } => ExitCode::Missing,
             Self::KeyNotBuilt { .. } => ExitCode::Missing,
             Self::NotReached { .. }
+            | Self::EndNotRecorded { .. }
             | Self::FilesInUse { .. }
             | Self::PutBackTaken { .. }
             | Self::OwnTree { .. }
@@ -83,6 +84,7 @@ impl GuardianError {
             Self::Command { source, .. } if source.errno == Errno::ENOENT => ExitCode::NoProgram,
             Self::Command { .. } => ExitCode::NotExecutable,
             Self::NameTaken { .. }
+            | Self::AfterRollback { .. }
             | Self::NotGuarded { .. }
             | Self::NoParent { .. }
             | Self::NotAside { .. }
@@ -121,6 +123,7 @@ fn of_engine(error: &EngineError) -> ExitCode {
         EngineError::Refused(_)
         | EngineError::NotInPlace(_)
         | EngineError::FilesChanged(_)
+        | EngineError::ClockBehind { .. }
         | EngineError::FilesNotRecorded => ExitCode::Refused,
         EngineError::Permission { .. }
         | EngineError::KernelDiffers(_)
@@ -140,6 +143,7 @@ fn of_engine(error: &EngineError) -> ExitCode {
         EngineError::Resource(error) => of_resource(error),
         EngineError::Track(error) => of_track(error),
         EngineError::Store(error) => of_store(error),
+        EngineError::Undo(error) => of_undo(error),
         EngineError::Kernel(error) => of_kernel(error),
     }
 }

@@ -45,8 +45,8 @@ use crate::error::{Result, UndoError};
 use crate::key::{FileKey, Time};
 use crate::log::journal::{self, Begun, Journal};
 pub use crate::log::journal::{Conflicts, Durability};
-use crate::log::reader::{self, ReadEpoch, ReadLog};
-use crate::log::record::{self, Alias, AnyRecord, Header};
+use crate::log::reader::{self, End, ReadEpoch, ReadLog};
+use crate::log::record::{self, Alias, AnyRecord, Broken, Header, Idle};
 use crate::log::storage::{DiskStorage, Storage};
 use crate::log::target::{self, Target};
 use crate::log::{epoch_name, remove_leftovers};
@@ -111,6 +111,77 @@ pub fn go_back(
     go_back_on(&storage, &files, to, Terms { conflicts, leave, durability, time })
 }
 
+/// The effect that a rollback would have.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Outlook {
+    /// Files, by device and inode number, that the subject has changed since the checkpoint. The rollback sets them back.
+    pub recorded: HashSet<(u64, u64)>,
+    /// Files that may have changed undetected since the checkpoint; see [`WentBack::uncovered`].
+    pub uncovered: Vec<(u64, u64)>,
+}
+
+/// Finds out whether [`go_back`] with the same arguments would be refused, and which files it would set back. Changes no
+/// file of the subject.
+///
+/// # Errors
+///
+/// The errors with which `go_back` fails without changing a file.
+pub fn preview(
+    directory: &Path,
+    to: Sequence,
+    conflicts: Conflicts,
+    leave: &[(u64, u64)],
+) -> Result<Outlook> {
+    let storage = DiskStorage::open(directory)?;
+    let files = DiskFiles::new(directory)?;
+    let (durability, time) = (Durability::Kill, Clock::default().wall().into());
+    let (rollback, number, _) =
+        survey_of(&storage, &files, to, &Terms { conflicts, leave, durability, time })?;
+    if rollback.begun.is_none() {
+        files.tidy(number)?;
+    }
+    let recorded = rollback.target.inodes.iter().map(|inode| (inode.key.device, inode.key.inode)).collect();
+    Ok(Outlook { recorded, uncovered: rollback.target.uncovered })
+}
+
+/// What a log states about the time after its last record.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// The subject may have changed files after the last record, without being watched.
+    Unknown,
+    /// The subject has ended, and its last change is recorded.
+    Complete,
+    /// A rollback has set the files back to these checkpoints. No process of the subject has run since then.
+    At(Vec<Sequence>),
+}
+
+/// Returns what the log in `directory` states about the time after its last record. Call this only if no guardian
+/// writes the log.
+pub fn standing(directory: &Path) -> Result<Standing> {
+    let storage = DiskStorage::open(directory)?;
+    let log = reader::read(&storage)?;
+    // A rollback only begins after the end of the subject.
+    if journal::read(&storage, &log)?.is_some() {
+        return Ok(Standing::Complete);
+    }
+    Ok(match (log.present(), log.end()) {
+        ([_, ..], _) => Standing::At(log.present().to_vec()),
+        ([], End::Unknown) => Standing::Unknown,
+        ([], End::Idle | End::At(_)) => Standing::Complete,
+    })
+}
+
+/// Marks the newest epoch of the log in `directory` as broken, because the subject is about to run without being
+/// watched. No rollback is possible afterwards.
+pub fn give_up(directory: &Path, why: &str) -> Result<()> {
+    let storage = DiskStorage::open(directory)?;
+    let log = reader::read(&storage)?;
+    let Some(newest) = log.epochs.last().filter(|newest| newest.broken.is_none()) else { return Ok(()) };
+    let file = storage.open(&epoch_name(newest.ordinal))?;
+    let frame = record::frame(&Broken { why: why.to_owned() }, &[]);
+    file.write(newest.length, [&frame, &[]])
+}
+
 /// Removes the log in `directory`, and all links and copies that belong to the log, also on other file systems. Files
 /// that were moved aside stay. Does nothing if `directory` does not exist.
 ///
@@ -151,24 +222,8 @@ pub(crate) fn go_back_on<Files: FileSystem>(
     to: Sequence,
     terms: Terms<'_>,
 ) -> Result<WentBack> {
-    let Terms { conflicts, leave, durability, time } = terms;
-    let mut rollback = Rollback::find(storage, to, conflicts)?;
-    let number = match &rollback.begun {
-        Some(begun) => begun.number,
-        None => files.next_number()?,
-    };
-    let mut survey = Survey::of(files, &rollback.target, &files.works(number)?)?;
-    survey.leave(&rollback.target, leave);
-    let lost = survey.lost(files, &rollback.target);
-    if !lost.is_empty() {
-        return Err(UndoError::Lost { to, paths: lost });
-    }
-    let is_forced =
-        conflicts == Conflicts::Force || rollback.begun.as_ref().is_some_and(|begun| begun.is_forced);
-    let paths = if is_forced { Vec::new() } else { rollback.conflicts(files, &survey)? };
-    if !paths.is_empty() {
-        return Err(UndoError::Conflict { paths });
-    }
+    let Terms { conflicts, durability, time, .. } = terms;
+    let (mut rollback, number, survey) = survey_of(storage, files, to, &terms)?;
     let is_durable = durability == Durability::PowerCut;
     if is_durable {
         for epoch in &rollback.log.epochs {
@@ -185,6 +240,30 @@ pub(crate) fn go_back_on<Files: FileSystem>(
     rollback.commit(storage, &journal, is_durable)?;
     files.tidy(number)?;
     Ok(WentBack { changed: done.changed, aside: done.aside, uncovered: rollback.target.uncovered })
+}
+
+/// Compares the present files with the checkpoint `to`, and refuses the rollback if it is impossible. Changes nothing.
+fn survey_of<Files: FileSystem>(
+    storage: &dyn Storage,
+    files: &Files,
+    to: Sequence,
+    Terms { conflicts, leave, .. }: &Terms<'_>,
+) -> Result<(Rollback, u64, Survey)> {
+    let rollback = Rollback::find(storage, to, *conflicts)?;
+    let number = match &rollback.begun {
+        Some(begun) => begun.number,
+        None => files.next_number()?,
+    };
+    let mut survey = Survey::of(files, &rollback.target, &files.works(number)?)?;
+    survey.leave(&rollback.target, leave);
+    let lost = survey.lost(files, &rollback.target);
+    if !lost.is_empty() {
+        return Err(UndoError::Lost { to, paths: lost });
+    }
+    let is_forced =
+        *conflicts == Conflicts::Force || rollback.begun.as_ref().is_some_and(|begun| begun.is_forced);
+    let paths = if is_forced { Vec::new() } else { rollback.conflicts(files, &survey)? };
+    if paths.is_empty() { Ok((rollback, number, survey)) } else { Err(UndoError::Conflict { paths }) }
 }
 
 /// The log, and the target of a rollback to one checkpoint.
@@ -233,9 +312,9 @@ impl Rollback {
     fn conflicts<Files: FileSystem>(&self, files: &Files, survey: &Survey) -> Result<Vec<PathBuf>> {
         let none = HashSet::new();
         let touched = self.begun.as_ref().map_or(&none, |begun| &begun.touched);
-        match self.log.ended() {
-            Some(ended) => survey.conflicts(files, &self.target, ended, touched),
-            None => Ok(Vec::new()),
+        match self.log.end() {
+            End::At(ended) => survey.conflicts(files, &self.target, ended, touched),
+            End::Idle | End::Unknown => Ok(Vec::new()),
         }
     }
 
@@ -253,6 +332,8 @@ impl Rollback {
         for (old, new) in aliases_of(&self.log.epochs[self.first..]).chain(journal.made.iter().cloned()) {
             bytes.extend(record::frame(&Alias { old: (&old).into(), new: (&new).into() }, &[]));
         }
+        // The rollback is made while no process of the subject runs.
+        bytes.extend(record::frame(&Idle {}, &[]));
         storage.remove(NEXT_NAME)?;
         let file = storage.create(NEXT_NAME)?;
         file.write(0, [&bytes, &[]])?;

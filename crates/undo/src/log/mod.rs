@@ -33,7 +33,7 @@ use crate::key::{Attributes, FileKey, Time};
 pub use files::UNWATCHED;
 pub(crate) use files::epoch_name;
 use files::{clear_mark, new_file};
-use reader::{Entry, ReadEpoch};
+use reader::{End, ReadEpoch};
 use record::{AnyRecord, DATA_BYTES_MAX, Kind};
 use removal::kept_of;
 pub(crate) use removal::{clear, remove_leftovers};
@@ -62,6 +62,8 @@ pub struct UndoLog {
     directories: u32,
     inodes: u32,
     has_ended: bool,
+    /// Whether the last record states that no process of the subject runs.
+    is_end_marked: bool,
     /// Whether the present file ends with a torn record that could not be truncated.
     is_torn: bool,
 }
@@ -138,7 +140,9 @@ impl UndoLog {
             file.truncate(present.length)?;
         }
         let why = present.broken_at(&boot);
+        let is_end_marked = present.end() != End::Unknown;
         let mut log = Self::on(storage, boot, bytes_max, file);
+        log.is_end_marked = is_end_marked;
         for epoch in &read.epochs {
             log.take_over(epoch)?;
         }
@@ -154,16 +158,13 @@ impl UndoLog {
 
     /// Adds an epoch that was read to the state of the writer.
     fn take_over(&mut self, read: &ReadEpoch) -> Result<()> {
-        let is_state = |entry: &Entry| {
-            !matches!(entry.record, AnyRecord::Exact(_) | AnyRecord::Ended(_) | AnyRecord::Alias(_))
-        };
         let mut epoch = Epoch {
             ordinal: read.ordinal,
             sequences: read.sequences.clone(),
             sequences_bytes: 0,
             length: read.length,
             kept: kept_of(read).map(Path::to_path_buf).collect(),
-            is_empty: !read.records.iter().any(is_state),
+            is_empty: read.is_unchanged(),
             is_broken: read.records.iter().any(|entry| matches!(entry.record, AnyRecord::Broken(_))),
         };
         epoch.is_broken |= read.length == 0;
@@ -203,6 +204,7 @@ impl UndoLog {
             directories: 0,
             inodes: 0,
             has_ended: false,
+            is_end_marked: false,
             is_torn: false,
         }
     }
@@ -322,8 +324,20 @@ impl UndoLog {
     /// Records when the subject ended. Later changes come from other programs. The next record cancels this record.
     pub fn ended(&mut self, time: Time) -> Result<()> {
         self.append(&record::Ended { time: time.into() }, &[])?;
-        self.has_ended = true;
+        (self.has_ended, self.is_end_marked) = (true, true);
         Ok(())
+    }
+
+    /// Records that no process of the subject runs, after a rollback. The next record cancels this record.
+    pub fn idle(&mut self) -> Result<()> {
+        self.append(&record::Idle {}, &[])?;
+        self.is_end_marked = true;
+        Ok(())
+    }
+
+    /// Records that processes of the subject run from now on. Writes nothing if the end of the subject is not recorded.
+    pub fn running(&mut self) -> Result<()> {
+        if self.is_end_marked { self.append(&record::Running {}, &[]) } else { Ok(()) }
     }
 
     /// Reports whether the present epoch has too many checkpoints, so that a new epoch should begin. Without this
@@ -386,7 +400,7 @@ impl UndoLog {
         self.epochs.push_back(Epoch { ordinal, sequences, length, is_empty: true, ..Epoch::default() });
         self.bytes += length;
         (self.directories, self.inodes) = (0, 0);
-        (self.has_ended, self.is_torn) = (false, false);
+        (self.has_ended, self.is_end_marked, self.is_torn) = (false, false, false);
         Ok(())
     }
 
@@ -454,6 +468,7 @@ impl UndoLog {
         let length = (frame.len() + data.len()) as u64;
         self.present_mut().length += length;
         self.bytes += length;
+        self.is_end_marked = false;
         Ok(())
     }
 

@@ -190,10 +190,16 @@ kinds! {
         #[prost(string, tag = "1")]
         why: String,
     }
-    /// The time at which the subject ended. Ignored if another record follows.
+    /// The time at which the subject ended. Cancelled by the next record.
     Ended "ended" {
         #[prost(message, required, tag = "1")]
         time: TimeMessage,
+    }
+    /// No process of the subject runs, because the epoch begins with a rollback. Cancelled by the next record.
+    Idle "idle" {
+    }
+    /// Processes of the subject run from now on. Cancels `ended` and `idle`.
+    Running "running" {
     }
     /// An inode that a rollback has created again. Records that name the old inode apply to the new inode.
     Alias "alias" {
@@ -239,6 +245,17 @@ kinds! {
         bytes: u64,
         #[prost(message, required, tag = "4")]
         time: TimeMessage,
+    }
+}
+
+impl AnyRecord {
+    /// Reports whether the record describes the state of a file at the beginning of the epoch.
+    pub(crate) fn is_state(&self) -> bool {
+        let is_other = matches!(
+            self,
+            Self::Exact(_) | Self::Ended(_) | Self::Idle(_) | Self::Running(_) | Self::Alias(_)
+        );
+        !is_other
     }
 }
 
