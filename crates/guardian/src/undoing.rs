@@ -141,10 +141,7 @@ impl Going {
 
     /// Checks the rollback. `recorded` returns the files in the image. Returns `None` if files are not rolled back. A file that is a standard stream of the subject
     /// is not changed if an outside process writes to it.
-    pub(crate) fn plan(
-        &self,
-        recorded: impl FnOnce() -> Result<Vec<FileRecord>>,
-    ) -> Result<Option<Planned>> {
+    pub(crate) fn plan(&self, recorded: impl FnOnce() -> Result<Vec<FileRecord>>) -> Result<Option<Planned>> {
         let Some(conflicts) = self.conflicts else { return Ok(None) };
         let recorded = recorded()?;
         let inherited = recorded.iter().filter(|file| file.effect() == engine::Effect::Stays);

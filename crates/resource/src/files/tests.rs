@@ -358,8 +358,7 @@ impl Checkpoint {
 
     fn compared(&self) -> Result<Vec<Cut>, Vec<ChangedFile>> {
         loop {
-            let found =
-                compare(&self.files, Some(&self.directories), &[], &Covered::Nothing, EARLIEST);
+            let found = compare(&self.files, Some(&self.directories), &[], &Covered::Nothing, EARLIEST);
             let has_writer = |changed: &ChangedFile| changed.why.contains("another process has it open");
             // A child process that another test has forked has duplicates of the descriptors until exec.
             if !found.as_ref().is_err_and(|changed| changed.iter().any(has_writer)) {

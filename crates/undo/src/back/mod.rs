@@ -125,7 +125,8 @@ pub struct Outlook {
 ///
 /// # Errors
 ///
-/// The errors with which `go_back` fails without changing a file.
+/// The errors with which `go_back` fails without changing a file. Also `Conflict` if another program has changed a file
+/// that the subject had changed before the checkpoint, and that the rollback would not set back.
 pub fn preview(
     directory: &Path,
     to: Sequence,
@@ -137,6 +138,11 @@ pub fn preview(
     let (durability, time) = (Durability::Kill, Clock::default().wall().into());
     let (rollback, number, _) =
         survey_of(&storage, &files, to, &Terms { conflicts, leave, durability, time })?;
+    let paths =
+        if conflicts == Conflicts::Force { Vec::new() } else { rollback.changed_beside(&files, leave)? };
+    if !paths.is_empty() {
+        return Err(UndoError::Conflict { paths });
+    }
     if rollback.begun.is_none() {
         files.tidy(number)?;
     }
@@ -316,6 +322,32 @@ impl Rollback {
             End::At(ended) => survey.conflicts(files, &self.target, ended, touched),
             End::Idle | End::Unknown => Ok(Vec::new()),
         }
+    }
+
+    /// Returns files that another program has changed since the end of the subject, among the files that the subject has
+    /// changed only before the checkpoint. The log knows these files from its older epochs.
+    fn changed_beside<Files: FileSystem>(&self, files: &Files, leave: &[(u64, u64)]) -> Result<Vec<PathBuf>> {
+        let (End::At(ended), None) = (self.log.end(), &self.begun) else { return Ok(Vec::new()) };
+        let aliases = target::aliases(&self.log.epochs);
+        let mut seen = HashSet::new();
+        let mut paths = Vec::new();
+        for entry in self.log.epochs[..self.first].iter().flat_map(|epoch| &epoch.records) {
+            let AnyRecord::Inode(inode) = &entry.record else { continue };
+            let key = aliases.resolve(inode.key.clone().into());
+            let is_other =
+                !self.target.indices.contains_key(&key) && !leave.contains(&(key.device, key.inode));
+            let path = record::path_of(&inode.path);
+            if is_other
+                && seen.insert(key.clone())
+                && let Some(node) = files.find(&key, path)?
+                && let now = files.status(&node)?
+                && !now.is_directory()
+                && now.changed > ended
+            {
+                paths.push(path.to_path_buf());
+            }
+        }
+        Ok(paths)
     }
 
     /// Begins a new epoch at the checkpoint. The rename of the new epoch file completes the rollback. If the rollback
