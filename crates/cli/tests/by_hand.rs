@@ -394,6 +394,35 @@ fn a_missing_program_file_is_found_before_files_are_rolled_back() {
 }
 
 #[test]
+fn messages_of_undying_in_the_standard_error_of_the_program_are_no_conflict() {
+    for foreign in [false, true] {
+        let Some(lab) = lab() else { return };
+        let error = lab.path("error");
+        let mut keeping = Keeping::with(&lab, true, |command| {
+            command.stderr(File::options().create(true).append(true).open(&error).unwrap());
+        });
+        keeping.end(Ending::Orderly);
+        // `undying run` writes this message when a process of the program has left its tree.
+        let message =
+            b"undying: pid 7 (sleep), which the program has started, goes on\nhelp: see the pages\n";
+        File::options().append(true).open(&error).unwrap().write_all(message).unwrap();
+        if foreign {
+            touch(&error);
+        }
+        let said = keeping.restore("job", &[]);
+        assert_eq!(said.code, Some(if foreign { 3 } else { 0 }), "{said:?}");
+        if foreign {
+            assert!(said.stderr.contains("files have changed since the program ended"), "{said:?}");
+            continue;
+        }
+        let parts = std::fs::read_dir(lab.store().join("job/aside")).unwrap();
+        let kept: Vec<Vec<u8>> =
+            parts.map(|part| std::fs::read(part.unwrap().path().join("bytes")).unwrap()).collect();
+        assert_eq!(kept, [message], "the message is kept");
+    }
+}
+
+#[test]
 fn a_damaged_undo_log_is_named() {
     let Some(lab) = lab() else { return };
     let mut keeping = Keeping::begin(&lab);

@@ -19,6 +19,7 @@ use supervise::SubjectStatus;
 use sys::Error;
 
 use crate::ancestry;
+use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
@@ -149,7 +150,7 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
     let mut foreground = Foreground::new();
     let parts = request.store.parts_of(&request.image)?;
     let going = Going::decide(&request.store, &request.image, request.files)?;
-    let (rollback, covered, done) = plan_rollback(request, going.as_ref())?;
+    let (rollback, covered, done) = plan_rollback(request, going.as_ref(), &parts)?;
     let policy = if request.files == RestoredFiles::Keep { FilePolicy::Keep } else { FilePolicy::Compare };
     let options = RestoreOptions {
         pid: request.numbers,
@@ -198,9 +199,10 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
 fn plan_rollback(
     request: &RestoreRequest,
     going: Option<&Going>,
+    parts: &Parts,
 ) -> Result<(Option<Rollback>, Covered, Rc<OnceCell<RunEvent>>)> {
     let recorded = || Ok(engine::recorded_files(request.store.read(&request.image)?)?);
-    match going.map(|going| going.plan(recorded)).transpose()?.flatten() {
+    match going.map(|going| going.plan(recorded, parts)).transpose()?.flatten() {
         Some(Planned { covered, rollback, done }) => Ok((Some(rollback), covered, done)),
         None => Ok((None, Covered::Nothing, Rc::default())),
     }

@@ -19,13 +19,15 @@ use rustix::fs::{CWD, RenameFlags};
 use serde::Serialize;
 use store::{Store, SubjectName};
 use sys::Error;
-use undo::back::{self, Conflicts, Durability, MovedAside, Standing};
+use undo::UndoError;
+use undo::back::{self, Conflicts, Durability, MovedAside, Outlook, Standing};
 
+use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::location::StoreLocation;
 use crate::run::{Claim, UNDO_DIRECTORY, remove_log};
-use crate::streams;
+use crate::{own_lines, streams};
 
 /// What `restore` does with files that have changed since the checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -139,19 +141,33 @@ impl Going {
         Ok(Some(Self { directory, to, conflicts, _claim: claim }))
     }
 
-    /// Checks the rollback. `recorded` returns the files in the image. Returns `None` if files are not rolled back. A file that is a standard stream of the subject
+    /// Checks the rollback. `recorded` returns the files in the image. `parts` receives messages of
+    /// `undying` that the rollback cuts off. Returns `None` if files are not rolled back. A file that is a standard stream of the subject
     /// is not changed if an outside process writes to it.
-    pub(crate) fn plan(&self, recorded: impl FnOnce() -> Result<Vec<FileRecord>>) -> Result<Option<Planned>> {
+    pub(crate) fn plan(
+        &self,
+        recorded: impl FnOnce() -> Result<Vec<FileRecord>>,
+        parts: &Parts,
+    ) -> Result<Option<Planned>> {
         let Some(conflicts) = self.conflicts else { return Ok(None) };
         let recorded = recorded()?;
         let inherited = recorded.iter().filter(|file| file.effect() == engine::Effect::Stays);
         let streams: Vec<(u64, u64)> = inherited.map(FileRecord::file).collect();
         let leave = streams::written_by_others(&streams);
         let outlook = back::preview(&self.directory, self.to, conflicts, &leave)?;
+        let explained = explained(&recorded, &outlook);
+        let paths = foreign(&outlook, &explained);
+        if !paths.is_empty() {
+            return Err(UndoError::Conflict { paths }.into());
+        }
+        // Only conflicts with own messages are left.
+        let conflicts = if outlook.conflicts.is_empty() { conflicts } else { Conflicts::Force };
         let covered = Covered::AllBut(outlook.uncovered.iter().chain(&leave).copied().collect());
         let done = Rc::new(OnceCell::new());
         let (directory, to, event) = (self.directory.clone(), self.to, Rc::clone(&done));
+        let parts = parts.clone();
         let rollback = Rollback::new(outlook.recorded, move || {
+            explained.iter().try_for_each(|file| parts.keep_end(&file.path(), file.size()))?;
             // An operator may restore after a power cut. The rollback must survive a further power cut.
             let went = back::go_back(&directory, to, conflicts, &leave, Durability::PowerCut)?;
             // The cell is empty, because the closure runs at most once.
@@ -176,6 +192,26 @@ impl Going {
     pub(crate) fn to(&self) -> Sequence {
         self.to
     }
+}
+
+/// Returns the shared files that have changed since the end of the subject only by messages of `undying`.
+fn explained(recorded: &[FileRecord], outlook: &Outlook) -> Vec<FileRecord> {
+    let length = |file: &FileRecord| {
+        let (device, inode) = file.file();
+        outlook.shared.iter().find(|one| (one.0, one.1) == (device, inode)).map(|one| one.2)
+    };
+    let is_explained =
+        |file: &&FileRecord| length(file).is_some_and(|length| own_lines::follow(&file.path(), length));
+    recorded.iter().filter(is_explained).cloned().collect()
+}
+
+/// Returns the conflicts that are not explained by messages of `undying`.
+fn foreign(outlook: &Outlook, explained: &[FileRecord]) -> Vec<PathBuf> {
+    let is_foreign = |path: &&PathBuf| {
+        let found = rustix::fs::lstat(path.as_path()).map(|stat| (stat.st_dev, stat.st_ino));
+        !found.is_ok_and(|found| explained.iter().any(|file| file.file() == found))
+    };
+    outlook.conflicts.iter().filter(is_foreign).cloned().collect()
 }
 
 /// Returns as an error why the present files belong to another checkpoint than `to`. An unreadable log is no error here.

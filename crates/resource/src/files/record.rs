@@ -96,6 +96,12 @@ impl FileRecord {
         (self.device, self.inode)
     }
 
+    /// Returns the length at the checkpoint in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
     /// Returns the effect of a change on a restart.
     #[must_use]
     pub fn effect(&self) -> Effect {

@@ -118,15 +118,19 @@ pub struct Outlook {
     pub recorded: HashSet<(u64, u64)>,
     /// Files that may have changed undetected since the checkpoint; see [`WentBack::uncovered`].
     pub uncovered: Vec<(u64, u64)>,
+    /// Files that another program has changed since the end of the subject. If the rollback would set one of them back,
+    /// `go_back` fails with `Conflict`. The others are files that the subject had changed only before the checkpoint.
+    pub conflicts: Vec<PathBuf>,
+    /// Files that the subject shared with its guardian: device, inode number, and length in bytes at the end of the
+    /// subject.
+    pub shared: Vec<(u64, u64, u64)>,
 }
 
-/// Finds out whether [`go_back`] with the same arguments would be refused, and which files it would set back. Changes no
-/// file of the subject.
+/// Finds out which files [`go_back`] with the same arguments would set back. Changes no file of the subject.
 ///
 /// # Errors
 ///
-/// The errors with which `go_back` fails without changing a file. Also `Conflict` if another program has changed a file
-/// that the subject had changed before the checkpoint, and that the rollback would not set back.
+/// The errors with which `go_back` fails without changing a file, except `Conflict`.
 pub fn preview(
     directory: &Path,
     to: Sequence,
@@ -136,18 +140,19 @@ pub fn preview(
     let storage = DiskStorage::open(directory)?;
     let files = DiskFiles::new(directory)?;
     let (durability, time) = (Durability::Kill, Clock::default().wall().into());
-    let (rollback, number, _) =
-        survey_of(&storage, &files, to, &Terms { conflicts, leave, durability, time })?;
-    let paths =
-        if conflicts == Conflicts::Force { Vec::new() } else { rollback.changed_beside(&files, leave)? };
-    if !paths.is_empty() {
-        return Err(UndoError::Conflict { paths });
+    let terms = Terms { conflicts, leave, durability, time };
+    let (rollback, number, survey) = survey_of(&storage, &files, to, &terms)?;
+    let mut conflicting = Vec::new();
+    if !rollback.is_forced(conflicts) {
+        conflicting = rollback.conflicts(&files, &survey)?;
+        conflicting.extend(rollback.changed_beside(&files, leave)?);
     }
     if rollback.begun.is_none() {
         files.tidy(number)?;
     }
     let recorded = rollback.target.inodes.iter().map(|inode| (inode.key.device, inode.key.inode)).collect();
-    Ok(Outlook { recorded, uncovered: rollback.target.uncovered })
+    let shared = rollback.log.shared();
+    Ok(Outlook { recorded, uncovered: rollback.target.uncovered, conflicts: conflicting, shared })
 }
 
 /// What a log states about the time after its last record.
@@ -230,6 +235,11 @@ pub(crate) fn go_back_on<Files: FileSystem>(
 ) -> Result<WentBack> {
     let Terms { conflicts, durability, time, .. } = terms;
     let (mut rollback, number, survey) = survey_of(storage, files, to, &terms)?;
+    let paths =
+        if rollback.is_forced(conflicts) { Vec::new() } else { rollback.conflicts(files, &survey)? };
+    if !paths.is_empty() {
+        return Err(UndoError::Conflict { paths });
+    }
     let is_durable = durability == Durability::PowerCut;
     if is_durable {
         for epoch in &rollback.log.epochs {
@@ -248,7 +258,7 @@ pub(crate) fn go_back_on<Files: FileSystem>(
     Ok(WentBack { changed: done.changed, aside: done.aside, uncovered: rollback.target.uncovered })
 }
 
-/// Compares the present files with the checkpoint `to`, and refuses the rollback if it is impossible. Changes nothing.
+/// Compares the present files with the checkpoint `to`, and refuses the rollback if content is missing. Changes nothing.
 fn survey_of<Files: FileSystem>(
     storage: &dyn Storage,
     files: &Files,
@@ -266,10 +276,7 @@ fn survey_of<Files: FileSystem>(
     if !lost.is_empty() {
         return Err(UndoError::Lost { to, paths: lost });
     }
-    let is_forced =
-        *conflicts == Conflicts::Force || rollback.begun.as_ref().is_some_and(|begun| begun.is_forced);
-    let paths = if is_forced { Vec::new() } else { rollback.conflicts(files, &survey)? };
-    if paths.is_empty() { Ok((rollback, number, survey)) } else { Err(UndoError::Conflict { paths }) }
+    Ok((rollback, number, survey))
 }
 
 /// The log, and the target of a rollback to one checkpoint.
@@ -313,6 +320,10 @@ impl Rollback {
             .map_err(|malformed| unreachable(malformed.to_string()))?;
         target.kept_before = target::kept_by(&log.epochs[..first], &aliases);
         Ok(Self { log, boot, begun, target, first })
+    }
+
+    fn is_forced(&self, conflicts: Conflicts) -> bool {
+        conflicts == Conflicts::Force || self.begun.as_ref().is_some_and(|begun| begun.is_forced)
     }
 
     fn conflicts<Files: FileSystem>(&self, files: &Files, survey: &Survey) -> Result<Vec<PathBuf>> {

@@ -321,9 +321,16 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Records when the subject ended. Later changes come from other programs. The next record cancels this record.
-    pub fn ended(&mut self, time: Time) -> Result<()> {
-        self.append(&record::Ended { time: time.into() }, &[])?;
+    /// Records when the subject ended. Later changes come from other programs. `shared` are files that the subject shared
+    /// with its guardian: device, inode number and length in bytes. The next record cancels this record.
+    pub fn ended(&mut self, time: Time, shared: &[(u64, u64, u64)]) -> Result<()> {
+        let length = |(device, inode, bytes): &(u64, u64, u64)| record::LengthMessage {
+            device: *device,
+            inode: *inode,
+            bytes: *bytes,
+        };
+        let lengths = shared.iter().map(length).collect();
+        self.append(&record::Ended { time: time.into(), lengths }, &[])?;
         (self.has_ended, self.is_end_marked) = (true, true);
         Ok(())
     }

@@ -85,6 +85,18 @@ impl ReadLog {
         }
     }
 
+    /// Returns the lengths, at the end of the subject, of the files that the subject shared with its guardian: device,
+    /// inode number and length in bytes.
+    pub(crate) fn shared(&self) -> Vec<(u64, u64, u64)> {
+        let last = self.epochs.last().and_then(|newest| newest.records.last());
+        match last.map(|entry| &entry.record) {
+            Some(AnyRecord::Ended(ended)) => {
+                ended.lengths.iter().map(|one| (one.device, one.inode, one.bytes)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Returns the checkpoints whose file state is the present state. The list is empty if files have changed since
     /// then, or if this is unknown.
     pub(crate) fn present(&self) -> &[Sequence] {

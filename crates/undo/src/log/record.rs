@@ -194,6 +194,9 @@ kinds! {
     Ended "ended" {
         #[prost(message, required, tag = "1")]
         time: TimeMessage,
+        /// The lengths of the files that the subject shared with its guardian.
+        #[prost(message, repeated, tag = "2")]
+        lengths: Vec<LengthMessage>,
     }
     /// No process of the subject runs, because the epoch begins with a rollback. Cancelled by the next record.
     Idle "idle" {
@@ -279,6 +282,17 @@ pub(crate) struct TimeMessage {
     pub(crate) s: i64,
     #[prost(uint32, tag = "2")]
     pub(crate) ns: u32,
+}
+
+/// The length of a file, with its device and inode number.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct LengthMessage {
+    #[prost(uint64, tag = "1")]
+    pub(crate) device: u64,
+    #[prost(uint64, tag = "2")]
+    pub(crate) inode: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) bytes: u64,
 }
 
 /// The encoding of an extended attribute in the log.

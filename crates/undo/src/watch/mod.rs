@@ -147,6 +147,8 @@ pub struct Watch {
     options: WatchOptions,
     /// The handler for socket calls: bind(2), listen(2) and connect(2).
     channels: Option<Arc<dyn CallHandler>>,
+    /// Files that the subject shares with this program, and to which this program writes messages.
+    shared_files: Vec<OwnedFd>,
 }
 
 impl Watch {
@@ -188,7 +190,7 @@ impl Watch {
         let shared = Arc::new(Shared::new(state, events));
         let threads = Arc::clone(&shared);
         spawn("undying-content", move || answer_events(&threads))?;
-        Ok(Self { shared, holder, options, channels: None })
+        Ok(Self { shared, holder, options, channels: None, shared_files: Vec::new() })
     }
 
     /// Makes the filters of later incarnations report bind(2), listen(2) and connect(2), too, and sets the handler of
@@ -197,6 +199,13 @@ impl Watch {
     #[must_use]
     pub fn with_channels(self, channels: Arc<dyn CallHandler>) -> Self {
         Self { channels: Some(channels), ..self }
+    }
+
+    /// Sets the files that the subject shares with this program, and to which this program writes messages. Their lengths
+    /// are recorded at each end of the subject. What is longer later, the subject has not written.
+    #[must_use]
+    pub fn with_shared_files(self, shared_files: Vec<OwnedFd>) -> Self {
+        Self { shared_files, ..self }
     }
 
     /// Returns the filter for the next incarnation of this subject. During a restore, the caller installs the filter
@@ -291,7 +300,12 @@ impl Watch {
     pub fn subject_ended(&self) {
         let mut state = self.shared.state();
         let now = self.options.clock.wall().into();
-        let ended = state.log.ended(now);
+        let length = |file: &OwnedFd| {
+            let stat = rustix::fs::fstat(file).ok()?;
+            Some((stat.st_dev, stat.st_ino, stat.st_size as u64))
+        };
+        let lengths: Vec<_> = self.shared_files.iter().filter_map(length).collect();
+        let ended = state.log.ended(now, &lengths);
         state.or_break(ended, "the time of the end");
     }
 
