@@ -1,7 +1,7 @@
 //! Tests of `undying restore` by hand: memory and files are of the same moment, or the restore is refused and nothing
 //! is changed.
 //!
-//! The subject is `keeper`, which checks its files against its memory before each step.
+//! The subject is `ledger`, which checks its files against its memory before each step.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
@@ -41,14 +41,14 @@ fn lab() -> Option<Lab> {
 }
 
 /// Compiles the subject once, and returns its path.
-fn keeper() -> &'static Path {
+fn ledger() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("keeper-{}", std::process::id()));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/keeper.c");
+        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ledger-{}", std::process::id()));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/ledger.c");
         let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
         let status = Command::new(compiler).args(["-O1", "-o"]).arg(&own).arg(source).status().unwrap();
-        assert!(status.success(), "the keeper does not compile");
+        assert!(status.success(), "the ledger does not compile");
         own
     })
 }
@@ -56,10 +56,10 @@ fn keeper() -> &'static Path {
 /// Returns the path of the program file of a lab. `is_in_data` selects the data directory, in which the program creates
 /// and removes files.
 fn program_in(lab: &Lab, is_in_data: bool) -> PathBuf {
-    lab.path(if is_in_data { "data" } else { "programs" }).join("keeper")
+    lab.path(if is_in_data { "data" } else { "programs" }).join("ledger")
 }
 
-/// A keeper under a guardian, or restored by hand.
+/// A ledger under a guardian, or restored by hand.
 struct Keeping<'a> {
     lab: &'a Lab,
     guardian: Child,
@@ -97,7 +97,7 @@ impl<'a> Keeping<'a> {
     fn with(lab: &'a Lab, is_in_data: bool, streams: impl FnOnce(&mut Command)) -> Self {
         std::fs::create_dir_all(lab.path("data")).unwrap();
         std::fs::create_dir_all(lab.path("programs")).unwrap();
-        copy_program(keeper(), &program_in(lab, is_in_data));
+        copy_program(ledger(), &program_in(lab, is_in_data));
         let data = lab.path("data").display().to_string();
         let words = ["run", "--name", "job", "--files", "rewind", "--every", "100ms", "--keep", "100"];
         // With this cost limit, files can be rolled back to every checkpoint, even in a slow build.

@@ -120,16 +120,16 @@ impl Going {
         };
         let to = reader.commit().sequence;
         let conflicts = match files {
-            RestoredFiles::Keep => None,
-            RestoredFiles::Refuse => {
-                refuse_other_moment(&directory, to).map_err(not_reached)?;
-                None
-            }
+            RestoredFiles::Keep | RestoredFiles::Refuse => None,
             RestoredFiles::Auto | RestoredFiles::Rewind => Some(Conflicts::Refuse),
             RestoredFiles::Force => Some(Conflicts::Force),
         };
+        if files != RestoredFiles::Keep
+            && let Some(why) = rolled_back_further(&directory, to)?
+        {
+            return Err(not_reached(why));
+        }
         if conflicts.is_some() {
-            refuse_other_moment(&directory, to).map_err(not_reached)?;
             if let Some(why) = unreachable(&directory, to)? {
                 return Err(not_reached(why));
             }
@@ -214,14 +214,16 @@ fn foreign(outlook: &Outlook, explained: &[FileRecord]) -> Vec<PathBuf> {
     outlook.conflicts.iter().filter(is_foreign).cloned().collect()
 }
 
-/// Returns as an error why the present files belong to another checkpoint than `to`. An unreadable log is no error here.
-fn refuse_other_moment(directory: &Path, to: Sequence) -> std::result::Result<(), String> {
-    match back::standing(directory) {
-        Ok(Standing::At(sequences)) if !sequences.contains(&to) && sequences.iter().all(|at| *at < to) => {
+/// Returns why the present files cannot be those of checkpoint `to`: an earlier restore has rolled them back further.
+fn rolled_back_further(directory: &Path, to: Sequence) -> Result<Option<String>> {
+    match back::standing(directory)? {
+        Standing::At(sequences) if sequences.iter().all(|at| *at < to) => {
             let at = sequences.last().copied().unwrap_or_default();
-            Err(format!("an earlier restore has rolled the files back to checkpoint {at}, which is older"))
+            Ok(Some(format!(
+                "an earlier restore has rolled the files back to checkpoint {at}, which is older"
+            )))
         }
-        _ => Ok(()),
+        _ => Ok(None),
     }
 }
 

@@ -231,6 +231,18 @@ fn require_same_pids(policy: PidPolicy) -> Result<()> {
     Ok(())
 }
 
+/// Decodes the plan, and checks it against this machine.
+fn checked(reader: &mut ImageReader, late_timers: bool) -> Result<Plan> {
+    let plan = Plan::of(reader)?;
+    // If the program still runs, the comparison of files fails, too. The error about the pids shows the reason, so it
+    // comes first.
+    plan.check_pids()?;
+    if !late_timers {
+        plan.check_clocks()?;
+    }
+    Ok(plan)
+}
+
 fn restore_with(
     mut reader: ImageReader,
     mut options: RestoreOptions,
@@ -241,12 +253,7 @@ fn restore_with(
     own_files_in_proc()?;
     let mut lap = started;
     let mut phases = RestorePhases::default();
-    let plan = Plan::of(&mut reader)?;
-    // If the program still runs, both checks fail. The error about the pids shows the reason, so it comes first.
-    plan.check_pids()?;
-    if !options.late_timers {
-        plan.check_clocks()?;
-    }
+    let plan = checked(&mut reader, options.late_timers)?;
     let given = given(&mut options);
     let rollback = options.files.rollback.take();
     let mut compared = Compared::compare(&plan, reader.commit().time, options.files, rollback.as_ref())?;
@@ -268,9 +275,8 @@ fn restore_with(
     content::fill_processes(&reader, &plan, &built, &fresh, comes_later)?;
     fresh.end()?;
     phases.fill = lap.lap();
-    let plan = &plan;
+    let (plan, given) = (&plan, &Cell::new(None));
     let mut restored = Restored::of(plan, phases, std::mem::take(&mut open.connections));
-    let given = &Cell::new(None);
     let complete = move |mut built: Built, resume: ResumeStub<'_>| {
         layout::advise(plan, &mut built)?;
         files::install(plan, &open, &mut built)?;

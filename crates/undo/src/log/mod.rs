@@ -10,6 +10,7 @@
 //! removed, or the epoch accepts no more records. A log file is removed before the links that its records name.
 //! Does not: decide what is recorded.
 
+mod end;
 mod files;
 pub(crate) mod journal;
 pub mod keep;
@@ -29,7 +30,7 @@ use std::path::{Path, PathBuf};
 use model::{ByteCount, Sequence};
 
 use crate::error::{Result, UndoError};
-use crate::key::{Attributes, FileKey, Time};
+use crate::key::{Attributes, FileKey};
 pub use files::UNWATCHED;
 pub(crate) use files::epoch_name;
 use files::{clear_mark, new_file};
@@ -61,9 +62,8 @@ pub struct UndoLog {
     bytes: u64,
     directories: u32,
     inodes: u32,
-    has_ended: bool,
-    /// Whether the last record states that no process of the subject runs.
-    is_end_marked: bool,
+    /// What the last record states about the end of the subject.
+    end: End,
     /// Whether the present file ends with a torn record that could not be truncated.
     is_torn: bool,
 }
@@ -140,9 +140,9 @@ impl UndoLog {
             file.truncate(present.length)?;
         }
         let why = present.broken_at(&boot);
-        let is_end_marked = present.end() != End::Unknown;
+        let end = present.end();
         let mut log = Self::on(storage, boot, bytes_max, file);
-        log.is_end_marked = is_end_marked;
+        log.end = end;
         for epoch in &read.epochs {
             log.take_over(epoch)?;
         }
@@ -203,8 +203,7 @@ impl UndoLog {
             bytes: 0,
             directories: 0,
             inodes: 0,
-            has_ended: false,
-            is_end_marked: false,
+            end: End::Unknown,
             is_torn: false,
         }
     }
@@ -321,32 +320,6 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Records when the subject ended. Later changes come from other programs. `shared` are files that the subject shared
-    /// with its guardian: device, inode number and length in bytes. The next record cancels this record.
-    pub fn ended(&mut self, time: Time, shared: &[(u64, u64, u64)]) -> Result<()> {
-        let length = |(device, inode, bytes): &(u64, u64, u64)| record::LengthMessage {
-            device: *device,
-            inode: *inode,
-            bytes: *bytes,
-        };
-        let lengths = shared.iter().map(length).collect();
-        self.append(&record::Ended { time: time.into(), lengths }, &[])?;
-        (self.has_ended, self.is_end_marked) = (true, true);
-        Ok(())
-    }
-
-    /// Records that no process of the subject runs, after a rollback. The next record cancels this record.
-    pub fn idle(&mut self) -> Result<()> {
-        self.append(&record::Idle {}, &[])?;
-        self.is_end_marked = true;
-        Ok(())
-    }
-
-    /// Records that processes of the subject run from now on. Writes nothing if the end of the subject is not recorded.
-    pub fn running(&mut self) -> Result<()> {
-        if self.is_end_marked { self.append(&record::Running {}, &[]) } else { Ok(()) }
-    }
-
     /// Reports whether the present epoch has too many checkpoints, so that a new epoch should begin. Without this
     /// limit, the file of an epoch could grow for ever if no file changes.
     #[must_use]
@@ -368,7 +341,10 @@ impl UndoLog {
     /// removing a link changes the ctime of the inode, which a rollback would take for a change by another program.
     pub fn forget_before(&mut self, oldest: Sequence) -> Result<()> {
         let is_before = |epoch: &Epoch| epoch.sequences.iter().all(|sequence| *sequence < oldest);
-        while !self.has_ended && self.epochs.len() > 1 && self.epochs.front().is_some_and(is_before) {
+        while !matches!(self.end, End::At(_))
+            && self.epochs.len() > 1
+            && self.epochs.front().is_some_and(is_before)
+        {
             self.drop_oldest()?;
         }
         Ok(())
@@ -407,7 +383,7 @@ impl UndoLog {
         self.epochs.push_back(Epoch { ordinal, sequences, length, is_empty: true, ..Epoch::default() });
         self.bytes += length;
         (self.directories, self.inodes) = (0, 0);
-        (self.has_ended, self.is_end_marked, self.is_torn) = (false, false, false);
+        (self.end, self.is_torn) = (End::Unknown, false);
         Ok(())
     }
 
@@ -419,7 +395,6 @@ impl UndoLog {
         self.drop_until_fits((body.encoded_len() + data.len()) as u64)?;
         self.append(body, data)?;
         self.present_mut().is_empty = false;
-        self.has_ended = false;
         Ok(())
     }
 
@@ -475,7 +450,7 @@ impl UndoLog {
         let length = (frame.len() + data.len()) as u64;
         self.present_mut().length += length;
         self.bytes += length;
-        self.is_end_marked = false;
+        self.end = End::Unknown;
         Ok(())
     }
 

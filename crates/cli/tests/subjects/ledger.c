@@ -1,7 +1,7 @@
 /* A subject whose memory and files have the same number. Before each step, the subject checks its files. If a
  * file has another number than the memory, the subject names it in the file `failed`, and exits with 9.
  *
- *   keeper DIRECTORY
+ *   ledger DIRECTORY
  *
  * - `table` stays open, and is written in place
  * - `log` gets a line in each step, and is open only for the write
