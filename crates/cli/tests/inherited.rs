@@ -129,7 +129,8 @@ fn what_undying_was_started_with_comes_back_from_its_own_copy() {
     wait(&mut guardian);
     again.process.signal(Signal::KILL).unwrap();
     until("the end", || (!again.process.is_alive()).then(|| common::reap(again.pid())));
-    let mut restorer = lab.undying(["restore", "job"]).spawn().unwrap();
+    // The program has run unwatched after the death of the guardian, so its files cannot be rolled back.
+    let mut restorer = lab.undying(["restore", "job", "--files", "keep"]).spawn().unwrap();
     let restored = until("the restored", || lab.guarded_counter().filter(|now| now.process != again.process));
     jobserver.is_used_by(&restored);
     look(&restored);

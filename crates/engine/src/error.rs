@@ -157,6 +157,24 @@ pub enum EngineError {
     /// Another subject of the same checkpoint group could not be stopped in time.
     #[error("another subject of the group could not be stopped in time; this subject continues to run")]
     GroupBroken,
+    /// A clock of this machine shows an earlier time than at the checkpoint.
+    /// Row: clock-behind
+    #[error(
+        "{clock} of this machine is {behind} behind the time of the checkpoint{boot}, and timed waits of the program \
+         would last longer by that time\nhelp: start the program from its beginning; or accept late timers: restore \
+         with --late-timers"
+    )]
+    ClockBehind {
+        /// The name of the clock.
+        clock: &'static str,
+        /// The difference, as text.
+        behind: String,
+        /// The text ` (the machine was restarted since)`, or nothing.
+        boot: &'static str,
+    },
+    /// Files could not be rolled back, or the undo log could not be written.
+    #[error(transparent)]
+    Undo(#[from] undo::UndoError),
     /// A tracker, the part that finds written pages, failed.
     #[error(transparent)]
     Track(#[from] track::TrackError),

@@ -27,6 +27,15 @@ pub(crate) struct TreeMessage {
     /// Checksum of the vDSO code. The stacks of the threads can contain addresses in the vDSO.
     #[prost(uint32, tag = "2")]
     pub vdso_checksum: u32,
+    /// The boot id of the kernel. Empty in older images.
+    #[prost(string, tag = "3")]
+    pub boot: String,
+    /// CLOCK_MONOTONIC at the checkpoint, in nanoseconds; 0 in older images.
+    #[prost(uint64, tag = "4")]
+    pub monotonic_ns: u64,
+    /// CLOCK_BOOTTIME at the checkpoint, in nanoseconds; 0 in older images.
+    #[prost(uint64, tag = "5")]
+    pub boottime_ns: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

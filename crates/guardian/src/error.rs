@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use engine::EngineError;
-use model::{Escaped, Pid};
+use model::{Escaped, Pid, Sequence};
 
 /// An error of a command: the command was refused, or it failed.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +53,16 @@ pub enum GuardianError {
         "files cannot be rolled back to {image}: {why}\nhelp: `undying ls` shows the checkpoints to which files can be rolled back; `--files refuse` compares them, `--files keep` restores over them as they are"
     )]
     NotReached { image: String, why: String },
+    /// The undo log does not state how the subject ended, so later changes of files can be missing in the undo log.
+    /// Row: end-not-recorded
+    #[error(
+        "files cannot be rolled back to {image}: the end of the program is not recorded, so it may have changed files that the undo log does not contain; nothing was changed\nhelp: if undying and the program were killed together (a container that was stopped), `--files force` rolls back what is recorded; `--files refuse` compares the files, `--files keep` restores over them as they are"
+    )]
+    EndNotRecorded { image: String },
+    /// The restore failed after files were rolled back.
+    /// Row: failed-after-rollback
+    #[error("files were rolled back to checkpoint {to}, and then the program was not restored: {source}")]
+    AfterRollback { to: Sequence, source: Box<GuardianError> },
     /// The subject runs or has a guardian, so its files are in use.
     /// Row: files-in-use
     #[error(

@@ -70,6 +70,7 @@ impl GuardianError {
             | Self::OutputNeedsRewind { .. } => ExitCode::Missing,
             Self::KeyNotBuilt { .. } => ExitCode::Missing,
             Self::NotReached { .. }
+            | Self::EndNotRecorded { .. }
             | Self::FilesInUse { .. }
             | Self::OwnTree { .. }
             | Self::KernelThread { .. } => ExitCode::Refused,
@@ -86,6 +87,7 @@ impl GuardianError {
             Self::Command { source, .. } if source.errno == Errno::ENOENT => ExitCode::NoProgram,
             Self::Command { .. } => ExitCode::NotExecutable,
             Self::NameTaken { .. }
+            | Self::AfterRollback { .. }
             | Self::NotGuarded { .. }
             | Self::NoParent { .. }
             | Self::NotAside { .. }
@@ -125,6 +127,7 @@ fn of_engine(error: &EngineError) -> ExitCode {
         EngineError::Refused(_)
         | EngineError::NotInPlace(_)
         | EngineError::FilesChanged(_)
+        | EngineError::ClockBehind { .. }
         | EngineError::FilesNotRecorded => ExitCode::Refused,
         EngineError::Permission { .. }
         | EngineError::KernelDiffers(_)
@@ -146,6 +149,7 @@ fn of_engine(error: &EngineError) -> ExitCode {
         EngineError::Resource(error) => of_resource(error),
         EngineError::Track(error) => of_track(error),
         EngineError::Store(error) => of_store(error),
+        EngineError::Undo(error) => of_undo(error),
         EngineError::Kernel(error) => of_kernel(error),
     }
 }

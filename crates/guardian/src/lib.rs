@@ -24,6 +24,7 @@ mod inspection;
 mod journal;
 mod location;
 mod once;
+mod own_lines;
 mod record;
 mod run;
 mod signals;

@@ -5,11 +5,13 @@
 //! process of the tree), and exits with the exit status of the root.
 //! Does not: restart a tree; `run` does.
 
+use std::cell::OnceCell;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Duration;
 
-use engine::{CheckpointOptions, Covered, FilePolicy, Files, PidPolicy, RestoreOptions, Restored};
+use engine::{CheckpointOptions, Covered, FilePolicy, Files, PidPolicy, RestoreOptions, Restored, Rollback};
 use model::{ByteCount, PageCount, Pid, Sequence};
 use rustix::event::{PollFd, PollFlags, poll};
 use store::{Codec, ImageWriter, WriteOptions};
@@ -17,6 +19,7 @@ use supervise::SubjectStatus;
 use sys::Error;
 
 use crate::ancestry;
+use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
@@ -25,7 +28,7 @@ use crate::location::StoreLocation;
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
 use crate::subject::Subject;
-use crate::undoing::{Going, RestoredFiles};
+use crate::undoing::{Going, Planned, RestoredFiles};
 
 /// The request of `checkpoint`.
 #[derive(Clone, Debug)]
@@ -106,6 +109,8 @@ pub struct RestoreRequest {
     pub files: RestoredFiles,
     /// Whether the tree runs while its memory is still being filled.
     pub lazy: bool,
+    /// Whether the program is restored although a clock of this machine is behind the time of the checkpoint.
+    pub late_timers: bool,
     /// Whether all TCP connections to outside processes are lost, even connections that a peer may still keep open.
     pub lose_connections: bool,
     /// Whether the call returns as soon as the tree runs. Otherwise, this process stays as the parent of the tree.
@@ -145,34 +150,36 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
     let mut foreground = Foreground::new();
     let parts = request.store.parts_of(&request.image)?;
     let going = Going::decide(&request.store, &request.image, request.files)?;
-    let covered = go_back(request, going.as_ref(), on_event)?;
+    let (rollback, covered, done) = plan_rollback(request, going.as_ref(), &parts)?;
     let policy = if request.files == RestoredFiles::Keep { FilePolicy::Keep } else { FilePolicy::Compare };
     let options = RestoreOptions {
         pid: request.numbers,
         inherited: streams.duplicates()?,
         held: Vec::new(),
         kept: engine::Kept::default(),
-        files: Files { policy, aside: Some(parts.keeping()), covered, ..Files::default() },
+        files: Files { policy, aside: Some(parts.keeping()), covered, rollback, ..Files::default() },
         connections_lost: request.lose_connections,
         // With `detach`, the program does not get the terminal, because the program outlives this process and would
         // keep the terminal.
         terminal: signals.as_ref().and_then(|_| foreground.offer()),
         watch: None,
+        late_timers: request.late_timers,
+        before_run: going.as_ref().map(Going::before_run),
     };
     let mut written = Ok(());
     let mut running = |restored: &Restored| {
+        done.get().into_iter().for_each(&mut *on_event);
         parts.take().iter().for_each(|part| on_event(&RunEvent::moved_aside(part)));
         if let Some(pidfile) = &request.pidfile {
             written = write_pid(pidfile, restored.root);
         }
     };
-    let restored = if request.lazy {
-        engine::restore_lazily(reader, options, &mut running)?
+    let outcome = if request.lazy {
+        engine::restore_lazily(reader, options, &mut running)
     } else {
-        let restored = engine::restore(reader, options)?;
-        running(&restored);
-        restored
+        engine::restore(reader, options).inspect(running)
     };
+    let restored = outcome.map_err(|error| failed(going.as_ref(), done.get().is_some(), error))?;
     drop(going);
     written?;
     if signals.is_none() {
@@ -187,17 +194,26 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
     Ok(Resumed { root, processes: pids.len(), total, filled, status })
 }
 
-/// Rolls files back, if the request demands a rollback.
-fn go_back(
+/// Checks the rollback of files, if the restore rolls files back. Returns the rollback, the files that need no
+/// comparison, and the cell that receives the event of the rollback.
+fn plan_rollback(
     request: &RestoreRequest,
     going: Option<&Going>,
-    on_event: &mut dyn FnMut(&RunEvent),
-) -> Result<Covered> {
-    let Some(going) = going else { return Ok(Covered::Nothing) };
-    let recorded = engine::recorded_files(request.store.read(&request.image)?)?;
-    let (event, covered) = going.go(&recorded)?;
-    on_event(&event);
-    Ok(covered)
+    parts: &Parts,
+) -> Result<(Option<Rollback>, Covered, Rc<OnceCell<RunEvent>>)> {
+    let recorded = || Ok(engine::recorded_files(request.store.read(&request.image)?)?);
+    match going.map(|going| going.plan(recorded, parts)).transpose()?.flatten() {
+        Some(Planned { covered, rollback, done }) => Ok((Some(rollback), covered, done)),
+        None => Ok((None, Covered::Nothing, Rc::default())),
+    }
+}
+
+/// Returns the error of a failed restore. If files were rolled back before, the error states this.
+fn failed(going: Option<&Going>, is_rolled_back: bool, error: engine::EngineError) -> GuardianError {
+    match going.filter(|_| is_rolled_back) {
+        Some(going) => GuardianError::AfterRollback { to: going.to(), source: Box::new(error.into()) },
+        None => error.into(),
+    }
 }
 
 /// Passes signals on to the subject until the subject ends. Returns how the subject has ended.

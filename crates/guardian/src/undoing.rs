@@ -9,26 +9,29 @@
 //! free. A part is never put back over an existing file.
 //! Does not: know how files are rolled back; `undo` does. Does not restore memory.
 
-use std::collections::HashSet;
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
-use engine::{Covered, FileRecord};
+use engine::{BeforeRun, Covered, FileRecord, Rollback};
 use model::Sequence;
 use serde::Serialize;
 use store::{Store, SubjectName};
 use sys::Error;
-use undo::back::{self, Conflicts, Durability, MovedAside};
+use undo::UndoError;
+use undo::back::{self, Conflicts, Durability, MovedAside, Outlook, Standing};
 
+use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::location::StoreLocation;
 use crate::run::{Claim, UNDO_DIRECTORY, remove_log};
-use crate::streams;
+use crate::{own_lines, streams};
 
 /// What `restore` does with files that have changed since the checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum RestoredFiles {
-    /// If the undo log of the subject reaches the checkpoint, files are rolled back. Otherwise, the policy is `Refuse`.
+    /// If the subject has an undo log, the policy is `Rewind`. Otherwise, the policy is `Refuse`.
     #[default]
     Auto,
     /// Files are rolled back, or the restore is refused.
@@ -58,73 +61,168 @@ impl RestoredFiles {
     }
 }
 
-/// An image whose files are to be rolled back.
+/// The undo log of the subject of an image, during a restore of this image.
 #[derive(Debug)]
 pub(crate) struct Going {
     directory: PathBuf,
     to: Sequence,
-    conflicts: Conflicts,
+    /// How files are rolled back. `None` if files are not rolled back.
+    conflicts: Option<Conflicts>,
     /// Prevents that a guardian of this subject starts before the restored process tree runs.
     _claim: Claim,
 }
 
+/// A rollback that was checked and can begin.
+#[derive(Debug)]
+pub(crate) struct Planned {
+    /// The files that are compared, because the rollback does not change them.
+    pub(crate) covered: Covered,
+    /// The rollback, for the engine.
+    pub(crate) rollback: Rollback,
+    /// The event of the rollback. The engine calls the rollback, which sets the event.
+    pub(crate) done: Rc<OnceCell<RunEvent>>,
+}
+
 impl Going {
-    /// Decides whether the files of an image are to be rolled back. Returns `None` if no rollback is to be made.
+    /// Decides whether the files of an image are to be rolled back. Returns `None` if the image belongs to a subject
+    /// without an undo log, or to no subject.
     ///
     /// # Errors
     ///
-    /// `NotReached` if the policy `files` demands a rollback that is impossible. `FilesInUse` if the policy demands a
-    /// rollback and the subject is guarded. An error is also returned if a pid of the image is not free. In each case,
-    /// nothing was changed.
+    /// `NotReached` or `EndNotRecorded` if a rollback is impossible and the policy `files` does not permit a restore
+    /// without a rollback. `FilesInUse` if the subject is guarded. An error is also returned if a pid of the image is
+    /// not free. In each case, nothing was changed.
     pub(crate) fn decide(
         location: &StoreLocation,
         image: &str,
         files: RestoredFiles,
     ) -> Result<Option<Self>> {
-        let conflicts = match files {
-            RestoredFiles::Refuse | RestoredFiles::Keep => return Ok(None),
-            RestoredFiles::Auto | RestoredFiles::Rewind => Conflicts::Refuse,
-            RestoredFiles::Force => Conflicts::Force,
-        };
-        let not_reached = |why: String| match files {
-            RestoredFiles::Auto => Ok(None),
-            _ => Err(GuardianError::NotReached { image: image.to_owned(), why }),
-        };
+        let not_reached = |why: String| GuardianError::NotReached { image: image.to_owned(), why };
+        let is_optional = !matches!(files, RestoredFiles::Rewind | RestoredFiles::Force);
         let reader = location.read(image)?;
         let Some((store, name)) = location.subject_of(image)? else {
-            return not_reached("an image outside a store has no undo log".to_owned());
+            let why = || not_reached("an image outside a store has no undo log".to_owned());
+            return if is_optional { Ok(None) } else { Err(why()) };
         };
         let directory = log_of(&store, &name);
-        let to = reader.commit().sequence;
-        if let Some(why) = unreachable(&directory, to)? {
-            return not_reached(why);
+        if !directory.is_dir() {
+            let why = || not_reached("the subject has no undo log".to_owned());
+            return if is_optional { Ok(None) } else { Err(why()) };
         }
         let claim = match Claim::named(&store, &name) {
             Err(GuardianError::NameTaken { name, .. }) => {
-                return match files {
-                    // No rollback is made. The following restore fails, because the guarded subject uses the pids. The
-                    // error of the restore names a process with such a pid.
-                    RestoredFiles::Auto => Ok(None),
-                    _ => Err(GuardianError::FilesInUse { name }),
-                };
+                // If the program runs, its pids are the reason that an operator expects.
+                engine::check_pids(reader)?;
+                return Err(GuardianError::FilesInUse { name });
             }
             claim => claim?,
         };
+        let to = reader.commit().sequence;
+        let conflicts = match files {
+            RestoredFiles::Keep | RestoredFiles::Refuse => None,
+            RestoredFiles::Auto | RestoredFiles::Rewind => Some(Conflicts::Refuse),
+            RestoredFiles::Force => Some(Conflicts::Force),
+        };
+        if files != RestoredFiles::Keep
+            && let Some(why) = rolled_back_further(&directory, to)?
+        {
+            return Err(not_reached(why));
+        }
+        if conflicts.is_some() {
+            if let Some(why) = unreachable(&directory, to)? {
+                return Err(not_reached(why));
+            }
+            if conflicts == Some(Conflicts::Refuse) && back::standing(&directory)? == Standing::Unknown {
+                return Err(GuardianError::EndNotRecorded { image: image.to_owned() });
+            }
+        }
         engine::check_pids(reader)?;
         Ok(Some(Self { directory, to, conflicts, _claim: claim }))
     }
 
-    /// Rolls the files back. A file that is a standard stream of the subject is not changed if an outside process
-    /// writes to it.
-    pub(crate) fn go(&self, recorded: &[FileRecord]) -> Result<(RunEvent, Covered)> {
+    /// Checks the rollback. `recorded` returns the files in the image. `parts` receives messages of
+    /// `undying` that the rollback cuts off. Returns `None` if files are not rolled back. A file that is a standard stream of the subject
+    /// is not changed if an outside process writes to it.
+    pub(crate) fn plan(
+        &self,
+        recorded: impl FnOnce() -> Result<Vec<FileRecord>>,
+        parts: &Parts,
+    ) -> Result<Option<Planned>> {
+        let Some(conflicts) = self.conflicts else { return Ok(None) };
+        let recorded = recorded()?;
         let inherited = recorded.iter().filter(|file| file.effect() == engine::Effect::Stays);
         let streams: Vec<(u64, u64)> = inherited.map(FileRecord::file).collect();
         let leave = streams::written_by_others(&streams);
-        // An operator may restore after a power cut. The rollback must survive a further power cut.
-        let durability = Durability::PowerCut;
-        let went = back::go_back(&self.directory, self.to, self.conflicts, &leave, durability)?;
-        let uncovered: HashSet<(u64, u64)> = went.uncovered.iter().chain(&leave).copied().collect();
-        Ok((RunEvent::went_back(self.to, &went, leave.len()), Covered::AllBut(uncovered)))
+        let outlook = back::preview(&self.directory, self.to, conflicts, &leave)?;
+        let explained = explained(&recorded, &outlook);
+        let paths = foreign(&outlook, &explained);
+        if !paths.is_empty() {
+            return Err(UndoError::Conflict { paths }.into());
+        }
+        // Only conflicts with own messages are left.
+        let conflicts = if outlook.conflicts.is_empty() { conflicts } else { Conflicts::Force };
+        let covered = Covered::AllBut(outlook.uncovered.iter().chain(&leave).copied().collect());
+        let done = Rc::new(OnceCell::new());
+        let (directory, to, event) = (self.directory.clone(), self.to, Rc::clone(&done));
+        let parts = parts.clone();
+        let rollback = Rollback::new(outlook.recorded, move || {
+            explained.iter().try_for_each(|file| parts.keep_end(&file.path(), file.size()))?;
+            // An operator may restore after a power cut. The rollback must survive a further power cut.
+            let went = back::go_back(&directory, to, conflicts, &leave, Durability::PowerCut)?;
+            // The cell is empty, because the closure runs at most once.
+            let _ = event.set(RunEvent::went_back(to, &went, leave.len()));
+            Ok(())
+        });
+        Ok(Some(Planned { covered, rollback, done }))
+    }
+
+    /// Returns the step that records in the undo log that the program runs without a watch.
+    pub(crate) fn before_run(&self) -> BeforeRun {
+        let (directory, to) = (self.directory.clone(), self.to);
+        BeforeRun::new(move || {
+            let why = format!(
+                "checkpoint {to} was restored by `undying restore`, and the program has run without being watched"
+            );
+            back::give_up(&directory, &why)
+        })
+    }
+
+    /// Returns the checkpoint that is restored.
+    pub(crate) fn to(&self) -> Sequence {
+        self.to
+    }
+}
+
+/// Returns the shared files that have changed since the end of the subject only by messages of `undying`.
+fn explained(recorded: &[FileRecord], outlook: &Outlook) -> Vec<FileRecord> {
+    let length = |file: &FileRecord| {
+        let (device, inode) = file.file();
+        outlook.shared.iter().find(|one| (one.0, one.1) == (device, inode)).map(|one| one.2)
+    };
+    let is_explained =
+        |file: &&FileRecord| length(file).is_some_and(|length| own_lines::follow(&file.path(), length));
+    recorded.iter().filter(is_explained).cloned().collect()
+}
+
+/// Returns the conflicts that are not explained by messages of `undying`.
+fn foreign(outlook: &Outlook, explained: &[FileRecord]) -> Vec<PathBuf> {
+    let is_foreign = |path: &&PathBuf| {
+        let found = rustix::fs::lstat(path.as_path()).map(|stat| (stat.st_dev, stat.st_ino));
+        !found.is_ok_and(|found| explained.iter().any(|file| file.file() == found))
+    };
+    outlook.conflicts.iter().filter(is_foreign).cloned().collect()
+}
+
+/// Returns why the present files cannot be those of checkpoint `to`: an earlier restore has rolled them back further.
+fn rolled_back_further(directory: &Path, to: Sequence) -> Result<Option<String>> {
+    match back::standing(directory)? {
+        Standing::At(sequences) if sequences.iter().all(|at| *at < to) => {
+            let at = sequences.last().copied().unwrap_or_default();
+            Ok(Some(format!(
+                "an earlier restore has rolled the files back to checkpoint {at}, which is older"
+            )))
+        }
+        _ => Ok(None),
     }
 }
 
@@ -135,9 +233,6 @@ fn log_of(store: &Store, name: &SubjectName) -> PathBuf {
 
 /// Returns why files cannot be rolled back to a checkpoint. Returns `None` if files can be rolled back.
 fn unreachable(directory: &Path, to: Sequence) -> Result<Option<String>> {
-    if !directory.is_dir() {
-        return Ok(Some("the subject has no undo log".to_owned()));
-    }
     let (reached, why) = back::reachable(directory)?;
     if reached.contains(&to) {
         return Ok(None);
@@ -146,10 +241,11 @@ fn unreachable(directory: &Path, to: Sequence) -> Result<Option<String>> {
 }
 
 /// Returns the checkpoints of a subject to which files can be rolled back. Returns an empty list if the log cannot be
-/// read.
+/// read. If no guardian protects the subject, the end of the subject must be recorded.
 pub(crate) fn reached(store: &Store, name: &SubjectName) -> Vec<Sequence> {
     let directory = log_of(store, name);
-    if !directory.is_dir() {
+    let is_guarded = || matches!(Claim::named(store, name), Err(GuardianError::NameTaken { .. }));
+    if !directory.is_dir() || (back::standing(&directory).ok() == Some(Standing::Unknown) && !is_guarded()) {
         return Vec::new();
     }
     back::reachable(&directory).map(|(reached, _)| reached).unwrap_or_default()
@@ -221,16 +317,4 @@ fn log_in(location: &StoreLocation, name: &str) -> Result<Option<PathBuf>> {
     let store = location.with_subject(&name)?;
     let directory = log_of(&store, &name);
     Ok(directory.is_dir().then_some(directory))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_subject_without_a_log_is_not_reached() {
-        let folder = tempfile::tempdir().unwrap();
-        let why = unreachable(&folder.path().join("undo"), Sequence(3)).unwrap();
-        assert_eq!(why.as_deref(), Some("the subject has no undo log"));
-    }
 }

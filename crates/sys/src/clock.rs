@@ -27,6 +27,20 @@ pub fn monotonic() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
+/// Returns the time of CLOCK_BOOTTIME since the start of this clock. The time includes suspension of the machine.
+#[must_use]
+pub fn boottime() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// Returns the id of this boot of the kernel; an empty text without procfs.
+#[must_use]
+pub fn boot_id() -> String {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    text.trim().to_owned()
+}
+
 /// The source of the time for decisions: the kernel, or a test. Cloning is cheap.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {

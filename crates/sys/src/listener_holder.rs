@@ -8,7 +8,8 @@
 //! Owns: the holder; the memory into which notifications are received; the table of held calls.
 //! Invariants: if the guardian dies, the holder lets every reported call of the subject continue, including
 //! the calls that the guardian has received but not answered. Before the first call continues, the holder
-//! appends a line to a file. The holder got this file together with the listener. The holder makes only
+//! appends a line to a file. The holder got this file together with the listener. If the subject ends while the
+//! guardian is alive, the holder appends an end mark to this file. The holder makes only
 //! system calls, allocates nothing and never returns.
 //! Does not: decide about calls, or help a subject if guardian and holder are both killed.
 //!
@@ -36,7 +37,7 @@ use crate::seccomp_listener::{Notification, NotificationId};
 use crate::{pidfd, socket};
 
 use process::Unanswered;
-pub use process::{BROKEN_LINE, BUFFERS_MAX, HELD_CALLS_MAX};
+pub use process::{BROKEN_LINE, BUFFERS_MAX, END_MARK_BYTES, HELD_CALLS_MAX, end_of};
 
 /// Number of bytes that are reserved in the file for the line of the holder. With this reserve, the line can
 /// be appended on a full file system.
@@ -181,7 +182,8 @@ impl ListenerHolder {
     /// Sends duplicates of a listener and of the file `broken` to the holder. The holder keeps both
     /// duplicates until no task uses the filter of the listener.
     ///
-    /// `broken` must be open for writing. If this process dies while a task uses the filter, the holder
+    /// `broken` must be open for writing. If the last task ends while this process is alive, the holder appends an end
+    /// mark ([`end_of`]) to `broken`. If this process dies while a task uses the filter, the holder
     /// appends [`BROKEN_LINE`] to `broken`. If the holder cannot find out whether this process or the last
     /// task ended first, the holder appends the line, too.
     ///

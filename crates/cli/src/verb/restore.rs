@@ -1,5 +1,5 @@
 //! The command `undying restore IMAGE [--files rewind|refuse|keep|force] [--lazy] [--detach] [--lose-connections]
-//! [--pidfile F] [--pid auto|same]`: restores a program from an image.
+//! [--late-timers] [--pidfile F] [--pid auto|same]`: restores a program from an image.
 //!
 //! Owns: the arguments of the command, and its message.
 //! Does not: restore a process tree; `guardian` does.
@@ -28,24 +28,30 @@ Pids of the restored tree: same (the pids of the checkpoint; refused if a pid is
 same)";
 
 const FILES_HELP: &str = "\
-What happens to files that the program has changed: rewind, refuse, keep or force [default: rewind if the undo log of \
-the subject reaches the checkpoint, else refuse]";
+What happens to files that the program has changed: rewind, refuse, keep or force [default: rewind if the subject has \
+an undo log, else refuse]";
 
 const FILES_LONG_HELP: &str = "\
 What happens to files that the program has changed since the checkpoint. rewind: these files are rolled back to the \
 checkpoint, and files that the program has created since are moved aside (`undying files NAME`). The restore is \
 refused if another program has changed such a file since the program ended; the message names these files. force: as \
-rewind, but these files are rolled back, too. refuse: the restore is refused if a file has changed. A file counts as \
+rewind, but these files are rolled back, too, and the end of the program need not be recorded. refuse: the restore is refused if a file has changed. A file counts as \
 unchanged if the program has only appended to it: it is truncated to its length at the checkpoint, and the removed \
 data is kept. It counts as changed if a file in the same directory was removed. keep: the files are not rolled back; \
-this destroys databases and repeats lines of logs. Without this option: rewind if the undo log of the subject reaches \
-the checkpoint, else refuse";
+this destroys databases and repeats lines of logs. Without this option: rewind if the subject has an undo log, else \
+refuse";
 
 const LAZY_HELP: &str = "\
 Resume the program at once, and load its memory while it runs.
 Pages that the program accesses are loaded first. undying stays until all pages are loaded, also with --detach. If \
 undying is killed before, the program is killed, too. If a damaged page is found, the program is killed. Without \
 --lazy, the whole image is checked before the program runs";
+
+const LATE_TIMERS_HELP: &str = "\
+Restore although a clock of this machine is behind the time of the checkpoint.
+After a restart of the machine, the clocks CLOCK_MONOTONIC and CLOCK_BOOTTIME begin at zero. Programs store the times \
+at which their waits end. Such a wait then lasts until the clock has reached the old time. The message of the refusal \
+states by how long the clock is behind";
 
 pub(super) struct Restore;
 
@@ -75,6 +81,13 @@ impl Verb for Restore {
                     .long_help(LAZY_HELP),
             )
             .arg(parse::lose_connections())
+            .arg(
+                Arg::new("late-timers")
+                    .long("late-timers")
+                    .action(ArgAction::SetTrue)
+                    .help("Restore although a clock of this machine is behind the time of the checkpoint")
+                    .long_help(LATE_TIMERS_HELP),
+            )
             .arg(
                 Arg::new("files")
                     .long("files")
@@ -114,6 +127,7 @@ impl Verb for Restore {
                 .find(|files| matches.get_one::<String>("files").is_some_and(|given| given == files.name()))
                 .unwrap_or_default(),
             lazy: matches.get_flag("lazy"),
+            late_timers: matches.get_flag("late-timers"),
             lose_connections: matches.get_flag("lose-connections"),
             detach: matches.get_flag("detach"),
             pidfile: matches.get_one::<PathBuf>("pidfile").cloned(),

@@ -5,10 +5,12 @@
 //! Does not: read pages, descriptors or thread state.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use image::{Owner, RecordSet, SpaceId};
 use model::{PageCount, Pid};
 use resource::memory;
+use sys::clock;
 use tracee::procfs::{self, Mapping, Stat};
 use tracee::{StoppedProcess, StoppedTree, tree};
 use track::Moment;
@@ -224,7 +226,15 @@ impl Processes {
     /// Adds the records of the tree, of its processes and of their mappings.
     pub(super) fn write(&self, objects: &Objects, records: &mut RecordSet) {
         let pids = self.order.iter().map(|pid| pid.get()).collect();
-        TreeMessage { pids, vdso_checksum: self.vdso_checksum }.put(records, Owner::Tree);
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let tree = TreeMessage {
+            pids,
+            vdso_checksum: self.vdso_checksum,
+            boot: clock::boot_id(),
+            monotonic_ns: nanoseconds(clock::monotonic()),
+            boottime_ns: nanoseconds(clock::boottime()),
+        };
+        tree.put(records, Owner::Tree);
         for pid in &self.order {
             if let Some(process) = self.living.get(pid) {
                 process.message().put(records, Owner::Process(*pid));

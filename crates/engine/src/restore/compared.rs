@@ -11,8 +11,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use resource::files::{self, ChangedFile, Covered, Cut, MoveAside};
+use resource::files::{self, ChangedFile, Covered, Cut, Moment, MoveAside};
 
+use super::hooks::Rollback;
 use super::plan::Plan;
 use crate::error::{EngineError, Result};
 
@@ -48,6 +49,9 @@ pub struct Files {
     /// restoring process itself holds a description of such a file, the restore also sets the position of the
     /// description back.
     pub covered: Covered,
+    /// Rolls files back to the checkpoint, when only steps that need the files can still fail. Before that, the restore
+    /// checks that each covered file is unchanged or may be changed by the rollback.
+    pub rollback: Option<Rollback>,
 }
 
 /// The directory for the bytes that are cut off files.
@@ -93,13 +97,25 @@ impl Compared {
     ///
     /// `FilesChanged` with every file that does not match; `FilesNotRecorded` for an image of an earlier version;
     /// `AsideRefused` if the directory for the cut-off bytes cannot be used.
-    pub(super) fn compare(plan: &Plan, time: SystemTime, files: Files) -> Result<Self> {
-        let Files { policy, aside, opened_later, covered } = files;
+    pub(super) fn compare(
+        plan: &Plan,
+        time: SystemTime,
+        files: Files,
+        rollback: Option<&Rollback>,
+    ) -> Result<Self> {
+        let Files { policy, aside, opened_later, covered, .. } = files;
+        let moment = Moment { time, is_before_boot: plan.is_of_another_boot() };
         if policy == FilePolicy::Keep {
             return Ok(Self { cuts: Vec::new(), aside });
         }
         let records = plan.files.as_ref().ok_or(EngineError::FilesNotRecorded)?;
-        let cuts = files::compare(records, plan.directories.as_deref(), &opened_later, &covered, time)
+        if let Some(rollback) = rollback {
+            let changed = files::changed_beside(records, &covered, rollback.recorded());
+            if !changed.is_empty() {
+                return Err(EngineError::FilesChanged(changed));
+            }
+        }
+        let cuts = files::compare(records, plan.directories.as_deref(), &opened_later, &covered, moment)
             .map_err(EngineError::FilesChanged)?;
         if policy == FilePolicy::Unchanged {
             refuse(cuts.iter(), "was appended to after the checkpoint")?;

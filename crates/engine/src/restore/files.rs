@@ -10,10 +10,12 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use resource::fd::{self, Connections, FdConnect, FdCreate, FdKind, FdRecord, Kept, Vacated};
 use resource::files::Covered;
+use resource::memory::{MemoryKind, ObjectRecord};
 use resource::{Opener, Shared, memory};
 use rustix::fs::{Mode, OFlags};
 use sys::Error;
@@ -22,6 +24,7 @@ use tracee::Stub;
 use tracee::arch::numbers as nr;
 
 use super::built::Built;
+use super::hooks::Rollback;
 use super::plan::{Plan, PlannedProcess};
 use super::segments::Unfinished;
 use crate::descriptor_limit::RaisedLimit;
@@ -75,48 +78,44 @@ pub(super) struct Given {
 }
 
 /// Opens the objects and descriptions of a plan.
-pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<OpenFiles> {
-    let Given { inherited, mut held, kept, covered, connections_lost } = given;
+///
+/// Descriptions that do not depend on files come first, then the rollback of files, if there is one. The rollback is
+/// thus not made if one of these descriptions is refused.
+pub(super) fn open(
+    plan: &Plan,
+    given: Given,
+    shared: &mut Shared,
+    rollback: Option<Rollback>,
+) -> Result<OpenFiles> {
     let limit = RaisedLimit::new();
     let holders = Holders::of(plan)?;
     let unfinished = Unfinished(plan.objects.clone());
     let above = plan.highest_descriptor() + 1;
     let mut objects = HashMap::new();
     let mut readable = HashMap::new();
-    let mut by_inode = HashMap::new();
+    let kept = given.kept.clone();
+    let mut creation = Creation::of(given);
+    let (after, before): (Vec<_>, Vec<_>) =
+        records_of_kinds(plan, &holders).partition(|(kind, _)| kind.needs_files());
+    creation.create(before, shared)?;
+    if let Some(rollback) = rollback {
+        check_objects(plan, &holders, &rollback)?;
+        rollback.go()?;
+    }
     for object in &plan.objects {
-        let kind = memory::kind_named(&object.kind).ok_or_else(|| EngineError::UnknownRecord {
-            kind: object.kind.clone(),
-            version: object.version,
-        })?;
+        let kind = kind_of(object)?;
         let file = lift(kind.open(object, holders.object(object.id))?, above)?;
         if kind.makes_objects() {
             let copy = file.try_clone().map_err(|error| Error::new("duplicate a descriptor", error))?;
-            by_inode.insert(object.inode, copy);
+            creation.objects.insert(object.inode, copy);
         }
         if is_writable(&file) {
             readable.insert(object.id, lift(reopen_readable(&file)?, above)?);
         }
         objects.insert(object.id, file);
     }
-    let mut connections = Connections::default();
-    let mut created = HashMap::new();
-    let mut handed_on = HashSet::new();
-    for (kind, records) in records_of_kinds(plan, &holders) {
-        let mut context = FdCreate {
-            created: &mut created,
-            inherited: &inherited,
-            held: &mut held,
-            handed_on: &mut handed_on,
-            covered: &covered,
-            objects: &by_inode,
-            connections_lost,
-            kept: &kept,
-            connections: &mut connections,
-            shared: &mut *shared,
-        };
-        kind.create(&records, &mut context)?;
-    }
+    creation.create(after, shared)?;
+    let Creation { mut created, handed_on, connections, .. } = creation;
     let mut descriptions = HashMap::new();
     for (id, envelope) in &plan.envelopes {
         let id = DescriptionId(*id);
@@ -136,6 +135,63 @@ pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<Ope
         vacated,
         _limit: limit,
     })
+}
+
+/// The descriptions that were created so far, and the data that their creation needs.
+struct Creation {
+    given: Given,
+    created: HashMap<DescriptionId, OwnedFd>,
+    handed_on: HashSet<DescriptionId>,
+    /// The objects that this restore has created, by inode.
+    objects: HashMap<u64, OwnedFd>,
+    connections: Connections,
+}
+
+impl Creation {
+    fn of(given: Given) -> Self {
+        let (created, handed_on, objects) = (HashMap::new(), HashSet::new(), HashMap::new());
+        Self { given, created, handed_on, objects, connections: Connections::default() }
+    }
+
+    /// Creates the descriptions of some kinds.
+    fn create(&mut self, kinds: Vec<(&dyn FdKind, Vec<FdRecord>)>, shared: &mut Shared) -> Result<()> {
+        for (kind, records) in kinds {
+            let mut context = FdCreate {
+                created: &mut self.created,
+                inherited: &self.given.inherited,
+                held: &mut self.given.held,
+                handed_on: &mut self.handed_on,
+                covered: &self.given.covered,
+                objects: &self.objects,
+                connections_lost: self.given.connections_lost,
+                kept: &self.given.kept,
+                connections: &mut self.connections,
+                shared: &mut *shared,
+            };
+            kind.create(&records, &mut context)?;
+        }
+        Ok(())
+    }
+}
+
+fn kind_of(object: &ObjectRecord) -> Result<&'static dyn MemoryKind> {
+    memory::kind_named(&object.kind)
+        .ok_or_else(|| EngineError::UnknownRecord { kind: object.kind.clone(), version: object.version })
+}
+
+/// Opens the existing files that the program maps, and closes them again. An error is ignored if the rollback may
+/// change the file.
+fn check_objects(plan: &Plan, holders: &Holders, rollback: &Rollback) -> Result<()> {
+    for object in &plan.objects {
+        let kind = kind_of(object)?;
+        if kind.only_opens()
+            && let Err(error) = kind.open(object, holders.object(object.id))
+            && !kind.label(object).is_some_and(|path| rollback.may_change(Path::new(&path)))
+        {
+            return Err(error.into());
+        }
+    }
+    Ok(())
 }
 
 fn is_writable(file: &OwnedFd) -> bool {

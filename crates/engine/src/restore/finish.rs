@@ -44,13 +44,14 @@ pub(super) fn prepare(plan: &Plan) -> Result<()> {
 
 /// Completes every process, and resumes the tree by a call of `resume` for each thread. `cut_back`, which truncates
 /// grown files, is called when only steps that depend on other programs can still fail. At that time, no effect is
-/// visible outside the tree.
+/// visible outside the tree. `before_run` is called directly before the first thread is resumed.
 pub(super) fn finish(
     plan: &Plan,
     open: &OpenFiles,
     mut built: Built,
     shared: &mut Shared,
     cut_back: impl FnOnce() -> Result<()>,
+    before_run: impl FnOnce() -> Result<()>,
     mut resume: impl FnMut(Stub, Option<Signal>) -> std::result::Result<(), Error>,
 ) -> Result<()> {
     for process in plan.living() {
@@ -75,6 +76,7 @@ pub(super) fn finish(
     }
     cut_back()?;
     files::start(plan, open)?;
+    before_run()?;
     shared.keep();
     // Threads are resumed one after the other. If this process dies in between, the switch kills all processes, so
     // that no incomplete tree runs.

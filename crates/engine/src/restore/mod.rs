@@ -14,6 +14,7 @@ mod content;
 mod files;
 mod finish;
 mod fresh;
+mod hooks;
 mod inventory;
 mod layout;
 mod lazy;
@@ -41,6 +42,7 @@ use built::Built;
 use compared::Compared;
 pub use compared::{Aside, FilePolicy, Files};
 use fresh::FreshMemory;
+pub use hooks::{BeforeRun, Rollback};
 pub use inventory::{ImageDescriptor, ImageMapping, ImageProcess, Inventory, ProcessState, inventory};
 use lazy::Lazy;
 use plan::Plan;
@@ -84,6 +86,11 @@ pub struct RestoreOptions {
     /// The seccomp filter that reports each file-changing system call of the tree; `None` for a tree that is not
     /// watched.
     pub watch: Option<FilterInstall>,
+    /// Whether the program is restored although a clock of this machine is behind the time of the checkpoint. Timed
+    /// waits then last longer.
+    pub late_timers: bool,
+    /// A step that is called directly before the program runs.
+    pub before_run: Option<BeforeRun>,
 }
 
 /// The result of a restore: a running tree.
@@ -162,7 +169,7 @@ pub fn recorded_files(mut reader: ImageReader) -> Result<Vec<FileRecord>> {
 /// `FilesChanged` with every file that does not match; the errors of `recorded_files`.
 pub fn compare_files(mut reader: ImageReader, files: Files) -> Result<()> {
     let plan = Plan::of(&mut reader)?;
-    Compared::compare(&plan, reader.commit().time, files).map(drop)
+    Compared::compare(&plan, reader.commit().time, files, None).map(drop)
 }
 
 /// Checks that the pids of an image are free, like a restore before its first change.
@@ -224,6 +231,18 @@ fn require_same_pids(policy: PidPolicy) -> Result<()> {
     Ok(())
 }
 
+/// Decodes the plan, and checks it against this machine.
+fn checked(reader: &mut ImageReader, late_timers: bool) -> Result<Plan> {
+    let plan = Plan::of(reader)?;
+    // If the program still runs, the comparison of files fails, too. The error about the pids shows the reason, so it
+    // comes first.
+    plan.check_pids()?;
+    if !late_timers {
+        plan.check_clocks()?;
+    }
+    Ok(plan)
+}
+
 fn restore_with(
     mut reader: ImageReader,
     mut options: RestoreOptions,
@@ -234,16 +253,15 @@ fn restore_with(
     own_files_in_proc()?;
     let mut lap = started;
     let mut phases = RestorePhases::default();
-    let plan = Plan::of(&mut reader)?;
-    // If the program still runs, both checks fail. The error about the pids shows the reason, so it comes first.
-    plan.check_pids()?;
+    let plan = checked(&mut reader, options.late_timers)?;
     let given = given(&mut options);
-    let mut compared = Compared::compare(&plan, reader.commit().time, options.files)?;
+    let rollback = options.files.rollback.take();
+    let mut compared = Compared::compare(&plan, reader.commit().time, options.files, rollback.as_ref())?;
     phases.plan = lap.lap();
     let lazy = if running.is_some() { Lazy::prepare(&plan, reader.index())? } else { None };
     finish::prepare(&plan)?;
     let mut shared = Shared::default();
-    let mut open = files::open(&plan, given, &mut shared)?;
+    let mut open = files::open(&plan, given, &mut shared, rollback)?;
     content::fill_objects(&reader, &plan, &open)?;
     phases.open = lap.lap();
     let mut built = tree::build(&plan, &open, options.watch)?;
@@ -257,15 +275,16 @@ fn restore_with(
     content::fill_processes(&reader, &plan, &built, &fresh, comes_later)?;
     fresh.end()?;
     phases.fill = lap.lap();
-    let plan = &plan;
+    let (plan, given) = (&plan, &Cell::new(None));
     let mut restored = Restored::of(plan, phases, std::mem::take(&mut open.connections));
-    let given = &Cell::new(None);
     let complete = move |mut built: Built, resume: ResumeStub<'_>| {
         layout::advise(plan, &mut built)?;
         files::install(plan, &open, &mut built)?;
         // Before the tree runs, because a read from the terminal stops a background process.
         let give = || given.set(finish::hand_over_terminal(plan, options.terminal.as_ref()));
-        finish::finish(plan, &open, built, &mut shared, || compared.cut_back().map(|()| give()), resume)?;
+        let cut_back = || compared.cut_back().map(|()| give());
+        let before_run = || options.before_run.map_or(Ok(()), |step| Ok(step.call()?));
+        finish::finish(plan, &open, built, &mut shared, cut_back, before_run, resume)?;
         // Closes the descriptors of this process, so that only the tree holds them. Otherwise the reader of a pipe
         // would get no end of file when the tree closes the write end.
         open.complete(shared);

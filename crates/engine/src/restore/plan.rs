@@ -4,6 +4,8 @@
 //! Invariants: if a record is not consumed, the restore is refused, and the error names the record.
 //! Does not: open files, or create mappings or processes.
 
+use std::time::Duration;
+
 use image::{Owner, RecordSet, SpaceId};
 use model::{Address, AddressRange, Pid, Tid};
 use resource::fd;
@@ -12,6 +14,7 @@ use resource::files::{DirectoryRecord, FileRecord};
 use resource::memory::{self, AreaRecord, ObjectRecord};
 use resource::state::{self, Level, StateKind};
 use store::ImageReader;
+use sys::clock;
 use sys::ptrace::Registers;
 use tracee::procfs;
 
@@ -34,6 +37,10 @@ pub(super) struct Plan {
     /// versions.
     pub(super) directories: Option<Vec<DirectoryRecord>>,
     vdso_checksum: u32,
+    /// The boot id of the kernel of the checkpoint. Empty if the image is from an earlier version.
+    boot: String,
+    monotonic: Duration,
+    boottime: Duration,
 }
 
 #[derive(Default)]
@@ -105,8 +112,19 @@ impl Plan {
         }
         let files = files.map(|message| message.files);
         let directories = directories.map(|message| message.directories);
-        let vdso_checksum = tree.vdso_checksum;
-        let plan = Self { processes, objects, envelopes, files, directories, vdso_checksum };
+        let (monotonic, boottime) =
+            (Duration::from_nanos(tree.monotonic_ns), Duration::from_nanos(tree.boottime_ns));
+        let plan = Self {
+            processes,
+            objects,
+            envelopes,
+            files,
+            directories,
+            vdso_checksum: tree.vdso_checksum,
+            boot: tree.boot,
+            monotonic,
+            boottime,
+        };
         plan.check()?;
         Ok(plan)
     }
@@ -154,6 +172,29 @@ impl Plan {
             ));
         }
         Ok(())
+    }
+
+    /// Reports whether the kernel was started again since the checkpoint.
+    pub(super) fn is_of_another_boot(&self) -> bool {
+        !self.boot.is_empty() && self.boot != clock::boot_id()
+    }
+
+    /// Refuses an image whose clocks are ahead of the clocks of this machine. Programs store the times at which their
+    /// waits end. Such a wait would last until the clock has reached the time of the checkpoint.
+    pub(super) fn check_clocks(&self) -> Result<()> {
+        let clocks = [
+            ("CLOCK_MONOTONIC", self.monotonic, clock::monotonic()),
+            ("CLOCK_BOOTTIME", self.boottime, clock::boottime()),
+        ];
+        let behind = clocks.into_iter().filter_map(|(name, then, now)| Some((name, then.checked_sub(now)?)));
+        match behind.max_by_key(|(_, behind)| *behind) {
+            Some((clock, behind)) if !behind.is_zero() => Err(EngineError::ClockBehind {
+                clock,
+                behind: format!("{:.1} s", behind.as_secs_f64()),
+                boot: if self.is_of_another_boot() { " (the machine was restarted since)" } else { "" },
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Waits until every pid and tid that the tree needs is free.

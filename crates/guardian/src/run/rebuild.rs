@@ -208,6 +208,7 @@ impl Rebuild {
                 connections_lost: true,
                 terminal: lock(&self.foreground).offer(),
                 watch: self.filter(),
+                ..RestoreOptions::default()
             };
             // The dead root has reserved its pid until this point. Now the restore needs the pid.
             self.subject.release()?;
@@ -277,7 +278,8 @@ impl Rebuild {
             ChangedFiles::Append => FilePolicy::Append,
             ChangedFiles::Keep => FilePolicy::Keep,
         };
-        Files { policy, aside: Some(parts.keeping()), opened_later: opened_later.to_vec(), covered }
+        let opened_later = opened_later.to_vec();
+        Files { policy, aside: Some(parts.keeping()), opened_later, covered, ..Files::default() }
     }
 }
 

@@ -139,8 +139,9 @@ impl Watching {
             let offset = rustix::fs::tell(&file).unwrap_or(0);
             (file, offset)
         };
+        let shared = streams.written()?;
         let streams = streams.written()?.into_iter().map(offset).collect();
-        let watch = Watch::start(options, holder)?;
+        let watch = Watch::start(options, holder)?.with_shared_files(shared);
         let watch = match &request.launch.channels {
             Some(channels) => watch.with_channels(channels.handler()),
             None => watch,

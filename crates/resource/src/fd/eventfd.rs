@@ -65,6 +65,10 @@ impl FdKind for Eventfd {
         State::decode(payload).ok().map(|state| format!("count {}", state.count))
     }
 
+    fn needs_files(&self) -> bool {
+        false
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
             let state: State = crate::error::decode(NAME, &record.payload)?;

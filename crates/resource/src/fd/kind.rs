@@ -192,6 +192,12 @@ pub trait FdKind: Sync {
         None
     }
 
+    /// Reports whether `create` opens or creates files by their names, or needs memory objects. A restore that rolls
+    /// files back calls `create` of all other kinds before the rollback, so that their refusals change no file.
+    fn needs_files(&self) -> bool {
+        true
+    }
+
     /// Builds the descriptions of all records of this kind, and adds these descriptions to `context.created`. This is
     /// the first step of a restore. The caller sets status flags and positions after this call.
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()>;

@@ -105,6 +105,10 @@ impl FdKind for Pipe {
         crate::error::decode::<PipePayload>(NAME, payload).map(drop)
     }
 
+    fn needs_files(&self) -> bool {
+        false
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut inherited = Inherited::default();
         let mut pipes: BTreeMap<(u64, u64), PipeEnds> = BTreeMap::new();

@@ -50,6 +50,10 @@ impl FdKind for Signalfd {
         crate::error::decode::<State>(NAME, payload).map(drop)
     }
 
+    fn needs_files(&self) -> bool {
+        false
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
             let state: State = crate::error::decode(NAME, &record.payload)?;

@@ -111,6 +111,10 @@ impl FdKind for Timerfd {
         clocks(state.clock).map(drop)
     }
 
+    fn needs_files(&self) -> bool {
+        false
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let boot = boot()?;
         for record in records {

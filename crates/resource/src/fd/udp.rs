@@ -142,6 +142,10 @@ impl FdKind for Udp {
         Some(label::addresses(&state.local, &state.peer))
     }
 
+    fn needs_files(&self) -> bool {
+        false
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut shared: HashMap<Vec<u8>, u32> = HashMap::new();
         for record in records {

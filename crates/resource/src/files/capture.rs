@@ -10,7 +10,7 @@
 //! Does not: compare files with their records; `compare` does.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use model::Inode;
@@ -110,6 +110,7 @@ impl FileStates {
         record.positioned |= envelope.flags & OFlags::APPEND.bits() == 0;
         record.inherited |= inherited;
         record.ends = ends.or(record.ends);
+        self.make_durable(file, &stat);
         Ok(())
     }
 
@@ -154,6 +155,17 @@ impl FileStates {
         record.whole = content.as_deref().map(sample::sum);
         if is_only_mapped {
             record.content = content.filter(|content| content.len() as u64 <= sample::KEPT_BYTES_MAX);
+        }
+        self.make_durable(file.as_fd(), &stat);
+    }
+
+    /// Makes the content of a recorded file durable if the checkpoint ends the subject. Otherwise, a wait for the disk
+    /// would extend the pause.
+    fn make_durable(&mut self, file: BorrowedFd<'_>, stat: &Stat) {
+        if self.ends_subject
+            && let Some(record) = self.found.get_mut(&(stat.st_dev, Inode(stat.st_ino)))
+        {
+            record.durable = record.durable || rustix::fs::fsync(file).is_ok();
         }
     }
 

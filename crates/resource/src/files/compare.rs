@@ -20,6 +20,16 @@ use super::record::FileRecord;
 use super::sample;
 use crate::support::opening;
 
+/// The moment of a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// The calendar time.
+    pub time: SystemTime,
+    /// Whether the machine was started again since then. Content that was not durable can then be lost, although the
+    /// times of the file are unchanged.
+    pub is_before_boot: bool,
+}
+
 /// A file whose content may not match the memory of the checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChangedFile {
@@ -46,7 +56,7 @@ pub(super) enum Verdict {
 /// written.
 ///
 /// `directories` are the directories of files that can be truncated. An image of an earlier version has no directory
-/// records: `directories` is `None`, and files are compared without directories. The checkpoint was taken at `time`.
+/// records: `directories` is `None`, and files are compared without directories. The checkpoint was taken at `moment`.
 /// `opened_later` are files in the records of later checkpoints. Files in `covered` are not compared.
 ///
 /// # Errors
@@ -57,7 +67,7 @@ pub fn compare(
     directories: Option<&[DirectoryRecord]>,
     opened_later: &[PathBuf],
     covered: &Covered,
-    time: SystemTime,
+    moment: Moment,
 ) -> Result<Vec<Cut>, Vec<ChangedFile>> {
     let mut cuts = Vec::new();
     let mut changed = Vec::new();
@@ -66,7 +76,7 @@ pub fn compare(
     for record in records.iter().filter(compared) {
         let path = record.path();
         let mut seen = Seen::open(&path, record);
-        let verdict = match judge(record, &mut seen) {
+        let verdict = match judge(record, &mut seen, moment.is_before_boot) {
             Verdict::Grew => {
                 neighbours.forbid_cut(&path).map_or(Verdict::Grew, |why| Verdict::Changed(why.to_owned()))
             }
@@ -84,12 +94,41 @@ pub fn compare(
     }
     let known: HashSet<PathBuf> = records.iter().map(FileRecord::path).collect();
     for path in opened_later.iter().filter(|path| !known.contains(*path)) {
-        if was_changed_after(path, time, covered) {
+        if was_changed_after(path, moment.time, covered) {
             let why = "was opened and written to after the checkpoint".to_owned();
             changed.push(ChangedFile { path: path.clone(), why });
         }
     }
     if changed.is_empty() { Ok(cuts) } else { Err(changed) }
+}
+
+/// Returns the covered files that differ from their records, and that a rollback will not set back. `recorded` are the
+/// files that the rollback sets back, by device and inode number. Other programs have changed the returned files.
+///
+/// An earlier rollback may have set the change time of a file, so the change time is not compared. A path that leads to
+/// another file is not returned: the rollback can rename directories.
+#[must_use]
+pub fn changed_beside(
+    records: &[FileRecord],
+    covered: &Covered,
+    recorded: &HashSet<(u64, u64)>,
+) -> Vec<ChangedFile> {
+    let is_beside = |record: &&FileRecord| {
+        let is_recorded = recorded.contains(&record.file());
+        !record.inherited && !record.mapped && covered.has(record.device, record.inode) && !is_recorded
+    };
+    let mut found = Vec::new();
+    for record in records.iter().filter(is_beside) {
+        let path = record.path();
+        let Ok(now) = rustix::fs::lstat(&path) else { continue };
+        let (size, modified) = (now.st_size as u64, (now.st_mtime, now.st_mtime_nsec));
+        let is_modified = modified != (record.modified_s, record.modified_ns);
+        if record.is_file(now.st_dev, now.st_ino) && (size != record.size || is_modified) {
+            let Verdict::Changed(why) = changed(record, size, is_modified) else { continue };
+            found.push(ChangedFile { path, why });
+        }
+    }
+    found
 }
 
 fn was_changed_after(path: &Path, time: SystemTime, covered: &Covered) -> bool {
@@ -112,8 +151,8 @@ pub(super) trait Evidence {
     fn may_have_writer(&mut self) -> bool;
 }
 
-/// Compares one file with its record.
-pub(super) fn judge(record: &FileRecord, evidence: &mut dyn Evidence) -> Verdict {
+/// Compares one file with its record. `is_before_boot` means that the machine was started again since the checkpoint.
+pub(super) fn judge(record: &FileRecord, evidence: &mut dyn Evidence, is_before_boot: bool) -> Verdict {
     let now = match evidence.stat() {
         Ok(now) => now,
         Err(errno) => return Verdict::Changed(format!("cannot be opened: {errno}")),
@@ -126,12 +165,17 @@ pub(super) fn judge(record: &FileRecord, evidence: &mut dyn Evidence) -> Verdict
     }
     let size = now.st_size as u64;
     let modified = (now.st_mtime, now.st_mtime_nsec) != (record.modified_s, record.modified_ns);
+    let times_prove_nothing = is_before_boot && !record.durable;
     let touched = modified || (now.st_ctime, now.st_ctime_nsec) != (record.changed_s, record.changed_ns);
     if record.mapped {
-        return judge_mapped(record, size, touched, evidence);
+        return judge_mapped(record, size, touched, times_prove_nothing, evidence);
     }
-    if size == record.size && !touched && !record.times_are_coarse {
+    if size == record.size && !touched && !record.times_are_coarse && !times_prove_nothing {
         return Verdict::Same;
+    }
+    if size == record.size && !touched && times_prove_nothing {
+        let is_proven = !record.in_place && record.ends.is_some() && evidence.ends() == record.ends;
+        return if is_proven { Verdict::Same } else { unproven() };
     }
     if record.in_place || record.ends.is_none() {
         return changed(record, size, modified);
@@ -151,7 +195,13 @@ pub(super) fn judge(record: &FileRecord, evidence: &mut dyn Evidence) -> Verdict
 
 /// Compares a mapped file with its record. A store through a mapping may leave the file times unchanged. A file
 /// without a checksum of the content therefore counts as changed.
-fn judge_mapped(record: &FileRecord, size: u64, touched: bool, evidence: &mut dyn Evidence) -> Verdict {
+fn judge_mapped(
+    record: &FileRecord,
+    size: u64,
+    touched: bool,
+    times_prove_nothing: bool,
+    evidence: &mut dyn Evidence,
+) -> Verdict {
     match record.whole {
         Some(_) if size == record.size && evidence.whole() == record.whole => Verdict::Same,
         Some(_) if record.content.is_some() && evidence.may_have_writer() => {
@@ -160,12 +210,19 @@ fn judge_mapped(record: &FileRecord, size: u64, touched: bool, evidence: &mut dy
         }
         Some(_) if record.content.is_some() => Verdict::GoesBack,
         Some(_) => changed(record, size, true),
+        None if record.ended && size == record.size && !touched && times_prove_nothing => unproven(),
         None if record.ended && size == record.size && !touched => Verdict::Same,
         None if record.ended => changed(record, size, true),
         None => Verdict::Changed(format!(
             "could be written through a mapping, and it is unknown whether its {size} bytes were changed"
         )),
     }
+}
+
+fn unproven() -> Verdict {
+    let why = "may have lost data when the machine was restarted after the checkpoint: its times are unchanged, but \
+               the data was not known to be on the disk";
+    Verdict::Changed(why.to_owned())
 }
 
 fn changed(record: &FileRecord, size: u64, modified: bool) -> Verdict {

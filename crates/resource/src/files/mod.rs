@@ -28,7 +28,7 @@ mod sample;
 mod times;
 
 pub use capture::{FileStates, MappedForWriting, is_changeable, is_memory_file};
-pub use compare::{ChangedFile, compare};
+pub use compare::{ChangedFile, Moment, changed_beside, compare};
 pub use covered::Covered;
 pub use cut::{Cut, MoveAside};
 pub use directory::{Directories, DirectoryRecord};

@@ -62,6 +62,10 @@ pub struct FileRecord {
     /// `true` if a descriptor writes at its own position, and not always at the end of the file (O_APPEND).
     #[prost(bool, tag = "17")]
     pub(super) positioned: bool,
+    /// `true` if the checkpoint has made the content durable. The times then also prove after a restart of the machine
+    /// that the content is unchanged.
+    #[prost(bool, tag = "18")]
+    pub(super) durable: bool,
 }
 
 /// The effect of a later change of a file on a restart.
@@ -90,6 +94,12 @@ impl FileRecord {
     #[must_use]
     pub fn file(&self) -> (u64, u64) {
         (self.device, self.inode)
+    }
+
+    /// Returns the length at the checkpoint in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
     }
 
     /// Returns the effect of a change on a restart.

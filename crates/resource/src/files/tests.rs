@@ -28,8 +28,11 @@ fn record_of(files: &[&File], inherited: bool) -> FileRecord {
     records.remove(0)
 }
 
+/// The beginning of time, in this boot.
+const EARLIEST: Moment = Moment { time: SystemTime::UNIX_EPOCH, is_before_boot: false };
+
 fn compared(record: &FileRecord) -> Result<Vec<Cut>, Vec<ChangedFile>> {
-    compare(std::slice::from_ref(record), None, &[], &Covered::Nothing, SystemTime::UNIX_EPOCH)
+    compare(std::slice::from_ref(record), None, &[], &Covered::Nothing, EARLIEST)
 }
 
 fn changes(record: &FileRecord) -> Vec<ChangedFile> {
@@ -263,8 +266,8 @@ fn only_files_that_were_not_reverted_are_compared() {
     let later = [path.clone()];
     let with = |covered: &Covered| {
         let records = std::slice::from_ref(&record);
-        let by_record = compare(records, None, &[], covered, SystemTime::UNIX_EPOCH);
-        [by_record, compare(&[], None, &later, covered, SystemTime::UNIX_EPOCH)].map(|found| found.is_ok())
+        let by_record = compare(records, None, &[], covered, EARLIEST);
+        [by_record, compare(&[], None, &later, covered, EARLIEST)].map(|found| found.is_ok())
     };
     assert_eq!(with(&Covered::Nothing), [false, false]);
     assert_eq!(with(&Covered::AllBut([record.file()].into())), [false, false]);
@@ -303,11 +306,11 @@ fn a_file_opened_later_has_changed_if_it_was_written_since() {
     let record = record(&appending(&path));
     let later = [path.clone(), folder.path().join("gone")];
     let time = SystemTime::now() + std::time::Duration::from_secs(1);
-    assert!(compare(&[], None, &later, &Covered::Nothing, time).unwrap().is_empty());
-    let found = compare(&[], None, &later, &Covered::Nothing, SystemTime::UNIX_EPOCH).unwrap_err();
+    assert!(compare(&[], None, &later, &Covered::Nothing, Moment { time, ..EARLIEST }).unwrap().is_empty());
+    let found = compare(&[], None, &later, &Covered::Nothing, EARLIEST).unwrap_err();
     assert!(found.len() == 1 && found[0].path == path, "{found:?}");
     // A file in the records of the checkpoint is compared with its record.
-    assert!(compare(&[record], None, &later, &Covered::Nothing, SystemTime::UNIX_EPOCH).unwrap().is_empty());
+    assert!(compare(&[record], None, &later, &Covered::Nothing, EARLIEST).unwrap().is_empty());
 }
 
 #[test]
@@ -355,8 +358,7 @@ impl Checkpoint {
 
     fn compared(&self) -> Result<Vec<Cut>, Vec<ChangedFile>> {
         loop {
-            let found =
-                compare(&self.files, Some(&self.directories), &[], &Covered::Nothing, SystemTime::UNIX_EPOCH);
+            let found = compare(&self.files, Some(&self.directories), &[], &Covered::Nothing, EARLIEST);
             let has_writer = |changed: &ChangedFile| changed.why.contains("another process has it open");
             // A child process that another test has forked has duplicates of the descriptors until exec.
             if !found.as_ref().is_err_and(|changed| changed.iter().any(has_writer)) {
@@ -523,4 +525,77 @@ fn a_directory_without_a_record_prevents_a_truncation() {
     let checkpoint = Checkpoint { directories: Vec::new(), ..Checkpoint::of(&[&log]) };
     grow(log);
     checkpoint.assert_changed("it is unknown");
+}
+
+/// Returns the differences of a file that a restore finds after a restart of the machine.
+fn changes_after_boot(record: &FileRecord) -> Vec<ChangedFile> {
+    let moment = Moment { is_before_boot: true, ..EARLIEST };
+    let found = compare(std::slice::from_ref(record), None, &[], &Covered::Nothing, moment);
+    found.err().unwrap_or_default()
+}
+
+/// Replaces the content of a file by zeros without a change of its length and its times, like a power cut before the
+/// data is written.
+fn lose(path: &Path) {
+    let modified = fs::metadata(path).unwrap().modified().unwrap();
+    let length = fs::metadata(path).unwrap().len() as usize;
+    fs::write(path, vec![0; length]).unwrap();
+    File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
+}
+
+#[test]
+fn after_a_restart_of_the_machine_content_decides_and_not_the_times() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in place");
+    fs::write(&path, "12345678").unwrap();
+    let record_in_place = record(&in_place(&path));
+    assert!(compared(&record_in_place).unwrap().is_empty(), "in the same boot, the times are the proof");
+    let found = changes_after_boot(&record_in_place);
+    assert!(found[0].why.contains("may have lost data"), "{found:?}");
+
+    let path = folder.path().join("appended");
+    let mut file = appending(&path);
+    file.write_all(b"line 1\n").unwrap();
+    let mut record = record(&file);
+    assert_eq!(changes_after_boot(&record), []);
+    lose(&path);
+    // The change time cannot be set. A power cut leaves the recorded one.
+    let stat = rustix::fs::stat(&path).unwrap();
+    (record.changed_s, record.changed_ns) = (stat.st_ctime, stat.st_ctime_nsec);
+    assert!(compared(&record).unwrap().is_empty(), "the times are equal");
+    let found = changes_after_boot(&record);
+    assert!(found[0].why.contains("may have lost data"), "{found:?}");
+}
+
+#[test]
+fn a_checkpoint_that_ends_the_subject_makes_its_files_durable() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in place");
+    fs::write(&path, "12345678").unwrap();
+    let file = in_place(&path);
+    let mut states = FileStates::begin(true);
+    let description = describe(0, &file);
+    states.add(&description, &Envelope::inside(&description).unwrap(), false, false).unwrap();
+    let record = states.finish().0.remove(0);
+    assert_eq!(changes_after_boot(&record), []);
+    fs::write(&path, "changed!").unwrap();
+    assert_eq!(changes_after_boot(&record).len(), 1);
+}
+
+#[test]
+fn a_file_that_a_rollback_does_not_set_back_must_be_unchanged() {
+    use std::collections::HashSet;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("data");
+    fs::write(&path, "12345678").unwrap();
+    let records = [record(&in_place(&path))];
+    let covered = Covered::AllBut(HashSet::new());
+    let beside = |recorded: &[(u64, u64)]| {
+        changed_beside(&records, &covered, &recorded.iter().copied().collect()).len()
+    };
+    assert_eq!(beside(&[]), 0);
+    fs::write(&path, "changed!").unwrap();
+    assert_eq!((beside(&[]), beside(&[records[0].file()])), (1, 0));
+    fs::remove_file(&path).unwrap();
+    assert_eq!(beside(&[]), 0, "the rollback can bring the name back");
 }

@@ -112,6 +112,11 @@ pub trait MemoryKind: Sync {
     /// `opener` opens files with the rights of the processes that mapped the object.
     fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd>;
 
+    /// Reports whether `open` only opens an existing file, and creates and changes nothing.
+    fn only_opens(&self) -> bool {
+        false
+    }
+
     /// Reports whether `open` creates a new object, and never opens an existing object. Only an object that this
     /// restore has created can be identified by its inode number. Existing objects may be on several file systems,
     /// which can use the same inode number.

@@ -53,6 +53,10 @@ impl MemoryKind for PrivateFile {
         source_file::open(NAME, record, Sameness::Content, opener)
     }
 
+    fn only_opens(&self) -> bool {
+        true
+    }
+
     fn makes_objects(&self) -> bool {
         false
     }

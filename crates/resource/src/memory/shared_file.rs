@@ -63,6 +63,10 @@ impl MemoryKind for SharedFile {
         source_file::open(NAME, record, Sameness::Identity, opener)
     }
 
+    fn only_opens(&self) -> bool {
+        true
+    }
+
     fn makes_objects(&self) -> bool {
         false
     }

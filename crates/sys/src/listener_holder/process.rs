@@ -15,7 +15,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::Errno;
 use crate::fd_passing::receive_descriptors;
@@ -28,6 +28,11 @@ pub const HELD_CALLS_MAX: usize = 1024;
 /// The line that the holder appends to the file of a listener after the death of the guardian. The holder
 /// omits the line only if the subject has certainly ended before the guardian.
 pub const BROKEN_LINE: &[u8] = b"the guardian died, and the subject went on unwatched\n";
+/// The beginning of the end mark, which the holder appends to the file of a listener when the last task has ended while
+/// the guardian was alive. The time follows: seconds since 1970 (8 bytes) and nanoseconds (4 bytes), little-endian.
+const END_PREFIX: &[u8] = b"the subject ended, watched to its end: ";
+/// Length of the end mark in bytes.
+pub const END_MARK_BYTES: usize = END_PREFIX.len() + 12;
 /// Maximum number of listeners that are held at a time. Each incarnation of each component (each run of a
 /// watched program) has its own listener. When an incarnation starts, the previous incarnation may still be
 /// ending. A held listener occupies two descriptors of the holder. The descriptor limit of the holder is
@@ -40,7 +45,16 @@ const ORPHAN_LIMIT_MS: i32 = 10_000;
 /// kernel limits the name of a process to 64 bytes.
 const STAT_BYTES: usize = 512;
 
-/// A held listener, and the file to which the holder appends [`BROKEN_LINE`].
+/// Returns the time in an end mark. Returns `None` if the text is not exactly one end mark.
+#[must_use]
+pub fn end_of(text: &[u8]) -> Option<SystemTime> {
+    let (seconds, nanoseconds) = text.strip_prefix(END_PREFIX)?.split_at_checked(8)?;
+    let seconds = u64::from_le_bytes(seconds.try_into().ok()?);
+    let nanoseconds = u32::from_le_bytes(nanoseconds.try_into().ok()?);
+    UNIX_EPOCH.checked_add(Duration::new(seconds, nanoseconds.min(999_999_999)))
+}
+
+/// A held listener, and the file to which the holder appends [`BROKEN_LINE`] or an end mark.
 struct Held {
     listener: Listener,
     broken: OwnedFd,
@@ -170,6 +184,8 @@ impl Holder {
                 if !self.guardian_watches() {
                     return self.await_death();
                 }
+                let gone = self.held.iter().zip(ready.gone).filter(|(_, is_gone)| *is_gone);
+                gone.filter_map(|(held, _)| held.as_ref()).for_each(Held::mark_end);
                 self.drop_listeners(ready.gone);
             }
             if ready.socket {
@@ -378,6 +394,22 @@ impl Held {
         unsafe {
             libc::write(file, BROKEN_LINE.as_ptr().cast(), BROKEN_LINE.len());
             libc::fdatasync(file);
+        }
+    }
+
+    /// Appends an end mark to the file: the guardian has watched the subject until its last task ended.
+    fn mark_end(&self) {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut mark = [0_u8; END_MARK_BYTES];
+        let (prefix, time) = mark.split_at_mut(END_PREFIX.len());
+        prefix.copy_from_slice(END_PREFIX);
+        // SAFETY: the kernel writes a live structure, and reads a live array. A failure cannot be reported to any
+        // process.
+        unsafe {
+            libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now);
+            time[..8].copy_from_slice(&now.tv_sec.to_le_bytes());
+            time[8..].copy_from_slice(&(now.tv_nsec as u32).to_le_bytes());
+            libc::write(self.broken.as_raw_fd(), mark.as_ptr().cast(), mark.len());
         }
     }
 

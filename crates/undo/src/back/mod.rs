@@ -47,8 +47,8 @@ use crate::error::{Result, UndoError};
 use crate::key::{FileKey, Time};
 use crate::log::journal::{self, Begun, Journal};
 pub use crate::log::journal::{Conflicts, Durability};
-use crate::log::reader::{self, ReadEpoch, ReadLog};
-use crate::log::record::{self, Alias, AnyRecord, Header};
+use crate::log::reader::{self, End, ReadEpoch, ReadLog};
+use crate::log::record::{self, Alias, AnyRecord, Broken, Header, Idle};
 use crate::log::storage::{DiskStorage, Storage};
 use crate::log::target::{self, Target};
 use crate::log::{epoch_name, remove_leftovers};
@@ -113,6 +113,88 @@ pub fn go_back(
     go_back_on(&storage, &files, to, Terms { conflicts, leave, durability, time })
 }
 
+/// The effect that a rollback would have.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Outlook {
+    /// Files, by device and inode number, that the subject has changed since the checkpoint. The rollback sets them back.
+    pub recorded: HashSet<(u64, u64)>,
+    /// Files that may have changed undetected since the checkpoint; see [`WentBack::uncovered`].
+    pub uncovered: Vec<(u64, u64)>,
+    /// Files that another program has changed since the end of the subject. If the rollback would set one of them back,
+    /// `go_back` fails with `Conflict`. The others are files that the subject had changed only before the checkpoint.
+    pub conflicts: Vec<PathBuf>,
+    /// Files that the subject shared with its guardian: device, inode number, and length in bytes at the end of the
+    /// subject.
+    pub shared: Vec<(u64, u64, u64)>,
+}
+
+/// Finds out which files [`go_back`] with the same arguments would set back. Changes no file of the subject.
+///
+/// # Errors
+///
+/// The errors with which `go_back` fails without changing a file, except `Conflict`.
+pub fn preview(
+    directory: &Path,
+    to: Sequence,
+    conflicts: Conflicts,
+    leave: &[(u64, u64)],
+) -> Result<Outlook> {
+    let storage = DiskStorage::open(directory)?;
+    let files = DiskFiles::new(directory)?;
+    let (durability, time) = (Durability::Kill, Clock::default().wall().into());
+    let terms = Terms { conflicts, leave, durability, time };
+    let (rollback, number, survey) = survey_of(&storage, &files, to, &terms)?;
+    let mut conflicting = Vec::new();
+    if !rollback.is_forced(conflicts) {
+        conflicting = rollback.conflicts(&files, &survey)?;
+        conflicting.extend(rollback.changed_beside(&files, leave)?);
+    }
+    if rollback.begun.is_none() {
+        files.tidy(number)?;
+    }
+    let recorded = rollback.target.inodes.iter().map(|inode| (inode.key.device, inode.key.inode)).collect();
+    let shared = rollback.log.shared();
+    Ok(Outlook { recorded, uncovered: rollback.target.uncovered, conflicts: conflicting, shared })
+}
+
+/// What a log states about the time after its last record.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// The subject may have changed files after the last record, without being watched.
+    Unknown,
+    /// The subject has ended, and its last change is recorded.
+    Complete,
+    /// A rollback has set the files back to these checkpoints. No process of the subject has run since then.
+    At(Vec<Sequence>),
+}
+
+/// Returns what the log in `directory` states about the time after its last record. Call this only if no guardian
+/// writes the log.
+pub fn standing(directory: &Path) -> Result<Standing> {
+    let storage = DiskStorage::open(directory)?;
+    let log = reader::read(&storage)?;
+    // A rollback only begins after the end of the subject.
+    if journal::read(&storage, &log)?.is_some() {
+        return Ok(Standing::Complete);
+    }
+    Ok(match (log.present(), log.end()) {
+        ([_, ..], _) => Standing::At(log.present().to_vec()),
+        ([], End::Unknown) => Standing::Unknown,
+        ([], End::Idle | End::At(_)) => Standing::Complete,
+    })
+}
+
+/// Marks the newest epoch of the log in `directory` as broken, because the subject is about to run without being
+/// watched. No rollback is possible afterwards.
+pub fn give_up(directory: &Path, why: &str) -> Result<()> {
+    let storage = DiskStorage::open(directory)?;
+    let log = reader::read(&storage)?;
+    let Some(newest) = log.epochs.last().filter(|newest| newest.broken.is_none()) else { return Ok(()) };
+    let file = storage.open(&epoch_name(newest.ordinal))?;
+    let frame = record::frame(&Broken { why: why.to_owned() }, &[]);
+    file.write(newest.length, [&frame, &[]])
+}
+
 /// Removes the log in `directory`, and all links and copies that belong to the log, also on other file systems. Files
 /// that were moved aside stay. Does nothing if `directory` does not exist.
 ///
@@ -153,21 +235,10 @@ pub(crate) fn go_back_on<Files: FileSystem>(
     to: Sequence,
     terms: Terms<'_>,
 ) -> Result<WentBack> {
-    let Terms { conflicts, leave, durability, time } = terms;
-    let mut rollback = Rollback::find(storage, to, conflicts)?;
-    let number = match &rollback.begun {
-        Some(begun) => begun.number,
-        None => files.next_number()?,
-    };
-    let mut survey = Survey::of(files, &rollback.target, &files.works(number)?)?;
-    survey.leave(&rollback.target, leave);
-    let lost = survey.lost(files, &rollback.target);
-    if !lost.is_empty() {
-        return Err(UndoError::Lost { to, paths: lost });
-    }
-    let is_forced =
-        conflicts == Conflicts::Force || rollback.begun.as_ref().is_some_and(|begun| begun.is_forced);
-    let paths = if is_forced { Vec::new() } else { rollback.conflicts(files, &survey)? };
+    let Terms { conflicts, durability, time, .. } = terms;
+    let (mut rollback, number, survey) = survey_of(storage, files, to, &terms)?;
+    let paths =
+        if rollback.is_forced(conflicts) { Vec::new() } else { rollback.conflicts(files, &survey)? };
     if !paths.is_empty() {
         return Err(UndoError::Conflict { paths });
     }
@@ -187,6 +258,27 @@ pub(crate) fn go_back_on<Files: FileSystem>(
     rollback.commit(storage, &journal, is_durable)?;
     files.tidy(number)?;
     Ok(WentBack { changed: done.changed, aside: done.aside, uncovered: rollback.target.uncovered })
+}
+
+/// Compares the present files with the checkpoint `to`, and refuses the rollback if content is missing. Changes nothing.
+fn survey_of<Files: FileSystem>(
+    storage: &dyn Storage,
+    files: &Files,
+    to: Sequence,
+    Terms { conflicts, leave, .. }: &Terms<'_>,
+) -> Result<(Rollback, u64, Survey)> {
+    let rollback = Rollback::find(storage, to, *conflicts)?;
+    let number = match &rollback.begun {
+        Some(begun) => begun.number,
+        None => files.next_number()?,
+    };
+    let mut survey = Survey::of(files, &rollback.target, &files.works(number)?)?;
+    survey.leave(&rollback.target, leave);
+    let lost = survey.lost(files, &rollback.target);
+    if !lost.is_empty() {
+        return Err(UndoError::Lost { to, paths: lost });
+    }
+    Ok((rollback, number, survey))
 }
 
 /// The log, and the target of a rollback to one checkpoint.
@@ -232,13 +324,43 @@ impl Rollback {
         Ok(Self { log, boot, begun, target, first })
     }
 
+    fn is_forced(&self, conflicts: Conflicts) -> bool {
+        conflicts == Conflicts::Force || self.begun.as_ref().is_some_and(|begun| begun.is_forced)
+    }
+
     fn conflicts<Files: FileSystem>(&self, files: &Files, survey: &Survey) -> Result<Vec<PathBuf>> {
         let none = HashSet::new();
         let touched = self.begun.as_ref().map_or(&none, |begun| &begun.touched);
-        match self.log.ended() {
-            Some(ended) => survey.conflicts(files, &self.target, ended, touched),
-            None => Ok(Vec::new()),
+        match self.log.end() {
+            End::At(ended) => survey.conflicts(files, &self.target, ended, touched),
+            End::Idle | End::Unknown => Ok(Vec::new()),
         }
+    }
+
+    /// Returns files that another program has changed since the end of the subject, among the files that the subject has
+    /// changed only before the checkpoint. The log knows these files from its older epochs.
+    fn changed_beside<Files: FileSystem>(&self, files: &Files, leave: &[(u64, u64)]) -> Result<Vec<PathBuf>> {
+        let (End::At(ended), None) = (self.log.end(), &self.begun) else { return Ok(Vec::new()) };
+        let aliases = target::aliases(&self.log.epochs);
+        let mut seen = HashSet::new();
+        let mut paths = Vec::new();
+        for entry in self.log.epochs[..self.first].iter().flat_map(|epoch| &epoch.records) {
+            let AnyRecord::Inode(inode) = &entry.record else { continue };
+            let key = aliases.resolve(inode.key.clone().into());
+            let is_other =
+                !self.target.indices.contains_key(&key) && !leave.contains(&(key.device, key.inode));
+            let path = record::path_of(&inode.path);
+            if is_other
+                && seen.insert(key.clone())
+                && let Some(node) = files.find(&key, path)?
+                && let now = files.status(&node)?
+                && !now.is_directory()
+                && now.changed > ended
+            {
+                paths.push(path.to_path_buf());
+            }
+        }
+        Ok(paths)
     }
 
     /// Begins a new epoch at the checkpoint. The rename of the new epoch file completes the rollback. If the rollback
@@ -255,6 +377,8 @@ impl Rollback {
         for (old, new) in aliases_of(&self.log.epochs[self.first..]).chain(journal.made.iter().cloned()) {
             bytes.extend(record::frame(&Alias { old: (&old).into(), new: (&new).into() }, &[]));
         }
+        // The rollback is made while no process of the subject runs.
+        bytes.extend(record::frame(&Idle {}, &[]));
         storage.remove(NEXT_NAME)?;
         let file = storage.create(NEXT_NAME)?;
         file.write(0, [&bytes, &[]])?;

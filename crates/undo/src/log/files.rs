@@ -9,12 +9,16 @@
 use super::storage::{LogFile, Storage};
 use crate::error::{Result, UndoError};
 
-/// The name of a file that contains data if the subject has run without being watched. The newest epoch is then broken:
-/// no rollback across this epoch is possible.
+/// The name of the file in which the fd holder, a process with a copy of the seccomp filter's listener, marks how an
+/// incarnation of the subject has ended. An incarnation lasts from one start or restore to the next death.
 ///
-/// The fd holder is a process with a copy of the seccomp filter's listener. The fd holder writes to this file before
-/// calls of the subject continue without a record. The fd holder receives the open file in advance, so the file is
-/// never replaced.
+/// If the subject has run without being watched, the file contains another text than an end mark
+/// ([`sys::listener_holder::end_of`]). The newest epoch is then broken: no rollback across this epoch is possible. The
+/// fd holder writes this text before calls of the subject continue without a record. An end mark states that the last
+/// process of the subject has ended while the guardian watched the subject.
+///
+/// The fd holder receives the open file in advance. Each incarnation has a new file, so that a late mark of an earlier
+/// incarnation has no effect.
 pub const UNWATCHED: &str = "unwatched";
 /// The suffix of epoch files.
 const EPOCH_SUFFIX: &str = ".epoch";

@@ -10,6 +10,7 @@
 //! removed, or the epoch accepts no more records. A log file is removed before the links that its records name.
 //! Does not: decide what is recorded.
 
+mod end;
 mod files;
 pub(crate) mod journal;
 pub mod keep;
@@ -29,11 +30,11 @@ use std::path::{Path, PathBuf};
 use model::{ByteCount, Sequence};
 
 use crate::error::{Result, UndoError};
-use crate::key::{Attributes, FileKey, Time};
+use crate::key::{Attributes, FileKey};
 pub use files::UNWATCHED;
 pub(crate) use files::epoch_name;
 use files::{clear_mark, new_file};
-use reader::{Entry, ReadEpoch};
+use reader::{End, ReadEpoch};
 use record::{AnyRecord, DATA_BYTES_MAX, Kind};
 use removal::kept_of;
 pub(crate) use removal::{clear, remove_leftovers};
@@ -61,7 +62,8 @@ pub struct UndoLog {
     bytes: u64,
     directories: u32,
     inodes: u32,
-    has_ended: bool,
+    /// What the last record states about the end of the subject.
+    end: End,
     /// Whether the present file ends with a torn record that could not be truncated.
     is_torn: bool,
 }
@@ -138,7 +140,9 @@ impl UndoLog {
             file.truncate(present.length)?;
         }
         let why = present.broken_at(&boot);
+        let end = present.end();
         let mut log = Self::on(storage, boot, bytes_max, file);
+        log.end = end;
         for epoch in &read.epochs {
             log.take_over(epoch)?;
         }
@@ -154,16 +158,13 @@ impl UndoLog {
 
     /// Adds an epoch that was read to the state of the writer.
     fn take_over(&mut self, read: &ReadEpoch) -> Result<()> {
-        let is_state = |entry: &Entry| {
-            !matches!(entry.record, AnyRecord::Exact(_) | AnyRecord::Ended(_) | AnyRecord::Alias(_))
-        };
         let mut epoch = Epoch {
             ordinal: read.ordinal,
             sequences: read.sequences.clone(),
             sequences_bytes: 0,
             length: read.length,
             kept: kept_of(read).map(Path::to_path_buf).collect(),
-            is_empty: !read.records.iter().any(is_state),
+            is_empty: read.is_unchanged(),
             is_broken: read.records.iter().any(|entry| matches!(entry.record, AnyRecord::Broken(_))),
         };
         epoch.is_broken |= read.length == 0;
@@ -202,7 +203,7 @@ impl UndoLog {
             bytes: 0,
             directories: 0,
             inodes: 0,
-            has_ended: false,
+            end: End::Unknown,
             is_torn: false,
         }
     }
@@ -319,13 +320,6 @@ impl UndoLog {
         Ok(())
     }
 
-    /// Records when the subject ended. Later changes come from other programs. The next record cancels this record.
-    pub fn ended(&mut self, time: Time) -> Result<()> {
-        self.append(&record::Ended { time: time.into() }, &[])?;
-        self.has_ended = true;
-        Ok(())
-    }
-
     /// Reports whether the present epoch has too many checkpoints, so that a new epoch should begin. Without this
     /// limit, the file of an epoch could grow for ever if no file changes.
     #[must_use]
@@ -347,7 +341,10 @@ impl UndoLog {
     /// removing a link changes the ctime of the inode, which a rollback would take for a change by another program.
     pub fn forget_before(&mut self, oldest: Sequence) -> Result<()> {
         let is_before = |epoch: &Epoch| epoch.sequences.iter().all(|sequence| *sequence < oldest);
-        while !self.has_ended && self.epochs.len() > 1 && self.epochs.front().is_some_and(is_before) {
+        while !matches!(self.end, End::At(_))
+            && self.epochs.len() > 1
+            && self.epochs.front().is_some_and(is_before)
+        {
             self.drop_oldest()?;
         }
         Ok(())
@@ -386,7 +383,7 @@ impl UndoLog {
         self.epochs.push_back(Epoch { ordinal, sequences, length, is_empty: true, ..Epoch::default() });
         self.bytes += length;
         (self.directories, self.inodes) = (0, 0);
-        (self.has_ended, self.is_torn) = (false, false);
+        (self.end, self.is_torn) = (End::Unknown, false);
         Ok(())
     }
 
@@ -398,7 +395,6 @@ impl UndoLog {
         self.drop_until_fits((body.encoded_len() + data.len()) as u64)?;
         self.append(body, data)?;
         self.present_mut().is_empty = false;
-        self.has_ended = false;
         Ok(())
     }
 
@@ -454,6 +450,7 @@ impl UndoLog {
         let length = (frame.len() + data.len()) as u64;
         self.present_mut().length += length;
         self.bytes += length;
+        self.end = End::Unknown;
         Ok(())
     }
 

@@ -14,6 +14,8 @@
 
 use model::Sequence;
 
+use sys::listener_holder;
+
 use super::files::{UNWATCHED, epoch_name, ordinals};
 use super::record::{self, AnyRecord, DATA_BYTES_MAX, HEAD_BYTES, Header, RECORD_BYTES_MAX};
 use super::storage::{LogFile, Storage};
@@ -31,6 +33,19 @@ pub(crate) struct ReadLog {
     /// Ordinal numbers of files outside the chain. Either a rollback has replaced these epochs, or the chain ends
     /// before these epochs.
     pub(crate) leftovers: Vec<u64>,
+    /// The time at which the fd holder has seen the end of the subject. `None` if the fd holder has recorded no end.
+    end_seen: Option<Time>,
+}
+
+/// What the last record of a log states about the subject.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum End {
+    /// Nothing. The subject may have changed files after the last record, without being watched.
+    Unknown,
+    /// No process of the subject has run since the last rollback.
+    Idle,
+    /// The subject ended at this time. Later changes come from other programs.
+    At(Time),
 }
 
 /// The content of the file of one epoch.
@@ -62,13 +77,31 @@ pub(crate) struct Entry {
 }
 
 impl ReadLog {
-    /// Returns the time at which the subject ended. Returns `None` if the last record of the log is not a record of
-    /// this time.
-    pub(crate) fn ended(&self) -> Option<Time> {
-        match &self.epochs.last()?.records.last()?.record {
-            AnyRecord::Ended(ended) => Some(ended.time.into()),
-            _ => None,
+    /// Returns what is known about the end of the subject.
+    pub(crate) fn end(&self) -> End {
+        match (self.epochs.last().map_or(End::Unknown, ReadEpoch::end), self.end_seen) {
+            (End::Unknown, Some(time)) => End::At(time),
+            (end, _) => end,
         }
+    }
+
+    /// Returns the lengths, at the end of the subject, of the files that the subject shared with its guardian: device,
+    /// inode number and length in bytes.
+    pub(crate) fn shared(&self) -> Vec<(u64, u64, u64)> {
+        let last = self.epochs.last().and_then(|newest| newest.records.last());
+        match last.map(|entry| &entry.record) {
+            Some(AnyRecord::Ended(ended)) => {
+                ended.lengths.iter().map(|one| (one.device, one.inode, one.bytes)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the checkpoints whose file state is the present state. The list is empty if files have changed since
+    /// then, or if this is unknown.
+    pub(crate) fn present(&self) -> &[Sequence] {
+        let newest = self.epochs.last().filter(|newest| newest.broken.is_none() && newest.end() == End::Idle);
+        newest.filter(|newest| newest.is_unchanged()).map_or(&[], |newest| &newest.sequences)
     }
 
     /// Returns the checkpoints that a rollback can reach, in rising order. Also returns the reason why the epoch before
@@ -90,6 +123,20 @@ impl ReadLog {
 }
 
 impl ReadEpoch {
+    /// Returns what the last record of this epoch states about the end of the subject.
+    pub(super) fn end(&self) -> End {
+        match self.records.last().map(|entry| &entry.record) {
+            Some(AnyRecord::Ended(ended)) => End::At(ended.time.into()),
+            Some(AnyRecord::Idle(_)) => End::Idle,
+            _ => End::Unknown,
+        }
+    }
+
+    /// Reports whether the epoch contains no state of a file.
+    pub(super) fn is_unchanged(&self) -> bool {
+        !self.records.iter().any(|entry| entry.record.is_state())
+    }
+
     /// Returns the reason why this epoch is broken. An epoch that was written under another boot id than `boot` counts
     /// as broken.
     pub(crate) fn broken_at(&self, boot: &str) -> Option<String> {
@@ -124,15 +171,41 @@ pub(crate) fn read(storage: &dyn Storage) -> Result<ReadLog> {
         wanted = Some(epoch.after);
         epochs.push(epoch);
     }
-    if let Some(newest) = epochs.first_mut()
-        && newest.broken.is_none()
-        && storage.names()?.iter().any(|name| name == UNWATCHED)
-        && storage.open(UNWATCHED)?.length()? > 0
-    {
-        newest.broken = Some("the subject has run without being watched".to_owned());
+    let mut end_seen = None;
+    match read_mark(storage)? {
+        Mark::Nothing => {}
+        Mark::End(time) => end_seen = Some(time),
+        Mark::Unwatched => {
+            if let Some(newest) = epochs.first_mut().filter(|newest| newest.broken.is_none()) {
+                newest.broken = Some("the subject has run without being watched".to_owned());
+            }
+        }
     }
     epochs.reverse();
-    Ok(ReadLog { epochs, leftovers })
+    Ok(ReadLog { epochs, leftovers, end_seen })
+}
+
+/// The content of the file [`UNWATCHED`].
+enum Mark {
+    Nothing,
+    /// The fd holder has seen the end of the subject, at this time.
+    End(Time),
+    /// The subject has run without being watched.
+    Unwatched,
+}
+
+fn read_mark(storage: &dyn Storage) -> Result<Mark> {
+    if !storage.names()?.iter().any(|name| name == UNWATCHED) {
+        return Ok(Mark::Nothing);
+    }
+    let file = storage.open(UNWATCHED)?;
+    let mut text = [0; listener_holder::END_MARK_BYTES + 1];
+    let length = file.read(0, &mut text)?;
+    Ok(match listener_holder::end_of(&text[..length]) {
+        _ if length == 0 => Mark::Nothing,
+        Some(time) => Mark::End(time.into()),
+        None => Mark::Unwatched,
+    })
 }
 
 /// Reads the file of one epoch. Returns `None` for a file without a complete header that was created in advance for the

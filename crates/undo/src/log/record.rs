@@ -190,10 +190,19 @@ kinds! {
         #[prost(string, tag = "1")]
         why: String,
     }
-    /// The time at which the subject ended. Ignored if another record follows.
+    /// The time at which the subject ended. Cancelled by the next record.
     Ended "ended" {
         #[prost(message, required, tag = "1")]
         time: TimeMessage,
+        /// The lengths of the files that the subject shared with its guardian.
+        #[prost(message, repeated, tag = "2")]
+        lengths: Vec<LengthMessage>,
+    }
+    /// No process of the subject runs, because the epoch begins with a rollback. Cancelled by the next record.
+    Idle "idle" {
+    }
+    /// Processes of the subject run from now on. Cancels `ended` and `idle`.
+    Running "running" {
     }
     /// An inode that a rollback has created again. Records that name the old inode apply to the new inode.
     Alias "alias" {
@@ -245,6 +254,17 @@ kinds! {
     }
 }
 
+impl AnyRecord {
+    /// Reports whether the record describes the state of a file at the beginning of the epoch.
+    pub(crate) fn is_state(&self) -> bool {
+        let is_other = matches!(
+            self,
+            Self::Exact(_) | Self::Ended(_) | Self::Idle(_) | Self::Running(_) | Self::Alias(_)
+        );
+        !is_other
+    }
+}
+
 /// The encoding of [`FileKey`] in the log.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct KeyMessage {
@@ -265,6 +285,17 @@ pub(crate) struct TimeMessage {
     pub(crate) s: i64,
     #[prost(uint32, tag = "2")]
     pub(crate) ns: u32,
+}
+
+/// The length of a file, with its device and inode number.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct LengthMessage {
+    #[prost(uint64, tag = "1")]
+    pub(crate) device: u64,
+    #[prost(uint64, tag = "2")]
+    pub(crate) inode: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) bytes: u64,
 }
 
 /// The encoding of an extended attribute in the log.

@@ -231,7 +231,11 @@ impl Target {
             // The target needs no link: the link only preserves the inode, and a rollback finds the inode by its
             // handle.
             AnyRecord::Linked(linked) => drop(ids.inode(linked.inode)?),
-            AnyRecord::Exact(_) | AnyRecord::Ended(_) | AnyRecord::Alias(_) => {}
+            AnyRecord::Exact(_)
+            | AnyRecord::Ended(_)
+            | AnyRecord::Idle(_)
+            | AnyRecord::Running(_)
+            | AnyRecord::Alias(_) => {}
             _ => return Err(Malformed::WrongPlace),
         }
         Ok(())

@@ -148,13 +148,11 @@ const OTHER_PLACE: &str = "/var/tmp";
 pub struct Watch {
     shared: Arc<Shared>,
     holder: ListenerHolder,
-    /// The file [`UNWATCHED`]. The fd holder, a process with a copy of the listener, writes to this file if this
-    /// program dies before the subject. Without the copy of the listener, calls of the subject would fail after the
-    /// death of this program.
-    mark: File,
     options: WatchOptions,
     /// The handler for socket calls: bind(2), listen(2) and connect(2).
     channels: Option<Arc<dyn CallHandler>>,
+    /// Files that the subject shares with this program, and to which this program writes messages.
+    shared_files: Vec<OwnedFd>,
 }
 
 impl Watch {
@@ -188,7 +186,6 @@ impl Watch {
     /// The log or the source of events cannot be created.
     pub fn start(options: WatchOptions, holder: ListenerHolder) -> Result<Self> {
         let log = UndoLog::create(&options.directory, options.start, options.bytes_max)?;
-        let mark = open_mark(&options.directory)?;
         let keep = KeepPlaces::new(&options.directory)?;
         let marks = Fanotify::new()?;
         let events = marks.events();
@@ -197,7 +194,7 @@ impl Watch {
         let shared = Arc::new(Shared::new(state, events));
         let threads = Arc::clone(&shared);
         spawn("undying-content", move || answer_events(&threads))?;
-        Ok(Self { shared, holder, mark, options, channels: None })
+        Ok(Self { shared, holder, options, channels: None, shared_files: Vec::new() })
     }
 
     /// Makes the filters of later incarnations report bind(2), listen(2) and connect(2), too, and sets the handler of
@@ -206,6 +203,13 @@ impl Watch {
     #[must_use]
     pub fn with_channels(self, channels: Arc<dyn CallHandler>) -> Self {
         Self { channels: Some(channels), ..self }
+    }
+
+    /// Sets the files that the subject shares with this program, and to which this program writes messages. Their lengths
+    /// are recorded at each end of the subject. What is longer later, the subject has not written.
+    #[must_use]
+    pub fn with_shared_files(self, shared_files: Vec<OwnedFd>) -> Self {
+        Self { shared_files, ..self }
     }
 
     /// Returns the filter for the next incarnation of this subject. During a restore, the caller installs the filter
@@ -236,7 +240,8 @@ impl Watch {
     /// The filter cannot be prepared.
     pub fn prepare(&self, command: &mut Command) -> Result<PendingListener> {
         let program = self.own_filter();
-        let held = Some((&self.holder, self.mark.as_fd()));
+        let mark = new_mark(&self.options.directory)?;
+        let held = Some((&self.holder, mark.as_fd()));
         Ok(sys::watched_start::watch_from_start(command, program, held)?)
     }
 
@@ -257,7 +262,7 @@ impl Watch {
     ///
     /// The errors of [`Self::started`].
     pub fn attach(&self, listener: OwnedFd) -> Result<()> {
-        self.holder.hold(listener.as_fd(), self.mark.as_fd())?;
+        self.holder.hold(listener.as_fd(), new_mark(&self.options.directory)?.as_fd())?;
         self.serve(Listener::new(listener)?)
     }
 
@@ -268,7 +273,11 @@ impl Watch {
             sys::Error::new("find a free buffer for calls of the subject", sys::Errno::ENOSPC)
         })?;
         // The restore no longer changes files. From now on, every change of a file is a change by the subject.
-        self.shared.state().is_restoring = false;
+        let mut state = self.shared.state();
+        state.is_restoring = false;
+        let recorded = state.log.running();
+        state.or_break(recorded, "the start of the program");
+        drop(state);
         let shared = Arc::clone(&self.shared);
         let (held, channels) = (self.holder.held_calls(), self.channels.clone());
         let source = Source { listener: Arc::new(listener), buffer, held, channels };
@@ -300,7 +309,12 @@ impl Watch {
     pub fn subject_ended(&self) {
         let mut state = self.shared.state();
         let now = self.options.clock.wall().into();
-        let ended = state.log.ended(now);
+        let length = |file: &OwnedFd| {
+            let stat = rustix::fs::fstat(file).ok()?;
+            Some((stat.st_dev, stat.st_ino, stat.st_size as u64))
+        };
+        let lengths: Vec<_> = self.shared_files.iter().filter_map(length).collect();
+        let ended = state.log.ended(now, &lengths);
         state.or_break(ended, "the time of the end");
         state.boundaries.durable.ended();
     }
@@ -342,6 +356,8 @@ impl Watch {
         let armed = state.boundaries.go_back(to);
         let outcome = state.arm_again(&armed);
         state.or_break(outcome, "the files that were open at the checkpoint");
+        let recorded = state.log.idle();
+        state.or_break(recorded, "the end of the rollback");
         state.epoch.is_touched = false;
         Ok(went)
     }
@@ -412,17 +428,23 @@ impl State {
     }
 }
 
-/// Opens the file [`UNWATCHED`], which contains data if the subject has run without being watched.
-fn open_mark(directory: &Path) -> Result<File> {
+/// Creates the file [`UNWATCHED`] for a new incarnation. Removes the file of the previous incarnation.
+fn new_mark(directory: &Path) -> Result<File> {
     let path = directory.join(UNWATCHED);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(sys::Error::path("remove", &path, error).into());
+        }
+        _ => {}
+    }
     let mut options = OpenOptions::new();
     let opened = options
         .append(true)
-        .create(true)
+        .create_new(true)
         .mode(0o600)
         .custom_flags(OFlags::NOFOLLOW.bits() as i32)
         .open(&path);
-    Ok(opened.map_err(|error| sys::Error::path("open", &path, error))?)
+    Ok(opened.map_err(|error| sys::Error::path("create", &path, error))?)
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {

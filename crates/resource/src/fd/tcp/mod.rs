@@ -127,6 +127,10 @@ impl FdKind for Tcp {
         })
     }
 
+    fn needs_files(&self) -> bool {
+        false
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         restore::create(records, context)
     }

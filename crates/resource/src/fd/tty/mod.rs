@@ -100,6 +100,10 @@ impl FdKind for Tty {
         payload.state.map_or(Ok(()), |state| state.modes().map(drop))
     }
 
+    fn needs_files(&self) -> bool {
+        false
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut pairs = PairFiles::default();
         let mut decoded = Vec::new();

@@ -137,7 +137,7 @@ impl<'a> Schedule<'a> {
         }
         if let Some(log) = log.as_mut().filter(|_| self.random.bool()) {
             // A program that has been killed cannot record the end.
-            let _ = log.ended(self.disk.now());
+            let _ = log.ended(self.disk.now(), &[]);
         }
         let (is_dead, expected) = (self.disk.is_dead(), log.as_ref().map(UndoLog::sequences));
         self.tally.killed += usize::from(is_dead);

@@ -1,0 +1,69 @@
+//! Steps of the caller inside a restore: the rollback of files, and the last step before the program runs.
+//!
+//! Owns: the types of these steps.
+//! Invariants: files are rolled back when only steps that need the files can still fail. The last step is called at
+//! most once, directly before the first thread is resumed.
+//! Does not: roll files back; `undo` does.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::Path;
+
+use undo::UndoError;
+
+/// A rollback of files to the checkpoint that is restored.
+pub struct Rollback {
+    recorded: HashSet<(u64, u64)>,
+    go: Box<dyn FnOnce() -> Result<(), UndoError>>,
+}
+
+impl Rollback {
+    /// Creates the value. `go` rolls the files back. `recorded` are the files and directories that `go` may change, by
+    /// device and inode number.
+    pub fn new(recorded: HashSet<(u64, u64)>, go: impl FnOnce() -> Result<(), UndoError> + 'static) -> Self {
+        Self { recorded, go: Box::new(go) }
+    }
+
+    /// Returns the files and directories that the rollback may change, by device and inode number.
+    pub(super) fn recorded(&self) -> &HashSet<(u64, u64)> {
+        &self.recorded
+    }
+
+    /// Reports whether the rollback may change the file at a path, or the directories that lead to the file.
+    pub(super) fn may_change(&self, path: &Path) -> bool {
+        path.ancestors().any(|part| {
+            rustix::fs::lstat(part).is_ok_and(|stat| self.recorded.contains(&(stat.st_dev, stat.st_ino)))
+        })
+    }
+
+    /// Rolls the files back.
+    pub(super) fn go(self) -> Result<(), UndoError> {
+        (self.go)()
+    }
+}
+
+impl fmt::Debug for Rollback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rollback").field("recorded", &self.recorded.len()).finish_non_exhaustive()
+    }
+}
+
+/// A step that is called directly before the first thread of the restored program runs.
+pub struct BeforeRun(Box<dyn FnOnce() -> Result<(), UndoError>>);
+
+impl BeforeRun {
+    /// Creates the value. If `step` fails, the program does not run.
+    pub fn new(step: impl FnOnce() -> Result<(), UndoError> + 'static) -> Self {
+        Self(Box::new(step))
+    }
+
+    pub(super) fn call(self) -> Result<(), UndoError> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for BeforeRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BeforeRun").finish_non_exhaustive()
+    }
+}

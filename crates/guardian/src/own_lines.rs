@@ -1,0 +1,53 @@
+//! Messages of `undying` in the files that a subject and `undying` share.
+//!
+//! If standard error of `undying run` is a regular file, the file contains lines of the program and messages of
+//! `undying`. A message that was written after the end of the program is no change by another program.
+//!
+//! Owns: the recognition of messages.
+//! Does not: write messages; the crate `cli` does.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Seek, SeekFrom};
+use std::path::Path;
+
+/// The beginning of the first line of each message.
+const MESSAGE_START: &str = "undying: ";
+/// The beginnings of further lines of a message.
+const FURTHER: [&[u8]; 2] = [b"help: ", b"  "];
+
+/// Reports whether a file contains, from an offset on, at least one message and nothing else. An unreadable file
+/// contains no messages.
+pub(crate) fn follow(path: &Path, offset: u64) -> bool {
+    let Ok(mut file) = File::open(path) else { return false };
+    if file.seek(SeekFrom::Start(offset)).is_err() {
+        return false;
+    }
+    let mut has_message = false;
+    for line in BufReader::new(file).split(b'\n') {
+        let Ok(line) = line else { return false };
+        if line.starts_with(MESSAGE_START.as_bytes()) {
+            has_message = true;
+        } else if !has_message || !FURTHER.iter().any(|start| line.starts_with(start)) {
+            return false;
+        }
+    }
+    has_message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_told_apart_from_lines_of_other_programs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("err");
+        let follows = |text: &str| {
+            std::fs::write(&path, format!("line 1\n{text}")).unwrap();
+            follow(&path, 7)
+        };
+        assert!(follows("undying: it ended\n") && follows("undying: it ended\nhelp: look\n  file\n"));
+        assert!(!follows("") && !follows("other\n") && !follows("undying: it ended\nother\n"));
+        assert!(!follows("help: look\n") && !follow(&folder.path().join("absent"), 0));
+    }
+}
