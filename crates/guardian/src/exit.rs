@@ -121,6 +121,7 @@ fn of_engine(error: &EngineError) -> ExitCode {
         EngineError::Refused(_)
         | EngineError::NotInPlace(_)
         | EngineError::FilesChanged(_)
+        | EngineError::NotRestorable(_)
         | EngineError::FilesNotRecorded => ExitCode::Refused,
         EngineError::Permission { .. }
         | EngineError::KernelDiffers(_)
@@ -170,9 +171,9 @@ fn of_resource(error: &ResourceError) -> ExitCode {
     match error {
         ResourceError::Kernel(error) => of_kernel(error),
         ResourceError::Remote(RemoteError::Kernel(error)) => of_kernel(error),
-        ResourceError::Remote(_) | ResourceError::File { .. } => ExitCode::Failure,
+        ResourceError::Remote(_) => ExitCode::Failure,
         ResourceError::Malformed { .. } => ExitCode::Damaged,
-        ResourceError::Unsupported { .. } => ExitCode::Refused,
+        ResourceError::File { .. } | ResourceError::Unsupported { .. } => ExitCode::Refused,
     }
 }
 

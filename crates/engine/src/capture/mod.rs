@@ -4,7 +4,7 @@
 //! stopped), and the timings.
 //! Invariants: the subject is not stopped for a capture if preflight finds a lasting obstacle (a reason to
 //! refuse the checkpoint). The subject is resumed if a step fails. With `kill`, the subject is killed only
-//! after the image is committed.
+//! after the records passed the checks of a restore, and after the image is committed.
 //! Does not: depend on resource kinds; this module calls their registries.
 
 mod address_space;
@@ -51,7 +51,8 @@ pub use crate::capture::pipeline::Held;
 use crate::capture::pipeline::{Capture, Captured, Stopped};
 pub(crate) use crate::capture::present::{Present, present};
 use crate::capture::retry::{CAPTURES, Retries};
-use crate::error::Result;
+use crate::error::{EngineError, Result};
+use crate::restore;
 
 /// The result of one checkpoint.
 #[derive(Clone, Debug)]
@@ -87,7 +88,12 @@ pub fn checkpoint(
     let Completed { mut before, held, time, timings } = outcome?;
     let completed = before.processes.complete_mappings(&mut before.objects).and_then(|()| before.records());
     let records = completed.inspect_err(|_| before.descriptors.release())?;
-    if !options.kill {
+    if options.kill {
+        let checked = restore::check_restorable(records.clone(), time);
+        checked
+            .inspect_err(|_| before.descriptors.release())
+            .map_err(|error| EngineError::NotRestorable(Box::new(error)))?;
+    } else {
         // The subject continues to run. An open duplicate would keep the subject's close(2) from releasing
         // the open file description.
         before.descriptors.forget();

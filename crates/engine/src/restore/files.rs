@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use resource::fd::{self, Connections, FdConnect, FdCreate, FdKind, FdRecord, Kept, Vacated};
@@ -51,6 +52,18 @@ impl OpenFiles {
         self.objects.get(&id).ok_or_else(|| EngineError::Incomplete(format!("object {id} is missing")))
     }
 
+    /// Closes the descriptors that can write to an executable. The image contains the content of an executable whose
+    /// name was removed, so the file was open for writing until now. The kernel accepts no such file as executable.
+    /// Must be called after the content was written, and before a process inherits the descriptors.
+    pub(super) fn close_writers_of_executables(&mut self, plan: &Plan) {
+        for process in plan.living() {
+            let id = process.message.executable;
+            if let Some(reader) = self.readable.remove(&id) {
+                self.objects.insert(id, reader);
+            }
+        }
+    }
+
     /// Closes all descriptors after a successful restore, and keeps the objects that were created for the tree.
     pub(super) fn complete(mut self, shared: Shared) {
         self.unfinished.0.clear();
@@ -70,15 +83,16 @@ pub(super) struct Given {
     pub(super) inherited: Vec<(u64, Inode, OwnedFd)>,
     pub(super) held: Vec<OwnedFd>,
     pub(super) kept: Kept,
+    pub(super) mapped: Vec<Arc<OwnedFd>>,
     pub(super) covered: Covered,
     pub(super) connections_lost: bool,
 }
 
 /// Opens the objects and descriptions of a plan.
 pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<OpenFiles> {
-    let Given { inherited, mut held, kept, covered, connections_lost } = given;
+    let Given { inherited, mut held, kept, mapped, covered, connections_lost } = given;
     let limit = RaisedLimit::new();
-    let holders = Holders::of(plan)?;
+    let holders = Holders::of(plan, mapped)?;
     let unfinished = Unfinished(plan.objects.clone());
     let above = plan.highest_descriptor() + 1;
     let mut objects = HashMap::new();
@@ -136,6 +150,20 @@ pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<Ope
         vacated,
         _limit: limit,
     })
+}
+
+/// Checks that the files of all objects and descriptions of a plan can be found. Opens and creates nothing.
+pub(super) fn check(plan: &Plan) -> Result<()> {
+    let holders = Holders::of(plan, Vec::new())?;
+    for object in &plan.objects {
+        if let Some(kind) = memory::kind_named(&object.kind) {
+            kind.check_file(object, holders.object(object.id))?;
+        }
+    }
+    for (kind, records) in records_of_kinds(plan, &holders) {
+        kind.check_files(&records)?;
+    }
+    Ok(())
 }
 
 fn is_writable(file: &OwnedFd) -> bool {
@@ -265,14 +293,14 @@ pub(super) struct Holders {
 }
 
 impl Holders {
-    /// Finds the holders of each object and description of an image. Fails if a record of credentials cannot be
-    /// decoded.
-    pub(super) fn of(plan: &Plan) -> Result<Self> {
+    /// Finds the holders of each object and description of an image. The openers also find the `mapped` files. Fails
+    /// if a record of credentials cannot be decoded.
+    pub(super) fn of(plan: &Plan, mapped: Vec<Arc<OwnedFd>>) -> Result<Self> {
         let mut rights = HashMap::new();
         for process in plan.living() {
             rights.extend(rights_of(process)?.map(|rights| (process.pid, rights)));
         }
-        let mut openers = Openers { rights, made: HashMap::new() };
+        let mut openers = Openers { rights, mapped: mapped.into(), made: HashMap::new() };
         let mut descriptions: HashMap<u32, BTreeSet<Pid>> = HashMap::new();
         let mut objects: HashMap<u64, BTreeSet<Pid>> = HashMap::new();
         let mut processes = HashMap::new();
@@ -315,6 +343,7 @@ impl Holders {
 /// The openers that exist already, one for each set of processes.
 struct Openers {
     rights: HashMap<Pid, FileRights>,
+    mapped: Arc<[Arc<OwnedFd>]>,
     made: HashMap<BTreeSet<Pid>, Opener>,
 }
 
@@ -323,7 +352,8 @@ impl Openers {
         if let Some(made) = self.made.get(&holders) {
             return Ok(made.clone());
         }
-        let opener = Opener::new(holders.iter().filter_map(|pid| self.rights.get(pid).cloned()))?;
+        let opener = Opener::new(holders.iter().filter_map(|pid| self.rights.get(pid).cloned()))?
+            .holding(Arc::clone(&self.mapped));
         self.made.insert(holders, opener.clone());
         Ok(opener)
     }

@@ -53,6 +53,14 @@ impl MemoryKind for PrivateFile {
         source_file::open(NAME, record, Sameness::Content, opener)
     }
 
+    fn check_file(&self, record: &ObjectRecord, opener: &Opener) -> Result<()> {
+        source_file::check_file(NAME, record, Sameness::Content, opener)
+    }
+
+    fn hold(&self, record: &ObjectRecord) -> Option<OwnedFd> {
+        source_file::hold(NAME, record)
+    }
+
     fn makes_objects(&self) -> bool {
         false
     }

@@ -177,6 +177,7 @@ impl Guard {
         self.tree.known = descendants;
         self.report_departed(sequence, false);
         self.note_files(sequence, &taken.files);
+        self.rebuild.mapped.taken(sequence, taken.mapped);
         self.note_connections(sequence, taken.connections, taken.held_through);
         self.note_boundary(sequence, taken.boundary.as_ref());
         self.voice.record.facts.slices = SlicesReport::of(taken.slices);
@@ -216,6 +217,7 @@ impl Guard {
     }
 
     fn note_commit(&mut self, sequence: Sequence) {
+        self.rebuild.mapped.committed(sequence);
         if let Some(output) = &mut self.output {
             output.committed(sequence, self.rebuild.host.clock.now());
             self.voice.record.facts.connections.held = output.connections();
