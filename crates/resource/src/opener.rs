@@ -35,6 +35,8 @@ pub struct Opener {
     others: Arc<[FileRights]>,
     /// Files of the program that the restorer has kept open since the checkpoint.
     held: Arc<[Arc<OwnedFd>]>,
+    /// Whether a file that the program writes is the file at its path, even if the recorded file now has another name.
+    prefers_paths: bool,
 }
 
 /// The reason why a recorded path was not opened.
@@ -89,6 +91,15 @@ impl Opener {
     ///
     /// Returns an error if the restorer's own rights cannot be read.
     pub fn new(holders: impl IntoIterator<Item = FileRights>) -> sys::Result<Self> {
+        Self::default().with(holders)
+    }
+
+    /// Returns an opener with the rights of `holders`, and with the other settings of this opener.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the restorer's own rights cannot be read.
+    pub fn with(self, holders: impl IntoIterator<Item = FileRights>) -> sys::Result<Self> {
         let own = file_rights::own()?;
         let is_less = |rights: &FileRights| {
             (rights.user, rights.group, &rights.supplementary) != (own.user, own.group, &own.supplementary)
@@ -97,13 +108,19 @@ impl Opener {
         let mut others: Vec<FileRights> = holders.into_iter().filter(is_less).collect();
         others.sort_unstable();
         others.dedup();
-        Ok(Self { others: others.into(), held: Arc::default() })
+        Ok(Self { others: others.into(), ..self })
     }
 
     /// Returns an opener that also finds the `held` files, which the restorer has kept open since the checkpoint.
     #[must_use]
     pub fn holding(self, held: Arc<[Arc<OwnedFd>]>) -> Self {
         Self { held, ..self }
+    }
+
+    /// Returns an opener that opens the files at the paths of files that the program writes, as the operator has asked.
+    #[must_use]
+    pub fn preferring_paths(self, prefers_paths: bool) -> Self {
+        Self { prefers_paths, ..self }
     }
 
     /// Resolves a recorded path. `recorded` is the recorded identity of the file. If `recorded` is `None`, the file
@@ -132,23 +149,24 @@ impl Opener {
     }
 
     /// Resolves a recorded path like [`Self::find`]. If the path leads to no file or to another file, looks for the
-    /// recorded file by its identity: the bare program would still have this file. With `needs_name`, a file that has
-    /// lost its last name is not found.
+    /// recorded file by its identity: the bare program would still have this file. A file that the program `writes` is
+    /// not found without a name.
     pub(crate) fn find_anywhere<'a>(
         &'a self,
         path: &'a Path,
         recorded: Option<Identity>,
         handle: Option<&Handle>,
-        needs_name: bool,
+        writes: bool,
     ) -> Result<Found<'a>, Refusal> {
         let found = self.find(path, recorded);
         let Some(wanted) = recorded else { return found };
-        if found.as_ref().is_ok_and(|found| wanted.is_that_of(&found.identity)) {
+        let is_right = |found: &Found<'_>| found.is(&wanted) || (writes && self.prefers_paths);
+        if found.as_ref().is_ok_and(is_right) {
             return found;
         }
         let has_name = |file: &OwnedFd| rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink > 0);
         let moved = by_identity(path, wanted, handle, &self.held);
-        match moved.filter(|file| !needs_name || has_name(file)) {
+        match moved.filter(|file| !writes || has_name(file)) {
             Some(file) => self.adopt(file, recorded),
             None => found,
         }

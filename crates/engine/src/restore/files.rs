@@ -84,15 +84,17 @@ pub(super) struct Given {
     pub(super) held: Vec<OwnedFd>,
     pub(super) kept: Kept,
     pub(super) mapped: Vec<Arc<OwnedFd>>,
+    /// Whether written files are found by their paths only.
+    pub(super) prefers_paths: bool,
     pub(super) covered: Covered,
     pub(super) connections_lost: bool,
 }
 
 /// Opens the objects and descriptions of a plan.
 pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<OpenFiles> {
-    let Given { inherited, mut held, kept, mapped, covered, connections_lost } = given;
+    let Given { inherited, mut held, kept, mapped, prefers_paths, covered, connections_lost } = given;
     let limit = RaisedLimit::new();
-    let holders = Holders::of(plan, mapped)?;
+    let holders = Holders::of(plan, mapped, prefers_paths)?;
     let unfinished = Unfinished(plan.objects.clone());
     let above = plan.highest_descriptor() + 1;
     let mut objects = HashMap::new();
@@ -154,7 +156,7 @@ pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<Ope
 
 /// Checks that the files of all objects and descriptions of a plan can be found. Opens and creates nothing.
 pub(super) fn check(plan: &Plan) -> Result<()> {
-    let holders = Holders::of(plan, Vec::new())?;
+    let holders = Holders::of(plan, Vec::new(), false)?;
     for object in &plan.objects {
         if let Some(kind) = memory::kind_named(&object.kind) {
             kind.check_file(object, holders.object(object.id))?;
@@ -295,12 +297,13 @@ pub(super) struct Holders {
 impl Holders {
     /// Finds the holders of each object and description of an image. The openers also find the `mapped` files. Fails
     /// if a record of credentials cannot be decoded.
-    pub(super) fn of(plan: &Plan, mapped: Vec<Arc<OwnedFd>>) -> Result<Self> {
+    fn of(plan: &Plan, mapped: Vec<Arc<OwnedFd>>, prefers_paths: bool) -> Result<Self> {
         let mut rights = HashMap::new();
         for process in plan.living() {
             rights.extend(rights_of(process)?.map(|rights| (process.pid, rights)));
         }
-        let mut openers = Openers { rights, mapped: mapped.into(), made: HashMap::new() };
+        let finding = Opener::default().holding(mapped.into()).preferring_paths(prefers_paths);
+        let mut openers = Openers { rights, finding, made: HashMap::new() };
         let mut descriptions: HashMap<u32, BTreeSet<Pid>> = HashMap::new();
         let mut objects: HashMap<u64, BTreeSet<Pid>> = HashMap::new();
         let mut processes = HashMap::new();
@@ -343,7 +346,8 @@ impl Holders {
 /// The openers that exist already, one for each set of processes.
 struct Openers {
     rights: HashMap<Pid, FileRights>,
-    mapped: Arc<[Arc<OwnedFd>]>,
+    /// An opener without holders.
+    finding: Opener,
     made: HashMap<BTreeSet<Pid>, Opener>,
 }
 
@@ -352,8 +356,7 @@ impl Openers {
         if let Some(made) = self.made.get(&holders) {
             return Ok(made.clone());
         }
-        let opener = Opener::new(holders.iter().filter_map(|pid| self.rights.get(pid).cloned()))?
-            .holding(Arc::clone(&self.mapped));
+        let opener = self.finding.clone().with(holders.iter().filter_map(|pid| self.rights.get(pid).cloned()))?;
         self.made.insert(holders, opener.clone());
         Ok(opener)
     }

@@ -229,6 +229,7 @@ fn given(options: &mut RestoreOptions) -> files::Given {
         held: std::mem::take(&mut options.held),
         kept: std::mem::take(&mut options.kept),
         mapped: std::mem::take(&mut options.mapped),
+        prefers_paths: options.files.policy == FilePolicy::Keep,
         covered: options.files.covered.clone(),
         connections_lost: options.connections_lost,
     }
