@@ -37,6 +37,8 @@ pub struct Opener {
     held: Arc<[Arc<OwnedFd>]>,
     /// Whether a file that the program writes is the file at its path, even if the recorded file now has another name.
     prefers_paths: bool,
+    /// Whether each file must have a name.
+    needs_names: bool,
 }
 
 /// The reason why a recorded path was not opened.
@@ -123,6 +125,13 @@ impl Opener {
         Self { prefers_paths, ..self }
     }
 
+    /// Returns an opener for the check before a program is killed. A file without a name does not outlive the program,
+    /// so it is not found.
+    #[must_use]
+    pub fn needing_names(self, needs_names: bool) -> Self {
+        Self { needs_names, ..self }
+    }
+
     /// Resolves a recorded path. `recorded` is the recorded identity of the file. If `recorded` is `None`, the file
     /// is opened with the rights of the holders.
     pub(crate) fn find<'a>(
@@ -166,7 +175,7 @@ impl Opener {
         }
         let has_name = |file: &OwnedFd| rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink > 0);
         let moved = by_identity(path, wanted, handle, &self.held);
-        match moved.filter(|file| !writes || has_name(file)) {
+        match moved.filter(|file| !(writes || self.needs_names) || has_name(file)) {
             Some(file) => self.adopt(file, recorded),
             None => found,
         }

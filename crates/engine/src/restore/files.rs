@@ -94,7 +94,7 @@ pub(super) struct Given {
 pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<OpenFiles> {
     let Given { inherited, mut held, kept, mapped, prefers_paths, covered, connections_lost } = given;
     let limit = RaisedLimit::new();
-    let holders = Holders::of(plan, mapped, prefers_paths)?;
+    let holders = Holders::of(plan, Opener::default().holding(mapped.into()).preferring_paths(prefers_paths))?;
     let unfinished = Unfinished(plan.objects.clone());
     let above = plan.highest_descriptor() + 1;
     let mut objects = HashMap::new();
@@ -156,7 +156,7 @@ pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<Ope
 
 /// Checks that the files of all objects and descriptions of a plan can be found. Opens and creates nothing.
 pub(super) fn check(plan: &Plan) -> Result<()> {
-    let holders = Holders::of(plan, Vec::new(), false)?;
+    let holders = Holders::of(plan, Opener::default().needing_names(true))?;
     for object in &plan.objects {
         if let Some(kind) = memory::kind_named(&object.kind) {
             kind.check_file(object, holders.object(object.id))?;
@@ -295,14 +295,13 @@ pub(super) struct Holders {
 }
 
 impl Holders {
-    /// Finds the holders of each object and description of an image. The openers also find the `mapped` files. Fails
-    /// if a record of credentials cannot be decoded.
-    fn of(plan: &Plan, mapped: Vec<Arc<OwnedFd>>, prefers_paths: bool) -> Result<Self> {
+    /// Finds the holders of each object and description of an image. The openers have the settings of `finding`, which
+    /// has no holders. Fails if a record of credentials cannot be decoded.
+    fn of(plan: &Plan, finding: Opener) -> Result<Self> {
         let mut rights = HashMap::new();
         for process in plan.living() {
             rights.extend(rights_of(process)?.map(|rights| (process.pid, rights)));
         }
-        let finding = Opener::default().holding(mapped.into()).preferring_paths(prefers_paths);
         let mut openers = Openers { rights, finding, made: HashMap::new() };
         let mut descriptions: HashMap<u32, BTreeSet<Pid>> = HashMap::new();
         let mut objects: HashMap<u64, BTreeSet<Pid>> = HashMap::new();
