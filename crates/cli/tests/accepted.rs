@@ -44,7 +44,11 @@ impl Scene {
         let build_id = "-Wl,--build-id";
         scene.compile("upgraded.c", "program", &[build_id, "-ldl"])?;
         scene.compile("upgraded_library.c", "lib.so", &["-shared", "-fPIC", "-DVERSION=\"a\"", build_id])?;
-        scene.compile("upgraded_library.c", "other.so", &["-shared", "-fPIC", "-DVERSION=\"b\"", build_id])?;
+        scene.compile(
+            "upgraded_library.c",
+            "other.so",
+            &["-shared", "-fPIC", "-DVERSION=\"b\"", build_id],
+        )?;
         fs::write(scene.path("data"), [b'd'; 65536]).unwrap();
         fs::write(scene.path("config"), "config").unwrap();
         Some(scene)
@@ -217,7 +221,9 @@ fn another_version_of_a_file_is_refused_by_name_until_the_right_one_is_back() {
         let path = scene.path(name);
         assert!(said.stderr.contains(path.to_str().unwrap()), "{name}: {said:?}");
         assert!(said.stderr.contains("help: install the same version of the file ("), "{name}: {said:?}");
-        assert!(Command::new("install").args(["-m", "755"]).args([&aside, &path]).status().unwrap().success());
+        assert!(
+            Command::new("install").args(["-m", "755"]).args([&aside, &path]).status().unwrap().success()
+        );
     }
     let said = scene.restore();
     assert_eq!(said.code, Some(0), "{said:?}");

@@ -29,7 +29,7 @@ mod watched;
 
 use std::time::{Duration, SystemTime};
 
-use image::{Commit, Timings};
+use image::{Commit, RecordSet, Timings};
 use model::{PageCount, Pid};
 use store::{OpenCheckpoint, PageBatch, PageSink};
 use sys::clock::Stopwatch;
@@ -52,7 +52,6 @@ use crate::capture::pipeline::{Capture, Captured, Stopped};
 pub(crate) use crate::capture::present::{Present, present};
 use crate::capture::retry::{CAPTURES, Retries};
 use crate::error::{EngineError, Result};
-use crate::restore;
 
 /// The result of one checkpoint.
 #[derive(Clone, Debug)]
@@ -72,11 +71,13 @@ struct Completed {
     timings: Timings,
 }
 
-/// Takes one checkpoint of a process and all its descendants.
-pub fn checkpoint(
+/// Takes one checkpoint of a process and all its descendants. With `kill`, `check` makes the checks of a restore on the
+/// records and the time of the capture, before the image is committed and the tree is killed.
+pub(crate) fn checkpoint(
     root: Pid,
     sink: Box<dyn OpenCheckpoint>,
     options: &CheckpointOptions,
+    check: fn(RecordSet, SystemTime) -> Result<()>,
 ) -> Result<CheckpointReport> {
     let started = Stopwatch::start();
     let scanned = inspect_running(root, options)?;
@@ -89,8 +90,7 @@ pub fn checkpoint(
     let completed = before.processes.complete_mappings(&mut before.objects).and_then(|()| before.records());
     let records = completed.inspect_err(|_| before.descriptors.release())?;
     if options.kill {
-        let checked = restore::check_restorable(records.clone(), time);
-        checked
+        check(records.clone(), time)
             .inspect_err(|_| before.descriptors.release())
             .map_err(|error| EngineError::NotRestorable(Box::new(error)))?;
     } else {

@@ -30,7 +30,7 @@ const BREAKPOINT: u8 = 0xcc;
 /// The maximum number of zero bytes in one write. An extent (a run of pages in the image) can have any length.
 const CLEARED_BYTES: ByteCount = ByteCount(1 << 20);
 
-pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &OpenFiles) -> Result<()> {
+pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &mut OpenFiles) -> Result<()> {
     for object in &plan.objects {
         let extents = reader.index().of_space(object_space(object.id));
         let file = open.object(object.id)?;
@@ -47,6 +47,7 @@ pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &OpenFiles) 
             Ok::<(), EngineError>(())
         })?;
     }
+    open.close_writers_of_executables(plan);
     Ok(())
 }
 

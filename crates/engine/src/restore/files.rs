@@ -94,7 +94,8 @@ pub(super) struct Given {
 pub(super) fn open(plan: &Plan, given: Given, shared: &mut Shared) -> Result<OpenFiles> {
     let Given { inherited, mut held, kept, mapped, prefers_paths, covered, connections_lost } = given;
     let limit = RaisedLimit::new();
-    let holders = Holders::of(plan, Opener::default().holding(mapped.into()).preferring_paths(prefers_paths))?;
+    let holders =
+        Holders::of(plan, Opener::default().holding(mapped.into()).preferring_paths(prefers_paths))?;
     let unfinished = Unfinished(plan.objects.clone());
     let above = plan.highest_descriptor() + 1;
     let mut objects = HashMap::new();
@@ -355,7 +356,8 @@ impl Openers {
         if let Some(made) = self.made.get(&holders) {
             return Ok(made.clone());
         }
-        let opener = self.finding.clone().with(holders.iter().filter_map(|pid| self.rights.get(pid).cloned()))?;
+        let opener =
+            self.finding.clone().with(holders.iter().filter_map(|pid| self.rights.get(pid).cloned()))?;
         self.made.insert(holders, opener.clone());
         Ok(opener)
     }

@@ -262,8 +262,7 @@ fn restore_with(
     finish::prepare(&plan)?;
     let mut shared = Shared::default();
     let mut open = files::open(&plan, given, &mut shared)?;
-    content::fill_objects(&reader, &plan, &open)?;
-    open.close_writers_of_executables(&plan);
+    content::fill_objects(&reader, &plan, &mut open)?;
     phases.open = lap.lap();
     let mut built = tree::build(&plan, &open, options.watch)?;
     layout::lay_out(&plan, &open, &mut built)?;

@@ -129,7 +129,9 @@ pub(super) fn hold(kind: &'static str, record: &ObjectRecord) -> Option<OwnedFd>
     let source: SourceFile = crate::error::decode(kind, &record.payload).ok()?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(&source.path, flags, Mode::empty()).ok()?;
-    Identity::of(&file).is_ok_and(|found| source.identity.is_some_and(|own| own.is_that_of(&found))).then_some(file)
+    Identity::of(&file)
+        .is_ok_and(|found| source.identity.is_some_and(|own| own.is_that_of(&found)))
+        .then_some(file)
 }
 
 /// Compares the file of a record with the record, and opens the file.
@@ -172,7 +174,8 @@ fn find<'a>(
     // Another file than the mapped one is right only if it has the same content. A file that the program can write is
     // compared by `files`, as the operator has chosen.
     let is_another = source.identity.is_some_and(|identity| !found.is(&identity));
-    let sameness = if is_another && !writable && source.fingerprint.is_some() { Sameness::Content } else { sameness };
+    let sameness =
+        if is_another && !writable && source.fingerprint.is_some() { Sameness::Content } else { sameness };
     let stat = found.stat().map_err(cannot)?;
     compare(source, &stat, sameness, || read_fingerprint(&found, &stat))?;
     Ok(found)
@@ -205,7 +208,8 @@ fn compare(
         return Ok(());
     }
     let has_same_times = size == source.size && modified == (source.modified_s, source.modified_ns);
-    let has_same_content = || size == source.size && source.fingerprint.is_some() && now() == source.fingerprint;
+    let has_same_content =
+        || size == source.size && source.fingerprint.is_some() && now() == source.fingerprint;
     if has_same_times || has_same_content() {
         return Ok(());
     }

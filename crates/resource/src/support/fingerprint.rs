@@ -155,7 +155,8 @@ mod tests {
     #[test]
     fn the_build_id_of_a_library_is_read() {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let library = maps.lines().find(|line| line.contains("/libc.so")).and_then(|line| line.split(' ').next_back());
+        let library =
+            maps.lines().find(|line| line.contains("/libc.so")).and_then(|line| line.split(' ').next_back());
         let Some(file) = library.and_then(|path| File::open(path).ok()) else {
             return println!("unsupported: a C library as a file");
         };
@@ -171,7 +172,10 @@ mod tests {
         let note = |name: u32, content: u32, kind: u32| [name, content, kind].map(u32::to_le_bytes).concat();
         let whole = [note(4, 3, 3), b"GNU\0abc\0".to_vec()].concat();
         assert_eq!(build_id_in(&whole), Some(b"abc".to_vec()));
-        assert_eq!(build_id_in(&[note(4, 2, 1), b"GNU\0ab\0\0".to_vec(), whole.clone()].concat()), Some(b"abc".to_vec()));
+        assert_eq!(
+            build_id_in(&[note(4, 2, 1), b"GNU\0ab\0\0".to_vec(), whole.clone()].concat()),
+            Some(b"abc".to_vec())
+        );
         for cut in 0..whole.len() - 1 {
             assert_eq!(build_id_in(&whole[..cut]), None, "{cut}");
         }
