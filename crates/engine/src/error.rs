@@ -142,6 +142,9 @@ pub enum EngineError {
         "{0}\nthe program had begun to run, and was killed because a missing page of its memory could not be filled\nhelp: restore an earlier checkpoint; without --lazy, the whole image is checked before the program runs"
     )]
     LazyLost(Box<EngineError>),
+    /// A restore of the captured subject would be refused, so the subject was not killed.
+    #[error("the program was not ended, because its checkpoint could not be restored:\n{0}")]
+    NotRestorable(Box<EngineError>),
     /// A living tree differs from the checkpoint in state that `apply` cannot set.
     #[error("the tree differs from the checkpoint in more than memory and registers: {}", .0.join("; "))]
     NotInPlace(Vec<String>),

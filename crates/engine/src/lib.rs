@@ -21,8 +21,7 @@ mod sharing;
 
 pub use capture::{
     CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, GroupMember, Held,
-    MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Phase, Phases, Preference, Slices, Taken, Tracking, Tuning, checkpoint,
-    preflight,
+    MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Phase, Phases, Preference, Slices, Taken, Tracking, Tuning, preflight,
 };
 pub use error::{EngineError, Result};
 pub use obstacles::grouped;
@@ -35,3 +34,21 @@ pub use restore::{
     check_records, compare_files, inventory, recorded_files, restore, restore_lazily,
 };
 pub use undo::watch::Boundary;
+
+use model::Pid;
+use store::OpenCheckpoint;
+
+/// Takes one checkpoint of a process and all its descendants. With `kill`, the tree is killed after the image is
+/// committed.
+///
+/// # Errors
+///
+/// The reason why the tree cannot be captured, or the error of the sink. `NotRestorable` with `kill`, if a restore would
+/// refuse the checkpoint. The tree continues after each error.
+pub fn checkpoint(
+    root: Pid,
+    sink: Box<dyn OpenCheckpoint>,
+    options: &CheckpointOptions,
+) -> Result<CheckpointReport> {
+    capture::checkpoint(root, sink, options, restore::check_restorable)
+}

@@ -143,6 +143,12 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
         ));
     }
     found.extend(of_label(pid, label(&pid.to_string()).as_deref(), label("self").as_deref()));
+    let inner = inner_pid(pid);
+    if inner == INIT {
+        // The advice for a process in other namespaces would end here, too.
+        found.push(of_init(pid));
+        return found;
+    }
     // A subject must be in the namespaces of this process.
     for (name, what, _) in sharing::NAMESPACES {
         let link = |owner: &str| procfs::link(format!("/proc/{owner}/ns/{name}"));
@@ -157,12 +163,27 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
                 &format!(
                     "run undying inside the same namespaces: `nsenter -t {pid} -a undying preflight {inner}`, or start \
                      undying in there",
-                    inner = inner_pid(pid)
                 ),
             ));
         }
     }
     found
+}
+
+/// The pid of the first process of a PID namespace, in this namespace.
+const INIT: &str = "1";
+
+/// Returns the obstacle of the first process of a PID namespace, for example the program of a container. Only the first
+/// process of a new PID namespace gets pid 1. From inside its namespace, the process cannot be killed.
+fn of_init(pid: Pid) -> Obstacle {
+    obstacle(
+        pid,
+        "first process of a PID namespace",
+        String::new(),
+        "its pid is 1, which a restore cannot choose, because namespaces of the subject's own are not rebuilt yet",
+        "let another process be the first one of the container, for example start the container with \
+         `undying run -- PROGRAM`",
+    )
 }
 
 /// Returns the obstacle of a process that another program traces.

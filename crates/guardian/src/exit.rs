@@ -128,6 +128,7 @@ fn of_engine(error: &EngineError) -> ExitCode {
         | EngineError::NotInPlace(_)
         | EngineError::FilesChanged(_)
         | EngineError::ClockBehind { .. }
+        | EngineError::NotRestorable(_)
         | EngineError::FilesNotRecorded => ExitCode::Refused,
         EngineError::Permission { .. }
         | EngineError::KernelDiffers(_)
@@ -180,9 +181,9 @@ fn of_resource(error: &ResourceError) -> ExitCode {
     match error {
         ResourceError::Kernel(error) => of_kernel(error),
         ResourceError::Remote(RemoteError::Kernel(error)) => of_kernel(error),
-        ResourceError::Remote(_) | ResourceError::File { .. } => ExitCode::Failure,
+        ResourceError::Remote(_) => ExitCode::Failure,
         ResourceError::Malformed { .. } => ExitCode::Damaged,
-        ResourceError::Unsupported { .. } => ExitCode::Refused,
+        ResourceError::File { .. } | ResourceError::Unsupported { .. } => ExitCode::Refused,
     }
 }
 

@@ -157,6 +157,7 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
         inherited: streams.duplicates()?,
         held: Vec::new(),
         kept: engine::Kept::default(),
+        mapped: Vec::new(),
         files: Files { policy, aside: Some(parts.keeping()), covered, rollback, ..Files::default() },
         connections_lost: request.lose_connections,
         // With `detach`, the program does not get the terminal, because the program outlives this process and would

@@ -24,14 +24,21 @@ use sys::file_rights::{self, FileRights};
 use sys::{Errno, Error};
 
 use crate::error::ResourceError;
+use crate::support::finding::{Handle, by_identity};
 use crate::support::identity::Identity;
-use crate::support::opening::{may_read, may_write, own_link};
+use crate::support::opening::{directory_above, may_read, may_write, own_link};
 
 /// Opens files with the rights of their holders. The default opener uses only the rights of the restorer.
 #[derive(Clone, Default, Debug)]
 pub struct Opener {
     /// The rights of the holders, without duplicates. A holder with all rights of the restorer is left out.
     others: Arc<[FileRights]>,
+    /// Files of the program that the restorer has kept open since the checkpoint.
+    held: Arc<[Arc<OwnedFd>]>,
+    /// Whether a file that the program writes is the file at its path, even if the recorded file now has another name.
+    prefers_paths: bool,
+    /// Whether each file must have a name.
+    needs_names: bool,
 }
 
 /// The reason why a recorded path was not opened.
@@ -86,6 +93,15 @@ impl Opener {
     ///
     /// Returns an error if the restorer's own rights cannot be read.
     pub fn new(holders: impl IntoIterator<Item = FileRights>) -> sys::Result<Self> {
+        Self::default().with(holders)
+    }
+
+    /// Returns an opener with the rights of `holders`, and with the other settings of this opener.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the restorer's own rights cannot be read.
+    pub fn with(self, holders: impl IntoIterator<Item = FileRights>) -> sys::Result<Self> {
         let own = file_rights::own()?;
         let is_less = |rights: &FileRights| {
             (rights.user, rights.group, &rights.supplementary) != (own.user, own.group, &own.supplementary)
@@ -94,7 +110,26 @@ impl Opener {
         let mut others: Vec<FileRights> = holders.into_iter().filter(is_less).collect();
         others.sort_unstable();
         others.dedup();
-        Ok(Self { others: others.into() })
+        Ok(Self { others: others.into(), ..self })
+    }
+
+    /// Returns an opener that also finds the `held` files, which the restorer has kept open since the checkpoint.
+    #[must_use]
+    pub fn holding(self, held: Arc<[Arc<OwnedFd>]>) -> Self {
+        Self { held, ..self }
+    }
+
+    /// Returns an opener that opens the files at the paths of files that the program writes, as the operator has asked.
+    #[must_use]
+    pub fn preferring_paths(self, prefers_paths: bool) -> Self {
+        Self { prefers_paths, ..self }
+    }
+
+    /// Returns an opener for the check before a program is killed. A file without a name does not outlive the program,
+    /// so it is not found.
+    #[must_use]
+    pub fn needing_names(self, needs_names: bool) -> Self {
+        Self { needs_names, ..self }
     }
 
     /// Resolves a recorded path. `recorded` is the recorded identity of the file. If `recorded` is `None`, the file
@@ -122,6 +157,30 @@ impl Opener {
         Ok(Found { path: Some(path), file, identity, others: &self.others })
     }
 
+    /// Resolves a recorded path like [`Self::find`]. If the path leads to no file or to another file, looks for the
+    /// recorded file by its identity: the bare program would still have this file. A file that the program `writes` is
+    /// not found without a name.
+    pub(crate) fn find_anywhere<'a>(
+        &'a self,
+        path: &'a Path,
+        recorded: Option<Identity>,
+        handle: Option<&Handle>,
+        writes: bool,
+    ) -> Result<Found<'a>, Refusal> {
+        let found = self.find(path, recorded);
+        let Some(wanted) = recorded else { return found };
+        let is_right = |found: &Found<'_>| found.is(&wanted) || (writes && self.prefers_paths);
+        if found.as_ref().is_ok_and(is_right) {
+            return found;
+        }
+        let has_name = |file: &OwnedFd| rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink > 0);
+        let moved = by_identity(path, wanted, handle, &self.held);
+        match moved.filter(|file| !(writes || self.needs_names) || has_name(file)) {
+            Some(file) => self.adopt(file, recorded),
+            None => found,
+        }
+    }
+
     /// Wraps a file that was not found by its path. `file` may be an O_PATH descriptor.
     pub(crate) fn adopt(&self, file: OwnedFd, recorded: Option<Identity>) -> Result<Found<'_>, Refusal> {
         let identity = Identity::of(&file)?;
@@ -133,18 +192,15 @@ impl Opener {
 
 /// Returns an O_PATH descriptor of the nearest directory above a recorded path that exists. Follows no symbolic link.
 pub(crate) fn nearest_directory(path: &Path) -> Result<OwnedFd, Refusal> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut last = E::NOENT;
-    for above in path.ancestors().skip(1) {
-        match rustix::fs::openat2(CWD, above, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
-            Ok(found) => return Ok(found),
-            Err(errno) => last = errno,
-        }
-    }
-    Err(own_refusal(last))
+    directory_above(path).map_err(own_refusal)
 }
 
 impl Found<'_> {
+    /// Reports whether the file has the recorded identity.
+    pub(crate) fn is(&self, recorded: &Identity) -> bool {
+        recorded.is_that_of(&self.identity)
+    }
+
     /// Returns the stat of the file.
     pub(crate) fn stat(&self) -> Result<Stat, Refusal> {
         rustix::fs::fstat(&self.file).map_err(|errno| Refusal::Failed(errno.into()))

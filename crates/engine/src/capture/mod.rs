@@ -4,7 +4,7 @@
 //! stopped), and the timings.
 //! Invariants: the subject is not stopped for a capture if preflight finds a lasting obstacle (a reason to
 //! refuse the checkpoint). The subject is resumed if a step fails. With `kill`, the subject is killed only
-//! after the image is committed.
+//! after the records passed the checks of a restore, and after the image is committed.
 //! Does not: depend on resource kinds; this module calls their registries.
 
 mod address_space;
@@ -29,7 +29,7 @@ mod watched;
 
 use std::time::{Duration, SystemTime};
 
-use image::{Commit, Timings};
+use image::{Commit, RecordSet, Timings};
 use model::{PageCount, Pid};
 use store::{OpenCheckpoint, PageBatch, PageSink};
 use sys::clock::Stopwatch;
@@ -51,7 +51,7 @@ pub use crate::capture::pipeline::Held;
 use crate::capture::pipeline::{Capture, Captured, Stopped};
 pub(crate) use crate::capture::present::{Present, present};
 use crate::capture::retry::{CAPTURES, Retries};
-use crate::error::Result;
+use crate::error::{EngineError, Result};
 
 /// The result of one checkpoint.
 #[derive(Clone, Debug)]
@@ -71,11 +71,13 @@ struct Completed {
     timings: Timings,
 }
 
-/// Takes one checkpoint of a process and all its descendants.
-pub fn checkpoint(
+/// Takes one checkpoint of a process and all its descendants. With `kill`, `check` makes the checks of a restore on the
+/// records and the time of the capture, before the image is committed and the tree is killed.
+pub(crate) fn checkpoint(
     root: Pid,
     sink: Box<dyn OpenCheckpoint>,
     options: &CheckpointOptions,
+    check: fn(RecordSet, SystemTime) -> Result<()>,
 ) -> Result<CheckpointReport> {
     let started = Stopwatch::start();
     let scanned = inspect_running(root, options)?;
@@ -87,7 +89,11 @@ pub fn checkpoint(
     let Completed { mut before, held, time, timings } = outcome?;
     let completed = before.processes.complete_mappings(&mut before.objects).and_then(|()| before.records());
     let records = completed.inspect_err(|_| before.descriptors.release())?;
-    if !options.kill {
+    if options.kill {
+        check(records.clone(), time)
+            .inspect_err(|_| before.descriptors.release())
+            .map_err(|error| EngineError::NotRestorable(Box::new(error)))?;
+    } else {
         // The subject continues to run. An open duplicate would keep the subject's close(2) from releasing
         // the open file description.
         before.descriptors.forget();

@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use image::RecordSet;
 use model::{Inode, Pid};
@@ -19,12 +21,17 @@ use track::Moment;
 use crate::error::Result;
 use crate::records::{EngineRecord, ObjectsMessage};
 
+/// The maximum number of files that are held for one subject. A large desktop program maps about 300 files.
+const HELD_MAX: usize = 512;
+
 #[derive(Default)]
 pub(super) struct Objects {
     numbers: HashMap<ObjectKey, u64>,
     records: BTreeMap<u64, ObjectRecord>,
     /// Open files of the objects whose pages are saved.
     pub(super) files: BTreeMap<u64, File>,
+    /// O_PATH descriptors of files that a restore needs and whose pages are not saved.
+    held: BTreeMap<u64, Arc<OwnedFd>>,
     /// Obstacles (reasons to refuse a checkpoint): objects that could not be inspected.
     obstacles: Vec<Obstacle>,
     /// Obstacles of objects whose mapping had disappeared, or mapped another object, when the object was
@@ -134,6 +141,22 @@ impl Objects {
         Ok(())
     }
 
+    /// Opens the files that a restore needs and whose pages are not saved, and returns them. As long as a file is open,
+    /// a restore finds the file, even if another file gets its name. The number of files has a limit, so that programs
+    /// with very many libraries leave descriptors for other uses.
+    pub(super) fn hold_files(&mut self) -> Vec<Arc<OwnedFd>> {
+        for (id, record) in &self.records {
+            if self.files.contains_key(id) {
+                self.held.remove(id);
+            } else if !self.held.contains_key(id) && self.held.len() < HELD_MAX {
+                let kind = memory::kind_named(&record.kind);
+                let file = kind.and_then(|kind| kind.hold(record)).filter(leaves_room);
+                self.held.extend(file.map(|file| (*id, Arc::new(file))));
+            }
+        }
+        self.held.values().cloned().collect()
+    }
+
     /// Removes the objects that none of these mappings refers to, and returns their ids.
     pub(super) fn keep_those_of<'a>(&mut self, mappings: impl Iterator<Item = &'a Mapping>) -> Vec<u64> {
         let used: HashSet<ObjectKey> = mappings.filter_map(ObjectKey::of).collect();
@@ -142,6 +165,7 @@ impl Objects {
         for number in &gone {
             self.records.remove(number);
             self.files.remove(number);
+            self.held.remove(number);
         }
         gone
     }
@@ -213,6 +237,13 @@ fn executable_key<'a>(
         let mut named = mapped.filter(|(key, name)| key.inode == wanted.inode && Path::new(name) == path);
         named.next().map(keys)
     })
+}
+
+/// Reports whether less than half of the descriptors that this process may have are in use. The kernel assigns the
+/// lowest free number.
+fn leaves_room(file: &OwnedFd) -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.is_none_or(|limit| (file.as_raw_fd() as u64) < limit / 2)
 }
 
 /// Reports whether an opened file is certainly not the object of this key. If the devices differ, the result

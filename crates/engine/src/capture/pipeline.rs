@@ -12,6 +12,7 @@ use std::marker::PhantomData;
 use std::time::SystemTime;
 
 use model::Pid;
+use resource::state;
 use sys::clock::{Clock, Stopwatch};
 use tracee::{Freezer, StoppedTree, Urgent};
 
@@ -217,12 +218,19 @@ impl Held {
         Ok(())
     }
 
-    /// Kills every process of the subject. Returns when all processes have ended.
+    /// Kills every process of the subject. Returns when all processes have ended. Objects outside the image, for
+    /// example mutexes in shared files, stay as they were in the stop.
     ///
     /// # Errors
     ///
     /// Returns an error if a process cannot be killed.
     pub fn kill(self) -> Result<()> {
+        for thread in self.tree.processes.iter().flat_map(|process| &process.threads) {
+            for kind in state::REGISTRY {
+                // The subject ends in any case. After an error, the restore finds a changed object and refuses it.
+                let _ = kind.before_kill(thread.pid(), thread.tid());
+            }
+        }
         Ok(self.tree.kill()?)
     }
 }

@@ -8,8 +8,8 @@ use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 
 use image::{Extent, Source, SpaceId};
-use model::{Address, AddressRange, ByteCount, Pid};
-use resource::memory;
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
+use resource::memory::{self, AreaRecord};
 use store::{ImageReader, LoadedRun};
 use sys::Error;
 use sys::process_memory::{self, RANGES_PER_CALL};
@@ -25,10 +25,12 @@ use crate::records::object_space;
 /// The number of threads that fill memory.
 pub(super) const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
 const PROT_WRITE: u32 = 2;
+/// The instruction `int3` of x86.
+const BREAKPOINT: u8 = 0xcc;
 /// The maximum number of zero bytes in one write. An extent (a run of pages in the image) can have any length.
 const CLEARED_BYTES: ByteCount = ByteCount(1 << 20);
 
-pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &OpenFiles) -> Result<()> {
+pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &mut OpenFiles) -> Result<()> {
     for object in &plan.objects {
         let extents = reader.index().of_space(object_space(object.id));
         let file = open.object(object.id)?;
@@ -45,6 +47,7 @@ pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &OpenFiles) 
             Ok::<(), EngineError>(())
         })?;
     }
+    open.close_writers_of_executables(plan);
     Ok(())
 }
 
@@ -95,15 +98,15 @@ fn fill(targets: &[(SpaceId, Target<'_>)], fresh: &FreshMemory, run: &LoadedRun<
         if pid != Some(target.process.pid) || pieces.len() >= RANGES_PER_CALL {
             flush(pid.replace(target.process.pid), &mut pieces)?;
         }
-        target.each_part(extent.range(), bytes, |at, bytes, writable| {
+        target.each_part(extent.range(), bytes, |at, bytes, area| {
             if fresh.fill(target.process.pid, at, bytes)? {
                 return Ok(());
             }
-            if writable {
+            if area.protection & PROT_WRITE != 0 {
                 pieces.push((at, bytes));
                 return Ok(());
             }
-            target.memory.write(at, bytes)
+            target.write_protected(at, bytes, area)
         })?;
     }
     flush(pid, &mut pieces)
@@ -115,6 +118,11 @@ fn flush(pid: Option<Pid>, pieces: &mut Vec<(Address, &[u8])>) -> Result<()> {
     }
     pieces.clear();
     Ok(())
+}
+
+/// Reports whether each difference between two pages is a breakpoint in one of them.
+fn differs_in_breakpoints_only(one: &[u8], other: &[u8]) -> bool {
+    one.iter().zip(other).all(|(one, other)| one == other || *one == BREAKPOINT || *other == BREAKPOINT)
 }
 
 fn target_of<'a, 'b>(targets: &'b [(SpaceId, Target<'a>)], space: SpaceId) -> Result<&'b Target<'a>> {
@@ -141,22 +149,47 @@ fn check_spaces(reader: &ImageReader, plan: &Plan) -> Result<()> {
 impl Target<'_> {
     /// Writes bytes to a range that can span several areas (mappings).
     pub(super) fn write(&self, range: AddressRange, bytes: &[u8]) -> Result<()> {
-        self.each_part(range, bytes, |at, bytes, writable| {
-            if writable {
+        self.each_part(range, bytes, |at, bytes, area| {
+            if area.protection & PROT_WRITE != 0 {
                 process_memory::write(self.process.pid, at, bytes)
             } else {
-                self.memory.write(at, bytes)
+                self.write_protected(at, bytes, area)
             }
         })
     }
 
+    /// Writes bytes to memory that is not writable. Leaves out each page of code that differs from its file only in
+    /// breakpoints. A tool has set such a breakpoint from outside (uprobes of tracefs, perf and BPF), and without the
+    /// tool, the breakpoint would kill the program. While the tool is active, the kernel sets its breakpoints again in
+    /// each new mapping of the file.
+    fn write_protected(
+        &self,
+        at: Address,
+        bytes: &[u8],
+        area: &AreaRecord,
+    ) -> std::result::Result<(), Error> {
+        if !area.is_code_of_file() {
+            return self.memory.write(at, bytes);
+        }
+        let mut now = [0; PAGE_BYTES as usize];
+        for (index, page) in bytes.chunks(now.len()).enumerate() {
+            let at = at + ByteCount(index as u64 * PAGE_BYTES);
+            let now = &mut now[..page.len()];
+            let is_known = self.memory.read(at, now).is_ok();
+            if !is_known || !differs_in_breakpoints_only(page, now) {
+                self.memory.write(at, page)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Splits the bytes of a range at the borders of areas. Calls `step` for each part, with its address, its
-    /// bytes, and whether its area is writable.
+    /// bytes, and its area.
     fn each_part<'b>(
         &self,
         range: AddressRange,
         bytes: &'b [u8],
-        mut step: impl FnMut(Address, &'b [u8], bool) -> std::result::Result<(), Error>,
+        mut step: impl FnMut(Address, &'b [u8], &AreaRecord) -> std::result::Result<(), Error>,
     ) -> Result<()> {
         let areas = &self.process.areas;
         let first = areas.partition_point(|area| area.end <= range.start.get());
@@ -167,7 +200,7 @@ impl Target<'_> {
             }
             let end = area.range().end.min(range.end);
             let part = (start - range.start).get() as usize..(end - range.start).get() as usize;
-            step(start, &bytes[part], area.protection & PROT_WRITE != 0)?;
+            step(start, &bytes[part], area)?;
             start = end;
         }
         if start < range.end {

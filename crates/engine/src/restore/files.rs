@@ -11,6 +11,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Inode, Pid};
 use resource::fd::{self, Connections, FdConnect, FdCreate, FdKind, FdRecord, Kept, Vacated};
@@ -54,6 +55,18 @@ impl OpenFiles {
         self.objects.get(&id).ok_or_else(|| EngineError::Incomplete(format!("object {id} is missing")))
     }
 
+    /// Closes the descriptors that can write to an executable. The image contains the content of an executable whose
+    /// name was removed, so the file was open for writing until now. The kernel accepts no such file as executable.
+    /// Must be called after the content was written, and before a process inherits the descriptors.
+    pub(super) fn close_writers_of_executables(&mut self, plan: &Plan) {
+        for process in plan.living() {
+            let id = process.message.executable;
+            if let Some(reader) = self.readable.remove(&id) {
+                self.objects.insert(id, reader);
+            }
+        }
+    }
+
     /// Closes all descriptors after a successful restore, and keeps the objects that were created for the tree.
     pub(super) fn complete(mut self, shared: Shared) {
         self.unfinished.0.clear();
@@ -73,6 +86,9 @@ pub(super) struct Given {
     pub(super) inherited: Vec<(u64, Inode, OwnedFd)>,
     pub(super) held: Vec<OwnedFd>,
     pub(super) kept: Kept,
+    pub(super) mapped: Vec<Arc<OwnedFd>>,
+    /// Whether written files are found by their paths only.
+    pub(super) prefers_paths: bool,
     pub(super) covered: Covered,
     pub(super) connections_lost: bool,
 }
@@ -83,12 +99,14 @@ pub(super) struct Given {
 /// thus not made if one of these descriptions is refused.
 pub(super) fn open(
     plan: &Plan,
-    given: Given,
+    mut given: Given,
     shared: &mut Shared,
     rollback: Option<Rollback>,
 ) -> Result<OpenFiles> {
     let limit = RaisedLimit::new();
-    let holders = Holders::of(plan)?;
+    let mapped = std::mem::take(&mut given.mapped);
+    let opener = Opener::default().holding(mapped.into()).preferring_paths(given.prefers_paths);
+    let holders = Holders::of(plan, opener)?;
     let unfinished = Unfinished(plan.objects.clone());
     let above = plan.highest_descriptor() + 1;
     let mut objects = HashMap::new();
@@ -179,17 +197,30 @@ fn kind_of(object: &ObjectRecord) -> Result<&'static dyn MemoryKind> {
         .ok_or_else(|| EngineError::UnknownRecord { kind: object.kind.clone(), version: object.version })
 }
 
-/// Opens the existing files that the program maps, and closes them again. An error is ignored if the rollback may
-/// change the file.
+/// Checks that the existing files that the program maps can be found. An error is ignored if the rollback may change the
+/// file.
 fn check_objects(plan: &Plan, holders: &Holders, rollback: &Rollback) -> Result<()> {
     for object in &plan.objects {
         let kind = kind_of(object)?;
-        if kind.only_opens()
-            && let Err(error) = kind.open(object, holders.object(object.id))
+        if let Err(error) = kind.check_file(object, holders.object(object.id))
             && !kind.label(object).is_some_and(|path| rollback.may_change(Path::new(&path)))
         {
             return Err(error.into());
         }
+    }
+    Ok(())
+}
+
+/// Checks that the files of all objects and descriptions of a plan can be found. Opens and creates nothing.
+pub(super) fn check(plan: &Plan) -> Result<()> {
+    let holders = Holders::of(plan, Opener::default().needing_names(true))?;
+    for object in &plan.objects {
+        if let Some(kind) = memory::kind_named(&object.kind) {
+            kind.check_file(object, holders.object(object.id))?;
+        }
+    }
+    for (kind, records) in records_of_kinds(plan, &holders) {
+        kind.check_files(&records)?;
     }
     Ok(())
 }
@@ -321,14 +352,14 @@ pub(super) struct Holders {
 }
 
 impl Holders {
-    /// Finds the holders of each object and description of an image. Fails if a record of credentials cannot be
-    /// decoded.
-    pub(super) fn of(plan: &Plan) -> Result<Self> {
+    /// Finds the holders of each object and description of an image. The openers have the settings of `finding`, which
+    /// has no holders. Fails if a record of credentials cannot be decoded.
+    fn of(plan: &Plan, finding: Opener) -> Result<Self> {
         let mut rights = HashMap::new();
         for process in plan.living() {
             rights.extend(rights_of(process)?.map(|rights| (process.pid, rights)));
         }
-        let mut openers = Openers { rights, made: HashMap::new() };
+        let mut openers = Openers { rights, finding, made: HashMap::new() };
         let mut descriptions: HashMap<u32, BTreeSet<Pid>> = HashMap::new();
         let mut objects: HashMap<u64, BTreeSet<Pid>> = HashMap::new();
         let mut processes = HashMap::new();
@@ -371,6 +402,8 @@ impl Holders {
 /// The openers that exist already, one for each set of processes.
 struct Openers {
     rights: HashMap<Pid, FileRights>,
+    /// An opener without holders.
+    finding: Opener,
     made: HashMap<BTreeSet<Pid>, Opener>,
 }
 
@@ -379,7 +412,8 @@ impl Openers {
         if let Some(made) = self.made.get(&holders) {
             return Ok(made.clone());
         }
-        let opener = Opener::new(holders.iter().filter_map(|pid| self.rights.get(pid).cloned()))?;
+        let opener =
+            self.finding.clone().with(holders.iter().filter_map(|pid| self.rights.get(pid).cloned()))?;
         self.made.insert(holders, opener.clone());
         Ok(opener)
     }

@@ -28,6 +28,8 @@ const MADV_GUARD_INSTALL: u64 = 102;
 const LAYOUT_BYTES: usize = 104;
 const LAYOUT_ADDRESSES: usize = 11;
 const NO_DESCRIPTOR: u64 = u64::MAX;
+const PROT_READ: u32 = 1;
+const PROT_WRITE: u32 = 2;
 
 pub(super) fn lay_out(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
     let scratch = built.scratch;
@@ -90,13 +92,19 @@ fn map(area: &AreaRecord, open: &OpenFiles, target: &mut BuiltProcess) -> Result
     };
     let range = area.range();
     let flags = memory::map_flags(area);
-    let protection = u64::from(area.protection);
+    // A private mapping that was writable once stays so accounted. The next checkpoint recognizes it by that.
+    let first = if area.code_was_writable { PROT_READ | PROT_WRITE } else { area.protection };
+    let protection = u64::from(first);
     let offset = if area.object == 0 { 0 } else { area.offset };
     let call = [range.start.get(), range.len().get(), protection, flags, descriptor, offset];
     let (stub, memory) = target.leader();
     let at = Address(stub.call(nr::MMAP, call)?);
     if at != range.start {
         return Err(EngineError::NotBuildable(format!("area {range} could not be placed")));
+    }
+    if first != area.protection {
+        let call = [range.start.get(), range.len().get(), u64::from(area.protection), 0, 0, 0];
+        stub.call(nr::MPROTECT, call)?;
     }
     if !area.name.is_empty() {
         let mut name = area.name.clone().into_bytes();

@@ -25,7 +25,8 @@ mod tree;
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use model::{Inode, Pid, Signal};
 use resource::Shared;
@@ -75,6 +76,9 @@ pub struct RestoreOptions {
     /// TCP connections to peers outside the subject that were kept open (`Taken::connections`). A connection comes
     /// back unchanged if the program has neither read from nor written to the connection since the checkpoint.
     pub kept: Kept,
+    /// Program files, libraries and other mapped files that this process has kept open since the checkpoint
+    /// (`Taken::mapped`). A restore finds such a file even if its name was removed or now leads to another file.
+    pub mapped: Vec<Arc<OwnedFd>>,
     /// How the restore treats regular files that the subject can write.
     pub files: Files,
     /// Whether the subject has died in a crash. If true, the TCP connections of the subject are lost, except the
@@ -153,6 +157,18 @@ pub fn check_records(records: image::RecordSet) -> Result<()> {
     Plan::read(records).map(drop)
 }
 
+/// Makes the checks of a restore on the records of a subject that is stopped and not yet killed: decodes the records,
+/// compares the files, and looks for the files that the restore would open. Creates and changes nothing. The pids are
+/// not checked, because the subject still has them. The subject was captured at `time`.
+pub(crate) fn check_restorable(records: image::RecordSet, time: SystemTime) -> Result<()> {
+    let plan = Plan::read(records)?;
+    plan.check_kernel()?;
+    // A file to which another process appends is no reason against the restore. The restore cuts it back.
+    let accept = Aside::new(|| Ok(()), |_, _, _, _| Ok(()));
+    Compared::compare(&plan, time, Files { aside: Some(accept), ..Files::default() }, None)?;
+    files::check(&plan)
+}
+
 /// Returns the regular files that an image has recorded.
 ///
 /// # Errors
@@ -219,6 +235,8 @@ fn given(options: &mut RestoreOptions) -> files::Given {
         inherited: std::mem::take(&mut options.inherited),
         held: std::mem::take(&mut options.held),
         kept: std::mem::take(&mut options.kept),
+        mapped: std::mem::take(&mut options.mapped),
+        prefers_paths: options.files.policy == FilePolicy::Keep,
         covered: options.files.covered.clone(),
         connections_lost: options.connections_lost,
     }
@@ -262,7 +280,7 @@ fn restore_with(
     finish::prepare(&plan)?;
     let mut shared = Shared::default();
     let mut open = files::open(&plan, given, &mut shared, rollback)?;
-    content::fill_objects(&reader, &plan, &open)?;
+    content::fill_objects(&reader, &plan, &mut open)?;
     phases.open = lap.lap();
     let mut built = tree::build(&plan, &open, options.watch)?;
     layout::lay_out(&plan, &open, &mut built)?;

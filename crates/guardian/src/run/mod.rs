@@ -15,6 +15,7 @@ mod departed;
 mod guard;
 mod launch;
 mod leftovers;
+mod mapped_files;
 mod output;
 mod reasons;
 mod rebuild;

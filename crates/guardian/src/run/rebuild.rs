@@ -27,6 +27,7 @@ use sys::clock::{Clock, Deadline};
 use super::channels::ComponentChannels;
 use super::launch::Launch;
 use super::leftovers::{Owner, ProcessReaper};
+use super::mapped_files::MappedFiles;
 use super::requests::VARIABLE;
 use super::watching::{BEGINNING, Watching};
 use crate::aside::Parts;
@@ -83,6 +84,8 @@ pub(super) struct Rebuild {
     /// The watch over the files of the subject. `None` if files are not rolled back.
     pub(super) watching: Option<Arc<Watching>>,
     pub(super) foreground: SharedForeground,
+    /// The mapped files that the checkpoints need.
+    pub(super) mapped: MappedFiles,
 }
 
 /// A subject that runs again.
@@ -204,6 +207,7 @@ impl Rebuild {
                 inherited: self.streams.duplicates()?,
                 held: channels.map(ComponentChannels::kept).transpose()?.unwrap_or_default(),
                 kept: kept.clone(),
+                mapped: self.mapped.all(),
                 files: self.files(&parts, opened_later, covered.clone()),
                 connections_lost: true,
                 terminal: lock(&self.foreground).offer(),

@@ -71,6 +71,10 @@ impl FdKind for Deleted {
         crate::support::label::first_field(payload)
     }
 
+    fn check_files(&self, records: &[FdRecord]) -> Result<()> {
+        file_state::check_files(NAME, records)
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         file_state::create(NAME, records, context)
     }

@@ -9,6 +9,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use prost::Message;
 use rustix::fs::{FileType, RawDir, Stat};
@@ -20,7 +21,7 @@ use super::regular::belongs_to_process;
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
-use crate::opener::Refusal;
+use crate::opener::{Found, Refusal};
 use crate::support::file_system::is_pseudo;
 use crate::support::identity::Identity;
 use crate::support::nameless::Removed;
@@ -97,6 +98,16 @@ impl FdKind for Directory {
         crate::support::label::first_field(payload)
     }
 
+    fn check_files(&self, records: &[FdRecord]) -> Result<()> {
+        for record in records {
+            let payload: DirectoryPayload = crate::error::decode(NAME, &record.payload)?;
+            if payload.removed.is_none() {
+                find(record, &payload, &path::from_bytes(&payload.path))?;
+            }
+        }
+        Ok(())
+    }
+
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         for record in records {
             let payload: DirectoryPayload = crate::error::decode(NAME, &record.payload)?;
@@ -157,16 +168,22 @@ impl FdCapture for DirectoryCapture {
 
 fn open(record: &FdRecord, payload: &DirectoryPayload) -> Result<OwnedFd> {
     let path = path::from_bytes(&payload.path);
-    let cannot = |refusal: Refusal| {
-        let usual = "create the directory, or restore on the machine that has it";
-        refusal.of(&path, "the program has this directory open", usual)
-    };
-    let found = record.opener.find(&path, payload.identity).map_err(cannot)?;
-    let stat = found.stat().map_err(cannot)?;
+    let found = find(record, payload, &path)?;
+    found.open(opening::flags_for(record.flags)).map_err(|refusal| cannot(&path, &refusal))
+}
+
+fn find<'a>(record: &'a FdRecord, payload: &DirectoryPayload, path: &'a Path) -> Result<Found<'a>> {
+    let found = record.opener.find(path, payload.identity).map_err(|refusal| cannot(path, &refusal))?;
+    let stat = found.stat().map_err(|refusal| cannot(path, &refusal))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        return Err(cannot(Refusal::Failed(rustix::io::Errno::NOTDIR.into())));
+        return Err(cannot(path, &Refusal::Failed(rustix::io::Errno::NOTDIR.into())));
     }
-    found.open(opening::flags_for(record.flags)).map_err(cannot)
+    Ok(found)
+}
+
+fn cannot(path: &Path, refusal: &Refusal) -> ResourceError {
+    let usual = "create the directory, or restore on the machine that has it";
+    refusal.of(path, "the program has this directory open", usual)
 }
 
 /// Reads the first entries of a directory before the position is set.

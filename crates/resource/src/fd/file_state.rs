@@ -22,8 +22,9 @@ use super::nameless::{Nameless, NamelessCapture, NamelessFiles};
 use super::scope::CaptureScope;
 use super::tmpfs_content::{SavedFile, TmpfsCapture, WrittenFiles};
 use crate::error::{ResourceError, Result};
-use crate::opener::Refusal;
+use crate::opener::{Found, Refusal};
 use crate::support::file_system::is_pseudo_type;
+use crate::support::finding::Handle;
 use crate::support::identity::{FORMAT_MASK, Identity};
 use crate::support::inherited::Inherited;
 use crate::support::opening::{self, may_write};
@@ -62,6 +63,9 @@ pub(super) struct FilePayload {
     /// The content of a named tmpfs file, if the image contains it. Set in one record per file.
     #[prost(message, optional, tag = "21")]
     saved: Option<SavedFile>,
+    /// The handle of the file. `None` if the file system has no handles, and in images of earlier versions.
+    #[prost(message, optional, tag = "22")]
+    handle: Option<Handle>,
 }
 
 impl FilePayload {
@@ -81,6 +85,7 @@ pub(super) struct FileCapture {
     inherited: bool,
     nameless: NamelessCapture,
     identity: Identity,
+    handle: Option<Handle>,
     tmpfs: Option<TmpfsCapture>,
 }
 
@@ -96,6 +101,7 @@ impl FileCapture {
             inherited: scope.is_inherited(&description.stat),
             nameless: NamelessCapture::new(description, scope)?,
             identity: Identity::with(description, &description.stat),
+            handle: Handle::of(description),
             tmpfs: TmpfsCapture::new(description, system.f_type, scope)?,
         })
     }
@@ -160,6 +166,7 @@ impl FdCapture for FileCapture {
             nameless,
             identity: Some(self.identity),
             saved,
+            handle: self.handle.clone(),
         };
         Ok(payload.encode_to_vec())
     }
@@ -215,22 +222,42 @@ fn seek_behind_others(file: &OwnedFd, record: &FdRecord) -> Result<()> {
     Ok(())
 }
 
+/// Checks that the files with a name can be found. Opens nothing.
+pub(super) fn check_files(kind: &'static str, records: &[FdRecord]) -> Result<()> {
+    for record in records {
+        let payload: FilePayload = crate::error::decode(kind, &record.payload)?;
+        if payload.nameless.is_none() && payload.saved.is_none() && !payload.inherited {
+            find(record, &payload, &path::from_bytes(&payload.path))?;
+        }
+    }
+    Ok(())
+}
+
 fn open(record: &FdRecord, payload: &FilePayload) -> Result<OwnedFd> {
     let path = path::from_bytes(&payload.path);
-    let cannot = |refusal: Refusal| {
-        refusal.of(
-            &path,
-            "the program has this file open",
-            "restore the file from a backup, or restore on the machine that has it",
-        )
-    };
-    let found = record.opener.find(&path, Some(payload.identity())).map_err(cannot)?;
-    let stat = found.stat().map_err(cannot)?;
+    let found = find(record, payload, &path)?;
+    found.open(opening::flags_for(record.flags)).map_err(|refusal| cannot(&path, &refusal))
+}
+
+/// Finds a file by its identity, else by its path.
+fn find<'a>(record: &'a FdRecord, payload: &FilePayload, path: &'a Path) -> Result<Found<'a>> {
+    let (identity, handle) = (Some(payload.identity()), payload.handle.as_ref());
+    let found = record.opener.find_anywhere(path, identity, handle, may_write(record.flags));
+    let found = found.map_err(|refusal| cannot(path, &refusal))?;
+    let stat = found.stat().map_err(|refusal| cannot(path, &refusal))?;
     if stat.st_mode & FORMAT_MASK != payload.format {
         let why = "it is no longer a file of the same type".to_owned();
-        return Err(refused(&path, why, "put the file back as it was at the checkpoint"));
+        return Err(refused(path, why, "put the file back as it was at the checkpoint"));
     }
-    found.open(opening::flags_for(record.flags)).map_err(cannot)
+    Ok(found)
+}
+
+fn cannot(path: &Path, refusal: &Refusal) -> ResourceError {
+    refusal.of(
+        path,
+        "the program has this file open",
+        "restore the file from a backup, or restore on the machine that has it",
+    )
 }
 
 fn refused(path: &Path, why: String, fix: &str) -> ResourceError {

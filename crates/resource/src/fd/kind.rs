@@ -185,6 +185,13 @@ pub trait FdKind: Sync {
     /// is opened or created.
     fn check(&self, version: u32, payload: &[u8]) -> Result<()>;
 
+    /// Checks that `create` would find the files of these records. Opens and creates nothing. Called before a checkpoint
+    /// ends the subject.
+    fn check_files(&self, records: &[FdRecord]) -> Result<()> {
+        let _ = records;
+        Ok(())
+    }
+
     /// Returns a path, addresses or a name by which a user recognizes the object. Returns `None` if the kind alone
     /// describes the object. The caller passes only a `payload` that `check` has accepted.
     fn label(&self, payload: &[u8]) -> Option<String> {

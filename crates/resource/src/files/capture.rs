@@ -27,6 +27,8 @@ use crate::fd::envelope::Envelope;
 use crate::memory::ObjectKey;
 use crate::support::content::DATA_BYTES_MAX;
 use crate::support::file_system::is_pseudo;
+use crate::support::finding::Handle;
+use crate::support::identity::Identity;
 use crate::support::opening::{self, is_path_only, may_read, may_write};
 use crate::support::path::{Link, Name};
 use crate::support::tmpfs;
@@ -105,7 +107,7 @@ impl FileStates {
         let Name::Live(path) = Name::new(self.link.bytes(), &stat) else { return Ok(()) };
         let appends = appends_only(envelope.flags, envelope.position, stat.st_size as u64);
         let ends = if appends && !leased { self.ends(description, envelope.flags, &stat) } else { None };
-        let record = self.record(&path, &stat);
+        let record = self.record(&path, &stat, file);
         record.in_place |= !appends;
         record.positioned |= envelope.flags & OFlags::APPEND.bits() == 0;
         record.inherited |= inherited;
@@ -150,7 +152,7 @@ impl FileStates {
         }
         let content = sample::content(file.as_fd(), stat.st_size as u64);
         let is_only_mapped = !self.found.contains_key(&key);
-        let record = self.record(path, &stat);
+        let record = self.record(path, &stat, file.as_fd());
         record.mapped = true;
         record.whole = content.as_deref().map(sample::sum);
         if is_only_mapped {
@@ -198,7 +200,7 @@ impl FileStates {
     }
 
     /// Returns the record of a file. If the file has no record yet, creates the record.
-    fn record(&mut self, path: &Path, stat: &Stat) -> &mut FileRecord {
+    fn record(&mut self, path: &Path, stat: &Stat, file: BorrowedFd<'_>) -> &mut FileRecord {
         let times_are_coarse = self.clock.is_coarse_for(stat);
         let ended = self.ends_subject;
         self.found.entry((stat.st_dev, Inode(stat.st_ino))).or_insert_with(|| FileRecord {
@@ -211,6 +213,8 @@ impl FileStates {
             changed_ns: stat.st_ctime_nsec,
             times_are_coarse,
             ended,
+            identity: ended.then(|| Identity::with(file, stat)),
+            handle: if ended { Handle::of(file) } else { None },
             ..FileRecord::with_path(path)
         })
     }

@@ -18,7 +18,7 @@ use super::cut::Cut;
 use super::directory::{DirectoryRecord, Neighbours};
 use super::record::FileRecord;
 use super::sample;
-use crate::support::opening;
+use crate::support::{finding, opening};
 
 /// The moment of a checkpoint.
 #[derive(Clone, Copy, Debug)]
@@ -252,8 +252,15 @@ struct Seen<'a> {
 impl<'a> Seen<'a> {
     fn open(path: &Path, record: &'a FileRecord) -> Self {
         const NAMED: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-        let found = rustix::fs::open(path, NAMED, Mode::empty())
-            .and_then(|file| rustix::fs::fstat(&file).map(|stat| (file, stat)));
+        let with_stat = |file: OwnedFd| rustix::fs::fstat(&file).map(|stat| (file, stat));
+        let named = rustix::fs::open(path, NAMED, Mode::empty()).and_then(with_stat);
+        let is_it = |(_, stat): &(OwnedFd, Stat)| record.is_file(stat.st_dev, stat.st_ino);
+        let found = if named.as_ref().is_ok_and(is_it) {
+            named
+        } else {
+            let moved = renamed(path, record).and_then(|file| with_stat(file).ok());
+            moved.filter(|(_, stat)| stat.st_nlink > 0).map_or(named, Ok)
+        };
         let errno = found.as_ref().err().copied().unwrap_or(rustix::io::Errno::NOENT);
         Self { record, file: found.ok(), errno, reader: None }
     }
@@ -267,6 +274,12 @@ impl<'a> Seen<'a> {
         }
         self.reader.as_ref()
     }
+}
+
+/// Finds a file that was renamed after the checkpoint had killed the program. Another program has renamed the file, for
+/// example to rotate a log.
+fn renamed(path: &Path, record: &FileRecord) -> Option<OwnedFd> {
+    finding::by_identity(path, record.identity?, record.handle.as_ref(), &[])
 }
 
 impl Evidence for Seen<'_> {

@@ -5,6 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::support::finding::Handle;
+use crate::support::identity::Identity;
 use crate::support::path;
 
 /// The state of one file at a checkpoint, merged from all descriptors and mappings of the subject.
@@ -66,6 +68,12 @@ pub struct FileRecord {
     /// that the content is unchanged.
     #[prost(bool, tag = "18")]
     pub(super) durable: bool,
+    /// Identity and handle of the file, if the checkpoint killed the subject. The program then did not rename the file
+    /// itself, so a restore accepts the file under another name. `None` also in images of earlier versions.
+    #[prost(message, optional, tag = "19")]
+    pub(super) identity: Option<Identity>,
+    #[prost(message, optional, tag = "20")]
+    pub(super) handle: Option<Handle>,
 }
 
 /// The effect of a later change of a file on a restart.

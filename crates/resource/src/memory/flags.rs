@@ -11,7 +11,7 @@ use model::Pid;
 use tracee::procfs::{Mapping, MappingFlags, Protection};
 
 use super::kind::MappingOf;
-use super::record::{AreaRecord, NAMED_SHARED};
+use super::record::{AreaRecord, NAMED_SHARED, is_fixed_code};
 use crate::obstacle::Obstacle;
 
 const PROT_READ: u32 = 1;
@@ -192,8 +192,16 @@ impl AreaRecord {
             object,
             flags: kept(&mapping.flags),
             name: given.unwrap_or_default().to_owned(),
+            code_was_writable: object != 0 && !mapping.protection.shared && was_writable(mapping),
         }
     }
+}
+
+/// Reports whether code that is not writable now may have been writable. The kernel accounts private memory (`ac`) when
+/// the memory becomes writable for the first time, except memory without a reservation (`nr`).
+fn was_writable(mapping: &Mapping) -> bool {
+    let is_code = is_fixed_code(protection_bits(mapping.protection));
+    is_code && (mapping.flags.has("ac") || mapping.flags.has("nr"))
 }
 
 fn kept(flags: &MappingFlags) -> Vec<String> {

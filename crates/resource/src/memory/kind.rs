@@ -112,9 +112,18 @@ pub trait MemoryKind: Sync {
     /// `opener` opens files with the rights of the processes that mapped the object.
     fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd>;
 
-    /// Reports whether `open` only opens an existing file, and creates and changes nothing.
-    fn only_opens(&self) -> bool {
-        false
+    /// Checks that `open` would find the object, without opening or creating an object. Called before a checkpoint ends
+    /// the subject.
+    fn check_file(&self, record: &ObjectRecord, opener: &Opener) -> Result<()> {
+        let _ = (record, opener);
+        Ok(())
+    }
+
+    /// Opens the file of an object with O_PATH. While the descriptor is open, a restore finds the file, even if its name
+    /// is removed. Returns `None` if a restore needs no file, or if the path leads to another file.
+    fn hold(&self, record: &ObjectRecord) -> Option<OwnedFd> {
+        let _ = record;
+        None
     }
 
     /// Reports whether `open` creates a new object, and never opens an existing object. Only an object that this

@@ -53,8 +53,12 @@ impl MemoryKind for PrivateFile {
         source_file::open(NAME, record, Sameness::Content, opener)
     }
 
-    fn only_opens(&self) -> bool {
-        true
+    fn check_file(&self, record: &ObjectRecord, opener: &Opener) -> Result<()> {
+        source_file::check_file(NAME, record, Sameness::Content, opener)
+    }
+
+    fn hold(&self, record: &ObjectRecord) -> Option<OwnedFd> {
+        source_file::hold(NAME, record)
     }
 
     fn makes_objects(&self) -> bool {

@@ -44,6 +44,14 @@ impl ObjectKey {
     }
 }
 
+const PROT_WRITE: u32 = 2;
+const PROT_EXEC: u32 = 4;
+
+/// Reports whether memory with this protection can be executed and not written.
+pub(super) fn is_fixed_code(protection: u32) -> bool {
+    protection & (PROT_EXEC | PROT_WRITE) == PROT_EXEC
+}
+
 /// The record of one mapping in the image.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AreaRecord {
@@ -71,6 +79,10 @@ pub struct AreaRecord {
     /// The name given by PR_SET_VMA_ANON_NAME; empty for no name.
     #[prost(string, tag = "8")]
     pub name: String,
+    /// `true` for code of a file that is not writable now, and that the program could write before. Other code of a file
+    /// is changed only by tools: debuggers and kernel probes (uprobes).
+    #[prost(bool, tag = "9")]
+    pub code_was_writable: bool,
 }
 
 impl AreaRecord {
@@ -78,6 +90,12 @@ impl AreaRecord {
     #[must_use]
     pub fn range(&self) -> AddressRange {
         AddressRange::new(Address(self.start), Address(self.end))
+    }
+
+    /// Reports whether this is code of a private file mapping that the program itself could never change.
+    #[must_use]
+    pub fn is_code_of_file(&self) -> bool {
+        self.object != 0 && !self.shared && is_fixed_code(self.protection) && !self.code_was_writable
     }
 
     /// Reports whether the record contains a flag.

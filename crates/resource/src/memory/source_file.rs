@@ -1,11 +1,12 @@
 //! The file of a mapping: identifies the file, and compares the file with the checkpoint.
 //!
 //! Owns: the payload that identifies a file, and opening the file again.
-//! Invariants: a restore refuses a missing file, a file that has shrunk, and a changed file whose content must be
-//! unchanged. The error names the file.
+//! Invariants: the file is found by its identity before it is found by its path. A file counts as changed only after its
+//! content was compared, if the record has a fingerprint. A restore refuses a missing file, a file that has shrunk, and
+//! a changed file whose content must be unchanged. The error names the file.
 //! Does not: save the content of the file.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, major, minor};
@@ -14,8 +15,11 @@ use sys::Error;
 use super::kind::MappingOf;
 use super::record::ObjectRecord;
 use crate::error::{ResourceError, Result};
-use crate::opener::{Opener, Refusal};
+use crate::opener::{Found, Opener, Refusal};
+use crate::support::finding::Handle;
+use crate::support::fingerprint::Fingerprint;
 use crate::support::identity::Identity;
+use crate::support::opening;
 use tracee::procfs::Backing;
 
 /// The path of a file, with the attributes that identify the file.
@@ -34,6 +38,13 @@ struct SourceFile {
     /// The identity of the file; `None` in images of earlier versions.
     #[prost(message, optional, tag = "20")]
     identity: Option<Identity>,
+    /// The handle of the file. `None` if the file system has no handles, and in images of earlier versions.
+    #[prost(message, optional, tag = "21")]
+    handle: Option<Handle>,
+    /// The fingerprint of the content. `None` for a file that the program can change through the mapping, for a large
+    /// file without a build ID, and in images of earlier versions.
+    #[prost(message, optional, tag = "22")]
+    fingerprint: Option<Fingerprint>,
 }
 
 /// The required similarity of the file and its record.
@@ -72,28 +83,55 @@ pub(super) fn is_reachable(of: MappingOf<'_>) -> bool {
     }
 }
 
-/// Returns the identity of the mapped file, even if the path leads to another file. Without the right to inspect the
-/// mapped file, returns the identity of the file at the path.
-fn identity(of: MappingOf<'_>, path: &Path) -> Option<Identity> {
+/// Opens the mapped file with O_PATH, even if the path leads to another file. Without the right to inspect the mapped
+/// file, opens the file at the path.
+fn mapped_file(of: MappingOf<'_>, path: &Path) -> Option<OwnedFd> {
     let name =
         |place: &Path, flags| rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty());
-    let mapped = name(Path::new(&of.link()), OFlags::empty()).or_else(|_| name(path, OFlags::NOFOLLOW));
-    Identity::of(mapped.ok()?).ok()
+    name(Path::new(&of.link()), OFlags::empty()).or_else(|_| name(path, OFlags::NOFOLLOW)).ok()
+}
+
+/// Returns the fingerprint of a mapped file that the mapping cannot change.
+fn fingerprint(of: MappingOf<'_>, file: &OwnedFd, stat: &Stat) -> Option<Fingerprint> {
+    let is_changeable = of.mapping.protection.shared && of.mapping.flags.has("mw");
+    if is_changeable || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return None;
+    }
+    read_fingerprint(file, stat)
+}
+
+/// Reads the fingerprint of a regular file. The file may be an O_PATH descriptor.
+fn read_fingerprint(file: impl AsFd, stat: &Stat) -> Option<Fingerprint> {
+    let reader = opening::reopen(file, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK).ok()?;
+    Fingerprint::of(reader.as_fd(), stat.st_size as u64)
 }
 
 /// Returns the payload for a mapping's file, and the length of the file in bytes.
 pub(super) fn describe(of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
     let path = path(of);
     let stat = rustix::fs::stat(&path).map_err(|errno| Error::path("stat", &path, errno))?;
+    let file = mapped_file(of, &path);
     let source = SourceFile {
         path: path.display().to_string(),
         size: stat.st_size as u64,
         modified_s: stat.st_mtime,
         modified_ns: stat.st_mtime_nsec,
         mode: stat.st_mode,
-        identity: identity(of, &path),
+        identity: file.as_ref().and_then(|file| Identity::of(file).ok()),
+        handle: file.as_ref().and_then(Handle::of),
+        fingerprint: file.as_ref().and_then(|file| fingerprint(of, file, &stat)),
     };
     Ok((prost::Message::encode_to_vec(&source), source.size))
+}
+
+/// Opens the file of a mapping with O_PATH, if the path still leads to the file of the record.
+pub(super) fn hold(kind: &'static str, record: &ObjectRecord) -> Option<OwnedFd> {
+    let source: SourceFile = crate::error::decode(kind, &record.payload).ok()?;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(&source.path, flags, Mode::empty()).ok()?;
+    Identity::of(&file)
+        .is_ok_and(|found| source.identity.is_some_and(|own| own.is_that_of(&found)))
+        .then_some(file)
 }
 
 /// Compares the file of a record with the record, and opens the file.
@@ -104,16 +142,48 @@ pub(super) fn open(
     opener: &Opener,
 ) -> Result<OwnedFd> {
     let source: SourceFile = crate::error::decode(kind, &record.payload)?;
-    let path = Path::new(&source.path);
     let access = if record.writable { OFlags::RDWR } else { OFlags::RDONLY };
-    let cannot = |refusal: Refusal| {
-        let usual = "install the file, or restore on the machine that has it";
-        refusal.of(path, "the program maps this file", usual)
-    };
-    let found = opener.find(path, source.identity).map_err(cannot)?;
-    compare(&source, &found.stat().map_err(cannot)?, sameness)?;
+    let found = find(&source, record.writable, sameness, opener)?;
     // Another file at the path may be a named pipe or a device. O_NONBLOCK keeps the open from blocking.
-    found.open(access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY).map_err(cannot)
+    let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    found.open(flags).map_err(|refusal| cannot(&source, &refusal))
+}
+
+/// Checks that [`open`] would find the file. Opens nothing.
+pub(super) fn check_file(
+    kind: &'static str,
+    record: &ObjectRecord,
+    sameness: Sameness,
+    opener: &Opener,
+) -> Result<()> {
+    let source: SourceFile = crate::error::decode(kind, &record.payload)?;
+    find(&source, record.writable, sameness, opener).map(drop)
+}
+
+/// Finds the file by its identity, else by its path, and compares the file with the record.
+fn find<'a>(
+    source: &'a SourceFile,
+    writable: bool,
+    sameness: Sameness,
+    opener: &'a Opener,
+) -> Result<Found<'a>> {
+    let cannot = |refusal: Refusal| cannot(source, &refusal);
+    let path = Path::new(&source.path);
+    let found =
+        opener.find_anywhere(path, source.identity, source.handle.as_ref(), writable).map_err(cannot)?;
+    // Another file than the mapped one is right only if it has the same content. A file that the program can write is
+    // compared by `files`, as the operator has chosen.
+    let is_another = source.identity.is_some_and(|identity| !found.is(&identity));
+    let sameness =
+        if is_another && !writable && source.fingerprint.is_some() { Sameness::Content } else { sameness };
+    let stat = found.stat().map_err(cannot)?;
+    compare(source, &stat, sameness, || read_fingerprint(&found, &stat))?;
+    Ok(found)
+}
+
+fn cannot(source: &SourceFile, refusal: &Refusal) -> ResourceError {
+    let usual = "install the file, or restore on the machine that has it";
+    refusal.of(Path::new(&source.path), "the program maps this file", usual)
 }
 
 /// Checks that the payload of a record can be decoded.
@@ -121,7 +191,12 @@ pub(super) fn check(kind: &'static str, payload: &[u8]) -> Result<()> {
     crate::error::decode::<SourceFile>(kind, payload).map(drop)
 }
 
-fn compare(source: &SourceFile, stat: &Stat, sameness: Sameness) -> Result<()> {
+fn compare(
+    source: &SourceFile,
+    stat: &Stat,
+    sameness: Sameness,
+    now: impl FnOnce() -> Option<Fingerprint>,
+) -> Result<()> {
     let size = stat.st_size as u64;
     let modified = (stat.st_mtime, stat.st_mtime_nsec);
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -129,12 +204,19 @@ fn compare(source: &SourceFile, stat: &Stat, sameness: Sameness) -> Result<()> {
         let why = format!("the file shrank from {} to {size} bytes after the checkpoint", source.size);
         return Err(refused(&source.path, why, "put the file back as it was at the checkpoint"));
     }
-    let same = size == source.size && modified == (source.modified_s, source.modified_ns);
-    if sameness == Sameness::Content && is_file && !same {
-        let why = "the file was changed after the checkpoint, and the program's unchanged pages come from it";
-        return Err(refused(&source.path, why.to_owned(), "install the same version of the file"));
+    if sameness == Sameness::Identity || !is_file {
+        return Ok(());
     }
-    Ok(())
+    let has_same_times = size == source.size && modified == (source.modified_s, source.modified_ns);
+    let has_same_content =
+        || size == source.size && source.fingerprint.is_some() && now() == source.fingerprint;
+    if has_same_times || has_same_content() {
+        return Ok(());
+    }
+    let why = "the file was changed after the checkpoint, and the program's unchanged pages come from it";
+    let version = source.fingerprint.as_ref().map(|fingerprint| format!(" ({fingerprint})"));
+    let fix = format!("install the same version of the file{}", version.unwrap_or_default());
+    Err(refused(&source.path, why.to_owned(), &fix))
 }
 
 fn refused(path: impl AsRef<Path>, why: String, fix: &str) -> ResourceError {
@@ -153,7 +235,7 @@ mod tests {
             modified_s: stat.st_mtime,
             modified_ns: stat.st_mtime_nsec,
             mode: stat.st_mode,
-            identity: None,
+            ..SourceFile::default()
         };
         ObjectRecord { payload: prost::Message::encode_to_vec(&source), ..ObjectRecord::default() }
     }

@@ -318,6 +318,13 @@ pub trait StateKind: Sync {
     /// is opened or created.
     fn check(&self, version: u32, payload: &[u8]) -> Result<()>;
 
+    /// Removes effects that the end of a thread has on objects outside the image. Called for each captured thread, right
+    /// before the subject is killed. The image is already committed, so the subject is never resumed after this call.
+    fn before_kill(&self, pid: Pid, tid: Tid) -> Result<()> {
+        let _ = (pid, tid);
+        Ok(())
+    }
+
     /// Creates objects that must exist before the restore opens or creates any other object. Called once at a
     /// restore. `payloads` contains process, version and payload of each record of this kind.
     fn prepare(&self, payloads: &[(Pid, u32, &[u8])]) -> Result<()> {

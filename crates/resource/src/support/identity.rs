@@ -55,6 +55,12 @@ impl Identity {
         Self { device, inode, format: format.as_raw_mode(), birth_s: 0, birth_ns: 0 }
     }
 
+    /// Reports whether the identity contains a birth time. Without one, a new file with the inode number of a removed
+    /// file cannot be told apart from the removed file.
+    pub(crate) fn has_birth(&self) -> bool {
+        (self.birth_s, self.birth_ns) != (0, 0)
+    }
+
     /// Reports whether the file is a symbolic link.
     pub(crate) fn is_link(&self) -> bool {
         self.format == FileType::Symlink.as_raw_mode()

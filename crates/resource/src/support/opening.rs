@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use sys::{Error, Result};
 
 /// Flags of a saved description that only open(2) can set.
@@ -71,6 +71,19 @@ pub(crate) fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
     // The path is a symbolic link, which O_NOFOLLOW would refuse.
     let flags = flags - OFlags::NOFOLLOW;
     rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| Error::path("reopen", &path, errno))
+}
+
+/// Returns an O_PATH descriptor of the nearest directory above a path that exists. Follows no symbolic link.
+pub(crate) fn directory_above(path: &Path) -> std::result::Result<OwnedFd, rustix::io::Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut last = rustix::io::Errno::NOENT;
+    for above in path.ancestors().skip(1) {
+        match openat2(CWD, above, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+            Ok(found) => return Ok(found),
+            Err(errno) => last = errno,
+        }
+    }
+    Err(last)
 }
 
 /// Returns the path in `/proc` of a descriptor of this process.

@@ -92,6 +92,8 @@ pub struct Continuous {
 struct Found {
     /// Regular files that the subject may write.
     written: Vec<FileRecord>,
+    /// Mapped files that a restore needs.
+    mapped: Vec<Arc<OwnedFd>>,
     /// TCP connections that may stay open after the death of the subject.
     connections: Vec<Arc<OwnedFd>>,
     /// The last packet that was held before the pause.
@@ -351,7 +353,7 @@ impl Continuous {
         let Counts { rounds, precopied, residual, slices, .. } = self.spaces.counts;
         let arming = arming + std::mem::take(&mut self.aborted);
         let boundary = self.watched.take();
-        let Found { written: files, connections, held_through } = std::mem::take(&mut self.found);
+        let Found { written: files, mapped, connections, held_through } = std::mem::take(&mut self.found);
         self.before = Some(before);
         let taken = Taken {
             ticket,
@@ -363,6 +365,7 @@ impl Continuous {
             precopied,
             residual,
             files,
+            mapped,
             boundary,
             connections,
             held_through,
@@ -376,6 +379,7 @@ impl Continuous {
         let records = before.records()?;
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
         self.found.written = std::mem::take(&mut before.descriptors.files.written);
+        self.found.mapped = before.objects.hold_files();
         self.found.connections = before.descriptors.take_connections();
         self.found.held_through = before.descriptors.held_through();
         before.descriptors.forget();

@@ -41,6 +41,9 @@ pub struct Taken {
     pub residual: PageCount,
     /// Regular files that the subject may write, with their state in the pause.
     pub files: Vec<FileRecord>,
+    /// O_PATH descriptors of the program files, libraries and other mapped files that a restore needs. While the
+    /// descriptors are open, a restore finds the files, even if other files get their names.
+    pub mapped: Vec<Arc<OwnedFd>>,
     /// Whether files can be rolled back exactly to this checkpoint; `None` without a watch.
     pub boundary: Option<Boundary>,
     /// Idle TCP connections to processes outside the subject. A connection is idle if the subject has not

@@ -21,6 +21,7 @@ use super::super::claim::{Claim, UNDO_DIRECTORY};
 use super::super::connections::IdleConnections;
 use super::super::departed::Departed;
 use super::super::leftovers::{self, descendants};
+use super::super::mapped_files::MappedFiles;
 use super::super::output::HeldOutput;
 use super::super::rebuild::{Rebuild, Shared, spawn};
 use super::super::request::{Guarded, RunRequest};
@@ -98,6 +99,7 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
             policy,
             watching,
             foreground: Arc::new(Mutex::new(foreground)),
+            mapped: MappedFiles::default(),
             host,
         },
         request,

@@ -178,6 +178,7 @@ impl Guard {
         self.tree.known = descendants;
         self.report_departed(sequence, false);
         self.note_files(sequence, &taken.files);
+        self.rebuild.mapped.taken(sequence, taken.mapped);
         self.note_connections(sequence, taken.connections, taken.held_through);
         self.note_boundary(sequence, taken.boundary.as_ref());
         self.voice.record.facts.slices = SlicesReport::of(taken.slices);
@@ -217,6 +218,7 @@ impl Guard {
     }
 
     fn note_commit(&mut self, sequence: Sequence) {
+        self.rebuild.mapped.committed(sequence);
         // A restart forgets what such a checkpoint releases or confirms.
         let is_used = self.rebuild.watching.as_ref().is_none_or(|watching| watching.is_exact(sequence));
         if let Some(output) = &mut self.output {

@@ -106,7 +106,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
     let mut listeners = Vec::new();
     for (id, state) in &image.states {
         if let Some(listener) = &state.listener {
-            let kept = held_listener::take(context.held, state.family, &state.local());
+            let kept = held_listener::take(context.held, state.family, &state.local(), |_| true);
             let socket = kept.map_or_else(|| build_listener(state, listener), Ok)?;
             context.created.insert(*id, socket);
             listeners.push((*id, listener));

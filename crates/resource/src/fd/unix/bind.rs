@@ -18,6 +18,7 @@ use rustix::io::Errno as E;
 use sys::socket::{self, SocketAddress};
 use sys::{Errno, Error, working_directory};
 
+use super::super::held_listener;
 use super::super::socket_family::{AF_UNIX, SOCK_DGRAM};
 use super::state::{BoundFile, Place, is_path, show, text};
 use crate::error::{ResourceError, Result};
@@ -102,8 +103,13 @@ pub(super) fn bind_passing(
     bind(socket, name, file.filter(is_free))
 }
 
-/// Sets owner, mode and names of the files, after all connections were made. Removes files without a name.
-pub(super) fn finish(bound: impl Iterator<Item = Bound>, shared: &mut Shared) -> Result<()> {
+/// Sets owner, mode and names of the files, after all connections were made. Removes files without a name. A file of
+/// one of the `held` sockets, which were kept open for the program, is no file of another program.
+pub(super) fn finish(
+    bound: impl Iterator<Item = Bound>,
+    held: &[OwnedFd],
+    shared: &mut Shared,
+) -> Result<()> {
     for PrivateFile { private, inside, file, saved } in bound.filter_map(|one| one.file) {
         let Some((saved, first)) = saved.and_then(|saved| saved.first().map(|first| (saved, first))) else {
             continue;
@@ -116,17 +122,17 @@ pub(super) fn finish(bound: impl Iterator<Item = Bound>, shared: &mut Shared) ->
             let private = private_beside(other, Some(&saved))?;
             linkat(CWD, own_link(&file), private.directory(), LINK, AtFlags::SYMLINK_FOLLOW)
                 .map_err(|errno| Error::path("link", other.path(), errno))?;
-            shared.placed.push(put(private, Path::new(LINK), other)?);
+            shared.placed.push(put(private, Path::new(LINK), other, held)?);
         }
-        shared.placed.push(put(private, &inside, &first)?);
+        shared.placed.push(put(private, &inside, &first, held)?);
     }
     Ok(())
 }
 
-fn put(private: PrivateDirectory, from: &Path, place: &Place) -> Result<Placed> {
+fn put(private: PrivateDirectory, from: &Path, place: &Place, held: &[OwnedFd]) -> Result<Placed> {
     let path = place.path();
     let name = path.file_name().unwrap_or_default();
-    Placed::new(private, from, name, |old| may_replace(old, &path))
+    Placed::new(private, from, name, |old| may_replace(old, &path, held))
 }
 
 /// Creates the directories of a socket's address below a private directory, which serves as root directory for
@@ -182,8 +188,13 @@ fn may_differ(path: &Path, directory: &Stat, user: u32) -> bool {
         || path.ancestors().all(|one| above(one).is_ok_and(|stat| is_trusted(&stat)))
 }
 
-/// Permits replacing a file only if it is a socket file without a bound socket.
-fn may_replace(old: &OwnedFd, path: &Path) -> Result<()> {
+/// Permits replacing a file only if it is a socket file without a bound socket, or the file of a held socket. A held
+/// socket that was not taken has another type or another state than the socket of the checkpoint.
+fn may_replace(old: &OwnedFd, path: &Path, held: &[OwnedFd]) -> Result<()> {
+    let named = [path.to_owned()];
+    if held.iter().any(|socket| held_listener::has_its_file(socket, &named)) {
+        return Ok(());
+    }
     if !making::is_a(old.as_fd(), FileType::Socket) {
         return Err(refuse(
             path,

@@ -23,7 +23,7 @@ use super::super::kind::{FdCreate, FdRecord};
 use super::bind::{self, Bound, bind};
 use super::calls::{accept, connect_to, listen, new, pair, shut};
 use super::queue::{Route, fill};
-use super::state::{Listener, NAME, Peer, Queued, State, is_path, text};
+use super::state::{Listener, NAME, Peer, Queued, State, is_path};
 use crate::error::{ResourceError, Result};
 
 /// The backlog of a listener while the restore connects clients. At the end, the listener gets its saved backlog.
@@ -121,18 +121,17 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    /// Returns the kept listener of a socket. Returns `None` if no listener was kept, or if its path now leads to
-    /// another file.
+    /// Returns the kept listener of a socket. Returns `None` if no listener was kept, or if the names of its file now
+    /// lead to another file. Several listeners can have the same relative address, so the file is compared as well.
     fn take_kept(&mut self, id: DescriptionId) -> Option<OwnedFd> {
         let state = &self.states[&id];
         let local = state.local();
         if !state.is_named() {
             return None;
         }
-        let kept = held_listener::take(self.context.held, state.family, &local)?;
-        if is_path(&local) && !held_listener::has_its_file(&kept, text(&local)) {
-            return None;
-        }
+        let names = state.file_names();
+        let suits = |kept: &OwnedFd| !is_path(&local) || held_listener::has_its_file(kept, &names);
+        let kept = held_listener::take(self.context.held, state.family, &local, suits)?;
         self.names.insert(id, Bound::default());
         self.kept.insert(id);
         Some(kept)
@@ -411,7 +410,7 @@ impl Builder<'_, '_> {
         }
         let passed = self.passing.into_values().map(|(_, bound)| bound);
         let bound = self.names.into_values().chain(self.unowned).chain(passed);
-        bind::finish(bound, self.context.shared)
+        bind::finish(bound, self.context.held, self.context.shared)
     }
 
     fn connect_datagram(&self, socket: BorrowedFd<'_>, state: &State) -> Result<()> {

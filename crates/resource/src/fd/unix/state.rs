@@ -195,6 +195,16 @@ impl State {
         SocketAddress(self.local.clone())
     }
 
+    /// Returns the paths of the file to which the socket is bound: the names at the checkpoint. For a file without a
+    /// name, and for a file that is not known, returns the address.
+    pub(super) fn file_names(&self) -> Vec<PathBuf> {
+        let named = self.file.as_ref().filter(|file| !file.gone);
+        named.map_or_else(
+            || vec![path::from_bytes(text(&self.local()))],
+            |file| file.first().iter().chain(&file.others).map(Place::path).collect(),
+        )
+    }
+
     pub(super) fn is_named(&self) -> bool {
         self.local.len() > FAMILY_BYTES
     }

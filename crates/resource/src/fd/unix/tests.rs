@@ -454,6 +454,67 @@ fn a_failed_restore_puts_existing_files_back() {
     assert!(names_in(&path).is_empty());
 }
 
+/// Restores sockets while `held` sockets were kept open. Returns the new sockets, by the ids of `records`.
+fn restore_with_held(records: &[FdRecord], held: &mut Vec<OwnedFd>) -> HashMap<DescriptionId, OwnedFd> {
+    let (mut created, objects, mut shared) = (HashMap::new(), HashMap::new(), crate::Shared::default());
+    let mut context = FdCreate {
+        created: &mut created,
+        inherited: &[],
+        held,
+        covered: &Default::default(),
+        handed_on: &mut std::collections::HashSet::new(),
+        objects: &objects,
+        connections_lost: true,
+        kept: &super::super::kind::Kept::default(),
+        connections: &mut Default::default(),
+        shared: &mut shared,
+    };
+    Unix.create(records, &mut context).unwrap();
+    shared.keep();
+    created
+}
+
+/// Relative addresses do not tell two listeners apart. The files of the listeners do.
+#[test]
+fn held_listeners_with_relative_addresses_are_found_by_their_files() {
+    let _alone = alone();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let bind = |folder: &tempfile::TempDir| {
+        sys::working_directory::within(folder.path(), || UnixListener::bind("x")).unwrap().unwrap()
+    };
+    let listeners = folders.each_ref().map(bind);
+    let records = capture(&Unix, &describe_all(&listeners.each_ref().map(AsFd::as_fd)), false).unwrap();
+    let mut held: Vec<OwnedFd> = listeners.into_iter().rev().map(OwnedFd::from).collect();
+    let mut created = restore_with_held(&records, &mut held);
+    assert!(held.is_empty(), "a kept listener was not taken");
+    for (folder, record) in folders.iter().zip(&records) {
+        let listener = UnixListener::from(created.remove(&record.id).unwrap());
+        listener.set_nonblocking(true).unwrap();
+        let _client = UnixStream::connect(folder.path().join("x")).unwrap();
+        listener.accept().expect("the listener has the file of the other one");
+    }
+}
+
+/// A checkpoint between bind(2) and listen(2): the kept listener is the later state of the same socket.
+#[test]
+fn the_file_of_a_held_listener_does_not_refuse_the_socket_that_did_not_listen_yet() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap().join("x");
+    let address = sys::socket::SocketAddress(
+        [&1_u16.to_ne_bytes()[..], path.as_os_str().as_encoded_bytes(), b"\0"].concat(),
+    );
+    let socket = sys::socket::create(1, SOCK_STREAM, 0).unwrap();
+    sys::socket::bind(socket.as_fd(), &address).unwrap();
+    let records = capture(&Unix, &describe_all(&[socket.as_fd()]), false).unwrap();
+    rustix::net::listen(&socket, 1).unwrap();
+    let mut held = vec![socket];
+    let created = restore_with_held(&records, &mut held);
+    assert_eq!(held.len(), 1, "a listener is no socket that is only bound");
+    rustix::net::listen(&created[&records[0].id], 1).unwrap();
+    UnixStream::connect(&path).unwrap();
+}
+
 /// A held listener has its own waiting clients, so connections of the image must use another listener.
 #[test]
 fn clients_of_a_held_listener_are_not_given_to_old_connections() {
@@ -474,21 +535,8 @@ fn clients_of_a_held_listener_are_not_given_to_old_connections() {
         drop((gone, server));
         let mut waiting = UnixStream::connect_addr(&address).unwrap();
         waiting.write_all(b"new").unwrap();
-        let (mut created, objects, mut shared) = (HashMap::new(), HashMap::new(), crate::Shared::default());
         let mut held = vec![OwnedFd::from(listener)];
-        let mut context = FdCreate {
-            created: &mut created,
-            inherited: &[],
-            held: &mut held,
-            covered: &Default::default(),
-            handed_on: &mut std::collections::HashSet::new(),
-            objects: &objects,
-            connections_lost: true,
-            kept: &super::super::kind::Kept::default(),
-            connections: &mut Default::default(),
-            shared: &mut shared,
-        };
-        Unix.create(&records, &mut context).unwrap();
+        let mut created = restore_with_held(&records, &mut held);
         assert!(held.is_empty(), "the kept listener was not taken");
         let listener = UnixListener::from(created.remove(&records[0].id).unwrap());
         let (mut accepted, _) = listener.accept().unwrap();
