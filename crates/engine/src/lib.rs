@@ -31,7 +31,7 @@ pub use resource::fd::{Connections, Kept, Vacated};
 pub use resource::files::{ChangedFile, Covered, Effect, FileRecord};
 pub use restore::{
     Applied, Aside, FilePolicy, Files, FilterInstall, ImageDescriptor, ImageMapping, ImageProcess, Inventory,
-    PidPolicy, ProcessState, RestoreOptions, RestorePhases, Restored, apply, check_pids, check_records,
-    compare_files, inventory, recorded_files, restore, restore_lazily,
+    PidPolicy, PreparedRestore, ProcessState, RestoreOptions, RestorePhases, Restored, apply, check_pids,
+    check_records, inventory, recorded_files, restore, restore_lazily,
 };
 pub use undo::watch::Boundary;
