@@ -221,7 +221,7 @@ fn watch_with(place: &Path, bytes_max: ByteCount, cost_max: f64) -> (Watch, Path
     let start = Sequence(0);
     let apart_max = Duration::MAX;
     let options = WatchOptions { directory, bytes_max, cost_max, apart_max, start, clock: Clock::default() };
-    (Watch::start(options, ListenerHolder::start().unwrap()).unwrap(), root)
+    (Watch::start(options, ListenerHolder::start(|create| create()).unwrap()).unwrap(), root)
 }
 
 fn roll_back_incarnations(place: &Path, seed: u64) {

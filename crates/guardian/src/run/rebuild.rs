@@ -193,6 +193,8 @@ impl Rebuild {
     /// Takes the steps of a restore that change no file.
     fn prepare(&self, sequence: Sequence, spared: &HashSet<ProcessKey>) -> Result<PreparedRestore> {
         self.host.reaper.clear(self.owner, self.subject.pid(), &[], spared)?;
+        self.watching.as_ref().map_or(Ok(()), |watching| watching.watch.repair())?;
+        self.launch.channels.as_ref().map_or(Ok(()), ComponentChannels::repair)?;
         let reader = self.store.read(&self.store.get(&self.name, sequence)?)?;
         let prepared = PreparedRestore::read(reader)?;
         // The dead root keeps its pid until the restore needs the pid.
@@ -297,7 +299,7 @@ impl Rebuild {
 impl Rebuild {
     /// Returns the seccomp filter of a tree that is restored, if the tree needs a filter.
     fn filter(&self) -> Option<FilterInstall> {
-        let channels = || self.launch.channels.as_ref().and_then(ComponentChannels::filter);
+        let channels = || self.launch.channels.as_ref().map(ComponentChannels::filter);
         self.watching.as_deref().map(Watching::filter).or_else(channels)
     }
 

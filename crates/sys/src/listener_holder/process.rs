@@ -50,14 +50,28 @@ struct Held {
 /// holder.
 #[derive(Clone, Copy)]
 pub(super) struct Unanswered {
-    /// [`BUFFERS_MAX`] buffers, each with the notification that was received last.
-    pub(super) buffers: *const Notification,
+    /// [`BUFFERS_MAX`] buffers, each with the notification that was received last. One more buffer follows, for the
+    /// holder that answers calls after the death of the guardian.
+    pub(super) buffers: *mut Notification,
     /// [`HELD_CALLS_MAX`] ids of held calls. Zero means that the row is free.
     pub(super) calls: *const AtomicU64,
 }
 
+/// The descriptors that a holder keeps from the guardian.
+#[derive(Clone, Copy)]
+pub(super) struct Inherited {
+    /// A pidfd of the guardian.
+    pub(super) guardian: RawFd,
+    /// A pidfd of the elder: the other holder, if it lived at the creation of this holder.
+    pub(super) elder: Option<RawFd>,
+    /// One end of the socket pair.
+    pub(super) socket: RawFd,
+}
+
 struct Holder {
     guardian: RawFd,
+    /// A pidfd of the elder. Negative if there is no elder.
+    elder: RawFd,
     /// The open file `/proc/PID/stat` of the guardian. Negative if procfs is not available.
     stat: RawFd,
     /// The socket that listeners are received from. Negative after the other end was closed.
@@ -70,7 +84,7 @@ struct Holder {
 
 /// The result of a wait.
 struct Ready {
-    guardian: bool,
+    process: bool,
     socket: bool,
     listeners: [bool; HELD_MAX],
     /// Marks the listeners whose filter no task uses any more.
@@ -79,14 +93,16 @@ struct Ready {
 }
 
 /// Runs the holder until its end.
-pub(super) fn run(guardian: RawFd, socket: RawFd, unanswered: Unanswered) -> ! {
-    detach_from_guardian(guardian, socket);
+pub(super) fn run(kept: Inherited, unanswered: Unanswered) -> ! {
+    let Inherited { guardian, elder, socket } = kept;
+    detach_from_guardian(kept);
     let stat = open_stat_of_parent();
     let held = [const { None }; HELD_MAX];
     let (is_dismissed, is_orphaned) = (false, false);
-    let mut holder = Holder { guardian, stat, socket, held, unanswered, is_dismissed, is_orphaned };
+    let elder = elder.unwrap_or(-1);
+    let mut holder = Holder { guardian, elder, stat, socket, held, unanswered, is_dismissed, is_orphaned };
     holder.wait_for_the_end();
-    holder.take_over();
+    holder.mark_all();
     holder.serve();
     exit()
 }
@@ -133,9 +149,10 @@ fn exit() -> ! {
 
 /// Leaves the session and the working directory of the guardian, and closes the inherited descriptors. Blocks
 /// signals, so that only SIGKILL can end the holder.
-fn detach_from_guardian(guardian: RawFd, socket: RawFd) {
+fn detach_from_guardian(kept: Inherited) {
     let everything = u64::MAX;
-    let (low, high) = (guardian.min(socket) as u32, guardian.max(socket) as u32);
+    let mut kept = [kept.guardian, kept.elder.unwrap_or(kept.guardian), kept.socket];
+    kept.sort_unstable();
     // SAFETY: the system calls take numbers and static or local memory. The closed descriptors are copies
     // that no code of the holder uses, because the holder never returns to their owners.
     unsafe {
@@ -147,13 +164,14 @@ fn detach_from_guardian(guardian: RawFd, socket: RawFd) {
         // guardian.
         libc::write(adjust, b"-1000".as_ptr().cast(), 5);
         libc::chdir(c"/".as_ptr());
-        if low > 0 {
-            libc::syscall(libc::SYS_close_range, 0, low - 1, 0);
+        let mut next = 0;
+        for fd in kept.map(|fd| fd as u32) {
+            if next < fd {
+                libc::syscall(libc::SYS_close_range, next, fd - 1, 0);
+            }
+            next = fd + 1;
         }
-        if high - low > 1 {
-            libc::syscall(libc::SYS_close_range, low + 1, high - 1, 0);
-        }
-        libc::syscall(libc::SYS_close_range, high + 1, u32::MAX, 0);
+        libc::syscall(libc::SYS_close_range, next, u32::MAX, 0);
     }
 }
 
@@ -162,8 +180,8 @@ impl Holder {
     /// have ended, so no thread receives notifications any more.
     fn wait_for_the_end(&mut self) {
         loop {
-            let ready = self.wait(libc::POLLIN, 0, -1);
-            if ready.guardian {
+            let ready = self.wait(self.guardian, 0, -1);
+            if ready.process {
                 return;
             }
             if ready.gone.contains(&true) {
@@ -218,8 +236,8 @@ impl Holder {
         while unsafe { libc::poll(&raw mut wait, 1, -1) } != 1 {}
     }
 
-    /// Marks the files, and then answers the calls that the guardian has received and not answered.
-    fn take_over(&mut self) {
+    /// Marks the files after the death of the guardian.
+    fn mark_all(&mut self) {
         while self.socket >= 0 && self.receive_message(libc::MSG_DONTWAIT) {}
         self.is_orphaned = true;
         for held in self.held.iter().flatten() {
@@ -229,14 +247,18 @@ impl Holder {
                 held.mark();
             }
         }
-        for index in 0..BUFFERS_MAX {
-            // SAFETY: the mapping has BUFFERS_MAX notifications, which consist of plain numbers. Only the
-            // guardian wrote to the notifications, and the guardian is dead.
+    }
+
+    /// Answers the calls that the guardian or the elder has received and not answered.
+    fn answer_unanswered(&self) {
+        for index in 0..=BUFFERS_MAX {
+            // SAFETY: the mapping has BUFFERS_MAX + 1 notifications, which consist of plain numbers. Only the
+            // guardian and the elder wrote to the notifications, and both are dead.
             let notification = unsafe { self.unanswered.buffers.add(index).read_volatile() };
             self.answer(notification.id());
         }
         for index in 0..HELD_CALLS_MAX {
-            // SAFETY: the mapping has HELD_CALLS_MAX numbers after the notifications. Both processes access
+            // SAFETY: the mapping has HELD_CALLS_MAX numbers after the notifications. All processes access
             // the numbers only as atomics.
             let id = unsafe { &*self.unanswered.calls.add(index) }.load(Ordering::Relaxed);
             self.answer(NotificationId(id));
@@ -255,21 +277,33 @@ impl Holder {
         }
     }
 
-    /// Lets every call continue until no task is left that could make a call.
+    /// Lets every call continue until no task is left that could make a call. While the elder lives, the elder answers
+    /// calls: if two processes received calls from several listeners, each could block on a listener without calls.
     fn serve(&mut self) {
+        let mut leads = false;
         loop {
+            if !leads && self.elder < 0 {
+                leads = true;
+                self.answer_unanswered();
+            }
             let is_empty = self.held.iter().all(Option::is_none);
             if is_empty && self.socket < 0 {
                 return;
             }
-            let ready = self.wait(0, libc::POLLIN, if is_empty { ORPHAN_LIMIT_MS } else { -1 });
+            let events = if leads { libc::POLLIN } else { 0 };
+            let ready = self.wait(self.elder, events, if is_empty { ORPHAN_LIMIT_MS } else { -1 });
             if is_empty && ready.is_late {
                 return;
+            }
+            if ready.process {
+                self.elder = -1;
+                continue;
             }
             self.drop_listeners(ready.gone);
             for (held, is_ready) in self.held.iter().zip(ready.listeners) {
                 if let (Some(held), true) = (held, is_ready) {
-                    held.let_continue();
+                    // SAFETY: the last buffer of the mapping is used only by the holder that answers calls.
+                    held.let_continue(unsafe { &mut *self.unanswered.buffers.add(BUFFERS_MAX) });
                 }
             }
             if ready.socket {
@@ -278,15 +312,12 @@ impl Holder {
         }
     }
 
-    /// Waits for events of the guardian, of the socket and of the listeners. `of_guardian` and `of_listeners`
-    /// are poll(2) events. The guardian is not polled if `of_guardian` is 0. A negative `limit_ms` means no
-    /// time limit.
-    fn wait(&self, of_guardian: i16, of_listeners: i16, limit_ms: i32) -> Ready {
+    /// Waits for the end of a process, and for events of the socket and of the listeners. `process` is a pidfd, or
+    /// negative. `of_listeners` are poll(2) events. A negative `limit_ms` means no time limit.
+    fn wait(&self, process: RawFd, of_listeners: i16, limit_ms: i32) -> Ready {
         let none = libc::pollfd { fd: -1, events: 0, revents: 0 };
         let mut waits = [none; HELD_MAX + 2];
-        if of_guardian != 0 {
-            waits[0] = libc::pollfd { fd: self.guardian, events: of_guardian, revents: 0 };
-        }
+        waits[0] = libc::pollfd { fd: process, events: libc::POLLIN, revents: 0 };
         waits[1] = libc::pollfd { fd: self.socket, events: libc::POLLIN, revents: 0 };
         for (wait, held) in waits[2..].iter_mut().zip(&self.held) {
             let fd = held.as_ref().map_or(-1, |held| held.listener.as_fd().as_raw_fd());
@@ -296,7 +327,7 @@ impl Holder {
         let count = unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, limit_ms) };
         let of = |wanted: fn(i16) -> bool| std::array::from_fn(|index| wanted(waits[index + 2].revents));
         Ready {
-            guardian: waits[0].revents != 0,
+            process: waits[0].revents != 0,
             socket: waits[1].revents != 0,
             listeners: of(|events| events & libc::POLLIN != 0),
             gone: of(|events| events & libc::POLLIN == 0 && is_gone(events)),
@@ -381,9 +412,9 @@ impl Held {
         }
     }
 
-    fn let_continue(&self) {
-        let mut notification = Notification::default();
-        if self.listener.receive(&mut notification) == Ok(Receipt::Call) {
+    /// Lets one call continue. If this process dies in between, the next holder finds the call in `notification`.
+    fn let_continue(&self, notification: &mut Notification) {
+        if self.listener.receive(notification) == Ok(Receipt::Call) {
             // If the call was interrupted, no thread waits for the answer, and the answer fails.
             let _ = self.listener.answer_continue(notification.id());
         }

@@ -61,7 +61,7 @@ use self::epoch::Armed;
 use self::state::State;
 use self::threads::{Fanotify, Shared, Source, answer_calls, answer_events};
 use crate::back::{self, Conflicts, Durability, WentBack};
-use crate::error::Result;
+use crate::error::{Result, UndoError};
 use crate::log::keep::KeepPlaces;
 use crate::log::{UNWATCHED, UndoLog};
 
@@ -148,7 +148,7 @@ const OTHER_PLACE: &str = "/var/tmp";
 pub struct Watch {
     shared: Arc<Shared>,
     holder: ListenerHolder,
-    /// The file [`UNWATCHED`]. The fd holder, a process with a copy of the listener, writes to this file if this
+    /// The file [`UNWATCHED`]. An fd holder, a process with a copy of the listener, writes to this file if this
     /// program dies before the subject. Without the copy of the listener, calls of the subject would fail after the
     /// death of this program.
     mark: File,
@@ -180,8 +180,7 @@ impl Watch {
         })
     }
 
-    /// Creates a log, and starts the thread that answers content events. The caller has started `holder` when this
-    /// program had only one thread.
+    /// Creates a log, and starts the thread that answers content events.
     ///
     /// # Errors
     ///
@@ -249,6 +248,15 @@ impl Watch {
     /// the caller must kill the program.
     pub fn started(&self, pending: PendingListener) -> Result<()> {
         self.serve(pending.receive()?)
+    }
+
+    /// Replaces the fd holders that have died.
+    ///
+    /// # Errors
+    ///
+    /// No fd holder lives, and none can be created. An incarnation cannot be watched now.
+    pub fn repair(&self) -> Result<()> {
+        Ok(self.holder.repair()?)
     }
 
     /// Starts to answer the calls of an incarnation that was restored.
@@ -340,7 +348,11 @@ impl Watch {
         state.log = UndoLog::open(&self.options.directory, self.options.bytes_max)?;
         state.begin_epoch();
         let armed = state.boundaries.go_back(to);
-        let outcome = state.arm_again(&armed);
+        let outcome = match state.arm_again(&armed) {
+            // The caller repeats the rollback, which then has nothing left to change.
+            Err(UndoError::Kernel(error)) if error.errno.may_pass() => return Err(error.into()),
+            outcome => outcome,
+        };
         state.or_break(outcome, "the files that were open at the checkpoint");
         state.epoch.is_touched = false;
         Ok(went)
