@@ -108,7 +108,7 @@ fn calls_of_channels_are_handled_and_only_bind_is_recorded() {
     assert_eq!(*notes.kinds.lock().unwrap(), [CallKind::Bind, CallKind::Listen, CallKind::Connect]);
     assert_eq!(watch.report().broken, None);
     assert!(root.join("socket").exists());
-    watch.subject_ended();
+    watch.subject_ended().unwrap();
     watch.go_back(start, &[]).unwrap();
     assert!(!root.join("socket").exists() && !root.join("beside").exists());
 }

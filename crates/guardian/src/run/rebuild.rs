@@ -104,7 +104,7 @@ impl Rebuild {
         self.host.reaper.clear(self.owner, self.subject.pid(), known, spared)?;
         self.launch.channels.iter().for_each(ComponentChannels::died);
         if let Some(watching) = &self.watching {
-            watching.watch.subject_ended();
+            watching.watch.subject_ended()?;
         }
         Ok(())
     }

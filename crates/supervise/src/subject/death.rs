@@ -390,7 +390,12 @@ impl Subject {
 
     /// Handles a failure to end the remaining processes, or to list the checkpoints.
     pub(super) fn step_failed(&mut self, now: Instant, error: RestoreError) {
-        if !self.is_repeated(now, error) {
+        if self.is_repeated(now, error) {
+            return;
+        }
+        if error == RestoreError::NotNow {
+            self.state = State::Ended(End::Failed(Failure::LastError));
+        } else {
             self.fail();
         }
     }

@@ -305,12 +305,20 @@ impl Watch {
 
     /// Records the end of the subject. The caller calls this method when no process of the subject is left. Changes
     /// between the end and [`Self::attach`] are not changes by the subject.
-    pub fn subject_ended(&self) {
-        let mut state = self.shared.state();
+    ///
+    /// # Errors
+    ///
+    /// The end cannot be recorded now. The caller calls this method again. Without the record, a rollback cannot tell
+    /// later changes by other programs from changes by the subject.
+    pub fn subject_ended(&self) -> Result<()> {
         let now = self.options.clock.wall().into();
-        let ended = state.log.ended(now);
-        state.or_break(ended, "the time of the end");
+        let mut state = self.shared.state();
+        match state.log.ended(now) {
+            Err(UndoError::Kernel(error)) if state.epoch.broken.is_none() => return Err(error.into()),
+            outcome => state.or_break(outcome, "the time of the end"),
+        }
         state.boundaries.durable.ended();
+        Ok(())
     }
 
     /// Returns the checkpoints that a rollback can reach, in rising order.

@@ -124,7 +124,8 @@ impl Guard {
             }
             self.rebuild.host.reaper.reap_orphans(self.rebuild.owner, Pid(0));
             if let Some(watching) = &self.rebuild.watching {
-                watching.watch.subject_ended();
+                // Without the record, a later rollback by `undying restore` reports no changes by other programs.
+                let _ = watching.watch.subject_ended();
             }
             self.report_departed(self.driver.machine.next_sequence(), true);
         }
