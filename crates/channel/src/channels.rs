@@ -61,7 +61,7 @@ impl Channels {
     }
 
     /// Creates channels without components. `holder` is a helper process. If this process dies, the helper process lets
-    /// the kernel execute the waiting calls of all components. 
+    /// the kernel execute the waiting calls of all components.
     ///
     /// # Errors
     ///

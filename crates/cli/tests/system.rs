@@ -345,6 +345,17 @@ fn a_guardian_whose_stderr_is_not_read_goes_on() {
     drop(unread);
 }
 
+/// Returns the processes that keep the listeners for a guardian: its children with the same program file.
+fn holders_of(guardian: Pid) -> Vec<Pid> {
+    let exe = |pid: Pid| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let tasks = std::fs::read_dir(format!("/proc/{guardian}/task")).into_iter().flatten().flatten();
+    let listed = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let pids: Vec<Pid> = listed
+        .flat_map(|pids| pids.split_whitespace().map(|pid| Pid(pid.parse().unwrap())).collect::<Vec<_>>())
+        .collect();
+    pids.into_iter().filter(|pid| exe(*pid).is_some() && exe(*pid) == exe(guardian)).collect()
+}
+
 #[test]
 fn a_killed_process_that_keeps_the_listeners_is_replaced() {
     if !supported() {

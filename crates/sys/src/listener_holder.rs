@@ -23,6 +23,7 @@
 mod memory;
 mod process;
 
+use std::ffi::CStr;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
@@ -43,6 +44,8 @@ pub use process::{BROKEN_LINE, BUFFERS_MAX, HELD_CALLS_MAX};
 
 /// Number of holders. With the guardian, three processes have each listener, so that each pair can die.
 const HOLDERS: usize = 2;
+/// The names of the holder processes. They differ, so that a kill by name ends one of them.
+const NAMES: [&CStr; HOLDERS] = [c"undying-holder", c"undying-spare"];
 /// Number of bytes that are reserved in the file for the line of the holder. With this reserve, the line can
 /// be appended on a full file system.
 const RESERVED_BYTES: i64 = 4096;
@@ -235,7 +238,7 @@ impl Inner {
     /// Replaces dead holders. Fails only if no holder lives afterwards.
     fn repair(&self, state: &mut State) -> Result<()> {
         let mut outcome = Ok(());
-        for index in 0..HOLDERS {
+        for (index, name) in NAMES.into_iter().enumerate() {
             if let Some(dead) = state.holders[index].take_if(|holder| ends_within(holder.handle.as_fd(), 0)) {
                 reap(dead.pid);
             }
@@ -243,7 +246,7 @@ impl Inner {
                 continue;
             }
             let elder = state.holders[HOLDERS - 1 - index].as_ref().map(|holder| holder.handle.as_fd());
-            match self.create(elder) {
+            match self.create(name, elder) {
                 Ok(holder) => {
                     state.held.retain(|(listener, _)| !is_unused(listener.as_fd()));
                     for (listener, broken) in &state.held {
@@ -257,14 +260,15 @@ impl Inner {
         if state.holders.iter().any(Option::is_some) { Ok(()) } else { outcome }
     }
 
-    /// Creates a holder. `elder` is a pidfd of the other holder, if the other holder lives.
-    fn create(&self, elder: Option<BorrowedFd<'_>>) -> Result<Holder> {
+    /// Creates a holder with this name. `elder` is a pidfd of the other holder, if the other holder lives.
+    fn create(&self, name: &'static CStr, elder: Option<BorrowedFd<'_>>) -> Result<Holder> {
         let (socket, remote) = socket::pair(libc::SOCK_SEQPACKET)?;
         let own = pidfd::open(Pid(std::process::id() as i32))?;
         let kept = process::Inherited {
             guardian: own.as_raw_fd(),
             elder: elder.map(|elder| elder.as_raw_fd()),
             socket: remote.as_raw_fd(),
+            name,
         };
         let pid = (self.record)(&|| {
             self.shared.inherit(true);

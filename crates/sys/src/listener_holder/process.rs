@@ -13,6 +13,7 @@
 //! Probe: `features::REGISTRY` entry "file-notify"
 //! Fallback: none; the files of an unwatched program are not restored together with the program
 
+use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -66,6 +67,8 @@ pub(super) struct Inherited {
     pub(super) elder: Option<RawFd>,
     /// One end of the socket pair.
     pub(super) socket: RawFd,
+    /// The name of the holder process.
+    pub(super) name: &'static CStr,
 }
 
 struct Holder {
@@ -94,7 +97,7 @@ struct Ready {
 
 /// Runs the holder until its end.
 pub(super) fn run(kept: Inherited, unanswered: Unanswered) -> ! {
-    let Inherited { guardian, elder, socket } = kept;
+    let Inherited { guardian, elder, socket, .. } = kept;
     detach_from_guardian(kept);
     let stat = open_stat_of_parent();
     let held = [const { None }; HELD_MAX];
@@ -150,7 +153,7 @@ fn exit() -> ! {
 /// Leaves the session and the working directory of the guardian, and closes the inherited descriptors. Blocks
 /// signals, so that only SIGKILL can end the holder.
 fn detach_from_guardian(kept: Inherited) {
-    let everything = u64::MAX;
+    let (everything, name) = (u64::MAX, kept.name.as_ptr());
     let mut kept = [kept.guardian, kept.elder.unwrap_or(kept.guardian), kept.socket];
     kept.sort_unstable();
     // SAFETY: the system calls take numbers and static or local memory. The closed descriptors are copies
@@ -158,7 +161,7 @@ fn detach_from_guardian(kept: Inherited) {
     unsafe {
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const everything, 0_usize, 8_usize);
         libc::syscall(libc::SYS_setsid);
-        libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, c"undying-holder".as_ptr(), 0, 0, 0);
+        libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, name, 0, 0, 0);
         let adjust = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
         // Without CAP_SYS_RESOURCE, the write fails, and the holder keeps the inherited value of the
         // guardian.
