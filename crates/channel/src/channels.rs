@@ -61,8 +61,7 @@ impl Channels {
     }
 
     /// Creates channels without components. `holder` is a helper process. If this process dies, the helper process lets
-    /// the kernel execute the waiting calls of all components. The helper process must have been started while this
-    /// process had a single thread.
+    /// the kernel execute the waiting calls of all components.
     ///
     /// # Errors
     ///
@@ -174,10 +173,13 @@ impl Channels {
         }
     }
 
-    /// Reports whether the holder that was passed to [`Channels::new`] is alive. Without the holder, no program can be
-    /// started with a filter.
-    pub fn has_holder(&self) -> bool {
-        self.inner.holder.is_alive()
+    /// Replaces the holders that have died.
+    ///
+    /// # Errors
+    ///
+    /// No holder lives, and none can be created. No program can be started with a filter now.
+    pub fn repair(&self) -> Result<()> {
+        Ok(self.inner.holder.repair()?)
     }
 
     /// Begins to handle the calls of a restored incarnation. The first call of [`Channels::scan`] after this function

@@ -350,7 +350,7 @@ mod tests {
             println!("unsupported: python3 is not installed");
             return;
         }
-        let holder = ListenerHolder::start().unwrap();
+        let holder = ListenerHolder::start(|create| create()).unwrap();
         let null = File::options().write(true).open("/dev/null").unwrap();
         let inner = Arc::new(Inner::new(holder, null, Clock::default(), Limits::default()));
         let component = ComponentId(1);

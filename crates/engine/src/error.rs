@@ -284,7 +284,7 @@ fn changed_files(files: &[ChangedFile]) -> String {
     let mut text = String::from(
         "files have changed since the checkpoint, and the memory of the checkpoint does not match these files:",
     );
-    for ChangedFile { path, why } in files.iter().take(NAMED_MAX) {
+    for ChangedFile { path, why, .. } in files.iter().take(NAMED_MAX) {
         text.push_str(&format!("\n  {} {why}", Escaped(&path.display().to_string())));
     }
     if files.len() > NAMED_MAX {

@@ -30,8 +30,8 @@ pub use resource::fd::{Connections, Kept, Vacated};
 pub use resource::files::{ChangedFile, Covered, Effect, FileRecord};
 pub use restore::{
     Applied, Aside, BeforeRun, FilePolicy, Files, FilterInstall, ImageDescriptor, ImageMapping, ImageProcess,
-    Inventory, PidPolicy, ProcessState, RestoreOptions, RestorePhases, Restored, Rollback, apply, check_pids,
-    check_records, compare_files, inventory, recorded_files, restore, restore_lazily,
+    Inventory, PidPolicy, PreparedRestore, ProcessState, RestoreOptions, RestorePhases, Restored, Rollback,
+    apply, check_pids, check_records, inventory, recorded_files, restore, restore_lazily,
 };
 pub use undo::watch::Boundary;
 

@@ -241,6 +241,18 @@ pub enum GuardianError {
         /// The error of the last attempt, with its own help text.
         last: Box<GuardianError>,
     },
+    /// The subject died, and its checkpoint could not be restored for a reason that is not the fault of the checkpoint.
+    /// No older checkpoint was tried.
+    /// Row: restore-stopped
+    #[error(
+        "{image} was not restored: {last}\nhelp: the checkpoints are intact; remove the cause, then `undying restore {image}`"
+    )]
+    RestoreStopped {
+        /// The checkpoint, as NAME@SEQ.
+        image: String,
+        /// The error of the last attempt.
+        last: Box<GuardianError>,
+    },
     /// An adopted subject (a program that `undying` did not start) has ended. There is neither a checkpoint to restore
     /// nor a command to start.
     /// Row: no-way-back
@@ -271,10 +283,3 @@ impl<T> Default for Found<T> {
 
 /// The result type of this crate.
 pub type Result<T> = std::result::Result<T, GuardianError>;
-
-impl GuardianError {
-    /// Reports whether a restore was refused because of files on disk.
-    pub(crate) fn names_changed_files(&self) -> bool {
-        matches!(self, Self::Engine(EngineError::FilesChanged(_) | EngineError::FilesNotRecorded))
-    }
-}

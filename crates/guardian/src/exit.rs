@@ -85,7 +85,10 @@ impl GuardianError {
             Self::NotRestorable { last, .. } => last.exit_code(),
             // A shell and env(1) use the same codes.
             Self::Command { source, .. } if source.errno == Errno::ENOENT => ExitCode::NoProgram,
+            Self::Command { source, .. } if source.errno.may_pass() => ExitCode::Failure,
             Self::Command { .. } => ExitCode::NotExecutable,
+            // The exit status of the program must stay readable, so no other code is used.
+            Self::RestoreStopped { .. } => ExitCode::Failure,
             Self::NameTaken { .. }
             | Self::AfterRollback { .. }
             | Self::NotGuarded { .. }

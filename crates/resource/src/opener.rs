@@ -60,6 +60,11 @@ impl Refusal {
     /// Returns the error of the restore. `whose` describes how the program uses the path. If neither a symbolic link
     /// nor a missing right is the reason of the refusal, the error proposes the fix `usual`.
     pub(crate) fn of(&self, path: &Path, whose: &str, usual: &str) -> ResourceError {
+        if let Self::Failed(errno) | Self::Unknown(Error { errno, .. }) = self
+            && errno.may_pass()
+        {
+            return Error::path("open", path, *errno).into();
+        }
         let fix = match self {
             Self::Link => "replace the symbolic link by the file itself, then restore again",
             Self::Denied(_) => {

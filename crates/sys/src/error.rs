@@ -60,6 +60,10 @@ impl Errno {
     pub const EEXIST: Self = Self(libc::EEXIST);
     /// The object does not exist.
     pub const ENOENT: Self = Self(libc::ENOENT);
+    /// A part of the path is not a directory.
+    pub const ENOTDIR: Self = Self(libc::ENOTDIR);
+    /// The path contains a symbolic link that is not to be followed.
+    pub const ELOOP: Self = Self(libc::ELOOP);
     /// The descriptor is not open.
     pub const EBADF: Self = Self(libc::EBADF);
     /// The caller has no such child or tracee.
@@ -76,6 +80,37 @@ impl Errno {
     pub const ENOBUFS: Self = Self(libc::ENOBUFS);
     /// Fewer bytes were transferred than requested. The kernel has no error number for this.
     pub const SHORT: Self = Self(libc::EIO);
+
+    /// Reports whether the same call may succeed later, because a resource is missing now, or another process has
+    /// interfered.
+    #[must_use]
+    pub const fn may_pass(self) -> bool {
+        matches!(
+            self.0,
+            libc::EAGAIN
+                | libc::EINTR
+                | libc::ENOMEM
+                | libc::ENOSPC
+                | libc::EDQUOT
+                | libc::EMFILE
+                | libc::ENFILE
+                | libc::ENOBUFS
+                | libc::EPIPE
+                | libc::ECONNRESET
+                | libc::EBUSY
+                | libc::ETXTBSY
+                | libc::EEXIST
+                | libc::ESRCH
+                | libc::ECHILD
+                | libc::ETIMEDOUT
+        )
+    }
+
+    /// Reports whether the machine or the rights of this process do not permit the call.
+    #[must_use]
+    pub const fn is_of_configuration(self) -> bool {
+        matches!(self.0, libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EROFS)
+    }
 
     /// Returns the error number of the last failed libc call in the calling thread.
     #[must_use]

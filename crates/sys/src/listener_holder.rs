@@ -1,190 +1,170 @@
-//! The listener holder: a child process that lets the calls of a subject continue if the guardian dies.
+//! The listener holders: two child processes that let the calls of a subject continue if the guardian dies.
 //!
 //! The *subject* is a watched program. A seccomp filter reports some system calls of the subject, and each
 //! reported call waits for an answer. The *listener* is the descriptor of the filter. The *guardian* is the
 //! process that receives the reported calls from the listener, and answers them. A *held call* was received,
-//! and stays unanswered while the guardian receives other calls. The holder has a duplicate of the listener.
+//! and stays unanswered while the guardian receives other calls. Each holder has a duplicate of each listener. If
+//! the last duplicate of a listener is closed, the calls of the subject fail with ENOSYS.
 //!
-//! Owns: the holder; the memory into which notifications are received; the table of held calls.
-//! Invariants: if the guardian dies, the holder lets every reported call of the subject continue, including
-//! the calls that the guardian has received but not answered. Before the first call continues, the holder
-//! appends a line to a file. The holder got this file together with the listener. If the subject ends while the
-//! guardian is alive, the holder appends an end mark to this file. The holder makes only
-//! system calls, allocates nothing and never returns.
-//! Does not: decide about calls, or help a subject if guardian and holder are both killed.
+//! Owns: the holders, and their replacement: a thread waits for the death of a holder, and creates a new holder.
+//! The new holder receives duplicates of all listeners.
+//! Invariants: if any two of the guardian and the holders die at the same time, one of them is left. If the
+//! guardian dies, one holder at a time lets every reported call of the subject continue, including the calls
+//! that the guardian has received but not answered. Before the first call continues, a holder appends a line to a
+//! file. The holders got this file together with the listener. If the subject ends while the guardian is alive, each
+//! holder appends an end mark to this file. A holder makes only system calls, allocates nothing and never returns.
+//! Does not: decide about calls, or help a subject if the guardian and both holders are killed at the same time.
 //!
 //! Man page: clone3(2), seccomp_unotify(2), pidfd_open(2), close_range(2)
 //! Since: Linux 5.9 (close_range)
 //! Probe: `features::REGISTRY` entry "file-notify"
 //! Fallback: none; the files of an unwatched program are not restored together with the program
 
+mod memory;
 mod process;
 
-use std::cell::UnsafeCell;
+use std::ffi::CStr;
 use std::mem::size_of;
-use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr::{self, NonNull};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use model::Pid;
 
 use crate::clone::CloneArguments;
 use crate::error::{Errno, Error, Result};
 use crate::fd_passing::send_descriptors;
-use crate::seccomp_listener::{Notification, NotificationId};
 use crate::{pidfd, socket};
 
-use process::Unanswered;
-pub use process::{BROKEN_LINE, BUFFERS_MAX, END_MARK_BYTES, HELD_CALLS_MAX, end_of};
+use memory::Shared;
+pub use memory::{HeldCall, HeldCalls, NotificationBuffer};
+pub use process::{BROKEN_LINE, BUFFERS_MAX, HELD_CALLS_MAX, MARKS_BYTES_MAX, end_of};
 
+/// Number of holders. With the guardian, three processes have each listener, so that each pair can die.
+const HOLDERS: usize = 2;
+/// The names of the holder processes. They differ, so that a kill by name ends one of them.
+const NAMES: [&CStr; HOLDERS] = [c"undying-holder", c"undying-spare"];
 /// Number of bytes that are reserved in the file for the line of the holder. With this reserve, the line can
 /// be appended on a full file system.
 const RESERVED_BYTES: i64 = 4096;
-/// Maximum time in milliseconds that the drop of [`ListenerHolder`] waits for the exit of the holder. After
+/// Maximum time in milliseconds that the drop of [`ListenerHolder`] waits for the exit of a holder. After
 /// the exit, the holder is reaped.
 const EXIT_LIMIT_MS: i32 = 200;
+/// Time between two attempts to replace a dead holder, if processes or descriptors are missing.
+const RETRY_MS: i32 = 50;
 
-/// Offset of the table of held calls in the shared mapping. The buffers are in front of the table.
-const CALLS_AT: usize = BUFFERS_MAX * size_of::<Notification>();
-const SHARED_BYTES: usize = CALLS_AT + HELD_CALLS_MAX * size_of::<AtomicU64>();
+/// A function that creates a process. The caller of [`ListenerHolder::start`] executes the function, so that the caller
+/// can record the new child before another thread finds the child.
+pub type Creation<'a> = &'a dyn Fn() -> Result<Pid>;
+type Record = Box<dyn Fn(Creation<'_>) -> Result<Pid> + Send + Sync>;
 
-const _: () = assert!(CALLS_AT.is_multiple_of(align_of::<AtomicU64>()));
-
-/// Memory that this process shares with the holder.
-#[derive(Debug)]
-struct Shared {
-    buffers: NonNull<UnsafeCell<Notification>>,
-    taken: [AtomicBool; BUFFERS_MAX],
-}
-
-// SAFETY: only the one `NotificationBuffer` that has taken a buffer accesses this buffer. The holder reads
-// the buffers only after all threads of this process have ended.
-unsafe impl Send for Shared {}
-// SAFETY: the condition for `Send` holds for shared references as well, and `taken` is atomic.
-unsafe impl Sync for Shared {}
-
-/// A buffer for one received notification. The holder can answer this notification until the next
-/// notification overwrites the buffer.
-#[derive(Debug)]
-pub struct NotificationBuffer {
-    shared: Arc<Shared>,
-    index: usize,
-}
-
-/// The table of held calls. All clones refer to the same table.
-#[derive(Clone, Debug)]
-pub struct HeldCalls {
-    shared: Arc<Shared>,
-}
-
-/// A row of the table. The holder can answer the call of the row until the row is dropped.
-#[derive(Debug)]
-pub struct HeldCall {
-    shared: Arc<Shared>,
-    index: usize,
-}
-
-impl HeldCalls {
-    /// Adds a call to the table. Call this function before the buffer of the call receives another
-    /// notification. Returns `None` if the table is full ([`HELD_CALLS_MAX`] calls).
-    #[must_use]
-    pub fn note(&self, id: NotificationId) -> Option<HeldCall> {
-        let calls = self.shared.calls();
-        let is_free = |call: &AtomicU64| {
-            call.load(Ordering::Relaxed) == 0
-                && call.compare_exchange(0, id.0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        };
-        let index = calls.iter().position(is_free)?;
-        Some(HeldCall { shared: Arc::clone(&self.shared), index })
-    }
-}
-
-impl Drop for HeldCall {
-    fn drop(&mut self) {
-        self.shared.calls()[self.index].store(0, Ordering::Relaxed);
-    }
-}
-
-/// The handle with which the guardian controls the holder.
+/// The handle with which the guardian controls the holders.
 #[derive(Debug)]
 pub struct ListenerHolder {
+    inner: Arc<Inner>,
+    /// The thread that replaces holders. The thread ends when the other end of `end` is closed.
+    thread: Option<(JoinHandle<()>, OwnedFd)>,
+}
+
+/// The part of [`ListenerHolder`] that the thread shares.
+struct Inner {
+    shared: Arc<Shared>,
+    record: Record,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Inner").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    holders: [Option<Holder>; HOLDERS],
+    /// The listeners, each with its file, that a new holder receives.
+    held: Vec<(OwnedFd, OwnedFd)>,
+}
+
+/// One holder.
+#[derive(Debug)]
+struct Holder {
     pid: Pid,
     handle: OwnedFd,
     socket: OwnedFd,
-    shared: Arc<Shared>,
+}
+
+/// Duplicates of the sockets to the holders, for a child that installs a filter.
+#[derive(Debug)]
+pub(crate) struct HolderSockets {
+    inner: Arc<Inner>,
+    sockets: [Option<(Pid, OwnedFd)>; HOLDERS],
+    broken: OwnedFd,
 }
 
 impl ListenerHolder {
-    /// Creates the holder.
+    /// Creates the holders, and the thread that replaces a holder that has died.
     ///
-    /// The holder is a child without an exit signal, in a session of its own. The holder closes all inherited
-    /// descriptors except a pidfd of this process and one end of a socket pair. The holder opens
-    /// `/proc/PID/stat` of this process. With CAP_SYS_RESOURCE, the OOM killer never selects the holder.
+    /// A holder is a child without an exit signal, in a session of its own. A holder closes all inherited
+    /// descriptors except a pidfd of this process, a pidfd of the other holder and one end of a socket pair. A holder
+    /// opens `/proc/PID/stat` of this process. With CAP_SYS_RESOURCE, the OOM killer never selects a holder.
     ///
-    /// Call this function early, because the holder keeps a copy of the memory that this process has at the
-    /// call.
+    /// Each holder is created by a call of `record`, which must call its argument and return the result.
+    ///
+    /// A holder keeps a copy of the memory that this process has at the creation of the holder.
     ///
     /// # Errors
     ///
-    /// Fails if the memory, the socket pair, a pidfd or the process cannot be created.
-    pub fn start() -> Result<Self> {
+    /// Fails if the memory, the thread or a holder cannot be created.
+    pub fn start(record: impl Fn(Creation<'_>) -> Result<Pid> + Send + Sync + 'static) -> Result<Self> {
         let shared = Arc::new(Shared::map()?);
-        let (socket, remote) = socket::pair(libc::SOCK_SEQPACKET)?;
-        let own = pidfd::open(Pid(std::process::id() as i32))?;
-        // The holder has no exit signal, so that a wait for any child does not return the holder.
-        let arguments = CloneArguments::default();
-        let buffers = shared.buffers;
-        let unanswered = Unanswered { buffers: buffers.cast().as_ptr(), calls: shared.calls().as_ptr() };
-        // SAFETY: without CLONE_VM, the child gets a copy of this address space. The child makes only system
-        // calls in `run`, and never returns to code that could wait for a lock of a missing thread.
-        let result =
-            unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
-        let pid = match result {
-            -1 => return Err(Error::new("create the holder of listeners", Errno::last())),
-            0 => process::run(own.as_raw_fd(), remote.as_raw_fd(), unanswered),
-            child => Pid(child as i32),
-        };
-        // Children that are forked after this call do not inherit the mapping. If the call fails, these
-        // children inherit the mapping but do not use it.
-        // SAFETY: the range is a mapping of this process. The advice does not change its content.
-        unsafe { libc::madvise(buffers.as_ptr().cast(), SHARED_BYTES, libc::MADV_DONTFORK) };
-        Ok(Self { pid, handle: pidfd::open(pid)?, socket, shared })
+        let inner = Arc::new(Inner { shared, record: Box::new(record), state: Mutex::default() });
+        let mut holder = Self { inner, thread: None };
+        holder.inner.repair(&mut holder.inner.state())?;
+        let (own, of_thread) = socket::pair(libc::SOCK_STREAM)?;
+        let inner = Arc::clone(&holder.inner);
+        let builder = std::thread::Builder::new().name("undying-holders".to_owned());
+        let thread = builder.spawn(move || inner.replace_dead(of_thread.as_fd()));
+        let thread = thread.map_err(|error| Error::new("start a thread", error))?;
+        holder.thread = Some((thread, own));
+        Ok(holder)
     }
 
-    /// Returns the pid of the holder.
+    /// Returns the pids of the living holders.
     #[must_use]
-    pub fn pid(&self) -> Pid {
-        self.pid
+    pub fn pids(&self) -> Vec<Pid> {
+        self.inner.state().holders.iter().flatten().map(|holder| holder.pid).collect()
     }
 
-    /// Reports whether the holder is alive. The holder ends before this process only if the holder is killed.
-    #[must_use]
-    pub fn is_alive(&self) -> bool {
-        !ends_within(self.handle.as_fd(), 0)
+    /// Replaces dead holders now.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no holder lives, and none can be created.
+    pub fn repair(&self) -> Result<()> {
+        self.inner.repair(&mut self.inner.state())
     }
 
     /// Takes a buffer for one receiving thread. Returns `None` if all buffers are taken.
     #[must_use]
     pub fn buffer(&self) -> Option<NotificationBuffer> {
-        let is_free = |taken: &AtomicBool| !taken.swap(true, Ordering::AcqRel);
-        let index = self.shared.taken.iter().position(is_free)?;
-        Some(NotificationBuffer { shared: Arc::clone(&self.shared), index })
+        self.inner.shared.take_buffer()
     }
 
     /// Returns the table of held calls.
     #[must_use]
     pub fn held_calls(&self) -> HeldCalls {
-        HeldCalls { shared: Arc::clone(&self.shared) }
+        self.inner.shared.held_calls()
     }
 
-    /// Sends duplicates of a listener and of the file `broken` to the holder. The holder keeps both
+    /// Sends duplicates of a listener and of the file `broken` to the holders. The holders and this process keep the
     /// duplicates until no task uses the filter of the listener.
     ///
-    /// `broken` must be open for writing. If the last task ends while this process is alive, the holder appends an end
-    /// mark ([`end_of`]) to `broken`. If this process dies while a task uses the filter, the holder
-    /// appends [`BROKEN_LINE`] to `broken`. If the holder cannot find out whether this process or the last
+    /// `broken` must be open for writing. If the last task ends while this process is alive, each holder appends an end
+    /// mark ([`end_of`]) to `broken`. If this process dies while a task uses the filter, each holder
+    /// appends [`BROKEN_LINE`] to `broken`. If a holder cannot find out whether this process or the last
     /// task ended first, the holder appends the line, too.
     ///
     /// This process may have another descriptor that watches the subject, for example a fanotify group. At an
@@ -193,21 +173,170 @@ impl ListenerHolder {
     ///
     /// # Errors
     ///
-    /// EPIPE or ECONNRESET if the holder is dead.
+    /// Fails if no holder lives and none can be created, or if a descriptor cannot be duplicated.
     pub fn hold(&self, listener: BorrowedFd<'_>, broken: BorrowedFd<'_>) -> Result<()> {
         reserve(broken);
-        send_descriptors(self.socket.as_fd(), &[listener.as_raw_fd(), broken.as_raw_fd()])
+        self.inner.hold(listener, broken, &[])
     }
 
-    /// Returns the socket to the holder. A child of this process can send its listener and a file through
-    /// this socket, as `hold` does.
-    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+    /// Returns duplicates of the sockets to the holders. A child of this process can send its listener and the file
+    /// `broken` through these sockets, as `hold` does.
+    pub(crate) fn sockets(&self, broken: BorrowedFd<'_>) -> Result<HolderSockets> {
+        reserve(broken);
+        let mut state = self.inner.state();
+        self.inner.repair(&mut state)?;
+        let mut sockets = [None, None];
+        for (socket, holder) in sockets.iter_mut().zip(state.holders.iter().flatten()) {
+            *socket = Some((holder.pid, duplicate(holder.socket.as_fd())?));
+        }
+        drop(state);
+        Ok(HolderSockets { inner: Arc::clone(&self.inner), sockets, broken: duplicate(broken)? })
     }
 }
 
-/// Reserves blocks of the file, so that the holder can append the line on a full file system.
-pub(crate) fn reserve(broken: BorrowedFd<'_>) {
+impl HolderSockets {
+    /// Sends a listener and the file to the holders. Allocates nothing, so that a child can call this function between
+    /// fork and exec.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no holder has received the listener.
+    pub(crate) fn send(&self, listener: BorrowedFd<'_>) -> Result<()> {
+        let descriptors = [listener.as_raw_fd(), self.broken.as_raw_fd()];
+        let mut outcome = Err(Error::new("send a listener to its holders", Errno(libc::EPIPE)));
+        for (_, socket) in self.sockets.iter().flatten() {
+            let sent = send_descriptors(socket.as_fd(), &descriptors);
+            outcome = outcome.or(sent);
+        }
+        outcome
+    }
+
+    /// Records the listener that a child has sent, and sends the listener to holders that were created since.
+    pub(crate) fn received(&self, listener: BorrowedFd<'_>) -> Result<()> {
+        let has_it: Vec<Pid> = self.sockets.iter().flatten().map(|(pid, _)| *pid).collect();
+        self.inner.hold(listener, self.broken.as_fd(), &has_it)
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records a listener, and sends the listener to all holders, except the holders `has_it`.
+    fn hold(&self, listener: BorrowedFd<'_>, broken: BorrowedFd<'_>, has_it: &[Pid]) -> Result<()> {
+        let mut state = self.state();
+        state.held.retain(|(listener, _)| !is_unused(listener.as_fd()));
+        self.repair(&mut state)?;
+        for holder in state.holders.iter().flatten().filter(|holder| !has_it.contains(&holder.pid)) {
+            // An error means that the holder has died. Its successor receives the listener.
+            let _ = holder.send(listener, broken);
+        }
+        state.held.push((duplicate(listener)?, duplicate(broken)?));
+        Ok(())
+    }
+
+    /// Replaces dead holders. Fails only if no holder lives afterwards.
+    fn repair(&self, state: &mut State) -> Result<()> {
+        let mut outcome = Ok(());
+        for (index, name) in NAMES.into_iter().enumerate() {
+            if let Some(dead) = state.holders[index].take_if(|holder| ends_within(holder.handle.as_fd(), 0)) {
+                reap(dead.pid);
+            }
+            if state.holders[index].is_some() {
+                continue;
+            }
+            let elder = state.holders[HOLDERS - 1 - index].as_ref().map(|holder| holder.handle.as_fd());
+            match self.create(name, elder) {
+                Ok(holder) => {
+                    state.held.retain(|(listener, _)| !is_unused(listener.as_fd()));
+                    for (listener, broken) in &state.held {
+                        let _ = holder.send(listener.as_fd(), broken.as_fd());
+                    }
+                    state.holders[index] = Some(holder);
+                }
+                Err(error) => outcome = Err(error),
+            }
+        }
+        if state.holders.iter().any(Option::is_some) { Ok(()) } else { outcome }
+    }
+
+    /// Creates a holder with this name. `elder` is a pidfd of the other holder, if the other holder lives.
+    fn create(&self, name: &'static CStr, elder: Option<BorrowedFd<'_>>) -> Result<Holder> {
+        let (socket, remote) = socket::pair(libc::SOCK_SEQPACKET)?;
+        let own = pidfd::open(Pid(std::process::id() as i32))?;
+        let kept = process::Inherited {
+            guardian: own.as_raw_fd(),
+            elder: elder.map(|elder| elder.as_raw_fd()),
+            socket: remote.as_raw_fd(),
+            name,
+        };
+        let pid = (self.record)(&|| {
+            self.shared.inherit(true);
+            let created = clone_holder(kept, self.shared.unanswered());
+            self.shared.inherit(false);
+            created
+        })?;
+        Ok(Holder { pid, handle: pidfd::open(pid)?, socket })
+    }
+
+    /// Replaces holders that die, until the other end of `end` is closed.
+    fn replace_dead(&self, end: BorrowedFd<'_>) {
+        loop {
+            let state = self.state();
+            let mut waits = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; HOLDERS + 1];
+            waits[HOLDERS].fd = end.as_raw_fd();
+            let mut is_complete = true;
+            let mut handles = [const { None }; HOLDERS];
+            for ((wait, handle), holder) in waits.iter_mut().zip(&mut handles).zip(&state.holders) {
+                // `hold` can replace a holder and close its pidfd during the wait.
+                *handle = holder.as_ref().and_then(|holder| duplicate(holder.handle.as_fd()).ok());
+                is_complete &= handle.is_some();
+                wait.fd = handle.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+            }
+            drop(state);
+            let limit = if is_complete { -1 } else { RETRY_MS };
+            // SAFETY: the kernel reads and writes the structures of the live array.
+            unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, limit) };
+            if waits[HOLDERS].revents != 0 {
+                return;
+            }
+            // After an error, the next turn of the loop tries again.
+            let mut state = self.state();
+            if self.repair(&mut state).is_err() {
+                drop(state);
+                std::thread::sleep(Duration::from_millis(RETRY_MS as u64));
+            }
+        }
+    }
+}
+
+impl Holder {
+    fn send(&self, listener: BorrowedFd<'_>, broken: BorrowedFd<'_>) -> Result<()> {
+        send_descriptors(self.socket.as_fd(), &[listener.as_raw_fd(), broken.as_raw_fd()])
+    }
+}
+
+fn clone_holder(kept: process::Inherited, unanswered: process::Unanswered) -> Result<Pid> {
+    // A holder has no exit signal, so that a wait for any child does not return the holder.
+    let arguments = CloneArguments::default();
+    // SAFETY: without CLONE_VM, the child gets a copy of this address space. The child makes only system
+    // calls in `run`, and never returns to code that could wait for a lock of a missing thread.
+    let result =
+        unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
+    match result {
+        -1 => Err(Error::new("create the holder of listeners", Errno::last())),
+        0 => process::run(kept, unanswered),
+        child => Ok(Pid(child as i32)),
+    }
+}
+
+fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+    fd.try_clone_to_owned().map_err(|error| Error::new("duplicate a descriptor for a holder", error))
+}
+
+/// Reserves blocks of the file, so that a holder can append the line on a full file system.
+fn reserve(broken: BorrowedFd<'_>) {
     // SAFETY: the call takes plain numbers. If the file system cannot reserve blocks, the line is written
     // only if there is space.
     unsafe { libc::fallocate(broken.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, 0, RESERVED_BYTES) };
@@ -215,16 +344,37 @@ pub(crate) fn reserve(broken: BorrowedFd<'_>) {
 
 impl Drop for ListenerHolder {
     fn drop(&mut self) {
-        // The message without descriptors dismisses the holder. If no task uses a held listener's filter, the
+        if let Some((thread, end)) = self.thread.take() {
+            drop(end);
+            let _ = thread.join();
+        }
+        // The message without descriptors dismisses a holder. If no task uses a held listener's filter, the
         // holder exits and does not append the line. Otherwise the holder stays, and lets the calls of the
         // subject continue after the end of this process.
-        let asked = send_descriptors(self.socket.as_fd(), &[]);
-        if asked.is_err() || ends_within(self.handle.as_fd(), EXIT_LIMIT_MS) {
-            // SAFETY: the call takes plain numbers and does not wait. The holder is a child of this process,
-            // so its pid is not reused before the holder is reaped here.
-            unsafe { libc::waitpid(self.pid.get(), ptr::null_mut(), libc::__WALL | libc::WNOHANG) };
+        let state = self.inner.state();
+        let asked = |holder: &Holder| send_descriptors(holder.socket.as_fd(), &[]);
+        let outcomes =
+            state.holders.iter().flatten().map(|holder| (holder, asked(holder))).collect::<Vec<_>>();
+        for (holder, asked) in outcomes {
+            if asked.is_err() || ends_within(holder.handle.as_fd(), EXIT_LIMIT_MS) {
+                reap(holder.pid);
+            }
         }
     }
+}
+
+/// Reaps a holder that has ended.
+fn reap(holder: Pid) {
+    // SAFETY: the call takes plain numbers and does not wait. The holder is a child of this process,
+    // so its pid is not reused before the holder is reaped here.
+    unsafe { libc::waitpid(holder.get(), ptr::null_mut(), libc::__WALL | libc::WNOHANG) };
+}
+
+/// Reports whether no task uses the filter of a listener.
+fn is_unused(listener: BorrowedFd<'_>) -> bool {
+    let mut wait = libc::pollfd { fd: listener.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: the kernel reads and writes one live pollfd.
+    unsafe { libc::poll(&raw mut wait, 1, 0) == 1 && wait.revents & libc::POLLHUP != 0 }
 }
 
 /// Reports whether a process ends within a time limit. `process` is a pidfd.
@@ -232,67 +382,4 @@ fn ends_within(process: BorrowedFd<'_>, milliseconds: i32) -> bool {
     let mut wait = libc::pollfd { fd: process.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: the kernel reads and writes one live pollfd.
     unsafe { libc::poll(&raw mut wait, 1, milliseconds) == 1 }
-}
-
-impl Shared {
-    fn map() -> Result<Self> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: mmap makes a new mapping at an address of the kernel's choice, and changes no other memory.
-        let start = unsafe { libc::mmap(ptr::null_mut(), SHARED_BYTES, protection, flags, -1, 0) };
-        let failed = || Error::new("map memory for notifications", Errno::last());
-        if start == libc::MAP_FAILED {
-            return Err(failed());
-        }
-        let buffers = NonNull::new(start.cast()).ok_or_else(failed)?;
-        Ok(Self { buffers, taken: [const { AtomicBool::new(false) }; BUFFERS_MAX] })
-    }
-
-    fn calls(&self) -> &[AtomicU64] {
-        // SAFETY: from CALLS_AT on, the mapping has HELD_CALLS_MAX numbers, which are zero at first. The
-        // numbers are aligned, as asserted above, and live as long as this value. Both processes access the
-        // numbers only as atomics.
-        unsafe {
-            let start = self.buffers.as_ptr().cast::<u8>().add(CALLS_AT).cast();
-            std::slice::from_raw_parts(start, HELD_CALLS_MAX)
-        }
-    }
-
-    fn at(&self, index: usize) -> *mut Notification {
-        debug_assert!(index < BUFFERS_MAX, "an index is one of `taken`");
-        // SAFETY: the mapping has space for BUFFERS_MAX notifications, and the index is less than
-        // BUFFERS_MAX.
-        UnsafeCell::raw_get(unsafe { self.buffers.as_ptr().add(index) })
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // SAFETY: `map` has mapped the range. Every buffer and every row holds a reference count of this
-        // value, so no buffer and no row exists any more.
-        unsafe { libc::munmap(self.buffers.as_ptr().cast(), SHARED_BYTES) };
-    }
-}
-
-impl Deref for NotificationBuffer {
-    type Target = Notification;
-
-    fn deref(&self) -> &Notification {
-        // SAFETY: the buffer is mapped as long as `shared` lives. The buffer contains zeroes or a
-        // notification. No other `NotificationBuffer` has the same index.
-        unsafe { &*self.shared.at(self.index) }
-    }
-}
-
-impl DerefMut for NotificationBuffer {
-    fn deref_mut(&mut self) -> &mut Notification {
-        // SAFETY: the conditions of `deref` hold, and the borrow of this value is exclusive.
-        unsafe { &mut *self.shared.at(self.index) }
-    }
-}
-
-impl Drop for NotificationBuffer {
-    fn drop(&mut self) {
-        self.shared.taken[self.index].store(false, Ordering::Release);
-    }
 }

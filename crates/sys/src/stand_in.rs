@@ -94,6 +94,7 @@ pub fn perform(who: Credentials, groups: &[u32], act: Act<'_>) -> Result<()> {
     let status = clone::reap(model::Pid(child as i32))?;
     match libc::WEXITSTATUS(status) {
         0 if libc::WIFEXITED(status) => Ok(()),
+        _ if !libc::WIFEXITED(status) => Err(Error::process(NAME, model::Pid(who.pid), Errno(libc::EINTR))),
         errno => Err(Error::process(NAME, model::Pid(who.pid), Errno(errno))),
     }
 }

@@ -13,10 +13,11 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::Arc;
 
 use crate::error::{Errno, Error, Result};
 use crate::fd_passing::{receive_descriptors, send_descriptors};
-use crate::listener_holder::{self, ListenerHolder};
+use crate::listener_holder::{HolderSockets, ListenerHolder};
 use crate::seccomp_listener::{FilterProgram, Listener, install};
 use crate::socket;
 
@@ -24,6 +25,7 @@ use crate::socket;
 #[derive(Debug)]
 pub struct PendingListener {
     from: OwnedFd,
+    holders: Option<Arc<HolderSockets>>,
 }
 
 /// Makes the child of a command install the filter right before the child executes the program. The child sends the
@@ -43,29 +45,21 @@ pub fn watch_from_start(
     holder: Option<(&ListenerHolder, BorrowedFd<'_>)>,
 ) -> Result<PendingListener> {
     let (from, to) = socket::pair(libc::SOCK_SEQPACKET)?;
-    let duplicate = |fd: BorrowedFd<'_>| {
-        fd.try_clone_to_owned().map_err(|error| Error::new("duplicate a descriptor for the holder", error))
-    };
-    let holder = match holder {
-        Some((holder, broken)) => {
-            listener_holder::reserve(broken);
-            Some((duplicate(holder.socket())?, duplicate(broken)?))
-        }
-        None => None,
-    };
+    let holders = holder.map(|(holder, broken)| holder.sockets(broken)).transpose()?.map(Arc::new);
+    let of_child = holders.clone();
     let prepare = move || {
         let raw = |error: Error| std::io::Error::from_raw_os_error(error.errno.0);
         let listener = install(&program).map_err(raw)?;
-        // The holder gets the listener first. From then on, the death of the parent process does not harm a call.
-        if let Some((socket, broken)) = &holder {
-            send_descriptors(socket.as_fd(), &[listener.as_raw_fd(), broken.as_raw_fd()]).map_err(raw)?;
+        // The holders get the listener first. From then on, the death of the parent process does not harm a call.
+        if let Some(holders) = &of_child {
+            holders.send(listener.as_fd()).map_err(raw)?;
         }
         send_descriptors(to.as_fd(), &[listener.as_raw_fd()]).map_err(raw)
     };
     // SAFETY: between fork and exec, the closure makes system calls only. The closure takes no lock and allocates
     // nothing. Dropping the listener closes one descriptor.
     unsafe { command.pre_exec(prepare) };
-    Ok(PendingListener { from })
+    Ok(PendingListener { from, holders })
 }
 
 impl PendingListener {
@@ -76,6 +70,10 @@ impl PendingListener {
     /// EAGAIN if the filter was not installed.
     pub fn receive(self) -> Result<Listener> {
         let [listener, _] = receive_descriptors(self.from.as_fd(), libc::MSG_DONTWAIT)?;
-        Listener::new(listener.ok_or_else(|| Error::new("receive a listener", Errno::SHORT))?)
+        let listener = listener.ok_or_else(|| Error::new("receive a listener", Errno::SHORT))?;
+        if let Some(holders) = &self.holders {
+            holders.received(listener.as_fd())?;
+        }
+        Listener::new(listener)
     }
 }

@@ -86,7 +86,9 @@ fn calls_of_channels_are_handled_and_only_bind_is_recorded() {
     };
     let notes = Arc::new(Notes::default());
     let handler: Arc<dyn CallHandler> = Arc::clone(&notes) as Arc<dyn CallHandler>;
-    let watch = Watch::start(options, ListenerHolder::start().unwrap()).unwrap().with_channels(handler);
+    let watch = Watch::start(options, ListenerHolder::start(|create| create()).unwrap())
+        .unwrap()
+        .with_channels(handler);
     watch.boundary(start, &[], &[]);
     watch.after_pause();
     let mut command = Command::new("python3");
@@ -108,7 +110,7 @@ fn calls_of_channels_are_handled_and_only_bind_is_recorded() {
     assert_eq!(*notes.kinds.lock().unwrap(), [CallKind::Bind, CallKind::Listen, CallKind::Connect]);
     assert_eq!(watch.report().broken, None);
     assert!(root.join("socket").exists());
-    watch.subject_ended();
+    watch.subject_ended().unwrap();
     watch.go_back(start, &[]).unwrap();
     assert!(!root.join("socket").exists() && !root.join("beside").exists());
 }

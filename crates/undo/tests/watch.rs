@@ -221,7 +221,7 @@ fn watch_with(place: &Path, bytes_max: ByteCount, cost_max: f64) -> (Watch, Path
     let start = Sequence(0);
     let apart_max = Duration::MAX;
     let options = WatchOptions { directory, bytes_max, cost_max, apart_max, start, clock: Clock::default() };
-    (Watch::start(options, ListenerHolder::start().unwrap()).unwrap(), root)
+    (Watch::start(options, ListenerHolder::start(|create| create()).unwrap()).unwrap(), root)
 }
 
 fn roll_back_incarnations(place: &Path, seed: u64) {
@@ -247,7 +247,7 @@ fn roll_back_incarnations(place: &Path, seed: u64) {
         subject.order(200);
         std::thread::sleep(Duration::from_millis(random.u64(0..60)));
         subject.kill();
-        watch.subject_ended();
+        watch.subject_ended().unwrap();
         let exact = watch.exact();
         assert!(exact.contains(&Sequence(next - 1)), "seed {seed}: {:?}", watch.report());
         let to = exact[random.usize(0..exact.len())];
@@ -290,7 +290,7 @@ fn a_file_that_is_moved_to_a_name_while_that_is_opened_goes_back() {
     subject.order(0);
     subject.wait();
     subject.kill();
-    watch.subject_ended();
+    watch.subject_ended().unwrap();
     watch.go_back(Sequence(1), &[]).unwrap();
     assert_eq!(difference(&before, &tree(&root)), None);
 }
@@ -311,7 +311,7 @@ fn the_watch_reads_files_that_report_while_events_wait() {
     // The program continues only if the watch answers the events of its own reads.
     subject.wait();
     subject.kill();
-    watch.subject_ended();
+    watch.subject_ended().unwrap();
     watch.go_back(Sequence(1), &[]).unwrap();
     assert_eq!(difference(&before, &tree(&root)), None);
 }
@@ -340,7 +340,7 @@ fn a_file_with_the_inode_number_of_a_removed_directory_goes_back() {
     assert_eq!(subject.boundary(&watch, Sequence(2)), Boundary::Exact);
     assert_eq!(watch.report().last_break, None);
     subject.kill();
-    watch.subject_ended();
+    watch.subject_ended().unwrap();
     assert_eq!(watch.exact(), [Sequence(0), Sequence(1), Sequence(2)]);
     watch.go_back(Sequence(1), &[]).unwrap();
     assert_eq!(difference(&before, &tree(&root)), None);
@@ -426,7 +426,7 @@ fn a_log_without_room_loses_the_way_back_until_the_next_boundary() {
     assert_eq!(subject.boundary(&watch, Sequence(2)), Boundary::Exact);
     assert_eq!((watch.exact(), watch.report().broken), (vec![Sequence(2)], None));
     subject.kill();
-    watch.subject_ended();
+    watch.subject_ended().unwrap();
     watch.go_back(Sequence(2), &[]).unwrap();
     assert_eq!(difference(&before, &tree(&root)), None);
 }
@@ -511,7 +511,7 @@ fn a_sync_and_a_later_send_to_a_peer_are_noted_until_the_next_checkpoint() {
         check(&format!("write fsync {other}"), !is_observed);
     }
     subject.kill();
-    watch.subject_ended();
+    watch.subject_ended().unwrap();
     let newest = Sequence(sequence);
     assert_eq!(has_told(&watch, newest), !is_observed);
     assert!(has_told(&watch, Sequence(sequence - others.len() as u64 - 1)));

@@ -59,6 +59,21 @@ fn a_subject_with_threads_and_children_does_not_notice_that_undying_is_killed() 
     short_form("killed.py", &["--rounds", "15", "--judge", "5"], &[]);
 }
 
+/// The number of rounds or points in a normal run, or with `UNDYING_LONG_TESTS`. Zero means all points.
+fn count(short: &'static str, long: &'static str) -> &'static str {
+    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { long } else { short }
+}
+
+#[test]
+fn killed_parts_of_undying_cost_no_checkpoint() {
+    short_form("own_parts.py", &["--only", "kills", "--kills", count("12", "100")], &[]);
+}
+
+#[test]
+fn a_failed_call_of_a_restore_costs_no_checkpoint() {
+    short_form("own_parts.py", &["--only", "errnos", "--errnos", count("40", "400")], &["strace"]);
+}
+
 #[test]
 fn a_build_two_tables_and_a_database_leave_the_files_of_an_uninterrupted_run() {
     short_form("rewind.py", &["--quick"], &["make", "ar"]);

@@ -34,7 +34,7 @@ pub(crate) fn channels(limits: Limits, clock: Clock) -> Option<Channels> {
         println!("unsupported: {why}");
         return None;
     }
-    Some(Channels::new(ListenerHolder::start().unwrap(), limits, clock).unwrap())
+    Some(Channels::new(ListenerHolder::start(|create| create()).unwrap(), limits, clock).unwrap())
 }
 
 /// Creates channels with the default limits, which no test reaches.

@@ -79,7 +79,8 @@ impl fmt::Debug for Aside {
 }
 
 fn refuse<'a>(changed: impl Iterator<Item = &'a Cut>, why: &str) -> Result<()> {
-    let changed = changed.map(|cut| ChangedFile { path: cut.path().to_owned(), why: why.to_owned() });
+    let changed =
+        changed.map(|cut| ChangedFile { path: cut.path().to_owned(), why: why.to_owned(), errno: None });
     let changed: Vec<ChangedFile> = changed.collect();
     if changed.is_empty() { Ok(()) } else { Err(EngineError::FilesChanged(changed)) }
 }

@@ -178,23 +178,70 @@ pub fn recorded_files(mut reader: ImageReader) -> Result<Vec<FileRecord>> {
     Plan::of(&mut reader)?.files.ok_or(EngineError::FilesNotRecorded)
 }
 
-/// Compares files with their records, like a restore before its first change.
-///
-/// # Errors
-///
-/// `FilesChanged` with every file that does not match; the errors of `recorded_files`.
-pub fn compare_files(mut reader: ImageReader, files: Files) -> Result<()> {
-    let plan = Plan::of(&mut reader)?;
-    Compared::compare(&plan, reader.commit().time, files, None).map(drop)
+/// An image whose records were decoded and checked. Nothing was opened, created or changed yet.
+pub struct PreparedRestore {
+    reader: ImageReader,
+    plan: Plan,
+    /// The duration of the decoding.
+    decoding: Duration,
+}
+
+impl PreparedRestore {
+    /// Decodes and checks the records of an image.
+    ///
+    /// # Errors
+    ///
+    /// `KernelDiffers`; the errors of `check_records`.
+    pub fn read(mut reader: ImageReader) -> Result<Self> {
+        let started = Stopwatch::start();
+        let plan = Plan::of(&mut reader)?;
+        Ok(Self { reader, plan, decoding: started.elapsed() })
+    }
+
+    /// Compares files with their records, like a restore before its first change.
+    ///
+    /// # Errors
+    ///
+    /// `FilesChanged` with every file that does not match; `FilesNotRecorded` for an image of an earlier version.
+    pub fn compare_files(&self, files: Files) -> Result<()> {
+        Compared::compare(&self.plan, self.reader.commit().time, files, None).map(drop)
+    }
+
+    /// Checks that the pids of the image are free, like a restore before its first change. The pid `reserved` is not
+    /// checked.
+    ///
+    /// # Errors
+    ///
+    /// `PidTaken` or `PidUnreaped` with the first pid that is not free.
+    pub fn check_pids(&self, reserved: Option<Pid>) -> Result<()> {
+        self.plan.check_pids(reserved)
+    }
+
+    /// Checks the pids and the clocks of this machine.
+    fn check_machine(&self, late_timers: bool) -> Result<()> {
+        // If the program still runs, the comparison of files fails, too. The error about the pids shows the reason, so
+        // it comes first.
+        self.plan.check_pids(None)?;
+        if late_timers { Ok(()) } else { self.plan.check_clocks() }
+    }
+
+    /// Builds the tree of the image and resumes the tree.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the tree does not run. Processes that were already created die with this process.
+    pub fn restore(self, options: RestoreOptions) -> Result<Restored> {
+        restore_with(self, options, None)
+    }
 }
 
 /// Checks that the pids of an image are free, like a restore before its first change.
 ///
 /// # Errors
 ///
-/// `PidTaken` or `PidUnreaped` with the first pid that is not free; `KernelDiffers`; the errors of `check_records`.
-pub fn check_pids(mut reader: ImageReader) -> Result<()> {
-    Plan::of(&mut reader)?.check_pids()
+/// `PidTaken` or `PidUnreaped` with the first pid that is not free; the errors of [`PreparedRestore::read`].
+pub fn check_pids(reader: ImageReader) -> Result<()> {
+    PreparedRestore::read(reader)?.check_pids(None)
 }
 
 /// Builds the tree of an image and resumes the tree.
@@ -203,7 +250,7 @@ pub fn check_pids(mut reader: ImageReader) -> Result<()> {
 ///
 /// The reason why the tree does not run. Processes that were already created die with this process.
 pub fn restore(reader: ImageReader, options: RestoreOptions) -> Result<Restored> {
-    restore_with(reader, options, None)
+    PreparedRestore::read(reader)?.restore(options)
 }
 
 /// Builds the tree of an image, and resumes the tree while its memory is still being filled. Pages that the tree
@@ -219,7 +266,7 @@ pub fn restore_lazily(
     options: RestoreOptions,
     mut running: impl FnMut(&Restored),
 ) -> Result<Restored> {
-    restore_with(reader, options, Some(&mut running))
+    restore_with(PreparedRestore::read(reader)?, options, Some(&mut running))
 }
 
 /// Sets PR_SET_DUMPABLE (prctl(2)), so that the `/proc` files of this process and its children belong to the user
@@ -249,20 +296,8 @@ fn require_same_pids(policy: PidPolicy) -> Result<()> {
     Ok(())
 }
 
-/// Decodes the plan, and checks it against this machine.
-fn checked(reader: &mut ImageReader, late_timers: bool) -> Result<Plan> {
-    let plan = Plan::of(reader)?;
-    // If the program still runs, the comparison of files fails, too. The error about the pids shows the reason, so it
-    // comes first.
-    plan.check_pids()?;
-    if !late_timers {
-        plan.check_clocks()?;
-    }
-    Ok(plan)
-}
-
 fn restore_with(
-    mut reader: ImageReader,
+    prepared: PreparedRestore,
     mut options: RestoreOptions,
     running: Option<&mut dyn FnMut(&Restored)>,
 ) -> Result<Restored> {
@@ -271,11 +306,12 @@ fn restore_with(
     own_files_in_proc()?;
     let mut lap = started;
     let mut phases = RestorePhases::default();
-    let plan = checked(&mut reader, options.late_timers)?;
+    prepared.check_machine(options.late_timers)?;
+    let PreparedRestore { reader, plan, decoding } = prepared;
     let given = given(&mut options);
     let rollback = options.files.rollback.take();
     let mut compared = Compared::compare(&plan, reader.commit().time, options.files, rollback.as_ref())?;
-    phases.plan = lap.lap();
+    phases.plan = decoding + lap.lap();
     let lazy = if running.is_some() { Lazy::prepare(&plan, reader.index())? } else { None };
     finish::prepare(&plan)?;
     let mut shared = Shared::default();
@@ -311,7 +347,7 @@ fn restore_with(
     let has_begun = |restored: &mut Restored| {
         restored.foreground = given.get();
         restored.phases.finish = lap.lap();
-        restored.total = started.elapsed();
+        restored.total = decoding + started.elapsed();
         if let Some(running) = running {
             running(restored);
         }
@@ -328,6 +364,6 @@ fn restore_with(
             lazy::run(lazy, &reader, built, complete, || has_begun(&mut restored))?;
         }
     }
-    restored.filled = started.elapsed();
+    restored.filled = decoding + started.elapsed();
     Ok(restored)
 }

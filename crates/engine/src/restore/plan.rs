@@ -197,12 +197,12 @@ impl Plan {
         }
     }
 
-    /// Waits until every pid and tid that the tree needs is free.
-    pub(super) fn check_pids(&self) -> Result<()> {
+    /// Waits until every pid and tid that the tree needs is free, except the pid `reserved`.
+    pub(super) fn check_pids(&self, reserved: Option<Pid>) -> Result<()> {
         for process in &self.processes {
-            let threads = process.threads.iter().map(|thread| thread.tid.get());
-            for number in threads.chain([process.pid.get()]) {
-                pids::await_free(Pid(number))?;
+            let threads = process.threads.iter().map(|thread| Pid(thread.tid.get()));
+            for number in threads.chain([process.pid]).filter(|number| Some(*number) != reserved) {
+                pids::await_free(number)?;
             }
         }
         let births = self.births();

@@ -40,6 +40,8 @@ pub enum RunEvent {
     },
     /// The restart is delayed, because two successive incarnations of the program were short.
     BackOff { wait_us: u64 },
+    /// A step of the restart has failed for a reason that is not the fault of a checkpoint. The step is repeated.
+    RestartRepeated { reason: String, wait_us: u64 },
     /// Since the checkpoint, a file has only grown. A restore has moved the new bytes from the file to `to`.
     MovedAside { path: String, bytes: u64, to: String },
     /// The subject writes files that can prevent a restart from a checkpoint. A file in `in_place` prevents the restart

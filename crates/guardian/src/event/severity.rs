@@ -49,6 +49,7 @@ impl RunEvent {
             | Self::Ended { signal: None, exit: Some(0), .. } => Severity::Information,
             Self::Started { .. }
             | Self::BackOff { .. }
+            | Self::RestartRepeated { .. }
             | Self::MovedAside { .. }
             | Self::OutputReleased { .. }
             | Self::FilesDeferred { .. }

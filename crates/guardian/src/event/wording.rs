@@ -112,6 +112,7 @@ impl fmt::Display for RunEvent {
                 write!(f, "pid {pid} {fault}, and is killed for it")
             }
             Self::BackOff { .. }
+            | Self::RestartRepeated { .. }
             | Self::Restored { .. }
             | Self::RestoreFailed { .. }
             | Self::Poisoned { .. }
@@ -166,6 +167,9 @@ fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RunEvent::BackOff { wait_us } => {
             let wait = Duration::from_micros(*wait_us).as_secs_f64();
             write!(f, "the restart waits {wait:.2} s, since two incarnations in succession were short")
+        }
+        RunEvent::RestartRepeated { reason, .. } => {
+            write!(f, "the restart is not possible now, and is tried again: {}", shown(reason, f))
         }
         RunEvent::Restored { pid, seq, took_us, age_us } => {
             let took = Duration::from_micros(*took_us).as_secs_f64() * 1e3;

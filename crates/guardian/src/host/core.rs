@@ -17,6 +17,7 @@ use health::Interest;
 use model::{Pid, Signal};
 use supervise::{Fault, SubjectStatus};
 use sys::clock::Clock;
+use sys::listener_holder::ListenerHolder;
 
 use super::poller::Poller;
 use super::workers::Workers;
@@ -240,6 +241,12 @@ impl Host {
         sys::signal::start_with(command, self.shared.blocked_before, self.shared.defaults);
         sys::launch::start_in_session(command);
         Ok(Pid(command.spawn()?.id() as i32))
+    }
+
+    /// Creates listener holders, which belong to no subject.
+    pub(crate) fn start_holder(&self) -> Result<ListenerHolder> {
+        let shared = Arc::clone(&self.shared);
+        Ok(ListenerHolder::start(move |create| shared.reaper.create_exempt(create))?)
     }
 
     /// Excludes a child of this program from all subjects. The code that has started the child reaps it.

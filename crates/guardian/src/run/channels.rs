@@ -1,10 +1,10 @@
 //! The channels of one component of a system, as the guard of the component uses them.
 //!
-//! A channel is a listener that outlives its program, or the connection of a caller that waits for the component. The
+//! A channel is a listener that outlives its program, or the connection of a caller that waits for the component. A
 //! holder is a process that keeps the notification descriptor of the seccomp filter.
 //!
 //! Owns: the choice which steps of a start, a restore and an end are reported to the channels.
-//! Invariants: while the holder lives, a program of a component never runs without its filter. A kept listener is
+//! Invariants: a program of a component never runs without its filter. A kept listener is
 //! passed to the next incarnation, or is closed if no incarnation follows.
 //! Does not: keep listeners or hold callers; the crate `channel` does.
 
@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, Command};
 use std::sync::Arc;
 
-use channel::{Channels, ComponentId};
+use channel::{ChannelError, Channels, ComponentId};
 use engine::FilterInstall;
 use model::Pid;
 use sys::socket_call::CallHandler;
@@ -51,10 +51,6 @@ impl ComponentChannels {
         prepare_last: impl FnOnce(&mut Command) -> Result<()>,
         failed: impl FnOnce(std::io::Error) -> GuardianError,
     ) -> Result<Child> {
-        if !self.is_possible() {
-            prepare_last(command)?;
-            return command.spawn().map_err(failed);
-        }
         let pending = self.all.prepare(self.id, command)?;
         // Installing the filter needs the privileges of this program, so the privileges are dropped afterwards.
         prepare_last(command)?;
@@ -77,36 +73,25 @@ impl ComponentChannels {
         self.all.begin(self.id, is_restored);
     }
 
-    /// Returns a filter that handles the calls of a restored tree from its first instruction on. Returns `None` if the
-    /// channels cannot be handled.
-    pub(super) fn filter(&self) -> Option<FilterInstall> {
-        if !self.is_possible() {
-            return None;
-        }
+    /// Returns a filter that handles the calls of a restored tree from its first instruction on.
+    pub(super) fn filter(&self) -> FilterInstall {
         let own = self.clone();
         let attach = move |listener| {
-            own.all.attach(own.id, listener).map_err(|error| {
-                Error::new(format!("handle the channels of the program: {error}"), Errno::EINVAL)
+            own.all.attach(own.id, listener).map_err(|error| match error {
+                ChannelError::Kernel(error) => error,
+                other => Error::new(format!("handle the channels of the program: {other}"), Errno::EINVAL),
             })
         };
-        Some(FilterInstall { program: self.all.filter(self.id), listener: Box::new(attach) })
+        FilterInstall { program: self.all.filter(self.id), listener: Box::new(attach) }
     }
 
-    /// Reports whether the channels of a program can be handled. If the holder was killed, the component continues
-    /// without kept listeners. These listeners are then closed, so that the component can bind its addresses itself.
-    fn is_possible(&self) -> bool {
-        let is_possible = self.all.has_holder();
-        if !is_possible {
-            self.all.stopped(self.id);
-        }
-        is_possible
+    /// Replaces the holders that have died, so that a program can be started or restored with its filter.
+    pub(super) fn repair(&self) -> Result<()> {
+        Ok(self.all.repair()?)
     }
 
     /// Returns duplicates of the kept listeners, for a restore.
     pub(super) fn kept(&self) -> Result<Vec<OwnedFd>> {
-        if !self.is_possible() {
-            return Ok(Vec::new());
-        }
         let kept = self.all.inherit(self.id)?;
         Ok(kept.into_iter().map(|listener| listener.socket).collect())
     }

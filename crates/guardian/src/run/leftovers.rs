@@ -17,6 +17,7 @@ use std::time::Duration;
 use model::{Pid, ProcessKey, StartTime};
 use rustix::process::{WaitId, WaitIdOptions};
 use sys::clock::Deadline;
+use sys::listener_holder::Creation;
 use tracee::{procfs, tree};
 
 use super::requests::VARIABLE;
@@ -118,6 +119,17 @@ impl ProcessReaper {
         if let Ok(key) = procfs::key(pid) {
             self.table().foreign.insert(pid, key.start);
         }
+    }
+
+    /// Creates a child of this program that belongs to no subject. No other thread finds the child before the child is
+    /// recorded.
+    pub(crate) fn create_exempt(&self, create: Creation<'_>) -> sys::Result<Pid> {
+        let mut table = self.table();
+        let pid = create()?;
+        if let Ok(key) = procfs::key(pid) {
+            table.foreign.insert(pid, key.start);
+        }
+        Ok(pid)
     }
 
     /// After this call, a child is assigned to a subject only if the child is known to belong to this subject.

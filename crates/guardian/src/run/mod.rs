@@ -5,6 +5,7 @@
 //! then continues without a guard.
 //! Does not: wait, except on a worker thread; the event loop of the host waits.
 
+mod blame;
 mod channels;
 mod children;
 pub(crate) mod claim;

@@ -6,7 +6,8 @@
 //! Owns: the values that all subjects of this process share, and the choice of what a started program inherits. Also
 //! owns the steps of a restart: ending the remaining processes, rolling files back, and building or starting processes.
 //! Invariants: no process of the subject runs during the rollback of files. A dead root keeps its pid until the restore
-//! needs the pid. A failed attempt leaves no process.
+//! needs the pid. A failed attempt leaves no process. Files are rolled back only to the checkpoint that is then
+//! restored, and after all steps that can fail without a change of files.
 //! Does not: decide which checkpoint is restored, or know the guard.
 
 use std::collections::HashSet;
@@ -17,13 +18,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use engine::{
-    Connections, Covered, EngineError, FilePolicy, Files, FilterInstall, Kept, RestoreOptions, Restored,
+    Connections, Covered, FilePolicy, Files, FilterInstall, Kept, PreparedRestore, RestoreOptions, Restored,
 };
 use model::{Pid, ProcessKey, Sequence};
 use store::{Store, SubjectName};
 use supervise::{ChangedFiles, RestoreError, Survey};
-use sys::clock::{Clock, Deadline};
+use sys::clock::Clock;
 
+use super::blame;
 use super::channels::ComponentChannels;
 use super::launch::Launch;
 use super::leftovers::{Owner, ProcessReaper};
@@ -36,11 +38,6 @@ use crate::event::RunEvent;
 use crate::foreground::Foreground;
 use crate::streams::Streams;
 use crate::subject::Subject;
-
-/// How long a restore waits for a pid that is in use. The process with this pid may just be ending.
-const PID_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval between two attempts of a restore while a pid is in use.
-const PID_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Values that the event loop, its guards and its workers share.
 #[derive(Debug)]
@@ -110,7 +107,7 @@ impl Rebuild {
         self.host.reaper.clear(self.owner, self.subject.pid(), known, spared)?;
         self.launch.channels.iter().for_each(ComponentChannels::died);
         if let Some(watching) = &self.watching {
-            watching.watch.subject_ended();
+            watching.watch.subject_ended()?;
         }
         Ok(())
     }
@@ -142,113 +139,132 @@ impl Rebuild {
 
     /// Rolls files back, and builds the processes of a checkpoint. `opened_later` are files that later checkpoints have
     /// recorded.
+    ///
+    /// Steps that can fail without a change of files come first. If a step fails after the rollback, the same
+    /// checkpoint can be restored again.
     pub(super) fn restore(
         &self,
         sequence: Sequence,
         opened_later: &[PathBuf],
         spared: &HashSet<ProcessKey>,
         kept: &Kept,
-    ) -> Result<Attempt> {
+    ) -> Attempt {
         let mut events = Vec::new();
-        self.host.reaper.clear(self.owner, self.subject.pid(), &[], spared)?;
-        let covered = match self.take_files_back(sequence, opened_later, &mut events) {
-            Ok(covered) => covered,
-            Err(error) => return Ok(Attempt { events, outcome: Err(files_stay(error)) }),
-        };
-        let built = self.build(sequence, (opened_later, covered), spared, kept, &mut events);
-        if built.is_err() {
-            self.host.reaper.clear_construction(self.owner, spared)?;
-        }
-        let outcome = built.map_err(|error| {
-            let is_of_files = error.names_changed_files();
-            (if is_of_files { RestoreError::FilesChanged } else { RestoreError::Unusable }, error)
+        let outcome = self.prepare(sequence, spared).map_err(blamed).and_then(|prepared| {
+            let covered = self.take_files_back(sequence, Some(&prepared), opened_later, &mut events);
+            let covered = covered.map_err(|error| match blamed(error) {
+                (RestoreError::FilesChanged, error) => (RestoreError::FilesStay, error),
+                other => other,
+            })?;
+            let built = self.build(prepared, sequence, (opened_later, covered), kept, &mut events);
+            if built.is_err() {
+                self.host.reaper.clear_construction(self.owner, spared).map_err(blamed)?;
+            }
+            built.map_err(blamed)
         });
-        Ok(Attempt { events, outcome })
+        Attempt { events, outcome }
     }
 
     /// Starts the program from its beginning. With `is_with_files`, rolls files back to the beginning before the start.
-    pub(super) fn start(&self, words: &[OsString], requests: &str, is_with_files: bool) -> Result<Attempt> {
+    pub(super) fn start(&self, words: &[OsString], requests: &str, is_with_files: bool) -> Attempt {
         let mut events = Vec::new();
+        let built = self.begin_anew(words, requests, is_with_files, &mut events);
+        Attempt { events, outcome: built.map_err(blamed) }
+    }
+
+    fn begin_anew(
+        &self,
+        words: &[OsString],
+        requests: &str,
+        is_with_files: bool,
+        events: &mut Vec<RunEvent>,
+    ) -> Result<Built> {
         self.host.reaper.clear(self.owner, self.subject.pid(), &[], &HashSet::new())?;
         if is_with_files {
-            if let Err(error) = self.take_files_back(BEGINNING, &[], &mut events) {
-                return Ok(Attempt { events, outcome: Err(files_stay(error)) });
-            }
+            self.take_files_back(BEGINNING, None, &[], events)?;
         } else if let Some(watching) = &self.watching {
             watching.start_over()?;
         }
         // The new root may have another pid, so the dead root is reaped now.
         self.subject.reap();
-        self.launch.damaged.drop_all(&mut events);
+        self.launch.damaged.drop_all(events);
         let resumed_after = sys::clock::monotonic();
         let subject = self.spawn(words, requests)?;
-        let connections = Connections::default();
-        Ok(Attempt { events, outcome: Ok(Built { subject, resumed_after, connections }) })
+        Ok(Built { subject, resumed_after, connections: Connections::default() })
+    }
+
+    /// Takes the steps of a restore that change no file.
+    fn prepare(&self, sequence: Sequence, spared: &HashSet<ProcessKey>) -> Result<PreparedRestore> {
+        self.host.reaper.clear(self.owner, self.subject.pid(), &[], spared)?;
+        self.watching.as_ref().map_or(Ok(()), |watching| watching.watch.repair())?;
+        self.launch.channels.as_ref().map_or(Ok(()), ComponentChannels::repair)?;
+        let reader = self.store.read(&self.store.get(&self.name, sequence)?)?;
+        let prepared = PreparedRestore::read(reader)?;
+        // The dead root keeps its pid until the restore needs the pid.
+        prepared.check_pids(Some(self.subject.pid()))?;
+        Ok(prepared)
     }
 
     /// Builds the tree of a checkpoint. `covered` are the files that were rolled back to the checkpoint.
     fn build(
         &self,
+        prepared: PreparedRestore,
         sequence: Sequence,
         (opened_later, covered): (&[PathBuf], Covered),
-        spared: &HashSet<ProcessKey>,
         kept: &Kept,
         events: &mut Vec<RunEvent>,
     ) -> Result<Built> {
-        let path = self.store.get(&self.name, sequence)?;
         let channels = self.launch.channels.as_ref();
         self.launch.damaged.drop_all(events);
-        let deadline = Deadline::after(PID_TIMEOUT);
-        loop {
-            let reader = self.store.read(&path)?;
-            let parts = Parts::of_subject(&self.directory);
-            let options = RestoreOptions {
-                pid: engine::PidPolicy::Same,
-                inherited: self.streams.duplicates()?,
-                held: channels.map(ComponentChannels::kept).transpose()?.unwrap_or_default(),
-                kept: kept.clone(),
-                mapped: self.mapped.all(),
-                files: self.files(&parts, opened_later, covered.clone()),
-                connections_lost: true,
-                terminal: lock(&self.foreground).offer(),
-                watch: self.filter(),
-                ..RestoreOptions::default()
-            };
-            // The dead root has reserved its pid until this point. Now the restore needs the pid.
-            self.subject.release()?;
-            let outcome = engine::restore(reader, options);
-            events.extend(parts.take().iter().map(RunEvent::moved_aside));
-            match outcome {
-                Ok(restored) => {
-                    events.extend(RunEvent::connections(sequence, &restored.connections));
-                    lock(&self.foreground).accepted(restored.foreground);
-                    if self.watching.is_some() {
-                        channels.iter().for_each(|channels| channels.begin(true));
-                    }
-                    let subject = Subject::child(restored.root)?;
-                    let Restored { resumed_after, connections, .. } = restored;
-                    return Ok(Built { subject, resumed_after, connections });
-                }
-                Err(error) if may_pass(&error) && !deadline.has_passed() => {
-                    self.host.reaper.clear_construction(self.owner, spared)?;
-                    std::thread::sleep(PID_POLL_INTERVAL);
-                }
-                Err(error) => return Err(error.into()),
-            }
+        let parts = Parts::of_subject(&self.directory);
+        let options = RestoreOptions {
+            pid: engine::PidPolicy::Same,
+            inherited: self.streams.duplicates()?,
+            held: channels.map(ComponentChannels::kept).transpose()?.unwrap_or_default(),
+            kept: kept.clone(),
+            mapped: self.mapped.all(),
+            files: self.files(&parts, opened_later, covered),
+            connections_lost: true,
+            terminal: lock(&self.foreground).offer(),
+            watch: self.filter(),
+            ..RestoreOptions::default()
+        };
+        // The dead root has reserved its pid until this point. Now the restore needs the pid.
+        self.subject.release()?;
+        let outcome = prepared.restore(options);
+        events.extend(parts.take().iter().map(RunEvent::moved_aside));
+        let restored = outcome?;
+        events.extend(RunEvent::connections(sequence, &restored.connections));
+        lock(&self.foreground).accepted(restored.foreground);
+        if self.watching.is_some() {
+            channels.iter().for_each(|channels| channels.begin(true));
         }
+        let subject = Subject::child(restored.root)?;
+        let Restored { resumed_after, connections, .. } = restored;
+        Ok(Built { subject, resumed_after, connections })
+    }
+
+    /// Rolls files back to a checkpoint that could not be restored, if this is possible.
+    pub(super) fn leave_files_at(&self, sequence: Sequence) -> Vec<RunEvent> {
+        let mut events = Vec::new();
+        // An error has the same cause as the failed restore, which is reported already. `undying restore` continues the
+        // rollback.
+        let _ = self.take_files_back(sequence, None, &[], &mut events);
+        events
     }
 
     /// Rolls files back, if files are watched. The restore compares the files that were not rolled back.
     fn take_files_back(
         &self,
         to: Sequence,
+        prepared: Option<&PreparedRestore>,
         opened_later: &[PathBuf],
         events: &mut Vec<RunEvent>,
     ) -> Result<Covered> {
         let Some(watching) = &self.watching else { return Ok(Covered::Nothing) };
         let (leave, of_others) = self.streams.that_stay();
-        if to != BEGINNING {
-            self.compare_uncovered(watching, to, opened_later)?;
+        if let Some(prepared) = prepared {
+            self.compare_uncovered(watching, prepared, opened_later)?;
         }
         let (went, covered) = watching.go_back(to, &leave)?;
         events.push(RunEvent::went_back(to, &went, of_others));
@@ -260,7 +276,7 @@ impl Rebuild {
     fn compare_uncovered(
         &self,
         watching: &Watching,
-        sequence: Sequence,
+        prepared: &PreparedRestore,
         opened_later: &[PathBuf],
     ) -> Result<()> {
         let uncovered = watching.watch.report().uncovered;
@@ -269,9 +285,8 @@ impl Rebuild {
         if named.is_empty() {
             return Ok(());
         }
-        let reader = self.store.read(&self.store.get(&self.name, sequence)?)?;
         let parts = Parts::of_subject(&self.directory);
-        Ok(engine::compare_files(reader, self.files(&parts, opened_later, Covered::AllBut(named)))?)
+        Ok(prepared.compare_files(self.files(&parts, opened_later, Covered::AllBut(named)))?)
     }
 
     /// Returns how the restore treats the files that were not rolled back.
@@ -290,7 +305,7 @@ impl Rebuild {
 impl Rebuild {
     /// Returns the seccomp filter of a tree that is restored, if the tree needs a filter.
     fn filter(&self) -> Option<FilterInstall> {
-        let channels = || self.launch.channels.as_ref().and_then(ComponentChannels::filter);
+        let channels = || self.launch.channels.as_ref().map(ComponentChannels::filter);
         self.watching.as_deref().map(Watching::filter).or_else(channels)
     }
 
@@ -299,11 +314,8 @@ impl Rebuild {
     }
 }
 
-fn files_stay(error: GuardianError) -> (RestoreError, GuardianError) {
-    // After an incomplete rollback, the program must not start: no program expects a mixture of old and new files. A
-    // start would also discard the journal that is needed to complete the rollback.
-    let is_half_way = matches!(&error, GuardianError::Undo(error) if error.is_half_way());
-    (if is_half_way { RestoreError::FilesHalfWay } else { RestoreError::FilesStay }, error)
+fn blamed(error: GuardianError) -> (RestoreError, GuardianError) {
+    (blame::of(&error), error)
 }
 
 /// Starts the program as a child. The environment of the child contains the name of the socket for requests. The child
@@ -344,13 +356,4 @@ fn no_command() -> GuardianError {
         command: OsString::new(),
         source: sys::Error::new("execute an empty command", sys::Errno::ENOENT),
     }
-}
-
-/// Reports whether another attempt may succeed: a pid was still in use, or a kill interrupted the building of the tree.
-fn may_pass(error: &EngineError) -> bool {
-    let is_taken = matches!(
-        error,
-        EngineError::PidTaken(_) | EngineError::PidUnreaped { .. } | EngineError::PidOfGroup { .. }
-    );
-    is_taken || error.is_broken_off()
 }

@@ -27,7 +27,6 @@ use std::path::Path;
 
 use channel::Channels;
 use store::Store;
-use sys::listener_holder::ListenerHolder;
 
 use self::before::Before;
 pub use self::control::SystemOrder;
@@ -51,10 +50,8 @@ pub fn up(path: &Path, store: Option<&Path>, on_event: OnEvent<'_>) -> Result<()
     let system = read_system(path)?;
     required::require(&system)?;
     let missing = Channels::missing();
-    // The holder process is created before this process has threads, and before children of this process count as
-    // components.
-    let holder = missing.is_none().then(ListenerHolder::start).transpose()?;
     let mut host = Host::new()?;
+    let holder = missing.is_none().then(|| host.start_holder()).transpose()?;
     let network = Network::new(holder, missing, host.clock())?;
     let path = std::path::absolute(path).map_err(|error| sys::Error::path("find", path, error))?;
     let directory = path.parent().unwrap_or(Path::new("/"));

@@ -23,9 +23,6 @@ use crate::run::ComponentChannels;
 /// Scan interval. A listener that a component has closed is released after two scans.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-const HOLDER_KILLED: &str =
-    "the process that keeps their listeners was killed; `undying down` and `up` make a new one";
-
 /// An address of a component.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
@@ -51,8 +48,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Creates the value. `holder` is a process that was created before this process had threads. `missing` is the
-    /// reason if there is no holder.
+    /// Creates the value. `missing` is the reason if there is no holder.
     pub(super) fn new(
         holder: Option<ListenerHolder>,
         missing: Option<String>,
@@ -66,13 +62,6 @@ impl Network {
     /// Returns the reason why listeners are not kept. Returns `None` if listeners are kept.
     pub(super) fn missing(&self) -> Option<&str> {
         self.missing.as_deref()
-    }
-
-    /// Returns the reason when listeners are no longer kept. The reason is returned only once.
-    pub(super) fn has_lost(&mut self) -> Option<&str> {
-        let is_lost = self.missing.is_none() && self.channels.as_ref().is_some_and(|all| !all.has_holder());
-        self.missing = is_lost.then(|| HOLDER_KILLED.to_owned()).or(self.missing.take());
-        self.missing.as_deref().filter(|_| is_lost)
     }
 
     /// Returns the channels of one component.

@@ -183,6 +183,9 @@ fn make(payload: &DevicePayload, nameless: &Nameless) -> Result<OwnedFd> {
 }
 
 fn cannot_make(last: &Path, payload: &DevicePayload, error: Error) -> ResourceError {
+    if error.errno.may_pass() {
+        return error.into();
+    }
     ResourceError::File {
         path: last.display().to_string(),
         why: format!(

@@ -202,7 +202,7 @@ impl FifoEnds {
 
     fn open_named(&self, path: &Path, context: &mut FdCreate<'_>) -> Result<()> {
         let cannot = |refusal: Refusal| match refusal {
-            Refusal::Failed(_) => missing(path),
+            Refusal::Failed(errno) if !errno.may_pass() => missing(path),
             refusal => refusal.of(
                 path,
                 "the program has this named pipe open",

@@ -9,9 +9,10 @@
 //! the restore.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,6 +23,8 @@ use crate::error::Result;
 
 const COMMAND: &str = "nft";
 const TABLE: &str = "inet undying";
+/// How often a script is run if `nft` is killed. A script can be repeated, because each of its commands can.
+const ATTEMPTS_MAX: usize = 3;
 
 /// Locks connections: their packets are dropped. A connection is a pair of the local address and the peer's address.
 pub(super) fn lock(connections: &[(SocketAddr, SocketAddr)]) -> Result<()> {
@@ -127,13 +130,22 @@ fn elements(verb: &str, connections: &[(SocketAddr, SocketAddr)]) -> String {
     script
 }
 
+/// Reports whether the table may exist. If `nft` was killed, the table may exist.
 fn is_there() -> bool {
     let words = ["list", "table"].into_iter().chain(TABLE.split(' '));
     let quiet = Command::new(COMMAND).args(words).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    quiet.is_ok_and(|status| status.success())
+    quiet.is_ok_and(|status| status.success() || status.signal().is_some())
 }
 
 fn run(script: &str) -> Result<()> {
+    (1..ATTEMPTS_MAX).find_map(|_| run_once(script).transpose()).unwrap_or_else(|| {
+        let killed = || Error::new("drop packets: nft was killed", Errno::EAGAIN).into();
+        run_once(script)?.ok_or_else(killed)
+    })
+}
+
+/// Runs a script. Returns `None` if `nft` was killed.
+fn run_once(script: &str) -> Result<Option<()>> {
     let child = Command::new(COMMAND)
         .args(["-f", "-"])
         .stdin(Stdio::piped())
@@ -141,15 +153,24 @@ fn run(script: &str) -> Result<()> {
         .stderr(Stdio::piped())
         .spawn();
     let mut child = match child {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Some(())),
         other => other.map_err(|error| Error::path("run", COMMAND, error))?,
     };
     if let Some(mut input) = child.stdin.take() {
-        input.write_all(script.as_bytes()).map_err(|error| Error::path("write to", COMMAND, error))?;
+        match input.write_all(script.as_bytes()) {
+            // The status tells whether `nft` was killed.
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+                return Err(Error::path("write to", COMMAND, error).into());
+            }
+            _ => {}
+        }
     }
     let output = child.wait_with_output().map_err(|error| Error::path("run", COMMAND, error))?;
     if output.status.success() {
-        return Ok(());
+        return Ok(Some(()));
+    }
+    if output.status.signal().is_some() {
+        return Ok(None);
     }
     let reported = String::from_utf8_lossy(&output.stderr);
     let reported = reported.lines().next().unwrap_or_default().to_owned();

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use rustix::fs::{FileType, Mode, OFlags, Stat};
-use sys::file_lock;
+use sys::{Errno, file_lock};
 
 use super::covered::Covered;
 use super::cut::Cut;
@@ -37,6 +37,8 @@ pub struct ChangedFile {
     pub path: PathBuf,
     /// The difference. The text continues a sentence that begins with the path.
     pub why: String,
+    /// The error of the kernel, if the file could not be opened or read. `None` if the file was compared.
+    pub errno: Option<Errno>,
 }
 
 /// The result of comparing one file.
@@ -84,7 +86,7 @@ pub fn compare(
         };
         match verdict {
             Verdict::Same => {}
-            Verdict::Changed(why) => changed.push(ChangedFile { path, why }),
+            Verdict::Changed(why) => changed.push(ChangedFile { path, why, errno: seen.errno }),
             Verdict::Grew | Verdict::GoesBack => {
                 if let Some((file, stat)) = seen.file {
                     cuts.push(Cut::new(record, file, &stat));
@@ -96,7 +98,7 @@ pub fn compare(
     for path in opened_later.iter().filter(|path| !known.contains(*path)) {
         if was_changed_after(path, moment.time, covered) {
             let why = "was opened and written to after the checkpoint".to_owned();
-            changed.push(ChangedFile { path: path.clone(), why });
+            changed.push(ChangedFile { path: path.clone(), why, errno: None });
         }
     }
     if changed.is_empty() { Ok(cuts) } else { Err(changed) }
@@ -125,7 +127,7 @@ pub fn changed_beside(
         let is_modified = modified != (record.modified_s, record.modified_ns);
         if record.is_file(now.st_dev, now.st_ino) && (size != record.size || is_modified) {
             let Verdict::Changed(why) = changed(record, size, is_modified) else { continue };
-            found.push(ChangedFile { path, why });
+            found.push(ChangedFile { path, why, errno: None });
         }
     }
     found
@@ -142,7 +144,7 @@ fn was_changed_after(path: &Path, time: SystemTime, covered: &Covered) -> bool {
 /// The facts about a file that a verdict needs. Each fact is queried on demand, because some queries read the file.
 pub(super) trait Evidence {
     /// Returns the fstat(2) result of the file at the path. A symbolic link at the end of the path is not followed.
-    fn stat(&self) -> Result<Stat, rustix::io::Errno>;
+    fn stat(&self) -> Result<Stat, Errno>;
     /// Returns the checksum to compare with [`FileRecord::ends`].
     fn ends(&mut self) -> Option<u32>;
     /// Returns the checksum to compare with [`FileRecord::whole`].
@@ -245,7 +247,8 @@ struct Seen<'a> {
     record: &'a FileRecord,
     /// The O_PATH descriptor and the stat of the file.
     file: Option<(OwnedFd, Stat)>,
-    errno: rustix::io::Errno,
+    /// The error of the last open that has failed.
+    errno: Option<Errno>,
     reader: Option<OwnedFd>,
 }
 
@@ -261,7 +264,7 @@ impl<'a> Seen<'a> {
             let moved = renamed(path, record).and_then(|file| with_stat(file).ok());
             moved.filter(|(_, stat)| stat.st_nlink > 0).map_or(named, Ok)
         };
-        let errno = found.as_ref().err().copied().unwrap_or(rustix::io::Errno::NOENT);
+        let errno = found.as_ref().err().copied().map(Errno::from);
         Self { record, file: found.ok(), errno, reader: None }
     }
 
@@ -270,7 +273,8 @@ impl<'a> Seen<'a> {
     fn reader(&mut self) -> Option<&OwnedFd> {
         if self.reader.is_none() {
             const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
-            self.reader = opening::reopen(&self.file.as_ref()?.0, READ).ok();
+            let opened = opening::reopen(&self.file.as_ref()?.0, READ);
+            self.reader = opened.map_err(|error| self.errno = Some(error.errno)).ok();
         }
         self.reader.as_ref()
     }
@@ -283,8 +287,8 @@ fn renamed(path: &Path, record: &FileRecord) -> Option<OwnedFd> {
 }
 
 impl Evidence for Seen<'_> {
-    fn stat(&self) -> Result<Stat, rustix::io::Errno> {
-        self.file.as_ref().map(|(_, stat)| *stat).ok_or(self.errno)
+    fn stat(&self) -> Result<Stat, Errno> {
+        self.file.as_ref().map(|(_, stat)| *stat).ok_or(self.errno.unwrap_or(Errno::ENOENT))
     }
 
     fn ends(&mut self) -> Option<u32> {

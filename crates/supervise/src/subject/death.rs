@@ -12,9 +12,10 @@
 //!
 //! Owns: all decisions from the detection of a death to the beginning of the next incarnation.
 //! Invariants: only a usable checkpoint is restored. If a restart has tried a checkpoint, the restart does not try a
-//! newer checkpoint afterwards. Before a new incarnation begins, each checkpoint in flight has become durable, has
-//! failed, or is invalidated. If files were rolled back to a checkpoint, the program starts from its beginning only with
-//! files that were rolled back to the beginning.
+//! newer checkpoint afterwards. An older checkpoint is tried only if the fault is the checkpoint's; a step that fails
+//! for another reason is repeated (`retries`). Before a new incarnation begins, each checkpoint in flight has become
+//! durable, has failed, or is invalidated. If files were rolled back to a checkpoint, the program starts from its
+//! beginning only with files that were rolled back to the beginning.
 //! Does not: end a process, or build one.
 
 use std::time::{Duration, Instant};
@@ -62,6 +63,8 @@ impl Subject {
         self.incarnation.ending = Some((signal, now));
         if let State::BackingOff(death, _) = self.state {
             self.state = State::Ended(End::Over(death.status));
+        } else if let Some(status) = self.retries.call_off() {
+            self.state = State::Ended(End::Over(status));
         }
     }
 
@@ -116,6 +119,7 @@ impl Subject {
         let code = status.exit().filter(|_| is_own_end);
         self.incarnation.after = code.map(|code| Exit { code, repeats: Duration::ZERO });
         self.state = State::Dying(Death { status, fault, noticed: now });
+        self.retries.begin(status);
         // `Clear` ends all remaining processes. Otherwise, a process could serve requests or write files during the
         // restore.
         self.actions.extend([Action::Report(Notice::Died(own)), Action::Clear]);
@@ -333,17 +337,26 @@ impl Subject {
         self.incarnation.is_restored = true;
     }
 
-    pub(super) fn not_restored(&mut self, error: RestoreError) {
+    pub(super) fn not_restored(&mut self, now: Instant, error: RestoreError) {
         let State::Restoring { death, step: Step::Building(sequence), has_failed } = self.state else {
             return;
         };
+        // An earlier attempt may have rolled the files back.
+        let files_went_back = self.incarnation.files_went_back;
+        self.incarnation.files_went_back |= self.goes_back() && error != RestoreError::FilesStay;
+        if self.is_repeated(now, error) {
+            return;
+        }
         let is_of_files = error == RestoreError::FilesChanged && !self.goes_back();
         let notice = Notice::NotRestored { sequence, is_explained_next: is_of_files };
         match error {
             RestoreError::FilesHalfWay => self.state = State::Ended(End::Failed(Failure::LastError)),
             // An earlier attempt of this restart has rolled the files back.
-            RestoreError::FilesStay if has_failed => {
+            RestoreError::FilesStay if has_failed || files_went_back => {
                 self.state = State::Ended(End::Failed(Failure::LastError))
+            }
+            RestoreError::NotNow | RestoreError::Configuration => {
+                self.state = State::Ended(End::Failed(Failure::Stopped(sequence)));
             }
             RestoreError::FilesStay => self.start(false, Some(FreshReason::FilesStay(sequence))),
             RestoreError::FilesChanged if is_of_files => {
@@ -354,8 +367,7 @@ impl Subject {
                     self.start(false, Some(FreshReason::FilesChanged));
                 }
             }
-            RestoreError::FilesChanged | RestoreError::Unusable => {
-                self.incarnation.files_went_back = self.goes_back();
+            RestoreError::FilesChanged | RestoreError::Unclear | RestoreError::Unusable => {
                 self.suspicion.unusable(sequence);
                 self.state = State::Restoring { death, step: Step::Choosing, has_failed: true };
                 self.actions.extend([Action::Report(notice), Action::Survey]);
@@ -363,8 +375,9 @@ impl Subject {
         }
     }
 
-    pub(super) fn not_started(&mut self, error: RestoreError) {
+    pub(super) fn not_started(&mut self, now: Instant, error: RestoreError) {
         match (self.state, error) {
+            (State::Starting { .. }, _) if self.is_repeated(now, error) => {}
             (State::Starting { is_with_files: true }, RestoreError::FilesStay)
                 if !self.incarnation.files_went_back && !self.suspicion.has_avoided() =>
             {
@@ -373,6 +386,32 @@ impl Subject {
             (State::Starting { .. }, _) => self.state = State::Ended(End::Failed(Failure::LastError)),
             _ => {}
         }
+    }
+
+    /// Handles a failure to end the remaining processes, or to list the checkpoints.
+    pub(super) fn step_failed(&mut self, now: Instant, error: RestoreError) {
+        if self.is_repeated(now, error) {
+            return;
+        }
+        if error == RestoreError::NotNow {
+            self.state = State::Ended(End::Failed(Failure::LastError));
+        } else {
+            self.fail();
+        }
+    }
+
+    /// Reports whether the step that has failed is repeated. If the end of the subject was requested meanwhile, ends the
+    /// run instead.
+    fn is_repeated(&mut self, now: Instant, error: RestoreError) -> bool {
+        let Some((wait, is_first)) = self.retries.failed(now, error) else { return false };
+        if self.incarnation.ending.is_some()
+            && let Some(status) = self.retries.call_off()
+        {
+            self.state = State::Ended(End::Over(status));
+        } else if is_first {
+            self.actions.push(Action::Report(Notice::Repeats(wait)));
+        }
+        true
     }
 
     /// Handles a failed action by ending the run.
@@ -445,6 +484,65 @@ mod tests {
         let why = Some(FreshReason::NotRestorable { tried: 4 });
         let start = Action::Start { is_with_files: true, why };
         assert_eq!(subject.step(now, Event::Surveyed(survey)), [start]);
+    }
+
+    #[test]
+    fn a_failure_that_is_not_the_checkpoints_is_repeated_with_the_same_checkpoint_and_then_ends_the_run() {
+        let mut now = Instant::now();
+        let mut subject = subject(ChangedFiles::Rewind, now);
+        assert_eq!(crash(&mut subject, &all(&[5, 6]), now), [Action::Restore(Sequence(6))]);
+        let mut attempts = 0;
+        loop {
+            let actions = subject.step(now, Event::NotRestored(RestoreError::NotNow));
+            let Some(until) = subject.wake(now) else { break };
+            assert!(actions.iter().all(|action| matches!(action, Action::Report(Notice::Repeats(_)))));
+            assert_eq!(actions.is_empty(), attempts > 0, "only the first repetition is reported");
+            assert_eq!(subject.step(now, Event::Due), []);
+            now = until;
+            assert_eq!(subject.step(now, Event::Due), [Action::Restore(Sequence(6))]);
+            attempts += 1;
+        }
+        assert_eq!(subject.state(), State::Ended(End::Failed(Failure::Stopped(Sequence(6)))));
+        assert!(attempts > 10, "{attempts}");
+    }
+
+    #[test]
+    fn an_unclear_failure_is_the_checkpoints_only_if_it_repeats() {
+        let mut now = Instant::now();
+        let mut subject = subject(ChangedFiles::Rewind, now);
+        crash(&mut subject, &all(&[5, 6]), now);
+        for _ in 0..2 {
+            subject.step(now, Event::NotRestored(RestoreError::Unclear));
+            now = subject.wake(now).unwrap();
+            assert_eq!(subject.step(now, Event::Due), [Action::Restore(Sequence(6))]);
+        }
+        let failed = subject.step(now, Event::NotRestored(RestoreError::Unclear));
+        assert_eq!(failed.last(), Some(&Action::Survey));
+        let next = subject.step(now, Event::Surveyed(all(&[5, 6])));
+        assert_eq!(next, [Action::Restore(Sequence(5))]);
+    }
+
+    #[test]
+    fn a_request_to_end_is_obeyed_while_a_step_waits_for_its_repetition() {
+        let now = Instant::now();
+        let mut subject = subject(ChangedFiles::Rewind, now);
+        crash(&mut subject, &all(&[6]), now);
+        subject.step(now, Event::NotRestored(RestoreError::NotNow));
+        subject.step(now, Event::EndRequested(Signal(15)));
+        assert_eq!(subject.state(), State::Ended(End::Over(SubjectStatus::Killed(Signal(11)))));
+    }
+
+    #[test]
+    fn a_survey_that_fails_is_repeated() {
+        let now = Instant::now();
+        let mut subject = subject(ChangedFiles::Rewind, now);
+        let status = SubjectStatus::Killed(Signal(9));
+        subject.step(now, Event::Died { status, has_terminal: false, after_child: Vec::new() });
+        assert_eq!(subject.step(now, Event::Cleared), [Action::Survey]);
+        subject.step(now, Event::StepFailed(RestoreError::NotNow));
+        let later = subject.wake(now).unwrap();
+        assert_eq!(subject.step(later, Event::Due), [Action::Survey]);
+        assert_eq!(subject.step(later, Event::Surveyed(all(&[5, 6]))), [Action::Restore(Sequence(6))]);
     }
 
     fn all(numbers: &[u64]) -> Survey {

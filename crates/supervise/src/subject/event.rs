@@ -124,6 +124,9 @@ pub enum End {
 pub enum Failure {
     /// An action failed. The guardian keeps the error of the action.
     LastError,
+    /// This checkpoint could not be restored, and this is not the fault of the checkpoint. No older checkpoint was
+    /// tried. The guardian keeps the error of the last attempt.
+    Stopped(Sequence),
     /// No checkpoint could be restored, and `undying` cannot start an adopted program. The guardian keeps the error of
     /// the last attempt.
     NotRestorable {
@@ -222,13 +225,16 @@ pub enum Event {
     },
     /// All processes of the dead subject have ended. This event answers `Action::Clear`.
     Cleared,
+    /// The remaining processes could not be ended, or the checkpoints could not be listed. This event answers
+    /// `Action::Clear` and `Action::Survey`.
+    StepFailed(RestoreError),
     /// The checkpoints of the subject. This event answers `Action::Survey`.
     Surveyed(Survey),
     /// The subject runs again, from the requested checkpoint. This event answers `Action::Restore`.
     Restored,
     /// The restore failed, and has left no process. This event answers `Action::Restore`.
     NotRestored(RestoreError),
-    /// The program was not started, because its files could not be rolled back. This event answers `Action::Start`.
+    /// The program was not started, or its files could not be rolled back. This event answers `Action::Start`.
     NotStarted(RestoreError),
     /// An action failed, and no other event describes the failure.
     Failed,
@@ -256,12 +262,21 @@ pub enum NotTaken {
     Dying,
 }
 
-/// The reason why a checkpoint could not be restored, or why the program could not be started with its files rolled
-/// back.
+/// Whose fault it is that a step of a restart has failed, and what the failure means for the files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RestoreError {
-    /// The checkpoint cannot be restored. The restore of an older checkpoint may succeed.
+    /// The fault of the checkpoint: a record or a page of the checkpoint cannot be used. The restore of an older
+    /// checkpoint may succeed.
     Unusable,
+    /// No fault of the checkpoint: a resource is missing now, or a process of `undying` was killed. The same step is
+    /// repeated after a wait.
+    NotNow,
+    /// The kernel has refused a call, and the error does not tell whose fault this is. The same step is repeated. If
+    /// the step fails each time, the failure is the fault of the checkpoint.
+    Unclear,
+    /// The fault of the configuration: for example, a privilege or a kernel feature is missing. Neither a wait nor an
+    /// older checkpoint helps.
+    Configuration,
     /// Files have changed since the checkpoint. The files differ even more from older checkpoints.
     FilesChanged,
     /// The files could not be rolled back. No file was changed.
@@ -343,6 +358,13 @@ pub enum Action {
     },
 }
 
+impl Action {
+    /// Reports whether the action is a step of a restart. A step that has failed can be repeated.
+    pub(super) fn is_step(&self) -> bool {
+        matches!(self, Self::Clear | Self::Survey | Self::Restore(_) | Self::Start { .. })
+    }
+}
+
 /// The reason why due checkpoints were not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LateReason {
@@ -394,6 +416,9 @@ pub enum Notice {
     GaveUp(RestartLimit),
     /// The restart waits for this time.
     BacksOff(Duration),
+    /// A step of the restart has failed for the first time, and is repeated after this time. The guardian keeps the
+    /// error of the attempt.
+    Repeats(Duration),
     /// Repeated deaths are evidence against this checkpoint, and the checkpoint is no longer used.
     Poisoned(Sequence),
     /// A checkpoint could not be restored. The guardian keeps the error of the attempt.

@@ -17,6 +17,7 @@ mod checkpoints;
 mod death;
 mod event;
 mod prospect;
+mod retries;
 mod run_time;
 
 use std::collections::VecDeque;
@@ -30,6 +31,7 @@ use crate::pace::{Pace, Pauses};
 use crate::restarts::{RestartLimit, Restarts};
 use crate::status::{ChangedFiles, RestartPolicy, Success};
 use crate::suspicion::Suspicion;
+use retries::Retries;
 
 use event::BEGINNING;
 use run_time::RunTime;
@@ -92,6 +94,7 @@ pub struct Subject {
     back_off: BackOff,
     suspicion: Suspicion,
     run_time: RunTime,
+    retries: Retries,
     /// The number of restarts that were begun.
     restart_count: u64,
     /// The actions that the current event has caused so far.
@@ -223,6 +226,7 @@ impl Subject {
             back_off: BackOff::new(plan.back_off),
             suspicion: Suspicion::new(plan.limit.window),
             run_time: if plan.can_start { RunTime::begin(now) } else { RunTime::adopt(now) },
+            retries: Retries::default(),
             restart_count: 0,
             actions: Vec::new(),
         }
@@ -265,12 +269,14 @@ impl Subject {
                 self.died(now, status, has_terminal);
             }
             Event::Cleared => self.cleared(now),
+            Event::StepFailed(error) => self.step_failed(now, error),
             Event::Surveyed(survey) => self.surveyed(now, &survey),
             Event::Restored => self.restored(now),
-            Event::NotRestored(error) => self.not_restored(error),
-            Event::NotStarted(error) => self.not_started(error),
+            Event::NotRestored(error) => self.not_restored(now, error),
+            Event::NotStarted(error) => self.not_started(now, error),
             Event::Failed => self.fail(),
         }
+        self.retries.note(&self.actions);
         std::mem::take(&mut self.actions)
     }
 
@@ -285,6 +291,7 @@ impl Subject {
     pub fn wake(&self, now: Instant) -> Option<Instant> {
         match self.state {
             State::BackingOff(_, until) | State::Restoring { step: Step::Settling(until), .. } => Some(until),
+            _ if self.retries.until().is_some() => self.retries.until(),
             _ if self.can_take() => self.due_time(now),
             _ => None,
         }
@@ -392,7 +399,7 @@ impl Subject {
             State::BackingOff(death, until) if now >= until => self.begin_restore(death),
             State::Restoring { step: Step::Settling(until), .. } if now >= until => self.judge(),
             _ if self.state.is_alive() => self.take_if_due(now),
-            _ => {}
+            _ => self.actions.extend(self.retries.due(now)),
         }
     }
 

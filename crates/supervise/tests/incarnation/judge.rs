@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use model::Sequence;
 use undying_supervise::{
-    Action, ChangedFiles, End, Event, Fault, FreshReason, Notice, Plan, RestartPolicy, State, Step, Subject,
-    SubjectStatus, Survey,
+    Action, ChangedFiles, End, Event, Fault, FreshReason, Notice, Plan, RestartPolicy, RestoreError, State,
+    Step, Subject, SubjectStatus, Survey,
 };
 
 /// The number of events and action lists that a failure prints.
@@ -78,6 +78,10 @@ struct LastDeath {
     is_end_asked: bool,
     /// The checkpoint whose restore was tried last.
     tried: Option<Sequence>,
+    /// The checkpoint whose restore has failed through no fault of its own. No other step may follow.
+    blameless: Option<Sequence>,
+    /// The checkpoint whose restore may be repeated, although the fault is unclear.
+    unclear: Option<Sequence>,
     reaches_beginning: bool,
     unchanged: Option<Sequence>,
     told: Vec<Sequence>,
@@ -95,6 +99,8 @@ impl Judge {
             at: base,
             is_end_asked: false,
             tried: None,
+            blameless: None,
+            unclear: None,
             reaches_beginning: false,
             unchanged: None,
             told: Vec::new(),
@@ -141,6 +147,8 @@ impl Judge {
             at: now,
             is_end_asked,
             tried: None,
+            blameless: None,
+            unclear: None,
             reaches_beginning: false,
             unchanged: None,
             told: Vec::new(),
@@ -165,12 +173,23 @@ impl Judge {
             Event::Differs(sequence) => {
                 self.unusable.insert(*sequence);
             }
-            Event::NotRestored(_) => {
+            Event::NotRestored(error) => {
                 if let Some(Work::Restore(sequence)) = self.work.take() {
-                    self.unusable.insert(sequence);
+                    match error {
+                        RestoreError::NotNow | RestoreError::Configuration => {
+                            self.death.blameless = Some(sequence);
+                        }
+                        RestoreError::Unclear => self.death.unclear = Some(sequence),
+                        _ => drop(self.unusable.insert(sequence)),
+                    }
                 }
             }
-            Event::Cleared | Event::Surveyed(_) | Event::Restored | Event::Started | Event::NotStarted(_) => {
+            Event::StepFailed(_)
+            | Event::Cleared
+            | Event::Surveyed(_)
+            | Event::Restored
+            | Event::Started
+            | Event::NotStarted(_) => {
                 self.work = None;
             }
             _ => {}
@@ -284,6 +303,7 @@ impl Judge {
             Action::Survey => self.begin_work(Work::Survey, is_alive),
             Action::Restore(sequence) => {
                 self.check_restore(*sequence, subject, store, exact);
+                self.death.blameless.take_if(|blameless| blameless == sequence);
                 self.begin_work(Work::Restore(*sequence), is_alive);
                 self.death.tried = Some(*sequence);
             }
@@ -338,13 +358,19 @@ impl Judge {
         self.assert(sequence >= subject.first_sequence(), "a checkpoint of another program is restored");
         self.assert(sequence < self.death.next, "a checkpoint is restored that is newer than the death");
         self.assert(!self.unusable.contains(&sequence), "a checkpoint is restored that is not to be used");
+        let repeated = self.death.blameless.or(self.death.unclear);
         let is_older = self.death.tried.is_none_or(|tried| sequence < tried);
-        self.assert(is_older, "a later checkpoint is tried after an earlier one");
+        self.assert(
+            is_older || repeated == Some(sequence),
+            "a later checkpoint is tried after an earlier one",
+        );
         self.assert(subject.in_flight().len() == 0, "a restore beside checkpoints in flight");
         self.check_age(sequence);
     }
 
     fn begin_work(&mut self, work: Work, is_alive: bool) {
+        let is_blamed = self.death.blameless.is_some();
+        self.assert(!is_blamed, "a checkpoint is given up for a failure that is not its fault");
         self.assert(!is_alive, "work on a dead subject that lives");
         self.assert(self.work.is_none(), "two things are done at once");
         self.assert(!self.is_taking, "work on a dead subject that is being checkpointed");

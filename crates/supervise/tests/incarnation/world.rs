@@ -361,10 +361,19 @@ impl World {
             Action::KillRoot => self.come_soon(Coming::Death(SubjectStatus::Killed(Signal(9)))),
             Action::Signal(signal) => self.come_soon(Coming::Death(SubjectStatus::Killed(*signal))),
             Action::Clear => {
-                let event = if self.random.u8(..100) == 0 { Event::Failed } else { Event::Cleared };
+                let event = match self.random.u8(..100) {
+                    0 => Event::Failed,
+                    1..6 => Event::StepFailed(self.passing()),
+                    _ => Event::Cleared,
+                };
                 self.come_later(Coming::Report(event));
             }
             Action::Survey => {
+                if self.random.u8(..20) == 0 {
+                    let event = Event::StepFailed(self.passing());
+                    self.come_soon(Coming::Report(event));
+                    return;
+                }
                 let survey = self.survey();
                 self.judge.surveyed(&survey);
                 self.come_soon(Coming::Report(Event::Surveyed(survey)));
@@ -429,6 +438,7 @@ impl World {
             3 => Event::NotRestored(RestoreError::FilesChanged),
             4 => Event::NotRestored(RestoreError::FilesStay),
             5 if self.random.bool() => Event::NotRestored(RestoreError::FilesHalfWay),
+            6..8 => Event::NotRestored(self.passing()),
             _ => Event::Restored,
         };
         match event {
@@ -442,9 +452,16 @@ impl World {
         self.come_later(Coming::Report(event));
     }
 
+    /// Returns the error of a step that may succeed when it is repeated.
+    fn passing(&mut self) -> RestoreError {
+        let errors = [RestoreError::NotNow, RestoreError::Unclear, RestoreError::Configuration];
+        errors[self.random.usize(..errors.len())]
+    }
+
     fn start(&mut self, is_with_files: bool) {
         self.counts.fresh_starts += 1;
-        let event = match self.random.u8(..8) {
+        let event = match self.random.u8(..9) {
+            8 => Event::NotStarted(self.passing()),
             0 if is_with_files => Event::NotStarted(RestoreError::FilesStay),
             1 if is_with_files => Event::NotStarted(RestoreError::FilesHalfWay),
             2 if self.random.u8(..10) == 0 => Event::Failed,

@@ -13,6 +13,7 @@
 //! Probe: `features::REGISTRY` entry "file-notify"
 //! Fallback: none; the files of an unwatched program are not restored together with the program
 
+use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -31,8 +32,11 @@ pub const BROKEN_LINE: &[u8] = b"the guardian died, and the subject went on unwa
 /// The beginning of the end mark, which the holder appends to the file of a listener when the last task has ended while
 /// the guardian was alive. The time follows: seconds since 1970 (8 bytes) and nanoseconds (4 bytes), little-endian.
 const END_PREFIX: &[u8] = b"the subject ended, watched to its end: ";
-/// Length of the end mark in bytes.
-pub const END_MARK_BYTES: usize = END_PREFIX.len() + 12;
+/// Length of an end mark in bytes.
+const END_MARK_BYTES: usize = END_PREFIX.len() + 12;
+/// Maximum length of all marks of one listener in bytes. Each holder appends one mark, and a holder that has died is
+/// replaced.
+pub const MARKS_BYTES_MAX: usize = 4096;
 /// Maximum number of listeners that are held at a time. Each incarnation of each component (each run of a
 /// watched program) has its own listener. When an incarnation starts, the previous incarnation may still be
 /// ending. A held listener occupies two descriptors of the holder. The descriptor limit of the holder is
@@ -45,13 +49,27 @@ const ORPHAN_LIMIT_MS: i32 = 10_000;
 /// kernel limits the name of a process to 64 bytes.
 const STAT_BYTES: usize = 512;
 
-/// Returns the time in an end mark. Returns `None` if the text is not exactly one end mark.
+/// Returns the earliest time in the end marks of one listener. Returns `None` if no holder has seen the end, or if the
+/// text contains anything else than marks.
+///
+/// One end mark is sufficient. A holder appends it only if the guardian was alive after the last task had ended. Another
+/// holder may then have appended [`BROKEN_LINE`], because the guardian died before this holder looked.
 #[must_use]
-pub fn end_of(text: &[u8]) -> Option<SystemTime> {
-    let (seconds, nanoseconds) = text.strip_prefix(END_PREFIX)?.split_at_checked(8)?;
-    let seconds = u64::from_le_bytes(seconds.try_into().ok()?);
-    let nanoseconds = u32::from_le_bytes(nanoseconds.try_into().ok()?);
-    UNIX_EPOCH.checked_add(Duration::new(seconds, nanoseconds.min(999_999_999)))
+pub fn end_of(mut text: &[u8]) -> Option<SystemTime> {
+    let mut ended = None;
+    while !text.is_empty() {
+        if let Some(rest) = text.strip_prefix(BROKEN_LINE) {
+            text = rest;
+            continue;
+        }
+        let (seconds, rest) = text.strip_prefix(END_PREFIX)?.split_first_chunk()?;
+        let (nanoseconds, rest) = rest.split_first_chunk()?;
+        let (seconds, nanoseconds) = (u64::from_le_bytes(*seconds), u32::from_le_bytes(*nanoseconds));
+        let time = UNIX_EPOCH.checked_add(Duration::new(seconds, nanoseconds.min(999_999_999)))?;
+        ended = Some(ended.map_or(time, |earlier: SystemTime| earlier.min(time)));
+        text = rest;
+    }
+    ended
 }
 
 /// A held listener, and the file to which the holder appends [`BROKEN_LINE`] or an end mark.
@@ -64,14 +82,30 @@ struct Held {
 /// holder.
 #[derive(Clone, Copy)]
 pub(super) struct Unanswered {
-    /// [`BUFFERS_MAX`] buffers, each with the notification that was received last.
-    pub(super) buffers: *const Notification,
+    /// [`BUFFERS_MAX`] buffers, each with the notification that was received last. One more buffer follows, for the
+    /// holder that answers calls after the death of the guardian.
+    pub(super) buffers: *mut Notification,
     /// [`HELD_CALLS_MAX`] ids of held calls. Zero means that the row is free.
     pub(super) calls: *const AtomicU64,
 }
 
+/// The descriptors that a holder keeps from the guardian.
+#[derive(Clone, Copy)]
+pub(super) struct Inherited {
+    /// A pidfd of the guardian.
+    pub(super) guardian: RawFd,
+    /// A pidfd of the elder: the other holder, if it lived at the creation of this holder.
+    pub(super) elder: Option<RawFd>,
+    /// One end of the socket pair.
+    pub(super) socket: RawFd,
+    /// The name of the holder process.
+    pub(super) name: &'static CStr,
+}
+
 struct Holder {
     guardian: RawFd,
+    /// A pidfd of the elder. Negative if there is no elder.
+    elder: RawFd,
     /// The open file `/proc/PID/stat` of the guardian. Negative if procfs is not available.
     stat: RawFd,
     /// The socket that listeners are received from. Negative after the other end was closed.
@@ -84,7 +118,7 @@ struct Holder {
 
 /// The result of a wait.
 struct Ready {
-    guardian: bool,
+    process: bool,
     socket: bool,
     listeners: [bool; HELD_MAX],
     /// Marks the listeners whose filter no task uses any more.
@@ -93,14 +127,16 @@ struct Ready {
 }
 
 /// Runs the holder until its end.
-pub(super) fn run(guardian: RawFd, socket: RawFd, unanswered: Unanswered) -> ! {
-    detach_from_guardian(guardian, socket);
+pub(super) fn run(kept: Inherited, unanswered: Unanswered) -> ! {
+    let Inherited { guardian, elder, socket, .. } = kept;
+    detach_from_guardian(kept);
     let stat = open_stat_of_parent();
     let held = [const { None }; HELD_MAX];
     let (is_dismissed, is_orphaned) = (false, false);
-    let mut holder = Holder { guardian, stat, socket, held, unanswered, is_dismissed, is_orphaned };
+    let elder = elder.unwrap_or(-1);
+    let mut holder = Holder { guardian, elder, stat, socket, held, unanswered, is_dismissed, is_orphaned };
     holder.wait_for_the_end();
-    holder.take_over();
+    holder.mark_all();
     holder.serve();
     exit()
 }
@@ -147,27 +183,29 @@ fn exit() -> ! {
 
 /// Leaves the session and the working directory of the guardian, and closes the inherited descriptors. Blocks
 /// signals, so that only SIGKILL can end the holder.
-fn detach_from_guardian(guardian: RawFd, socket: RawFd) {
-    let everything = u64::MAX;
-    let (low, high) = (guardian.min(socket) as u32, guardian.max(socket) as u32);
+fn detach_from_guardian(kept: Inherited) {
+    let (everything, name) = (u64::MAX, kept.name.as_ptr());
+    let mut kept = [kept.guardian, kept.elder.unwrap_or(kept.guardian), kept.socket];
+    kept.sort_unstable();
     // SAFETY: the system calls take numbers and static or local memory. The closed descriptors are copies
     // that no code of the holder uses, because the holder never returns to their owners.
     unsafe {
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const everything, 0_usize, 8_usize);
         libc::syscall(libc::SYS_setsid);
-        libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, c"undying-holder".as_ptr(), 0, 0, 0);
+        libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, name, 0, 0, 0);
         let adjust = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
         // Without CAP_SYS_RESOURCE, the write fails, and the holder keeps the inherited value of the
         // guardian.
         libc::write(adjust, b"-1000".as_ptr().cast(), 5);
         libc::chdir(c"/".as_ptr());
-        if low > 0 {
-            libc::syscall(libc::SYS_close_range, 0, low - 1, 0);
+        let mut next = 0;
+        for fd in kept.map(|fd| fd as u32) {
+            if next < fd {
+                libc::syscall(libc::SYS_close_range, next, fd - 1, 0);
+            }
+            next = fd + 1;
         }
-        if high - low > 1 {
-            libc::syscall(libc::SYS_close_range, low + 1, high - 1, 0);
-        }
-        libc::syscall(libc::SYS_close_range, high + 1, u32::MAX, 0);
+        libc::syscall(libc::SYS_close_range, next, u32::MAX, 0);
     }
 }
 
@@ -176,8 +214,8 @@ impl Holder {
     /// have ended, so no thread receives notifications any more.
     fn wait_for_the_end(&mut self) {
         loop {
-            let ready = self.wait(libc::POLLIN, 0, -1);
-            if ready.guardian {
+            let ready = self.wait(self.guardian, 0, -1);
+            if ready.process {
                 return;
             }
             if ready.gone.contains(&true) {
@@ -234,8 +272,8 @@ impl Holder {
         while unsafe { libc::poll(&raw mut wait, 1, -1) } != 1 {}
     }
 
-    /// Marks the files, and then answers the calls that the guardian has received and not answered.
-    fn take_over(&mut self) {
+    /// Marks the files after the death of the guardian.
+    fn mark_all(&mut self) {
         while self.socket >= 0 && self.receive_message(libc::MSG_DONTWAIT) {}
         self.is_orphaned = true;
         for held in self.held.iter().flatten() {
@@ -245,14 +283,18 @@ impl Holder {
                 held.mark();
             }
         }
-        for index in 0..BUFFERS_MAX {
-            // SAFETY: the mapping has BUFFERS_MAX notifications, which consist of plain numbers. Only the
-            // guardian wrote to the notifications, and the guardian is dead.
+    }
+
+    /// Answers the calls that the guardian or the elder has received and not answered.
+    fn answer_unanswered(&self) {
+        for index in 0..=BUFFERS_MAX {
+            // SAFETY: the mapping has BUFFERS_MAX + 1 notifications, which consist of plain numbers. Only the
+            // guardian and the elder wrote to the notifications, and both are dead.
             let notification = unsafe { self.unanswered.buffers.add(index).read_volatile() };
             self.answer(notification.id());
         }
         for index in 0..HELD_CALLS_MAX {
-            // SAFETY: the mapping has HELD_CALLS_MAX numbers after the notifications. Both processes access
+            // SAFETY: the mapping has HELD_CALLS_MAX numbers after the notifications. All processes access
             // the numbers only as atomics.
             let id = unsafe { &*self.unanswered.calls.add(index) }.load(Ordering::Relaxed);
             self.answer(NotificationId(id));
@@ -271,21 +313,33 @@ impl Holder {
         }
     }
 
-    /// Lets every call continue until no task is left that could make a call.
+    /// Lets every call continue until no task is left that could make a call. While the elder lives, the elder answers
+    /// calls: if two processes received calls from several listeners, each could block on a listener without calls.
     fn serve(&mut self) {
+        let mut leads = false;
         loop {
+            if !leads && self.elder < 0 {
+                leads = true;
+                self.answer_unanswered();
+            }
             let is_empty = self.held.iter().all(Option::is_none);
             if is_empty && self.socket < 0 {
                 return;
             }
-            let ready = self.wait(0, libc::POLLIN, if is_empty { ORPHAN_LIMIT_MS } else { -1 });
+            let events = if leads { libc::POLLIN } else { 0 };
+            let ready = self.wait(self.elder, events, if is_empty { ORPHAN_LIMIT_MS } else { -1 });
             if is_empty && ready.is_late {
                 return;
+            }
+            if ready.process {
+                self.elder = -1;
+                continue;
             }
             self.drop_listeners(ready.gone);
             for (held, is_ready) in self.held.iter().zip(ready.listeners) {
                 if let (Some(held), true) = (held, is_ready) {
-                    held.let_continue();
+                    // SAFETY: the last buffer of the mapping is used only by the holder that answers calls.
+                    held.let_continue(unsafe { &mut *self.unanswered.buffers.add(BUFFERS_MAX) });
                 }
             }
             if ready.socket {
@@ -294,15 +348,12 @@ impl Holder {
         }
     }
 
-    /// Waits for events of the guardian, of the socket and of the listeners. `of_guardian` and `of_listeners`
-    /// are poll(2) events. The guardian is not polled if `of_guardian` is 0. A negative `limit_ms` means no
-    /// time limit.
-    fn wait(&self, of_guardian: i16, of_listeners: i16, limit_ms: i32) -> Ready {
+    /// Waits for the end of a process, and for events of the socket and of the listeners. `process` is a pidfd, or
+    /// negative. `of_listeners` are poll(2) events. A negative `limit_ms` means no time limit.
+    fn wait(&self, process: RawFd, of_listeners: i16, limit_ms: i32) -> Ready {
         let none = libc::pollfd { fd: -1, events: 0, revents: 0 };
         let mut waits = [none; HELD_MAX + 2];
-        if of_guardian != 0 {
-            waits[0] = libc::pollfd { fd: self.guardian, events: of_guardian, revents: 0 };
-        }
+        waits[0] = libc::pollfd { fd: process, events: libc::POLLIN, revents: 0 };
         waits[1] = libc::pollfd { fd: self.socket, events: libc::POLLIN, revents: 0 };
         for (wait, held) in waits[2..].iter_mut().zip(&self.held) {
             let fd = held.as_ref().map_or(-1, |held| held.listener.as_fd().as_raw_fd());
@@ -312,7 +363,7 @@ impl Holder {
         let count = unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, limit_ms) };
         let of = |wanted: fn(i16) -> bool| std::array::from_fn(|index| wanted(waits[index + 2].revents));
         Ready {
-            guardian: waits[0].revents != 0,
+            process: waits[0].revents != 0,
             socket: waits[1].revents != 0,
             listeners: of(|events| events & libc::POLLIN != 0),
             gone: of(|events| events & libc::POLLIN == 0 && is_gone(events)),
@@ -413,9 +464,9 @@ impl Held {
         }
     }
 
-    fn let_continue(&self) {
-        let mut notification = Notification::default();
-        if self.listener.receive(&mut notification) == Ok(Receipt::Call) {
+    /// Lets one call continue. If this process dies in between, the next holder finds the call in `notification`.
+    fn let_continue(&self, notification: &mut Notification) {
+        if self.listener.receive(notification) == Ok(Receipt::Call) {
             // If the call was interrupted, no thread waits for the answer, and the answer fails.
             let _ = self.listener.answer_continue(notification.id());
         }

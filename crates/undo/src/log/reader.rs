@@ -199,10 +199,11 @@ fn read_mark(storage: &dyn Storage) -> Result<Mark> {
         return Ok(Mark::Nothing);
     }
     let file = storage.open(UNWATCHED)?;
-    let mut text = [0; listener_holder::END_MARK_BYTES + 1];
+    let mut text = [0; listener_holder::MARKS_BYTES_MAX];
     let length = file.read(0, &mut text)?;
     Ok(match listener_holder::end_of(&text[..length]) {
         _ if length == 0 => Mark::Nothing,
+        _ if length == text.len() => Mark::Unwatched,
         Some(time) => Mark::End(time.into()),
         None => Mark::Unwatched,
     })

@@ -61,7 +61,7 @@ use self::epoch::Armed;
 use self::state::State;
 use self::threads::{Fanotify, Shared, Source, answer_calls, answer_events};
 use crate::back::{self, Conflicts, Durability, WentBack};
-use crate::error::Result;
+use crate::error::{Result, UndoError};
 use crate::log::keep::KeepPlaces;
 use crate::log::{UNWATCHED, UndoLog};
 
@@ -178,8 +178,7 @@ impl Watch {
         })
     }
 
-    /// Creates a log, and starts the thread that answers content events. The caller has started `holder` when this
-    /// program had only one thread.
+    /// Creates a log, and starts the thread that answers content events.
     ///
     /// # Errors
     ///
@@ -256,6 +255,15 @@ impl Watch {
         self.serve(pending.receive()?)
     }
 
+    /// Replaces the fd holders that have died.
+    ///
+    /// # Errors
+    ///
+    /// No fd holder lives, and none can be created. An incarnation cannot be watched now.
+    pub fn repair(&self) -> Result<()> {
+        Ok(self.holder.repair()?)
+    }
+
     /// Starts to answer the calls of an incarnation that was restored.
     ///
     /// # Errors
@@ -306,17 +314,25 @@ impl Watch {
 
     /// Records the end of the subject. The caller calls this method when no process of the subject is left. Changes
     /// between the end and [`Self::attach`] are not changes by the subject.
-    pub fn subject_ended(&self) {
-        let mut state = self.shared.state();
+    ///
+    /// # Errors
+    ///
+    /// The end cannot be recorded now. The caller calls this method again. Without the record, a rollback cannot tell
+    /// later changes by other programs from changes by the subject.
+    pub fn subject_ended(&self) -> Result<()> {
         let now = self.options.clock.wall().into();
         let length = |file: &OwnedFd| {
             let stat = rustix::fs::fstat(file).ok()?;
             Some((stat.st_dev, stat.st_ino, stat.st_size as u64))
         };
         let lengths: Vec<_> = self.shared_files.iter().filter_map(length).collect();
-        let ended = state.log.ended(now, &lengths);
-        state.or_break(ended, "the time of the end");
+        let mut state = self.shared.state();
+        match state.log.ended(now, &lengths) {
+            Err(UndoError::Kernel(error)) if state.epoch.broken.is_none() => return Err(error.into()),
+            outcome => state.or_break(outcome, "the time of the end"),
+        }
         state.boundaries.durable.ended();
+        Ok(())
     }
 
     /// Returns the checkpoints that a rollback can reach, in rising order.
@@ -354,7 +370,11 @@ impl Watch {
         state.log = UndoLog::open(&self.options.directory, self.options.bytes_max)?;
         state.begin_epoch();
         let armed = state.boundaries.go_back(to);
-        let outcome = state.arm_again(&armed);
+        let outcome = match state.arm_again(&armed) {
+            // The caller repeats the rollback, which then has nothing left to change.
+            Err(UndoError::Kernel(error)) if error.errno.may_pass() => return Err(error.into()),
+            outcome => outcome,
+        };
         state.or_break(outcome, "the files that were open at the checkpoint");
         let recorded = state.log.idle();
         state.or_break(recorded, "the end of the rollback");

@@ -13,6 +13,7 @@ use engine::Kept;
 use model::{ProcessKey, Sequence};
 use supervise::{Action, Event, FreshReason, LateReason, Notice, RestartLimit, State};
 
+use super::super::blame;
 use super::super::rebuild::{Attempt, Rebuild, lock};
 use super::super::request::Guarded;
 use super::super::watching::BEGINNING;
@@ -115,6 +116,11 @@ impl Guard {
                 self.report(RunEvent::GaveUp { restarts: count, within_us });
             }
             Notice::BacksOff(wait) => self.report(RunEvent::BackOff { wait_us: time::microseconds(wait) }),
+            Notice::Repeats(wait) => {
+                let Some(error) = &self.driver.last_error else { return };
+                let (reason, wait_us) = (error.to_string(), time::microseconds(wait));
+                self.report(RunEvent::RestartRepeated { reason, wait_us });
+            }
             Notice::Poisoned(sequence) => self.report(RunEvent::Poisoned { seq: sequence.get() }),
             Notice::NotRestored { sequence, is_explained_next } => {
                 let Some(error) = &self.driver.last_error else { return };
@@ -157,13 +163,22 @@ impl Guard {
         let spared = self.tree.departed.before(Sequence(u64::MAX));
         let known = self.tree.known.clone();
         let work = move |rebuild: &Rebuild| rebuild.clear(&known, &spared);
-        self.order(work, |_, cleared| cleared.map(|()| Event::Cleared));
+        self.order(work, |guard, cleared| Ok(guard.answer(cleared.map(|()| Event::Cleared))));
     }
 
     fn survey(&mut self) {
         let in_flight: Vec<Sequence> = self.driver.machine.in_flight().collect();
         let work = move |rebuild: &Rebuild| rebuild.survey(&in_flight);
-        self.order(work, |_, survey| survey.map(Event::Surveyed));
+        self.order(work, |guard, survey| Ok(guard.answer(survey.map(Event::Surveyed))));
+    }
+
+    /// Returns the event that answers a step of a restart.
+    fn answer(&mut self, outcome: Result<Event>) -> Event {
+        outcome.unwrap_or_else(|error| {
+            let blamed = blame::of(&error);
+            self.driver.last_error = Some(error);
+            Event::StepFailed(blamed)
+        })
     }
 
     /// Drops checkpoints that are not written yet. The next incarnation starts from an older checkpoint, so that
@@ -192,7 +207,7 @@ impl Guard {
             rebuild.restore(sequence, &opened_later, &spared, &kept)
         };
         self.order(work, |guard, attempt| {
-            Ok(guard.take_built(attempt?).map_or(Event::Restored, Event::NotRestored))
+            Ok(guard.take_built(attempt).map_or(Event::Restored, Event::NotRestored))
         });
     }
 
@@ -209,7 +224,7 @@ impl Guard {
             // The earlier error is the reason for this start. If the attempt fails, the error of the attempt is kept
             // instead.
             let before = guard.driver.last_error.take();
-            if let Some(error) = guard.take_built(attempt?) {
+            if let Some(error) = guard.take_built(attempt) {
                 return Ok(Event::NotStarted(error));
             }
             guard.driver.last_error = before;
@@ -221,7 +236,12 @@ impl Guard {
 
     /// Takes over the subject that an attempt has started or restored. Otherwise returns why the attempt has failed.
     fn take_built(&mut self, attempt: Attempt) -> Option<supervise::RestoreError> {
-        attempt.events.into_iter().for_each(|event| self.report(event));
+        let mut events = attempt.events;
+        if attempt.outcome.is_err() {
+            // A repeated attempt finds the files already at the checkpoint.
+            events.retain(|event| !matches!(event, RunEvent::FilesWentBack { changed: 0, aside: 0, .. }));
+        }
+        events.into_iter().for_each(|event| self.report(event));
         match attempt.outcome {
             Ok(built) => {
                 self.rebuild.subject = Arc::new(built.subject);

@@ -148,7 +148,7 @@ struct Ground {
 }
 
 impl Ground {
-    fn prepare(request: &RunRequest, policy: ChangedFiles, host: &Shared) -> Result<Self> {
+    fn prepare(request: &RunRequest, policy: ChangedFiles, host: &Arc<Shared>) -> Result<Self> {
         let streams = match request.launch.open_log()? {
             Some(log) => Arc::new(host.streams.with_log(log)?),
             None => Arc::clone(&host.streams),
@@ -167,9 +167,14 @@ impl Ground {
 }
 
 /// Starts to watch the files of a subject that is to be started.
-fn watch(request: &RunRequest, claim: &Claim, host: &Shared, streams: &Streams) -> Result<Arc<Watching>> {
-    let holder = ListenerHolder::start()?;
-    host.reaper.exempt(holder.pid());
+fn watch(
+    request: &RunRequest,
+    claim: &Claim,
+    host: &Arc<Shared>,
+    streams: &Streams,
+) -> Result<Arc<Watching>> {
+    let host = Arc::clone(host);
+    let holder = ListenerHolder::start(move |create| host.reaper.create_exempt(create))?;
     let undo = claim.directory.join(UNDO_DIRECTORY);
     Ok(Arc::new(Watching::start(undo, request, holder, streams)?))
 }

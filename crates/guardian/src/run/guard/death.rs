@@ -101,6 +101,10 @@ impl Guard {
 
     /// Ends the guard. The subject has ended for good, or can no longer be watched.
     pub(crate) fn leave(mut self) -> EndedRun {
+        if let State::Ended(End::Failed(Failure::Stopped(sequence))) = self.driver.machine.state() {
+            let events = self.rebuild.leave_files_at(sequence);
+            events.into_iter().for_each(|event| self.report(event));
+        }
         let outcome = self.outcome();
         self.connections.end();
         for news in self.taking.tracer.leave_subject() {
@@ -120,7 +124,8 @@ impl Guard {
             }
             self.rebuild.host.reaper.reap_orphans(self.rebuild.owner, Pid(0));
             if let Some(watching) = &self.rebuild.watching {
-                watching.watch.subject_ended();
+                // Without the record, a later rollback by `undying restore` reports no changes by other programs.
+                let _ = watching.watch.subject_ended();
             }
             self.report_departed(self.driver.machine.next_sequence(), true);
         }
@@ -137,6 +142,10 @@ impl Guard {
             State::Ended(End::Over(status) | End::GaveUp(status)) => return Ok(status),
             State::Ended(End::Failed(Failure::NoWayBack)) => no_way_back,
             State::Ended(End::Failed(Failure::LastError)) => last.unwrap_or(no_way_back),
+            State::Ended(End::Failed(Failure::Stopped(sequence))) => last.map_or(no_way_back, |last| {
+                let image = format!("{}@{sequence}", self.claim.name);
+                GuardianError::RestoreStopped { image, last: Box::new(last) }
+            }),
             State::Ended(End::Failed(Failure::NotRestorable { tried })) => {
                 last.map_or(no_way_back, |last| self.not_restorable(tried, last))
             }

@@ -318,10 +318,6 @@ impl<'a> SystemDirector<'a> {
             // If no worker is available now, the scan is repeated in a second.
             let _ = host.run_on_worker(work);
         }
-        if let Some(reason) = self.network.has_lost() {
-            let event = RunEvent::ListenersNotKept { reason: reason.to_owned() };
-            (self.on_event)(self.published.name(), &event);
-        }
         for part in &mut self.parts {
             let channels = self.network.facts(part.id);
             if part.channels != channels {
