@@ -217,8 +217,9 @@ impl PreparedRestore {
         self.plan.check_pids(reserved)
     }
 
-    /// Checks the pids and the clocks of this machine.
+    /// Checks procfs, the pids and the clocks of this machine.
     fn check_machine(&self, late_timers: bool) -> Result<()> {
+        own_files_in_proc()?;
         // If the program still runs, the comparison of files fails, too. The error about the pids shows the reason, so
         // it comes first.
         self.plan.check_pids(None)?;
@@ -303,7 +304,6 @@ fn restore_with(
 ) -> Result<Restored> {
     let started = Stopwatch::start();
     require_same_pids(options.pid)?;
-    own_files_in_proc()?;
     let mut lap = started;
     let mut phases = RestorePhases::default();
     prepared.check_machine(options.late_timers)?;
