@@ -113,7 +113,13 @@ impl Scene {
             let now = self.status();
             (now["incarnation"].as_u64()? > incarnation && now["state"] == "running").then_some(())
         });
-        self.lab.told()[before..].to_owned()
+        until("the message about the restart", || {
+            let told = self.lab.told()[before..].to_owned();
+            ["is back at checkpoint", "started from the beginning"]
+                .iter()
+                .any(|end| told.contains(end))
+                .then_some(told)
+        })
     }
 
     fn image(&self) -> PathBuf {
