@@ -73,13 +73,12 @@ impl Parts {
     }
 
     /// Keeps the end of a file, from an offset on.
-    pub(crate) fn keep_end(&self, path: &Path, offset: u64) -> Result<()> {
+    pub(crate) fn keep_end(&self, path: &Path, file: &File, offset: u64) -> Result<()> {
         let failed = |error: std::io::Error| Error::path("read", path, error);
-        let file = File::open(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
         let bytes = length.saturating_sub(offset);
         if bytes > 0 {
-            let to = keep(&self.directory, path, &file, offset, bytes)?;
+            let to = keep(&self.directory, path, file, offset, bytes)?;
             let part = MovedAside { path: path.to_owned(), bytes: ByteCount(bytes), to };
             self.moved.lock().unwrap_or_else(PoisonError::into_inner).push(part);
         }

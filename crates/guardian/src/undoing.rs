@@ -10,6 +10,7 @@
 //! Does not: know how files are rolled back; `undo` does. Does not restore memory.
 
 use std::cell::OnceCell;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -166,7 +167,7 @@ impl Going {
         let (directory, to, event) = (self.directory.clone(), self.to, Rc::clone(&done));
         let parts = parts.clone();
         let rollback = Rollback::new(outlook.recorded, move || {
-            explained.iter().try_for_each(|file| parts.keep_end(&file.path(), file.size()))?;
+            explained.iter().try_for_each(|one| parts.keep_end(&one.path, &one.file, one.from))?;
             // An operator may restore after a power cut. The rollback must survive a further power cut.
             let went = back::go_back(&directory, to, conflicts, &leave, Durability::PowerCut)?;
             // The cell is empty, because the closure runs at most once.
@@ -193,22 +194,34 @@ impl Going {
     }
 }
 
+/// A file that has changed since the end of the subject only by messages of `undying`.
+struct Explained {
+    path: PathBuf,
+    file: File,
+    identity: (u64, u64),
+    /// The length at the checkpoint in bytes.
+    from: u64,
+}
+
 /// Returns the shared files that have changed since the end of the subject only by messages of `undying`.
-fn explained(recorded: &[FileRecord], outlook: &Outlook) -> Vec<FileRecord> {
-    let length = |file: &FileRecord| {
-        let (device, inode) = file.file();
-        outlook.shared.iter().find(|one| (one.0, one.1) == (device, inode)).map(|one| one.2)
+fn explained(recorded: &[FileRecord], outlook: &Outlook) -> Vec<Explained> {
+    let end_of = |identity: (u64, u64)| {
+        outlook.shared.iter().find(|one| (one.0, one.1) == identity).map(|(_, _, length)| *length)
     };
-    let is_explained =
-        |file: &&FileRecord| length(file).is_some_and(|length| own_lines::follow(&file.path(), length));
-    recorded.iter().filter(is_explained).cloned().collect()
+    let explain = |record: &FileRecord| {
+        let (path, identity) = (record.path(), record.file());
+        let end = end_of(identity)?;
+        let file = own_lines::open(&path, identity)?;
+        own_lines::follow(&file, end).then(|| Explained { path, file, identity, from: record.size() })
+    };
+    recorded.iter().filter_map(explain).collect()
 }
 
 /// Returns the conflicts that are not explained by messages of `undying`.
-fn foreign(outlook: &Outlook, explained: &[FileRecord]) -> Vec<PathBuf> {
+fn foreign(outlook: &Outlook, explained: &[Explained]) -> Vec<PathBuf> {
     let is_foreign = |path: &&PathBuf| {
         let found = rustix::fs::lstat(path.as_path()).map(|stat| (stat.st_dev, stat.st_ino));
-        !found.is_ok_and(|found| explained.iter().any(|file| file.file() == found))
+        !found.is_ok_and(|found| explained.iter().any(|one| one.identity == found))
     };
     outlook.conflicts.iter().filter(is_foreign).cloned().collect()
 }
