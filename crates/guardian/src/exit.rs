@@ -206,6 +206,7 @@ fn of_undo(error: &UndoError) -> ExitCode {
         UndoError::Kernel(error) => of_kernel(error),
         UndoError::Store(error) => of_store(error),
         UndoError::Conflict { .. }
+        | UndoError::Denied { .. }
         | UndoError::Lost { .. }
         | UndoError::HalfBack { .. }
         | UndoError::PowerCut { .. }

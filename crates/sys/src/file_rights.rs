@@ -1,7 +1,6 @@
 //! Reads the rights with which a thread opens files, and runs code with the rights of another process.
 //!
-//! Owns: a thread that has its own file-system user, file-system group, supplementary groups and effective
-//! capabilities.
+//! Owns: the file-system user, file-system group, supplementary groups and effective capabilities of a thread.
 //! Invariants: the other threads of this process keep their credentials. The kernel resets the dumpable
 //! attribute of the whole process when a thread changes its credentials. This module restores the attribute
 //! afterwards.
@@ -13,10 +12,14 @@
 //! Fallback: none
 
 use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use model::Tid;
 use rustix::process::DumpableBehavior;
 
 use crate::error::{Errno, Error, Result};
@@ -28,6 +31,25 @@ const INVALID_ID: u32 = u32::MAX;
 /// Number of words in the capability sets: the low halves of the effective, permitted and inheritable set,
 /// then the high halves in the same order.
 const SET_WORDS: usize = 6;
+
+/// CAP_CHOWN as a bit of a capability set.
+pub const CHOWN: u64 = 1 << 0;
+/// CAP_DAC_OVERRIDE as a bit of a capability set.
+pub const DAC_OVERRIDE: u64 = 1 << 1;
+/// CAP_DAC_READ_SEARCH as a bit of a capability set.
+pub const DAC_READ_SEARCH: u64 = 1 << 2;
+/// CAP_FOWNER as a bit of a capability set.
+pub const FOWNER: u64 = 1 << 3;
+/// CAP_SYS_ADMIN as a bit of a capability set.
+pub const SYS_ADMIN: u64 = 1 << 21;
+/// CAP_SETFCAP as a bit of a capability set.
+pub const SETFCAP: u64 = 1 << 31;
+const FSETID: u64 = 1 << 4;
+const LINUX_IMMUTABLE: u64 = 1 << 9;
+const MKNOD: u64 = 1 << 27;
+/// The capabilities that decide about access to files. setfsuid(2) drops them when the file-system user changes
+/// from 0, and raises them when the file-system user changes to 0.
+pub const OF_FILES: u64 = CHOWN | DAC_OVERRIDE | DAC_READ_SEARCH | FOWNER | FSETID | LINUX_IMMUTABLE | MKNOD;
 
 /// The credentials that decide whether a process may open a file.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -54,6 +76,220 @@ pub fn own() -> Result<FileRights> {
     let [low, _, _, high, _, _] = capabilities()?;
     let effective = u64::from(high) << 32 | u64::from(low);
     Ok(FileRights { user: set_user(INVALID_ID), group: set_group(INVALID_ID), supplementary, effective })
+}
+
+/// The file `/proc/TID/status` of one thread, which shows the rights of the thread. Reading the open file again is
+/// faster than opening it again.
+#[derive(Debug)]
+pub struct StatusFile {
+    file: File,
+    thread: Tid,
+}
+
+/// Maximum length in bytes of a status with some hundred supplementary groups.
+const STATUS_BYTES_MAX: usize = 8192;
+
+impl StatusFile {
+    /// Opens the status of a thread.
+    ///
+    /// # Errors
+    ///
+    /// The thread does not exist.
+    pub fn open(thread: Tid) -> Result<Self> {
+        let opened = File::open(format!("/proc/{thread}/status"));
+        let file = opened.map_err(|error| Error::thread("read the credentials", thread, error))?;
+        Ok(Self { file, thread })
+    }
+
+    /// Returns the present rights of the thread.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH if the thread has ended, also if another thread now has the same id.
+    pub fn rights(&self) -> Result<FileRights> {
+        let failed = |errno| Error::thread("read the credentials", self.thread, errno);
+        let mut buffer = [0; STATUS_BYTES_MAX];
+        let length = self.file.read_at(&mut buffer, 0).map_err(|error| failed(error.into()))?;
+        if length < buffer.len() {
+            // The name of the program, in the first line, can contain any bytes.
+            let start = buffer.iter().position(|byte| *byte == b'\n').unwrap_or(0);
+            let status = std::str::from_utf8(&buffer[start..length]).unwrap_or_default();
+            return parse(status).ok_or_else(|| failed(Errno::SHORT));
+        }
+        let status = std::fs::read(format!("/proc/{}/status", self.thread));
+        let status = status.map_err(|error| failed(error.into()))?;
+        parse(&String::from_utf8_lossy(&status)).ok_or_else(|| failed(Errno::SHORT))
+    }
+}
+
+fn parse(status: &str) -> Option<FileRights> {
+    // The lines have this order in the file.
+    let mut lines = status.lines();
+    let mut field = |name: &str| lines.find_map(|line| line.strip_prefix(name)).map(str::trim);
+    // The last id of a line is the id for accesses to files.
+    let last = |ids: &str| ids.split_whitespace().next_back()?.parse().ok();
+    let (user, group) = (last(field("Uid:")?)?, last(field("Gid:")?)?);
+    let groups = field("Groups:")?.split_whitespace().map(str::parse);
+    let mut supplementary = groups.collect::<std::result::Result<Vec<u32>, _>>().ok()?;
+    supplementary.sort_unstable();
+    let effective = u64::from_str_radix(field("CapEff:")?, 16).ok()?;
+    Some(FileRights { user, group, supplementary, effective })
+}
+
+/// Returns the effective capabilities of a thread. Faster than [`StatusFile::rights`].
+///
+/// # Errors
+///
+/// The thread does not exist.
+pub fn effective_of(thread: Tid) -> Result<u64> {
+    let [low, _, _, high, _, _] = capabilities_of(thread.get())?;
+    Ok(u64::from(high) << 32 | u64::from(low))
+}
+
+/// The own rights of a thread, which the thread can exchange for the rights of another thread for a short time.
+#[derive(Debug)]
+pub struct OwnRights {
+    rights: FileRights,
+    dumpable: DumpableBehavior,
+    /// Whether setfsuid(2) drops and raises the capabilities in [`OF_FILES`]. The securebits of a thread can
+    /// disable this.
+    follows_user: bool,
+}
+
+impl OwnRights {
+    /// Reads the rights of the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`own`].
+    pub fn new() -> Result<Self> {
+        let rights = own()?;
+        let dumpable =
+            rustix::process::dumpable_behavior().map_err(|errno| failed("read", "dumpable", errno))?;
+        let bits = rustix::thread::capabilities_secure_bits()
+            .map_err(|errno| failed("read", "secure bits", errno))?;
+        let is_fixed = bits.contains(rustix::thread::CapabilitiesSecureBits::NO_SETUID_FIXUP);
+        let follows_user = rights.user == 0 && rights.effective & OF_FILES == OF_FILES && !is_fixed;
+        Ok(Self { rights, dumpable, follows_user })
+    }
+
+    /// Returns the rights.
+    #[must_use]
+    pub fn rights(&self) -> &FileRights {
+        &self.rights
+    }
+
+    /// Runs `work` in the calling thread with other rights to files, and then takes the own rights back. Other
+    /// capabilities than those in [`OF_FILES`] stay. Every thread that calls this method has the same rights.
+    ///
+    /// # Errors
+    ///
+    /// The credentials of the thread cannot be changed. The result of `work` is lost.
+    ///
+    /// # Panics
+    ///
+    /// The own rights cannot be taken back.
+    pub fn act<Output>(&self, other: &FileRights, work: impl FnOnce() -> Output) -> Result<Output> {
+        let _changing = changing();
+        let mut acting = Acting { own: self, other, is_over: false };
+        acting.begin()?;
+        let output = work();
+        if acting.end() { Ok(output) } else { Err(failed("set", "user and group", Errno::EPERM)) }
+    }
+
+    fn sets_capabilities(&self, other: &FileRights) -> bool {
+        !self.follows_user || other.user == 0 || other.effective & OF_FILES != 0
+    }
+}
+
+/// A change of the rights of the calling thread. The own rights are taken back when the value is dropped.
+struct Acting<'a> {
+    own: &'a OwnRights,
+    other: &'a FileRights,
+    is_over: bool,
+}
+
+impl Acting<'_> {
+    fn begin(&self) -> Result<()> {
+        let FileRights { user, group, supplementary, effective } = self.other;
+        if *supplementary != self.own.rights.supplementary {
+            set_groups(supplementary)?;
+        }
+        set_group(*group);
+        set_user(*user);
+        if self.own.sets_capabilities(self.other) {
+            set_effective(self.own.rights.effective & !OF_FILES | effective & OF_FILES)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the own rights back. Reports whether the thread had the other user and group: setfsuid(2) and setfsgid(2)
+    /// return no error, but the previous id.
+    fn end(&mut self) -> bool {
+        self.is_over = true;
+        let had_user = set_user(self.own.rights.user) == self.other.user;
+        let had_group = set_group(self.own.rights.group) == self.other.group;
+        // No capability that these calls need is in `OF_FILES`.
+        self.take_back().expect("a thread can always take its own rights back");
+        had_user && had_group
+    }
+
+    fn take_back(&self) -> Result<()> {
+        if self.own.sets_capabilities(self.other) {
+            set_effective(self.own.rights.effective)?;
+        }
+        if self.own.rights.supplementary != self.other.supplementary {
+            set_groups(&self.own.rights.supplementary)?;
+        }
+        match self.own.dumpable {
+            DumpableBehavior::DumpableReadableOnlyByRoot => Ok(()),
+            dumpable => rustix::process::set_dumpable_behavior(dumpable)
+                .map_err(|errno| failed("set", "dumpable", errno)),
+        }
+    }
+}
+
+impl Drop for Acting<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.end();
+        }
+    }
+}
+
+/// Reports whether the rights of the calling thread permit access to an open file. The file may be open with
+/// O_PATH. A read-only mount and an immutable file permit no writing.
+///
+/// # Errors
+///
+/// Returns the errors of faccessat2(2) that are no answer.
+pub fn permits(file: BorrowedFd<'_>, access: Access) -> Result<bool> {
+    let flags = libc::AT_EACCESS | libc::AT_EMPTY_PATH;
+    // SAFETY: the path is an empty string that ends in a zero byte.
+    let outcome =
+        unsafe { libc::syscall(libc::SYS_faccessat2, file.as_raw_fd(), c"".as_ptr(), access.0, flags) };
+    match outcome {
+        0 => Ok(true),
+        _ => match Errno::last() {
+            Errno::EACCES | Errno::EPERM | READ_ONLY => Ok(false),
+            errno => Err(Error::new("ask for access to a file", errno)),
+        },
+    }
+}
+
+const READ_ONLY: Errno = Errno(libc::EROFS);
+
+/// Kinds of access to a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Access(libc::c_int);
+
+impl Access {
+    /// Write the content of a file.
+    pub const WRITE: Self = Self(libc::W_OK);
+    /// Read and write the content of a file.
+    pub const READ_WRITE: Self = Self(libc::R_OK | libc::W_OK);
+    /// Change names in a directory.
+    pub const CHANGE_NAMES: Self = Self(libc::W_OK | libc::X_OK);
 }
 
 /// Starts a thread that has the given rights, runs `work` in this thread, and waits for the result.
@@ -116,10 +352,7 @@ fn may_access(path: &Path, mode: libc::c_int) -> Result<()> {
 /// Changes the credentials of the calling thread. The capabilities are changed last, because the changes of
 /// user and groups need the present capabilities.
 fn take_on(wanted: &FileRights) -> Result<()> {
-    /// Allows only one change at a time. Otherwise, a second thread could read the dumpable attribute after
-    /// the kernel has reset it for the first thread. The second thread would then restore the wrong value.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _changing = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _changing = changing();
     let dumpable = rustix::process::dumpable_behavior().map_err(|errno| failed("read", "dumpable", errno))?;
     let changed = change_to(wanted);
     // The attribute is restored after a failure, too: a step before the failed step may have reset it.
@@ -130,6 +363,13 @@ fn take_on(wanted: &FileRights) -> Result<()> {
         }
     };
     changed.and(restored)
+}
+
+/// Allows only one change at a time. Otherwise, a second thread could read the dumpable attribute after the kernel
+/// has reset it for the first thread. The second thread would then restore the wrong value.
+fn changing() -> MutexGuard<'static, ()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn change_to(wanted: &FileRights) -> Result<()> {
@@ -173,7 +413,12 @@ fn set_groups(groups: &[u32]) -> Result<()> {
 
 /// Returns the capability sets of the calling thread, in the order of [`SET_WORDS`].
 fn capabilities() -> Result<[u32; SET_WORDS]> {
-    let header = [CAPABILITY_VERSION, 0];
+    capabilities_of(0)
+}
+
+/// Returns the capability sets of a thread; 0 means the calling thread.
+fn capabilities_of(thread: i32) -> Result<[u32; SET_WORDS]> {
+    let header = [CAPABILITY_VERSION, thread.cast_unsigned()];
     let mut sets = [0; SET_WORDS];
     // SAFETY: in version 3, the header has two words and the sets have six words. Both arrays have these
     // lengths.
@@ -195,7 +440,8 @@ fn set_effective(wanted: u64) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, File};
+    use std::fs;
+    use std::os::fd::AsFd;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -208,6 +454,34 @@ mod tests {
     fn our_own_rights_can_always_be_taken_on() {
         let rights = own().unwrap();
         assert_eq!(run_with(&rights, || own().unwrap()).unwrap(), rights);
+    }
+
+    #[test]
+    fn a_thread_acts_with_other_rights_and_takes_its_own_back() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("unsupported: root");
+        }
+        let before = (own().unwrap(), rustix::process::dumpable_behavior().unwrap());
+        let rights = OwnRights::new().unwrap();
+        let file = File::open(std::env::current_exe().unwrap()).unwrap();
+        let thread = || Tid(rustix::thread::gettid().as_raw_nonzero().get());
+        for (effective, permitted) in [(0, false), (DAC_OVERRIDE, true), (FOWNER, false)] {
+            let other = FileRights { supplementary: vec![3, 7], effective, ..nobody() };
+            rights
+                .act(&other, || {
+                    let now = StatusFile::open(thread()).unwrap().rights().unwrap();
+                    assert_eq!(effective_of(thread()).unwrap(), now.effective);
+                    assert_eq!(FileRights { effective: now.effective & OF_FILES, ..now }, other);
+                    assert_eq!(permits(file.as_fd(), Access::WRITE).unwrap(), permitted);
+                })
+                .unwrap();
+            assert_eq!((own().unwrap(), rustix::process::dumpable_behavior().unwrap()), before);
+        }
+        // A thread without capabilities keeps its user.
+        let other = FileRights { effective: 0, ..own().unwrap() };
+        rights.act(&other, || assert_eq!(own().unwrap().effective & OF_FILES, 0)).unwrap();
+        assert!(rights.act(&FileRights { user: u32::MAX, ..nobody() }, || ()).is_err());
+        assert_eq!((own().unwrap(), rustix::process::dumpable_behavior().unwrap()), before);
     }
 
     #[test]

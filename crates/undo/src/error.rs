@@ -108,6 +108,20 @@ pub enum UndoError {
         why: String,
     },
 
+    /// The subject has changed files, and could not change these files now. Example: the administrator has removed the
+    /// write permission since. The rollback has changed nothing.
+    ///
+    /// Row: undo-denied
+    #[error(
+        "the program has changed files that it may not change any more: {}\nhelp: give the program its permissions back and \
+         restore again; or roll back these files with your permissions: --files force",
+        listed(paths)
+    )]
+    Denied {
+        /// The paths of the files.
+        paths: Vec<PathBuf>,
+    },
+
     /// A file must be created again, but the log does not contain the content of the file. The rollback has changed
     /// nothing.
     ///

@@ -16,6 +16,7 @@ pub mod back;
 mod error;
 mod key;
 pub mod log;
+mod rights;
 pub mod watch;
 
 pub use error::{Result, UndoError};

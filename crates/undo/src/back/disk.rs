@@ -23,6 +23,7 @@ use rustix::fs::{
     XattrFlags,
 };
 use rustix::io::Errno;
+use sys::file_rights::{self, Access, OwnRights};
 use sys::{Error, file_handle};
 
 use super::aside;
@@ -30,6 +31,7 @@ use super::files::{Entry, FileSystem, Status, Work};
 use crate::error::{Result, UndoError};
 use crate::key::{self, Attributes, FileKey, Time};
 use crate::log::keep::{self, KeepPlace, KeepPlaces};
+use crate::rights::Rights;
 
 /// The error of a file system for the handle of a removed inode.
 const STALE: sys::Errno = sys::Errno(Errno::STALE.raw_os_error());
@@ -135,6 +137,11 @@ impl FileSystem for DiskFiles {
 
     fn extended(&self, node: &Node) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
         key::extended(node)
+    }
+
+    fn permits(&self, node: &Node, rights: &Rights, access: Access) -> Result<bool> {
+        let own = OwnRights::new()?;
+        Ok(own.act(&rights.to_act(), || file_rights::permits(node.as_fd(), access))??)
     }
 
     fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Option<Node>> {

@@ -10,8 +10,11 @@
 use std::fmt::Debug;
 use std::path::Path;
 
+use sys::file_rights::Access;
+
 use crate::error::Result;
 use crate::key::{Attributes, FileKey, Time};
+use crate::rights::Rights;
 
 /// The present status of an inode.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -66,6 +69,8 @@ pub(crate) trait FileSystem {
     fn status(&self, node: &Self::Node) -> Result<Status>;
     /// Returns the extended attributes that a rollback can set, sorted by name.
     fn extended(&self, node: &Self::Node) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
+    /// Reports whether a program with these rights may access an inode.
+    fn permits(&self, node: &Self::Node, rights: &Rights, access: Access) -> Result<bool>;
     /// Returns the inode that a name leads to.
     fn lookup(&self, directory: &Self::Node, name: &[u8]) -> Result<Option<Self::Node>>;
     /// Returns the parent of a directory, and the name of the directory in the parent. Returns `None` for a root.

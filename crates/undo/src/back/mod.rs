@@ -21,8 +21,10 @@
 //! Proof: the tests in `simulated`, with kills and power cuts at random operations.
 
 mod aside;
+mod attributes;
 mod disk;
 pub(crate) mod files;
+mod permission;
 mod put_back;
 #[cfg(test)]
 mod simulated;
@@ -97,8 +99,8 @@ pub fn uncovered_since(directory: &Path, to: Sequence) -> Result<Vec<PathBuf>> {
 ///
 /// # Errors
 ///
-/// Fails without changing a file if the checkpoint is unreachable, if recorded content is missing, or if other programs
-/// have changed the files. If a step fails (a full disk, an immutable file), some files are already changed. The next
+/// Fails without changing a file if the checkpoint is unreachable, if recorded content is missing, if other programs
+/// have changed the files, or if the subject could not roll back the files itself. If a step fails (a full disk, an immutable file), some files are already changed. The next
 /// call then continues with the help of the journal.
 pub fn go_back(
     directory: &Path,
@@ -237,10 +239,14 @@ pub(crate) fn go_back_on<Files: FileSystem>(
 ) -> Result<WentBack> {
     let Terms { conflicts, durability, time, .. } = terms;
     let (mut rollback, number, survey) = survey_of(storage, files, to, &terms)?;
-    let paths =
-        if rollback.is_forced(conflicts) { Vec::new() } else { rollback.conflicts(files, &survey)? };
+    let is_forced = rollback.is_forced(conflicts);
+    let paths = if is_forced { Vec::new() } else { rollback.conflicts(files, &survey)? };
     if !paths.is_empty() {
         return Err(UndoError::Conflict { paths });
+    }
+    let paths = if is_forced { Vec::new() } else { rollback.denied(files, &survey)? };
+    if !paths.is_empty() {
+        return Err(UndoError::Denied { paths });
     }
     let is_durable = durability == Durability::PowerCut;
     if is_durable {
@@ -321,6 +327,11 @@ impl Rollback {
         let mut target = target::merge(&log.epochs[first..], &aliases)
             .map_err(|malformed| unreachable(malformed.to_string()))?;
         target.kept_before = target::kept_by(&log.epochs[..first], &aliases);
+        for (_, made) in begun.iter().flat_map(|begun| &begun.made) {
+            if let Some(index) = target.indices.get(made) {
+                target.inodes[*index].is_made = true;
+            }
+        }
         Ok(Self { log, boot, begun, target, first })
     }
 
@@ -361,6 +372,13 @@ impl Rollback {
             }
         }
         Ok(paths)
+    }
+
+    /// Returns the files that the subject could not roll back itself.
+    fn denied<Files: FileSystem>(&self, files: &Files, survey: &Survey) -> Result<Vec<PathBuf>> {
+        let none = HashSet::new();
+        let touched = self.begun.as_ref().map_or(&none, |begun| &begun.touched);
+        permission::denied(files, &self.target, survey, touched)
     }
 
     /// Begins a new epoch at the checkpoint. The rename of the new epoch file completes the rollback. If the rollback

@@ -26,6 +26,7 @@ use model::ByteCount;
 use rustix::fs::FileType;
 
 use super::aside::MovedAside;
+use super::attributes::attributes_to_set;
 use super::files::{FileSystem, Status, Work};
 use super::survey::{self, Survey, WrongName};
 use crate::error::{Result, UndoError};
@@ -233,7 +234,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         let node = self.files.make(&work.new, new_name.as_bytes(), &inode.attributes)?;
         let status = self.files.status(&node)?;
         self.journal.made(&inode.key, &status.key)?;
-        inode.key = status.key.clone();
+        (inode.key, inode.is_made) = (status.key.clone(), true);
         self.target.indices.insert(status.key.clone(), index);
         self.survey.now[index] = Some(status);
         Ok(())
@@ -276,7 +277,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
     fn content(&mut self, index: Index) -> Result<()> {
         let inode = &self.target.inodes[index];
         let Some(node) = self.node(index)? else { return Err(self.vanished(index)) };
-        if inode.attributes.kind() != FileType::RegularFile {
+        if !survey::has_other_content(inode, &self.files.status(&node)?) {
             return Ok(());
         }
         let size = inode.attributes.size;
@@ -331,11 +332,10 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         let Some(node) = self.node(index)? else { return Err(self.vanished(index)) };
         let inode = &self.target.inodes[index];
         let now = self.files.status(&node)?;
-        let is_accessed = now.attributes.accessed != inode.attributes.accessed;
-        if is_accessed || survey::differs(self.files, inode, &now)? {
-            self.files.set(&node, &inode.attributes)?;
+        match attributes_to_set(self.files, inode, &now)? {
+            Some(wanted) => self.files.set(&node, &wanted),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn node(&self, index: Index) -> Result<Option<Files::Node>> {

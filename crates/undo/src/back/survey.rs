@@ -29,10 +29,12 @@ use std::path::PathBuf;
 
 use rustix::fs::FileType;
 
+use super::attributes::{attributes_to_set, differing};
 use super::files::{FileSystem, Status, Work};
 use crate::error::Result;
-use crate::key::{Attributes, FileKey, Time};
+use crate::key::{FileKey, Time};
 use crate::log::target::{Index, Target, TargetInode};
+use crate::rights::Aspects;
 
 /// A recorded name that does not lead to the same inode as at the checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -216,11 +218,11 @@ impl Survey {
         inode: &TargetInode,
     ) -> Result<bool> {
         let Some(now) = &self.now[index] else { return Ok(true) };
-        let is_file = now.is_file();
-        if is_file && (!inode.content.is_empty() || now.attributes.size != inode.attributes.size) {
-            return Ok(true);
+        // The kernel sets the status change time at each change. No program can set this time.
+        if inode.changed == Some(now.changed) {
+            return Ok(false);
         }
-        Ok(differs(files, inode, now)? || now.attributes.accessed != inode.attributes.accessed)
+        Ok(has_other_content(inode, now) || attributes_to_set(files, inode, now)?.is_some())
     }
 
     /// Excludes files from the rollback of content and attributes.
@@ -266,7 +268,12 @@ impl Survey {
         for index in &self.changed {
             let (inode, now) = (&target.inodes[*index], &self.now[*index]);
             let Some(now) = now.as_ref().filter(|now| is_later(now)) else { continue };
-            if !now.is_directory() || (!inode.is_directory_only && differs_in_rights(files, inode, now)?) {
+            // Ignore the times of a directory, because a change of any name in the directory changes the times.
+            let is_conflict = !now.is_directory()
+                || attributes_to_set(files, inode, now)?.is_some_and(|wanted| {
+                    differing(&wanted, &now.attributes).intersects(Aspects::RIGHTS | Aspects::EXTENDED)
+                });
+            if is_conflict {
                 paths.push(inode.path.clone());
             }
         }
@@ -321,20 +328,11 @@ fn old_path<Files: FileSystem>(
     }
 }
 
-/// Reports whether attributes other than the access time differ.
-pub(crate) fn differs<Files: FileSystem>(files: &Files, inode: &TargetInode, now: &Status) -> Result<bool> {
-    Ok(now.attributes.modified != inode.attributes.modified || differs_in_rights(files, inode, now)?)
-}
-
-fn differs_in_rights<Files: FileSystem>(files: &Files, inode: &TargetInode, now: &Status) -> Result<bool> {
-    let rights = |attributes: &Attributes| (attributes.mode, attributes.owner, attributes.group);
-    if rights(&now.attributes) != rights(&inode.attributes) {
-        return Ok(true);
-    }
-    let Some(node) = files.find(&inode.key, &inode.path)? else { return Ok(true) };
-    let mut wanted = inode.attributes.extended.clone();
-    wanted.sort_unstable();
-    Ok(files.extended(&node)? != wanted)
+/// Reports whether the content of a file differs or can differ from the checkpoint.
+pub(crate) fn has_other_content(inode: &TargetInode, now: &Status) -> bool {
+    let is_touched = inode.is_made || inode.aspects().contains(Aspects::CONTENT);
+    let differs = !inode.content.is_empty() || now.attributes.size != inode.attributes.size;
+    now.is_file() && is_touched && differs
 }
 
 /// Subtracts names that are not old names from the counts of names in `left`.

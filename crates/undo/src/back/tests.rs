@@ -18,6 +18,7 @@ use super::*;
 use crate::key::Attributes;
 use crate::log::keep::KeepPlaces;
 use crate::log::{DirectoryId, InodeId, UndoLog};
+use crate::rights::{RightsId, Touch};
 
 const MAX: ByteCount = ByteCount(1 << 40);
 
@@ -71,7 +72,7 @@ impl Bench {
     fn inode(&mut self, name: &str) -> InodeId {
         let (node, path) = (open(&self.path(name)), self.path(name));
         let (key, attributes) = known(&node);
-        self.log.inode(&key, &attributes, &path).unwrap()
+        self.log.inode(&key, &attributes, &path, Touch::ANY, None).unwrap()
     }
 
     fn parent(&mut self, name: &str) -> (OwnedFd, DirectoryId) {
@@ -89,7 +90,7 @@ impl Bench {
         let before = is_there.then(|| self.inode(name));
         let (parent, directory) = self.parent(name);
         let file_name = path.file_name().unwrap();
-        self.log.name(directory, file_name, before).unwrap();
+        self.log.name(directory, file_name, before, RightsId::OWN).unwrap();
         if let Some(before) = before.filter(|_| !path.is_dir() || path.is_symlink()) {
             let link = self.keep.link_name(parent.as_fd(), file_name).unwrap();
             self.log.linked(before, &link).unwrap();
@@ -394,7 +395,7 @@ fn a_hundred_thousand_new_names_are_moved_aside() {
     let (_, directory) = bench.parent("file");
     for number in 0..COUNT {
         let name = format!("file-{number}");
-        bench.log.name(directory, OsStr::new(&name), None).unwrap();
+        bench.log.name(directory, OsStr::new(&name), None, RightsId::OWN).unwrap();
         // Create links instead of files: ext4 needs 100 microseconds to create a file if many files were removed
         // shortly before.
         let one = bench.directory.path().join(format!("one-{}", number / NAMES_OF_ONE));

@@ -17,25 +17,23 @@ pub mod keep;
 pub(crate) mod reader;
 pub(crate) mod record;
 mod removal;
+mod states;
 pub(crate) mod storage;
 pub(crate) mod target;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use model::{ByteCount, Sequence};
 
 use crate::error::{Result, UndoError};
-use crate::key::{Attributes, FileKey};
 pub use files::UNWATCHED;
 pub(crate) use files::epoch_name;
 use files::{clear_mark, new_file};
 use reader::{End, ReadEpoch};
-use record::{AnyRecord, DATA_BYTES_MAX, Kind};
+use record::{AnyRecord, Kind};
 use removal::kept_of;
 pub(crate) use removal::{clear, remove_leftovers};
 use storage::{DiskStorage, LogFile, Storage};
@@ -60,8 +58,7 @@ pub struct UndoLog {
     spare: Option<Box<dyn LogFile>>,
     kept: HashMap<PathBuf, Kept>,
     bytes: u64,
-    directories: u32,
-    inodes: u32,
+    ids: Ids,
     /// What the last record states about the end of the subject.
     end: End,
     /// Whether the present file ends with a torn record that could not be truncated.
@@ -82,6 +79,14 @@ struct Epoch {
     kept: Vec<PathBuf>,
     is_empty: bool,
     is_broken: bool,
+}
+
+/// How many ids the records of the present epoch use.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ids {
+    directories: u32,
+    inodes: u32,
+    rights: u32,
 }
 
 /// A link or a copy in a keep directory.
@@ -179,11 +184,12 @@ impl UndoLog {
                 kept.epochs += 1;
             }
         }
-        (self.directories, self.inodes) = (0, 0);
+        self.ids = Ids::default();
         for entry in &read.records {
             match &entry.record {
-                AnyRecord::Directory(directory) => self.directories = directory.id + 1,
-                AnyRecord::Inode(inode) => self.inodes = inode.id + 1,
+                AnyRecord::Directory(directory) => self.ids.directories = directory.id + 1,
+                AnyRecord::Inode(inode) => self.ids.inodes = inode.id + 1,
+                AnyRecord::Rights(rights) => self.ids.rights = rights.id,
                 _ => {}
             }
         }
@@ -201,8 +207,7 @@ impl UndoLog {
             spare: None,
             kept: HashMap::new(),
             bytes: 0,
-            directories: 0,
-            inodes: 0,
+            ids: Ids::default(),
             end: End::Unknown,
             is_torn: false,
         }
@@ -249,61 +254,6 @@ impl UndoLog {
             self.spare = Some(new_file(&*self.storage, self.present().ordinal + 1)?);
         }
         Ok(())
-    }
-
-    /// Records a directory, before the first change of a name in this directory. `path` is only for messages.
-    pub fn directory(&mut self, key: &FileKey, attributes: &Attributes, path: &Path) -> Result<DirectoryId> {
-        let (id, path) = (self.directories, record::bytes_of(path));
-        self.state(&record::Directory { id, key: key.into(), attributes: attributes.into(), path }, &[])?;
-        self.directories += 1;
-        Ok(DirectoryId(id))
-    }
-
-    /// Records an inode and its attributes, before the first change of the inode and before the inode loses a name.
-    pub fn inode(&mut self, key: &FileKey, attributes: &Attributes, path: &Path) -> Result<InodeId> {
-        let (id, path) = (self.inodes, record::bytes_of(path));
-        self.state(&record::Inode { id, key: key.into(), attributes: attributes.into(), path }, &[])?;
-        self.inodes += 1;
-        Ok(InodeId(id))
-    }
-
-    /// Records to which inode a name led when the epoch began. `None` means that the name did not exist.
-    pub fn name(&mut self, directory: DirectoryId, name: &OsStr, before: Option<InodeId>) -> Result<()> {
-        let before = before.map(|inode| inode.0);
-        self.state(&record::Name { directory: directory.0, name: name.as_bytes().to_vec(), before }, &[])
-    }
-
-    /// Records the old content of a range. The range must end at or before the recorded size. If the epoch also has a
-    /// record of the whole content ([`Self::whole_in`]), a rollback applies that record first.
-    pub fn range(&mut self, inode: InodeId, offset: u64, bytes: &[u8]) -> Result<()> {
-        let mut offset = offset;
-        for data in bytes.chunks(DATA_BYTES_MAX) {
-            self.state(&record::Range { inode: inode.0, offset }, data)?;
-            offset += data.len() as u64;
-        }
-        Ok(())
-    }
-
-    /// Records a range that was a hole or contained zeros.
-    pub fn hole(&mut self, inode: InodeId, offset: u64, length: ByteCount) -> Result<()> {
-        self.state(&record::Hole { inode: inode.0, offset, length: length.get() }, &[])
-    }
-
-    /// Records that `file`, a reflink or a copy in a keep directory, contains the whole old content of an inode. The
-    /// log removes the file together with the epoch, or at once if this call fails.
-    pub fn whole_in(&mut self, inode: InodeId, file: &Path) -> Result<()> {
-        self.keep(&record::Whole { inode: inode.0, file: record::bytes_of(file) }, file)
-    }
-
-    /// Records a hard link of an inode in a keep directory. The link preserves an inode whose other names are removed.
-    /// The log removes the link together with the epoch, or at once if this call fails.
-    pub fn linked(&mut self, inode: InodeId, link: &Path) -> Result<()> {
-        self.keep(&record::Linked { inode: inode.0, link: record::bytes_of(link) }, link)
-    }
-
-    /// Records a file that can change undetected from now on. A restore compares this file with the checkpoint.
-    pub fn uncovered(&mut self, device: u64, inode: u64, path: &Path) -> Result<()> {
-        self.state(&record::Uncovered { device, inode, path: record::bytes_of(path) }, &[])
     }
 
     /// Marks the present epoch as broken: no rollback can cross the epoch, and no more file states are recorded.
@@ -382,7 +332,7 @@ impl UndoLog {
         let sequences = vec![sequence];
         self.epochs.push_back(Epoch { ordinal, sequences, length, is_empty: true, ..Epoch::default() });
         self.bytes += length;
-        (self.directories, self.inodes) = (0, 0);
+        self.ids = Ids::default();
         (self.end, self.is_torn) = (End::Unknown, false);
         Ok(())
     }

@@ -25,8 +25,10 @@ use std::path::Path;
 
 use prost::Message;
 use sys::file_handle::FileHandle;
+use sys::file_rights::FileRights;
 
 use crate::key::{Attributes, FileKey, Time};
+use crate::rights::Namespace;
 
 /// Length of the head of a frame (the fields before the record), in bytes.
 pub(crate) const HEAD_BYTES: usize = 12;
@@ -136,6 +138,15 @@ kinds! {
         attributes: AttributesMessage,
         #[prost(bytes = "vec", tag = "4")]
         path: Vec<u8>,
+        /// The aspects that the recorded call changes. A record without this field allows every change.
+        #[prost(uint32, optional, tag = "5")]
+        aspects: Option<u32>,
+        /// The rights of the recorded call; 0 means the rights of this program.
+        #[prost(uint32, tag = "6")]
+        rights: u32,
+        /// The status change time (`st_ctime`). Recorded only if a later change must set another time.
+        #[prost(message, optional, tag = "7")]
+        changed: Option<TimeMessage>,
     }
     /// A name, and the inode to which the name led when the epoch began. Without `before`, the name did not exist.
     Name "name" {
@@ -145,6 +156,37 @@ kinds! {
         name: Vec<u8>,
         #[prost(uint32, optional, tag = "3")]
         before: Option<u32>,
+        /// The rights of the recorded call; 0 means the rights of this program.
+        #[prost(uint32, tag = "4")]
+        rights: u32,
+    }
+    /// The rights of a thread of the subject. The other records of this epoch refer to the rights by `id`.
+    Rights "rights" {
+        #[prost(uint32, tag = "1")]
+        id: u32,
+        #[prost(uint32, tag = "2")]
+        user: u32,
+        #[prost(uint32, tag = "3")]
+        group: u32,
+        #[prost(uint32, repeated, tag = "4")]
+        supplementary: Vec<u32>,
+        #[prost(fixed64, tag = "5")]
+        effective: u64,
+        /// The ids in the user namespace of the thread, if this is not the user namespace of this program.
+        #[prost(message, optional, tag = "6")]
+        namespace: Option<NamespaceMessage>,
+    }
+    /// A further change of a recorded inode: other aspects, or other rights.
+    Touched "touched" {
+        #[prost(uint32, tag = "1")]
+        inode: u32,
+        #[prost(uint32, tag = "2")]
+        aspects: u32,
+        #[prost(uint32, tag = "3")]
+        rights: u32,
+        /// The attributes before this change.
+        #[prost(message, required, tag = "4")]
+        attributes: AttributesMessage,
     }
     /// The content of a range of a file when the epoch began. The data of the frame is the content.
     Range "range" {
@@ -298,6 +340,15 @@ pub(crate) struct LengthMessage {
     pub(crate) bytes: u64,
 }
 
+/// The encoding of [`Namespace`] in the log. Each range is two numbers: the first id and the number of ids.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct NamespaceMessage {
+    #[prost(uint32, repeated, tag = "1")]
+    users: Vec<u32>,
+    #[prost(uint32, repeated, tag = "2")]
+    groups: Vec<u32>,
+}
+
 /// The encoding of an extended attribute in the log.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ExtendedMessage {
@@ -389,6 +440,29 @@ impl From<KeyMessage> for FileKey {
     fn from(key: KeyMessage) -> Self {
         let handle = FileHandle { kind: key.kind, bytes: key.handle };
         Self { device: key.device, inode: key.inode, handle }
+    }
+}
+
+impl Rights {
+    /// Encodes rights.
+    pub(crate) fn of(id: u32, rights: &crate::rights::Rights) -> Self {
+        let flat =
+            |ranges: &[(u32, u32)]| ranges.iter().flat_map(|(first, count)| [*first, *count]).collect();
+        let FileRights { user, group, supplementary, effective } = rights.files.clone();
+        let namespace = rights.namespace.as_ref();
+        let namespace = namespace
+            .map(|Namespace { users, groups }| NamespaceMessage { users: flat(users), groups: flat(groups) });
+        Self { id, user, group, supplementary, effective, namespace }
+    }
+}
+
+impl From<Rights> for crate::rights::Rights {
+    fn from(record: Rights) -> Self {
+        let pairs = |flat: &[u32]| flat.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+        let Rights { user, group, supplementary, effective, namespace, .. } = record;
+        let namespace = namespace
+            .map(|message| Namespace { users: pairs(&message.users), groups: pairs(&message.groups) });
+        Self { files: FileRights { user, group, supplementary, effective }, namespace }
     }
 }
 

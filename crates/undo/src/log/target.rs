@@ -12,12 +12,14 @@
 //! the key of the present inode, even if a rollback has created the inode again.
 //! Does not: access files.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use super::reader::{Entry, ReadEpoch};
+use super::reader::{self, ReadEpoch};
 use super::record::{self, AnyRecord, KeyMessage};
-use crate::key::{Attributes, FileKey};
+use crate::key::{Attributes, FileKey, Time};
+use crate::rights::{self, Aspects, Rights, RightsId, Touch};
 
 /// Maximum length of a chain of aliases. Each rollback that creates an inode again adds one alias. A longer chain must
 /// be a cycle.
@@ -35,6 +37,9 @@ pub(crate) enum Malformed {
     /// A record names a directory that no earlier record describes.
     #[error("a record of the undo log names directory {0}, but no earlier record describes this directory")]
     UnknownDirectory(u32),
+    /// A record names rights that no earlier record describes.
+    #[error("a record of the undo log names rights {0}, but no earlier record describes these rights")]
+    UnknownRights(u32),
     /// A name is not one component of a path.
     #[error("a record of the undo log contains an invalid file name")]
     Name,
@@ -51,6 +56,9 @@ pub(crate) struct Target {
     /// The recorded names: for each directory and name, the inode to which the name led. `None` means that the name did
     /// not exist.
     pub(crate) names: BTreeMap<(Index, Vec<u8>), Option<Index>>,
+    /// The rights with which the subject has changed a recorded name. Contains only names that the subject has changed
+    /// with other rights than the rights of this program.
+    pub(crate) names_by: HashMap<(Index, Vec<u8>), Vec<Rights>>,
     /// Files that can change undetected, as device and inode number.
     pub(crate) uncovered: Vec<(u64, u64)>,
     /// Inodes that epochs before the checkpoint preserve by hard links. The content of these inodes is rolled back even
@@ -67,9 +75,54 @@ pub(crate) struct TargetInode {
     pub(crate) path: PathBuf,
     /// The old content by epoch, newest epoch first.
     pub(crate) content: Vec<Layer>,
-    /// Whether the inode is a directory for which the log records only changes of names. If the mode or the owner of
-    /// this directory differs, another program has made the change.
-    pub(crate) is_directory_only: bool,
+    /// The aspects that the subject has changed, with the rights of these changes. `None` means the rights of this
+    /// program. If another aspect differs, another program has made the change.
+    pub(crate) touched: Vec<(Aspects, Option<Rights>)>,
+    /// The status change time in the oldest record. If the inode still has this time, the inode has not changed.
+    pub(crate) changed: Option<Time>,
+    /// Whether this rollback has created the inode again.
+    pub(crate) is_made: bool,
+}
+
+impl TargetInode {
+    /// Returns the aspects that the subject has changed.
+    pub(crate) fn aspects(&self) -> Aspects {
+        self.touched.iter().fold(Aspects::NONE, |all, (aspects, _)| all | *aspects)
+    }
+
+    /// Adds a change. The attributes of an aspect are those before the first change of the aspect.
+    fn touch(&mut self, touch: Touch, rights: Option<Rights>, before: &Attributes) {
+        let new = touch.aspects.without(self.aspects());
+        if self.touched.is_empty() || !new.is_none() {
+            self.take(new, before);
+        }
+        let known = self.touched.iter_mut().find(|(_, known)| *known == rights);
+        match known {
+            Some((aspects, _)) => *aspects |= touch.aspects,
+            None => self.touched.push((touch.aspects, rights)),
+        }
+    }
+
+    fn take(&mut self, aspects: Aspects, before: &Attributes) {
+        let own = &mut self.attributes;
+        let had_times =
+            self.touched.iter().any(|(known, _)| known.intersects(Aspects::CONTENT | Aspects::TIMES));
+        if aspects.contains(Aspects::CONTENT) {
+            own.size = before.size;
+        }
+        if aspects.intersects(Aspects::CONTENT | Aspects::TIMES) && !had_times {
+            (own.accessed, own.modified) = (before.accessed, before.modified);
+        }
+        if aspects.contains(Aspects::RIGHTS) {
+            (own.mode, own.owner, own.group) = (before.mode, before.owner, before.group);
+        }
+        let is_taken = |(name, _): &(Vec<u8>, Vec<u8>)| {
+            let aspect = if rights::is_of_rights(name) { Aspects::RIGHTS } else { Aspects::EXTENDED };
+            aspects.contains(aspect)
+        };
+        own.extended.retain(|pair| !is_taken(pair));
+        own.extended.extend(before.extended.iter().filter(|pair| is_taken(pair)).cloned());
+    }
 }
 
 /// The content of an inode at the beginning of an epoch.
@@ -175,6 +228,7 @@ pub(crate) fn kept_by(epochs: &[ReadEpoch], aliases: &Aliases) -> HashSet<FileKe
 struct Ids {
     directories: HashMap<u32, Index>,
     inodes: HashMap<u32, Index>,
+    rights: HashMap<u32, Rights>,
 }
 
 impl Ids {
@@ -185,35 +239,52 @@ impl Ids {
     fn directory(&self, id: u32) -> Result<Index, Malformed> {
         self.directories.get(&id).copied().ok_or(Malformed::UnknownDirectory(id))
     }
+
+    /// Returns `None` for the rights of this program.
+    fn rights(&self, id: u32) -> Result<Option<Rights>, Malformed> {
+        if RightsId(id) == RightsId::OWN {
+            return Ok(None);
+        }
+        self.rights.get(&id).cloned().map(Some).ok_or(Malformed::UnknownRights(id))
+    }
 }
 
 impl Target {
     fn add(
         &mut self,
         ordinal: u64,
-        entry: &Entry,
+        entry: &reader::Entry,
         ids: &mut Ids,
         aliases: &Aliases,
     ) -> Result<(), Malformed> {
         match &entry.record {
             AnyRecord::Directory(directory) => {
-                let attributes = directory.attributes.clone().into();
-                let index = self.inode(&directory.key, attributes, &directory.path, true, aliases);
+                let (attributes, path) = (directory.attributes.clone().into(), &directory.path);
+                let index = self.inode(&directory.key, attributes, path, None, aliases);
+                // A change of a name in a directory sets the modification time of the directory.
+                let touch = Touch { aspects: Aspects::TIMES, rights: RightsId::OWN };
+                self.inodes[index].touch(touch, None, &directory.attributes.clone().into());
                 ids.directories.insert(directory.id, index);
             }
             AnyRecord::Inode(inode) => {
-                let attributes = inode.attributes.clone().into();
-                let index = self.inode(&inode.key, attributes, &inode.path, false, aliases);
+                let before: Attributes = inode.attributes.clone().into();
+                let changed = inode.changed.map(Into::into);
+                let index = self.inode(&inode.key, before.clone(), &inode.path, changed, aliases);
+                let aspects = inode.aspects.map_or(Aspects::ALL, Aspects);
+                let touch = Touch { aspects, rights: RightsId(inode.rights) };
+                self.inodes[index].touch(touch, ids.rights(inode.rights)?, &before);
                 ids.inodes.insert(inode.id, index);
             }
-            AnyRecord::Name(name) => {
-                let before = name.before.map(|id| ids.inode(id)).transpose()?;
-                let place = (ids.directory(name.directory)?, name.name.clone());
-                if !is_plain_name(&place.1) {
-                    return Err(Malformed::Name);
-                }
-                self.names.entry(place).or_insert(before);
+            AnyRecord::Rights(rights) => {
+                ids.rights.insert(rights.id, rights.clone().into());
             }
+            AnyRecord::Touched(touched) => {
+                let index = ids.inode(touched.inode)?;
+                let touch = Touch { aspects: Aspects(touched.aspects), rights: RightsId(touched.rights) };
+                let rights = ids.rights(touched.rights)?;
+                self.inodes[index].touch(touch, rights, &touched.attributes.clone().into());
+            }
+            AnyRecord::Name(name) => self.name(name, ids)?,
             AnyRecord::Range(range) => {
                 let data_offset = Some(entry.data_offset);
                 let piece = Piece { offset: range.offset, length: entry.data_length, data_offset };
@@ -246,18 +317,47 @@ impl Target {
         key: &KeyMessage,
         attributes: Attributes,
         path: &[u8],
-        is_directory_only: bool,
+        changed: Option<Time>,
         aliases: &Aliases,
     ) -> Index {
         let key = aliases.resolve(key.clone().into());
-        let index = *self.indices.entry(key.clone()).or_insert_with(|| {
+        *self.indices.entry(key.clone()).or_insert_with(|| {
             let path = Path::new(record::path_of(path)).to_path_buf();
-            let content = Vec::new();
-            self.inodes.push(TargetInode { key, attributes, path, content, is_directory_only });
+            let (content, touched) = (Vec::new(), Vec::new());
+            self.inodes.push(TargetInode {
+                key,
+                attributes,
+                path,
+                content,
+                touched,
+                changed,
+                is_made: false,
+            });
             self.inodes.len() - 1
-        });
-        self.inodes[index].is_directory_only &= is_directory_only;
-        index
+        })
+    }
+
+    fn name(&mut self, name: &record::Name, ids: &Ids) -> Result<(), Malformed> {
+        let before = name.before.map(|id| ids.inode(id)).transpose()?;
+        let place = (ids.directory(name.directory)?, name.name.clone());
+        if !is_plain_name(&place.1) {
+            return Err(Malformed::Name);
+        }
+        match ids.rights(name.rights)? {
+            Some(rights) => {
+                let is_first = !self.names.contains_key(&place);
+                let by = self.names_by.entry(place.clone());
+                // A name with a record and without a list was changed with the rights of this program.
+                match by {
+                    Entry::Occupied(mut by) if !by.get().contains(&rights) => by.get_mut().push(rights),
+                    Entry::Vacant(by) if is_first => drop(by.insert(vec![rights])),
+                    _ => {}
+                }
+            }
+            None => drop(self.names_by.remove(&place)),
+        }
+        self.names.entry(place).or_insert(before);
+        Ok(())
     }
 
     /// Returns the layer of an inode for an epoch. During the merge, the layer of the newest epoch is last.

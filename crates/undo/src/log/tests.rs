@@ -17,6 +17,8 @@ use tempfile::TempDir;
 use super::keep::KeepPlaces;
 use super::*;
 use crate::back::reachable;
+use crate::key::{Attributes, FileKey};
+use crate::rights::Touch;
 
 const LARGE: ByteCount = ByteCount(1 << 40);
 
@@ -37,7 +39,7 @@ fn undo(directory: &TempDir) -> PathBuf {
 
 /// Writes an epoch with a range of `bytes` bytes, and begins the next epoch.
 fn epoch(log: &mut UndoLog, bytes: usize, next: u64) -> Result<()> {
-    let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file"))?;
+    let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file"), Touch::ANY, None)?;
     log.range(inode, 0, &vec![1; bytes])?;
     log.boundary(Sequence(next))?;
     log.prepare()
@@ -110,7 +112,7 @@ fn a_torn_record_is_not_there_at_the_end_and_breaks_an_older_epoch() {
     let (directory, mut log) = new(LARGE);
     epoch(&mut log, 100, 1).unwrap();
     epoch(&mut log, 100, 2).unwrap();
-    let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file")).unwrap();
+    let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file"), Touch::ANY, None).unwrap();
     log.range(inode, 0, &[1; 100]).unwrap();
     drop(log);
     let cut = |ordinal: u64, by: u64| {
@@ -168,7 +170,7 @@ fn links_and_copies_go_with_the_last_epoch_that_names_them() {
     let keep = KeepPlaces::new(&undo(&directory)).unwrap();
     let (_file, copy) = keep.file().unwrap();
     for next in 1..4 {
-        let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file")).unwrap();
+        let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file"), Touch::ANY, None).unwrap();
         if next < 3 {
             log.whole_in(inode, &copy).unwrap();
         }
@@ -191,7 +193,7 @@ fn a_new_log_removes_the_old_one_and_leaves_what_was_moved_aside() {
     let (directory, mut log) = new(LARGE);
     let keep = KeepPlaces::new(&undo(&directory)).unwrap();
     let (_file, copy) = keep.file().unwrap();
-    let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file")).unwrap();
+    let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file"), Touch::ANY, None).unwrap();
     log.whole_in(inode, &copy).unwrap();
     let (_file, orphan) = keep.file().unwrap();
     let aside = undo(&directory).join("keep/aside/1");
@@ -214,7 +216,7 @@ fn nothing_outside_of_a_keep_directory_is_removed() {
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("file"), "not ours").unwrap();
     assert!(keep.remove(&outside.join("file")).is_ok());
-    let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file")).unwrap();
+    let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file"), Touch::ANY, None).unwrap();
     log.linked(inode, &outside.join("file")).unwrap();
     log.boundary(Sequence(1)).unwrap();
     log.forget_before(Sequence(1)).unwrap();

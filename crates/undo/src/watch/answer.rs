@@ -4,12 +4,12 @@
 //! a broken epoch is possible.
 //!
 //! Owns: the choice of records before each kind of change.
-//! Invariants: a call whose path leads to no file changes nothing. Any other failure to find the changes of a call
-//! breaks the epoch.
+//! Invariants: a call whose path leads to no file, or for which the thread has no permission, changes nothing. Any other
+//! failure to find the changes of a call breaks the epoch.
 //! Does not: receive calls, or allow calls to continue; `threads` does.
 
 use std::ffi::OsString;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
@@ -19,14 +19,16 @@ use rustix::io::Errno;
 use sys::{clock, process_memory};
 
 use super::calls::{
-    Call, Change, FileAt, PathAt, change_of, changes, is_nameless, is_sync, is_written_through,
+    Attribute, Call, Change, FileAt, PathAt, change_of, changes, is_nameless, is_sync, is_written_through,
 };
 use super::content::part_of_open;
 use super::descriptors::stat;
 use super::epoch::Part;
-use super::paths::{self, Entry, Place};
+use super::paths::{self, Entry, Place, Sought};
+use super::permission::{Need, Write, is_permitted, may_move};
 use super::state::State;
 use crate::error::Result;
+use crate::rights::{Aspects, is_of_rights};
 
 /// Length of the known part of `struct open_how`, in bytes.
 const OPEN_HOW_BYTES: usize = 24;
@@ -40,7 +42,7 @@ impl State {
     /// call was killed. Queries in /proc about a killed thread can fail in many ways.
     pub(super) fn answer(&mut self, thread: Tid, call: &Call, is_over: impl Fn() -> bool) {
         let change = with_flags(thread, change_of(call));
-        self.crossings.passed(thread);
+        self.calls.crossings.passed(thread);
         let opens_through = matches!(change, Change::Open(_, flags) if is_written_through(flags));
         if is_sync(call) || opens_through {
             self.boundaries.durable.syncs(thread, clock::monotonic(), &is_over);
@@ -53,31 +55,29 @@ impl State {
     }
 
     fn before(&mut self, thread: Tid, change: Change) -> Result<()> {
+        self.calls.rights = match change {
+            Change::Map { .. } | Change::Nothing | Change::Unknown(_) => None,
+            _ => self.calls.callers.rights_of(thread)?,
+        };
         match change {
             Change::Open(at, flags) => self.before_open(thread, at, flags),
-            Change::Make(at) => match self.entry(thread, &at)? {
-                Some(entry) => self.name(&entry).map(drop),
+            Change::Make(at) => match self.entry(thread, &at, &Need::Create)? {
+                Some(entry) => self.make(&entry),
                 None => Ok(()),
             },
             Change::Link(from, to) => self.before_link(thread, &from, &to),
-            Change::Remove(at) => match self.entry(thread, &at)? {
-                Some(entry) => self.remove(&entry),
+            Change::Remove { at, is_directory } => match self.entry(thread, &at, &Need::Remove)? {
+                Some(entry) => self.remove(&entry, is_directory),
                 None => Ok(()),
             },
-            Change::Rename(from, to) => match (self.entry(thread, &from)?, self.entry(thread, &to)?) {
-                (Some(from), Some(to)) => {
-                    self.rename(&from, &to)?;
-                    self.moves(thread, &from, &to)
-                }
-                _ => Ok(()),
-            },
+            Change::Rename(from, to) => self.before_rename(thread, &from, &to),
             Change::Cut(file, length) => self.before_change(thread, file, Part::Behind(length)),
             Change::Range { file, offset, length } => {
                 let part = length.map_or(Part::Behind(offset), |length| Part::Range(offset, length));
                 self.before_change(thread, file, part)
             }
             Change::Whole(file) => self.before_change(thread, file, Part::All),
-            Change::Attributes(file) => self.before_attributes(thread, file),
+            Change::Attributes(file, attribute) => self.before_attributes(thread, file, attribute),
             Change::NoAppend(fd) => match passed(paths::descriptor(thread, fd))? {
                 Some(file) => self.appends_no_more(file.as_fd()),
                 None => Ok(()),
@@ -100,11 +100,15 @@ impl State {
         }
         let is_exclusive = flags.contains(OFlags::CREATE | OFlags::EXCL);
         let follows = !flags.contains(OFlags::NOFOLLOW) && !is_exclusive;
-        match self.place(paths::find(thread, &PathAt { follows, ..at }))? {
-            None => Ok(()),
-            Some(Place::File(file)) if is_nameless(flags) => self.enable_at(file.as_fd()),
-            Some(Place::File(file)) => self.change(file.as_fd(), part_of_open(flags)),
-            Some(Place::Entry(entry)) => self.before_open_name(thread, &entry, flags),
+        let need = if is_nameless(flags) { Need::Find } else { Need::Write(write_of_open(flags)) };
+        let part = part_of_open(flags);
+        match self.judged(paths::seek(thread, &PathAt { follows, ..at }), &need)? {
+            // Another thread may be moving a file to this name, which the thread may open.
+            Some((Place::Entry(entry), false)) => self.opens(thread, &entry, part),
+            None | Some((_, false)) => Ok(()),
+            Some((Place::File(file), true)) if is_nameless(flags) => self.enable_at(file.as_fd()),
+            Some((Place::File(file), true)) => self.change(file.as_fd(), part),
+            Some((Place::Entry(entry), true)) => self.before_open_name(thread, &entry, flags),
         }
     }
 
@@ -115,7 +119,7 @@ impl State {
         match passed(entry.open())? {
             Some(file) if is_nameless(flags) => return self.enable_at(file.as_fd()),
             Some(_) if is_exclusive => {}
-            Some(file) if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC) => {
+            Some(file) if writes(flags) => {
                 self.note_mount_of(entry)?;
                 self.change_named(entry, file.as_fd(), part)?;
             }
@@ -129,21 +133,70 @@ impl State {
         self.opens(thread, entry, part)
     }
 
-    /// Returns the place that a path leads to. Returns `None` if the path leads nowhere, or to a file system whose
-    /// content the kernel generates.
-    fn place(&mut self, found: std::result::Result<Place, Errno>) -> Result<Option<Place>> {
-        let Some(place) = passed(found)? else { return Ok(None) };
+    /// Returns the place that a path leads to. Returns `None` if the path leads nowhere, if the path leads to a file
+    /// system whose content the kernel generates, or if the thread has no permission for what it `needs`.
+    fn place(&mut self, sought: std::result::Result<Sought, Errno>, needs: &Need) -> Result<Option<Place>> {
+        Ok(self.judged(sought, needs)?.and_then(|(place, is_permitted)| is_permitted.then_some(place)))
+    }
+
+    /// Works like `place`, but also returns a place for which the thread has no permission. The second value is the
+    /// permission.
+    fn judged(
+        &mut self,
+        sought: std::result::Result<Sought, Errno>,
+        needs: &Need,
+    ) -> Result<Option<(Place, bool)>> {
+        let Some(sought) = passed(sought)? else { return Ok(None) };
+        let Some((place, is_permitted)) = self.find(sought, needs)? else { return Ok(None) };
         let file = match &place {
             Place::Entry(entry) => entry.directory.as_fd(),
             Place::File(file) => file.as_fd(),
         };
         let device = stat(file)?.st_dev;
-        Ok((!self.file_systems.is_made_up(file, device)).then_some(place))
+        Ok((!self.file_systems.is_made_up(file, device)).then_some((place, is_permitted)))
+    }
+
+    /// Follows a path with the rights of the thread, and checks the permission of the thread. Returns `None` if the
+    /// thread may not follow the path.
+    fn find(&self, sought: Sought, needs: &Need) -> Result<Option<(Place, bool)>> {
+        let Some(rights) = &self.calls.rights else {
+            return Ok(passed(sought.find())?.map(|place| (place, true)));
+        };
+        // The rights that this program can take on lack what a thread may do in its own directory of /proc, and the
+        // capabilities of another user namespace. The kernel may then refuse a path to this program that the thread may
+        // follow. The last file of the path decides in these cases.
+        let follows_all = sought.is_in_proc() || rights.namespace.is_some();
+        let sought = if follows_all { Err(passed(sought.find())?) } else { Ok(sought) };
+        let outcome = self.calls.callers.act(Some(rights), || {
+            let place = match sought {
+                Ok(sought) => sought.find()?,
+                Err(Some(place)) => place,
+                Err(None) => return Ok(None),
+            };
+            let is_permitted = match is_permitted(rights, &place, needs) {
+                Err(Errno::ACCESS | Errno::PERM) => false,
+                outcome => outcome?,
+            };
+            Ok(Some((place, is_permitted)))
+        })?;
+        granted(outcome)
+    }
+
+    /// Checks the permission of the thread for an open file.
+    fn is_granted(&self, file: OwnedFd, needs: &Need) -> Result<Option<OwnedFd>> {
+        let Some(rights) = &self.calls.rights else { return Ok(Some(file)) };
+        let place = Place::File(file);
+        let outcome = self.calls.callers.act(Some(rights), || is_permitted(rights, &place, needs))?;
+        let is_granted = granted(outcome.map(Some))?.unwrap_or(false);
+        match place {
+            Place::File(file) if is_granted => Ok(Some(file)),
+            _ => Ok(None),
+        }
     }
 
     /// Returns the directory entry that a path leads to, if the path leads to an entry.
-    fn entry(&mut self, thread: Tid, at: &PathAt) -> Result<Option<Entry>> {
-        match self.place(paths::find(thread, at))? {
+    fn entry(&mut self, thread: Tid, at: &PathAt, needs: &Need) -> Result<Option<Entry>> {
+        match self.place(paths::seek(thread, at), needs)? {
             Some(Place::Entry(entry)) => Ok(Some(entry)),
             _ => Ok(None),
         }
@@ -160,9 +213,22 @@ impl State {
         Ok(())
     }
 
+    fn before_rename(&mut self, thread: Tid, from: &PathAt, to: &PathAt) -> Result<()> {
+        let Some(from) = self.entry(thread, from, &Need::Remove)? else { return Ok(()) };
+        let Some(to) = self.entry(thread, to, &Need::Remove)? else { return Ok(()) };
+        if let Some(rights) = &self.calls.rights {
+            let outcome = self.calls.callers.act(Some(rights), || may_move(rights, &from, &to))?;
+            if granted(outcome.map(Some))? != Some(true) {
+                return Ok(());
+            }
+        }
+        self.rename(&from, &to)?;
+        self.moves(thread, &from, &to)
+    }
+
     fn before_link(&mut self, thread: Tid, from: &PathAt, to: &PathAt) -> Result<()> {
-        let Some(to) = self.entry(thread, to)? else { return Ok(()) };
-        match self.place(paths::find(thread, from))? {
+        let Some(to) = self.entry(thread, to, &Need::Create)? else { return Ok(()) };
+        match self.place(paths::seek(thread, from), &Need::Link)? {
             Some(Place::Entry(from)) => {
                 self.link(&from, &to)?;
                 self.moves(thread, &from, &to)
@@ -173,9 +239,9 @@ impl State {
                     // The file had no name when the epoch began, and therefore counts as created in this epoch.
                     self.epoch.made.insert((found.st_dev, found.st_ino));
                 } else if !self.is_made_file(file.as_fd(), &found)? {
-                    self.old(file.as_fd(), &found)?;
+                    self.old(file.as_fd(), &found, Aspects::NONE)?;
                 }
-                self.name(&to).map(drop)
+                self.make(&to)
             }
             None => Ok(()),
         }
@@ -183,11 +249,12 @@ impl State {
 
     fn before_change(&mut self, thread: Tid, file: FileAt, part: Part) -> Result<()> {
         match file {
-            FileAt::Descriptor(fd) => match passed(paths::descriptor(thread, fd))? {
+            // The rights of the thread were checked when the descriptor was opened.
+            FileAt::Descriptor(fd) => match passed(paths::writable(thread, fd))? {
                 Some(file) => self.change(file.as_fd(), part),
                 None => Ok(()),
             },
-            FileAt::Path(at) => match self.place(paths::find(thread, &at))? {
+            FileAt::Path(at) => match self.place(paths::seek(thread, &at), &Need::Write(CUTS))? {
                 Some(Place::Entry(entry)) => match passed(entry.open())? {
                     Some(file) => self.change_named(&entry, file.as_fd(), part),
                     None => Ok(()),
@@ -198,37 +265,39 @@ impl State {
         }
     }
 
-    fn before_attributes(&mut self, thread: Tid, file: FileAt) -> Result<()> {
-        let (file, is_made) = match file {
-            FileAt::Descriptor(fd) => match self.place(paths::descriptor(thread, fd).map(Place::File))? {
-                Some(Place::Entry(_)) => return Ok(()),
-                Some(Place::File(file)) => {
-                    let is_made = self.is_made_file(file.as_fd(), &stat(file.as_fd())?)?;
+    fn before_attributes(&mut self, thread: Tid, file: FileAt, attribute: Attribute) -> Result<()> {
+        let Some((needs, aspects)) = needs_of(thread, attribute) else { return Ok(()) };
+        let place = match file {
+            FileAt::Descriptor(fd) => match passed(paths::descriptor(thread, fd))? {
+                Some(file) => self.is_granted(file, &needs)?.map(Place::File),
+                None => None,
+            },
+            FileAt::Path(at) => self.place(paths::seek(thread, &at), &needs)?,
+        };
+        let (file, is_made) = match place {
+            Some(Place::Entry(entry)) => match passed(entry.open())? {
+                Some(file) => {
+                    let is_made = self.is_made(&entry, file.as_fd(), &stat(file.as_fd())?)?;
                     (file, is_made)
                 }
                 None => return Ok(()),
             },
-            FileAt::Path(at) => match self.place(paths::find(thread, &at))? {
-                Some(Place::Entry(entry)) => match passed(entry.open())? {
-                    Some(file) => {
-                        let is_made = self.is_made(&entry, file.as_fd(), &stat(file.as_fd())?)?;
-                        (file, is_made)
-                    }
-                    None => return Ok(()),
-                },
-                Some(Place::File(file)) => {
-                    let is_made = self.is_made_file(file.as_fd(), &stat(file.as_fd())?)?;
-                    (file, is_made)
+            Some(Place::File(file)) => {
+                let found = stat(file.as_fd())?;
+                if self.file_systems.is_made_up(file.as_fd(), found.st_dev) {
+                    return Ok(());
                 }
-                None => return Ok(()),
-            },
+                let is_made = self.is_made_file(file.as_fd(), &found)?;
+                (file, is_made)
+            }
+            None => return Ok(()),
         };
         let found = stat(file.as_fd())?;
         // The image of the checkpoint contains the attributes of a file without a name.
         if is_made || found.st_nlink == 0 {
             return Ok(());
         }
-        self.old(file.as_fd(), &found).map(drop)
+        self.old(file.as_fd(), &found, aspects).map(drop)
     }
 
     fn before_bind(&mut self, thread: Tid, address: Address, length: ByteCount) -> Result<()> {
@@ -243,8 +312,8 @@ impl State {
             return Ok(());
         }
         let path = PathBuf::from(OsString::from_vec(path));
-        match self.place(paths::find_path(thread, path))? {
-            Some(Place::Entry(entry)) => self.name(&entry).map(drop),
+        match self.place(paths::seek_path(thread, path), &Need::Create)? {
+            Some(Place::Entry(entry)) => self.make(&entry),
             _ => Ok(()),
         }
     }
@@ -260,6 +329,44 @@ fn with_flags(thread: Tid, change: Change) -> Change {
     }
     let flags = u64::from_ne_bytes(bytes[..8].try_into().expect("eight bytes"));
     Change::Open(at, OFlags::from_bits_retain(flags as u32))
+}
+
+/// What truncate(2) needs.
+const CUTS: Write = Write { reads: false, writes: true, creates: false };
+
+fn writes(flags: OFlags) -> bool {
+    flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC)
+}
+
+fn write_of_open(flags: OFlags) -> Write {
+    Write {
+        reads: !flags.contains(OFlags::WRONLY),
+        writes: writes(flags),
+        creates: flags.contains(OFlags::CREATE),
+    }
+}
+
+/// Returns the permission that a change of an attribute needs, and the aspects that the call changes. Returns `None` if
+/// the call fails.
+fn needs_of(thread: Tid, attribute: Attribute) -> Option<(Need, Aspects)> {
+    Some(match attribute {
+        Attribute::Mode | Attribute::Owner { .. } => (Need::Change(attribute), Aspects::RIGHTS),
+        Attribute::Times => (Need::Change(attribute), Aspects::TIMES),
+        Attribute::Flags => (Need::Change(attribute), Aspects::NONE),
+        Attribute::Extended(name) => {
+            let name = paths::read(thread, name).ok()?.into_os_string().into_vec();
+            let aspects = if is_of_rights(&name) { Aspects::RIGHTS } else { Aspects::EXTENDED };
+            (Need::ChangeExtended(name), aspects)
+        }
+    })
+}
+
+/// Works like `passed` for a query with the rights of a thread. Returns `None` if the thread has no permission.
+fn granted<T>(outcome: std::result::Result<Option<T>, Errno>) -> Result<Option<T>> {
+    match outcome {
+        Err(Errno::ACCESS | Errno::PERM) => Ok(None),
+        outcome => passed(outcome).map(Option::flatten),
+    }
 }
 
 /// Returns `None` if a path leads to no file, or if the kernel cannot follow the path either. The call fails in these

@@ -61,7 +61,7 @@ impl State {
     ) -> Boundary {
         // No call of the subject is in progress, because all threads are stopped.
         self.file_systems.disable(self.watched.source());
-        self.crossings.clear();
+        self.calls.crossings.clear();
         let found = match self.inspect(open, mapped) {
             Ok(found) => found,
             Err(error) => return Boundary::Deferred(error.to_string()),

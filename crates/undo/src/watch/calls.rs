@@ -33,6 +33,21 @@ pub(super) enum FileAt {
     Descriptor(Fd),
 }
 
+/// The attribute that a call changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Attribute {
+    /// The mode.
+    Mode,
+    /// The owner and the group. `None` means that the call does not change this id.
+    Owner { user: Option<u32>, group: Option<u32> },
+    /// The access time and the modification time.
+    Times,
+    /// The extended attribute whose name is at this address in the memory of the subject.
+    Extended(Address),
+    /// Flags and numbers that a rollback does not restore.
+    Flags,
+}
+
 /// The change that a call is about to make.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
@@ -45,8 +60,8 @@ pub(super) enum Change {
     Make(PathAt),
     /// The call adds the second name to the file with the first name.
     Link(PathAt, PathAt),
-    /// The call removes a name: unlink(2), rmdir(2).
-    Remove(PathAt),
+    /// The call removes a name: unlink(2), or rmdir(2) for a directory.
+    Remove { at: PathAt, is_directory: bool },
     /// The call changes the first name to the second name. If the second name exists, the call replaces or exchanges
     /// the second name.
     Rename(PathAt, PathAt),
@@ -58,7 +73,7 @@ pub(super) enum Change {
     /// The call can change all content of a file.
     Whole(FileAt),
     /// The call changes attributes or extended attributes of a file.
-    Attributes(FileAt),
+    Attributes(FileAt, Attribute),
     /// The call writes at any offset, or lets later calls write at any offset, although the file was opened with
     /// O_APPEND.
     NoAppend(Fd),
@@ -125,8 +140,13 @@ pub(super) fn change_of(call: &Call) -> Change {
         libc::SYS_creat => Change::Open(at_cwd(a[0]), OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC),
         libc::SYS_openat => Change::Open(at(a[0], a[1]), flags(a[2])),
         libc::SYS_openat2 => Change::OpenHow(at(a[0], a[1]), Address(a[2])),
-        libc::SYS_unlink | libc::SYS_rmdir => Change::Remove(at_cwd(a[0]).no_follow()),
-        libc::SYS_unlinkat => Change::Remove(at(a[0], a[1]).no_follow()),
+        libc::SYS_unlink | libc::SYS_rmdir => {
+            Change::Remove { at: at_cwd(a[0]).no_follow(), is_directory: call.number == libc::SYS_rmdir }
+        }
+        libc::SYS_unlinkat => {
+            let is_directory = AtFlags::from_bits_retain(a[2] as u32).contains(AtFlags::REMOVEDIR);
+            Change::Remove { at: at(a[0], a[1]).no_follow(), is_directory }
+        }
         libc::SYS_rename => Change::Rename(at_cwd(a[0]).no_follow(), at_cwd(a[1]).no_follow()),
         libc::SYS_renameat | libc::SYS_renameat2 => {
             Change::Rename(at(a[0], a[1]).no_follow(), at(a[2], a[3]).no_follow())
@@ -175,34 +195,45 @@ fn request(request: u32, file: FileAt) -> Option<Change> {
         // FIDEDUPERANGE does not change content.
         0xc018_9436 => Change::Nothing,
         // FS_IOC_SETFLAGS, _FSSETXATTR, _SETVERSION. A rollback does not restore the values that these requests set.
-        0x4008_6602 | 0x4004_6602 | 0x401c_5820 | 0x4008_7602 | 0x4004_7602 => Change::Attributes(file),
+        0x4008_6602 | 0x4004_6602 | 0x401c_5820 | 0x4008_7602 | 0x4004_7602 => {
+            Change::Attributes(file, Attribute::Flags)
+        }
         _ => return None,
     })
 }
 
 fn attributes_of(call: &Call) -> Option<Change> {
     let a = &call.arguments;
-    let some = |file| Some(Change::Attributes(file));
-    match call.number {
-        libc::SYS_chmod | libc::SYS_chown | libc::SYS_utime | libc::SYS_utimes => {
-            some(FileAt::Path(at_cwd(a[0])))
-        }
-        libc::SYS_lchown => some(FileAt::Path(at_cwd(a[0]).no_follow())),
-        libc::SYS_fchmod | libc::SYS_fchown => some(descriptor(a[0])),
+    let owner = |user: u64, group: u64| Attribute::Owner { user: id(user), group: id(group) };
+    let extended = |name: u64| Attribute::Extended(Address(name));
+    let (file, attribute) = match call.number {
+        libc::SYS_chmod => (FileAt::Path(at_cwd(a[0])), Attribute::Mode),
+        libc::SYS_chown => (FileAt::Path(at_cwd(a[0])), owner(a[1], a[2])),
+        libc::SYS_utime | libc::SYS_utimes => (FileAt::Path(at_cwd(a[0])), Attribute::Times),
+        libc::SYS_lchown => (FileAt::Path(at_cwd(a[0]).no_follow()), owner(a[1], a[2])),
+        libc::SYS_fchmod => (descriptor(a[0]), Attribute::Mode),
+        libc::SYS_fchown => (descriptor(a[0]), owner(a[1], a[2])),
         // The system call fchmodat(2) has no argument for flags.
-        libc::SYS_fchmodat => some(FileAt::Path(at(a[0], a[1]))),
-        libc::SYS_fchmodat2 => some(FileAt::Path(at(a[0], a[1]).flagged(a[3]))),
-        libc::SYS_fchownat => some(FileAt::Path(at(a[0], a[1]).flagged(a[4]))),
-        libc::SYS_utimensat if a[1] == 0 => some(descriptor(a[0])),
-        libc::SYS_utimensat => some(FileAt::Path(at(a[0], a[1]).flagged(a[3]))),
-        libc::SYS_futimesat if a[1] == 0 => some(descriptor(a[0])),
-        libc::SYS_futimesat => some(FileAt::Path(at(a[0], a[1]))),
-        libc::SYS_setxattr | libc::SYS_removexattr => some(FileAt::Path(at_cwd(a[0]))),
-        libc::SYS_lsetxattr | libc::SYS_lremovexattr => some(FileAt::Path(at_cwd(a[0]).no_follow())),
-        libc::SYS_fsetxattr | libc::SYS_fremovexattr => some(descriptor(a[0])),
-        SETXATTRAT | REMOVEXATTRAT => some(FileAt::Path(at(a[0], a[1]).flagged(a[2]))),
-        _ => None,
-    }
+        libc::SYS_fchmodat => (FileAt::Path(at(a[0], a[1])), Attribute::Mode),
+        libc::SYS_fchmodat2 => (FileAt::Path(at(a[0], a[1]).flagged(a[3])), Attribute::Mode),
+        libc::SYS_fchownat => (FileAt::Path(at(a[0], a[1]).flagged(a[4])), owner(a[2], a[3])),
+        libc::SYS_utimensat | libc::SYS_futimesat if a[1] == 0 => (descriptor(a[0]), Attribute::Times),
+        libc::SYS_utimensat => (FileAt::Path(at(a[0], a[1]).flagged(a[3])), Attribute::Times),
+        libc::SYS_futimesat => (FileAt::Path(at(a[0], a[1])), Attribute::Times),
+        libc::SYS_setxattr | libc::SYS_removexattr => (FileAt::Path(at_cwd(a[0])), extended(a[1])),
+        libc::SYS_lsetxattr | libc::SYS_lremovexattr => {
+            (FileAt::Path(at_cwd(a[0]).no_follow()), extended(a[1]))
+        }
+        libc::SYS_fsetxattr | libc::SYS_fremovexattr => (descriptor(a[0]), extended(a[1])),
+        SETXATTRAT | REMOVEXATTRAT => (FileAt::Path(at(a[0], a[1]).flagged(a[2])), extended(a[3])),
+        _ => return None,
+    };
+    Some(Change::Attributes(file, attribute))
+}
+
+/// Returns an id that a call sets. -1 means that the call does not change the id.
+fn id(argument: u64) -> Option<u32> {
+    Some(argument as u32).filter(|id| *id != u32::MAX)
 }
 
 fn other(call: &Call) -> Change {
@@ -287,7 +318,7 @@ mod tests {
         // The argument is an int. The kernel ignores the upper half of the register.
         assert!(matches!(
             call(libc::SYS_unlinkat, [0xdead_0000_0000_0005, 7, 0, 0, 0, 0]),
-            Change::Remove(PathAt { directory: Some(Fd(5)), follows: false, .. })
+            Change::Remove { at: PathAt { directory: Some(Fd(5)), follows: false, .. }, is_directory: false }
         ));
     }
 
@@ -306,7 +337,7 @@ mod tests {
     #[test]
     fn times_of_a_descriptor_have_no_path() {
         let change = call(libc::SYS_utimensat, [4, 0, 0, 0, 0, 0]);
-        assert_eq!(change, Change::Attributes(FileAt::Descriptor(Fd(4))));
+        assert_eq!(change, Change::Attributes(FileAt::Descriptor(Fd(4)), Attribute::Times));
     }
 
     #[test]

@@ -26,6 +26,7 @@ use super::paths::{Entry, path_of};
 use super::state::{CHUNK, State};
 use super::watched::Mark;
 use crate::error::Result;
+use crate::rights::Aspects;
 
 /// Maximum length in bytes of a file that is copied whole when the file is opened for writing. For such a file, a copy
 /// costs less than one content event.
@@ -99,7 +100,7 @@ impl State {
     fn change_old(&mut self, file: BorrowedFd<'_>, found: &Stat, part: Part) -> Result<()> {
         let started = self.costs.clock().now();
         let reports = self.file_systems.reports(self.watched.source(), file, found.st_dev);
-        self.old(file, found)?;
+        self.old(file, found, Aspects::CONTENT)?;
         let outcome = self.keep_part(file, found, part, reports);
         self.costs.note_kept(self.costs.clock().now() - started);
         outcome
@@ -149,7 +150,14 @@ impl State {
             return self.watched.mark(file, &found, Mark::Silent);
         }
         let started = self.costs.clock().now();
-        self.old(file, &found)?;
+        let is_content_touched = self.is_old(file, &found)?
+            && self.epoch.inodes.get(&id).is_some_and(|old| old.touches(Aspects::CONTENT));
+        if !is_content_touched {
+            // The event does not show the rights of the writer. The file was open when the epoch began, so that the
+            // rights do not matter.
+            self.calls.rights = None;
+            self.old(file, &found, Aspects::CONTENT)?;
+        }
         let size = self.epoch.inodes.get(&id).map_or(0, |old| old.size);
         let outcome = match range {
             Some((offset, length)) if size > COPIED_AT_CHANGE_MAX => self.save(file, &found, offset, length),

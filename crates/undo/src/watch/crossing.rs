@@ -22,14 +22,14 @@ impl State {
     pub(super) fn opens(&mut self, thread: Tid, entry: &Entry, part: Part) -> Result<()> {
         let place = place_of(entry)?;
         let mut moving = Vec::new();
-        for doing in self.crossings.0.values() {
+        for doing in self.calls.crossings.0.values() {
             if let Doing::Moves(to, file) = doing
                 && *to == place
             {
                 moving.push(duplicate(file.as_fd())?);
             }
         }
-        self.crossings.0.insert(thread, Doing::Opens(place, part));
+        self.calls.crossings.0.insert(thread, Doing::Opens(place, part));
         moving.iter().try_for_each(|file| self.change(file.as_fd(), part))
     }
 
@@ -39,6 +39,7 @@ impl State {
         let Ok(file) = from.open() else { return Ok(()) };
         let place = place_of(to)?;
         let parts: Vec<Part> = self
+            .calls
             .crossings
             .0
             .values()
@@ -50,7 +51,7 @@ impl State {
         for part in parts {
             self.change_named(from, file.as_fd(), part)?;
         }
-        self.crossings.0.insert(thread, Doing::Moves(place, file));
+        self.calls.crossings.0.insert(thread, Doing::Moves(place, file));
         Ok(())
     }
 }

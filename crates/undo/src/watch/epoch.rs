@@ -17,8 +17,11 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::fs::FileType;
+
 use crate::key::{Attributes, FileKey};
 use crate::log::{DirectoryId, InodeId};
+use crate::rights::{Aspects, Rights, RightsId, Touch};
 
 /// Device and inode number. Before an old file loses a name, the watch creates a hard link of the file. The inode
 /// number of the file is thus not reused in the epoch. The inode number of a removed directory, or of a file without
@@ -76,6 +79,14 @@ pub(super) enum Content {
     Whole,
     /// No content, because the image of the checkpoint contains the content.
     OfImage,
+}
+
+impl Content {
+    /// Returns the state of a file with these attributes whose content is not recorded yet.
+    pub(super) fn at_first(attributes: &Attributes) -> Self {
+        let has_content = attributes.kind() == FileType::RegularFile && attributes.size > 0;
+        if has_content { Self::Untouched } else { Self::Whole }
+    }
 }
 
 /// The pages of one file that are recorded in the log.
@@ -144,35 +155,66 @@ impl Pages {
 #[derive(Debug)]
 pub(super) struct Old {
     pub(super) id: InodeId,
-    /// Length in bytes when the epoch began.
+    /// Length in bytes before the first change of the content in the epoch.
     pub(super) size: u64,
     pub(super) content: Content,
     /// Whether a hard link preserves the inode, or the log contains the whole state of the inode.
     pub(super) is_kept: bool,
+    /// The recorded changes.
+    pub(super) touched: Vec<Touch>,
     /// The key of this inode, if the inode may have been removed and its inode number can be reused. A new inode with
     /// the same number has another key.
     pub(super) gone: Option<FileKey>,
+}
+
+impl Old {
+    /// Reports whether a change of these aspects is recorded.
+    pub(super) fn touches(&self, aspects: Aspects) -> bool {
+        self.touched.iter().any(|touch| touch.aspects.contains(aspects))
+    }
 }
 
 /// The names of one directory that were recorded.
 #[derive(Debug)]
 pub(super) struct Names {
     pub(super) id: DirectoryId,
-    touched: HashSet<OsString>,
+    /// The recorded names, with the rights of the recorded changes.
+    touched: HashMap<OsString, Vec<RightsId>>,
+}
+
+/// What the log knows about the change of a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Touched {
+    /// Nothing.
+    First,
+    /// A change with other rights.
+    WithOtherRights,
+    /// A change with these rights, or with the rights of this program.
+    Known,
 }
 
 impl Names {
     pub(super) fn new(id: DirectoryId) -> Self {
-        Self { id, touched: HashSet::new() }
+        Self { id, touched: HashMap::new() }
     }
 
-    /// Marks a name as recorded. Returns `true` if the name was not marked before in this epoch.
-    pub(super) fn touch(&mut self, name: &OsStr) -> bool {
-        !self.touched.contains(name) && self.touched.insert(name.to_owned())
+    /// Marks a name as recorded with some rights. Returns what was recorded in this epoch before.
+    pub(super) fn touch(&mut self, name: &OsStr, by: RightsId) -> Touched {
+        match self.touched.get_mut(name) {
+            None => {
+                self.touched.insert(name.to_owned(), vec![by]);
+                Touched::First
+            }
+            Some(known) if known.contains(&by) || known.contains(&RightsId::OWN) => Touched::Known,
+            Some(known) => {
+                known.push(by);
+                Touched::WithOtherRights
+            }
+        }
     }
 
     pub(super) fn has(&self, name: &OsStr) -> bool {
-        self.touched.contains(name)
+        self.touched.contains_key(name)
     }
 }
 
@@ -188,6 +230,8 @@ pub(super) struct Epoch {
     pub(super) directories: HashMap<FileKey, Names>,
     pub(super) inodes: HashMap<Id, Old>,
     pub(super) made: HashSet<Id>,
+    /// The ids of recorded rights.
+    pub(super) rights: HashMap<Rights, RightsId>,
 }
 
 #[cfg(test)]
@@ -207,10 +251,12 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_touched_once() {
+    fn a_name_is_touched_once_with_the_same_rights() {
         let mut names = Names::new(DirectoryId(1));
-        assert!(names.touch(OsStr::new("a")));
-        assert!(!names.touch(OsStr::new("a")));
+        assert_eq!(names.touch(OsStr::new("a"), RightsId(1)), Touched::First);
+        assert_eq!(names.touch(OsStr::new("a"), RightsId(1)), Touched::Known);
+        assert_eq!(names.touch(OsStr::new("a"), RightsId::OWN), Touched::WithOtherRights);
+        assert_eq!(names.touch(OsStr::new("a"), RightsId(2)), Touched::Known);
         assert!(names.has(OsStr::new("a")) && !names.has(OsStr::new("b")));
     }
 }

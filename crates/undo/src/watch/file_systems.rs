@@ -68,6 +68,11 @@ impl FileSystems {
         *self.at(device).reports.get_or_insert_with(try_it)
     }
 
+    /// Reports whether a file system is known to report changes of content.
+    pub(super) fn is_reporting(&self, device: u64) -> bool {
+        self.0.get(&device).is_some_and(|known| known.reports == Some(true))
+    }
+
     /// Reports whether a file is on a file system whose content the kernel generates.
     pub(super) fn is_made_up(&mut self, file: BorrowedFd<'_>, device: u64) -> bool {
         *self.at(device).is_made_up.get_or_insert_with(|| paths::is_made_up(file))

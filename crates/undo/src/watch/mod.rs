@@ -20,6 +20,7 @@
 mod answer;
 mod boundaries;
 mod boundary;
+mod callers;
 mod calls;
 mod content;
 mod costs;
@@ -32,6 +33,7 @@ mod file_systems;
 mod marks;
 mod names;
 mod paths;
+mod permission;
 mod rates;
 mod state;
 mod threads;
@@ -56,6 +58,7 @@ use sys::socket_call::CallHandler;
 use sys::watched_start::PendingListener;
 
 use self::boundaries::Boundaries;
+use self::callers::Callers;
 use self::costs::Costs;
 use self::epoch::Armed;
 use self::state::State;
@@ -189,7 +192,7 @@ impl Watch {
         let marks = Fanotify::new()?;
         let events = marks.events();
         let costs = Costs::new(options.clock.clone(), options.cost_max, options.apart_max);
-        let state = State::new(log, keep, Box::new(marks), options.start, costs);
+        let state = State::new(log, keep, Box::new(marks), Callers::new()?, options.start, costs);
         let shared = Arc::new(Shared::new(state, events));
         let threads = Arc::clone(&shared);
         spawn("undying-content", move || answer_events(&threads))?;

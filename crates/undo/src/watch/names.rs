@@ -15,28 +15,46 @@ use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
 use super::descriptors::{self, key_of, stat};
-use super::epoch::{Content, Names};
+use super::epoch::{Content, Names, Touched};
 use super::paths::{Entry, path_of};
 use super::state::State;
 use crate::error::Result;
 use crate::key::{Attributes, FileKey};
+use crate::rights::Aspects;
 
 impl State {
     /// Records a name before its first change. Returns the present file with this name, opened with O_PATH.
     pub(super) fn name(&mut self, entry: &Entry) -> Result<Option<(OwnedFd, Stat)>> {
         let found = open(entry)?;
-        let key = self.directory(entry)?;
-        let is_first = self.epoch.directories.get_mut(&key).is_some_and(|names| names.touch(&entry.name));
-        if is_first {
-            self.epoch.is_touched = true;
-            let before = match &found {
-                Some((file, stat)) => Some(self.old(file.as_fd(), stat)?.id),
-                None => None,
-            };
-            let names = self.epoch.directories.get(&key).expect("it was recorded above");
-            self.log.name(names.id, &entry.name, before)?;
-        }
+        self.name_of(entry, found.as_ref())?;
         Ok(found)
+    }
+
+    /// Records a name before the name is created. Does nothing if the name exists, because the call then fails.
+    pub(super) fn make(&mut self, entry: &Entry) -> Result<()> {
+        match open(entry)? {
+            Some(_) => Ok(()),
+            None => self.name_of(entry, None),
+        }
+    }
+
+    fn name_of(&mut self, entry: &Entry, found: Option<&(OwnedFd, Stat)>) -> Result<()> {
+        let (key, by) = (self.directory(entry)?, self.by()?);
+        let Some(names) = self.epoch.directories.get_mut(&key) else { return Ok(()) };
+        let id = names.id;
+        match names.touch(&entry.name, by) {
+            Touched::First => {
+                self.epoch.is_touched = true;
+                let before = match found {
+                    Some((file, stat)) => Some(self.old(file.as_fd(), stat, Aspects::NONE)?.id),
+                    None => None,
+                };
+                self.log.name(id, &entry.name, before, by)
+            }
+            // The target of a rollback uses the oldest inode, and all rights.
+            Touched::WithOtherRights => self.log.name(id, &entry.name, None, by),
+            Touched::Known => Ok(()),
+        }
     }
 
     /// Records the directory of a name.
@@ -52,17 +70,27 @@ impl State {
         Ok(key)
     }
 
-    /// Records a name before its removal. Preserves the file that loses the name.
-    pub(super) fn remove(&mut self, entry: &Entry) -> Result<()> {
-        match self.name(entry)? {
-            Some((file, stat)) => self.outlive(entry, file.as_fd(), &stat),
-            None => Ok(()),
+    /// Records a name before its removal. Preserves the file that loses the name. Does nothing if the call fails because
+    /// the file is no directory, or is a directory.
+    pub(super) fn remove(&mut self, entry: &Entry, is_directory: bool) -> Result<()> {
+        let Some((file, stat)) = open(entry)? else { return Ok(()) };
+        if (FileType::from_raw_mode(stat.st_mode) == FileType::Directory) != is_directory {
+            return Ok(());
         }
+        let found = (file, stat);
+        self.name_of(entry, Some(&found))?;
+        self.outlive(entry, found.0.as_fd(), &found.1)
     }
 
-    /// Records both names before a rename. Preserves a file that the rename replaces.
+    /// Records both names before a rename. Preserves a file that the rename replaces. Does nothing if the call fails
+    /// because the file is missing, or because the names are on different file systems.
     pub(super) fn rename(&mut self, from: &Entry, to: &Entry) -> Result<()> {
-        let Some((_, source)) = self.name(from)? else { return Ok(()) };
+        let Some(found) = open(from)? else { return Ok(()) };
+        let source = found.1;
+        if source.st_dev != descriptors::stat(to.directory.as_fd())?.st_dev {
+            return Ok(());
+        }
+        self.name_of(from, Some(&found))?;
         let target = self.name(to)?;
         match target {
             Some((file, stat)) if (stat.st_dev, stat.st_ino) != (source.st_dev, source.st_ino) => {
@@ -74,13 +102,16 @@ impl State {
 
     /// Records a name that a file is about to get.
     pub(super) fn link(&mut self, from: &Entry, to: &Entry) -> Result<()> {
-        // Record the file, so that the file counts as old under its new name.
-        if let Some((file, stat)) = open(from)?
-            && !self.is_made(from, file.as_fd(), &stat)?
-        {
-            self.old(file.as_fd(), &stat)?;
+        let Some((file, stat)) = open(from)? else { return Ok(()) };
+        // The call fails if the file is on another file system.
+        if stat.st_dev != descriptors::stat(to.directory.as_fd())?.st_dev {
+            return Ok(());
         }
-        self.name(to).map(drop)
+        // Record the file, so that the file counts as old under its new name.
+        if !self.is_made(from, file.as_fd(), &stat)? {
+            self.old(file.as_fd(), &stat, Aspects::NONE)?;
+        }
+        self.make(to)
     }
 
     /// Reports whether the file with a name was created in this epoch. In this case, the name has changed in this epoch
@@ -115,7 +146,10 @@ impl State {
         };
         match &link {
             Some(link) => self.log.linked(number, link)?,
-            None if kind == FileType::RegularFile => self.whole(file, stat)?,
+            None if kind == FileType::RegularFile => {
+                self.old(file, stat, Aspects::CONTENT)?;
+                self.whole(file, stat)?;
+            }
             // The log contains the attributes. A file of another type has no other state.
             None => {}
         }

@@ -77,26 +77,60 @@ pub(super) fn read(thread: Tid, at: Address) -> Result<PathBuf, Errno> {
     Err(Errno::NAMETOOLONG)
 }
 
+/// Works like [`descriptor`] for a descriptor that is open for writing. For other descriptors, the error is EBADF.
+pub(super) fn writable(thread: Tid, fd: Fd) -> Result<OwnedFd, Errno> {
+    /// The permission bits of the link in /proc show the access mode of the descriptor.
+    const OWNER_WRITES: u32 = 0o200;
+    let mode = rustix::fs::lstat(format!("/proc/{thread}/fd/{fd}"))?.st_mode;
+    if mode & OWNER_WRITES != 0 { descriptor(thread, fd) } else { Err(Errno::BADF) }
+}
+
 /// Opens the file of a descriptor of a thread, with O_PATH.
 pub(super) fn descriptor(thread: Tid, fd: Fd) -> Result<OwnedFd, Errno> {
     rustix::fs::open(format!("/proc/{thread}/fd/{fd}"), PATH_ONLY, Mode::empty())
 }
 
-/// Finds the file or name that the path of a call leads to.
-pub(super) fn find(thread: Tid, at: &PathAt) -> Result<Place, Errno> {
-    let path = read(thread, at.path)?;
-    if path.as_os_str().is_empty() {
-        let directory = at.directory.filter(|_| at.may_be_empty).ok_or(Errno::NOENT)?;
-        return descriptor(thread, directory).map(Place::File);
-    }
-    resolve(thread, start(thread, at)?, path, at.follows)
+/// A path of a call that was read and not followed yet.
+#[derive(Debug)]
+pub(super) struct Sought {
+    thread: Tid,
+    start: OwnedFd,
+    /// An empty path means the file `start`.
+    path: PathBuf,
+    follows: bool,
 }
 
-/// Finds the file or name that a path leads to, starting from the working directory. Does not follow a symbolic link at
-/// the end.
-pub(super) fn find_path(thread: Tid, path: PathBuf) -> Result<Place, Errno> {
+/// Reads the path of a call, and opens the directory from which a relative path starts.
+pub(super) fn seek(thread: Tid, at: &PathAt) -> Result<Sought, Errno> {
+    let path = read(thread, at.path)?;
+    let start = if path.as_os_str().is_empty() {
+        descriptor(thread, at.directory.filter(|_| at.may_be_empty).ok_or(Errno::NOENT)?)?
+    } else {
+        start(thread, at)?
+    };
+    Ok(Sought { thread, start, path: own(thread, path), follows: at.follows })
+}
+
+/// Prepares to follow a path from the working directory, without following a symbolic link at the end.
+pub(super) fn seek_path(thread: Tid, path: PathBuf) -> Result<Sought, Errno> {
     let start = rustix::fs::open(format!("/proc/{thread}/cwd"), PATH_ONLY, Mode::empty())?;
-    resolve(thread, start, path, false)
+    Ok(Sought { thread, start, path: own(thread, path), follows: false })
+}
+
+impl Sought {
+    /// Finds the file or name that the path leads to.
+    pub(super) fn find(self) -> Result<Place, Errno> {
+        if self.path.as_os_str().is_empty() {
+            return Ok(Place::File(self.start));
+        }
+        resolve(self.thread, self.start, self.path, self.follows)
+    }
+
+    /// Reports whether the path leads through the directory of the thread in /proc. A thread may always follow the links
+    /// in this directory. Another thread with the same rights may not, if the process is not dumpable.
+    pub(super) fn is_in_proc(&self) -> bool {
+        self.path.starts_with("/proc") || (self.path.is_relative() && is_magic(&self.start))
+    }
 }
 
 /// Opens the directory from which a relative path starts.

@@ -13,10 +13,11 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use model::Sequence;
-use rustix::fs::{FileType, Stat};
+use rustix::fs::Stat;
 use sys::clock;
 
 use super::boundaries::Boundaries;
+use super::callers::Callers;
 use super::costs::Costs;
 use super::crossings::Crossings;
 use super::descriptors::{key_of, stat};
@@ -27,9 +28,10 @@ use super::marks::ContentSource;
 use super::paths::path_of;
 use super::watched::WatchedFiles;
 use crate::error::{Result, UndoError};
-use crate::key::{Attributes, FileKey};
+use crate::key::{Attributes, FileKey, Time};
 use crate::log::UndoLog;
 use crate::log::keep::KeepPlaces;
+use crate::rights::{Aspects, Rights, RightsId, Touch};
 
 /// The state of a watch.
 #[derive(Debug)]
@@ -44,8 +46,7 @@ pub(super) struct State {
     pub(super) uncovered: Vec<PathBuf>,
     /// The reason for the last broken epoch.
     pub(super) last_break: Option<String>,
-    /// The calls that threads of the subject may be executing.
-    pub(super) crossings: Crossings,
+    pub(super) calls: Calls,
     /// Whether the subject is being restored. File changes then belong to the restore.
     pub(super) is_restoring: bool,
     pub(super) buffer: Vec<u8>,
@@ -55,6 +56,16 @@ pub(super) struct State {
 /// records the time of the last timer interrupt.
 const FILE_TIME_STEP: Duration = Duration::from_millis(20);
 
+/// The calls of the subject.
+#[derive(Debug)]
+pub(super) struct Calls {
+    /// The calls that threads of the subject may be executing.
+    pub(super) crossings: Crossings,
+    pub(super) callers: Callers,
+    /// The rights of the thread whose call is answered. `None` means at least the rights of this program.
+    pub(super) rights: Option<Rights>,
+}
+
 /// Bytes that one read requests.
 pub(super) const CHUNK: usize = 1 << 20;
 
@@ -63,6 +74,7 @@ impl State {
         log: UndoLog,
         keep: KeepPlaces,
         source: Box<dyn ContentSource>,
+        callers: Callers,
         start: Sequence,
         costs: Costs,
     ) -> Self {
@@ -77,7 +89,7 @@ impl State {
             costs,
             uncovered: Vec::new(),
             last_break: None,
-            crossings: Crossings::default(),
+            calls: Calls { crossings: Crossings::default(), callers, rights: None },
             is_restoring: false,
             buffer: vec![0; CHUNK],
         }
@@ -127,16 +139,50 @@ impl State {
         }
     }
 
-    /// Records an inode that existed when the epoch began.
-    pub(super) fn old(&mut self, file: BorrowedFd<'_>, stat: &Stat) -> Result<&mut Old> {
+    /// Records an inode that existed when the epoch began, before the present call changes some aspects of the inode.
+    pub(super) fn old(&mut self, file: BorrowedFd<'_>, stat: &Stat, aspects: Aspects) -> Result<&mut Old> {
         let id = (stat.st_dev, stat.st_ino);
+        let touch = Touch { aspects, rights: self.by()? };
         if !self.is_old(file, stat)? {
             let key = key_of(file, stat)?;
             let attributes = Attributes::read(file, stat)?;
-            self.record(&key, &attributes, path_of(file))?;
+            let changed = self.change_time(stat);
+            self.record_touched(&key, &attributes, path_of(file), touch, changed)?;
             self.epoch.is_touched = true;
         }
-        Ok(self.epoch.inodes.get_mut(&id).expect("it was inserted if it was not there"))
+        let old = self.epoch.inodes.get_mut(&id).expect("it was inserted if it was not there");
+        if !aspects.is_none() && !old.touched.iter().any(|known| known.covers(touch)) {
+            let attributes = Attributes::read(file, stat)?;
+            self.log.touched(old.id, touch, &attributes)?;
+            // Another program may have changed the content since the first record.
+            if aspects.contains(Aspects::CONTENT) && !old.touches(Aspects::CONTENT) {
+                (old.size, old.content) = (attributes.size, Content::at_first(&attributes));
+            }
+            old.touched.push(touch);
+            self.epoch.is_touched = true;
+        }
+        Ok(old)
+    }
+
+    /// Returns the id of the rights of the present call.
+    pub(super) fn by(&mut self) -> Result<RightsId> {
+        let Some(rights) = &self.calls.rights else { return Ok(RightsId::OWN) };
+        if let Some(id) = self.epoch.rights.get(rights) {
+            return Ok(*id);
+        }
+        let id = self.log.rights(rights)?;
+        self.epoch.rights.insert(rights.clone(), id);
+        Ok(id)
+    }
+
+    /// Returns the status change time of an inode. Returns `None` if the next change could leave the same time: the time
+    /// is very recent, or the file system may not set the time at a store through a mapping.
+    fn change_time(&self, stat: &Stat) -> Option<Time> {
+        /// Some kernels count file times in ticks of up to 10 ms.
+        const TICKS: Duration = Duration::from_millis(50);
+        let changed = Time { s: stat.st_ctime, ns: stat.st_ctime_nsec as u32 };
+        let before = Time::from(self.costs.clock().wall() - TICKS);
+        (changed < before && self.file_systems.is_reporting(stat.st_dev)).then_some(changed)
     }
 
     /// Reports whether an inode existed when the epoch began, and is recorded.
@@ -155,12 +201,25 @@ impl State {
         }
     }
 
-    /// Writes the record of an inode that existed when the epoch began.
+    /// Writes the record of an inode whose content the subject can change through an open file or a mapping. The rights
+    /// do not matter any more when a file is open.
     pub(super) fn record(&mut self, key: &FileKey, attributes: &Attributes, path: PathBuf) -> Result<()> {
-        let has_content = attributes.kind() == FileType::RegularFile && attributes.size > 0;
-        let number = self.log.inode(key, attributes, &path)?;
-        let content = if has_content { Content::Untouched } else { Content::Whole };
-        let old = Old { id: number, size: attributes.size, content, is_kept: false, gone: None };
+        let touch = Touch { aspects: Aspects::CONTENT, rights: RightsId::OWN };
+        self.record_touched(key, attributes, path, touch, None)
+    }
+
+    fn record_touched(
+        &mut self,
+        key: &FileKey,
+        attributes: &Attributes,
+        path: PathBuf,
+        touch: Touch,
+        changed: Option<Time>,
+    ) -> Result<()> {
+        let id = self.log.inode(key, attributes, &path, touch, changed)?;
+        let content = Content::at_first(attributes);
+        let touched = vec![touch];
+        let old = Old { id, size: attributes.size, content, is_kept: false, touched, gone: None };
         self.epoch.inodes.insert((key.device, key.inode), old);
         Ok(())
     }

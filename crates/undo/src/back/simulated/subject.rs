@@ -19,6 +19,7 @@ use super::disk::{Disk, ROOT, key_of};
 use crate::error::Result;
 use crate::key::{Attributes, Time};
 use crate::log::{DirectoryId, InodeId, UndoLog};
+use crate::rights::{RightsId, Touch};
 
 /// Length of a page in this test, in bytes.
 const PAGE: u64 = 4;
@@ -206,7 +207,7 @@ impl Subject {
             };
             let id = self.directory(log, directory)?;
             if let (Some(log), Some(id)) = (log.as_mut(), id) {
-                log.name(id, OsStr::from_bytes(name), before)?;
+                log.name(id, OsStr::from_bytes(name), before, RightsId::OWN)?;
             }
             self.names.insert((directory, name.to_vec()));
         }
@@ -250,7 +251,8 @@ impl Subject {
             return Ok(Some(*id));
         }
         let attributes = self.disk.inode(inode).unwrap().attributes;
-        let id = log.inode(&key_of(inode), &attributes, &PathBuf::from(format!("/{inode}")))?;
+        let path = PathBuf::from(format!("/{inode}"));
+        let id = log.inode(&key_of(inode), &attributes, &path, Touch::ANY, None)?;
         self.inodes.insert(inode, (id, attributes.size));
         Ok(Some(id))
     }

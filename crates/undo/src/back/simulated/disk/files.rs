@@ -6,7 +6,10 @@
 
 use std::path::{Path, PathBuf};
 
+use sys::file_rights::Access;
+
 use super::*;
+use crate::rights::Rights;
 
 /// The files of a simulated disk.
 #[derive(Debug)]
@@ -29,6 +32,10 @@ impl FileSystem for Files {
 
     fn extended(&self, node: &u64) -> Result<Extended> {
         Ok(self.disk.inode(*node).unwrap().attributes.extended)
+    }
+
+    fn permits(&self, _node: &u64, _rights: &Rights, _access: Access) -> Result<bool> {
+        Ok(true)
     }
 
     fn lookup(&self, directory: &u64, name: &[u8]) -> Result<Option<u64>> {

@@ -1,0 +1,221 @@
+//! The rights with which a thread of the subject (a protected process tree) has changed a file, and the aspects of a
+//! file that a call changes.
+//!
+//! The kernel lets a thread change a file if the rights of the thread permit the change. The watch records a change only
+//! if the thread may make the change. A rollback reverts a change only if a thread that has made the change may now
+//! revert the change.
+//!
+//! Owns: capabilities in user namespaces, and the rules for owners of files and for sticky directories.
+//! Invariants: functions are pure.
+//! Does not: decide about access by mode and ACL; the kernel does, for a thread that acts with these rights.
+
+use std::ops::{BitOr, BitOrAssign};
+
+use sys::file_rights::{self, FileRights};
+
+/// The rights of a thread of the subject.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Rights {
+    pub(crate) files: FileRights,
+    /// The ids that the user namespace of the thread contains. `None` means that the thread is in the user namespace of
+    /// this program.
+    pub(crate) namespace: Option<Namespace>,
+}
+
+/// The ids that a user namespace contains, as ranges: the first id and the number of ids.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) struct Namespace {
+    pub(crate) users: Vec<(u32, u32)>,
+    pub(crate) groups: Vec<(u32, u32)>,
+}
+
+/// Owner and group of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Owner {
+    pub(crate) user: u32,
+    pub(crate) group: u32,
+}
+
+impl From<&rustix::fs::Stat> for Owner {
+    fn from(stat: &rustix::fs::Stat) -> Self {
+        Self { user: stat.st_uid, group: stat.st_gid }
+    }
+}
+
+impl Rights {
+    /// Returns the rights that this program can act with to let the kernel decide. The capabilities of another user
+    /// namespace are missing, because they apply only to files of some owners ([`Self::has`]).
+    pub(crate) fn to_act(&self) -> FileRights {
+        let effective = if self.namespace.is_none() { self.files.effective } else { 0 };
+        FileRights { effective, ..self.files.clone() }
+    }
+
+    /// Reports whether a capability applies to a file. A capability applies only to files whose owner and group are in
+    /// the user namespace of the thread (capable_wrt_inode_uidgid() in the kernel).
+    pub(crate) fn has(&self, capability: u64, owner: Owner) -> bool {
+        let contains = |ranges: &[(u32, u32)], id: u32| {
+            ranges.iter().any(|(first, count)| id >= *first && id - *first < *count)
+        };
+        let is_in_namespace = self.namespace.as_ref().is_none_or(|namespace| {
+            contains(&namespace.users, owner.user) && contains(&namespace.groups, owner.group)
+        });
+        self.files.effective & capability != 0 && is_in_namespace
+    }
+
+    /// Reports whether a capability that needs no owner applies: the thread is in the user namespace of this program.
+    pub(crate) fn has_everywhere(&self, capability: u64) -> bool {
+        self.namespace.is_none() && self.files.effective & capability != 0
+    }
+
+    /// Reports whether the thread counts as the owner of a file.
+    pub(crate) fn owns(&self, owner: Owner) -> bool {
+        self.files.user == owner.user || self.has(file_rights::FOWNER, owner)
+    }
+
+    /// Reports whether the thread may give a file this owner. `None` means that the call does not change the user or
+    /// the group.
+    pub(crate) fn may_give(&self, now: Owner, user: Option<u32>, group: Option<u32>) -> bool {
+        if self.has(file_rights::CHOWN, now) {
+            return true;
+        }
+        let own_groups = |group: u32| {
+            group == now.group || group == self.files.group || self.files.supplementary.contains(&group)
+        };
+        // The call has the ids of the user namespace of the thread, which this program does not translate.
+        let is_foreign = self.namespace.is_some();
+        let may_set_user = user.is_none_or(|user| is_foreign || user == now.user);
+        let may_set_group = group.is_none_or(|group| is_foreign || own_groups(group));
+        self.files.user == now.user && may_set_user && may_set_group
+    }
+
+    /// Reports whether the sticky bit of a directory protects a file in this directory from the thread.
+    pub(crate) fn is_kept_out(&self, directory_mode: u32, directory: Owner, file: Owner) -> bool {
+        const STICKY: u32 = 0o1000;
+        directory_mode & STICKY != 0
+            && self.files.user != file.user
+            && self.files.user != directory.user
+            && !self.has(file_rights::FOWNER, file)
+    }
+}
+
+/// Aspects of an inode that a call can change.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) struct Aspects(pub(crate) u32);
+
+impl Aspects {
+    /// No aspect. The inode is recorded because one of its names changes.
+    pub(crate) const NONE: Self = Self(0);
+    /// Content and length. Each change of content also sets the modification time.
+    pub(crate) const CONTENT: Self = Self(1);
+    /// The access time and the modification time.
+    pub(crate) const TIMES: Self = Self(2);
+    /// Owner, group, mode, ACL and file capabilities.
+    pub(crate) const RIGHTS: Self = Self(4);
+    /// Other extended attributes.
+    pub(crate) const EXTENDED: Self = Self(8);
+    pub(crate) const ALL: Self = Self(15);
+
+    pub(crate) fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    pub(crate) fn intersects(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    pub(crate) fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    pub(crate) fn is_none(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl BitOr for Aspects {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl BitOrAssign for Aspects {
+    fn bitor_assign(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+}
+
+/// Reports whether an extended attribute belongs to [`Aspects::RIGHTS`].
+pub(crate) fn is_of_rights(name: &[u8]) -> bool {
+    name.starts_with(b"system.") || name.starts_with(b"security.")
+}
+
+/// The id of rights in the records of one epoch. An epoch is the time between two successive exact checkpoints, to
+/// which files can be rolled back.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) struct RightsId(pub(crate) u32);
+
+impl RightsId {
+    /// The rights of this program. They need no record, and a rollback does not check them.
+    pub(crate) const OWN: Self = Self(0);
+}
+
+/// A change of some aspects of an inode, with some rights.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Touch {
+    pub(crate) aspects: Aspects,
+    pub(crate) rights: RightsId,
+}
+
+impl Touch {
+    /// Any change, with the rights of this program.
+    #[cfg(test)]
+    pub(crate) const ANY: Self = Self { aspects: Aspects::ALL, rights: RightsId::OWN };
+
+    /// Reports whether this change makes a record of another change unnecessary.
+    pub(crate) fn covers(self, other: Self) -> bool {
+        (self.rights == other.rights || self.rights == RightsId::OWN) && self.aspects.contains(other.aspects)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rights(user: u32, effective: u64, namespace: Option<Namespace>) -> Rights {
+        let supplementary = vec![7];
+        Rights { files: FileRights { user, group: user, supplementary, effective }, namespace }
+    }
+
+    #[test]
+    fn capabilities_of_a_user_namespace_apply_to_its_own_files() {
+        let namespace = Namespace { users: vec![(1000, 1), (5000, 10)], groups: vec![(1000, 1)] };
+        let inside = rights(1000, file_rights::FOWNER, Some(namespace));
+        assert!(inside.owns(Owner { user: 5009, group: 1000 }));
+        assert!(!inside.owns(Owner { user: 5010, group: 1000 }));
+        assert!(!inside.owns(Owner { user: 0, group: 0 }));
+        assert!(!inside.owns(Owner { user: 5009, group: 0 }));
+        assert_eq!(inside.to_act().effective, 0);
+        assert!(rights(1000, file_rights::FOWNER, None).owns(Owner { user: 0, group: 0 }));
+    }
+
+    #[test]
+    fn an_owner_gives_a_file_only_to_an_own_group() {
+        let owner = rights(1000, 0, None);
+        let now = Owner { user: 1000, group: 1000 };
+        assert!(owner.may_give(now, None, Some(7)) && owner.may_give(now, Some(1000), None));
+        assert!(!owner.may_give(now, None, Some(8)) && !owner.may_give(now, Some(0), None));
+        assert!(!owner.may_give(Owner { user: 0, group: 7 }, None, Some(7)));
+        assert!(rights(1000, file_rights::CHOWN, None).may_give(Owner { user: 0, group: 0 }, Some(0), None));
+    }
+
+    #[test]
+    fn a_sticky_directory_keeps_others_out() {
+        let (owner, other) = (Owner { user: 1000, group: 0 }, Owner { user: 0, group: 0 });
+        let thread = rights(1000, 0, None);
+        assert!(thread.is_kept_out(0o41777, other, other));
+        assert!(!thread.is_kept_out(0o40777, other, other));
+        assert!(!thread.is_kept_out(0o41777, owner, other) && !thread.is_kept_out(0o41777, other, owner));
+    }
+}
