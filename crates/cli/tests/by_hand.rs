@@ -75,12 +75,12 @@ enum Ending {
     ProgramFirst,
     /// The guardian is killed, and the program runs on for a moment.
     GuardianFirst,
-    /// The guardian and its fd holder are killed, and the program runs on for a moment.
-    HolderAndGuardian,
+    /// The guardian and its fd holders are killed, and the program runs on for a moment.
+    HoldersAndGuardian,
 }
 
 impl Ending {
-    const ALL: [Self; 4] = [Self::Orderly, Self::ProgramFirst, Self::GuardianFirst, Self::HolderAndGuardian];
+    const ALL: [Self; 4] = [Self::Orderly, Self::ProgramFirst, Self::GuardianFirst, Self::HoldersAndGuardian];
 
     /// Reports whether the undo log is complete after this end.
     fn is_watched(self) -> bool {
@@ -134,9 +134,12 @@ impl<'a> Keeping<'a> {
                 guardian.signal(Signal::KILL).unwrap();
                 std::thread::sleep(Duration::from_millis(20));
             }
-            Ending::HolderAndGuardian => {
-                holder_of(guardian).signal(Signal::KILL).unwrap();
-                guardian.signal(Signal::KILL).unwrap();
+            Ending::HoldersAndGuardian => {
+                // A running guardian would replace the holders.
+                guardian.signal(Signal::STOP).unwrap();
+                for process in holders_of(guardian).into_iter().chain([guardian]) {
+                    process.signal(Signal::KILL).unwrap();
+                }
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
@@ -200,16 +203,19 @@ impl Drop for Keeping<'_> {
     }
 }
 
-/// Returns the fd holder of a guardian.
-fn holder_of(guardian: ProcessId) -> ProcessId {
+/// Returns the fd holders of a guardian.
+fn holders_of(guardian: ProcessId) -> Vec<ProcessId> {
     let threads = std::fs::read_dir(format!("/proc/{}/task", guardian.pid())).unwrap();
     let children = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("children")));
     let children: String = children.map(|children| children.unwrap() + " ").collect();
-    let mut pids = children.split_whitespace().map(|pid| Pid(pid.parse().unwrap()));
+    let pids = children.split_whitespace().map(|pid| Pid(pid.parse().unwrap()));
     let is_holder = |pid: &Pid| {
-        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "undying-holder\n")
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        name.is_ok_and(|name| ["undying-holder\n", "undying-spare\n"].contains(&&*name))
     };
-    ProcessId::of(pids.find(is_holder).unwrap()).unwrap()
+    let holders: Vec<ProcessId> = pids.filter(is_holder).map(|pid| ProcessId::of(pid).unwrap()).collect();
+    assert_eq!(holders.len(), 2);
+    holders
 }
 
 /// Returns the files of a directory: inode, change time and content.
@@ -272,7 +278,7 @@ fn a_log_without_a_marked_end_reaches_nothing() {
         assert_eq!(said.code == Some(0), ending.is_watched(), "{ending:?}: {said:?}");
         match ending {
             Ending::GuardianFirst => assert!(said.stderr.contains("without being watched"), "{said:?}"),
-            Ending::HolderAndGuardian => {
+            Ending::HoldersAndGuardian => {
                 assert!(said.stderr.contains("the end of the program is not recorded"), "{said:?}");
                 assert!(said.stderr.contains("--files force"), "{said:?}");
             }
@@ -286,13 +292,11 @@ fn a_program_that_was_killed_together_with_all_of_undying_is_restored_by_force()
     let Some(lab) = lab() else { return };
     let mut keeping = Keeping::begin(&lab);
     let guardian = ProcessId::of(Pid(keeping.guardian.id() as i32)).unwrap();
-    let (root, holder) = (keeping.root().unwrap(), holder_of(guardian));
+    let mut processes = holders_of(guardian);
+    processes.extend([keeping.root().unwrap(), guardian]);
     // All processes are stopped first, so that none of them acts between the kills.
-    for process in [holder, root, guardian] {
-        process.signal(Signal::STOP).unwrap();
-    }
-    for process in [holder, root, guardian] {
-        process.signal(Signal::KILL).unwrap();
+    for signal in [Signal::STOP, Signal::KILL] {
+        processes.iter().for_each(|process| process.signal(signal).unwrap());
     }
     wait(&mut keeping.guardian);
     keeping.await_end();
@@ -352,14 +356,21 @@ fn a_restore_that_fails_after_the_rollback_says_so_and_can_be_repeated() {
     assert_eq!(said.code, Some(0), "{said:?}");
 }
 
+/// Removes a file, and returns a copy. A restore finds a file that was only renamed.
+fn hide(lab: &Lab, path: &Path) -> PathBuf {
+    let copy = lab.path("hidden");
+    std::fs::copy(path, &copy).unwrap();
+    std::fs::remove_file(path).unwrap();
+    copy
+}
+
 /// Restores an image while the program file is missing. The rollback may change the directory of the program file, so
 /// the file is known to be missing only after the rollback.
 fn without_program(lab: &Lab, image: &str) -> Said {
     let program = program_in(lab, true);
-    let hidden = lab.path("hidden");
-    std::fs::rename(&program, &hidden).unwrap();
+    let hidden = hide(lab, &program);
     let said = lab.say(["restore", image, "--detach"]);
-    std::fs::rename(&hidden, &program).unwrap();
+    std::fs::copy(&hidden, &program).unwrap();
     said
 }
 
@@ -382,14 +393,14 @@ fn a_missing_program_file_is_found_before_files_are_rolled_back() {
     let Some(lab) = lab() else { return };
     let mut keeping = Keeping::with(&lab, false, |_| ());
     keeping.end(Ending::Orderly);
-    let (program, hidden) = (program_in(&lab, false), lab.path("hidden"));
-    std::fs::rename(&program, &hidden).unwrap();
+    let program = program_in(&lab, false);
+    let hidden = hide(&lab, &program);
     let before = files(&lab.path("data"));
     let said = lab.say(["restore", "job", "--detach"]);
     assert!(said.code.is_some_and(|code| code != 0), "{said:?}");
     assert!(!said.stderr.contains("rolled back"), "{said:?}");
     assert_eq!(files(&lab.path("data")), before);
-    std::fs::rename(&hidden, &program).unwrap();
+    std::fs::copy(&hidden, &program).unwrap();
     assert_eq!(keeping.restore("job", &[]).code, Some(0));
 }
 

@@ -50,7 +50,19 @@ print(json.dumps({"entries": entries, "stderr": open(errors).read(), "status": p
 /// Returns the reports of a run with a journal in the mode `how`. Returns `None` if no mount namespace can be created.
 fn reported(lab: &Lab, how: &str) -> Option<Value> {
     let errors = lab.path("errors");
-    let undying = lab.undying(["run", "--name", "job", "--max-restarts", "1/1m", "--", "sh", "-c", "exit 3"]);
+    let undying = lab.undying([
+        "run",
+        "--name",
+        "job",
+        "--restart",
+        "always",
+        "--max-restarts",
+        "1/1m",
+        "--",
+        "sh",
+        "-c",
+        "exit 3",
+    ]);
     let mut command = std::process::Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c"]);
     command.args(["mount -t tmpfs none /run && exec python3 -c \"$0\" \"$@\"", JOURNAL, how]);

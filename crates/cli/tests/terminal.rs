@@ -38,7 +38,7 @@ fn an_error_escapes_the_names_that_it_quotes() {
     common::reap(counter.pid());
     std::fs::remove_file(&own).unwrap();
     let Said { code, stdout, stderr } = lab.say(["restore", image.to_str().unwrap()]);
-    assert_eq!(code, Some(125), "{stderr}");
+    assert_eq!(code, Some(3), "{stderr}");
     assert_escaped("restore", &stderr);
     assert_harmless("restore", &stdout);
     let missing = lab.say(["verify", lab.path(NAME).to_str().unwrap()]);
@@ -51,11 +51,13 @@ fn run_and_its_events_escape_the_names_that_they_quote() {
         return;
     }
     let lab = Lab::new();
-    let own = lab.path(NAME);
+    // The guardian holds the program file, so that a removed data file has to prevent the restore.
+    let (own, data) = (lab.path("own"), lab.path(NAME));
     common::copy_program(program(), &own);
-    let mut words = vec!["run", "--name", "job", "--every", "10ms", "--", own.to_str().unwrap()];
+    std::fs::write(&data, "content").unwrap();
+    let mut words = vec!["run", "--name", "job", "--every", "10ms", "--files", "keep", "--"];
     let count = lab.path("count");
-    words.push(count.to_str().unwrap());
+    words.extend([own.to_str().unwrap(), count.to_str().unwrap(), "hold", data.to_str().unwrap()]);
     let mut command = lab.undying(&words);
     let mut guardian = lab.detached(&mut command).spawn().unwrap();
     let counter = until("the counter", || {
@@ -64,7 +66,7 @@ fn run_and_its_events_escape_the_names_that_they_quote() {
         lab.guard.marked().into_iter().find(is_counter)
     });
     until("a checkpoint", || lab.json(&["ls", "job"]).as_array().filter(|rows| !rows.is_empty()).map(drop));
-    std::fs::remove_file(&own).unwrap();
+    std::fs::remove_file(&data).unwrap();
     counter.signal(Signal::KILL).unwrap();
     common::wait(&mut guardian);
     assert_escaped("run", &lab.told());

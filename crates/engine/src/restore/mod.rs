@@ -162,7 +162,6 @@ pub fn check_records(records: image::RecordSet) -> Result<()> {
 /// not checked, because the subject still has them. The subject was captured at `time`.
 pub(crate) fn check_restorable(records: image::RecordSet, time: SystemTime) -> Result<()> {
     let plan = Plan::read(records)?;
-    plan.check_kernel()?;
     // A file to which another process appends is no reason against the restore. The restore cuts it back.
     let accept = Aside::new(|| Ok(()), |_, _, _, _| Ok(()));
     Compared::compare(&plan, time, Files { aside: Some(accept), ..Files::default() }, None)?;
@@ -194,6 +193,7 @@ impl PreparedRestore {
     /// `KernelDiffers`; the errors of `check_records`.
     pub fn read(mut reader: ImageReader) -> Result<Self> {
         let started = Stopwatch::start();
+        own_files_in_proc()?;
         let plan = Plan::of(&mut reader)?;
         Ok(Self { reader, plan, decoding: started.elapsed() })
     }
@@ -217,9 +217,8 @@ impl PreparedRestore {
         self.plan.check_pids(reserved)
     }
 
-    /// Checks procfs, the pids and the clocks of this machine.
+    /// Checks the pids and the clocks of this machine.
     fn check_machine(&self, late_timers: bool) -> Result<()> {
-        own_files_in_proc()?;
         // If the program still runs, the comparison of files fails, too. The error about the pids shows the reason, so
         // it comes first.
         self.plan.check_pids(None)?;

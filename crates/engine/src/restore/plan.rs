@@ -163,7 +163,7 @@ impl Plan {
 
     /// Checks that the vDSO code of this kernel is the code of the checkpoint. Stacks can contain addresses in the
     /// vDSO.
-    pub(super) fn check_kernel(&self) -> Result<()> {
+    fn check_kernel(&self) -> Result<()> {
         let ours = own_vdso()?;
         if self.vdso_checksum != 0 && ours.checksum != self.vdso_checksum {
             return Err(EngineError::KernelDiffers(

@@ -5,7 +5,7 @@
 
 use std::fs::{File, Metadata};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use supervise::{Mistake, Mistakes, System};
@@ -44,14 +44,15 @@ pub fn read_system(path: &Path) -> Result<System, GuardianError> {
 
 /// Checks that only root and this user can have written the file, because its commands run with the rights of this
 /// user. As sudo(8) does for its own file, the check concerns the opened file and not the directories of its path. A
-/// group may write if it has the number of the owner: the private group of the owner.
+/// group may write if it has the number of the owner: the private group of the owner. What is written to a terminal or
+/// to `/dev/null` is not read from it again, so everyone may write to such a device.
 fn check_writers(path: &Path, file: &Metadata) -> Result<(), GuardianError> {
     let own = rustix::process::geteuid().as_raw();
     let (owner, mode) = (file.uid(), file.mode() & PERMISSIONS);
     let is_of_group = mode & GROUP_WRITES != 0 && file.gid() != owner;
     let why = if owner != 0 && owner != own {
         format!("belongs to uid {owner}")
-    } else if mode & OTHERS_WRITE != 0 || is_of_group {
+    } else if !file.file_type().is_char_device() && (mode & OTHERS_WRITE != 0 || is_of_group) {
         format!("can be written by other users (mode {mode:04o})")
     } else {
         return Ok(());
