@@ -83,9 +83,15 @@ impl Subject {
 
 fn watch(place: &Path) -> Watch {
     let (directory, bytes_max) = (place.join("undo"), ByteCount(1 << 30));
-    let options =
-        WatchOptions { directory, bytes_max, cost_max: 1e9, start: Sequence(0), clock: Clock::default() };
-    Watch::start(options, ListenerHolder::start().unwrap()).unwrap()
+    let options = WatchOptions {
+        directory,
+        bytes_max,
+        cost_max: 1e9,
+        apart_max: Duration::MAX,
+        start: Sequence(0),
+        clock: Clock::default(),
+    };
+    Watch::start(options, ListenerHolder::start(|create| create()).unwrap()).unwrap()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -375,7 +381,7 @@ fn round(place: &Path, seed: u64) -> bool {
     }
     assert_eq!(watch.report().last_break, None, "seed {seed}");
     subject.kill();
-    watch.subject_ended();
+    watch.subject_ended().unwrap();
     let last = picture(&root);
     let outcome = watch.go_back(Sequence(0), &[]);
     let now = picture(&root);
@@ -472,7 +478,7 @@ fn failed_calls_leave_no_trace(change: impl Fn(&Path)) {
     }
     let before = picture(&root);
     subject.kill();
-    watch.subject_ended();
+    watch.subject_ended().unwrap();
     assert_eq!(watch.report().last_break, None);
     watch.go_back(Sequence(0), &[]).unwrap();
     assert!(before == picture(&root), "{before:?}\n{:?}", picture(&root));
@@ -510,7 +516,7 @@ fn failed_calls_do_not_bring_a_set_user_id_bit_back() {
     assert_eq!(subject.next(), "");
     fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
     subject.kill();
-    watch.subject_ended();
+    watch.subject_ended().unwrap();
     watch.go_back(Sequence(0), &[]).unwrap();
     assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o755);
 }
@@ -532,7 +538,7 @@ fn a_file_that_the_subject_may_not_write_any_more_is_not_rolled_back() {
     fs::write(&path, "a secret").unwrap();
     let before = picture(&root);
     subject.kill();
-    watch.subject_ended();
+    watch.subject_ended().unwrap();
     let error = watch.go_back(Sequence(0), &[]).unwrap_err();
     assert!(matches!(&error, UndoError::Denied { paths } if *paths == [path.clone()]), "{error}");
     assert!(before == picture(&root));
