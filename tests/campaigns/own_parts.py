@@ -84,11 +84,12 @@ class Subject:
         return json.loads(said.stdout) if said.returncode == 0 else []
 
     def newest(self):
-        """Returns the newest usable checkpoint, or 0. A restart may drop the very newest one: the guardian learns a
-        moment after the commit that the checkpoint is durable."""
-        rows = self.listed()
-        last = max((row["seq"] for row in rows), default=0)
-        return max((row["seq"] for row in rows if row["files_exact"] and row["seq"] < last), default=0)
+        """Returns the newest usable checkpoint, or 0: files can be rolled back to the checkpoint, and the guardian has
+        reported that the checkpoint is durable. A restart drops a checkpoint that is still being written."""
+        said = say_to(self.command, "events", "steps", "--json").stdout.splitlines()
+        events = [json.loads(line) for line in said if '"event":"checkpoint"' in line]
+        durable = max((event["seq"] for event in events), default=0)
+        return max((row["seq"] for row in self.listed() if row["files_exact"] and row["seq"] <= durable), default=0)
 
     def pid(self):
         """Returns the pid of the subject, or None."""

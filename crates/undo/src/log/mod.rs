@@ -14,6 +14,7 @@ mod end;
 mod files;
 pub(crate) mod journal;
 pub mod keep;
+mod namespace;
 pub(crate) mod reader;
 pub(crate) mod record;
 mod removal;

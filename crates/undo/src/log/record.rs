@@ -27,8 +27,8 @@ use prost::Message;
 use sys::file_handle::FileHandle;
 use sys::file_rights::FileRights;
 
+use super::namespace::NamespaceMessage;
 use crate::key::{Attributes, FileKey, Time};
-use crate::rights::Namespace;
 
 /// Length of the head of a frame (the fields before the record), in bytes.
 pub(crate) const HEAD_BYTES: usize = 12;
@@ -340,15 +340,6 @@ pub(crate) struct LengthMessage {
     pub(crate) bytes: u64,
 }
 
-/// The encoding of [`Namespace`] in the log. Each range is two numbers: the first id and the number of ids.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct NamespaceMessage {
-    #[prost(uint32, repeated, tag = "1")]
-    users: Vec<u32>,
-    #[prost(uint32, repeated, tag = "2")]
-    groups: Vec<u32>,
-}
-
 /// The encoding of an extended attribute in the log.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ExtendedMessage {
@@ -446,23 +437,17 @@ impl From<KeyMessage> for FileKey {
 impl Rights {
     /// Encodes rights.
     pub(crate) fn of(id: u32, rights: &crate::rights::Rights) -> Self {
-        let flat =
-            |ranges: &[(u32, u32)]| ranges.iter().flat_map(|(first, count)| [*first, *count]).collect();
         let FileRights { user, group, supplementary, effective } = rights.files.clone();
-        let namespace = rights.namespace.as_ref();
-        let namespace = namespace
-            .map(|Namespace { users, groups }| NamespaceMessage { users: flat(users), groups: flat(groups) });
+        let namespace = rights.namespace.as_ref().map(Into::into);
         Self { id, user, group, supplementary, effective, namespace }
     }
 }
 
 impl From<Rights> for crate::rights::Rights {
     fn from(record: Rights) -> Self {
-        let pairs = |flat: &[u32]| flat.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
         let Rights { user, group, supplementary, effective, namespace, .. } = record;
-        let namespace = namespace
-            .map(|message| Namespace { users: pairs(&message.users), groups: pairs(&message.groups) });
-        Self { files: FileRights { user, group, supplementary, effective }, namespace }
+        let files = FileRights { user, group, supplementary, effective };
+        Self { files, namespace: namespace.map(Into::into) }
     }
 }
 
