@@ -69,6 +69,7 @@ impl Scene {
         self.folder.join(name)
     }
 
+    #[expect(clippy::zombie_processes, reason = "`common::reap` waits for it by its pid")]
     fn start(&self) -> Pid {
         let mut command = Command::new(self.path("program"));
         command.arg(&self.folder);

@@ -197,12 +197,19 @@ import ctypes, os, sys
 PIDFD_OPEN, PIDFD_GETFD = 434, 438
 syscall = ctypes.CDLL(None).syscall
 found, tries, handles = set(), 0, []
+
+def owner(pid):
+    try:
+        return os.stat(f'/proc/{pid}').st_uid
+    except OSError:
+        return None
+
 while not os.path.exists(sys.argv[1]):
     if tries % 100 == 0:
         for handle in handles:
             os.close(handle)
         numbers = [int(name) for name in os.listdir('/proc') if name.isdigit()]
-        own = [pid for pid in numbers if pid != os.getpid() and os.path.exists(f'/proc/{pid}') and os.stat(f'/proc/{pid}').st_uid == os.getuid()]
+        own = [pid for pid in numbers if pid != os.getpid() and owner(pid) == os.getuid()]
         handles = [handle for handle in (syscall(PIDFD_OPEN, pid, 0) for pid in own) if handle >= 0]
     tries += 1
     for handle in handles:
