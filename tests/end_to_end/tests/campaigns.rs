@@ -71,7 +71,7 @@ fn killed_parts_of_undying_cost_no_checkpoint() {
 
 #[test]
 fn a_failed_call_of_a_restore_costs_no_checkpoint() {
-    short_form("own_parts.py", &["--only", "errnos", "--errnos", count("40", "400")], &["strace"]);
+    short_form("own_parts.py", &["--only", "errnos", "--errnos", count("16", "400")], &["strace"]);
 }
 
 #[test]

@@ -106,10 +106,13 @@ impl Rebuild {
     pub(super) fn clear(&self, known: &[ProcessKey], spared: &HashSet<ProcessKey>) -> Result<()> {
         self.host.reaper.clear(self.owner, self.subject.pid(), known, spared)?;
         self.launch.channels.iter().for_each(ComponentChannels::died);
-        if let Some(watching) = &self.watching {
-            watching.watch.subject_ended()?;
-        }
-        Ok(())
+        self.note_end()
+    }
+
+    /// Records that no process of the subject is left. After a failed restore, processes may already have run and changed
+    /// files, so the next rollback needs this record, too.
+    fn note_end(&self) -> Result<()> {
+        Ok(self.watching.as_ref().map_or(Ok(()), |watching| watching.watch.subject_ended())?)
     }
 
     /// Lists the checkpoints of the subject. The checkpoints `in_flight` are still being written, and may become
@@ -159,6 +162,7 @@ impl Rebuild {
             let built = self.build(prepared, sequence, (opened_later, covered), kept, &mut events);
             if built.is_err() {
                 self.host.reaper.clear_construction(self.owner, spared).map_err(blamed)?;
+                self.note_end().map_err(blamed)?;
             }
             built.map_err(blamed)
         });
