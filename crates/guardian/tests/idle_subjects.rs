@@ -24,7 +24,8 @@ const MEMORY_MAX_KIB: u64 = 20 << 10;
 const THREADS_MAX: u64 = 7;
 /// Maximum number of threads of the host that work for all subjects.
 const WORKERS_MAX: u64 = 16;
-const DESCRIPTORS_MAX: u64 = 40;
+/// Some 13 of them hold the program and the libraries that the checkpoints of the subject need.
+const DESCRIPTORS_MAX: u64 = 60;
 /// A clock tick of /proc/PID/stat.
 const TICK: Duration = Duration::from_millis(10);
 const TERM: Signal = Signal(15);
